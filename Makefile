@@ -1,0 +1,50 @@
+# Two commands a newcomer needs: `make demo` and `make test`. Each makes its own environment.
+# PYTHON chooses the interpreter, VENV where the environment goes.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types parity core clean help
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# A stamp an extra: installing is repeated only when pyproject.toml changes.
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@ $(VENV)/.demo
+
+$(VENV)/.parity: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==$(TORCH)
+	touch $@
+
+TORCH ?= 2.13.0
+
+demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes, on a CPU
+	@BIN=$(abspath $(BIN)) sh examples/demo.sh runs/demo
+
+test: $(VENV)/.dev  ## the whole suite but the comparisons with torch
+	$(BIN)/python -m pytest -m "not parity"
+
+core: $(VENV)/.dev  ## model, step, checkpoint and end to end: what a second version pair must pass
+	$(BIN)/python -m pytest -m core
+
+parity: $(VENV)/.parity  ## numbers against transformers on torch
+	$(BIN)/python -m pytest -m parity
+
+lint: $(VENV)/.dev  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+clean:  ## remove the environment and everything made
+	rm -rf $(VENV) runs build dist

@@ -1,0 +1,149 @@
+"""The same run on torch: same initial weights, same batches, same update rule, same held-out set.
+
+    pip install -e '.[parity]'
+    bert-jax prepare --source simplewiki.txt.gz --tokenizer vocab.txt --output runs/simplewiki
+    bert-jax pretrain bert_small_cpu --corpus runs/simplewiki --workdir runs/small
+    python benchmarks/curve_against_torch.py runs/simplewiki runs/small [STEPS]
+
+Trains transformers' BERT on the batches of the finished run in WORKDIR, for STEPS steps or all of
+them, and prints both held-out curves with the seconds each side had trained when it reached each
+point. Dropout is drawn by each side's own generator; everything else is equal. torch is given its
+best form: SDPA attention, `torch.optim.AdamW`, the vocabulary head on masked positions only.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import jax
+import numpy as np
+import torch
+from transformers import BertConfig, BertForPreTraining
+
+from bert_jax import resolve
+from bert_jax.data.pipeline import EvaluationSet, Pipeline
+from bert_jax.data.store import open_corpus
+from bert_jax.interchange import huggingface
+from bert_jax.model import heads
+from bert_jax.training import metrics
+from bert_jax.training.evaluate import EVALUATION_SEED
+from bert_jax.training.optimizer import learning_rate
+
+
+def losses(model, batch) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """(MLM loss summed, NSP loss summed, masked positions) with the head on those alone."""
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in batch.items()}
+    out = model.bert(
+        input_ids=tensors["input_ids"].long(),
+        token_type_ids=tensors["token_type_ids"].long(),
+        attention_mask=tensors["sequence_ids"].long(),
+    )
+    rows, places = torch.nonzero(tensors["mlm_weights"], as_tuple=True)
+    hidden = out.last_hidden_state[rows, tensors["mlm_positions"][rows, places].long()]
+    mlm = torch.nn.functional.cross_entropy(
+        model.cls.predictions(hidden),
+        tensors["mlm_targets"][rows, places].long(),
+        reduction="sum",
+    )
+    real = tensors["nsp_weights"][:, 0] > 0
+    nsp = torch.nn.functional.cross_entropy(
+        model.cls.seq_relationship(out.pooler_output)[real],
+        tensors["nsp_labels"][real, 0].long(),
+        reduction="sum",
+    )
+    return mlm, nsp, float(len(rows))
+
+
+def held_out_loss(model, examples: EvaluationSet, rows: int) -> float:
+    model.eval()
+    total, count = 0.0, 0.0
+    with torch.no_grad():
+        for index in range(examples.num_batches):
+            mlm, _, masked = losses(model, examples.batch_at(index, range(rows)))
+            total, count = total + mlm.item(), count + masked
+    model.train()
+    return total / count
+
+
+def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
+    config = resolve.load_json(workdir / "config.json")
+    corpus = open_corpus(corpus_directory)
+    assert config.optimizer.bias_correction and len(config.phases) == 1
+    phase, rule, evaluation = config.phases[0], config.optimizer, config.evaluation
+    shared = {
+        "special": corpus.special,
+        "vocab_size": corpus.vocab_size,
+        "options": config.data,
+    }
+    pipeline = Pipeline(corpus.train, phases=config.phases, seed=config.seed, **shared)
+    examples = EvaluationSet(
+        corpus.validation,
+        sequence_length=phase.sequence_length,
+        max_predictions=phase.max_predictions,
+        num_examples=evaluation.num_examples,
+        batch_size=evaluation.batch_size,
+        seed=EVALUATION_SEED,
+        **shared,
+    )
+    rows = metrics.read_rows(workdir)
+    ours = {r["step"]: r["mlm_loss"] for r in rows if r.get("split") == "validation"}
+    our_speed = np.median([r["step_seconds"] for r in rows if "step_seconds" in r])
+
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(os.cpu_count() or 1)
+    their_config = huggingface.their_config(config.model)
+    model = BertForPreTraining(BertConfig(attn_implementation="sdpa", **their_config))
+    weights = huggingface.to_tensors(heads.init_params(config.model, seed=config.seed))
+    model.load_state_dict({n: torch.tensor(t) for n, t in weights.items()}, strict=False)
+    model.tie_weights()
+    model.train()
+    named = list(model.named_parameters())
+    plain = [p for n, p in named if "LayerNorm" in n or n.endswith("bias")]
+    decayed = [p for n, p in named if not ("LayerNorm" in n or n.endswith("bias"))]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": rule.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ],
+        betas=(rule.beta1, rule.beta2),
+        eps=rule.epsilon,
+    )
+    print(f"{'step':>6} {'ours':>8} {'torch':>8} {'difference':>10} {'ours at':>9} {'torch at':>9}")
+    seconds = 0.0
+    for step in range(steps or config.total_steps):
+        batch = pipeline.batch_at(step, range(phase.global_batch_size))
+        began = time.perf_counter()
+        mlm, nsp, masked = losses(model, batch)
+        optimizer.zero_grad()
+        (mlm / masked + nsp / phase.global_batch_size).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clip_norm)
+        rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=config.total_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = float(rate)
+        optimizer.step()
+        seconds += time.perf_counter() - began
+        done = step + 1
+        if done in ours:
+            theirs = held_out_loss(model, examples, evaluation.batch_size)
+            row = {
+                "step": done,
+                "ours": ours[done],
+                "torch": theirs,
+                "our_seconds": done * our_speed,
+                "torch_seconds": seconds,
+            }
+            with (workdir / "torch_reference.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(
+                f"{done:6} {ours[done]:8.3f} {theirs:8.3f} {theirs - ours[done]:+10.3f} "
+                f"{row['our_seconds']:7.0f} s {seconds:7.0f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if sys.argv[3:] else None)

@@ -1,0 +1,198 @@
+"""Tokens per second: our input pipeline against Hugging Face's masked-LM collator.
+
+    python benchmarks/pipeline_throughput.py [--corpus DIR] [--steps 200] [--rounds 5]
+
+Ours makes a whole batch out of the token store: draws the epoch's order, finds sentence pairs with
+next-sentence labels, gathers their tokens from the memory-mapped shards, and masks. Theirs,
+`transformers.DataCollatorForLanguageModeling` in its NumPy mode, gets rows of 128 ids that are cut
+and tokenised already, in memory, and masks them. Both run interleaved, 256 rows of 128 a batch, and
+the medians of the rounds are printed. Of our rows only tokens count, no padding; theirs have none.
+
+Without `--corpus` ours reads a synthetic one: 20 million tokens in 8 shards on disk.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.config import DataConfig, PhaseConfig
+from bert_jax.data import counter
+from bert_jax.data.examples import plan_epoch
+from bert_jax.data.pipeline import Pipeline, tf_batches
+from bert_jax.data.store import Split, open_corpus
+from bert_jax.data.tokenizer import SpecialIds
+
+ROWS, LENGTH, VOCAB_SIZE = 256, 128, 30522
+SPECIAL = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
+
+
+def synthetic_split(directory: Path, *, tokens: int = 20_000_000, shards: int = 8) -> Split:
+    """Documents of 12 sentences and sentences of 20 tokens on average, geometrically spread."""
+
+    def geometric(size: int, mean: int, seed: int) -> np.ndarray:
+        uniform = 1 - counter.unit(counter.bits(seed, np.arange(size)))
+        return 1 + np.floor(np.log(uniform) / np.log1p(-1 / mean)).astype(np.int64)
+
+    documents = geometric(tokens // 240, 12, 1)
+    sentences = geometric(int(documents.sum()), 20, 2)
+    document_starts = np.concatenate([[0], np.cumsum(documents)])
+    sentence_starts = np.concatenate([[0], np.cumsum(sentences)])
+    words = counter.bits(3, np.arange(sentence_starts[-1]))
+    ids = (1000 + counter.below(words, VOCAB_SIZE - 1000)).astype(np.uint16)
+    cuts = np.linspace(0, documents.size, shards + 1).astype(np.int64)
+    shard_starts = sentence_starts[document_starts[cuts]]
+    mapped = []
+    for i, part in enumerate(np.split(ids, shard_starts[1:-1])):
+        file = directory / f"{i:05d}.tokens.npy"
+        np.save(file, part)
+        mapped.append(np.load(file, mmap_mode="r"))
+    return Split(
+        name="train",
+        shards=tuple(mapped),
+        shard_starts=shard_starts,
+        sentence_starts=sentence_starts,
+        document_starts=document_starts,
+    )
+
+
+def rate(run: Callable[[], int]) -> float:
+    """Million tokens per second of one run, which returns its tokens."""
+    start = time.perf_counter()
+    tokens = run()
+    return tokens / (time.perf_counter() - start) / 1e6
+
+
+# --- theirs --------------------------------------------------------------------------------------
+
+
+def collate(form: str, steps: int) -> float:
+    """Million tokens per second of the collator on rows in one of the forms that it takes."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+    names = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103}
+    words = {f"w{i}": i for i in range(VOCAB_SIZE) if i not in names.values()}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(names | words, unk_token="[UNK]")),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, return_tensors="np")
+    ids = 1000 + counter.below(counter.bits(4, np.arange(ROWS * LENGTH)), VOCAB_SIZE - 1000)
+    ids = ids.reshape(ROWS, LENGTH)
+    ids[:, 0], ids[:, 64], ids[:, -1] = 101, 102, 102
+    is_special = np.isin(ids, (101, 102)).astype(np.int64)
+    if form == "lists":
+        ids, is_special = ids.tolist(), is_special.tolist()
+    rows = [
+        {"input_ids": a, "special_tokens_mask": b} for a, b in zip(ids, is_special, strict=True)
+    ]
+
+    def run() -> int:
+        # The collator pops columns from what the tokenizer's `pad` returns, never from the rows.
+        return sum(collator(rows)["input_ids"].size for _ in range(steps))
+
+    run_once = collator(rows)
+    assert run_once["input_ids"].shape == (ROWS, LENGTH)
+    return rate(run)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpus", type=Path, help="a corpus directory made by `prepare`")
+    parser.add_argument("--steps", type=int, default=400, help="our batches in one timing")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as directory:
+        if arguments.corpus:
+            corpus = open_corpus(arguments.corpus)
+            split, special, vocab_size = corpus.train, corpus.special, corpus.vocab_size
+        else:
+            split, special, vocab_size = synthetic_split(Path(directory)), SPECIAL, VOCAB_SIZE
+        compare(split, special, vocab_size, steps=arguments.steps, rounds=arguments.rounds)
+
+
+def compare(split: Split, special: SpecialIds, vocab_size: int, *, steps: int, rounds: int) -> None:
+    options = DataConfig()
+    phase = PhaseConfig(sequence_length=LENGTH, global_batch_size=ROWS, max_predictions=20)
+    pipeline = Pipeline(
+        split,
+        special=special,
+        vocab_size=vocab_size,
+        options=options,
+        phases=(replace(phase, steps=10**9),),
+        seed=0,
+    )
+    start = time.perf_counter()
+    plan = plan_epoch(split, options=options, sequence_length=LENGTH, key=1)
+    seconds = time.perf_counter() - start
+    print(f"corpus: {split.sentence_starts[-1]:,} tokens in {len(split.shards)} shard(s)")
+    print(f"an epoch's plan: {len(plan):,} pairs in {seconds:.2f} s")
+    pipeline.batch_at(0, range(ROWS))
+    fill = (plan.a_length + plan.b_length + 3).mean() / LENGTH
+    print(f"our rows are {100 * fill:.1f} % tokens, the rest is padding and not counted\n")
+    position = 0
+
+    def alone() -> int:
+        nonlocal position
+        position += steps
+        batches = (
+            pipeline.batch_at(step, range(ROWS)) for step in range(position - steps, position)
+        )
+        return sum(int(batch["sequence_ids"].sum()) for batch in batches)
+
+    def through_tf_data() -> int:
+        nonlocal position
+        position += steps
+        batches = tf_batches(
+            pipeline.batch_at,
+            position - steps,
+            position,
+            range(ROWS),
+            num_workers=options.num_workers,
+            prefetch=options.prefetch,
+        )
+        return sum(int(batch["sequence_ids"].sum()) for batch in batches)
+
+    ours = {
+        f"ours, through tf.data, {options.num_workers} threads": through_tf_data,
+        "ours, batch_at alone, one thread": alone,
+    }
+    their_steps = max(steps // 10, 4)
+    rates: dict[str, list[float]] = {}
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        for turn in range(rounds + 1):
+            found = {name: rate(run) for name, run in ours.items()}
+            for form in ("lists", "arrays"):
+                one = pool.submit(collate, form, their_steps).result()
+                found[f"collator, rows as {form}, one process"] = one
+            both = [pool.submit(collate, "lists", their_steps) for _ in range(2)]
+            # Two workers, and what they make is not even sent to the process that would train.
+            found["collator, rows as lists, two processes"] = sum(f.result() for f in both)
+            if turn:  # the first warms up
+                for name, value in found.items():
+                    rates.setdefault(name, []).append(value)
+
+    best_one = max(statistics.median(v) for k, v in rates.items() if k.endswith("one process"))
+    print(f"{'':42s} {'M tokens/s':>10s} {'range':>13s} {'ratio':>6s}")
+    for name, values in rates.items():
+        middle = statistics.median(values)
+        spread = f"{min(values):.1f}-{max(values):.1f}"
+        print(f"{name:42s} {middle:10.1f} {spread:>13s} {middle / best_one:6.1f}")
+
+
+if __name__ == "__main__":
+    main()

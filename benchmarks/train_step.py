@@ -1,0 +1,227 @@
+"""One training step on this machine: ours, transformers on torch, keras-hub on JAX, side by side.
+
+    pip install -e '.[bench]'
+    python benchmarks/train_step.py [base|small] ...
+
+Each side is a process of its own that trains the same shape on rows of the same size, float32,
+dropout 0.1, AdamW. They take turns, a few steps at a time, so that a machine that slows down slows
+all of them; the medians over the rounds are compared. torch runs as a user would run it: SDPA
+attention, `torch.optim.AdamW`. keras-hub trains masked LM only; ours and torch train next-sentence
+prediction too.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+SHAPES = {
+    "small": {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+        "rows": 32,
+        "steps": 8,
+    },
+    "base": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "rows": 8,
+        "steps": 3,
+    },
+}
+LENGTH, PREDICTIONS, VOCAB = 128, 20, 30522
+ROUNDS = 5
+PEERS = ("ours", "torch", "keras_hub")
+
+
+def random_batch(rows: int) -> dict:
+    from tests.batches import random_batch
+
+    return random_batch(rows=rows, length=LENGTH, predictions=PREDICTIONS, vocab_size=VOCAB)
+
+
+def ours(shape: dict):
+    from bert_jax.training.host_memory import keep_freed_memory
+
+    keep_freed_memory()  # as `bert-jax pretrain` does
+    import jax
+
+    from bert_jax.config import ComputeConfig, ModelConfig, PhaseConfig, TrainConfig
+    from bert_jax.model import sharding
+    from bert_jax.training.state import TrainState
+    from bert_jax.training.step import compile_train_step
+
+    model = {k: v for k, v in shape.items() if k not in ("rows", "steps")}
+    config = TrainConfig(
+        model=ModelConfig(vocab_size=VOCAB, hidden_act="gelu", **model),
+        compute=ComputeConfig(dtype="float32"),
+        phases=(
+            PhaseConfig(
+                sequence_length=LENGTH,
+                global_batch_size=shape["rows"],
+                max_predictions=PREDICTIONS,
+                steps=1_000_000,
+            ),
+        ),
+    )
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    jax.set_mesh(mesh)
+    state = TrainState.create(config).place(mesh)
+    batch = jax.device_put(random_batch(shape["rows"]), sharding.batch_sharding(mesh))
+    step = compile_train_step(config, state, batch)
+
+    def run(steps: int) -> None:
+        nonlocal state
+        for _ in range(steps):
+            state, metrics = step(state, batch)
+        jax.block_until_ready((state, metrics))
+
+    return run
+
+
+def torch(shape: dict):
+    import torch
+    from transformers import BertConfig, BertForPreTraining
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    model = {k: v for k, v in shape.items() if k not in ("rows", "steps")}
+    net = BertForPreTraining(BertConfig(vocab_size=VOCAB, attn_implementation="sdpa", **model))
+    net.train()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=0.01)
+    batch = {name: torch.tensor(value) for name, value in random_batch(shape["rows"]).items()}
+    labels = torch.full(batch["input_ids"].shape, -100, dtype=torch.long)
+    rows, places = torch.nonzero(batch["mlm_weights"], as_tuple=True)
+    targets = batch["mlm_targets"][rows, places].long()
+    labels[rows, batch["mlm_positions"][rows, places].long()] = targets
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = net(
+                input_ids=batch["input_ids"].long(),
+                token_type_ids=batch["token_type_ids"].long(),
+                attention_mask=batch["sequence_ids"].long(),
+                labels=labels,
+                next_sentence_label=batch["nsp_labels"][:, 0].long(),
+            ).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+        loss.item()
+
+    return run
+
+
+def keras_hub(shape: dict):
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
+    import keras_hub
+    import numpy as np
+
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=VOCAB,
+        num_layers=shape["num_hidden_layers"],
+        num_heads=shape["num_attention_heads"],
+        hidden_dim=shape["hidden_size"],
+        intermediate_dim=shape["intermediate_size"],
+        dropout=0.1,
+        max_sequence_length=512,
+    )
+    net = keras_hub.models.BertMaskedLM(backbone=backbone, preprocessor=None)
+    net.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        optimizer=keras.optimizers.AdamW(1e-4, weight_decay=0.01, global_clipnorm=1.0),
+        jit_compile=True,
+    )
+    batch = random_batch(shape["rows"])
+
+    def run(steps: int) -> None:
+        def repeat(name):
+            return np.concatenate([batch[name]] * steps)
+
+        inputs = {
+            "token_ids": repeat("input_ids"),
+            "segment_ids": repeat("token_type_ids"),
+            "padding_mask": repeat("sequence_ids"),
+            "mask_positions": repeat("mlm_positions"),
+        }
+        net.fit(
+            inputs,
+            repeat("mlm_targets"),
+            sample_weight=repeat("mlm_weights"),
+            batch_size=shape["rows"],
+            shuffle=False,
+            verbose=0,
+        )
+
+    return run
+
+
+def worker(peer: str, name: str) -> None:
+    """Runs steps when told to on stdin, and answers with seconds a step on stdout."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not an answer
+    run = globals()[peer](SHAPES[name])
+    run(2)
+    for line in sys.stdin:
+        steps = int(line)
+        start = time.perf_counter()
+        run(steps)
+        print((time.perf_counter() - start) / steps, file=answers, flush=True)
+
+
+def compare(name: str) -> dict[str, float]:
+    processes = {}
+    for peer in PEERS:
+        processes[peer] = subprocess.Popen(
+            [sys.executable, __file__, "--worker", peer, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+
+    def turn(peer: str, steps: int) -> float:
+        process = processes[peer]
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(f"{steps}\n")
+        process.stdin.flush()
+        return float(process.stdout.readline())
+
+    for peer in PEERS:  # each has compiled before the first is measured
+        turn(peer, SHAPES[name]["steps"])
+    seconds: dict[str, list[float]] = {peer: [] for peer in PEERS}
+    for _ in range(ROUNDS):
+        for peer in PEERS:
+            seconds[peer].append(turn(peer, SHAPES[name]["steps"]))
+    for process in processes.values():
+        process.kill()
+    return {peer: statistics.median(values) for peer, values in seconds.items()}
+
+
+def main(names: list[str]) -> None:
+    print(f"{'shape':8} {'peer':10} {'s/step':>8} {'tokens/s':>10} {'ours is':>9}")
+    for name in names or list(SHAPES):
+        medians = compare(name)
+        for peer, seconds in medians.items():
+            tokens = SHAPES[name]["rows"] * LENGTH / seconds
+            ratio = seconds / medians["ours"]
+            print(f"{name:8} {peer:10} {seconds:8.3f} {tokens:10,.0f} {ratio:8.2f}x", flush=True)
+        print(json.dumps({"shape": name, **medians}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        worker(sys.argv[2], sys.argv[3])
+    else:
+        main(sys.argv[1:])

@@ -1,0 +1,393 @@
+"""The command line: verbs that call functions. Heavy imports wait until a verb needs them."""
+
+import argparse
+import errno
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import BertJaxError, UsageError
+
+_EPILOG = """\
+A first run, from text to a filled-in word:
+
+  bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192
+  bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
+  bert-jax fill-mask --checkpoint runs/first "The function returns a [MASK] of strings."
+  bert-jax export --checkpoint runs/first --format hf --output runs/first-hf
+
+`bert-jax VERB --help` explains a verb. Exit codes: 0 done; 2 wrong usage or config; 3 the workdir
+holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not finite; 7 storage
+failed; 1 anything unexpected.
+"""
+
+
+# A disk that is full, read-only or failing, and a place one may not write: exit code 7. Any other
+# refusal of the operating system is about a wrong path: 2.
+_STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
+_STORAGE_FAILED = 7
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    # TensorFlow's start-up chatter hides what matters, and it computes nothing here; the user's
+    # own settings win.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    try:
+        return arguments.run(arguments) or 0
+    except BertJaxError as error:
+        sys.stderr.write(f"bert-jax {arguments.verb}: error: {error}\n")
+        return error.exit_code
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"bert-jax {arguments.verb}: error: {name}{error.strerror or error}\n")
+        return _STORAGE_FAILED if error.errno in _STORAGE_ERRORS else 2
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; the same command resumes from the last checkpoint\n")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bert-jax",
+        description="Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, run: Any, summary: str, details: str = "") -> argparse.ArgumentParser:
+        sub = verbs.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(),
+        )
+        sub.set_defaults(run=run)
+        return sub
+
+    prepare = verb(
+        "prepare",
+        _prepare,
+        "turn text into a tokenised corpus",
+        "Reads the sources, trains or loads a tokenizer, cuts documents into sentences and writes "
+        "token ids with a held-out split. An interrupted run goes on where it stopped; the result "
+        "does not depend on the number of workers.",
+    )
+    prepare.add_argument(
+        "--source",
+        action="append",
+        required=True,
+        metavar="SRC",
+        help="a file, folder or glob of .txt/.txt.gz (one paragraph a line, a blank line between "
+        "documents) or .jsonl/.jsonl.gz (field 'text'); tfds:NAME[/CONFIG][:SPLIT]; or docs: (the "
+        "Python documentation found on this machine). Repeat for several",
+    )
+    prepare.add_argument("--output", type=Path, required=True, metavar="DIR")
+    prepare.add_argument(
+        "--tokenizer",
+        default="wordpiece",
+        metavar="KIND|PATH",
+        help="train 'wordpiece' (default) or 'sentencepiece', or load a vocab.txt, tokenizer.json, "
+        ".model file or tokenizer directory",
+    )
+    prepare.add_argument(
+        "--vocab-size",
+        type=int,
+        default=30522,
+        metavar="N",
+        help="sub-words to train (default: %(default)s)",
+    )
+    prepare.add_argument(
+        "--lowercase",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="lower-case the text and strip accents (default: yes when training; as the vocabulary "
+        "is when loading)",
+    )
+    prepare.add_argument(
+        "--validation-fraction",
+        type=float,
+        default=0.01,
+        metavar="X",
+        help="share of documents held out (default: %(default)s)",
+    )
+    prepare.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    prepare.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the split and of the sample the tokenizer is trained on",
+    )
+
+    pretrain = verb(
+        "pretrain",
+        _pretrain,
+        "train on a corpus, or resume the run in the workdir",
+        "The same command resumes an interrupted run from its newest checkpoint and ends with the "
+        "same bits as an uninterrupted one.",
+    )
+    _config_arguments(pretrain)
+    pretrain.add_argument("--corpus", type=Path, required=True, metavar="DIR")
+    pretrain.add_argument("--workdir", type=Path, required=True, metavar="DIR")
+    pretrain.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="start a new run, with a fresh schedule, from the parameters of this checkpoint: a "
+        "workdir, one step of it, or a Hugging Face directory",
+    )
+    pretrain.add_argument(
+        "--profile-steps",
+        metavar="A:B",
+        help="trace steps A to B into WORKDIR/profile, for TensorBoard or Perfetto",
+    )
+
+    evaluate = verb(
+        "evaluate",
+        _evaluate,
+        "print held-out metrics of a checkpoint as JSON",
+        "Fixed examples with fixed masks: the same numbers on any number of devices.",
+    )
+    _checkpoint_argument(evaluate)
+    evaluate.add_argument("--corpus", type=Path, required=True, metavar="DIR")
+
+    fill = verb("fill-mask", _fill_mask, "guess the masked words of a text")
+    _checkpoint_argument(fill)
+    fill.add_argument("--top", type=int, default=5, metavar="N", help="candidates a mask")
+    fill.add_argument("text", nargs="+", help='such as "Paris is the [MASK] of France."')
+
+    export = verb(
+        "export",
+        _export,
+        "write a checkpoint for other systems",
+        "'hf' writes a directory that transformers loads as BertForPreTraining, BertForMaskedLM "
+        "and BertModel.",
+    )
+    _checkpoint_argument(export)
+    export.add_argument("--format", choices=("hf",), default="hf")
+    export.add_argument("--output", type=Path, required=True, metavar="DIR")
+
+    read = verb(
+        "import",
+        _import,
+        "read another system's checkpoint into a workdir",
+        "The result can be evaluated, exported and started from (pretrain --init-from).",
+    )
+    read.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+    read.add_argument("--format", choices=("hf",), default="hf")
+    read.add_argument("--output", type=Path, required=True, metavar="DIR")
+
+    show = verb("show", _show, "print a config as it would run, as JSON")
+    _config_arguments(show)
+    return parser
+
+
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    from bert_jax.resolve import shipped_names
+
+    parser.add_argument(
+        "config",
+        metavar="CONFIG",
+        help=f"a shipped config ({', '.join(shipped_names())}), a .py file that defines config(), "
+        "or a run's config.json",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="FIELD=VALUE",
+        help="change a field, such as model.hidden_size=256 or phases.0.steps=100; repeat for "
+        "several. 'bert-jax show CONFIG' lists them all",
+    )
+
+
+def _checkpoint_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a workdir (its newest step), one step of it (DIR/checkpoints/STEP), or a Hugging "
+        "Face directory",
+    )
+
+
+def _version() -> str:
+    from bert_jax import __version__
+
+    return f"bert-jax {__version__}"
+
+
+# --- verbs ---------------------------------------------------------------------------------------
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    from bert_jax.data.prepare import prepare
+
+    corpus = prepare(
+        arguments.source,
+        arguments.output,
+        tokenizer=arguments.tokenizer,
+        vocab_size=arguments.vocab_size,
+        lowercase=arguments.lowercase,
+        workers=arguments.workers,
+        validation_fraction=arguments.validation_fraction,
+        seed=arguments.seed,
+    )
+    manifest = corpus.manifest
+    rows = [
+        (split, *(f"{manifest['counts'][split][name]:,}" for name in _COUNTS))
+        for split in ("train", "validation")
+    ]
+    _table(f"corpus {corpus.directory}", ("split", *_COUNTS), rows)
+    print(
+        f"tokenizer: {manifest['tokenizer']['kind']}, {corpus.vocab_size:,} sub-words; "
+        f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "
+        f"fingerprint {corpus.fingerprint[:16]}"
+    )
+
+
+_COUNTS = ("documents", "sentences", "tokens", "words")
+
+
+def _pretrain(arguments: argparse.Namespace) -> None:
+    from bert_jax import resolve
+
+    resolved = resolve.load(arguments.config, arguments.overrides)
+    profile = _step_range(arguments.profile_steps)
+    from bert_jax.training import host_memory
+
+    if host_memory.computes_on_cpu():
+        host_memory.keep_freed_memory()
+    from bert_jax.training.pretrain import pretrain
+
+    closing = pretrain(
+        resolved,
+        corpus_directory=arguments.corpus,
+        workdir_path=arguments.workdir,
+        init_from=arguments.init_from,
+        profile_steps=profile,
+    )
+    validation = closing["validation"]
+    entropy = closing["unigram_entropy"]
+    _table(
+        f"{arguments.workdir}, step {closing['step']:,}",
+        ("held-out", "value", "for comparison"),
+        [
+            (
+                "MLM loss",
+                f"{validation['mlm_loss']:.3f} nats",
+                f"{entropy:.3f}: the corpus's unigram entropy "
+                f"({entropy - validation['mlm_loss']:+.3f} learned)",
+            ),
+            ("MLM accuracy", f"{validation['mlm_accuracy']:.3f}", ""),
+            ("perplexity", f"{validation['perplexity']:.1f}", ""),
+            ("NSP accuracy", f"{validation['nsp_accuracy']:.3f}", "0.5: guessing"),
+            ("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""),
+        ],
+    )
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from bert_jax.training.evaluate import evaluate_checkpoint
+
+    print(json.dumps(evaluate_checkpoint(arguments.checkpoint, arguments.corpus), indent=2))
+
+
+def _fill_mask(arguments: argparse.Namespace) -> None:
+    import jax
+
+    from bert_jax.data import tokenizer
+    from bert_jax.model import sharding
+    from bert_jax.tasks.fill_mask import fill_mask
+    from bert_jax.training.workdir import load_checkpoint
+
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        checkpoint = load_checkpoint(arguments.checkpoint, mesh=mesh)
+        sub_words = tokenizer.load(checkpoint.tokenizer)
+        for text in arguments.text:
+            for place, candidates in enumerate(
+                fill_mask(checkpoint, sub_words, text, top=arguments.top)
+            ):
+                _table(
+                    text if place == 0 else f"{text} (mask {place + 1})",
+                    ("probability", "token", "text"),
+                    [(f"{c.probability:.3f}", c.token, c.text) for c in candidates],
+                )
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    import jax
+
+    from bert_jax.interchange import huggingface
+    from bert_jax.model import sharding
+    from bert_jax.training.workdir import load_checkpoint
+
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        source = load_checkpoint(arguments.checkpoint, mesh=mesh)
+        huggingface.write(
+            arguments.output, source.params, source.config.model, tokenizer=source.tokenizer
+        )
+    print(
+        f"wrote {arguments.output} (step {source.step:,}); load it with\n"
+        f'  transformers.AutoModelForMaskedLM.from_pretrained("{arguments.output}")'
+    )
+
+
+def _import(arguments: argparse.Namespace) -> None:
+    from bert_jax.training.workdir import import_huggingface
+
+    workdir = import_huggingface(arguments.checkpoint, arguments.output)
+    print(f"wrote {workdir}; start from it with pretrain --init-from {workdir}")
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from bert_jax import config, resolve
+
+    resolved = resolve.load(arguments.config, arguments.overrides)
+    print(json.dumps(config.to_dict(resolved), indent=2))
+
+
+def _step_range(text: str | None) -> range | None:
+    if text is None:
+        return None
+    start, _, stop = text.partition(":")
+    if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+        raise UsageError(f"--profile-steps {text}: write it as A:B with A < B, such as 20:23")
+    return range(int(start), int(stop))
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    # A file or a pipe has no width of its own.
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
+
+
+def console() -> None:
+    """The `bert-jax` command. Storage that failed may hang the threads that wait for it at exit."""
+    code = main()
+    if code == _STORAGE_FAILED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    console()

@@ -1,0 +1,395 @@
+"""Sub-words: WordPiece and SentencePiece behind one small class. Train, load, save, encode.
+
+Encoding is always done by `tokenizers`. WordPiece gives what `BertTokenizer` gives; a SentencePiece
+model is converted when it is trained or loaded. What decides ids is summed up in `Tokenizer.hash`.
+"""
+
+import hashlib
+import json
+from collections.abc import Container, Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data import sentencepiece_model, wordpiece_model
+from bert_jax.errors import UsageError
+
+# The names a special token goes by: BERT's first, then those of RoBERTa, ALBERT and XLM-R.
+_SPECIAL_NAMES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<s>", "<cls>"),
+    "sep": ("[SEP]", "</s>", "<sep>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+_KINDS = {"WordPiece": "wordpiece", "Unigram": "sentencepiece"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialIds:
+    """The ids of the five tokens that BERT gives a meaning."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+class Tokenizer:
+    """Text to ids and back. Made by `load`, `train_wordpiece` or `train_sentencepiece`.
+
+    `kind` is "wordpiece" or "sentencepiece"; `vocab_size` is the highest id + 1, hence the least
+    number of rows of an embedding; `special` holds the special ids. Can be pickled.
+    """
+
+    def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
+        """`backend` is a `tokenizers.Tokenizer`, which becomes this object's own.
+
+        `source` names it in errors. `names` maps roles ("pad", "unk", "cls", "sep", "mask") to
+        tokens where they are known; the others are found by their usual names.
+        """
+        model = type(backend.model).__name__
+        if model not in _KINDS:
+            raise UsageError(f"{source}: model {model} is not supported; use WordPiece or Unigram")
+        self.kind: str = _KINDS[model]
+        self._names = _special_names(backend.get_vocab(with_added_tokens=True), names or {}, source)
+        # Special tokens are found before the text is cut up, so that [MASK] in it is one id. Those
+        # that the file registers already keep their own settings.
+        registered = {token.content for token in backend.get_added_tokens_decoder().values()}
+        backend.add_special_tokens([n for n in self._names.values() if n not in registered])
+        ids = {role: backend.token_to_id(name) for role, name in self._names.items()}
+        self.special = SpecialIds(**ids)
+        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        backend.no_truncation()
+        backend.no_padding()
+        backend.post_processor = _template(self._names["cls"], self._names["sep"], self.special)
+        self._backend = backend
+
+    @property
+    def lowercase(self) -> bool:
+        """Whether upper-case text gives the ids of lower-case text."""
+        normalizer = self._backend.normalizer
+        return normalizer is not None and normalizer.normalize_str("A") == "a"
+
+    def encode_sentences(self, sentences: list[str]) -> list[list[int]]:
+        """Ids of each sentence without special tokens around it.
+
+        The fastest call there is (no offsets), on all cores unless TOKENIZERS_PARALLELISM=false.
+        It holds everything at once: give it some thousand sentences at a time.
+        """
+        encodings = self._backend.encode_batch_fast(sentences, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `[CLS] text [SEP]`."""
+        return self._backend.encode(text).ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Readable text, without special tokens. What normalisation removed stays lost."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def tokens(self, ids: list[int]) -> list[str]:
+        """The token behind each id; the unknown token's name for an id that has none."""
+        unknown = self._names["unk"]
+        return [self._backend.id_to_token(int(id_)) or unknown for id_ in ids]
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of all that decides ids, and of nothing else: not of how a file is laid out.
+
+        Two tokenizers with one hash give the same ids for every text.
+        """
+        state = json.loads(self._backend.to_str())
+        model = state["model"]
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        tokens = sorted((id_, token) for token, id_ in vocab.items())
+        flags = ("id", "content", "single_word", "lstrip", "rstrip", "normalized")
+        if self.kind == "wordpiece":
+            fields = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
+            settings = {field: model[field] for field in fields}
+        else:
+            # Scores are 32-bit by origin; a file's text form may differ beyond that.
+            scores = np.array([score for _, score in model["vocab"]], dtype=np.float32).tolist()
+            fallback = model.get("byte_fallback", False)
+            settings = {"unk_id": model["unk_id"], "byte_fallback": fallback, "scores": scores}
+        content = {
+            "kind": self.kind,
+            "tokens": tokens,
+            "model": settings,
+            "normalizer": _canonical_normalizer(state["normalizer"]),
+            "pre_tokenizer": state["pre_tokenizer"],
+            "added": sorted([token[flag] for flag in flags] for token in state["added_tokens"]),
+            "special": asdict(self.special),
+        }
+        text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def save(self, directory: Path, *, model_max_length: int = 512) -> None:
+        """Writes tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt.
+
+        `load` and `transformers.AutoTokenizer.from_pretrained` give the same ids from it.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(directory / "tokenizer.json", self._backend.to_str(pretty=True))
+        config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
+        config["model_max_length"] = model_max_length
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+        config["clean_up_tokenization_spaces"] = False
+        state = json.loads(self._backend.to_str())
+        if self.kind == "wordpiece" and _is_bert(state):
+            normalizer = state["normalizer"]
+            config["tokenizer_class"] = "BertTokenizer"
+            config["do_lower_case"] = normalizer["lowercase"]
+            config["strip_accents"] = normalizer["strip_accents"]
+            config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
+        else:
+            # Any named class rebuilds normaliser and pre-tokenizer its own way, and gives other ids
+            # without a word; the generic one takes tokenizer.json as it is.
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        _write(directory / "tokenizer_config.json", json.dumps(config, indent=2, sort_keys=True))
+        if self.kind == "wordpiece":
+            _write(directory / "vocab.txt", "\n".join(self.tokens(list(range(self.vocab_size)))))
+
+
+def load(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
+    """The tokenizer in a directory, `vocab.txt`, `tokenizer.json` or SentencePiece `.model`.
+
+    A directory is searched for tokenizer.json, then vocab.txt, then one `.model`. `lowercase` is
+    what a `vocab.txt` does not say; left at None it is taken from the tokenizer_config.json beside
+    it, else true if no token has an upper-case letter. On a `.model` true puts ALBERT's preparation
+    (quotes, accents, case) before the model's own. A `tokenizer.json` says itself, and is only
+    compared. Raises `UsageError` for everything that cannot be loaded.
+    """
+    path = Path(path)
+    file = _find(path) if path.is_dir() else path
+    if not file.is_file():
+        raise UsageError(f"tokenizer {path}: no such file or directory")
+    config = _read_config(file.parent / "tokenizer_config.json")
+    if file.suffix == ".json":
+        tokenizer = _load_json(file, config)
+        if lowercase is not None and lowercase != tokenizer.lowercase:
+            raise UsageError(
+                f"{file} {'lower-cases' if tokenizer.lowercase else 'keeps the case of'} text; "
+                f"it cannot be loaded with lowercase={lowercase}"
+            )
+        return tokenizer
+    if file.suffix == ".model":
+        return _load_sentencepiece(file, config, lowercase)
+    return _load_vocabulary(file, config, lowercase)
+
+
+def train_wordpiece(texts: Iterable[str], *, vocab_size: int, lowercase: bool) -> Tokenizer:
+    """A WordPiece vocabulary of at most `vocab_size` tokens (fewer if the text has no more).
+
+    The same texts give the same files, whatever the number of threads. The texts are held in
+    memory. Raises `UsageError` if they are empty or have more characters than there is room for.
+    """
+    tokens = wordpiece_model.train(_non_empty(texts), vocab_size=vocab_size, lowercase=lowercase)
+    return _from_vocabulary(tokens, lowercase=lowercase, source="trained vocabulary", config={})
+
+
+def train_sentencepiece(texts: Iterable[str], *, vocab_size: int, lowercase: bool) -> Tokenizer:
+    """A SentencePiece unigram vocabulary of exactly `vocab_size` tokens.
+
+    Reproducible like `train_wordpiece`, given one build of the library. Raises `UsageError` if the
+    texts are empty, or `vocab_size` is too large or too small for them.
+    """
+    model = sentencepiece_model.train(_non_empty(texts), vocab_size=vocab_size, lowercase=lowercase)
+    return Tokenizer(
+        sentencepiece_model.convert(model, source="trained model"), source="trained model"
+    )
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def _find(directory: Path) -> Path:
+    for name in ("tokenizer.json", "vocab.txt"):
+        if (directory / name).is_file():
+            return directory / name
+    found = sorted(directory.glob("*.model"))
+    if len(found) == 1:
+        return found[0]
+    raise UsageError(
+        f"tokenizer {directory}: holds neither tokenizer.json nor vocab.txt nor one .model"
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    config = _parse_json(path)
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} is not a JSON object")
+    return config
+
+
+def _parse_json(path: Path) -> Any:
+    try:
+        return json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    state = _parse_json(path)
+    try:
+        backend = Backend.from_str(json.dumps(state))
+    except Exception as error:  # the library raises nothing narrower
+        raise UsageError(f"{path} is JSON, but not a tokenizer.json: {error}") from error
+    if _is_bert(state):
+        written, declared = state["normalizer"]["lowercase"], config.get("do_lower_case")
+        # The classes of `transformers` obey the second, most others the first.
+        if declared is not None and declared != written:
+            raise UsageError(
+                f"{path} has lowercase={written}, but {path.parent / 'tokenizer_config.json'} has "
+                f"do_lower_case={declared}; make them agree"
+            )
+    return Tokenizer(backend, source=str(path), names=_configured_names(config))
+
+
+def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
+    # Text mode turns \r\n into \n; str.splitlines would also cut at U+2028, a possible token.
+    tokens = _read_text(path).removesuffix("\n").split("\n")
+    first_line: dict[str, int] = {}
+    for number, token in enumerate(tokens, start=1):
+        if not token:
+            raise UsageError(
+                f"{path}: line {number} is empty; every line of a vocabulary is a token, and ids "
+                "are line numbers"
+            )
+        if token in first_line:
+            raise UsageError(
+                f"{path}: {token!r} is on line {first_line[token]} and again on line {number}; "
+                "a token has one id"
+            )
+        first_line[token] = number
+    if lowercase is None:
+        lowercase = config.get("do_lower_case")
+    if lowercase is None:
+        special = {name for names in _SPECIAL_NAMES.values() for name in names}
+        lowercase = all(token == token.lower() for token in tokens if token not in special)
+    return _from_vocabulary(tokens, lowercase=lowercase, source=str(path), config=config)
+
+
+def _load_sentencepiece(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
+    from tokenizers import normalizers
+
+    try:
+        serialised = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    backend = sentencepiece_model.convert(serialised, source=str(path))
+    if lowercase if lowercase is not None else config.get("do_lower_case", False):
+        # google-research/albert tokenization.py, preprocess_text
+        backend.normalizer = normalizers.Sequence(
+            [
+                normalizers.Replace("``", '"'),
+                normalizers.Replace("''", '"'),
+                normalizers.NFKD(),
+                normalizers.StripAccents(),
+                normalizers.Lowercase(),
+                backend.normalizer,
+            ]
+        )
+    tokenizer = Tokenizer(backend, source=str(path), names=_configured_names(config))
+    if lowercase is False and tokenizer.lowercase:
+        raise UsageError(f"{path} folds case itself; it cannot be loaded with lowercase=False")
+    return tokenizer
+
+
+def _configured_names(config: dict[str, Any]) -> dict[str, str]:
+    """Special tokens as a tokenizer_config.json names them: a string, or an object with flags."""
+    names = {}
+    for role in _SPECIAL_NAMES:
+        value = config.get(f"{role}_token")
+        name = value.get("content") if isinstance(value, dict) else value
+        if isinstance(name, str):
+            names[role] = name
+    return names
+
+
+def _special_names(vocab: Container[str], names: dict[str, str], source: str) -> dict[str, str]:
+    """The token of each role, in the order of `_SPECIAL_NAMES`."""
+    found = {}
+    for role, usual in _SPECIAL_NAMES.items():
+        candidates = (names[role],) if role in names else usual
+        present = [name for name in candidates if name in vocab]
+        if not present:
+            raise UsageError(
+                f"{source}: the vocabulary has no {' or '.join(candidates)} token, without which "
+                "BERT cannot be trained"
+            )
+        found[role] = present[0]
+    return found
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _from_vocabulary(
+    tokens: list[str], *, lowercase: bool, source: str, config: dict[str, Any]
+) -> Tokenizer:
+    """BERT's tokenizer over `tokens`, whose ids are their places in the list."""
+    vocab = {token: i for i, token in enumerate(tokens)}
+    names = _special_names(vocab, _configured_names(config), source)
+    backend = wordpiece_model.build(
+        vocab,
+        lowercase=lowercase,
+        unknown=names["unk"],
+        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
+    return Tokenizer(backend, source=source, names=names)
+
+
+def _template(cls: str, sep: str, special: SpecialIds) -> Any:
+    from tokenizers import processors
+
+    return processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, special.cls), (sep, special.sep)],
+    )
+
+
+def _is_bert(state: dict[str, Any]) -> bool:
+    """Whether a serialised backend cleans and splits text as `BertTokenizer` does."""
+    parts = [state.get("normalizer"), state.get("pre_tokenizer")]
+    return [part and part["type"] for part in parts] == ["BertNormalizer", "BertPreTokenizer"]
+
+
+def _canonical_normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    if (
+        normalizer
+        and normalizer["type"] == "BertNormalizer"
+        and normalizer["strip_accents"] is None
+    ):
+        return {**normalizer, "strip_accents": normalizer["lowercase"]}  # what null means
+    return normalizer
+
+
+def _non_empty(texts: Iterable[str]) -> list[str]:
+    lines = [text for text in texts if text.strip()]
+    if not lines:
+        raise UsageError("there is no text to train a vocabulary on")
+    return lines
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text + "\n", encoding="utf-8", newline="\n")

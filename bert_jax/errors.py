@@ -1,0 +1,47 @@
+"""The errors a user can meet, each with the exit code the supervisor acts on.
+
+A message names the file, field or value that is wrong and says what to do next. Codes from 2 to 7
+mean "do not restart: a restart would meet the same error".
+"""
+
+
+class BertJaxError(Exception):
+    """Base of every error that is reported as one line, without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(BertJaxError):
+    """A wrong argument, config field or input file: nothing was started, nothing was lost."""
+
+    exit_code = 2
+
+
+class ResumeRefused(BertJaxError):
+    """The workdir holds a run whose config or corpus differs from the one asked for."""
+
+    exit_code = 3
+
+
+class DataDamaged(BertJaxError):
+    """A corpus file is missing, truncated or altered."""
+
+    exit_code = 4
+
+
+class NoUsableCheckpoint(BertJaxError):
+    """A workdir or directory that should hold a checkpoint holds none that can be read."""
+
+    exit_code = 5
+
+
+class NonFinite(BertJaxError):
+    """Loss or gradient is no longer a number: training on would only spoil the parameters."""
+
+    exit_code = 6
+
+
+class StorageFailed(BertJaxError):
+    """Output could not be written: disk full, read-only or failing."""
+
+    exit_code = 7

@@ -1,0 +1,1 @@
+"""Checkpoints of other systems, in and out."""

@@ -1,0 +1,84 @@
+"""Dropout whose mask is a function of (seed, step, layer, site) and an element's global position.
+
+The random bits come from a short integer hash of counters, not from a generator with state and not
+from threefry: they fuse into the multiplication they gate, the backward pass computes them again
+instead of storing them, and they are the same on every mesh, since an element is known by its row
+in the *global* batch and its place in that row. Row and place are separate 32-bit words, so nothing
+repeats when a tensor has more than 2^32 elements.
+
+The mixing steps are those of Wellons' `lowbias32` (https://nullprogram.com/blog/2018/07/31/) with a
+second key word between its two multiplications. `tests/test_dropout.py` tests it as a generator:
+mean, variance, and correlation between neighbours, rows, layers, sites and steps. It is good enough
+for dropout and for nothing else.
+"""
+
+import math
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+_MULTIPLIER_1, _MULTIPLIER_2 = 0x7FEB352D, 0x846CA68B
+_GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: moves small counters far apart
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A bijection of uint32 in which every input bit moves about half of the output bits."""
+    x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
+    x = (x ^ (x >> 15)) * jnp.uint32(_MULTIPLIER_2)
+    return x ^ (x >> 16)
+
+
+class DropoutKey(NamedTuple):
+    """Two key words (uint32 scalars) and the global row number (uint32 `[B]`) of each row."""
+
+    word_1: jax.Array
+    word_2: jax.Array
+    rows_B: jax.Array
+
+    @classmethod
+    def create(cls, *, seed: int, step: jax.Array, rows_B: jax.Array) -> Self:
+        """The key of one training step. `rows_B` numbers the rows within the global batch."""
+        word_1 = _mix(jnp.uint32(seed & 0xFFFFFFFF))
+        word_2 = _mix(jnp.uint32((seed >> 32) & 0xFFFFFFFF) ^ jnp.uint32(_GOLDEN))
+        return cls(word_1, word_2, rows_B.astype(jnp.uint32)).fold(step)
+
+    def fold(self, number: int | jax.Array) -> Self:
+        """An independent key for a numbered part: a step, a layer, a site."""
+        number = jnp.asarray(number, jnp.uint32)
+        return self._replace(
+            word_1=_mix(self.word_1 ^ _mix(number + jnp.uint32(_GOLDEN))),
+            word_2=_mix(self.word_2 + _mix(number ^ jnp.uint32(_MULTIPLIER_2))),
+        )
+
+
+def random_bits(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
+    """uint32 of `shape`, whose first dim is the rows of `key`; laid out over the mesh like them."""
+    rows = key.rows_B.reshape(key.rows_B.shape + (1,) * (len(shape) - 1))
+    row_1 = _mix(rows ^ key.word_1)
+    row_2 = _mix(rows + key.word_2)
+    # A place in a row is below 2^32 for any tensor that fits in memory.
+    assert math.prod(shape[1:]) < 2**32
+    place = jnp.zeros((1,) * len(shape), jnp.uint32)
+    stride = 1
+    for dim in reversed(range(1, len(shape))):
+        counter_shape = tuple(n if i == dim else 1 for i, n in enumerate(shape))
+        place = place + jax.lax.broadcasted_iota(jnp.uint32, counter_shape, dim) * jnp.uint32(
+            stride
+        )
+        stride *= shape[dim]
+    x = place + row_1
+    x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
+    x = (x ^ (x >> 15) ^ row_2) * jnp.uint32(_MULTIPLIER_2)
+    return x ^ (x >> 16)
+
+
+def dropout(x: jax.Array, key: DropoutKey | None, *, rate: float) -> jax.Array:
+    """Zeroes elements with probability `rate` and scales the rest by 1 / (1 - rate).
+
+    `key=None` means evaluation and returns `x`. The first dim of `x` is the rows of `key`.
+    """
+    if key is None or rate == 0:
+        return x
+    keep = random_bits(key, x.shape) >= jnp.uint32(round(rate * 2**32))
+    return jnp.where(keep, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros((), x.dtype))

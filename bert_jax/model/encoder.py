@@ -1,0 +1,110 @@
+"""The stack of post-norm blocks (Vaswani et al. 2017, as google-research/bert modeling.py has it).
+
+Dims: B batch, L length, D width, H heads, K head size, F feed-forward width, N layers.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.config import ComputeConfig, ModelConfig
+from bert_jax.model.attention import attend
+from bert_jax.model.dropout import DropoutKey, dropout
+from bert_jax.model.layers import Embeddings, LayerNorm, Linear, activation
+
+# Numbers of the places where dropout is drawn, folded into the key of a layer.
+_PROBABILITIES, _ATTENTION_OUTPUT, _FEED_FORWARD_OUTPUT = range(3)
+# The embeddings' dropout counts as a layer of its own; the blocks count from 0.
+_EMBEDDINGS_LAYER = 2**31
+
+
+class Block(nnx.Module):
+    """Self-attention and feed-forward, each added to its input and then normalised."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        width, heads = config.hidden_size, config.num_attention_heads
+        head_shape = (heads, width // heads)
+        linear = partial(Linear, config=config, rngs=rngs)
+        self.hidden_act = config.hidden_act
+        self.hidden_dropout = config.hidden_dropout_prob
+        self.attention_dropout = config.attention_probs_dropout_prob
+        self.query = linear((width,), head_shape)
+        self.key = linear((width,), head_shape)
+        self.value = linear((width,), head_shape)
+        self.attention_output = linear(head_shape, (width,))
+        self.attention_norm = LayerNorm(width, config=config)
+        self.intermediate = linear((width,), (config.intermediate_size,))
+        self.output = linear((config.intermediate_size,), (width,))
+        self.output_norm = LayerNorm(width, config=config)
+
+    def __call__(
+        self, x_BLD: jax.Array, *, sequence_ids_BL: jax.Array, key: DropoutKey | None
+    ) -> jax.Array:
+        def site(number):
+            return None if key is None else key.fold(number)
+
+        context_BLHK = attend(
+            self.query(x_BLD),
+            self.key(x_BLD),
+            self.value(x_BLD),
+            sequence_ids_BL=sequence_ids_BL,
+            key=site(_PROBABILITIES),
+            dropout_rate=self.attention_dropout,
+        )
+        y_BLD = self.attention_output(context_BLHK)
+        y_BLD = dropout(y_BLD, site(_ATTENTION_OUTPUT), rate=self.hidden_dropout)
+        x_BLD = self.attention_norm(x_BLD + y_BLD)
+        h_BLF = activation(self.hidden_act, self.intermediate(x_BLD))
+        y_BLD = dropout(self.output(h_BLF), site(_FEED_FORWARD_OUTPUT), rate=self.hidden_dropout)
+        return self.output_norm(x_BLD + y_BLD)
+
+
+class Encoder(nnx.Module):
+    """Embeddings and N blocks, each a subtree of its own: `layer_0`, `layer_1`, ..."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.num_layers = config.num_hidden_layers
+        self.embeddings = Embeddings(config, rngs=rngs)
+        for i in range(self.num_layers):
+            setattr(self, f"layer_{i}", Block(config, rngs=rngs))
+
+    def __call__(
+        self, batch: dict[str, jax.Array], *, compute: ComputeConfig, key: DropoutKey | None
+    ) -> jax.Array:
+        """`[B, L, D]` in the compute type. Reads the four `[B, L]` arrays of `batch`."""
+        x_BLD = self.embeddings(
+            input_ids=batch["input_ids"],
+            position_ids=batch["position_ids"],
+            token_type_ids=batch["token_type_ids"],
+            dtype=jnp.dtype(compute.dtype),
+            key=None if key is None else key.fold(_EMBEDDINGS_LAYER),
+        )
+        blocks = [nnx.split(getattr(self, f"layer_{i}")) for i in range(self.num_layers)]
+        graph = blocks[0][0]
+
+        def apply_block(x_BLD, layer, params):
+            layer_key = None if key is None else key.fold(layer)
+            block = nnx.merge(graph, params)
+            return block(x_BLD, sequence_ids_BL=batch["sequence_ids"], key=layer_key)
+
+        apply_block = _rematerialised(apply_block, compute.remat)
+        if compute.layers == "scan":
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[p for _, p in blocks])
+            layers = jnp.arange(self.num_layers)
+            x_BLD, _ = jax.lax.scan(
+                lambda x, layer: (apply_block(x, *layer), None), x_BLD, (layers, stacked)
+            )
+        else:
+            for i, (_, params) in enumerate(blocks):
+                x_BLD = apply_block(x_BLD, i, params)
+        return x_BLD
+
+
+def _rematerialised(function, remat: str):
+    if remat == "none":
+        return function
+    policies = jax.checkpoint_policies
+    policy = policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    return jax.checkpoint(function, policy=policy)

@@ -1,0 +1,138 @@
+"""Embeddings, affine maps and normalisation: the pieces the encoder and its heads are made of.
+
+Dims: B batch, L length, D width, H heads, K head size, F feed-forward width, V vocabulary.
+Parameters are float32 and named as in Flax (`kernel`, `bias`, `scale`, `embedding`); a product is
+computed in the type of its input.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.dropout import DropoutKey, dropout
+from bert_jax.model.sharding import spec
+
+
+def truncated_normal(rngs: nnx.Rngs, shape: tuple[int, ...], *, stddev: float) -> nnx.Param:
+    """BERT's initial weights: a normal cut at two deviations (TF's `truncated_normal_initializer`).
+
+    The cut is not compensated for, as in the original: the deviation of what is drawn is
+    0.8796 `stddev`.
+    """
+    return nnx.Param(stddev * jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape))
+
+
+def _reshape(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Activations in another shape, whose first dim still has the rows of the batch outermost."""
+    return jnp.reshape(x, shape, out_sharding=spec("batch"))
+
+
+class Linear(nnx.Module):
+    """An affine map from the trailing dims `inputs` to the dims `outputs`."""
+
+    def __init__(
+        self,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        *,
+        config: ModelConfig,
+        rngs: nnx.Rngs,
+    ):
+        self.num_inputs = len(inputs)
+        self.kernel = truncated_normal(rngs, inputs + outputs, stddev=config.initializer_range)
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.kernel[...].astype(x.dtype)
+        leading = x.shape[: x.ndim - self.num_inputs]
+        inputs, outputs = kernel.shape[: self.num_inputs], kernel.shape[self.num_inputs :]
+        # As a product of two matrices, which XLA's CPU back end computes half as fast again as the
+        # same product with more dims; to a TPU it is all one.
+        flat = _reshape(x, (math.prod(leading), math.prod(inputs)))
+        y = flat @ jnp.reshape(kernel, (math.prod(inputs), math.prod(outputs)))
+        y = y + jnp.reshape(self.bias[...].astype(x.dtype), (math.prod(outputs),))
+        return _reshape(y, leading + outputs)
+
+
+class LayerNorm(nnx.Module):
+    """Normalises the last dim in float32 (Ba et al. 2016); returns the type it was given."""
+
+    def __init__(self, size: int, *, config: ModelConfig):
+        self.epsilon = config.layer_norm_eps
+        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(size, jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        normal = centred * jax.lax.rsqrt(variance + self.epsilon)
+        return (normal * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+class Embed(nnx.Module):
+    """A table of rows, looked up by number and, for the tied output, multiplied with."""
+
+    def __init__(self, rows: int, size: int, *, config: ModelConfig, rngs: nnx.Rngs):
+        self.embedding = truncated_normal(rngs, (rows, size), stddev=config.initializer_range)
+
+    def __call__(self, ids_BL: jax.Array) -> jax.Array:
+        return self.embedding[...].at[ids_BL].get(out_sharding=spec("batch"), mode="clip")
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Scores in float32 `[..., V]` of `x` `[..., D]` against every row."""
+        table = self.embedding[...].astype(x.dtype)
+        flat = _reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        contract = (((1,), (1,)), ((), ()))
+        scores = jax.lax.dot_general(flat, table, contract, preferred_element_type=jnp.float32)
+        return _reshape(scores, (*x.shape[:-1], table.shape[0]))
+
+
+class Embeddings(nnx.Module):
+    """Sum of word, position and segment embeddings, normalised, with dropout."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        width = config.hidden_size
+        self.dropout_rate = config.hidden_dropout_prob
+        self.word = Embed(config.vocab_size, width, config=config, rngs=rngs)
+        self.position = Embed(config.max_position_embeddings, width, config=config, rngs=rngs)
+        self.token_type = Embed(config.type_vocab_size, width, config=config, rngs=rngs)
+        self.layer_norm = LayerNorm(width, config=config)
+
+    def __call__(
+        self,
+        *,
+        input_ids: jax.Array,
+        position_ids: jax.Array,
+        token_type_ids: jax.Array,
+        dtype: jnp.dtype,
+        key: DropoutKey | None,
+    ) -> jax.Array:
+        x_BLD = self.word(input_ids) + self.position(position_ids) + self.token_type(token_type_ids)
+        x_BLD = self.layer_norm(x_BLD).astype(dtype)
+        return dropout(x_BLD, key, rate=self.dropout_rate)
+
+
+def activation(name: str, x: jax.Array) -> jax.Array:
+    """GELU (Hendrycks & Gimpel 2016): "gelu" is exact, "gelu_new" the tanh approximation.
+
+    The exact form through erf, as Hugging Face has it: `jax.nn.gelu` goes through erfc, which costs
+    as much as the two matrix products around it on a CPU.
+    """
+    if name == "gelu_new":
+        return jax.nn.gelu(x, approximate=True)
+    return 0.5 * x * (1 + jax.lax.erf(x * np.asarray(0.5**0.5, x.dtype)))
+
+
+def pick(x_BLD: jax.Array, positions_BM: jax.Array) -> jax.Array:
+    """The rows of `x_BLD` at `positions_BM`: `[B, M, D]`.
+
+    A product with one-hot rows: exact (one term is not zero), a hundredth of the encoder's work,
+    and neither it nor its transpose needs a gather or a scatter across a sharded dim.
+    """
+    onehot_BML = jax.nn.one_hot(positions_BM, x_BLD.shape[1], dtype=x_BLD.dtype)
+    return jnp.einsum("bml,bld->bmd", onehot_BML, x_BLD, precision=jax.lax.Precision.HIGHEST)

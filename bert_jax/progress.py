@@ -1,0 +1,93 @@
+"""Progress on stderr: a live bar on a terminal, a line now and then in a log file."""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+_SECONDS_BETWEEN_LINES = 15.0
+
+
+def note(text: str) -> None:
+    """One line for the person watching. Results go to stdout, everything else through here."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+class Progress:
+    """A bar with a free text beside it.
+
+    `total` is in whatever unit `advance` counts; None means unknown. `describe` is called only when
+    something is about to be shown and returns the text, so it may cost a little. `hidden` shows
+    nothing at all: work inside of work that has a bar already.
+    """
+
+    def __init__(self, title: str, *, total: int | None, done: int = 0, hidden: bool = False):
+        self.title, self.total, self.done = title, total, done
+        self.describe: Callable[[], str] = str
+        self._bar = None
+        self._hidden = hidden
+        self._next_line = float("inf") if hidden else time.monotonic() + 2.0
+
+    def __enter__(self) -> Self:
+        if not self._hidden and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                TaskProgressColumn,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+            from rich.progress import Progress as RichProgress
+
+            self._bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[text]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(
+                self.title, total=self.total, completed=self.done, text=""
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, text=self.describe())
+            self._bar.stop()
+        elif kind is None and not self._hidden:
+            self._line()
+
+    def advance(self, amount: int = 1) -> None:
+        self.done += amount
+        if self._bar is not None:
+            # Rich redraws ten times a second on its own; the text is worth no more than that.
+            self._bar.update(self._task, completed=self.done)
+            if time.monotonic() >= self._next_line:
+                self._next_line = time.monotonic() + 0.2
+                self._bar.update(self._task, text=self.describe())
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            self._line()
+
+    def print(self, text: str) -> None:
+        """A line that stays, above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            note(text)
+
+    def _line(self) -> None:
+        share = f" {100 * self.done / self.total:.0f} %" if self.total else ""
+        note(f"{self.title}:{share} {self.describe()}".rstrip())

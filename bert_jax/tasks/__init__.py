@@ -1,0 +1,1 @@
+"""What the encoder is used for once it is trained."""

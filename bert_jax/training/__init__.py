@@ -1,0 +1,1 @@
+"""Optimiser, step, loop, checkpoints, evaluation."""

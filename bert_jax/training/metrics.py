@@ -1,0 +1,171 @@
+"""What a run writes about itself: rows of numbers, events, throughput, MFU."""
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.config import ModelConfig, PhaseConfig
+
+METRICS, EVENTS, TENSORBOARD = "metrics.jsonl", "events.jsonl", "tensorboard"
+
+# Peak dense bf16 FLOP/s of one jax device. TPU v2/v3 devices are cores, half a chip.
+# Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm (v2 to v6e), NVIDIA data sheets.
+_PEAK_BF16 = {
+    "TPU v2": 22.5e12,
+    "TPU v3": 61.5e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+def forward_flops(model: ModelConfig, phase: PhaseConfig) -> int:
+    """FLOPs of the matrix products of one row's forward pass; a multiply and an add count two."""
+    d, f, v = model.hidden_size, model.intermediate_size, model.vocab_size
+    length, predictions = phase.sequence_length, phase.max_predictions
+    projections = 2 * length * (4 * d * d + 2 * d * f)
+    attention = 4 * length * length * d
+    head = 2 * predictions * (d * d + d * v)
+    pooler = 2 * (d * d + 2 * d)
+    return model.num_hidden_layers * (projections + attention) + head + pooler
+
+
+def train_flops(model: ModelConfig, phase: PhaseConfig) -> int:
+    """FLOPs of one update on a global batch: the backward pass costs two forward passes.
+
+    Recomputation is not counted: MFU measures useful work (Chowdhery et al. 2022, appendix B).
+    """
+    return 3 * phase.global_batch_size * forward_flops(model, phase)
+
+
+def peak_flops(dtype: str) -> float:
+    """FLOP/s all devices together can reach: from the table, or measured where the table is silent.
+
+    Measured means the best of a few products of two square matrices (1,024 wide on a CPU, 8,192
+    elsewhere) on one device; devices that share a host's cores count once.
+    """
+    device = jax.devices()[0]
+    if device.device_kind in _PEAK_BF16:
+        return _PEAK_BF16[device.device_kind] * jax.device_count()
+    size = 1024 if device.platform == "cpu" else 8192
+    x = jax.device_put(jnp.ones((size, size), jnp.dtype(dtype)), device)
+    product = jax.jit(jnp.matmul).lower(x, x).compile()
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(product(x, x))
+        seconds.append(time.perf_counter() - start)
+    devices = jax.process_count() if device.platform == "cpu" else jax.device_count()
+    return 2 * size**3 / min(seconds) * devices
+
+
+class Journal:
+    """Appends rows to `metrics.jsonl` and TensorBoard, and events to `events.jsonl`."""
+
+    def __init__(self, workdir: Path):
+        self._workdir = workdir
+        self._metrics = (workdir / METRICS).open("a", encoding="utf-8")
+        self._events = (workdir / EVENTS).open("a", encoding="utf-8")
+        if self._events.tell() and not (workdir / EVENTS).read_bytes().endswith(b"\n"):
+            self._events.write("\n")  # after a line that a kill cut short
+        self._tensorboard = None
+
+    def open_tensorboard(self, past_rows: Iterable[dict[str, Any]]) -> None:
+        """Starts a fresh event file that begins with the rows of the run so far.
+
+        Event files cannot be rewound, so a resumed run writes its curve anew instead of doubling
+        back. Called late: TensorFlow is being imported while the step compiles. Does nothing where
+        an earlier phase of this process has started it.
+        """
+        if self._tensorboard is not None:
+            return
+        import tensorflow as tf
+
+        directory = self._workdir / TENSORBOARD
+        for old in directory.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._tensorboard = tf.summary.create_file_writer(str(directory))
+        for row in past_rows:
+            self._to_tensorboard(row)
+
+    def row(self, **values: Any) -> None:
+        self._metrics.write(json.dumps(values) + "\n")
+        self._metrics.flush()
+        if self._tensorboard is not None:
+            self._to_tensorboard(values)
+
+    def event(self, name: str, **values: Any) -> None:
+        """`seconds` is how long it took, where it took any."""
+        self._events.write(json.dumps({"event": name, "time": time.time(), **values}) + "\n")
+        self._events.flush()
+
+    def _to_tensorboard(self, row: dict[str, Any]) -> None:
+        import tensorflow as tf
+
+        assert self._tensorboard is not None
+        split = row.get("split", "train")
+        with self._tensorboard.as_default():
+            for name, value in row.items():
+                if isinstance(value, float):
+                    tf.summary.scalar(f"{split}/{name}", value, step=row["step"])
+
+    def flush(self) -> None:
+        if self._tensorboard is not None:
+            self._tensorboard.flush()
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._events.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+
+def read_rows(workdir: Path) -> list[dict[str, Any]]:
+    """The rows written so far. A line cut short by a kill is left out."""
+    return _read_lines(workdir / METRICS)
+
+
+def read_events(workdir: Path) -> list[dict[str, Any]]:
+    """The events written so far, over all processes that worked on the run."""
+    return _read_lines(workdir / EVENTS)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
+    """Rewinds `metrics.jsonl` to `step` and returns what stays.
+
+    Rows of later steps, which the resumed run will write again, move to
+    `metrics.aside.jsonl`: nothing is lost and the curve never doubles back.
+    """
+    rows = read_rows(workdir)
+    kept = [row for row in rows if row["step"] <= step]
+    aside = [row for row in rows if row["step"] > step]
+    if aside:
+        with open(workdir / "metrics.aside.jsonl", "a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"resumed_at": step, **row}) + "\n" for row in aside)
+    rewound = workdir / f"{METRICS}.new"
+    rewound.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    rewound.replace(workdir / METRICS)
+    return kept

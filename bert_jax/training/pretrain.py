@@ -1,0 +1,362 @@
+"""The pre-training loop, read from top to bottom.
+
+A run is a function of (config, corpus): step N's batch, masks and dropout follow from the seed and
+N, so a run that was interrupted goes on from its newest checkpoint with one integer and ends with
+the same bits as one that was not.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.data.pipeline import Pipeline, tf_batches
+from bert_jax.data.store import Corpus, open_corpus
+from bert_jax.errors import NonFinite, UsageError
+from bert_jax.model import heads, sharding
+from bert_jax.progress import Progress, note
+from bert_jax.training import checkpoint, feed, metrics, workdir
+from bert_jax.training.evaluate import Evaluator
+from bert_jax.training.state import TrainState
+from bert_jax.training.step import compile_train_step
+
+# Global batches on their way to the devices ahead of the step.
+_DEVICE_PREFETCH = 2
+
+
+def pretrain(
+    config: TrainConfig,
+    *,
+    corpus_directory: Path,
+    workdir_path: Path,
+    init_from: Path | None = None,
+    profile_steps: range | None = None,
+) -> dict[str, Any]:
+    """Runs `config` on a corpus, or resumes the run that `workdir_path` holds.
+
+    Returns the run's closing figures: `step`, the last held-out metrics (`validation`), the last
+    row of training, and the corpus's unigram entropy to compare them with. `init_from` is a
+    checkpoint whose parameters a *new* run starts from, with a fresh schedule; a resumed run has
+    its own. Steps in `profile_steps` are traced to `workdir/profile`.
+    """
+    started = time.monotonic()
+    corpus = open_corpus(corpus_directory)
+    _require_fitting(config, corpus)
+    mesh = sharding.make_mesh(**_mesh_shape(config))
+    for phase in config.phases:
+        _require_divisible(phase, mesh, config)
+    is_held = workdir.holds_run(workdir_path, config, corpus, init_from=init_from)
+    # Measured on one device, hence before all of them are the context.
+    peak_flops = metrics.peak_flops(config.compute.dtype)
+
+    with jax.set_mesh(mesh):
+        # 1. The state: the newest checkpoint, or a beginning. Nothing is written before the
+        # beginning is known to be possible.
+        resumed_from = checkpoint.latest_step(workdir_path) if is_held else None
+        beginning = None
+        if resumed_from is None:
+            beginning = _initial_state(config, corpus, init_from, mesh)
+        if not is_held:
+            workdir.create(workdir_path, config, corpus, init_from=init_from)
+        checkpoints = checkpoint.Checkpoints(workdir_path, config.checkpoint)
+        state = beginning or checkpoints.load(resumed_from or 0, config=config, mesh=mesh)
+        del beginning
+        step = resumed_from or 0
+
+        # 2. The logs, rewound to where the state stands.
+        rows = metrics.set_aside_after(workdir_path, step)
+        journal = metrics.Journal(workdir_path)
+        journal.event("start", step=step, devices=jax.device_count(), versions=workdir.versions())
+        if resumed_from is not None:
+            journal.event("resume", step=step, seconds=time.monotonic() - started)
+        parameters = heads.parameter_count(state.params)
+        note(
+            f"{config.name}: {parameters / 1e6:.1f} M parameters, "
+            f"{corpus.train.shard_starts[-1] / 1e6:.1f} M training tokens, "
+            f"{jax.device_count()} x {jax.devices()[0].device_kind}, "
+            + (f"resuming at step {step}" if resumed_from is not None else "a new run")
+            + f" of {config.total_steps}"
+        )
+
+        # 3. The phases. Schedule, state and data cursor go through them unbroken.
+        run = _Run(config, corpus, mesh, checkpoints, journal, profile_steps, workdir_path)
+        run.peak_flops = peak_flops
+        closing: dict[str, Any] = {}
+        first_step = 0
+        with Progress("pretrain", total=config.total_steps, done=step) as bar:
+            for number, phase in enumerate(config.phases):
+                last_step = first_step + phase.steps
+                if step < last_step:
+                    state, closing = run.phase(state, step, last_step, number, rows, bar)
+                    step, rows = last_step, []
+                first_step = last_step
+
+        # 4. The end. A run that was already finished is only told so.
+        checkpoints.close()
+        if profile_steps and profile_steps.start >= config.total_steps:
+            note(f"no step of --profile-steps was reached: the run has {config.total_steps}")
+        if resumed_from == config.total_steps:
+            note(f"{workdir_path} is already at its last step, {step}; nothing left to do")
+            closing = _closing_rows(rows)
+        journal.event("stop", step=step, seconds=time.monotonic() - started)
+        journal.close()
+    return closing | {
+        "step": step,
+        "unigram_entropy": corpus.manifest["unigram_entropy_nats"],
+        "seconds": time.monotonic() - started,
+    }
+
+
+class _Run:
+    """What the phases of one process share. Nothing here outlives the process."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: Corpus,
+        mesh: Any,
+        checkpoints: checkpoint.Checkpoints,
+        journal: metrics.Journal,
+        profile_steps: range | None,
+        directory: Path,
+    ):
+        self.config, self.corpus, self.mesh = config, corpus, mesh
+        self.checkpoints, self.journal = checkpoints, journal
+        self.profile_steps, self.directory = profile_steps or range(0), directory
+        self.peak_flops = math.nan
+        self._is_tracing = False
+        self.pipeline = Pipeline(
+            corpus.train,
+            special=corpus.special,
+            vocab_size=corpus.vocab_size,
+            options=config.data,
+            phases=config.phases,
+            seed=config.seed,
+        )
+
+    def phase(
+        self,
+        state: TrainState,
+        step: int,
+        last_step: int,
+        number: int,
+        past_rows: list[dict[str, Any]],
+        bar: Progress,
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Trains from `step` to `last_step`, all within phase `number`; returns the last rows."""
+        config, journal = self.config, self.journal
+        phase = config.phases[number]
+        with ThreadPoolExecutor(max_workers=1) as background:
+            # TensorFlow takes seconds to import: it does so while the step compiles.
+            opening = background.submit(self._open_feed, phase, step, last_step)
+            compiling = time.monotonic()
+            note(f"phase {number}: compiling for {phase.global_batch_size} x "
+                 f"{phase.sequence_length} ...")  # fmt: skip
+            train = compile_train_step(config, state, feed.abstract_batch(phase, mesh=self.mesh))
+            evaluator = Evaluator(
+                config, phase, corpus=self.corpus, mesh=self.mesh, params=state.params
+            )
+            journal.event("compile", phase=number, seconds=time.monotonic() - compiling)
+            batches = opening.result()
+        journal.open_tensorboard(past_rows)
+
+        clock, whole = _Clock(), _Clock()
+        latest: dict[str, Any] = {}
+        pending: tuple[int, dict[str, jax.Array]] | None = None
+
+        def finish(pending: tuple[int, dict[str, jax.Array]]) -> None:
+            """Waits for a dispatched step, checks it and writes its row."""
+            done, device_metrics = pending
+            values = {name: float(v) for name, v in jax.device_get(device_metrics).items()}
+            clock.steps += 1
+            whole.steps += 1
+            if not math.isfinite(values["loss"]) or not math.isfinite(values["grad_norm"]):
+                self._stop_at_non_finite(done, values)
+            bar.advance()
+            seconds = clock.seconds_per_step()
+            bar.describe = lambda: (
+                f"step {done}  loss {values['loss']:.3f}  "
+                f"{phase.global_batch_size * phase.sequence_length / seconds:,.0f} tokens/s"
+            )
+            if done % config.log_every_steps == 0 or done == config.total_steps:
+                row = {"step": done, **values, **self._speed(phase, seconds)}
+                journal.row(**row)
+                latest.update(row)
+                clock.restart()
+
+        for batch in batches:
+            if step in self.profile_steps and not self._is_tracing:
+                jax.profiler.start_trace(str(self.directory / "profile"))
+                self._is_tracing = True
+            # The step is dispatched first; only then is the one before it waited for.
+            state, device_metrics = train(state, batch)
+            if pending is not None:
+                finish(pending)
+            step += 1
+            pending = (step, device_metrics)
+
+            evaluate = step == last_step or _due(step, config.evaluation.every_steps)
+            save = step == last_step or _due(step, config.checkpoint.every_steps)
+            traced = self._is_tracing and (step not in self.profile_steps or step == last_step)
+            if evaluate or save or traced:
+                finish(pending)
+                pending = None
+                if traced:
+                    jax.profiler.stop_trace()
+                    self._is_tracing = False
+                    bar.print(f"a profile that ends with step {step}: {self.directory / 'profile'}")
+                with clock.paused(), whole.paused():
+                    if evaluate:
+                        latest["validation"] = self._evaluate(evaluator, state, step, phase, bar)
+                    if save:
+                        self._save(state, step)
+        return state, latest | self._speed(phase, whole.seconds_per_step())
+
+    def _open_feed(self, phase: PhaseConfig, step: int, last_step: int) -> Iterator[dict]:
+        ranges = feed.local_rows(self.mesh, phase.global_batch_size)
+
+        def batch_at(step: int, ranges: list[range]) -> feed.HostBatch:
+            return feed.host_batch(self.pipeline.batch_at, step, ranges)
+
+        data = self.config.data
+        host_batches = tf_batches(
+            batch_at, step, last_step, ranges, num_workers=data.num_workers, prefetch=data.prefetch
+        )
+        placed = (
+            feed.to_global(
+                batch, mesh=self.mesh, ranges=ranges, global_rows=phase.global_batch_size
+            )
+            for batch in host_batches
+        )
+        return feed.ahead(placed, depth=_DEVICE_PREFETCH)
+
+    def _evaluate(
+        self, evaluator: Evaluator, state: TrainState, step: int, phase: PhaseConfig, bar: Progress
+    ) -> dict[str, Any]:
+        began = time.monotonic()
+        values = evaluator.run(state.params)
+        seconds = time.monotonic() - began
+        length = phase.sequence_length
+        self.journal.row(step=step, split="validation", sequence_length=length, **values)
+        self.journal.event("evaluate", step=step, seconds=seconds)
+        bar.print(
+            f"step {step}: held-out MLM loss {values['mlm_loss']:.4f} "
+            f"(perplexity {values['perplexity']:.1f}), MLM accuracy {values['mlm_accuracy']:.3f}, "
+            f"NSP accuracy {values['nsp_accuracy']:.3f}"
+        )
+        return values
+
+    def _save(self, state: TrainState, step: int) -> None:
+        began = time.monotonic()
+        self.journal.flush()
+        self.checkpoints.save(state, step=step)
+        self.journal.event("save", step=step, seconds=time.monotonic() - began)
+
+    def _speed(self, phase: PhaseConfig, seconds: float) -> dict[str, float]:
+        flops = metrics.train_flops(self.config.model, phase)
+        return {
+            "tokens_per_second": phase.global_batch_size * phase.sequence_length / seconds,
+            "step_seconds": seconds,
+            "mfu": flops / seconds / self.peak_flops,
+        }
+
+    def _stop_at_non_finite(self, step: int, values: dict[str, float]) -> None:
+        self.checkpoints.close()
+        self.journal.event("stop", step=step, reason="non-finite", **values)
+        self.journal.close()
+        saved = self.checkpoints.latest_step()
+        raise NonFinite(
+            f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last "
+            f"good state is {'step ' + str(saved) if saved is not None else 'not saved'}; lower "
+            "optimizer.learning_rate or lengthen optimizer.warmup_steps in a new --workdir"
+        )
+
+
+class _Clock:
+    """Seconds a step, over the steps since the last row, without evaluation and saving."""
+
+    def __init__(self):
+        self.restart()
+
+    def restart(self) -> None:
+        self.steps, self._began = 0, time.monotonic()
+
+    def seconds_per_step(self) -> float:
+        return max(time.monotonic() - self._began, 1e-9) / max(self.steps, 1)
+
+    def paused(self) -> "_Paused":
+        return _Paused(self)
+
+
+class _Paused:
+    def __init__(self, clock: _Clock):
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._entered = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._clock._began += time.monotonic() - self._entered
+
+
+def _closing_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last row of training and of evaluation, from the logs of a finished run."""
+    last = {row.get("split", "train"): row for row in rows}
+    return last.get("train", {}) | {"validation": last.get("validation", {})}
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _mesh_shape(config: TrainConfig) -> dict[str, int]:
+    devices = jax.device_count()
+    if config.mesh.fsdp not in (-1, devices):
+        raise UsageError(
+            f"mesh.fsdp is {config.mesh.fsdp}, but there are {devices} devices; -1 uses them all"
+        )
+    return {"fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
+
+
+def _require_divisible(phase: PhaseConfig, mesh: Any, config: TrainConfig) -> None:
+    slices = config.optimizer.gradient_accumulation_steps
+    try:
+        sharding.rows_per_device(mesh, phase.global_batch_size // slices)
+    except ValueError as error:
+        raise UsageError(
+            f"config {config.name!r}: global_batch_size {phase.global_batch_size} in {slices} "
+            f"slice(s): {error}"
+        ) from error
+
+
+def _require_fitting(config: TrainConfig, corpus: Corpus) -> None:
+    if corpus.vocab_size > config.model.vocab_size:
+        raise UsageError(
+            f"corpus {corpus.directory} has token ids up to {corpus.vocab_size - 1}, but "
+            f"model.vocab_size is {config.model.vocab_size}; use --set "
+            f"model.vocab_size={corpus.vocab_size} or prepare with a smaller --vocab-size"
+        )
+
+
+def _initial_state(
+    config: TrainConfig, corpus: Corpus, init_from: Path | None, mesh: Any
+) -> TrainState:
+    """Fresh parameters, or those of `init_from` if model and tokenizer are the same."""
+    if init_from is None:
+        return TrainState.create(config).place(mesh)
+    source = workdir.load_checkpoint(init_from, mesh=mesh)
+    workdir.require_same_tokenizer(source, corpus)
+    if source.config.model != config.model:
+        theirs, ours = vars(source.config.model), vars(config.model)
+        differing = ", ".join(
+            f"model.{k} is {ours[k]!r}, the checkpoint's {theirs[k]!r}"
+            for k in ours
+            if ours[k] != theirs[k]
+        )
+        raise UsageError(f"--init-from {init_from}: {differing}; set the config to match")
+    return TrainState.create(config, source.params).place(mesh)

@@ -1,0 +1,46 @@
+"""What training carries from one step to the next. No random key: it follows from seed and step."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bert_jax.config import TrainConfig
+from bert_jax.model import heads, sharding
+from bert_jax.training.optimizer import adamw
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """`step` counts finished updates (int32 scalar); moments and parameters are float32."""
+
+    step: jax.Array
+    params: heads.Params
+    opt_state: Any
+
+    @classmethod
+    def create(cls, config: TrainConfig, params: heads.Params | None = None) -> Self:
+        """A run's beginning: fresh parameters from the seed, or the given ones; zero moments."""
+        if params is None:
+            params = heads.init_params(config.model, seed=config.seed)
+        return cls(jnp.zeros([], jnp.int32), params, adamw(config.optimizer).init(params))
+
+    @classmethod
+    def abstract(cls, config: TrainConfig, mesh: Mesh) -> Self:
+        """Shapes, types and shardings of a state, without its values."""
+        shapes = jax.eval_shape(lambda: cls.create(config))
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=sharding.parameter_sharding(mesh, leaf.shape)
+            ),
+            shapes,
+        )
+
+    def place(self, mesh: Mesh) -> Self:
+        """The same state, laid out over the mesh."""
+        return jax.tree.map(
+            lambda leaf: jax.device_put(leaf, sharding.parameter_sharding(mesh, leaf.shape)), self
+        )

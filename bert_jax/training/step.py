@@ -1,0 +1,97 @@
+"""The train step and the evaluation step: pure functions of (state, batch)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.config import TrainConfig
+from bert_jax.model import heads, losses
+from bert_jax.model.dropout import DropoutKey
+from bert_jax.model.sharding import spec
+from bert_jax.training.optimizer import adamw, learning_rate
+from bert_jax.training.state import TrainState
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple[Any, Metrics]:
+    """One update on one global batch. The metrics are float32 scalars, before the update.
+
+    The loss is the sum of two means, each over the whole global batch, whatever the mesh and
+    however many slices the batch is cut into.
+    """
+    # Dropout knows a row by its number in the global batch.
+    rows_B = jax.lax.broadcasted_iota(
+        jnp.uint32, batch["input_ids"].shape[:1], 0, out_sharding=spec("batch")
+    )
+    counts = {n: jnp.maximum(jnp.sum(batch[f"{n}_weights"]), 1.0) for n in ("mlm", "nsp")}
+
+    def loss(params, batch, rows_B):
+        key = DropoutKey.create(seed=config.seed, step=state.step, rows_B=rows_B)
+        outputs = heads.apply(params, batch, config=config.model, compute=config.compute, key=key)
+        sums = losses.pretraining_sums(outputs, batch)
+        return sum(sums[f"{n}_loss"] / counts[n] for n in counts), sums
+
+    gradient = jax.grad(loss, has_aux=True)
+    slices = config.optimizer.gradient_accumulation_steps
+    if slices == 1:
+        gradients, sums = gradient(state.params, batch, rows_B)
+    else:
+        gradients, sums = _accumulate(gradient, state.params, (batch, rows_B), slices=slices)
+
+    direction, opt_state = adamw(config.optimizer).update(gradients, state.opt_state, state.params)
+    rate = learning_rate(state.step, config=config.optimizer, total_steps=config.total_steps)
+    params = jax.tree.map(lambda p, d: p - rate * d, state.params, direction)
+    metrics = losses.means(sums) | {
+        "learning_rate": rate,
+        "grad_norm": optax.tree.norm(gradients),
+    }
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+
+def _accumulate(gradient: Callable, params: Any, rows: Any, *, slices: int) -> Any:
+    """Sums of gradient and auxiliary output over `slices` parts of every array in `rows`.
+
+    Row r goes to slice r mod `slices`, so that each device keeps the rows it holds.
+    """
+
+    def split(x):
+        shape = (x.shape[0] // slices, slices, *x.shape[1:])
+        return jnp.moveaxis(jnp.reshape(x, shape, out_sharding=spec("batch")), 1, 0)
+
+    parts = jax.tree.map(split, rows)
+    first = jax.tree.map(lambda x: x[0], parts)
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, *first)
+    )
+
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, gradient(params, *part)), None
+
+    return jax.lax.scan(add, zeros, parts)[0]
+
+
+def eval_step(params: heads.Params, batch: Batch, *, config: TrainConfig) -> losses.Sums:
+    """Sums over one batch of held-out examples; rows of weight 0 count for nothing."""
+    outputs = heads.apply(params, batch, config=config.model, compute=config.compute)
+    return losses.pretraining_sums(outputs, batch)
+
+
+def compile_train_step(config: TrainConfig, state: Any, batch: Any) -> Any:
+    """The executable for these shapes and shardings (arrays or their descriptions)."""
+
+    def step(state, batch):
+        return train_step(state, batch, config=config)
+
+    return jax.jit(step, donate_argnums=0).lower(state, batch).compile()
+
+
+def compile_eval_step(config: TrainConfig, params: Any, batch: Any) -> Any:
+    def step(params, batch):
+        return eval_step(params, batch, config=config)
+
+    return jax.jit(step).lower(params, batch).compile()

@@ -1,0 +1,234 @@
+"""What lies in a workdir besides checkpoints and logs, and what `--checkpoint` can name."""
+
+import importlib.metadata
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax import config as configs
+from bert_jax import resolve
+from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.data.store import Corpus
+from bert_jax.errors import NoUsableCheckpoint, ResumeRefused, UsageError
+from bert_jax.interchange import huggingface
+from bert_jax.model import heads, sharding
+from bert_jax.training import checkpoint, metrics
+
+CONFIG, TOKENIZER = "config.json", "tokenizer"
+
+# Fields that may differ on resume: they change how or how often, never which numbers come out
+# beyond rounding. Everything else defines the run.
+_FREE = (
+    "name",
+    "mesh.",
+    "evaluation.",
+    "checkpoint.",
+    "log_every_steps",
+    "data.num_workers",
+    "data.prefetch",
+    "compute.remat",
+    "compute.layers",
+)
+
+
+def holds_run(
+    directory: Path, config: TrainConfig, corpus: Corpus, *, init_from: Path | None
+) -> bool:
+    """Whether `directory` is the home of this run already; False if it is free to become it.
+
+    Raises UsageError if it holds something else, ResumeRefused if it holds a run that differs,
+    NoUsableCheckpoint if the checkpoints that its run saved are gone. Writes nothing.
+    """
+    if (directory / CONFIG).is_file():
+        _require_same_run(directory, config, corpus, init_from)
+        return True
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--workdir {directory} is a file; choose a directory")
+    if directory.is_dir() and any(directory.iterdir()):
+        raise UsageError(
+            f"--workdir {directory} is not empty and holds no run; choose another directory"
+        )
+    return False
+
+
+def create(directory: Path, config: TrainConfig, corpus: Corpus, *, init_from: Path | None) -> None:
+    """Makes `directory` the home of a new run: its config and its tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(corpus.directory / "tokenizer", directory / TOKENIZER, dirs_exist_ok=True)
+    write_config(
+        directory,
+        config,
+        corpus={
+            "directory": str(corpus.directory),
+            "fingerprint": corpus.fingerprint,
+            "tokenizer_hash": corpus.tokenizer_hash,
+        },
+        init_from=None if init_from is None else str(init_from),
+    )
+
+
+def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
+    """`config.json`, written last and whole: a workdir that has it is complete."""
+    values = {"config": configs.to_dict(config), "versions": versions(), **facts}
+    building = directory / f"{CONFIG}.new"
+    building.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    building.replace(directory / CONFIG)
+
+
+def _require_same_run(
+    directory: Path, config: TrainConfig, corpus: Corpus, init_from: Path | None
+) -> None:
+    path = directory / CONFIG
+    old = configs.flatten(resolve.load_json(path))
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    new = configs.flatten(config)
+    changed = [
+        f"{field}: {old.get(field, 'absent')!r} -> {new.get(field, 'absent')!r}"
+        for field in sorted(old.keys() | new.keys())
+        if old.get(field) != new.get(field) and not field.startswith(_FREE)
+    ]
+    fingerprint = stored.get("corpus", {}).get("fingerprint")
+    if fingerprint != corpus.fingerprint:
+        changed.append(f"corpus: {str(fingerprint)[:12]} -> {corpus.fingerprint[:12]}")
+    saved = checkpoint.steps(directory)
+    beginning, asked = stored.get("init_from"), None if init_from is None else str(init_from)
+    # What a run began from matters until its first checkpoint; later the flag may be left out.
+    if beginning != asked and not (saved and asked is None):
+        changed.append(f"--init-from: {beginning} -> {asked}")
+    if changed:
+        raise ResumeRefused(
+            f"workdir {path.parent} holds a run that differs: {'; '.join(changed)}. Use the same "
+            "config and corpus to resume it, or another --workdir (with --init-from "
+            f"{path.parent} to start from its parameters)."
+        )
+    if not saved and any(event.get("event") == "save" for event in metrics.read_events(directory)):
+        raise NoUsableCheckpoint(
+            f"workdir {directory} saved checkpoints that are no longer there; put them back, or "
+            "start again in another --workdir"
+        )
+
+
+def versions() -> dict[str, str]:
+    packages = ("bert-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"python": python} | {name: importlib.metadata.version(name) for name in packages}
+
+
+# --- --checkpoint --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """Parameters from anywhere, with what is needed to use them."""
+
+    directory: Path
+    step: int
+    # Of a foreign model, only `config.model` is meaningful.
+    config: TrainConfig
+    params: heads.Params
+    tokenizer: Path
+
+
+def load_checkpoint(path: Path, *, mesh: Mesh) -> LoadedCheckpoint:
+    """Reads a workdir (its newest step), one step of it, or a Hugging Face directory.
+
+    Raises UsageError if `path` is none of them, NoUsableCheckpoint if it holds nothing to read.
+    """
+    if not path.is_dir():
+        raise UsageError(f"--checkpoint {path}: no such directory")
+    if path.parent.name == checkpoint.DIRECTORY and path.name.isdigit():
+        return _load_step(path.parent.parent, int(path.name), mesh)
+    if (path / checkpoint.DIRECTORY).is_dir() or (path / TOKENIZER).is_dir():
+        found = checkpoint.steps(path)
+        if not found:
+            raise NoUsableCheckpoint(f"workdir {path} has no finished checkpoint yet")
+        return _load_step(path, found[-1], mesh)
+    if huggingface.is_directory(path):
+        model = huggingface.read_config(path)
+        _require_rows_for_ids(path, model)
+        params = huggingface.read_params(path, model)
+        return LoadedCheckpoint(path, 0, _foreign_config(model), _placed(params, mesh), path)
+    raise UsageError(
+        f"--checkpoint {path} is neither a workdir (checkpoints/, config.json), a step of one, nor "
+        "a Hugging Face directory (config.json, model.safetensors)"
+    )
+
+
+def _require_rows_for_ids(path: Path, model: ModelConfig) -> None:
+    """An id beyond the embedding is no error to jax: it silently reads another row."""
+    from bert_jax.data import tokenizer
+
+    ids = tokenizer.load(path).vocab_size
+    if ids > model.vocab_size:
+        raise UsageError(
+            f"--checkpoint {path}: its tokenizer has {ids} ids, but its model has embeddings for "
+            f"{model.vocab_size} (vocab_size in config.json); put the right tokenizer beside it"
+        )
+
+
+def _load_step(directory: Path, step: int, mesh: Mesh) -> LoadedCheckpoint:
+    config = resolve.load_json(directory / CONFIG)
+    params = checkpoint.load_params(directory, step=step, config=config, mesh=mesh)
+    return LoadedCheckpoint(directory, step, config, params, directory / TOKENIZER)
+
+
+def _placed(params: heads.Params, mesh: Mesh) -> heads.Params:
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf, sharding.parameter_sharding(mesh, leaf.shape)), params
+    )
+
+
+def _foreign_config(model: ModelConfig) -> TrainConfig:
+    """A config around a model that came without one: its longest phase is what it can take."""
+    length = min(model.max_position_embeddings, 128)
+    phase = configs.PhaseConfig(
+        sequence_length=length, max_predictions=max(1, round(0.15 * length)), steps=1
+    )
+    return TrainConfig(
+        name="imported",
+        model=model,
+        compute=configs.ComputeConfig(dtype="float32"),
+        optimizer=configs.OptimizerConfig(warmup_steps=0),
+        phases=(phase,),
+    )
+
+
+def require_same_tokenizer(source: LoadedCheckpoint, corpus: Corpus) -> None:
+    """Raises UsageError if an id would be one token to the model and another in the corpus."""
+    from bert_jax.data import tokenizer
+
+    theirs = tokenizer.load(source.tokenizer)
+    if theirs.hash != corpus.tokenizer_hash:
+        raise UsageError(
+            f"corpus {corpus.directory} was built with another tokenizer ({corpus.vocab_size} ids, "
+            f"{corpus.tokenizer_hash[:12]}) than checkpoint {source.directory} "
+            f"({theirs.vocab_size} ids, {theirs.hash[:12]}); prepare the corpus again with "
+            f"--tokenizer {source.tokenizer}"
+        )
+
+
+def import_huggingface(source: Path, output: Path) -> Path:
+    """Turns a Hugging Face directory into a workdir with one checkpoint, step 0."""
+    from bert_jax.data import tokenizer
+    from bert_jax.training.state import TrainState
+
+    if output.exists() and any(output.iterdir()):
+        raise UsageError(f"--output {output} is not empty; choose another or remove it")
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        loaded = load_checkpoint(source, mesh=mesh)
+        sub_words = tokenizer.load(loaded.tokenizer)
+        state = TrainState.create(loaded.config, loaded.params).place(mesh)
+        output.mkdir(parents=True, exist_ok=True)
+        saved = checkpoint.Checkpoints(output, loaded.config.checkpoint)
+        saved.save(state, step=0)
+        saved.close()
+    sub_words.save(output / TOKENIZER)
+    write_config(output, loaded.config, imported_from=str(source))
+    return output

@@ -1,0 +1,45 @@
+"""A small BERT on the embedded documentation corpus: the demo. Minutes on two CPU cores.
+
+bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192 --validation-fraction 0.05
+bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
+"""
+
+from bert_jax.config import (
+    CheckpointConfig,
+    ComputeConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    TrainConfig,
+)
+
+
+def config() -> TrainConfig:
+    return TrainConfig(
+        name="tiny_docs_cpu",
+        model=ModelConfig(
+            vocab_size=8192,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=512,
+            max_position_embeddings=128,
+            # About 1 / sqrt(width): 0.02 suits the published widths, and leaves the attention of a
+            # narrow model uniform for most of a short run.
+            initializer_range=0.08,
+            # A few passes over two million tokens: there is nothing to overfit yet.
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        ),
+        compute=ComputeConfig(dtype="float32"),
+        # A rate for a model this small; bias correction, since the warm-up is too short to make up
+        # for its absence. Many small updates: at this size they teach more than few large ones.
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=500, bias_correction=True),
+        phases=(
+            PhaseConfig(sequence_length=64, steps=9000, global_batch_size=16, max_predictions=10),
+        ),
+        evaluation=EvaluationConfig(every_steps=1000, num_examples=1024, batch_size=128),
+        checkpoint=CheckpointConfig(every_steps=1000, keep_last=2),
+        log_every_steps=100,
+    )

@@ -1,0 +1,16 @@
+#!/bin/sh
+# The main job from end to end, on text that every machine has: `make demo`.
+# Interrupt it at any point and run it again: each step goes on where it stopped.
+set -eu
+
+runs=${1:-runs/demo}
+PATH=${BIN:+$BIN:}$PATH
+
+bert-jax prepare --source docs: --output "$runs/corpus" --vocab-size 8192 --validation-fraction 0.05
+bert-jax pretrain tiny_docs_cpu --corpus "$runs/corpus" --workdir "$runs/workdir"
+rm -rf "$runs/export"
+bert-jax export --checkpoint "$runs/workdir" --format hf --output "$runs/export"
+bert-jax fill-mask --checkpoint "$runs/export" --top 3 \
+    "Return a [MASK] of the given array." \
+    "The default value is [MASK]." \
+    "The array must have the same [MASK] as the input."

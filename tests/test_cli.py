@@ -1,0 +1,355 @@
+"""What can go wrong, told in one line, with the exit code that a supervisor acts on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax import __version__
+from bert_jax.__main__ import main
+from bert_jax.config import OptimizerConfig, PhaseConfig
+from tests import tiny_corpus
+from tests.tiny_corpus import tiny_config
+
+_SHORT = (PhaseConfig(sequence_length=32, steps=4, global_batch_size=16, max_predictions=5),)
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must fail; returns the one line that says why."""
+
+    def run(code: int, *arguments) -> str:
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        lines = [line for line in err.splitlines() if "error" in line.lower()]
+        assert len(lines) == 1, err
+        assert err.endswith(lines[0] + "\n"), "the last thing that is said"
+        start = f"bert-jax {arguments[0]}: error: "
+        assert lines[0].startswith(start)
+        assert "Traceback" not in err
+        return lines[0].removeprefix(start)
+
+    return run
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    return tiny_corpus.write_config(tmp_path / "tiny.json", tiny_config())
+
+
+@pytest.fixture(scope="module")
+def other_corpus(tmp_path_factory) -> Path:
+    """The same stories, cut into other sub-words."""
+    directory = tmp_path_factory.mktemp("other")
+    source = tiny_corpus.write(directory / "stories.txt")
+    output = ["--output", str(directory / "c"), "--workers", "1"]
+    options = ["--vocab-size", "120", "--validation-fraction", "0.2"]
+    assert main(["prepare", "--source", str(source), *output, *options]) == 0
+    return directory / "c"
+
+
+# --- prepare -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "no such file"),
+        (b"", "empty: no document with text"),
+        (b" \n\n \n", "empty: no document with text"),
+        (b"One sentence.\nAnother one.\n", "only one document"),
+        (b"A caf\xe9.\n\nTwo.\n", "not UTF-8"),
+        (b"One.\n\nTwo.\n\nThree.\n", "more documents are needed"),
+    ],
+)
+def test_sources_that_make_no_corpus(tmp_path, refused, content, message):
+    source = tmp_path / "source.txt"
+    if content is not None:
+        source.write_bytes(content)
+    said = refused(2, "prepare", "--source", source, "--output", tmp_path / "c", "--workers", 1)
+    assert str(source) in said and message in said
+    assert not (tmp_path / "c" / "corpus.json").exists()
+
+
+def test_a_tokenizer_that_is_not_there(tmp_path, refused):
+    source = tiny_corpus.write(tmp_path / "a.txt")
+    said = refused(
+        2, "prepare", "--source", source, "--output", tmp_path / "c", "--tokenizer", "wordpeice"
+    )
+    assert said == "tokenizer wordpeice: no such file or directory"
+
+
+# --- configs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("model.hiden_size=3", "no field 'hiden_size'. Did you mean 'hidden_size'?"),
+        ("phases.0.sequence_length=64", "longer than the position table"),
+        ("phases.0.max_predictions=30", "max_predictions is 30; a row of 32 has 29 tokens"),
+        ("phases.0.max_predictions=0", "max_predictions is 0"),
+        ("model.vocab_size=200", "token ids up to 226, but model.vocab_size is 200"),
+        ("phases.0.global_batch_size=12", "12 rows do not divide over 8 devices"),
+        ("mesh.fsdp=3", "mesh.fsdp is 3, but there are 8 devices"),
+    ],
+)
+def test_configs_that_cannot_run(tmp_path, config, corpus, refused, override, message):
+    said = refused(
+        2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "w", "--set", override
+    )
+    assert message in said
+    assert not (tmp_path / "w").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize("name", ["bert_bose", "missing.json", "missing.py"])
+def test_a_config_that_is_not_there(tmp_path, corpus, refused, name):
+    assert name in refused(2, "pretrain", name, "--corpus", corpus, "--workdir", tmp_path / "w")
+
+
+@pytest.mark.parametrize("steps", ["20", "20:", "20:10", "a:b", "-1:5"])
+def test_steps_to_profile(tmp_path, config, corpus, refused, steps):
+    arguments = ("--workdir", tmp_path / "w", f"--profile-steps={steps}")
+    said = refused(2, "pretrain", config, "--corpus", corpus, *arguments)
+    assert f"--profile-steps {steps}: write it as A:B" in said
+
+
+def test_show_prints_what_would_run(config, capsys):
+    assert main(["show", str(config), "--set", "phases.1.steps=7"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["phases"][1]["steps"] == 7 and shown["model"]["vocab_size"] == 240
+
+
+@pytest.mark.parametrize("arguments", [[], ["prepear"], ["pretrain"], ["prepare", "--output", "x"]])
+def test_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("error:") == 1 and err.startswith("usage: bert-jax")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"bert-jax {__version__}\n"
+
+
+# --- corpora -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(tmp_path, corpus):
+    return shutil.copytree(corpus, tmp_path / "damaged")
+
+
+def shard_of(corpus: Path) -> Path:
+    (shard,) = (corpus / "train").glob("*.tokens.npy")
+    return shard
+
+
+def test_a_corpus_that_is_none(tmp_path, config, refused):
+    said = refused(2, "pretrain", config, "--corpus", tmp_path, "--workdir", tmp_path / "w")
+    assert f"{tmp_path} is not a corpus" in said
+
+
+def test_a_truncated_shard(tmp_path, config, damaged, trained, refused):
+    """Before it is mapped: reading past its end would kill the process."""
+    shard = shard_of(damaged)
+    size = shard.stat().st_size
+    with shard.open("r+b") as stream:
+        stream.truncate(size // 2)
+    for command in (
+        ("pretrain", config, "--workdir", tmp_path / "w"),
+        ("evaluate", "--checkpoint", trained),
+    ):
+        said = refused(4, *command, "--corpus", damaged)
+        assert said.startswith(f"{shard} has {size // 2} bytes, not {size}")
+
+
+def test_a_missing_shard(tmp_path, config, damaged, refused):
+    shard_of(damaged).unlink()
+    said = refused(4, "pretrain", config, "--corpus", damaged, "--workdir", tmp_path / "w")
+    assert said.startswith(f"{damaged / 'train'}/") and "is missing" in said
+
+
+def test_an_altered_vocabulary_of_the_right_size(tmp_path, config, damaged, refused):
+    """Two words change places: every check of sizes and ranges would pass."""
+    folder = damaged / "tokenizer"
+    for name in ("tokenizer.json", "vocab.txt"):
+        text = (folder / name).read_text()
+        if name == "vocab.txt":
+            lines = text.splitlines()
+            i, j = lines.index("horse"), lines.index("honey")
+            lines[i], lines[j] = lines[j], lines[i]
+            (folder / name).write_text("\n".join(lines) + "\n")
+        else:
+            state = json.loads(text)
+            vocab = state["model"]["vocab"]
+            vocab["horse"], vocab["honey"] = vocab["honey"], vocab["horse"]
+            (folder / name).write_text(json.dumps(state))
+    said = refused(4, "pretrain", config, "--corpus", damaged, "--workdir", tmp_path / "w")
+    assert str(folder) in said and "was altered: it has 227 tokens" in said
+
+
+def test_a_corpus_of_another_tokenizer(tmp_path, config, other_corpus, trained, exported, refused):
+    for checkpoint in (trained, exported):
+        said = refused(2, "evaluate", "--checkpoint", checkpoint, "--corpus", other_corpus)
+        assert "was built with another tokenizer (" in said
+        assert f"prepare the corpus again with --tokenizer {checkpoint}" in said
+    said = refused(
+        2, "pretrain", config, "--corpus", other_corpus, "--workdir", tmp_path / "w",
+        "--init-from", trained,
+    )  # fmt: skip
+    assert "was built with another tokenizer (" in said
+
+
+# --- workdirs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_again(tmp_path, trained, corpus):
+    """The command that resumes a copy of the finished run."""
+    workdir = shutil.copytree(trained, tmp_path / "again")
+    return ("pretrain", workdir / "config.json", "--workdir", workdir, "--corpus")
+
+
+def test_a_config_that_changed(run_again, corpus, refused):
+    said = refused(3, *run_again, corpus, "--set", "optimizer.learning_rate=1")
+    assert "holds a run that differs: optimizer.learning_rate: 0.005 -> 1.0." in said
+    said = refused(3, *run_again, corpus, "--set", "phases.0.steps=100", "--set", "seed=2")
+    assert "phases.0.steps: 160 -> 100; seed: 0 -> 2" in said
+
+
+def test_a_corpus_that_changed(run_again, tmp_path, corpus, refused):
+    source = tiny_corpus.write(tmp_path / "more.txt", number=70)
+    other = tmp_path / "more"
+    options = ["--tokenizer", str(corpus / "tokenizer"), "--validation-fraction", "0.2"]
+    arguments = ["--source", str(source), "--output", str(other), "--workers", "1", *options]
+    assert main(["prepare", *arguments]) == 0
+    assert "holds a run that differs: corpus: " in refused(3, *run_again, other)
+
+
+def test_a_finished_run_has_nothing_left_to_do(run_again, trained, corpus, capsys):
+    """Fields that change no number may differ."""
+    workdir = run_again[3]
+    before = (workdir / "metrics.jsonl").read_bytes()
+    free = ["--set", "checkpoint.every_steps=7", "--set", "log_every_steps=3"]
+    assert main([*map(str, run_again), str(corpus), *free]) == 0
+    assert "is already at its last step, 200; nothing left to do" in capsys.readouterr().err
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+    assert not (workdir / "metrics.aside.jsonl").exists()
+
+
+def test_a_directory_of_something_else(tmp_path, config, corpus, refused):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_text("precious")
+    said = refused(2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "photos")
+    assert "holds no run; choose another directory" in said
+    assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
+
+
+def test_a_file_in_place_of_a_workdir(tmp_path, config, corpus, refused):
+    (tmp_path / "file").write_text("precious")
+    said = refused(2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "file")
+    assert said.startswith(f"--workdir {tmp_path / 'file'} ")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_workdir_without_checkpoint(tmp_path, trained, corpus, refused):
+    workdir = tmp_path / "begun"
+    shutil.copytree(trained, workdir, ignore=shutil.ignore_patterns("[0-9]*"))
+    for command in (
+        ("evaluate", "--corpus", corpus),
+        ("fill-mask", "The [MASK]."),
+        ("export", "--output", tmp_path / "hf"),
+    ):
+        said = refused(5, command[0], "--checkpoint", workdir, *command[1:])
+        assert said == f"workdir {workdir} has no finished checkpoint yet"
+
+
+def test_a_checkpoint_that_is_none(tmp_path, corpus, refused):
+    missing = tmp_path / "missing"
+    said = refused(2, "evaluate", "--checkpoint", missing, "--corpus", corpus)
+    assert said == f"--checkpoint {missing}: no such directory"
+    (tmp_path / "empty").mkdir()
+    said = refused(2, "evaluate", "--checkpoint", tmp_path / "empty", "--corpus", corpus)
+    assert "is neither a workdir" in said
+
+
+def test_a_checkpoint_of_another_model(tmp_path, config, corpus, trained, refused):
+    said = refused(
+        2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "w",
+        "--init-from", trained, "--set", "model.intermediate_size=65",
+    )  # fmt: skip
+    assert "model.intermediate_size is 65, the checkpoint's 64" in said
+
+
+def test_output_that_is_there_already(tmp_path, trained, exported, refused):
+    said = refused(2, "export", "--checkpoint", trained, "--output", exported)
+    assert said.startswith(f"--output {exported} is not empty")
+    said = refused(2, "import", "--checkpoint", exported, "--output", trained)
+    assert said.startswith(f"--output {trained} is not empty")
+
+
+def test_a_vocabulary_smaller_than_the_ids_of_a_checkpoint(tmp_path, exported, corpus, refused):
+    """A directory whose tokenizer has more ids than its embedding has rows."""
+    from safetensors.numpy import load_file, save_file
+
+    broken = shutil.copytree(exported, tmp_path / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+        tensors[name] = tensors[name][:200].copy()
+    save_file(tensors, broken / "model.safetensors")
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
+    for command in (("evaluate", "--corpus", corpus), ("fill-mask", "The [MASK].")):
+        said = refused(2, command[0], "--checkpoint", broken, *command[1:])
+        assert "227" in said and "200" in said
+
+
+# --- what happens on the way ---------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite(tmp_path, corpus, refused):
+    """A rate of 1e30 takes the parameters out of float32 within a few steps."""
+    wild = tiny_config(
+        optimizer=OptimizerConfig(learning_rate=1e30, warmup_steps=0, clip_norm=0.0),
+        phases=(PhaseConfig(sequence_length=32, steps=9, global_batch_size=8, max_predictions=5),),
+    )
+    config = tiny_corpus.write_config(tmp_path / "wild.json", wild)
+    workdir = tmp_path / "w"
+    said = refused(6, "pretrain", config, "--corpus", corpus, "--workdir", workdir)
+    assert said.startswith("step ") and "gradient norm" in said
+    assert "lower optimizer.learning_rate or lengthen optimizer.warmup_steps" in said
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert all(abs(row["loss"]) < float("inf") for row in rows)
+    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["event"] == "stop" and events[-1]["reason"] == "non-finite"
+
+
+def test_storage_that_is_full(tmp_path, corpus):
+    """No file may grow beyond a few kilobytes: the logs fit, a checkpoint does not."""
+    short = tiny_config(phases=_SHORT, optimizer=OptimizerConfig(warmup_steps=0))
+    config = tiny_corpus.write_config(tmp_path / "short.json", short)
+    arguments = ["pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "w"]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", sys.executable, "-m", "bert_jax"]
+        + [str(argument) for argument in arguments],
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 7, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert line.startswith("bert-jax pretrain: error: a checkpoint could not be saved: ")
+    assert "free or repair the storage and run the same command again" in line
+    assert "Traceback" not in done.stderr, done.stderr

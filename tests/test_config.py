@@ -1,0 +1,275 @@
+"""Configs: typed overrides, JSON both ways, and every way in which one can be impossible."""
+
+import dataclasses
+import json
+
+import pytest
+
+from bert_jax import config as configs
+from bert_jax import resolve
+from bert_jax.config import ModelConfig, PhaseConfig, TrainConfig
+from bert_jax.errors import UsageError
+
+_TWO_PHASES = TrainConfig(
+    phases=(PhaseConfig(), PhaseConfig(sequence_length=512, steps=100_000, max_predictions=76))
+)
+
+
+# --- overrides -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "assignment, read, expected",
+    [
+        ("model.hidden_size=256", lambda c: c.model.hidden_size, 256),
+        ("optimizer.learning_rate=3e-4", lambda c: c.optimizer.learning_rate, 3e-4),
+        ("optimizer.weight_decay=0", lambda c: c.optimizer.weight_decay, 0.0),
+        ("optimizer.bias_correction=true", lambda c: c.optimizer.bias_correction, True),
+        ("compute.dtype=float32", lambda c: c.compute.dtype, "float32"),
+        ('name="a b"', lambda c: c.name, "a b"),
+        ("phases.1.steps=1e6", lambda c: c.phases[1].steps, 1_000_000),
+        ('phases=[{"steps": 7}]', lambda c: c.phases, (PhaseConfig(steps=7),)),
+        ('mesh={"fsdp": 4}', lambda c: c.mesh, configs.MeshConfig(fsdp=4)),
+    ],
+)
+def test_an_override_has_the_type_of_its_field(assignment, read, expected):
+    value = read(resolve.override(_TWO_PHASES, [assignment]))
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_an_override_changes_nothing_else_and_the_last_one_wins():
+    changed = resolve.override(_TWO_PHASES, ["phases.0.steps=5", "seed=3", "phases.0.steps=6"])
+    first, second = _TWO_PHASES.phases
+    assert changed == dataclasses.replace(
+        _TWO_PHASES, seed=3, phases=(dataclasses.replace(first, steps=6), second)
+    )
+
+
+@pytest.mark.parametrize(
+    "assignment, message",
+    [
+        ("model.hiden_size=3", "no field 'hiden_size'. Did you mean 'hidden_size'?"),
+        ("optimiser.learning_rate=1", "no field 'optimiser'. Did you mean 'optimizer'?"),
+        ("mesh.zzz=1", "no field 'zzz'. Fields here: fsdp, tensor."),
+        ("model.hidden_size=big", "model.hidden_size: expected int, got 'big'"),
+        ("model.hidden_size=1.5", "model.hidden_size: expected int, got 1.5"),
+        ("model.hidden_size=true", "model.hidden_size: expected int, got True"),
+        ("optimizer.bias_correction=1", "optimizer.bias_correction: expected bool, got 1"),
+        ("optimizer.learning_rate=null", "optimizer.learning_rate: expected float, got None"),
+        ("compute.dtype=32", "compute.dtype: expected str, got 32"),
+        ("model=3", "model: expected a section of fields, got 3"),
+        ("phases=3", "phases: expected a list, got 3"),
+        ("phases.0=3", "phases.0: expected a section of fields, got 3"),
+        ("phases.2.steps=3", "phases has entries 0 to 1, not '2'"),
+        ("phases.first.steps=3", "phases has entries 0 to 1, not 'first'"),
+        ('phases=[{"stepz": 3}]', "phases.0.stepz: no such field. Did you mean 'steps'?"),
+        ("seed.x=3", "seed is a value, not a section"),
+        ("seed", "write it as section.field=value"),
+    ],
+)
+def test_a_wrong_override_is_explained(assignment, message):
+    with pytest.raises(UsageError) as caught:
+        resolve.override(_TWO_PHASES, [assignment])
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def test_json_round_trip():
+    values = json.loads(json.dumps(configs.to_dict(_TWO_PHASES)))
+    assert configs.from_dict(values) == _TWO_PHASES
+    assert configs.from_dict({}) == TrainConfig()
+    flat = configs.flatten(_TWO_PHASES)
+    assert flat["phases.1.sequence_length"] == 512 and flat["model.hidden_size"] == 768
+    assert resolve.override(TrainConfig(phases=_TWO_PHASES.phases), [
+        f"{path}={json.dumps(value)}" for path, value in flat.items()
+    ]) == _TWO_PHASES  # fmt: skip
+
+
+def test_a_runs_config_json_is_parsed_with_what_lies_beside_it(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"config": configs.to_dict(_TWO_PHASES), "versions": {"jax": "1"}}))
+    assert resolve.load(str(path), ["seed=7"]) == dataclasses.replace(_TWO_PHASES, seed=7)
+
+
+def test_json_is_never_executed(tmp_path):
+    """Python in a .json file is a wrong file, whatever it would do."""
+    path, proof = tmp_path / "config.json", tmp_path / "executed"
+    path.write_text(f"open({str(proof)!r}, 'w').close()\ndef config(): ...\n")
+    with pytest.raises(UsageError, match=r"config\.json is not JSON"):
+        resolve.load(str(path))
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[1, 2]", "the config: expected a section of fields, got [1, 2]"),
+        ('{"config": 3}', "the config: expected a section of fields, got 3"),
+        ('{"modle": {}}', "modle: no such field. Did you mean 'model'?"),
+        ('{"seed": "one"}', "seed: expected int, got 'one'"),
+        ("\xff", "is not JSON"),
+    ],
+)
+def test_json_that_is_no_config(tmp_path, text, message):
+    path = tmp_path / "config.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError) as caught:
+        resolve.load(str(path))
+    assert message in str(caught.value)
+
+
+# --- look-up -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tiny_docs_cpu", "bert_small_cpu", "bert_base", "bert_large"])
+def test_shipped_configs_load(name):
+    assert name in resolve.shipped_names()
+    config = resolve.load(name)
+    assert config.name == name
+    assert configs.from_dict(configs.to_dict(config)) == config
+
+
+def test_every_shipped_config_is_valid():
+    for name in resolve.shipped_names():
+        resolve.load(name)
+
+
+def test_base_and_large_are_the_published_recipe():
+    base, large = resolve.load("bert_base"), resolve.load("bert_large")
+    assert base.model == ModelConfig()
+    assert (large.model.hidden_size, large.model.num_hidden_layers) == (1024, 24)
+    for config in (base, large):
+        assert config.total_steps == 1_000_000
+        assert [(p.sequence_length, p.steps, p.max_predictions) for p in config.phases] == [
+            (128, 900_000, 20),
+            (512, 100_000, 76),
+        ]
+        assert {p.global_batch_size for p in config.phases} == {256}
+        assert (config.optimizer.learning_rate, config.optimizer.warmup_steps) == (1e-4, 10_000)
+
+
+def test_a_python_config_is_the_users_own(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from bert_jax.config import TrainConfig\n"
+        "def config():\n    return TrainConfig(name='mine', seed=4)\n"
+    )
+    assert resolve.load(str(path), ["seed=5"]) == TrainConfig(name="mine", seed=5)
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("missing.py", None, "No such file"),
+        ("missing.json", None, "No such file"),
+        ("bert_bose", None, "nor a shipped config (bert_base, bert_large,"),
+        ("empty.py", "", "must define a function: def config() -> TrainConfig"),
+        ("wrong.py", "def config(): return 3", "config() returned int"),
+    ],
+)
+def test_a_name_that_leads_nowhere(tmp_path, name, text, message):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        resolve.load(str(path) if path.suffix else name)
+    assert message in str(caught.value)
+
+
+# --- checking ------------------------------------------------------------------------------------
+
+_IMPOSSIBLE = [
+    ("optimizer.learning_rate=Infinity", "optimizer.learning_rate", "must be finite"),
+    ("model.initializer_range=NaN", "model.initializer_range", "must be finite"),
+    ("data.short_seq_prob=1.5", "data.short_seq_prob", "between 0 and 1"),
+    ("data.masked_lm_prob=-0.1", "data.masked_lm_prob", "between 0 and 1"),
+    *(
+        (f"model.{name}=0", f"model.{name}", "at least 1")
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+            "type_vocab_size",
+        )
+    ),
+    ("model.num_attention_heads=5", "model.num_attention_heads", "does not divide hidden_size 768"),
+    ("model.type_vocab_size=1", "model.type_vocab_size", "2 segments"),
+    ("model.hidden_act=relu", "model.hidden_act", "choose one of gelu, gelu_new"),
+    ("compute.dtype=float16", "compute.dtype", "choose one of bfloat16, float32"),
+    ("compute.remat=some", "compute.remat", "choose one of none, full, dots"),
+    ("compute.layers=loop", "compute.layers", "choose one of unroll, scan"),
+    ("model.hidden_dropout_prob=1", "model.hidden_dropout_prob", "nothing would be left"),
+    (
+        "model.attention_probs_dropout_prob=1",
+        "model.attention_probs_dropout_prob",
+        "nothing would be left",
+    ),
+    ("data.random_token_prob=0.3", "data.random_token_prob", "together exceed 1"),
+    ("data.num_workers=0", "data.num_workers", "at least 1"),
+    ("data.prefetch=0", "data.prefetch", "at least 1"),
+    ("optimizer.learning_rate=0", "optimizer.learning_rate", "must be positive"),
+    (
+        "optimizer.gradient_accumulation_steps=0",
+        "optimizer.gradient_accumulation_steps",
+        "at least 1",
+    ),
+    (
+        "optimizer.gradient_accumulation_steps=3",
+        "phases.0.global_batch_size",
+        "gradient_accumulation_steps = 3 does not divide",
+    ),
+    ("optimizer.warmup_steps=-1", "optimizer.warmup_steps", "the run has 1000000 steps"),
+    ("optimizer.warmup_steps=1000000", "optimizer.warmup_steps", "would never come down"),
+    ("phases=[]", "phases", "at least one phase"),
+    ("phases.1.steps=0", "phases.1.steps", "at least 1"),
+    ("phases.1.global_batch_size=0", "phases.1.global_batch_size", "at least 1"),
+    ("phases.0.sequence_length=7", "phases.0.sequence_length", "at least 8"),
+    ("phases.1.sequence_length=513", "phases.1.sequence_length", "longer than the position table"),
+    ("phases.0.max_predictions=0", "phases.0.max_predictions", "the usual value is 19"),
+    ("phases.0.max_predictions=126", "phases.0.max_predictions", "has 125 tokens to choose from"),
+    ("evaluation.num_examples=0", "evaluation", "at least one example"),
+    ("evaluation.batch_size=0", "evaluation", "at least one example"),
+    ("evaluation.every_steps=-1", "evaluation.every_steps", "0 (at the end only) or more"),
+    ("checkpoint.every_steps=0", "checkpoint", "at least 1"),
+    ("checkpoint.keep_last=0", "checkpoint", "at least 1"),
+    ("checkpoint.keep_every=-1", "checkpoint.keep_every", "0 (none) or more"),
+    ("log_every_steps=0", "log_every_steps", "at least 1"),
+    ("mesh.tensor=2", "mesh.tensor", "not supported yet"),
+    ("mesh.fsdp=0", "mesh.fsdp", "-1 (all devices)"),
+]
+
+
+@pytest.mark.parametrize("assignment, path, message", _IMPOSSIBLE, ids=[i[0] for i in _IMPOSSIBLE])
+def test_the_impossible_is_refused_by_name(assignment, path, message):
+    config = resolve.override(_TWO_PHASES, [assignment])
+    with pytest.raises(UsageError) as caught:
+        configs.validate(config)
+    start = str(caught.value).removeprefix("config 'unnamed': ")
+    assert start.startswith(path + " ")
+    assert message in start
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "phases.0.max_predictions=125",
+        "phases.1.sequence_length=8",
+        "optimizer.warmup_steps=0",
+        "optimizer.warmup_steps=999999",
+        "data.masked_lm_prob=1",
+        "data.random_token_prob=0.2",
+        "evaluation.every_steps=0",
+        "mesh.fsdp=1",
+    ],
+)
+def test_the_edge_of_the_possible_is_accepted(assignment):
+    phases = (PhaseConfig(), PhaseConfig(steps=100_000, sequence_length=512, max_predictions=5))
+    config = resolve.override(TrainConfig(phases=phases), [assignment])
+    assert configs.validate(config) is config

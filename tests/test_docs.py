@@ -1,0 +1,363 @@
+"""The documentation says what the code does: tables, commands, links and names are compared."""
+
+import argparse
+import dataclasses
+import json
+import re
+import shlex
+import typing
+from pathlib import Path
+
+import jax
+import pytest
+
+from bert_jax import errors, resolve
+from bert_jax.__main__ import _EPILOG, _parser
+from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.data.pipeline import FIELDS
+from bert_jax.model import heads, sharding
+from bert_jax.training.workdir import _FREE
+
+_ROOT = Path(__file__).parents[1]
+_PACKAGE = _ROOT / "bert_jax"
+_ARCHITECTURE, _CONFIGURATION = (
+    _ROOT / "docs" / name for name in ("architecture.md", "configuration.md")
+)
+_DOCS = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
+_PARSER = _parser()
+_VERBS: dict[str, argparse.ArgumentParser] = next(
+    action.choices  # type: ignore[misc]
+    for action in _PARSER._actions
+    if isinstance(action, argparse._SubParsersAction)
+)
+each_document = pytest.mark.parametrize("document", _DOCS, ids=lambda p: p.name)
+
+
+# --- reading Markdown ----------------------------------------------------------------------------
+
+
+def prose(text: str) -> str:
+    """The text without its code blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def blocks(text: str) -> str:
+    """The code blocks of the text."""
+    return "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def spans(text: str) -> list[str]:
+    """What stands in back-ticks, outside of blocks."""
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(text))
+
+
+def section(document: Path, heading: str) -> str:
+    """The text from a heading to the next one of its level or above."""
+    text = document.read_text(encoding="utf-8")
+    level, rest = re.search(rf"^(#+) {re.escape(heading)}$(.*)", text, re.M | re.S).groups()
+    return re.split(rf"^#{{1,{len(level)}}} ", rest, flags=re.MULTILINE)[0]
+
+
+def table(text: str, number: int = 0) -> list[list[str]]:
+    """The rows of a table of the text, without its head; cells without back-ticks."""
+    found = re.findall(r"(?:^\|.*\n)+", text + "\n", re.MULTILINE)[number]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in found.splitlines()[2:]]
+    return [[cell.replace("\\|", "|").replace("`", "").strip() for cell in row] for row in rows]
+
+
+def anchors(document: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(document.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of every `bert-jax ...` line, continuation lines joined.
+
+    Left out are commands that are shown for their error, and those with an ellipsis.
+    """
+    found: list[list[str]] = []
+    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+        match = re.match(r"\s*(?:\$ )?(?:python -m bert_jax|bert-jax) (.*)", line)
+        if match and re.match(r"[\w-]+: error:", match[1]):
+            found.pop()
+        elif match and "..." not in line:
+            words = shlex.split(match[1], comments=True)
+            ends = [i for i, word in enumerate(words) if word in ("|", ">", "2>", "&&", "&", ";")]
+            found.append(words[: min(ends, default=len(words))])
+    return found
+
+
+# --- fields ---------------------------------------------------------------------------------------
+
+
+def fields() -> dict[str, typing.Any]:
+    """Every field of a config and its default; those of the phases as `phases.N.*`."""
+    found = {}
+    for field in dataclasses.fields(TrainConfig):
+        kind = typing.get_type_hints(TrainConfig)[field.name]
+        prefix = field.name
+        if typing.get_origin(kind) is tuple:
+            kind, prefix = typing.get_args(kind)[0], f"{field.name}.N"
+        if dataclasses.is_dataclass(kind):
+            found |= {f"{prefix}.{f.name}": f.default for f in dataclasses.fields(kind)}
+        else:
+            found[prefix] = field.default
+    return found
+
+
+def value(text: str):
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def test_every_field_is_described_with_its_default():
+    text = section(_CONFIGURATION, "Fields")
+    count = len(re.findall(r"^\|---", text, re.MULTILINE))
+    rows = [row for number in range(count) for row in table(text, number)]
+    assert {name: value(default) for name, default, _ in rows} == fields()
+    assert len(rows) == len(fields())
+    for name, _, meaning in rows:
+        assert meaning.endswith("."), name
+
+
+def test_what_may_change_on_resume_is_said():
+    rows = table(section(_CONFIGURATION, "What may change on resume"))
+    said = {name.removesuffix("*") for cell, _ in rows for name in cell.split(", ")}
+    assert said == set(_FREE)
+
+
+def test_the_shipped_configs_are_as_described():
+    expected = []
+    for name in resolve.shipped_names():
+        config = resolve.load(name)
+        model, optimizer = config.model, config.optimizer
+        phases = [
+            f"{p.global_batch_size} x {p.sequence_length}, {p.steps:,}" for p in config.phases
+        ]
+        expected.append(
+            [
+                name,
+                f"{model.num_hidden_layers} x {model.hidden_size}, {model.num_attention_heads}",
+                f"{model.vocab_size:,}",
+                "; ".join(phases),
+                f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,}",
+                config.compute.dtype,
+            ]
+        )
+    assert table(section(_CONFIGURATION, "Shipped configs")) == expected
+
+
+@each_document
+def test_no_field_is_named_that_does_not_exist(document):
+    sections = [f.name for f in dataclasses.fields(TrainConfig)]
+    known = fields()
+    for span in spans(document.read_text(encoding="utf-8")):
+        match = re.match(rf"({'|'.join(sections)})\.[a-zN0-9][\w.]*(?=$|=)", span)
+        if match and not match[0].endswith((".py", ".json")):
+            name = re.sub(r"^phases\.\d+", "phases.N", match[0])
+            assert name in known, f"{document.name}: `{span}`"
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def options(verb: str) -> dict[str, argparse.Action]:
+    """The longest name of each option, and the arguments without dashes in capitals."""
+    found = {}
+    for action in _VERBS[verb]._actions:
+        if not isinstance(action, argparse._HelpAction):
+            found[", ".join(action.option_strings) or action.dest.upper()] = action
+    return found
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_every_option_is_described(verb):
+    described = {}
+    for name, default, _ in table(section(_CONFIGURATION, f"`bert-jax {verb}`")):
+        described[re.sub(r"(?<=[a-z]) [A-Z|:=]+$", "", name)] = default
+    assert described.keys() == options(verb).keys()
+    for name, action in options(verb).items():
+        needed = action.required and action.nargs != argparse.OPTIONAL
+        assert (described[name] == "required") == needed, name
+        if not needed and action.default not in (None, []):
+            assert described[name] == str(action.default), name
+
+
+def test_no_verb_is_described_that_does_not_exist():
+    text = section(_CONFIGURATION, "Command line")
+    assert re.findall(r"^### `bert-jax ([\w-]+)`$", text, re.MULTILINE) == list(_VERBS)
+
+
+_WITH_COMMANDS = [*_DOCS, *sorted((_ROOT / "configs").glob("*.py")), _ROOT / "examples/demo.sh"]
+
+
+@pytest.mark.parametrize("file", [*_WITH_COMMANDS, None], ids=lambda p: p.name if p else "--help")
+def test_every_command_is_understood(file, capsys):
+    """Commands in blocks are parsed by the parser, and their configs checked, as if they ran."""
+    if file is None:
+        text = _EPILOG
+    elif file.suffix == ".md":
+        text = blocks(file.read_text(encoding="utf-8"))
+    else:
+        text = file.read_text(encoding="utf-8")
+    for command in commands(text):
+        if command[0] in ("VERB", "--help", "--version"):
+            continue
+        try:
+            arguments = _PARSER.parse_args(command)
+        except SystemExit as end:
+            if end.code:
+                pytest.fail(f"{shlex.join(command)}: {capsys.readouterr().err}")
+            continue
+        if getattr(arguments, "config", None) in resolve.shipped_names():
+            resolve.load(arguments.config, arguments.overrides)
+        elif hasattr(arguments, "overrides"):
+            resolve.override(TrainConfig(), arguments.overrides)
+
+
+@each_document
+def test_no_verb_or_option_is_named_that_does_not_exist(document):
+    known = {name for verb in _VERBS for o in options(verb).values() for name in o.option_strings}
+    for span in spans(document.read_text(encoding="utf-8")):
+        if match := re.match(r"bert-jax ([a-z][\w-]*)", span):
+            assert match[1] in _VERBS, f"{document.name}: `{span}`"
+        # Of other programs only what a span begins with another word is about.
+        if span.startswith(("--", "bert-jax ")):
+            for option in re.findall(r"(?<!\S)--[a-z][\w-]*", span):
+                assert option in known | {"--help", "--version"}, f"{document.name}: `{span}`"
+
+
+# --- contracts ------------------------------------------------------------------------------------
+
+
+def test_exit_codes():
+    classes = [errors.BertJaxError, *errors.BertJaxError.__subclasses__()]
+    rows = table(section(_ARCHITECTURE, "Exit codes"))
+    assert {name: int(code) for code, name, _ in rows if name} == {
+        c.__name__: c.exit_code for c in classes
+    }
+
+
+def test_the_batch():
+    rows = table(section(_ARCHITECTURE, "Batch"))
+    assert {name: (shape, dtype) for name, shape, dtype, _ in rows} == {
+        name: (f"[B, {size}]", dtype.__name__) for name, (size, dtype) in FIELDS.items()
+    }
+
+
+def test_the_parameters():
+    sizes = {"V": 101, "D": 24, "H": 4, "K": 6, "F": 40, "P": 17, "T": 3, "2": 2}
+    model = ModelConfig(
+        vocab_size=101,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=17,
+        type_vocab_size=3,
+    )
+    described = {}
+    for name, shape in table(section(_ARCHITECTURE, "Parameters")):
+        sized = tuple(sizes[letter] for letter in shape.strip("[]").split(", "))
+        described |= {name.replace("_N", f"_{n}"): sized for n in range(2)}
+    leaves = jax.tree_util.tree_leaves_with_path(heads.abstract_params(model))
+    assert described == {".".join(k.key for k in path): leaf.shape for path, leaf in leaves}
+
+
+def test_the_mesh():
+    rows = table(section(_ARCHITECTURE, "Mesh and sharding"))
+    described = {dim: axis for dims, axis in rows for dim in dims.split(", ")}
+    assert described == {dim: axis or "none" for dim, axis in sharding._RULES.items()}
+
+
+def test_the_corpus_directory(corpus):
+    files, manifest = (table(section(_ARCHITECTURE, "Corpus directory"), n) for n in range(2))
+    assert [name for name, _ in manifest] == list(json.loads((corpus / "corpus.json").read_bytes()))
+    patterns = [name.replace("NNNNN", "[0-9]" * 5) for name, *_ in files]
+    described = {path for pattern in patterns for path in corpus.glob(pattern.rstrip("/"))}
+    described |= {file for folder in described if folder.is_dir() for file in folder.iterdir()}
+    there = {p for p in corpus.rglob("*") if p.is_file()} - {corpus / "corpus.json"}
+    assert there <= described
+
+
+def test_the_work_directory(trained):
+    entries, fields, events = (table(section(_ARCHITECTURE, "Work directory"), n) for n in range(3))
+    described = {name.rstrip("/") for name, _ in entries}
+    there = {path.name for path in trained.iterdir()}
+    assert described - there == {"metrics.aside.jsonl", "profile"}
+    assert there <= described
+
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    seen: dict[str, set[str]] = {"training": set(), "evaluation": set()}
+    for row in rows:
+        seen["evaluation" if "split" in row else "training"] |= row.keys() - {"step"}
+    for kind, names in seen.items():
+        assert names == {name for name, where, _ in fields if where in (kind, "both")}
+
+    source = (_PACKAGE / "training/pretrain.py").read_text(encoding="utf-8")
+    assert {name for name, _ in events} == set(re.findall(r"\.event\(\s*\"(\w+)\"", source))
+    extra = {name: set(re.findall(r"\w+", said)) for name, said in events}
+    for line in (trained / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        assert event.keys() - {"event", "time", "seconds"} <= extra[event["event"]]
+
+
+def test_the_tree_is_the_tree():
+    block = blocks(section(_ARCHITECTURE, "The tree"))
+    described: set[str] = set()
+    folders: list[str] = []
+    for line in block.splitlines():
+        name, _, comment = line.strip().partition("  ")
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [name] if name.endswith("/") else []
+        if name.endswith(".py"):
+            assert comment.strip(), f"{name} has no comment"
+            described.add("".join(folders[:depth]) + name)
+        else:
+            assert (_ROOT / "".join(folders)).is_dir()
+    assert described == {
+        str(path.relative_to(_ROOT))
+        for path in _PACKAGE.rglob("*.py")
+        if path.name != "__init__.py" and path.parent.name != "configs"
+    }
+
+
+# --- links and names ------------------------------------------------------------------------------
+
+
+@each_document
+def test_links_lead_somewhere(document):
+    text = prose(document.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^()\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = document.parent / name if name else document
+        assert linked.exists(), f"{document.name}: {target}"
+        assert not anchor or anchor in anchors(linked), f"{document.name}: {target}"
+
+
+def test_what_the_code_refers_to_is_there():
+    for module in _PACKAGE.rglob("*.py"):
+        for name, anchor in re.findall(
+            r"docs/(\w+\.md)(?:#([\w-]+))?", module.read_text(encoding="utf-8")
+        ):
+            linked = _ROOT / "docs" / name
+            assert linked.exists(), f"{module}: {name}"
+            assert not anchor or anchor in anchors(linked), f"{module}: {name}#{anchor}"
+
+
+@each_document
+def test_no_file_or_target_is_named_that_does_not_exist(document):
+    text = document.read_text(encoding="utf-8")
+    for span in spans(text):
+        if re.fullmatch(r"[\w-]+(/[\w.-]+)+\.(py|md|sh)", span):
+            found = [(base / span).exists() for base in (_ROOT, _PACKAGE)]
+            assert any(found), f"{document.name}: `{span}`"
+    targets = re.findall(r"^([a-z]+):", (_ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    for line in [*spans(text), *blocks(text).splitlines()]:
+        if match := re.match(r"(?:\$ )?make ([a-z]+)\b", line.strip()):
+            assert match[1] in targets, f"{document.name}: {line}"

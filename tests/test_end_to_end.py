@@ -1,0 +1,260 @@
+"""From text to a filled-in word and out of the house; and a run that is killed ends the same."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig, OptimizerConfig, PhaseConfig
+from bert_jax.data.store import open_corpus
+from bert_jax.model import sharding
+from bert_jax.training import checkpoint
+from bert_jax.training.checkpoint import Checkpoints
+from tests import tiny_corpus
+from tests.tiny_corpus import tiny_config
+
+pytestmark = pytest.mark.core
+
+_CONFIG = tiny_config()
+# What differs from run to run; everything else in a row is a function of config and corpus.
+_TIMING = ("tokens_per_second", "step_seconds", "mfu")
+
+
+def rows_of(workdir: Path, split: str = "train") -> list[dict]:
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row.get("split", "train") == split]
+
+
+def numbers_of(workdir: Path) -> list[str]:
+    """Every row as JSON text, which has all the bits of a number, without what is measured."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    rows = [{k: v for k, v in json.loads(line).items() if k not in _TIMING} for line in lines]
+    # A row of training and one of evaluation may have the same step.
+    return [json.dumps(row) for row in sorted(rows, key=lambda row: (row["step"], len(row)))]
+
+
+def events_of(workdir: Path, name: str) -> list[dict]:
+    events = map(json.loads, (workdir / "events.jsonl").read_text().splitlines())
+    return [event for event in events if event["event"] == name]
+
+
+# --- one run, and what comes of it ---------------------------------------------------------------
+
+
+def test_the_held_out_loss_falls_below_the_unigram_entropy(trained, corpus):
+    losses = {row["step"]: row["mlm_loss"] for row in rows_of(trained, "validation")}
+    assert list(losses) == [40, 80, 120, 160, 200]
+    assert losses[200] < losses[40] - 0.2
+    assert losses[200] < open_corpus(corpus).manifest["unigram_entropy_nats"]
+
+
+def test_what_is_in_a_workdir(trained):
+    assert {p.name for p in trained.iterdir()} == {
+        "config.json", "tokenizer", "checkpoints", "metrics.jsonl", "events.jsonl", "tensorboard",
+    }  # fmt: skip
+    assert checkpoint.steps(trained) == [120, 160, 200]
+    rows = rows_of(trained)
+    assert [row["step"] for row in rows] == list(range(1, 201))
+    for row in rows:
+        assert row.keys() >= {
+            "step", "loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "learning_rate",
+            "grad_norm", "tokens_per_second", "step_seconds", "mfu",
+        }  # fmt: skip
+        assert all(math.isfinite(value) for value in row.values())
+    assert {row["sequence_length"] for row in rows_of(trained, "validation")} == {32, 48}
+    assert [event["phase"] for event in events_of(trained, "compile")] == [0, 1]
+    assert [event["step"] for event in events_of(trained, "save")] == [40, 80, 120, 160, 200]
+
+
+def test_the_schedule_goes_through_the_phases_unbroken(trained):
+    rates = [row["learning_rate"] for row in rows_of(trained)]
+    peak, warmup, total = 5e-3, 10, 200
+    expected = [peak * n / warmup if n < warmup else peak * (1 - n / total) for n in range(total)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+
+
+def test_tensorboard_has_the_curve_of_all_phases(trained):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    events = EventAccumulator(str(trained / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    assert [e.step for e in events.Tensors("train/loss")] == list(range(1, 201))
+    assert [e.step for e in events.Tensors("validation/mlm_loss")] == [40, 80, 120, 160, 200]
+    values = [float(make_ndarray(e.tensor_proto)) for e in events.Tensors("train/loss")]
+    assert values == [row["loss"] for row in rows_of(trained)]
+
+
+def evaluated(capsys, checkpoint_directory: Path, corpus: Path) -> dict:
+    capsys.readouterr()
+    arguments = ["--checkpoint", str(checkpoint_directory), "--corpus", str(corpus)]
+    assert main(["evaluate", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_out_of_the_house_and_back(tmp_path, trained, exported, corpus, capsys):
+    """evaluate says what the run said; of the export and its re-import, what it says of the run."""
+    result = evaluated(capsys, trained, corpus)
+    last = rows_of(trained, "validation")[-1]
+    names = ("loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "perplexity")
+    assert [result[name] for name in names] == [last[name] for name in names]
+    assert (result["step"], result["sequence_length"]) == (200, 48)
+
+    imported = tmp_path / "imported"
+    assert main(["import", "--checkpoint", str(exported), "--output", str(imported)]) == 0
+    out, back = (evaluated(capsys, place, corpus) for place in (exported, imported))
+    assert [out[name] for name in names] == [back[name] for name in names]
+    # All three at the same length: a foreign directory does not say which it was trained at.
+    assert out["sequence_length"] == back["sequence_length"] == 48
+    for name in names:
+        assert out[name] == pytest.approx(result[name], rel=1e-6)
+
+    params = [
+        checkpoint.load_params(workdir, step=step, config=_CONFIG, mesh=mesh_of(8))
+        for workdir, step in ((trained, 200), (imported, 0))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *params)
+
+
+def test_fill_mask_prints_a_table(trained, capsys):
+    text = "At noon [MASK] goes to the stable."
+    assert main(["fill-mask", "--checkpoint", str(trained), "--top", "3", text]) == 0
+    out = capsys.readouterr().out
+    assert text in out and "probability" in out
+    assert len([line for line in out.splitlines() if line.startswith("│")]) == 3
+
+
+def test_a_new_run_starts_from_another_checkpoint(tmp_path, trained, exported, corpus):
+    """From a workdir or a Hugging Face directory: the same parameters, a fresh schedule."""
+    config = tiny_config(
+        phases=(PhaseConfig(sequence_length=32, steps=5, global_batch_size=16, max_predictions=5),),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
+        checkpoint=CheckpointConfig(every_steps=5),
+    )
+    path = tiny_corpus.write_config(tmp_path / "further.json", config)
+    runs = []
+    for source in (trained, exported):
+        workdir = tmp_path / f"from-{source.name}"
+        arguments = ["--corpus", str(corpus), "--workdir", str(workdir), "--init-from", str(source)]
+        assert main(["pretrain", str(path), *arguments]) == 0
+        assert json.loads((workdir / "config.json").read_text())["init_from"] == str(source)
+        runs.append(workdir)
+    assert numbers_of(runs[0]) == numbers_of(runs[1])
+    rows = rows_of(runs[0])
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert rows[0]["learning_rate"] == 0.0
+    # Where the first run ended, not where it began.
+    assert rows[0]["mlm_loss"] < rows_of(trained)[0]["mlm_loss"] - 1
+
+
+# --- rows 10 and 11 of the acceptance table ------------------------------------------------------
+
+
+def mesh_of(devices: int):
+    return sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
+
+
+def start(
+    config: Path, corpus: Path, workdir: Path, *, devices: int, log: Path, cache: Path
+) -> subprocess.Popen:
+    """The real command. `cache` spares the second process of a kind most of its compilation."""
+    arguments = [str(config), "--corpus", str(corpus), "--workdir", str(workdir)]
+    settings = {
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    with log.open("a") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bert_jax", "pretrain", *arguments],
+            env={**os.environ, **settings},
+            stdout=stream,
+            stderr=stream,
+        )
+
+
+def wait_for(process: subprocess.Popen, log: Path, condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, f"ended early:\n{log.read_text()}"
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.005)
+
+
+def last_row(workdir: Path) -> int:
+    """Step of the last whole row."""
+    path = workdir / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def state_of(workdir: Path, step: int):
+    checkpoints = Checkpoints(workdir, _CONFIG.checkpoint)
+    assert checkpoints.latest_step() == step
+    state = checkpoints.load(step, config=_CONFIG, mesh=mesh_of(8))
+    checkpoints.close()
+    return jax.device_get(state)
+
+
+def test_a_run_that_is_killed_twice_ends_with_the_same_bits(tmp_path, trained, corpus):
+    """SIGKILL, at a moment that nobody chose, once in each phase's neighbourhood."""
+    config = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
+    workdir, log = tmp_path / "killed", tmp_path / "log.txt"
+    for saved, logged in ((40, 45), (120, 130)):
+        process = start(config, corpus, workdir, devices=8, log=log, cache=tmp_path / "cache")
+        wait_for(
+            process,
+            log,
+            lambda saved=saved, logged=logged: (
+                (workdir / "checkpoints" / str(saved)).is_dir() and last_row(workdir) >= logged
+            ),
+        )
+        time.sleep(random.uniform(0, 0.2))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it was finished before it was killed"
+        assert last_row(workdir) < 200
+    process = start(config, corpus, workdir, devices=8, log=log, cache=tmp_path / "cache")
+    assert process.wait(timeout=180) == 0, log.read_text()
+    assert "resuming at step 1" in log.read_text()
+
+    # Every row of the one run is in the other, bit for bit, once and in order.
+    assert numbers_of(workdir) == numbers_of(trained)
+    text = (workdir / "metrics.aside.jsonl").read_text()
+    aside = [json.loads(line) for line in text.splitlines()]
+    resumed = [event["step"] for event in events_of(workdir, "resume")]
+    assert len(resumed) == 2 and resumed[0] < resumed[1]
+    assert {row["resumed_at"] for row in aside} == set(resumed)
+    assert all(row["step"] > row["resumed_at"] for row in aside)
+    ours, theirs = state_of(workdir, 200), state_of(trained, 200)
+    assert int(ours.step) == 200
+    for (path, a), b in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
+        assert a.tobytes() == b.tobytes(), jax.tree_util.keystr(path)
+
+
+def test_one_device_and_eight_give_the_same_losses(tmp_path, trained, corpus):
+    config = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
+    workdir, log = tmp_path / "one", tmp_path / "log.txt"
+    process = start(config, corpus, workdir, devices=1, log=log, cache=tmp_path / "cache")
+    wait_for(process, log, lambda: last_row(workdir) >= 20)
+    process.kill()
+    process.wait()
+    assert events_of(workdir, "start")[0]["devices"] == 1
+    assert events_of(trained, "start")[0]["devices"] == 8
+    one, eight = (rows_of(place)[:20] for place in (workdir, trained))
+    assert [row["step"] for row in one] == list(range(1, 21))
+    for name in ("loss", "mlm_loss", "nsp_loss"):
+        np.testing.assert_allclose(
+            [row[name] for row in one], [row[name] for row in eight], rtol=1e-5
+        )

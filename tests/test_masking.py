@@ -1,0 +1,185 @@
+"""Masked tokens: how many, which, and what stands in their place."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bert_jax.config import DataConfig
+from bert_jax.data import counter
+from bert_jax.data.masking import mask_rows
+from tests.synthetic_corpus import FIRST_WORD, SPECIAL
+
+VOCAB_SIZE = 1000
+# Standard deviations a share may be off. At 4.5 one honest statistic in 150,000 would fail.
+Z = 4.5
+
+
+def within(hits: int, trials: int, probability: float) -> bool:
+    """A binomial count lies within Z standard deviations of its mean."""
+    spread = math.sqrt(trials * probability * (1 - probability))
+    return abs(hits - trials * probability) < Z * spread
+
+
+def make_rows(lengths: np.ndarray, row_length: int) -> np.ndarray:
+    """`[CLS] words [SEP] words [SEP]` of the given lengths, no word being special."""
+    shape = (lengths.size, row_length)
+    words = counter.bits(11, np.arange(lengths.size * row_length)).reshape(shape)
+    ids = (FIRST_WORD + counter.below(words, VOCAB_SIZE - FIRST_WORD)).astype(np.int32)
+    ids[np.arange(row_length) >= lengths[:, None]] = SPECIAL.pad
+    rows = np.arange(lengths.size)
+    ids[:, 0] = SPECIAL.cls
+    ids[rows, lengths // 2] = SPECIAL.sep
+    ids[rows, lengths - 1] = SPECIAL.sep
+    return ids
+
+
+def mask(ids, lengths, *, first=0, max_predictions=20, options=None, key=1):
+    return mask_rows(
+        ids,
+        lengths,
+        special=SPECIAL,
+        vocab_size=VOCAB_SIZE,
+        options=options or DataConfig(),
+        max_predictions=max_predictions,
+        key=key,
+        example_numbers=first + np.arange(len(ids)),
+    )
+
+
+def test_number_of_predictions_is_the_original_formula():
+    lengths = np.arange(5, 129)
+    masked = mask(make_rows(lengths, 128), lengths, max_predictions=16)
+    for length, row in zip(lengths, masked["mlm_weights"], strict=True):
+        assert row.sum() == min(16, max(1, round(int(length) * 0.15)))
+        assert (np.diff(row) <= 0).all()
+
+
+def test_targets_restore_the_row_and_nothing_else_changes():
+    lengths = np.array([128, 60, 5, 33] * 50)
+    ids = make_rows(lengths, 128)
+    before = ids.copy()
+    masked = mask(ids, lengths)
+    assert np.array_equal(ids, before)
+    restored = masked["input_ids"].copy()
+    for row, positions, targets, weights in zip(
+        restored,
+        masked["mlm_positions"],
+        masked["mlm_targets"],
+        masked["mlm_weights"],
+        strict=True,
+    ):
+        used = weights == 1
+        assert (np.diff(positions[used]) > 0).all()
+        assert (positions[~used] == 0).all() and (targets[~used] == 0).all()
+        row[positions[used]] = targets[used]
+    assert np.array_equal(restored, ids)
+
+
+def test_special_tokens_are_never_predicted_wherever_they_stand():
+    lengths = np.full(400, 64)
+    ids = make_rows(lengths, 64)
+    for position, token in enumerate((SPECIAL.cls, SPECIAL.sep, SPECIAL.mask, SPECIAL.pad), 10):
+        ids[:, position] = token
+    masked = mask(ids, lengths)
+    targets = masked["mlm_targets"][masked["mlm_weights"] == 1]
+    assert targets.size == 400 * 10
+    assert not np.isin(targets, [SPECIAL.cls, SPECIAL.sep, SPECIAL.mask, SPECIAL.pad]).any()
+
+
+def test_rows_with_too_few_candidates_predict_what_they_have():
+    lengths = np.array([5, 5])
+    ids = make_rows(lengths, 8)
+    ids[1, [1, 3]] = SPECIAL.mask
+    masked = mask(ids, lengths, max_predictions=4, options=DataConfig(masked_lm_prob=1.0))
+    assert masked["mlm_weights"].sum(axis=1).tolist() == [2, 0]
+    assert masked["mlm_positions"][0].tolist() == [1, 3, 0, 0]
+    assert np.array_equal(masked["input_ids"][1], ids[1])
+
+
+def test_eighty_ten_ten():
+    lengths = np.full(10_000, 128)
+    ids = make_rows(lengths, 128)
+    masked = mask(ids, lengths)
+    used = masked["mlm_weights"] == 1
+    now = np.take_along_axis(masked["input_ids"], masked["mlm_positions"], axis=1)[used]
+    targets = masked["mlm_targets"][used]
+    trials = targets.size
+    assert trials == 19 * 10_000
+    assert within((now == SPECIAL.mask).sum(), trials, 0.8 + 0.1 / VOCAB_SIZE)
+    assert within((now == targets).sum(), trials, 0.1 + 0.1 / VOCAB_SIZE)
+    other = now[(now != SPECIAL.mask) & (now != targets)]
+    assert within(other.size, trials, 0.1 * (1 - 2 / VOCAB_SIZE))
+    # Random words come from the whole vocabulary, special ids included, as in the original.
+    counts = np.bincount(other, minlength=VOCAB_SIZE)
+    counts = np.delete(counts, SPECIAL.mask)
+    share = 1 / (VOCAB_SIZE - 1)
+    spread = math.sqrt(other.size * share)
+    assert np.abs(counts - other.size * share)[FIRST_WORD:].max() < (Z + 1) * spread
+    assert within(counts[: FIRST_WORD - 1].sum(), other.size, (FIRST_WORD - 1) * share)
+
+
+@pytest.mark.parametrize(
+    ("mask_prob", "random_prob"), [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.5, 0.5)]
+)
+def test_replacement_probabilities_are_options(mask_prob: float, random_prob: float):
+    options = DataConfig(mask_token_prob=mask_prob, random_token_prob=random_prob)
+    lengths = np.full(2000, 128)
+    ids = make_rows(lengths, 128)
+    masked = mask(ids, lengths, options=options)
+    used = masked["mlm_weights"] == 1
+    now = np.take_along_axis(masked["input_ids"], masked["mlm_positions"], axis=1)[used]
+    targets = masked["mlm_targets"][used]
+    is_mask = mask_prob + random_prob / VOCAB_SIZE
+    is_same = 1 - mask_prob - random_prob * (1 - 1 / VOCAB_SIZE)
+    for hits, probability in (((now == SPECIAL.mask), is_mask), ((now == targets), is_same)):
+        if probability in (0, 1):
+            assert hits.mean() == probability
+        else:
+            assert within(hits.sum(), now.size, probability)
+
+
+def test_every_position_is_as_likely():
+    lengths = np.full(20_000, 64)
+    ids = make_rows(lengths, 64)
+    masked = mask(ids, lengths, max_predictions=10)
+    hits = np.bincount(masked["mlm_positions"][masked["mlm_weights"] == 1], minlength=64)
+    words = ids[0] >= FIRST_WORD
+    assert (hits[~words] == 0).all()
+    # A row hits a position at most once: hits are binomial in the rows.
+    assert all(within(count, 20_000, 10 / 61) for count in hits[words])
+    # And pairs of neighbours are hit together as often as sampling without replacement has it.
+    chosen = np.zeros((20_000, 64), bool)
+    np.put_along_axis(chosen, masked["mlm_positions"].astype(np.int64), True, axis=1)
+    both = chosen[:, 1:31] & chosen[:, 2:32]
+    for count in both.sum(axis=0):
+        assert within(count, 20_000, 10 * 9 / (61 * 60))
+
+
+def test_a_row_depends_on_its_own_number_alone():
+    lengths = np.array([128, 90, 17, 64] * 8)
+    ids = make_rows(lengths, 128)
+    whole = mask(ids, lengths, first=1000)
+    part = mask(ids[10:20], lengths[10:20], first=1010)
+    for name, array in whole.items():
+        assert np.array_equal(array[10:20], part[name])
+
+
+def test_another_number_or_key_is_another_draw():
+    lengths = np.full(64, 128)
+    ids = make_rows(lengths, 128)
+    first = mask(ids, lengths)["mlm_positions"]
+    for other in (mask(ids, lengths, first=64), mask(ids, lengths, key=2)):
+        # Two draws of 19 of 125 share 2.9 on average.
+        pairs = zip(first, other["mlm_positions"], strict=True)
+        shared = np.mean([np.isin(a, b).sum() for a, b in pairs])
+        assert shared < 6
+
+
+def test_long_rows_and_other_shares():
+    lengths = np.full(500, 512)
+    options = replace(DataConfig(), masked_lm_prob=0.3)
+    masked = mask(make_rows(lengths, 512), lengths, max_predictions=160, options=options)
+    assert (masked["mlm_weights"].sum(axis=1) == 154).all()  # round(153.6)
+    assert masked["mlm_positions"].max() > 500

@@ -1,0 +1,120 @@
+"""What a run writes about itself: rows that can be rewound, and honest FLOPs."""
+
+import json
+
+import jax
+import pytest
+
+from bert_jax.config import ModelConfig, PhaseConfig
+from bert_jax.model import sharding
+from bert_jax.training import metrics
+
+
+def write_rows(path, steps, *, tail: str = "") -> None:
+    rows = "".join(json.dumps({"step": step, "loss": 1 / step}) + "\n" for step in steps)
+    path.write_text(rows + tail)
+
+
+def steps_of(path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_rows_after_a_step_are_set_aside(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_rows(path, [10, 20, 30, 40])
+    original = path.read_text().splitlines()
+    kept = metrics.set_aside_after(tmp_path, 20)
+    assert [row["step"] for row in kept] == [10, 20]
+    assert path.read_text().splitlines() == original[:2]
+    text = (tmp_path / "metrics.aside.jsonl").read_text()
+    aside = [json.loads(line) for line in text.splitlines()]
+    assert aside == [{"resumed_at": 20, **json.loads(line)} for line in original[2:]]
+
+    # A second rewind adds to what was set aside and loses nothing.
+    write_rows(path, [10, 20, 30])
+    metrics.set_aside_after(tmp_path, 10)
+    assert steps_of(path) == [10]
+    assert steps_of(tmp_path / "metrics.aside.jsonl") == [30, 40, 20, 30]
+
+
+def test_rewinding_to_the_last_row_sets_nothing_aside(tmp_path):
+    write_rows(tmp_path / "metrics.jsonl", [1, 2, 3])
+    assert len(metrics.set_aside_after(tmp_path, 3)) == 3
+    assert steps_of(tmp_path / "metrics.jsonl") == [1, 2, 3]
+    assert not (tmp_path / "metrics.aside.jsonl").exists()
+
+
+def test_a_new_workdir_has_no_rows(tmp_path):
+    assert metrics.read_rows(tmp_path) == []
+    assert metrics.set_aside_after(tmp_path, 0) == []
+
+
+@pytest.mark.parametrize("cut", [1, 9, 14, -2, -1])
+def test_a_half_written_last_line_is_dropped(tmp_path, cut):
+    """A kill between two writes leaves the beginning of a row."""
+    path = tmp_path / "metrics.jsonl"
+    write_rows(path, [1, 2], tail=(json.dumps({"step": 3, "loss": 0.25}))[:cut])
+    assert [row["step"] for row in metrics.read_rows(tmp_path)] == [1, 2]
+    assert len(metrics.set_aside_after(tmp_path, 2)) == 2
+    journal = metrics.Journal(tmp_path)
+    journal.row(step=3, loss=0.5)
+    journal.close()
+    assert steps_of(path) == [1, 2, 3]
+    assert not (tmp_path / "metrics.aside.jsonl").exists()
+
+
+def test_a_row_is_on_disk_before_the_next_step(tmp_path):
+    """What was logged survives a kill: nothing waits in a buffer."""
+    journal = metrics.Journal(tmp_path)
+    journal.row(step=1, loss=0.1)
+    journal.event("save", step=1, seconds=0.5)
+    assert steps_of(tmp_path / "metrics.jsonl") == [1]
+    event = json.loads((tmp_path / "events.jsonl").read_text())
+    assert (event["event"], event["step"], event["seconds"]) == ("save", 1, 0.5)
+    journal.close()
+
+
+def test_flops_of_bert_base():
+    """Two for each multiply-add: 85 M weights of the blocks at every token, and the attention."""
+    phase = PhaseConfig(sequence_length=128, max_predictions=20, global_batch_size=256)
+    blocks = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
+    assert blocks == 84_934_656
+    scores_and_mixing = 12 * 2 * (128 * 128 * 768)
+    heads = 20 * (768 * 768 + 768 * 30522) + (768 * 768 + 768 * 2)
+    forward = 2 * (128 * blocks + scores_and_mixing + heads)
+    assert metrics.forward_flops(ModelConfig(), phase) == forward
+    assert metrics.train_flops(ModelConfig(), phase) == 256 * 3 * forward
+
+
+def test_recomputation_and_batch_do_not_change_the_cost_of_a_row():
+    small, large = (PhaseConfig(global_batch_size=n) for n in (1, 64))
+    assert metrics.forward_flops(ModelConfig(), small) == metrics.forward_flops(
+        ModelConfig(), large
+    )
+    assert 64 * metrics.train_flops(ModelConfig(), small) == metrics.train_flops(
+        ModelConfig(), large
+    )
+
+
+def test_the_speed_of_this_machine_is_measured():
+    """Eight devices that share its cores are not eight times as fast."""
+    assert jax.device_count() == 8
+    peak = metrics.peak_flops("float32")
+    assert 1e8 < peak < 1e14
+
+
+def test_an_accelerator_is_looked_up(monkeypatch):
+    class Device:
+        device_kind = "TPU v3"
+
+    monkeypatch.setattr(jax, "devices", lambda: [Device()] * 64)
+    monkeypatch.setattr(jax, "device_count", lambda: 64)
+    # 32 chips of 123 TFLOP/s, two devices each.
+    assert metrics.peak_flops("bfloat16") == pytest.approx(32 * 123e12)
+
+
+def test_a_batch_must_divide_over_the_devices():
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    assert sharding.rows_per_device(mesh, 24) == 3
+    with pytest.raises(ValueError, match="20 rows do not divide over 8 devices"):
+        sharding.rows_per_device(mesh, 20)

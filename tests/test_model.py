@@ -1,0 +1,154 @@
+"""The model against its own promises; against transformers see test_parity.py."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.config import ComputeConfig, ModelConfig
+from bert_jax.model import heads, losses, sharding
+from bert_jax.model.dropout import DropoutKey
+from tests.batches import random_batch
+
+pytestmark = pytest.mark.core
+
+_MODEL = ModelConfig(
+    vocab_size=211,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=32,
+)
+_FLOAT32 = ComputeConfig(dtype="float32")
+_LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+
+
+@pytest.fixture
+def mesh():
+    mesh = sharding.make_mesh(fsdp=8, tensor=1)
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+def loss_and_gradients(params, batch, *, compute, mesh, rows=None):
+    layout = sharding.batch_sharding(mesh)
+    rows = np.arange(len(batch["input_ids"]), dtype=np.uint32) if rows is None else rows
+
+    def loss(params, batch, rows_B):
+        key = DropoutKey.create(seed=5, step=np.int32(2), rows_B=rows_B)
+        outputs = heads.apply(params, batch, config=_MODEL, compute=compute, key=key)
+        return losses.means(losses.pretraining_sums(outputs, batch))["loss"]
+
+    params = jax.device_put(params, sharding.replicated(mesh))
+    return jax.jit(jax.value_and_grad(loss))(params, *jax.device_put((batch, rows), layout))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [({}, 110_106_428), (_LARGE, 336_226_108)], ids=["base", "large"]
+)
+def test_parameter_counts_are_the_published_ones(shape, count):
+    assert heads.parameter_count(heads.abstract_params(ModelConfig(**shape))) == count
+
+
+def test_initial_weights_are_a_normal_cut_at_two_deviations():
+    params = heads.init_params(
+        dataclasses.replace(_MODEL, hidden_size=256, intermediate_size=512), seed=0
+    )
+    matrices = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name, values = path[-1].key, np.asarray(leaf, np.float64)
+        if name == "bias":
+            assert not values.any()
+        elif name == "scale":
+            assert (values == 1).all()
+        else:
+            matrices += 1
+            n = values.size
+            # Mean 0 and deviation 0.8796 of a standard normal cut at +-2, times 0.02.
+            deviation = 0.02 * 0.87962566
+            assert abs(values.mean()) < 5 * deviation / np.sqrt(n)
+            assert abs(values.std() / deviation - 1) < 5 / np.sqrt(2 * n)
+            assert abs(values).max() <= 0.04
+    assert matrices == 3 + 6 * _MODEL.num_hidden_layers + 3
+
+
+def test_loss_at_the_start_is_that_of_guessing(mesh):
+    params = heads.init_params(_MODEL, seed=0)
+    batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
+    loss, _ = loss_and_gradients(params, batch, compute=_FLOAT32, mesh=mesh)
+    assert float(loss) == pytest.approx(np.log(_MODEL.vocab_size) + np.log(2), abs=0.1)
+
+
+def test_padding_is_invisible(mesh):
+    """Other ids in the padding change nothing, and the padding's embeddings get no gradient."""
+    params = heads.init_params(_MODEL, seed=0)
+    batch = random_batch(rows=8, length=32, predictions=5, vocab_size=200)
+    other = dict(batch)
+    other["input_ids"] = np.where(batch["sequence_ids"] == 0, 207, batch["input_ids"])
+    loss, _ = loss_and_gradients(params, batch, compute=_FLOAT32, mesh=mesh)
+    other_loss, gradients = loss_and_gradients(params, other, compute=_FLOAT32, mesh=mesh)
+    assert float(loss) == float(other_loss)
+    word = np.asarray(gradients["encoder"]["embeddings"]["word"]["embedding"])
+    # The tied output gives every row a gradient; its part is what row 206, never an input, has too.
+    used = np.abs(word[207] - word[206]).max()
+    assert used < 1e-3 < np.abs(word[other["input_ids"][0, 1]]).max()
+
+
+def test_sequences_of_a_row_do_not_see_each_other(mesh):
+    """Two sequences packed into a row give what each gives alone."""
+    params = heads.init_params(_MODEL, seed=0)
+    batch = random_batch(rows=8, length=16, predictions=5, vocab_size=_MODEL.vocab_size)
+    batch["sequence_ids"][:] = 1
+    packed = {name: batch[name].copy() for name in batch}
+    tokens = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
+    for name in tokens:
+        tail = np.roll(batch[name], 1, axis=0) * (2 if name == "sequence_ids" else 1)
+        packed[name] = np.concatenate([batch[name], tail], axis=1)
+    layout = sharding.batch_sharding(mesh)
+
+    def logits(batch):
+        outputs = jax.jit(lambda b: heads.apply(params, b, config=_MODEL, compute=_FLOAT32))(
+            jax.device_put(batch, layout)
+        )
+        return np.asarray(outputs["mlm_logits"])
+
+    np.testing.assert_allclose(logits(packed), logits(batch), atol=2e-5)
+
+
+@pytest.mark.parametrize("layers", ["unroll", "scan"])
+@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+def test_remat_and_scan_change_nothing(mesh, layers, remat):
+    params = heads.init_params(_MODEL, seed=0)
+    batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
+    expected = loss_and_gradients(params, batch, compute=_FLOAT32, mesh=mesh)
+    compute = ComputeConfig(dtype="float32", layers=layers, remat=remat)
+    actual = loss_and_gradients(params, batch, compute=compute, mesh=mesh)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), actual, expected
+    )
+
+
+def test_bfloat16_is_close_and_keeps_float32_masters(mesh):
+    params = heads.init_params(_MODEL, seed=0)
+    batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
+    exact, _ = loss_and_gradients(params, batch, compute=_FLOAT32, mesh=mesh)
+    loss, gradients = loss_and_gradients(params, batch, compute=ComputeConfig(), mesh=mesh)
+    assert float(loss) == pytest.approx(float(exact), abs=0.02)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {np.dtype("float32")}
+
+
+def test_forward_and_gradient_promote_no_types():
+    """A float32 that slips into a bfloat16 product is silent otherwise, and slow."""
+    mesh = sharding.make_mesh(fsdp=8, tensor=1)
+    params = heads.init_params(_MODEL, seed=0)
+    batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
+    with jax.set_mesh(mesh), jax.numpy_dtype_promotion("strict"):
+        loss, _ = loss_and_gradients(params, batch, compute=ComputeConfig(), mesh=mesh)
+    assert np.isfinite(float(loss))

@@ -1,0 +1,459 @@
+"""Batches: the table, purity, epochs, phases, the evaluation set, tf.data."""
+
+import itertools
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from bert_jax.config import DataConfig, PhaseConfig
+from bert_jax.data.examples import Plan, plan_epoch
+from bert_jax.data.pipeline import (
+    FIELDS,
+    Batch,
+    EvaluationSet,
+    Pipeline,
+    _PlanCache,
+    check_batch,
+    tf_batches,
+)
+from bert_jax.data.store import Split
+from bert_jax.errors import UsageError
+from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split, split_from_lengths
+
+SMALL = PhaseConfig(sequence_length=32, steps=100, global_batch_size=16, max_predictions=5)
+# Standard deviations a statistic may be off. At 4.5 one honest statistic in 150,000 would fail.
+Z = 4.5
+
+
+def make_split(num_documents: int = 60, **kw) -> Split:
+    """Every token is another id, so that a row tells which tokens of the corpus it holds."""
+    return random_split(num_documents, mean_tokens=8, vocab_size=None, **kw)
+
+
+def vocab_size(split: Split) -> int:
+    return FIRST_WORD + int(split.sentence_starts[-1])
+
+
+def make_pipeline(split: Split, *phases: PhaseConfig, seed: int = 0) -> Pipeline:
+    return Pipeline(
+        split,
+        special=SPECIAL,
+        vocab_size=vocab_size(split),
+        options=DataConfig(),
+        phases=phases or (SMALL,),
+        seed=seed,
+    )
+
+
+def make_evaluation(split: Split, **kw) -> EvaluationSet:
+    arguments = {"sequence_length": 32, "max_predictions": 5, "num_examples": 50, "batch_size": 16}
+    return EvaluationSet(
+        split,
+        special=SPECIAL,
+        vocab_size=vocab_size(split),
+        options=DataConfig(),
+        seed=0,
+        **(arguments | kw),
+    )
+
+
+def restored(batch: Batch) -> np.ndarray:
+    """`input_ids` before they were masked."""
+    ids = batch["input_ids"].copy()
+    row, column = np.nonzero(batch["mlm_weights"])
+    ids[row, batch["mlm_positions"][row, column]] = batch["mlm_targets"][row, column]
+    return ids
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert np.array_equal(array, other[name]), name
+
+
+def join(batches: list[Batch]) -> Batch:
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in FIELDS}
+
+
+def steps_of_epoch(pipeline: Pipeline, split: Split, epochs: int, batch_size: int) -> list[list]:
+    """The restored rows of whole epochs, as tuples."""
+    size = pipeline.examples_per_epoch(0)
+    steps = range(-(-epochs * size // batch_size))
+    rows = restored(join([pipeline.batch_at(step, range(batch_size)) for step in steps]))
+    rows = [tuple(row) for row in rows.tolist()]
+    return [rows[epoch * size : (epoch + 1) * size] for epoch in range(epochs)]
+
+
+def rows_of_plan(split: Split, plan: Plan) -> set[tuple[int, ...]]:
+    tokens = np.concatenate(split.shards)
+    rows = set()
+    for i in range(len(plan)):
+        a = tokens[plan.a_start[i] :][: plan.a_length[i]].tolist()
+        b = tokens[plan.b_start[i] :][: plan.b_length[i]].tolist()
+        row = [SPECIAL.cls, *a, SPECIAL.sep, *b, SPECIAL.sep]
+        rows.add(tuple(row + [SPECIAL.pad] * (32 - len(row))))
+    return rows
+
+
+# --- one batch -----------------------------------------------------------------------------------
+
+
+def test_batches_keep_the_table():
+    split = make_split()
+    pipeline = make_pipeline(split)
+    for step in (0, 1, 99):
+        check_batch(
+            pipeline.batch_at(step, range(16)),
+            rows=16,
+            sequence_length=32,
+            max_predictions=5,
+            vocab_size=vocab_size(split),
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("input_ids", lambda x: x.astype(np.int64)),
+        ("input_ids", lambda x: x[:, :-1]),
+        ("input_ids", lambda x: x - 10),
+        ("mlm_targets", lambda x: x + 10**6),
+        ("mlm_weights", lambda x: x / 2),
+        ("mlm_weights", lambda x: x[:, ::-1]),
+        ("mlm_positions", lambda x: x * 0),
+        ("mlm_positions", lambda x: x * 0 + np.arange(27, 32, dtype=np.int32)),
+        ("sequence_ids", lambda x: x * 0),
+        ("nsp_labels", lambda x: x + 2),
+    ],
+)
+def test_the_table_notices(name: str, change: Callable[[np.ndarray], np.ndarray]):
+    split = make_split()
+    batch = make_pipeline(split).batch_at(0, range(16))
+    assert (batch["mlm_weights"].sum(axis=1) < 5).any()  # so that reversed weights differ
+    batch[name] = change(batch[name])
+    with pytest.raises(AssertionError):
+        check_batch(
+            batch, rows=16, sequence_length=32, max_predictions=5, vocab_size=vocab_size(split)
+        )
+
+
+def test_rows_are_pairs_of_the_corpus():
+    split = make_split()
+    pipeline = make_pipeline(split)
+    batch = pipeline.batch_at(3, range(16))
+    sentence_of = np.searchsorted(split.sentence_starts, np.arange(vocab_size(split)), "right") - 1
+    document_of = np.searchsorted(split.document_starts, sentence_of, "right") - 1
+    for ids, types, label in zip(
+        restored(batch), batch["token_type_ids"], batch["nsp_labels"][:, 0], strict=True
+    ):
+        words = ids >= FIRST_WORD
+        a, b = ids[words & (types == 0)] - FIRST_WORD, ids[words & (types == 1)] - FIRST_WORD
+        assert (np.diff(a) == 1).all() and (np.diff(b) == 1).all()  # neighbours in the corpus
+        documents_a, documents_b = set(document_of[a]), set(document_of[b])
+        assert len(documents_a) == len(documents_b) == 1
+        assert (documents_a == documents_b) == (label == 0)
+
+
+def test_ranges_of_rows_make_up_the_batch():
+    pipeline = make_pipeline(make_split())
+    whole = pipeline.batch_at(7, range(16))
+    for cuts in ([0, 16], [0, 8, 16], [0, 1, 5, 16], list(range(17))):
+        parts = [pipeline.batch_at(7, range(*cut)) for cut in itertools.pairwise(cuts)]
+        assert_same(join(parts), whole)
+    assert_same(pipeline.batch_at(7, range(4, 9)), {k: v[4:9] for k, v in whole.items()})
+
+
+def test_a_batch_touches_no_batch_before_it():
+    split = make_split()
+    forwards = make_pipeline(split)
+    batches = [forwards.batch_at(step, range(16)) for step in range(100)]
+    backwards = make_pipeline(split)
+    for step in reversed(range(100)):
+        assert_same(backwards.batch_at(step, range(16)), batches[step])
+
+
+def test_shards_make_no_difference():
+    batches = [
+        make_pipeline(make_split(num_shards=shards)).batch_at(2, range(16)) for shards in (1, 5)
+    ]
+    assert_same(*batches)
+
+
+def test_the_seed_makes_a_difference():
+    split = make_split()
+    batches = [make_pipeline(split, seed=seed).batch_at(0, range(16)) for seed in (0, 1)]
+    assert (batches[0]["input_ids"] != batches[1]["input_ids"]).mean() > 0.5
+
+
+def test_shares_over_a_large_sample():
+    """15 % of the tokens are predicted, and the labels are those of the plan."""
+    split = random_split(5000, vocab_size=5000)
+    phase = PhaseConfig(sequence_length=128, steps=40, global_batch_size=256, max_predictions=20)
+    pipeline = Pipeline(
+        split, special=SPECIAL, vocab_size=5000, options=DataConfig(), phases=(phase,), seed=0
+    )
+    batch = join([pipeline.batch_at(step, range(256)) for step in range(40)])
+    lengths = batch["sequence_ids"].sum(axis=1)
+    wanted = np.maximum(1, np.rint(lengths * 0.15))
+    assert np.array_equal(batch["mlm_weights"].sum(axis=1), np.minimum(wanted, 20))
+    share = batch["mlm_weights"].sum() / lengths.sum()
+    # Each row's count is rounded: off by at most half a token (one, at the floor of 1) a row.
+    assert abs(share - 0.15) < 0.5 * len(lengths) / lengths.sum()
+    # The labels have the ratio of an independent plan, within the binomial error of both.
+    size = pipeline.examples_per_epoch(0)
+    plan = plan_epoch(split, options=DataConfig(), sequence_length=128, key=5)
+    ratio = plan.is_random.mean()
+    assert 0.5 < ratio < 0.62  # chunks of one sentence are forced
+    error = np.sqrt(ratio * (1 - ratio) * (1 / len(lengths) + 1 / size))
+    assert abs(batch["nsp_labels"].mean() - ratio) < Z * error
+
+
+# --- epochs and phases ---------------------------------------------------------------------------
+
+
+def test_an_epoch_shows_every_pair_once():
+    split = make_split()
+    pipeline = make_pipeline(split)
+    first, second = steps_of_epoch(pipeline, split, 2, 16)
+    assert len(set(first)) == len(first) == pipeline.examples_per_epoch(0)
+    assert pipeline.steps_per_epoch(0) == len(first) / 16
+    assert first != sorted(first)
+    # The second epoch has pairs of its own, and repeats one only if it has fewer than the first.
+    assert len(set(second) & set(first)) < 0.2 * len(first)
+    assert len(set(second)) > 0.9 * len(second)
+
+
+def test_every_pair_is_one_of_the_plan():
+    split = make_split()
+    pipeline = make_pipeline(split)
+    (rows,) = steps_of_epoch(pipeline, split, 1, 16)
+    (cache,) = pipeline._plans
+    assert set(rows) == rows_of_plan(split, cache.get(0))
+
+
+def test_masks_are_fresh_every_epoch_and_phase():
+    """A corpus of two documents of one sentence each has the same two pairs in every epoch."""
+    split = split_from_lengths(np.array([14, 14]), np.array([1, 1]), vocab_size=None)
+    phase = PhaseConfig(sequence_length=32, steps=50, global_batch_size=2, max_predictions=5)
+    pipeline = make_pipeline(split, phase, phase)
+    assert pipeline.examples_per_epoch(0) == 2
+    batch = join([pipeline.batch_at(step, range(2)) for step in range(100)])
+    # 5 of 28 positions: 98,280 choices, so that 200 draws all differ with chance 0.8 and hardly
+    # more than two pairs of them agree.
+    assert len(np.unique(batch["mlm_positions"], axis=0)) > 195
+
+
+def test_a_batch_may_hold_several_epochs():
+    split = split_from_lengths(np.full(12, 5), np.full(3, 4), vocab_size=None)
+    large = PhaseConfig(sequence_length=32, steps=3, global_batch_size=64, max_predictions=5)
+    pipeline = make_pipeline(split, large)
+    assert pipeline.examples_per_epoch(0) < 21
+    whole = join([pipeline.batch_at(step, range(64)) for step in range(3)])
+    assert_same(
+        join(
+            [
+                pipeline.batch_at(step, range(row, row + 8))
+                for step in range(3)
+                for row in range(0, 64, 8)
+            ]
+        ),
+        whole,
+    )
+    check_batch(
+        whole, rows=192, sequence_length=32, max_predictions=5, vocab_size=vocab_size(split)
+    )
+
+
+def test_batch_size_does_not_change_the_examples():
+    split = make_split()
+    sizes = [
+        PhaseConfig(sequence_length=32, steps=400 // n, global_batch_size=n, max_predictions=5)
+        for n in (4, 10)
+    ]
+    rows = [
+        join(
+            [
+                make_pipeline(split, phase).batch_at(step, range(phase.global_batch_size))
+                for step in range(phase.steps)
+            ]
+        )
+        for phase in sizes
+    ]
+    assert_same(*rows)
+
+
+def test_phases_follow_each_other():
+    split = make_split()
+    long = PhaseConfig(sequence_length=64, steps=4, global_batch_size=8, max_predictions=9)
+    pipeline = make_pipeline(split, SMALL, long, SMALL)
+    shapes = [
+        pipeline.batch_at(step, range(2))["input_ids"].shape for step in (0, 99, 100, 103, 104, 203)
+    ]
+    assert shapes == [(2, 32)] * 2 + [(2, 64)] * 2 + [(2, 32)] * 2
+    # Equal phases are not the same examples twice.
+    first, again = (pipeline.batch_at(step, range(16)) for step in (0, 104))
+    assert (first["input_ids"] != again["input_ids"]).mean() > 0.5
+    with pytest.raises(IndexError):
+        pipeline.batch_at(204, range(1))
+
+
+def test_one_thread_computes_what_several_ask_for():
+    calls, release = [], threading.Event()
+
+    def plan(epoch: int) -> Plan:
+        calls.append(epoch)
+        release.wait(10)
+        return Plan.empty(epoch)
+
+    cache = _PlanCache(plan)
+    results: list[Plan] = []
+    threads = [threading.Thread(target=lambda: results.append(cache.get(3))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert calls == [3]
+    assert len(results) == 4 and all(result is results[0] for result in results)
+
+
+def test_two_plans_are_kept():
+    calls = []
+
+    def plan(epoch: int) -> Plan:
+        calls.append(epoch)
+        return Plan.empty(epoch + 1)
+
+    cache = _PlanCache(plan)
+    for epoch in (0, 1, 0, 1, 2, 1, 0):
+        assert len(cache.get(epoch)) == epoch + 1
+    assert calls == [0, 1, 2, 0]
+    assert cache.first_size() == 1
+
+
+def test_a_failed_plan_is_tried_again():
+    calls = []
+
+    def plan(epoch: int) -> Plan:
+        calls.append(epoch)
+        if len(calls) == 1:
+            raise OSError("disk gone")
+        return Plan.empty(1)
+
+    cache = _PlanCache(plan)
+    with pytest.raises(OSError, match="disk gone"):
+        cache.get(0)
+    assert len(cache.get(0)) == 1
+
+
+def test_the_next_plan_is_computed_ahead():
+    split = make_split()
+    pipeline = make_pipeline(split)
+    (cache,) = pipeline._plans
+    per_epoch = pipeline.steps_per_epoch(0)
+    pipeline.batch_at(int(0.7 * per_epoch), range(16))
+    assert list(cache._futures) == [0]
+    pipeline.batch_at(int(0.9 * per_epoch), range(16))
+    assert list(cache._futures) == [0, 1]
+    assert len(cache._futures[1].result(timeout=10)) > 0
+    # Not beyond the last epoch the phase will see.
+    last = make_pipeline(
+        split,
+        PhaseConfig(
+            sequence_length=32, steps=int(per_epoch) - 1, global_batch_size=16, max_predictions=5
+        ),
+    )
+    last.batch_at(int(per_epoch) - 2, range(16))
+    assert list(last._plans[0]._futures) == [0]
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+
+def test_evaluation_ends_in_rows_of_no_weight():
+    split = make_split()
+    evaluation = make_evaluation(split)
+    assert (evaluation.num_examples, evaluation.num_batches) == (50, 4)
+    last = evaluation.batch_at(3, range(16))
+    check_batch(last, rows=16, sequence_length=32, max_predictions=5, vocab_size=vocab_size(split))
+    assert last["nsp_weights"][:, 0].tolist() == [1] * 2 + [0] * 14
+    assert (last["input_ids"][2:] == last["input_ids"][1]).all()
+    assert (last["mlm_weights"][2:] == 0).all() and (last["mlm_weights"][:2, 0] == 1).all()
+    assert (last["sequence_ids"][:, 0] == 1).all()
+    beyond = evaluation.batch_at(3, range(8, 16))
+    assert_same(beyond, {name: array[8:] for name, array in last.items()})
+
+
+def test_evaluation_is_the_same_in_batches_of_any_size():
+    split = make_split()
+    sets = [make_evaluation(split, batch_size=size) for size in (16, 7, 50)]
+    rows = [
+        join([one.batch_at(i, range(size)) for i in range(one.num_batches)])
+        for one, size in zip(sets, (16, 7, 50), strict=True)
+    ]
+    for other in rows[1:]:
+        assert_same(
+            {name: array[:50] for name, array in rows[0].items()},
+            {name: array[:50] for name, array in other.items()},
+        )
+        assert other["mlm_weights"].sum() == rows[0]["mlm_weights"].sum()
+
+
+def test_evaluation_of_a_small_split_uses_all_of_it():
+    split = make_split(8)
+    evaluation = make_evaluation(split, num_examples=10_000)
+    batches = [evaluation.batch_at(i, range(16)) for i in range(evaluation.num_batches)]
+    rows = join(batches)
+    real = rows["nsp_weights"][:, 0] == 1
+    assert real.sum() == evaluation.num_examples < 200
+    assert len({tuple(row) for row in restored(rows)[real].tolist()}) == evaluation.num_examples
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [make_pipeline, make_evaluation])
+def test_one_document_is_not_enough(make: Callable):
+    split = split_from_lengths(np.full(10, 5), np.array([10]))
+    with pytest.raises(UsageError, match=r"train split .* has 1 document.*another document"):
+        make(split)
+
+
+@pytest.mark.parametrize("max_predictions", [0, 30])
+def test_impossible_predictions(max_predictions: int):
+    with pytest.raises(UsageError, match=rf"max_predictions {max_predictions} is impossible"):
+        make_evaluation(make_split(), max_predictions=max_predictions)
+
+
+# --- tf.data -------------------------------------------------------------------------------------
+
+
+def test_tf_data_gives_the_same_batches_in_order():
+    split = make_split()
+    pipeline = make_pipeline(split)
+    batches = list(tf_batches(pipeline.batch_at, 5, 25, range(4, 12), num_workers=3, prefetch=2))
+    assert len(batches) == 20
+    for step, batch in enumerate(batches, 5):
+        check_batch(
+            batch, rows=8, sequence_length=32, max_predictions=5, vocab_size=vocab_size(split)
+        )
+        assert_same(batch, pipeline.batch_at(step, range(4, 12)))
+
+
+def test_tf_data_raises_what_the_batch_raised():
+    class Broken(Exception):
+        pass
+
+    pipeline = make_pipeline(make_split())
+
+    def batch_at(step: int, rows: range) -> Batch:
+        if step == 3:
+            raise Broken(f"step {step}")
+        return pipeline.batch_at(step, rows)
+
+    batches = tf_batches(batch_at, 0, 10, range(4), num_workers=2, prefetch=2)
+    assert len([next(batches) for _ in range(3)]) == 3
+    with pytest.raises(Broken, match="step 3"):
+        next(batches)

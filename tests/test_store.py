@@ -1,0 +1,192 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.data import tokenizer as tokenizers
+from bert_jax.data.prepare import prepare
+from bert_jax.data.store import SPLITS, open_corpus, verify_checksums
+from bert_jax.errors import DataDamaged, UsageError
+
+WORDS = ["apple", "bread", "cloud", "door", "earth", "fire", "glass", "house"]
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(VOCABULARY) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, vocabulary):
+    """A corpus of several shards a split, and the documents in it: sentences of WORDS."""
+    folder = tmp_path_factory.mktemp("corpus")
+    draw = np.random.default_rng(0)
+    documents = [
+        [
+            " ".join(draw.choice(WORDS, draw.integers(1, 9))).capitalize() + "."
+            for _ in range(draw.integers(1, 6))
+        ]
+        for _ in range(200)
+    ]
+    source = folder / "source.txt"
+    source.write_text("\n\n".join(" ".join(document) for document in documents))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.data.encode._PART_BYTES", 200)
+        patch.setattr("bert_jax.data.prepare._SHARD_TOKENS", 500)
+        prepare(
+            [str(source)],
+            folder / "corpus",
+            tokenizer=str(vocabulary),
+            validation_fraction=0.2,
+            workers=1,
+        )
+    return folder / "corpus", documents
+
+
+@pytest.fixture
+def corpus_folder(built, tmp_path):
+    """A copy to damage."""
+    return Path(shutil.copytree(built[0], tmp_path / "corpus"))
+
+
+def read_back(split, tokenizer):
+    """Documents as lists of sentences of tokens, by the definition in `Split`."""
+    documents = []
+    for first, end in zip(split.document_starts[:-1], split.document_starts[1:], strict=True):
+        sentences = []
+        for sentence in range(first, end):
+            start, stop = split.sentence_starts[sentence : sentence + 2]
+            shard = int(np.searchsorted(split.shard_starts, start, side="right")) - 1
+            assert stop <= split.shard_starts[shard + 1]
+            ids = split.shards[shard][start - split.shard_starts[shard] :][: stop - start]
+            sentences.append(" ".join(tokenizer.tokens(ids.tolist())))
+        documents.append(sentences)
+    return documents
+
+
+def test_what_was_written_is_read(built):
+    folder, documents = built
+    corpus = open_corpus(folder)
+    tokenizer = tokenizers.load(folder / "tokenizer")
+    expected = {
+        tuple(sentence.lower().replace(".", " .") for sentence in document)
+        for document in documents
+    }
+    found = {
+        split: [tuple(document) for document in read_back(getattr(corpus, split), tokenizer)]
+        for split in SPLITS
+    }
+    assert {*found["train"], *found["validation"]} == expected
+    assert set(found["train"]).isdisjoint(found["validation"])
+    assert len(found["train"]) + len(found["validation"]) == len(expected)
+    assert corpus.vocab_size == len(VOCABULARY)
+    assert corpus.tokenizer_hash == tokenizer.hash
+    assert corpus.special == tokenizer.special
+    verify_checksums(corpus)
+
+
+def test_types_and_starts(built):
+    corpus = open_corpus(built[0])
+    for split in (corpus.train, corpus.validation):
+        assert len(split.shards) > 1
+        for shard in split.shards:
+            assert shard.dtype == np.uint16 and shard.ndim == 1
+            assert isinstance(shard, np.memmap)
+        sizes = [len(shard) for shard in split.shards]
+        assert split.shard_starts.tolist() == [0, *np.cumsum(sizes)]
+        counts = corpus.manifest["counts"][split.name]
+        for starts, last, size in [
+            (split.sentence_starts, counts["tokens"], counts["sentences"]),
+            (split.document_starts, counts["sentences"], counts["documents"]),
+        ]:
+            assert starts.dtype == np.int64 and len(starts) == size + 1
+            assert starts[0] == 0 and starts[-1] == last and (np.diff(starts) > 0).all()
+        # Every shard begins with a document.
+        first_sentences = split.sentence_starts[split.document_starts[:-1]]
+        assert np.isin(split.shard_starts[:-1], first_sentences).all()
+
+
+FILES = [f"{split}/00001.{name}.npy" for split in SPLITS
+         for name in ("tokens", "sentences", "documents")]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["truncated", "missing", "longer"])
+def test_a_shard_of_the_wrong_size_is_named(corpus_folder, name, damage):
+    file = corpus_folder / name
+    data = file.read_bytes()
+    file.unlink()
+    if damage != "missing":
+        file.write_bytes(data[:-2] if damage == "truncated" else data + b"x")
+    with pytest.raises(DataDamaged) as caught:
+        open_corpus(corpus_folder)
+    assert caught.value.exit_code == 4
+    assert str(file) in str(caught.value) and "run prepare again" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_altered_bytes_are_found_by_checksum(corpus_folder, name):
+    file = corpus_folder / name
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    corpus = open_corpus(corpus_folder)
+    with pytest.raises(DataDamaged) as caught:
+        verify_checksums(corpus)
+    assert str(file) in str(caught.value)
+
+
+def test_a_shard_that_is_no_array_is_named(corpus_folder):
+    file = corpus_folder / "train/00000.tokens.npy"
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(DataDamaged, match="is not a NumPy array"):
+        open_corpus(corpus_folder)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]],  # of the right size, altered
+        VOCABULARY[:-3],  # smaller than the ids
+        None,  # not there
+    ],
+)
+def test_another_tokenizer_is_refused(corpus_folder, tmp_path, tokens):
+    folder = corpus_folder / "tokenizer"
+    shutil.rmtree(folder)
+    if tokens:
+        (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+        tokenizers.load(tmp_path / "vocab.txt").save(folder)
+    with pytest.raises(DataDamaged) as caught:
+        open_corpus(corpus_folder)
+    assert str(folder) in str(caught.value)
+    if tokens:
+        assert f"{len(tokens)} tokens" in str(caught.value)
+
+
+def test_what_is_no_corpus_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for path in [tmp_path, tmp_path / "missing", tmp_path / "file"]:
+        with pytest.raises(UsageError, match=r"is not a corpus: it has no corpus\.json") as caught:
+            open_corpus(path)
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format_version": 1', "\xff"])
+def test_a_manifest_that_cannot_be_read_is_refused(corpus_folder, text):
+    (corpus_folder / "corpus.json").write_text(text, encoding="latin-1")
+    with pytest.raises(DataDamaged, match=r"corpus\.json cannot be read"):
+        open_corpus(corpus_folder)
+
+
+def test_another_format_is_refused(corpus_folder):
+    file = corpus_folder / "corpus.json"
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps({**manifest, "format_version": 99}))
+    with pytest.raises(UsageError, match="format 99"):
+        open_corpus(corpus_folder)
