@@ -49,6 +49,9 @@ class ComputeConfig:
     remat: str = "none"
     # "unroll" writes every layer out (fastest step); "scan" compiles one (fastest compile).
     layers: str = "unroll"
+    # Sharded weights are gathered for use "per_step" (once, and kept for the backward pass) or
+    # "per_layer" (again in the backward pass: fully sharded, less memory, more traffic).
+    gather: str = "per_step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +105,17 @@ class PhaseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How many devices share a batch (`fsdp`) and a matrix (`tensor`). -1 takes what is left."""
+    """How the devices are arranged and what they share (docs/parallelism.md)."""
 
+    # Groups of devices joined by a slower network: the slices of a multi-slice TPU job.
+    slices: int = 1
+    # Devices of a slice that share a batch; -1 takes what is left.
     fsdp: int = -1
+    # Devices that share each matrix product.
     tensor: int = 1
+    # Whether `fsdp` also shares out master weights and moments, and the update of them; false
+    # keeps a copy on each device.
+    shard_weights: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +194,7 @@ def _problems(config: TrainConfig):
         ("compute.dtype", config.compute.dtype, ("bfloat16", "float32")),
         ("compute.remat", config.compute.remat, ("none", "full", "dots")),
         ("compute.layers", config.compute.layers, ("unroll", "scan")),
+        ("compute.gather", config.compute.gather, ("per_step", "per_layer")),
     ):
         if value not in allowed:
             yield path, f"is {value!r}; choose one of {', '.join(allowed)}"
@@ -232,8 +243,15 @@ def _problems(config: TrainConfig):
         yield "checkpoint.keep_every", "must be 0 (none) or more"
     if config.log_every_steps < 1:
         yield "log_every_steps", "must be at least 1"
-    if config.mesh.tensor != 1:
-        yield "mesh.tensor", f"is {config.mesh.tensor}; tensor parallelism is not supported yet"
+    for name, size in (
+        ("num_attention_heads", model.num_attention_heads),
+        ("intermediate_size", model.intermediate_size),
+    ):
+        if size % max(config.mesh.tensor, 1):
+            yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {name} {size}"
+    for name in ("slices", "tensor"):
+        if getattr(config.mesh, name) < 1:
+            yield f"mesh.{name}", f"is {getattr(config.mesh, name)}; it must be at least 1"
     if config.mesh.fsdp != -1 and config.mesh.fsdp < 1:
         yield "mesh.fsdp", "must be -1 (all devices) or at least 1"
 

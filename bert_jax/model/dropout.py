@@ -13,10 +13,13 @@ for dropout and for nothing else.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+
+from bert_jax.model.sharding import spec_of
 
 _MULTIPLIER_1, _MULTIPLIER_2 = 0x7FEB352D, 0x846CA68B
 _GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: moves small counters far apart
@@ -52,8 +55,12 @@ class DropoutKey(NamedTuple):
         )
 
 
-def random_bits(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
-    """uint32 of `shape`, whose first dim is the rows of `key`; laid out over the mesh like them."""
+def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) -> jax.Array:
+    """uint32 of `shape`, whose first dim is the rows of `key`; laid out over the mesh like them.
+
+    `cuts` are the mesh axes that cut each dim, the first included; none by default. They decide
+    where bits are computed, never which.
+    """
     rows = key.rows_B.reshape(key.rows_B.shape + (1,) * (len(shape) - 1))
     row_1 = _mix(rows ^ key.word_1)
     row_2 = _mix(rows + key.word_2)
@@ -63,14 +70,21 @@ def random_bits(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
     stride = 1
     for dim in reversed(range(1, len(shape))):
         counter_shape = tuple(n if i == dim else 1 for i, n in enumerate(shape))
-        place = place + jax.lax.broadcasted_iota(jnp.uint32, counter_shape, dim) * jnp.uint32(
-            stride
-        )
+        # Counted over the whole dim, also where the mesh cuts it.
+        cut = cuts[dim] if cuts else None
+        layout = jax.P(*(None,) * dim, cut) if cut else None
+        counter = jax.lax.broadcasted_iota(jnp.uint32, counter_shape, dim, out_sharding=layout)
+        place = place + counter * jnp.uint32(stride)
         stride *= shape[dim]
     x = place + row_1
     x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
     x = (x ^ (x >> 15) ^ row_2) * jnp.uint32(_MULTIPLIER_2)
     return x ^ (x >> 16)
+
+
+def keep_mask(key: DropoutKey, x: jax.Array, *, rate: float) -> jax.Array:
+    """True with probability 1 - `rate` for each element of `x`, laid out like it."""
+    return random_bits(key, x.shape, spec_of(x)) >= jnp.uint32(round(rate * 2**32))
 
 
 def dropout(x: jax.Array, key: DropoutKey | None, *, rate: float) -> jax.Array:
@@ -80,5 +94,5 @@ def dropout(x: jax.Array, key: DropoutKey | None, *, rate: float) -> jax.Array:
     """
     if key is None or rate == 0:
         return x
-    keep = random_bits(key, x.shape) >= jnp.uint32(round(rate * 2**32))
+    keep = keep_mask(key, x, rate=rate)
     return jnp.where(keep, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros((), x.dtype))

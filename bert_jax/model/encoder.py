@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import ComputeConfig, ModelConfig
-from bert_jax.model.attention import attend
+from bert_jax.model.attention import attend, join_heads, split_heads
 from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.layers import Embeddings, LayerNorm, Linear, activation
+from bert_jax.model.sharding import gather
 
 # Numbers of the places where dropout is drawn, folded into the key of a layer.
 _PROBABILITIES, _ATTENTION_OUTPUT, _FEED_FORWARD_OUTPUT = range(3)
@@ -24,19 +25,19 @@ class Block(nnx.Module):
     """Self-attention and feed-forward, each added to its input and then normalised."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        width, heads = config.hidden_size, config.num_attention_heads
-        head_shape = (heads, width // heads)
+        width = config.hidden_size
         linear = partial(Linear, config=config, rngs=rngs)
         self.hidden_act = config.hidden_act
         self.hidden_dropout = config.hidden_dropout_prob
         self.attention_dropout = config.attention_probs_dropout_prob
-        self.query = linear((width,), head_shape)
-        self.key = linear((width,), head_shape)
-        self.value = linear((width,), head_shape)
-        self.attention_output = linear(head_shape, (width,))
+        self.num_heads = config.num_attention_heads
+        self.query = linear(width, width)
+        self.key = linear(width, width)
+        self.value = linear(width, width)
+        self.attention_output = linear(width, width)
         self.attention_norm = LayerNorm(width, config=config)
-        self.intermediate = linear((width,), (config.intermediate_size,))
-        self.output = linear((config.intermediate_size,), (width,))
+        self.intermediate = linear(width, config.intermediate_size)
+        self.output = linear(config.intermediate_size, width)
         self.output_norm = LayerNorm(width, config=config)
 
     def __call__(
@@ -45,15 +46,15 @@ class Block(nnx.Module):
         def site(number):
             return None if key is None else key.fold(number)
 
-        context_BLHK = attend(
-            self.query(x_BLD),
-            self.key(x_BLD),
-            self.value(x_BLD),
+        context_BHKL = attend(
+            split_heads(self.query.to_columns(x_BLD), self.num_heads),
+            split_heads(self.key.to_columns(x_BLD), self.num_heads),
+            split_heads(self.value.to_columns(x_BLD), self.num_heads),
             sequence_ids_BL=sequence_ids_BL,
             key=site(_PROBABILITIES),
             dropout_rate=self.attention_dropout,
         )
-        y_BLD = self.attention_output(context_BLHK)
+        y_BLD = self.attention_output.from_columns(join_heads(context_BHKL))
         y_BLD = dropout(y_BLD, site(_ATTENTION_OUTPUT), rate=self.hidden_dropout)
         x_BLD = self.attention_norm(x_BLD + y_BLD)
         h_BLF = activation(self.hidden_act, self.intermediate(x_BLD))
@@ -86,10 +87,10 @@ class Encoder(nnx.Module):
 
         def apply_block(x_BLD, layer, params):
             layer_key = None if key is None else key.fold(layer)
-            block = nnx.merge(graph, params)
+            block = nnx.merge(graph, gather(params, dtype=compute.dtype))
             return block(x_BLD, sequence_ids_BL=batch["sequence_ids"], key=layer_key)
 
-        apply_block = _rematerialised(apply_block, compute.remat)
+        apply_block = _rematerialised(apply_block, compute)
         if compute.layers == "scan":
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[p for _, p in blocks])
             layers = jnp.arange(self.num_layers)
@@ -102,9 +103,21 @@ class Encoder(nnx.Module):
         return x_BLD
 
 
-def _rematerialised(function, remat: str):
-    if remat == "none":
+# What a working copy of the weights goes through on its way into a product.
+_WAY_OF_WEIGHTS = {"convert_element_type", "reshard", "reshape"}
+
+
+def _rematerialised(function, compute: ComputeConfig):
+    """`function`, whose backward pass computes again what `compute` says."""
+    if compute.remat == "full":
+        policy = None
+    elif compute.remat == "dots":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    elif compute.gather == "per_layer":
+
+        def policy(primitive, *_, **__):
+            return primitive.name not in _WAY_OF_WEIGHTS
+
+    else:
         return function
-    policies = jax.checkpoint_policies
-    policy = policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
     return jax.checkpoint(function, policy=policy)

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import ComputeConfig, ModelConfig
+from bert_jax.model import sharding
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.layers import Embed, LayerNorm, Linear, activation, pick
+from bert_jax.model.layers import Embed, LayerNorm, Linear, activation, pick, split_rows
 
 Params = dict[str, Any]
 
@@ -22,7 +23,7 @@ class Pooler(nnx.Module):
     """Linear and tanh of the [CLS] token."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.dense = Linear((config.hidden_size,), (config.hidden_size,), config=config, rngs=rngs)
+        self.dense = Linear(config.hidden_size, config.hidden_size, config=config, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
         return jnp.tanh(self.dense(pick(x_BLD, positions_BP)))
@@ -34,13 +35,14 @@ class MaskedLanguageModel(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width = config.hidden_size
         self.hidden_act = config.hidden_act
-        self.transform = Linear((width,), (width,), config=config, rngs=rngs)
+        self.transform = Linear(width, width, config=config, rngs=rngs)
         self.layer_norm = LayerNorm(width, config=config)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
 
     def __call__(self, x_BLD: jax.Array, positions_BM: jax.Array, word: Embed) -> jax.Array:
         h_BMD = activation(self.hidden_act, self.transform(pick(x_BLD, positions_BM)))
-        return word.attend(self.layer_norm(h_BMD)) + self.bias[...]
+        # The sub-words that tensor parallelism adds can never be the answer.
+        return word.attend(self.layer_norm(h_BMD)) + split_rows(self.bias[...], fill=-jnp.inf)
 
 
 class BertForPreTraining(nnx.Module):
@@ -50,7 +52,7 @@ class BertForPreTraining(nnx.Module):
         self.encoder = Encoder(config, rngs=rngs)
         self.pooler = Pooler(config, rngs=rngs)
         self.mlm = MaskedLanguageModel(config, rngs=rngs)
-        self.nsp = Linear((config.hidden_size,), (2,), config=config, rngs=rngs)
+        self.nsp = Linear(config.hidden_size, 2, config=config, rngs=rngs)
 
     def __call__(
         self, batch: dict[str, jax.Array], *, compute: ComputeConfig, key: DropoutKey | None
@@ -87,7 +89,15 @@ def apply(
     compute: ComputeConfig,
     key: DropoutKey | None = None,
 ) -> dict[str, jax.Array]:
-    """float32 `mlm_logits` `[B, M, V]`, `nsp_logits` `[B, P, 2]`. `key=None` means evaluation."""
+    """float32 `mlm_logits` `[B, M, V]`, `nsp_logits` `[B, P, 2]`. `key=None` means evaluation.
+
+    `params` lie as they are stored. Under tensor parallelism V is filled up to what divides.
+    """
+    # What the blocks do not gather, one by one, is gathered here, once.
+    late = params["encoder"].keys() - {"embeddings"} if compute.gather == "per_layer" else set()
+    early = {name: part for name, part in params["encoder"].items() if name not in late}
+    early = sharding.gather(params | {"encoder": early}, dtype=compute.dtype)
+    params = early | {"encoder": params["encoder"] | early["encoder"]}
     abstract = nnx.eval_shape(lambda: BertForPreTraining(config, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
     nnx.replace_by_pure_dict(state, params)

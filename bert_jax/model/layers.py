@@ -14,7 +14,7 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.sharding import spec
+from bert_jax.model.sharding import batch_spec, spec_of
 
 
 def truncated_normal(rngs: nnx.Rngs, shape: tuple[int, ...], *, stddev: float) -> nnx.Param:
@@ -26,36 +26,52 @@ def truncated_normal(rngs: nnx.Rngs, shape: tuple[int, ...], *, stddev: float) -
     return nnx.Param(stddev * jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape))
 
 
-def _reshape(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Activations in another shape, whose first dim still has the rows of the batch outermost."""
-    return jnp.reshape(x, shape, out_sharding=spec("batch"))
+def _reshape(x: jax.Array, shape: tuple[int, ...], *rest: str | None) -> jax.Array:
+    """Activations in another shape, whose first dim still has the rows of the batch outermost.
+
+    `rest` are the axes that cut the dims after the first.
+    """
+    return jnp.reshape(x, shape, out_sharding=batch_spec(*rest))
 
 
 class Linear(nnx.Module):
-    """An affine map from the trailing dims `inputs` to the dims `outputs`."""
+    """An affine map of `inputs` numbers to `outputs`, in one of three forms.
 
-    def __init__(
-        self,
-        inputs: tuple[int, ...],
-        outputs: tuple[int, ...],
-        *,
-        config: ModelConfig,
-        rngs: nnx.Rngs,
-    ):
-        self.num_inputs = len(inputs)
-        self.kernel = truncated_normal(rngs, inputs + outputs, stddev=config.initializer_range)
+    The kernel has two dims, also where the outputs are heads: a TPU lays arrays out in tiles of 8 x
+    128, and a last dim of 64 would leave half of each tile empty. For the same reason queries, keys
+    and values are made as columns, with the length last (docs/benchmarks.md, "The TPU ladder").
+    Where the tensor axis cuts a kernel, it cuts its inputs or its outputs.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, config: ModelConfig, rngs: nnx.Rngs):
+        stddev = config.initializer_range
+        self.kernel = truncated_normal(rngs, (inputs, outputs), stddev=stddev)
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.kernel[...].astype(x.dtype)
-        leading = x.shape[: x.ndim - self.num_inputs]
-        inputs, outputs = kernel.shape[: self.num_inputs], kernel.shape[self.num_inputs :]
+        """`[B, ..., inputs]` to `[B, ..., outputs]`."""
+        kernel, bias = self._in_type_of(x)
+        cut_in, cut_out = spec_of(kernel)
+        leading = x.shape[:-1]
         # As a product of two matrices, which XLA's CPU back end computes half as fast again as the
-        # same product with more dims; to a TPU it is all one.
-        flat = _reshape(x, (math.prod(leading), math.prod(inputs)))
-        y = flat @ jnp.reshape(kernel, (math.prod(inputs), math.prod(outputs)))
-        y = y + jnp.reshape(self.bias[...].astype(x.dtype), (math.prod(outputs),))
-        return _reshape(y, leading + outputs)
+        # same product with more dims.
+        flat = _reshape(x, (math.prod(leading), x.shape[-1]), cut_in)
+        y = jnp.matmul(flat, kernel, out_sharding=batch_spec(cut_out)) + bias
+        return _reshape(y, (*leading, y.shape[-1]), *(None,) * (len(leading) - 1), cut_out)
+
+    def to_columns(self, x_BLD: jax.Array) -> jax.Array:
+        """`[B, L, inputs]` to `[B, outputs, L]`."""
+        kernel, bias = self._in_type_of(x_BLD)
+        cut = batch_spec(spec_of(kernel)[1])
+        return jnp.einsum("bld,de->bel", x_BLD, kernel, out_sharding=cut) + bias[:, None]
+
+    def from_columns(self, x_BDL: jax.Array) -> jax.Array:
+        """`[B, inputs, L]` to `[B, L, outputs]`; a cut of the inputs is summed away."""
+        kernel, bias = self._in_type_of(x_BDL)
+        return jnp.einsum("bdl,de->ble", x_BDL, kernel, out_sharding=batch_spec()) + bias
+
+    def _in_type_of(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.kernel[...].astype(x.dtype), self.bias[...].astype(x.dtype)
 
 
 class LayerNorm(nnx.Module):
@@ -81,15 +97,35 @@ class Embed(nnx.Module):
         self.embedding = truncated_normal(rngs, (rows, size), stddev=config.initializer_range)
 
     def __call__(self, ids_BL: jax.Array) -> jax.Array:
-        return self.embedding[...].at[ids_BL].get(out_sharding=spec("batch"), mode="clip")
+        return self.embedding[...].at[ids_BL].get(out_sharding=batch_spec(), mode="clip")
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """Scores in float32 `[..., V]` of `x` `[..., D]` against every row."""
-        table = self.embedding[...].astype(x.dtype)
+        """Scores in float32 `[..., V]` of `x` `[..., D]` against every row.
+
+        Under tensor parallelism the rows are shared out, after as many of them as it takes to
+        divide; the extra rows are zero.
+        """
+        table = split_rows(self.embedding[...].astype(x.dtype), fill=0)
         flat = _reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
-        contract = (((1,), (1,)), ((), ()))
-        scores = jax.lax.dot_general(flat, table, contract, preferred_element_type=jnp.float32)
-        return _reshape(scores, (*x.shape[:-1], table.shape[0]))
+        cut = spec_of(table)[0]
+        scores = jax.lax.dot_general(
+            flat,
+            table,
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+            out_sharding=batch_spec(cut),
+        )
+        shape = (*x.shape[:-1], table.shape[0])
+        return _reshape(scores, shape, *(None,) * (x.ndim - 2), cut)
+
+
+def split_rows(table: jax.Array, *, fill: float) -> jax.Array:
+    """`table`, whose first dim is the vocabulary, cut over `tensor`; filled up where it must be."""
+    size = jax.sharding.get_abstract_mesh().shape["tensor"]
+    if size == 1:
+        return table
+    extra = [(0, -table.shape[0] % size)] + [(0, 0)] * (table.ndim - 1)
+    return jax.reshard(jnp.pad(table, extra, constant_values=fill), jax.P("tensor"))
 
 
 class Embeddings(nnx.Module):

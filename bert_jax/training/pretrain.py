@@ -315,12 +315,14 @@ def _due(step: int, every: int) -> bool:
 
 
 def _mesh_shape(config: TrainConfig) -> dict[str, int]:
-    devices = jax.device_count()
-    if config.mesh.fsdp not in (-1, devices):
+    wanted, devices = config.mesh, jax.device_count()
+    others = wanted.slices * wanted.tensor
+    if devices % others or wanted.fsdp not in (-1, devices // others):
         raise UsageError(
-            f"mesh.fsdp is {config.mesh.fsdp}, but there are {devices} devices; -1 uses them all"
+            f"mesh.slices x mesh.fsdp x mesh.tensor is {wanted.slices} x {wanted.fsdp} x "
+            f"{wanted.tensor}, but there are {devices} devices; mesh.fsdp=-1 uses what is left"
         )
-    return {"fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
+    return {"slices": wanted.slices, "fsdp": wanted.fsdp, "tensor": wanted.tensor}
 
 
 def _require_divisible(phase: PhaseConfig, mesh: Any, config: TrainConfig) -> None:
@@ -348,7 +350,7 @@ def _initial_state(
 ) -> TrainState:
     """Fresh parameters, or those of `init_from` if model and tokenizer are the same."""
     if init_from is None:
-        return TrainState.create(config).place(mesh)
+        return TrainState.create(config).place(mesh, shard_weights=config.mesh.shard_weights)
     source = workdir.load_checkpoint(init_from, mesh=mesh)
     workdir.require_same_tokenizer(source, corpus)
     if source.config.model != config.model:
@@ -359,4 +361,6 @@ def _initial_state(
             if ours[k] != theirs[k]
         )
         raise UsageError(f"--init-from {init_from}: {differing}; set the config to match")
-    return TrainState.create(config, source.params).place(mesh)
+    return TrainState.create(config, source.params).place(
+        mesh, shard_weights=config.mesh.shard_weights
+    )

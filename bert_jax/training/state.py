@@ -32,15 +32,13 @@ class TrainState:
     def abstract(cls, config: TrainConfig, mesh: Mesh) -> Self:
         """Shapes, types and shardings of a state, without its values."""
         shapes = jax.eval_shape(lambda: cls.create(config))
+        layout = sharding.layout(shapes, mesh=mesh, shard_weights=config.mesh.shard_weights)
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=sharding.parameter_sharding(mesh, leaf.shape)
-            ),
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
             shapes,
+            layout,
         )
 
-    def place(self, mesh: Mesh) -> Self:
+    def place(self, mesh: Mesh, *, shard_weights: bool = True) -> Self:
         """The same state, laid out over the mesh."""
-        return jax.tree.map(
-            lambda leaf: jax.device_put(leaf, sharding.parameter_sharding(mesh, leaf.shape)), self
-        )
+        return jax.device_put(self, sharding.layout(self, mesh=mesh, shard_weights=shard_weights))

@@ -10,7 +10,7 @@ import optax
 from bert_jax.config import TrainConfig
 from bert_jax.model import heads, losses
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.model.sharding import spec
+from bert_jax.model.sharding import batch_spec
 from bert_jax.training.optimizer import adamw, learning_rate
 from bert_jax.training.state import TrainState
 
@@ -26,7 +26,7 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
     """
     # Dropout knows a row by its number in the global batch.
     rows_B = jax.lax.broadcasted_iota(
-        jnp.uint32, batch["input_ids"].shape[:1], 0, out_sharding=spec("batch")
+        jnp.uint32, batch["input_ids"].shape[:1], 0, out_sharding=batch_spec()
     )
     counts = {n: jnp.maximum(jnp.sum(batch[f"{n}_weights"]), 1.0) for n in ("mlm", "nsp")}
 
@@ -61,7 +61,7 @@ def _accumulate(gradient: Callable, params: Any, rows: Any, *, slices: int) -> A
 
     def split(x):
         shape = (x.shape[0] // slices, slices, *x.shape[1:])
-        return jnp.moveaxis(jnp.reshape(x, shape, out_sharding=spec("batch")), 1, 0)
+        return jnp.moveaxis(jnp.reshape(x, shape, out_sharding=batch_spec()), 1, 0)
 
     parts = jax.tree.map(split, rows)
     first = jax.tree.map(lambda x: x[0], parts)

@@ -34,6 +34,7 @@ _FREE = (
     "data.prefetch",
     "compute.remat",
     "compute.layers",
+    "compute.gather",
 )
 
 
@@ -179,9 +180,7 @@ def _load_step(directory: Path, step: int, mesh: Mesh) -> LoadedCheckpoint:
 
 
 def _placed(params: heads.Params, mesh: Mesh) -> heads.Params:
-    return jax.tree.map(
-        lambda leaf: jax.device_put(leaf, sharding.parameter_sharding(mesh, leaf.shape)), params
-    )
+    return jax.device_put(params, sharding.layout(params, mesh=mesh, shard_weights=True))
 
 
 def _foreign_config(model: ModelConfig) -> TrainConfig:
