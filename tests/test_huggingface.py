@@ -116,7 +116,7 @@ def edit_config(directory, **changes) -> None:
 
 
 def read(directory):
-    return huggingface.read_params(directory, huggingface.read_config(directory))
+    return huggingface.read(directory).params
 
 
 def test_old_names_and_tied_copies_are_understood(copied, exported):
@@ -209,7 +209,10 @@ def test_pickles_are_not_opened(copied):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert' is read"),
+        (
+            {"model_type": "gpt2"},
+            "model_type is 'gpt2'; only bert, roberta, xlm-roberta, camembert",
+        ),
         ({"position_embedding_type": "relative_key"}, "only absolute position embeddings"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new"),
         ({"num_attention_heads": 5}, "does not divide hidden_size 32"),
