@@ -176,7 +176,7 @@ def _parse(serialised: bytes, source: str) -> Any:
 
 
 def albert_normalizer(own: Any) -> Any:
-    """ALBERT's preparation of text (google-research/albert tokenization.py) before a model's own."""
+    """ALBERT's preparation of text (google-research/albert tokenization.py), then `own`."""
     from tokenizers import normalizers
 
     return normalizers.Sequence(

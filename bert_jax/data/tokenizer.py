@@ -43,9 +43,9 @@ class SpecialIds:
 class Tokenizer:
     """Text to ids and back. Made by `load`, `train_wordpiece` or `train_sentencepiece`.
 
-    `kind` is "wordpiece", "sentencepiece" or "bpe"; `vocab_size` is the highest id + 1, hence the least
-    number of rows of an embedding; `special` holds the special ids; between the two texts of a pair stand
-    `pair_separators`, which RoBERTa has two of. Can be pickled.
+    `kind` is "wordpiece", "sentencepiece" or "bpe"; `vocab_size` is the highest id + 1, hence the
+    least number of rows of an embedding; `special` holds the special ids; `pair_separators` stand
+    between two texts (RoBERTa has two). Can be pickled.
     """
 
     def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
