@@ -151,7 +151,10 @@ def test_files_and_types_of_an_export(tmp_path, trained):
         *("--checkpoint", trained, "--output", tmp_path / "hf"),
         *("--dtype", "bfloat16", "--max-file-size", "0.02"),
     )
-    assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 1
+    files = list((tmp_path / "hf").glob("model-*.safetensors"))
+    assert len(files) > 1
+    modes = {path.stat().st_mode for path in (*files, tmp_path / "hf/config.json")}
+    assert len(modes) == 1, "others may read the weights, too"
     assert huggingface.read(tmp_path / "hf").head == HeadConfig()
 
 

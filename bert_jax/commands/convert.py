@@ -101,7 +101,7 @@ def run_export(arguments: Any) -> None:
         if written.model.hidden_act == "gelu":
             note(
                 "the model computes GELU exactly, google-research/bert by tanh: its outputs will "
-                "differ by about 1e-3"
+                "differ by about 0.1 % of their range"
             )
         print(
             f"start from it in TensorFlow 1 with\n  --init_checkpoint={arguments.output}/{NAME}"

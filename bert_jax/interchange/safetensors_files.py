@@ -1,6 +1,7 @@
 """Safetensors: one file, or several with an index, of any floating type. Nothing is unpickled."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ def write_file(path: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -
     from safetensors.numpy import save_file
 
     save_file(dict(tensors), path, metadata={"format": "pt", **metadata})
+    # The library makes files that nobody else can read; a model is to be handed on.
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def read(directory: Path) -> dict[str, np.ndarray]:
