@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig, to_dict
 from bert_jax.interchange import huggingface, tf1
+from bert_jax.interchange.layout import Foreign
 from bert_jax.model import sharding
 from bert_jax.training import checkpoint, workdir
 from tests import tiny_corpus
@@ -35,12 +36,11 @@ def refused(capsys):
     return run
 
 
-def as_tf1(folder, name="ForPreTraining", **options):
-    model, head = SIZES["small"], HEADS[name]
+def as_tf1(folder):
+    model, head = SIZES["small"], HeadConfig()
     params, *moments = (random_params(model, head, seed=s) for s in range(3))
-    options = {"moments": tuple(moments), "step": 77} | options
-    words = vocabulary(folder / "words")
-    tf1.write(folder / "tf1", params, model, head=head, tokenizer=words, **options)
+    foreign = Foreign(model=model, head=head, params=params, moments=tuple(moments), step=77)
+    tf1.write(folder / "tf1", foreign, tokenizer=vocabulary(folder / "words"))
     return folder / "tf1"
 
 

@@ -16,6 +16,7 @@ from bert_jax.interchange import huggingface
 from bert_jax.model import heads, sharding
 from bert_jax.tasks.fill_mask import fill_mask
 from bert_jax.training.workdir import load_checkpoint
+from tests.models import assert_same
 
 _TEXT = "In winter the [MASK] of Ada sleeps in the stable."
 
@@ -33,13 +34,6 @@ def copied(tmp_path, exported):
     import shutil
 
     return shutil.copytree(exported, tmp_path / "hf")
-
-
-def assert_same(a, b) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype and x.shape == y.shape
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), jax.tree_util.keystr(path)
 
 
 # --- names ---------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """TF1 checkpoints: read as TF1's Saver writes them, written as it restores them, bit for bit."""
 
+import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from bert_jax.config import HeadConfig
 from bert_jax.data import tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.interchange import tf1
+from bert_jax.interchange.layout import Foreign
 from tests.models import HEADS, SIZES, assert_same, random_params, vocabulary
 
 _CLASSES = sorted(HEADS.keys() - {"ForTokenClassification"})
@@ -22,15 +23,14 @@ def written(folder, name="ForPreTraining", size="small", *, with_moments=True):
     """A directory of ours, its parameters and its moments."""
     model, head = SIZES[size], HEADS[name]
     params, *moments = (random_params(model, head, seed=s) for s in range(3))
-    tf1.write(
-        folder / "tf1",
-        params,
-        model,
+    foreign = Foreign(
+        model=model,
         head=head,
-        tokenizer=vocabulary(folder / "words"),
+        params=params,
         moments=tuple(moments) if with_moments else None,
-        step=_STEP if with_moments else None,
+        step=_STEP if with_moments else 0,
     )
+    tf1.write(folder / "tf1", foreign, tokenizer=vocabulary(folder / "words"))
     return folder / "tf1", params, tuple(moments)
 
 
@@ -169,15 +169,7 @@ def test_what_tf1_saves_is_read_and_written_again_bit_for_bit(tmp_path):
     kernel = values["bert/encoder/layer_1/attention/self/query/kernel"]
     np.testing.assert_array_equal(query[:, 2, 3], kernel[:, 2 * 6 + 3])
 
-    tf1.write(
-        tmp_path / "ours",
-        foreign.params,
-        foreign.model,
-        head=foreign.head,
-        tokenizer=theirs,
-        moments=foreign.moments,
-        step=foreign.step,
-    )
+    tf1.write(tmp_path / "ours", foreign, tokenizer=theirs)
     for again in (
         variables(tmp_path / "ours/bert_model.ckpt"),
         restore_like_tf1(tmp_path / "ours/bert_model.ckpt", values),
@@ -318,28 +310,20 @@ def test_a_config_that_cannot_be_used(tmp_path, text, message):
 
 
 def test_what_the_original_cannot_compute_is_not_written(tmp_path):
-    import dataclasses
-
     words = vocabulary(tmp_path / "words")
-    model = dataclasses.replace(SIZES["small"], layer_norm_eps=1e-5)
-    params = random_params(model, HeadConfig())
+    small = SIZES["small"]
+    model = dataclasses.replace(small, layer_norm_eps=1e-5)
+    wrong = Foreign(model=model, head=HeadConfig(), params=random_params(model, HeadConfig()))
     with pytest.raises(UsageError, match="layer_norm_eps is 1e-05; the original's code has 1e-12"):
-        tf1.write(tmp_path / "tf1", params, model, head=HeadConfig(), tokenizer=words)
+        tf1.write(tmp_path / "tf1", wrong, tokenizer=words)
     tokens = HEADS["ForTokenClassification"]
-    params = random_params(SIZES["small"], tokens)
+    wrong = Foreign(model=small, head=tokens, params=random_params(small, tokens))
     with pytest.raises(UsageError, match="no token classifier"):
-        tf1.write(tmp_path / "tf1", params, SIZES["small"], head=tokens, tokenizer=words)
+        tf1.write(tmp_path / "tf1", wrong, tokenizer=words)
     assert [p.name for p in tmp_path.iterdir()] == ["words"]
 
 
 def test_nothing_is_written_over(tmp_path):
-    directory, params, _ = written(tmp_path)
-    shutil.rmtree(tmp_path / "words")
+    directory, _, _ = written(tmp_path)
     with pytest.raises(UsageError, match="is not empty"):
-        tf1.write(
-            directory,
-            params,
-            SIZES["small"],
-            head=HeadConfig(),
-            tokenizer=vocabulary(tmp_path / "words"),
-        )
+        tf1.write(directory, tf1.read(directory), tokenizer=tmp_path / "words")

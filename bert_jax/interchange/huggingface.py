@@ -23,6 +23,7 @@ WEIGHTS, INDEX = safetensors_files.WEIGHTS, safetensors_files.INDEX
 # Ours: Adam's moments and the step, in a file that other readers leave alone.
 MOMENTS = "moments.safetensors"
 
+_HINT = "is this a model directory?"
 # Spellings of the tanh approximation in their configs.
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -142,7 +143,7 @@ def read(directory: Path, *, allow_missing_heads: bool = False) -> Foreign:
     Raises UsageError if it is no BERT we can run, or lists the tensors that are missing, extra or
     misshapen. With `allow_missing_heads`, heads that are not whole are left out.
     """
-    theirs = _read_json(directory / CONFIG)
+    theirs = layout.read_json(directory / CONFIG, hint=_HINT)
     model = _model(theirs, directory / CONFIG)
     tensors = {
         _modern_name(name, theirs): tensor
@@ -182,24 +183,12 @@ def read(directory: Path, *, allow_missing_heads: bool = False) -> Foreign:
 
 def read_config(directory: Path) -> ModelConfig:
     """The encoder of a directory's `config.json`; raises UsageError if it is none we can run."""
-    model = _model(_read_json(directory / CONFIG), directory / CONFIG)
+    model = _model(layout.read_json(directory / CONFIG, hint=_HINT), directory / CONFIG)
     return layout.validate_model(model, HeadConfig())
 
 
 _PRETRAINED = {"pooler", "mlm", "nsp"}
 _ORDER = ("pooler", "mlm", "nsp", "sequence_classifier", "token_classifier", "span_classifier")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; is this a model directory?") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} holds no config: expected an object of fields")
-    return values
 
 
 def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:

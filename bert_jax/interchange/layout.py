@@ -7,6 +7,7 @@ that appears whole or not at all.
 
 import contextlib
 import dataclasses
+import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -206,6 +207,19 @@ def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
         model=model, head=head, phases=(phase,), optimizer=OptimizerConfig(warmup_steps=0)
     )
     return validate(whole).model
+
+
+def read_json(path: Path, *, hint: str) -> dict[str, Any]:
+    """The fields of a config file, or a UsageError; `hint` follows what the system says."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; {hint}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} holds no config: expected an object of fields")
+    return values
 
 
 @contextlib.contextmanager

@@ -111,7 +111,9 @@ def read(path: Path, *, allow_missing_heads: bool = False) -> Foreign:
     """
     prefix = _prefix(path)
     tensors = _read_tensors(prefix)
-    described = _read_config(prefix.parent / CONFIG)
+    described = layout.read_json(
+        prefix.parent / CONFIG, hint=f"put the model's {CONFIG} (and vocab.txt) beside it"
+    )
     step = int(tensors.pop(STEP, np.int64(0)))
     slots = {
         suffix: {
@@ -165,20 +167,6 @@ def _read_tensors(prefix: Path) -> dict[str, np.ndarray]:
         raise UsageError(f"{prefix} cannot be read: {said}") from error
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}; put the model's {CONFIG} (and vocab.txt) beside it"
-        ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} holds no config: expected an object of fields")
-    return values
-
-
 def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     """google-research/bert modeling.py: its "gelu" is the tanh approximation; epsilon is fixed."""
     if theirs.get("hidden_act", "gelu") != "gelu":
@@ -210,21 +198,13 @@ def _labels(
 # --- writing -------------------------------------------------------------------------------------
 
 
-def write(
-    directory: Path,
-    params: Any,
-    config: ModelConfig,
-    *,
-    head: HeadConfig,
-    tokenizer: Path,
-    moments: tuple[Any, Any] | None = None,
-    step: int | None = None,
-) -> None:
+def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
     """Writes `bert_model.ckpt`, its config and vocabulary as a new directory, whole or not at all.
 
-    With `step` there is a `global_step`. Raises UsageError where the original's code could not
-    compute this model.
+    With moments or a step there is a `global_step`. Raises UsageError where the original's code
+    could not compute this model.
     """
+    config, head = foreign.model, foreign.head
     _require_expressible(config, head)
     sub_words = tokenizers.load(tokenizer)
     if sub_words.kind != "wordpiece":
@@ -232,11 +212,11 @@ def write(
             f"tokenizer {tokenizer} is of kind {sub_words.kind}; the original reads a WordPiece "
             "vocab.txt only"
         )
-    tensors = TABLE.to_tensors(params)
-    for suffix, tree in zip(_MOMENTS, moments or (), strict=False):
+    tensors = TABLE.to_tensors(foreign.params)
+    for suffix, tree in zip(_MOMENTS, foreign.moments or (), strict=False):
         tensors |= {name + suffix: t for name, t in TABLE.to_tensors(tree).items()}
-    if step is not None:
-        tensors[STEP] = np.asarray(step, np.int64)
+    if foreign.step or foreign.moments:
+        tensors[STEP] = np.asarray(foreign.step, np.int64)
     with layout.new_directory(directory) as building:
         _save(building / NAME, tensors)
         text = json.dumps(_their_config(config, head), indent=2, ensure_ascii=False)

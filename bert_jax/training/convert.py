@@ -132,15 +132,7 @@ def export_checkpoint(
             step=loaded.step,
         )
         if to == "tf1":
-            tf1.write(
-                output,
-                foreign.params,
-                foreign.model,
-                head=foreign.head,
-                tokenizer=loaded.tokenizer,
-                moments=foreign.moments,
-                step=foreign.step if foreign.step or foreign.moments else None,
-            )
+            tf1.write(output, foreign, tokenizer=loaded.tokenizer)
         else:
             huggingface.write(
                 output,
