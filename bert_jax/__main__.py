@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.commands import convert
 from bert_jax.errors import BertJaxError, UsageError
 
 _EPILOG = """\
@@ -139,8 +140,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="CHECKPOINT",
         help="start a new run, with a fresh schedule, from the parameters of this checkpoint: a "
-        "workdir, one step of it, or a Hugging Face directory",
+        "workdir, one step of it, a Hugging Face directory or a TF1 checkpoint",
     )
+    convert.add_allow_missing_heads(pretrain, "begin with fresh heads where --init-from has none")
     pretrain.add_argument(
         "--profile-steps",
         metavar="A:B",
@@ -162,25 +164,18 @@ def _parser() -> argparse.ArgumentParser:
     fill.add_argument("text", nargs="+", help='such as "Paris is the [MASK] of France."')
 
     export = verb(
-        "export",
-        _export,
-        "write a checkpoint for other systems",
-        "'hf' writes a directory that transformers loads as BertForPreTraining, BertForMaskedLM "
-        "and BertModel.",
+        "export", convert.run_export, "write a checkpoint for other systems", convert.EXPORT
     )
     _checkpoint_argument(export)
-    export.add_argument("--format", choices=("hf",), default="hf")
-    export.add_argument("--output", type=Path, required=True, metavar="DIR")
+    convert.add_export_options(export)
 
     read = verb(
         "import",
-        _import,
+        convert.run_import,
         "read another system's checkpoint into a workdir",
-        "The result can be evaluated, exported and started from (pretrain --init-from).",
+        convert.IMPORT,
     )
-    read.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    read.add_argument("--format", choices=("hf",), default="hf")
-    read.add_argument("--output", type=Path, required=True, metavar="DIR")
+    convert.add_import_options(read)
 
     show = verb("show", _show, "print a config as it would run, as JSON")
     _config_arguments(show)
@@ -213,8 +208,8 @@ def _checkpoint_argument(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="DIR",
-        help="a workdir (its newest step), one step of it (DIR/checkpoints/STEP), or a Hugging "
-        "Face directory",
+        help="a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face "
+        "directory, or a TF1 checkpoint",
     )
 
 
@@ -272,6 +267,7 @@ def _pretrain(arguments: argparse.Namespace) -> None:
         corpus_directory=arguments.corpus,
         workdir_path=arguments.workdir,
         init_from=arguments.init_from,
+        allow_missing_heads=arguments.allow_missing_heads,
         profile_steps=profile,
     )
     validation = closing["validation"]
@@ -321,32 +317,6 @@ def _fill_mask(arguments: argparse.Namespace) -> None:
                     ("probability", "token", "text"),
                     [(f"{c.probability:.3f}", c.token, c.text) for c in candidates],
                 )
-
-
-def _export(arguments: argparse.Namespace) -> None:
-    import jax
-
-    from bert_jax.interchange import huggingface
-    from bert_jax.model import sharding
-    from bert_jax.training.workdir import load_checkpoint
-
-    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
-    with jax.set_mesh(mesh):
-        source = load_checkpoint(arguments.checkpoint, mesh=mesh)
-        huggingface.write(
-            arguments.output, source.params, source.config.model, tokenizer=source.tokenizer
-        )
-    print(
-        f"wrote {arguments.output} (step {source.step:,}); load it with\n"
-        f'  transformers.AutoModelForMaskedLM.from_pretrained("{arguments.output}")'
-    )
-
-
-def _import(arguments: argparse.Namespace) -> None:
-    from bert_jax.training.workdir import import_huggingface
-
-    workdir = import_huggingface(arguments.checkpoint, arguments.output)
-    print(f"wrote {workdir}; start from it with pretrain --init-from {workdir}")
 
 
 def _show(arguments: argparse.Namespace) -> None:

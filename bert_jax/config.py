@@ -39,6 +39,20 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What stands on the encoder: the two pre-training heads, unless it is made for a task."""
+
+    # Any of PARTS; at most one of them is a classifier.
+    parts: tuple[str, ...] = ("pooler", "mlm", "nsp")
+    # Of a sequence or token classifier, in the order of its outputs. One or none: a regression.
+    labels: tuple[str, ...] = ()
+
+
+_CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")
+PARTS = ("pooler", "mlm", "nsp", *_CLASSIFIERS)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
     """How the step is computed. None of it changes what is computed, beyond rounding."""
 
@@ -145,6 +159,7 @@ class TrainConfig:
     name: str = "unnamed"
     seed: int = 0
     model: ModelConfig = field(default_factory=ModelConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -198,6 +213,7 @@ def _problems(config: TrainConfig):
     ):
         if value not in allowed:
             yield path, f"is {value!r}; choose one of {', '.join(allowed)}"
+    yield from _head_problems(config.head)
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
         if getattr(model, name) >= 1:
             yield f"model.{name}", "is 1; nothing would be left"
@@ -254,6 +270,18 @@ def _problems(config: TrainConfig):
             yield f"mesh.{name}", f"is {getattr(config.mesh, name)}; it must be at least 1"
     if config.mesh.fsdp != -1 and config.mesh.fsdp < 1:
         yield "mesh.fsdp", "must be -1 (all devices) or at least 1"
+
+
+def _head_problems(head: HeadConfig):
+    for part in head.parts:
+        if part not in PARTS:
+            yield "head.parts", f"has {part!r}; choose from {', '.join(PARTS)}"
+    if len(set(head.parts) & set(_CLASSIFIERS)) > 1 or len(set(head.parts)) < len(head.parts):
+        yield "head.parts", f"is {', '.join(head.parts)}; each once, and one classifier at most"
+    if {"nsp", "sequence_classifier"} & set(head.parts) and "pooler" not in head.parts:
+        yield "head.parts", f"is {', '.join(head.parts)}; these stand on the pooler, too"
+    if len(set(head.labels)) < len(head.labels):
+        yield "head.labels", f"is {', '.join(head.labels)}; each label once"
 
 
 def _phase_problems(phase: PhaseConfig, config: TrainConfig):

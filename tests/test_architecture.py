@@ -31,7 +31,9 @@ _MAY_IMPORT = {
     "interchange": {"config", "errors", "data", "model"},
     "training": _COMMON | {"data", "model", "interchange"},
     "tasks": _COMMON | {"data", "model", "interchange", "training"},
-    "__main__": _COMMON | {"__init__", "data", "model", "interchange", "training", "tasks"},
+    "commands": _COMMON | {"data", "model", "interchange", "training", "tasks"},
+    "__main__": _COMMON
+    | {"__init__", "data", "model", "interchange", "training", "tasks", "commands"},
 }
 # A library -> the only places that may import it.
 _ONLY_IN = {
@@ -40,7 +42,7 @@ _ONLY_IN = {
     "optax": ("training/",),
     "orbax": ("training/checkpoint.py",),
     "argparse": ("__main__.py",),
-    "tensorflow": ("data/", "training/metrics.py"),
+    "tensorflow": ("data/", "training/metrics.py", "interchange/tf1.py"),
     "tensorflow_datasets": ("data/",),
     "torch": (),
     "pickle": (),

@@ -100,7 +100,11 @@ def fields() -> dict[str, typing.Any]:
         if typing.get_origin(kind) is tuple:
             kind, prefix = typing.get_args(kind)[0], f"{field.name}.N"
         if dataclasses.is_dataclass(kind):
-            found |= {f"{prefix}.{f.name}": f.default for f in dataclasses.fields(kind)}
+            # As JSON has them: a tuple is a list.
+            found |= {
+                f"{prefix}.{f.name}": list(f.default) if isinstance(f.default, tuple) else f.default
+                for f in dataclasses.fields(kind)
+            }
         else:
             found[prefix] = field.default
     return found
@@ -156,7 +160,7 @@ def test_no_field_is_named_that_does_not_exist(document):
     known = fields()
     for span in spans(document.read_text(encoding="utf-8")):
         match = re.match(rf"({'|'.join(sections)})\.[a-zN0-9][\w.]*(?=$|=)", span)
-        if match and not match[0].endswith((".py", ".json")):
+        if match and not match[0].endswith((".py", ".json", ".safetensors")):
             name = re.sub(r"^phases\.\d+", "phases.N", match[0])
             assert name in known, f"{document.name}: `{span}`"
 

@@ -16,6 +16,7 @@ from bert_jax.interchange import huggingface
 from bert_jax.model import heads, sharding
 from bert_jax.tasks.fill_mask import fill_mask
 from bert_jax.training.workdir import load_checkpoint
+from tests.models import assert_same
 
 _TEXT = "In winter the [MASK] of Ada sleeps in the stable."
 
@@ -33,13 +34,6 @@ def copied(tmp_path, exported):
     import shutil
 
     return shutil.copytree(exported, tmp_path / "hf")
-
-
-def assert_same(a, b) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype and x.shape == y.shape
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), jax.tree_util.keystr(path)
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -116,7 +110,7 @@ def edit_config(directory, **changes) -> None:
 
 
 def read(directory):
-    return huggingface.read_params(directory, huggingface.read_config(directory))
+    return huggingface.read(directory).params
 
 
 def test_old_names_and_tied_copies_are_understood(copied, exported):
@@ -209,7 +203,10 @@ def test_pickles_are_not_opened(copied):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert' is read"),
+        (
+            {"model_type": "gpt2"},
+            "model_type is 'gpt2'; only bert, roberta, xlm-roberta, camembert",
+        ),
         ({"position_embedding_type": "relative_key"}, "only absolute position embeddings"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new"),
         ({"num_attention_heads": 5}, "does not divide hidden_size 32"),

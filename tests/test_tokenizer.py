@@ -234,10 +234,10 @@ def test_vocabulary_size_covers_added_tokens(wordpiece, tmp_path):
     assert again.encode_sentences(["<extra>"]) == [[wordpiece.vocab_size]]
 
 
-BPE = {
+WORDS = {
     "version": "1.0",
     "added_tokens": [],
-    "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+    "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
 }
 BAD_FILES = {
     "absent.txt": (None, "no such file"),
@@ -248,7 +248,7 @@ BAD_FILES = {
     "latin.txt": ("\n".join(SMALL).encode("latin-1"), "not UTF-8"),
     "text.json": ("[PAD]\n[UNK]\n", "is not JSON"),
     "other.json": ('{"a": 1}', "not a tokenizer.json"),
-    "bpe.json": (json.dumps(BPE), "model BPE is not supported"),
+    "words.json": (json.dumps(WORDS), "model WordLevel is not supported"),
     "text.model": ("surely no protocol buffer\n", "not a SentencePiece model"),
     "empty.model": ("", "holds no pieces"),
     "folder": ({}, "neither tokenizer.json nor vocab.txt"),

@@ -173,3 +173,19 @@ def _parse(serialised: bytes, source: str) -> Any:
     if not model.pieces:
         raise UsageError(f"{source} is not a SentencePiece model: it holds no pieces")
     return model
+
+
+def albert_normalizer(own: Any) -> Any:
+    """ALBERT's preparation of text (google-research/albert tokenization.py), then `own`."""
+    from tokenizers import normalizers
+
+    return normalizers.Sequence(
+        [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            own,
+        ]
+    )

@@ -1,7 +1,8 @@
 """Sub-words: WordPiece and SentencePiece behind one small class. Train, load, save, encode.
 
 Encoding is always done by `tokenizers`. WordPiece gives what `BertTokenizer` gives; a SentencePiece
-model is converted when it is trained or loaded. What decides ids is summed up in `Tokenizer.hash`.
+model is converted when it is trained or loaded; RoBERTa's byte-level BPE is only loaded. What
+decides ids is summed up in `Tokenizer.hash`.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ _SPECIAL_NAMES = {
     "sep": ("[SEP]", "</s>", "<sep>"),
     "mask": ("[MASK]", "<mask>"),
 }
-_KINDS = {"WordPiece": "wordpiece", "Unigram": "sentencepiece"}
+_KINDS = {"WordPiece": "wordpiece", "Unigram": "sentencepiece", "BPE": "bpe"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,9 @@ class SpecialIds:
 class Tokenizer:
     """Text to ids and back. Made by `load`, `train_wordpiece` or `train_sentencepiece`.
 
-    `kind` is "wordpiece" or "sentencepiece"; `vocab_size` is the highest id + 1, hence the least
-    number of rows of an embedding; `special` holds the special ids. Can be pickled.
+    `kind` is "wordpiece", "sentencepiece" or "bpe"; `vocab_size` is the highest id + 1, hence the
+    least number of rows of an embedding; `special` holds the special ids; `pair_separators` stand
+    between two texts (RoBERTa has two). Can be pickled.
     """
 
     def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
@@ -54,7 +56,9 @@ class Tokenizer:
         """
         model = type(backend.model).__name__
         if model not in _KINDS:
-            raise UsageError(f"{source}: model {model} is not supported; use WordPiece or Unigram")
+            raise UsageError(
+                f"{source}: model {model} is not supported; use WordPiece, Unigram or BPE"
+            )
         self.kind: str = _KINDS[model]
         self._names = _special_names(backend.get_vocab(with_added_tokens=True), names or {}, source)
         # Special tokens are found before the text is cut up, so that [MASK] in it is one id. Those
@@ -66,7 +70,10 @@ class Tokenizer:
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         backend.no_truncation()
         backend.no_padding()
-        backend.post_processor = _template(self._names["cls"], self._names["sep"], self.special)
+        # [CLS] A [SEP] B [SEP], or <s> A </s> </s> B </s>.
+        self.pair_separators = 2 if backend.num_special_tokens_to_add(is_pair=True) == 4 else 1
+        separators = " ".join([f"{self._names['sep']}:0"] * self.pair_separators)
+        backend.post_processor = _template(self._names, self.special, between=separators)
         self._backend = backend
 
     @property
@@ -111,6 +118,9 @@ class Tokenizer:
         if self.kind == "wordpiece":
             fields = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
             settings = {field: model[field] for field in fields}
+        elif self.kind == "bpe":
+            fields = ("merges", "byte_fallback", "ignore_merges", "unk_token", "fuse_unk")
+            settings = {field: model.get(field) for field in fields}
         else:
             # Scores are 32-bit by origin; a file's text form may differ beyond that.
             scores = np.array([score for _, score in model["vocab"]], dtype=np.float32).tolist()
@@ -125,6 +135,8 @@ class Tokenizer:
             "added": sorted([token[flag] for flag in flags] for token in state["added_tokens"]),
             "special": asdict(self.special),
         }
+        if self.pair_separators > 1:
+            content["pair_separators"] = self.pair_separators
         text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -288,25 +300,13 @@ def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None)
 
 
 def _load_sentencepiece(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
-    from tokenizers import normalizers
-
     try:
         serialised = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     backend = sentencepiece_model.convert(serialised, source=str(path))
     if lowercase if lowercase is not None else config.get("do_lower_case", False):
-        # google-research/albert tokenization.py, preprocess_text
-        backend.normalizer = normalizers.Sequence(
-            [
-                normalizers.Replace("``", '"'),
-                normalizers.Replace("''", '"'),
-                normalizers.NFKD(),
-                normalizers.StripAccents(),
-                normalizers.Lowercase(),
-                backend.normalizer,
-            ]
-        )
+        backend.normalizer = sentencepiece_model.albert_normalizer(backend.normalizer)
     tokenizer = Tokenizer(backend, source=str(path), names=_configured_names(config))
     if lowercase is False and tokenizer.lowercase:
         raise UsageError(f"{path} folds case itself; it cannot be loaded with lowercase=False")
@@ -358,12 +358,13 @@ def _from_vocabulary(
     return Tokenizer(backend, source=source, names=names)
 
 
-def _template(cls: str, sep: str, special: SpecialIds) -> Any:
+def _template(names: dict[str, str], special: SpecialIds, *, between: str) -> Any:
     from tokenizers import processors
 
+    cls, sep = names["cls"], names["sep"]
     return processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        pair=f"{cls}:0 $A:0 {between} $B:1 {sep}:1",
         special_tokens=[(cls, special.cls), (sep, special.sep)],
     )
 

@@ -1,56 +1,29 @@
-"""Hugging Face directories, both ways: `config.json`, `model.safetensors`, and one table of names.
+"""Hugging Face directories, both ways: `config.json`, `model.safetensors` and the tokenizer.
 
-Read and written with `safetensors` alone: no torch, nothing unpickled. What is written loads as
-`BertForPreTraining`, `BertForMaskedLM` or `BertModel`, and with `pipeline("fill-mask")`.
+Read and written with `safetensors` alone: no torch, nothing unpickled. What is written loads as the
+class that `config.json` names; what is read may be of any of these classes, and RoBERTa's.
 """
 
 import dataclasses
 import json
-import math
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from bert_jax.config import ModelConfig, TrainConfig, from_dict, validate
+from bert_jax.config import HeadConfig, ModelConfig, from_dict
 from bert_jax.data import tokenizer as tokenizers
 from bert_jax.errors import UsageError
-from bert_jax.model import heads
+from bert_jax.interchange import huggingface_names as names
+from bert_jax.interchange import layout, safetensors_files
+from bert_jax.interchange.layout import Foreign, Layout
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+WEIGHTS, INDEX = safetensors_files.WEIGHTS, safetensors_files.INDEX
+# Ours: Adam's moments and the step, in a file that other readers leave alone.
+MOMENTS = "moments.safetensors"
 
-# Parts outside the layers: our path -> their prefix. A trailing name follows from the kind of leaf.
-_FIXED = {
-    "encoder.embeddings.word": "bert.embeddings.word_embeddings",
-    "encoder.embeddings.position": "bert.embeddings.position_embeddings",
-    "encoder.embeddings.token_type": "bert.embeddings.token_type_embeddings",
-    "encoder.embeddings.layer_norm": "bert.embeddings.LayerNorm",
-    "pooler.dense": "bert.pooler.dense",
-    "mlm": "cls.predictions",
-    "mlm.transform": "cls.predictions.transform.dense",
-    "mlm.layer_norm": "cls.predictions.transform.LayerNorm",
-    "nsp": "cls.seq_relationship",
-}
-_LAYER = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "attention_output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "intermediate": "intermediate.dense",
-    "output": "output.dense",
-    "output_norm": "output.LayerNorm",
-}
-_LEAF = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
-# Copies of other tensors that some writers store: the tied output and its bias, and a counter.
-_REDUNDANT = {
-    "cls.predictions.decoder.weight",
-    "cls.predictions.decoder.bias",
-    "bert.embeddings.position_ids",
-}
+_HINT = "is this a model directory?"
 # Spellings of the tanh approximation in their configs.
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -58,92 +31,102 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_new",
     "gelu_fast": "gelu_new",
 }
+_BERT, _ROBERTA = ("bert",), ("roberta", "xlm-roberta", "camembert")
+# Their first position is behind the padding's, and that one behind another.
+_ROBERTA_UNUSED_POSITIONS = 2
 
 
-def tensor_names(config: ModelConfig) -> dict[str, str]:
-    """Our dotted path of every parameter -> the name Hugging Face gives it."""
-    return {_dotted(path): _their_name(path) for path, _ in _leaves(heads.abstract_params(config))}
+def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, str]:
+    """Our dotted path of every parameter -> the name Hugging Face's BERT gives it."""
+    found = names.BERT.names(config, head or HeadConfig())
+    return {".".join(path): name for path, name in found.items()}
 
 
-def _leaves(params: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        yield tuple(entry.key for entry in path), leaf
-
-
-def _dotted(path: tuple[str, ...]) -> str:
-    return ".".join(path)
-
-
-def _their_name(path: tuple[str, ...]) -> str:
-    *parents, leaf = path
-    if len(parents) == 3 and parents[1].startswith("layer_"):
-        number = parents[1].removeprefix("layer_")
-        prefix = f"bert.encoder.layer.{number}.{_LAYER[parents[2]]}"
-    else:
-        prefix = _FIXED[".".join(parents)]
-    return f"{prefix}.{_LEAF[leaf]}"
-
-
-def _inputs(path: tuple[str, ...]) -> int:
-    """How many leading dims of a kernel are contracted: heads x head size, or the width alone."""
-    del path
-    return 1
-
-
-def _to_theirs(path: tuple[str, ...], ours: np.ndarray) -> np.ndarray:
-    """torch's Linear keeps `[outputs, inputs]`, and all heads in one dim."""
-    if path[-1] == "kernel":
-        inputs = math.prod(ours.shape[: _inputs(path)])
-        return np.ascontiguousarray(ours.reshape(inputs, -1).T)
-    return ours.reshape(-1) if path[-1] == "bias" else ours
-
-
-def _to_ours(path: tuple[str, ...], theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    theirs = theirs.T if path[-1] == "kernel" else theirs
-    return np.ascontiguousarray(theirs.reshape(shape), dtype=np.float32)
+def to_tensors(params: Any) -> dict[str, np.ndarray]:
+    """Their name -> tensor in their layout, of parameters or of gradients."""
+    return names.BERT.to_tensors(params)
 
 
 # --- writing -------------------------------------------------------------------------------------
 
 
-def write(directory: Path, params: Any, config: ModelConfig, *, tokenizer: Path) -> None:
-    """Writes `params` and the tokenizer directory as a new Hugging Face directory.
+def write(
+    directory: Path,
+    params: Any,
+    config: ModelConfig,
+    *,
+    tokenizer: Path,
+    head: HeadConfig | None = None,
+    moments: tuple[Any, Any] | None = None,
+    step: int = 0,
+    dtype: str = "float32",
+    max_file_bytes: int = safetensors_files.MAX_FILE_BYTES,
+) -> None:
+    """Writes parameters and the tokenizer directory as a new Hugging Face directory.
 
-    The directory appears whole or not at all. Raises UsageError if it exists and is not empty.
+    The directory appears whole or not at all. `dtype` is "float32", "float16" or "bfloat16";
+    `moments` are always float32. Raises UsageError if it exists and is not empty, or if a value is
+    beyond the range of `dtype`.
     """
-    from safetensors.numpy import save_file
+    head = head or HeadConfig()
+    tensors = to_tensors(params)
+    if names.class_of(head.parts) == "Model":
+        tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+    sub_words = tokenizers.load(tokenizer)
+    with layout.new_directory(directory) as building:
+        halved = {name: _cast(name, tensor, dtype) for name, tensor in tensors.items()}
+        safetensors_files.write(building, halved, max_file_bytes=max_file_bytes)
+        if moments is not None:
+            both = {
+                f"{kind}.{name}": tensor
+                for kind, tree in zip(("adam_m", "adam_v"), moments, strict=True)
+                for name, tensor in to_tensors(tree).items()
+            }
+            safetensors_files.write_file(building / MOMENTS, both, step=str(step))
+        described = their_config(config, head, dtype=dtype, pad=sub_words.special.pad)
+        text = json.dumps(described, indent=2, ensure_ascii=False)
+        (building / CONFIG).write_text(text + "\n", encoding="utf-8")
+        # The longest input is the model's to say, not the tokenizer's.
+        sub_words.save(building, model_max_length=config.max_position_embeddings)
 
-    if directory.exists() and any(directory.iterdir()):
-        raise UsageError(f"--output {directory} is not empty; choose another or remove it")
-    building = directory.with_name(f".{directory.name}.new")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    save_file(to_tensors(params), building / WEIGHTS, metadata={"format": "pt"})
-    (building / CONFIG).write_text(
-        json.dumps(their_config(config), indent=2) + "\n", encoding="utf-8"
-    )
-    # The longest input is the model's to say, not the tokenizer's.
-    tokenizers.load(tokenizer).save(building, model_max_length=config.max_position_embeddings)
-    if directory.exists():
-        directory.rmdir()
-    building.rename(directory)
+
+def _cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "float32":
+        return tensor
+    import ml_dtypes
+
+    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    with np.errstate(over="ignore"):
+        cast = tensor.astype(kind)
+    if not np.isfinite(cast.astype(np.float32)).all():
+        raise UsageError(f"{name} has values beyond the range of {dtype}; write float32")
+    return cast
 
 
-def to_tensors(params: Any) -> dict[str, np.ndarray]:
-    """Their name -> tensor in their layout, of parameters or of gradients."""
-    return {_their_name(path): _to_theirs(path, np.asarray(leaf)) for path, leaf in _leaves(params)}
-
-
-def their_config(config: ModelConfig) -> dict[str, Any]:
+def their_config(
+    config: ModelConfig, head: HeadConfig | None = None, *, dtype: str = "float32", pad: int = 0
+) -> dict[str, Any]:
     """The content of `config.json`: our model fields carry their names."""
-    return {
-        "architectures": ["BertForPreTraining"],
+    head = head or HeadConfig()
+    described = {
+        "architectures": [f"Bert{names.class_of(head.parts)}"],
         "model_type": "bert",
         **dataclasses.asdict(config),
+        "pad_token_id": pad,
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,
     }
+    if {"sequence_classifier", "token_classifier"} & set(head.parts):
+        labels = head.labels or ("LABEL_0",)
+        described["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        described["label2id"] = {label: i for i, label in enumerate(labels)}
+    if "sequence_classifier" in head.parts:
+        is_regression = len(head.labels) <= 1
+        described["problem_type"] = "regression" if is_regression else "single_label_classification"
+    if names.class_of(head.parts) == "Model" and "pooler" not in head.parts:
+        described["add_pooling_layer"] = False  # ours to read back; their classes take an argument
+    return described
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -151,114 +134,179 @@ def their_config(config: ModelConfig) -> dict[str, Any]:
 
 def is_directory(path: Path) -> bool:
     """Whether `path` looks like a Hugging Face model rather than a workdir of ours."""
-    return (path / WEIGHTS).exists() or (path / INDEX).exists() or (path / CONFIG).exists()
+    return any((path / name).exists() for name in (WEIGHTS, INDEX, CONFIG))
+
+
+def read(directory: Path, *, allow_missing_heads: bool = False) -> Foreign:
+    """The model of a directory, with the parts that its config names and those it holds besides.
+
+    Raises UsageError if it is no BERT we can run, or lists the tensors that are missing, extra or
+    misshapen. With `allow_missing_heads`, heads that are not whole are left out.
+    """
+    theirs = layout.read_json(directory / CONFIG, hint=_HINT)
+    model = _model(theirs, directory / CONFIG)
+    tensors = {
+        _modern_name(name, theirs): tensor
+        for name, tensor in safetensors_files.read(directory).items()
+    }
+    declared = names.declared_parts(theirs.get("architectures") or ())
+    if theirs.get("add_pooling_layer") is False:
+        declared -= {"pooler"}
+    classifier = _classifier(declared, tensors)
+    table = _table(theirs, classifier, declared, tensors)
+    untied = _untied(tensors)
+    tensors = _with_our_rows(tensors, theirs)
+    held = table.parts(tensors, classifier=classifier)
+    # The hub's BertForMaskedLM keep the pooler and the next-sentence head of their pre-training;
+    # a task's head, though, is there because the class says so.
+    parts = declared | (held & _PRETRAINED if declared else held)
+    head = HeadConfig(
+        parts=tuple(part for part in _ORDER if part in parts),
+        labels=_labels(theirs, directory / CONFIG) if classifier in parts else (),
+    )
+    ignored = [*names.COPIES, *names.COUNTERS]
+    if table is names.ROBERTA_CLASSIFIER:  # some keep the pooler that its classifier replaces
+        ignored += ["roberta.pooler.dense.weight", "roberta.pooler.dense.bias"]
+    foreign = layout.collect(
+        tensors,
+        table,
+        model=layout.validate_model(model, head),
+        head=head,
+        source=str(directory),
+        described_by=CONFIG,
+        redundant=ignored,
+        problems=untied,
+        allow_missing_heads=allow_missing_heads,
+    )
+    return _with_moments(foreign, directory, table)
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The model of a directory's `config.json`; raises UsageError if it is no BERT we can run."""
-    path = directory / CONFIG
-    try:
-        theirs = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; is this a model directory?") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(theirs, dict):
-        raise UsageError(f"{path} holds no config: expected an object of fields")
-    if theirs.get("model_type", "bert") != "bert":
-        raise UsageError(f"{path}: model_type is {theirs['model_type']!r}; only 'bert' is read")
+    """The encoder of a directory's `config.json`; raises UsageError if it is none we can run."""
+    model = _model(layout.read_json(directory / CONFIG, hint=_HINT), directory / CONFIG)
+    return layout.validate_model(model, HeadConfig())
+
+
+_PRETRAINED = {"pooler", "mlm", "nsp"}
+_ORDER = ("pooler", "mlm", "nsp", "sequence_classifier", "token_classifier", "span_classifier")
+
+
+def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
+    kind = theirs.get("model_type", "bert")
+    if kind not in (*_BERT, *_ROBERTA):
+        raise UsageError(
+            f"{path}: model_type is {kind!r}; only {', '.join((*_BERT, *_ROBERTA))} are read"
+        )
     if theirs.get("position_embedding_type", "absolute") != "absolute":
         raise UsageError(f"{path}: only absolute position embeddings are read")
+    if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
+        raise UsageError(f"{path}: describes a decoder; only encoders are read")
+    if theirs.get("problem_type") == "multi_label_classification":
+        raise UsageError(f"{path}: problem_type is multi_label_classification, which is not read")
     activation = theirs.get("hidden_act", "gelu")
     if activation not in _ACTIVATIONS:
         raise UsageError(
             f"{path}: hidden_act {activation!r} is not one of {', '.join(_ACTIVATIONS)}"
         )
-    names = {f.name for f in dataclasses.fields(ModelConfig)}
-    values = {name: value for name, value in theirs.items() if name in names}
+    fields = {f.name for f in dataclasses.fields(ModelConfig)}
+    values = {name: value for name, value in theirs.items() if name in fields}
     model = from_dict(values | {"hidden_act": _ACTIVATIONS[activation]}, ModelConfig, str(path))
-    # The phase is only there to have a whole config to check.
-    length = min(model.max_position_embeddings, 128)
-    return validate_model(model, length)
+    if kind in _ROBERTA:
+        positions = model.max_position_embeddings - _ROBERTA_UNUSED_POSITIONS
+        model = dataclasses.replace(model, max_position_embeddings=positions)
+    # One segment becomes two that are alike: pairs are no error to the model, and no difference.
+    return dataclasses.replace(model, type_vocab_size=max(2, model.type_vocab_size))
 
 
-def validate_model(model: ModelConfig, sequence_length: int) -> ModelConfig:
-    from bert_jax.config import OptimizerConfig, PhaseConfig
-
-    phase = PhaseConfig(sequence_length=sequence_length, max_predictions=1, steps=1)
-    whole = TrainConfig(model=model, phases=(phase,), optimizer=OptimizerConfig(warmup_steps=0))
-    return validate(whole).model
-
-
-def read_params(directory: Path, config: ModelConfig) -> heads.Params:
-    """float32 parameters as NumPy arrays, in our layout.
-
-    Raises UsageError that lists every missing, extra or misshapen tensor.
-    """
-    tensors = _read_tensors(directory)
-    problems, params = [], {}
-    word = tensors.get("bert.embeddings.word_embeddings.weight")
-    for name, source in (("weight", word), ("bias", tensors.get("cls.predictions.bias"))):
-        copy = tensors.get(f"cls.predictions.decoder.{name}")
-        if copy is not None and source is not None and not np.array_equal(copy, source):
-            problems.append(f"cls.predictions.decoder.{name} is not tied to its other copy")
-    for path, leaf in _leaves(heads.abstract_params(config)):
-        name = _their_name(path)
-        expected = _their_shape(path, leaf.shape)
-        tensor = tensors.pop(name, None)
-        if tensor is None:
-            problems.append(f"missing {name} {list(expected)}")
-        elif tensor.shape != expected:
-            problems.append(f"{name} is {list(tensor.shape)}, expected {list(expected)}")
-        else:
-            _insert(params, path, _to_ours(path, tensor, leaf.shape))
-    problems += [f"unexpected {name}" for name in sorted(set(tensors) - _REDUNDANT)]
-    if problems:
-        raise UsageError(
-            f"{directory} does not hold the model its {CONFIG} describes: " + "; ".join(problems)
-        )
-    return params
+def _classifier(declared: set[str], tensors: dict[str, np.ndarray]) -> str:
+    """Which of the two that BERT calls `classifier` is meant: the class says, or the pooler."""
+    if "token_classifier" in declared:
+        return "token_classifier"
+    if declared or _POOLED_CLASSIFIER in tensors or "bert.pooler.dense.weight" in tensors:
+        return "sequence_classifier"
+    return "token_classifier"
 
 
-def _their_shape(path: tuple[str, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    if path[-1] == "kernel":
-        inputs = _inputs(path)
-        return (math.prod(shape[inputs:]), math.prod(shape[:inputs]))
-    return (math.prod(shape),) if path[-1] == "bias" else shape
+# Only RoBERTa's sentence classifier has it.
+_POOLED_CLASSIFIER = "classifier.out_proj.weight"
 
 
-def _insert(tree: dict, path: tuple[str, ...], value: np.ndarray) -> None:
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[path[-1]] = value
+def _table(
+    theirs: dict[str, Any], classifier: str, declared: set[str], tensors: dict[str, np.ndarray]
+) -> Layout:
+    if theirs.get("model_type", "bert") in _BERT:
+        return names.BERT
+    is_sequence = classifier in declared or _POOLED_CLASSIFIER in tensors
+    pooled = is_sequence and classifier == "sequence_classifier"
+    return names.ROBERTA_CLASSIFIER if pooled else names.ROBERTA
 
 
-def _read_tensors(directory: Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    if (directory / INDEX).exists():
-        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
-        files = sorted({directory / name for name in index["weight_map"].values()})
-    elif (directory / WEIGHTS).exists():
-        files = [directory / WEIGHTS]
-    else:
-        found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
-        raise UsageError(
-            f"{directory} has no {WEIGHTS} (found {found}); pickled weights are not read: convert "
-            "them with transformers' save_pretrained"
-        )
-    tensors = {}
-    for file in files:
-        try:
-            tensors |= load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise UsageError(f"{file} cannot be read: {error}") from error
-    return {_modern_name(name): tensor for name, tensor in tensors.items()}
+def _labels(theirs: dict[str, Any], path: Path) -> tuple[str, ...]:
+    """The names of the classes; a regression has one at most."""
+    # Their default, which their writer leaves out, is two.
+    given = theirs.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    try:
+        named = {int(number): label for number, label in given.items()}
+    except (AttributeError, ValueError) as error:
+        raise UsageError(f"{path}: id2label is no table of numbers and labels") from error
+    if sorted(named) != list(range(len(named))) or not all(
+        isinstance(label, str) for label in named.values()
+    ):
+        raise UsageError(f"{path}: id2label does not number its labels 0 to {len(named) - 1}")
+    if theirs.get("problem_type") == "regression" and len(named) > 1:
+        raise UsageError(f"{path}: a regression with {len(named)} outputs is not read")
+    return () if named == {0: "LABEL_0"} else tuple(named[number] for number in range(len(named)))
 
 
-def _modern_name(name: str) -> str:
-    """Old converters call a norm's scale gamma and its bias beta; BertModel leaves out `bert.`."""
+def _modern_name(name: str, theirs: dict[str, Any]) -> str:
+    """Old converters call a norm's scale gamma and its bias beta; bare models have no prefix."""
     name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
     name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
-    return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+    base = "bert" if theirs.get("model_type", "bert") in _BERT else "roberta"
+    return f"{base}.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+
+
+def _untied(tensors: dict[str, np.ndarray]) -> list[str]:
+    return [
+        f"{name} is not tied to its other copy"
+        for name, original in names.COPIES.items()
+        if name in tensors
+        and original in tensors
+        and not np.array_equal(tensors[name], tensors[original])
+    ]
+
+
+def _with_our_rows(tensors: dict[str, np.ndarray], theirs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Position and segment tables with the rows that `_model` counts."""
+    changed = dict(tensors)
+    kind = theirs.get("model_type", "bert")
+    base = "bert" if kind in _BERT else "roberta"
+    position = f"{base}.embeddings.position_embeddings.weight"
+    if kind in _ROBERTA and position in tensors:
+        changed[position] = tensors[position][_ROBERTA_UNUSED_POSITIONS:]
+    segment = f"{base}.embeddings.token_type_embeddings.weight"
+    if theirs.get("type_vocab_size") == 1 and len(tensors.get(segment, ())) == 1:
+        changed[segment] = np.repeat(tensors[segment], 2, axis=0)
+    return changed
+
+
+def _with_moments(foreign: Foreign, directory: Path, table: Layout) -> Foreign:
+    path = directory / MOMENTS
+    if not path.is_file() or foreign.missing:
+        return foreign
+    tensors, metadata = safetensors_files.read_file(path)
+    trees = [
+        layout.collect(
+            {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)},
+            table,
+            model=foreign.model,
+            head=foreign.head,
+            source=str(path),
+            described_by=CONFIG,
+        ).params
+        for kind in ("adam_m.", "adam_v.")
+    ]
+    step = metadata.get("step", "")
+    if not step.isdigit():
+        raise UsageError(f"{path} has no step in its metadata; was it written by bert-jax export?")
+    return dataclasses.replace(foreign, moments=(trees[0], trees[1]), step=int(step))

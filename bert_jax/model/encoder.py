@@ -4,6 +4,7 @@ Dims: B batch, L length, D width, H heads, K head size, F feed-forward width, N 
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,9 @@ class Block(nnx.Module):
         self.attention_dropout = config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads
         self.query = linear(width, width)
-        self.key = linear(width, width)
+        # A key's bias adds the same to all scores of a query, which softmax does not see: its
+        # gradient is zero, and what could be computed would be rounding.
+        self.key = linear(width, width, is_bias_trained=False)
         self.value = linear(width, width)
         self.attention_output = linear(width, width)
         self.attention_norm = LayerNorm(width, config=config)
@@ -101,6 +104,15 @@ class Encoder(nnx.Module):
             for i, (_, params) in enumerate(blocks):
                 x_BLD = apply_block(x_BLD, i, params)
         return x_BLD
+
+
+def gather_early(params: dict[str, Any], compute: ComputeConfig) -> dict[str, Any]:
+    """Working copies of all of a model's parameters but those that its blocks gather themselves."""
+    encoder = params["encoder"]
+    late = encoder.keys() - {"embeddings"} if compute.gather == "per_layer" else set()
+    early = {name: part for name, part in encoder.items() if name not in late}
+    gathered = gather(params | {"encoder": early}, dtype=compute.dtype)
+    return gathered | {"encoder": encoder | gathered["encoder"]}
 
 
 # What a working copy of the weights goes through on its way into a product.

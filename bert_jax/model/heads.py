@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import ComputeConfig, ModelConfig
-from bert_jax.model import sharding
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.model.encoder import Encoder
+from bert_jax.model.encoder import Encoder, gather_early
 from bert_jax.model.layers import Embed, LayerNorm, Linear, activation, pick, split_rows
 
 Params = dict[str, Any]
@@ -93,12 +92,7 @@ def apply(
 
     `params` lie as they are stored. Under tensor parallelism V is filled up to what divides.
     """
-    # What the blocks do not gather, one by one, is gathered here, once.
-    late = params["encoder"].keys() - {"embeddings"} if compute.gather == "per_layer" else set()
-    early = {name: part for name, part in params["encoder"].items() if name not in late}
-    early = sharding.gather(params | {"encoder": early}, dtype=compute.dtype)
-    params = early | {"encoder": params["encoder"] | early["encoder"]}
     abstract = nnx.eval_shape(lambda: BertForPreTraining(config, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
-    nnx.replace_by_pure_dict(state, params)
+    nnx.replace_by_pure_dict(state, gather_early(params, compute))
     return nnx.merge(graph, state)(batch, compute=compute, key=key)

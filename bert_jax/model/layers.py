@@ -43,7 +43,16 @@ class Linear(nnx.Module):
     Where the tensor axis cuts a kernel, it cuts its inputs or its outputs.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, config: ModelConfig, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        config: ModelConfig,
+        rngs: nnx.Rngs,
+        is_bias_trained: bool = True,
+    ):
+        self.is_bias_trained = is_bias_trained
         stddev = config.initializer_range
         self.kernel = truncated_normal(rngs, (inputs, outputs), stddev=stddev)
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
@@ -71,7 +80,10 @@ class Linear(nnx.Module):
         return jnp.einsum("bdl,de->ble", x_BDL, kernel, out_sharding=batch_spec()) + bias
 
     def _in_type_of(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self.kernel[...].astype(x.dtype), self.bias[...].astype(x.dtype)
+        bias = self.bias[...].astype(x.dtype)
+        if not self.is_bias_trained:
+            bias = jax.lax.stop_gradient(bias)
+        return self.kernel[...].astype(x.dtype), bias
 
 
 class LayerNorm(nnx.Module):

@@ -8,8 +8,8 @@ import numpy as np
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
-from bert_jax.model import heads
-from bert_jax.training.workdir import LoadedCheckpoint
+from bert_jax.model import task_heads
+from bert_jax.training.workdir import LoadedCheckpoint, require_parts
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ def fill_mask(
     mask = tokenizer.tokens([tokenizer.special.mask])[0]
     if not places:
         raise UsageError(f"{text!r} has no {mask}; write {mask} where a word should be guessed")
+    require_parts(checkpoint, "mlm")
     model = checkpoint.config.model
     if len(ids) > model.max_position_embeddings:
         raise UsageError(
@@ -52,7 +53,6 @@ def fill_mask(
         "position_ids": copies(np.arange(len(row))),
         "sequence_ids": copies(np.ones_like(row)),
         "mlm_positions": copies(places),
-        "nsp_positions": copies([0]),
     }
     logits = _logits(checkpoint, batch)[: len(places), : tokenizer.vocab_size]
     probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
@@ -89,8 +89,8 @@ def _logits(checkpoint: LoadedCheckpoint, batch: dict[str, np.ndarray]) -> np.nd
     config = checkpoint.config
     arrays = jax.device_put(batch, batch_sharding(jax.sharding.get_mesh()))
     outputs = jax.jit(
-        lambda params, arrays: heads.apply(
-            params, arrays, config=config.model, compute=config.compute
+        lambda params, arrays: task_heads.apply(
+            params, arrays, config=config.model, head=config.head, compute=config.compute
         )
     )(checkpoint.params, arrays)
     return np.asarray(jax.device_get(outputs["mlm_logits"])[0], np.float64)

@@ -85,12 +85,21 @@ def steps(workdir: Path) -> list[int]:
 
 def load_params(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
     """Only the parameters of one step, for evaluation and export; moments are not read."""
+    return _load(workdir, "params", step=step, config=config, mesh=mesh)
+
+
+def load_opt_state(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
+    """Only the optimiser's state of one step."""
+    return _load(workdir, "opt_state", step=step, config=config, mesh=mesh)
+
+
+def _load(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
     abstract = _as_dict(TrainState.abstract(config, mesh))
     placeholders = jax.tree.map(lambda _: ocp.PLACEHOLDER, abstract)
-    wanted = placeholders | {"params": abstract["params"]}
+    wanted = placeholders | {part: abstract[part]}
     path = (workdir / DIRECTORY / str(step)).absolute()
     try:
-        return ocp.load(str(path), wanted)["params"]
+        return ocp.load(str(path), wanted)[part]
     except (OSError, ValueError, KeyError) as error:
         raise NoUsableCheckpoint(
             f"checkpoint {path} cannot be read: {_first_line(error)}. Name an earlier step "

@@ -85,6 +85,7 @@ def evaluate_checkpoint(checkpoint: Path, corpus_directory: Path) -> dict[str, A
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         source = workdir.load_checkpoint(checkpoint, mesh=mesh)
+        workdir.require_parts(source, "mlm", "nsp")
         workdir.require_same_tokenizer(source, corpus)
         phase = source.config.phases[-1]
         evaluator = Evaluator(source.config, phase, corpus=corpus, mesh=mesh, params=source.params)

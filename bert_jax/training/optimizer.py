@@ -85,3 +85,18 @@ def adamw(config: OptimizerConfig) -> optax.GradientTransformation:
         adam = scale_by_uncorrected_adam(**moments)
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay, mask=decay_mask))
+
+
+def adam_state(opt_state: Any) -> optax.ScaleByAdamState:
+    """The part of `adamw`'s state that holds the moments."""
+    (found,) = [s for s in jax.tree.leaves(opt_state, is_leaf=_is_adam) if _is_adam(s)]
+    return found
+
+
+def with_adam_state(opt_state: Any, new: optax.ScaleByAdamState) -> Any:
+    """`opt_state` with other moments."""
+    return jax.tree.map(lambda s: new if _is_adam(s) else s, opt_state, is_leaf=_is_adam)
+
+
+def _is_adam(state: Any) -> bool:
+    return isinstance(state, optax.ScaleByAdamState)

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.config import HeadConfig, PhaseConfig, TrainConfig
 from bert_jax.data.pipeline import Pipeline, tf_batches
 from bert_jax.data.store import Corpus, open_corpus
 from bert_jax.errors import NonFinite, UsageError
@@ -35,6 +35,7 @@ def pretrain(
     corpus_directory: Path,
     workdir_path: Path,
     init_from: Path | None = None,
+    allow_missing_heads: bool = False,
     profile_steps: range | None = None,
 ) -> dict[str, Any]:
     """Runs `config` on a corpus, or resumes the run that `workdir_path` holds.
@@ -42,7 +43,8 @@ def pretrain(
     Returns the run's closing figures: `step`, the last held-out metrics (`validation`), the last
     row of training, and the corpus's unigram entropy to compare them with. `init_from` is a
     checkpoint whose parameters a *new* run starts from, with a fresh schedule; a resumed run has
-    its own. Steps in `profile_steps` are traced to `workdir/profile`.
+    its own. Heads that it lacks are an error, or begin fresh with `allow_missing_heads`. Steps in
+    `profile_steps` are traced to `workdir/profile`.
     """
     started = time.monotonic()
     corpus = open_corpus(corpus_directory)
@@ -60,7 +62,7 @@ def pretrain(
         resumed_from = checkpoint.latest_step(workdir_path) if is_held else None
         beginning = None
         if resumed_from is None:
-            beginning = _initial_state(config, corpus, init_from, mesh)
+            beginning = _initial_state(config, corpus, init_from, allow_missing_heads, mesh)
         if not is_held:
             workdir.create(workdir_path, config, corpus, init_from=init_from)
         checkpoints = checkpoint.Checkpoints(workdir_path, config.checkpoint)
@@ -337,6 +339,11 @@ def _require_divisible(phase: PhaseConfig, mesh: Any, config: TrainConfig) -> No
 
 
 def _require_fitting(config: TrainConfig, corpus: Corpus) -> None:
+    if config.head != HeadConfig():
+        raise UsageError(
+            f"config {config.name!r}: head.parts is {', '.join(config.head.parts)}; pre-training "
+            f"needs {', '.join(HeadConfig().parts)}"
+        )
     if corpus.vocab_size > config.model.vocab_size:
         raise UsageError(
             f"corpus {corpus.directory} has token ids up to {corpus.vocab_size - 1}, but "
@@ -346,12 +353,16 @@ def _require_fitting(config: TrainConfig, corpus: Corpus) -> None:
 
 
 def _initial_state(
-    config: TrainConfig, corpus: Corpus, init_from: Path | None, mesh: Any
+    config: TrainConfig,
+    corpus: Corpus,
+    init_from: Path | None,
+    allow_missing_heads: bool,
+    mesh: Any,
 ) -> TrainState:
     """Fresh parameters, or those of `init_from` if model and tokenizer are the same."""
     if init_from is None:
         return TrainState.create(config).place(mesh, shard_weights=config.mesh.shard_weights)
-    source = workdir.load_checkpoint(init_from, mesh=mesh)
+    source = workdir.load_checkpoint(init_from, mesh=mesh, allow_missing_heads=allow_missing_heads)
     workdir.require_same_tokenizer(source, corpus)
     if source.config.model != config.model:
         theirs, ours = vars(source.config.model), vars(config.model)
@@ -361,6 +372,8 @@ def _initial_state(
             if ours[k] != theirs[k]
         )
         raise UsageError(f"--init-from {init_from}: {differing}; set the config to match")
-    return TrainState.create(config, source.params).place(
-        mesh, shard_weights=config.mesh.shard_weights
-    )
+    params, fresh = workdir.with_parts(source, config, allow_missing_heads=allow_missing_heads)
+    if fresh:
+        note(f"--init-from {init_from} has no {', '.join(fresh)}: fresh, from seed {config.seed}")
+    state = TrainState.create(config, params)
+    return state.place(mesh, shard_weights=config.mesh.shard_weights)

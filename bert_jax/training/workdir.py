@@ -16,8 +16,9 @@ from bert_jax import resolve
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.data.store import Corpus
 from bert_jax.errors import NoUsableCheckpoint, ResumeRefused, UsageError
-from bert_jax.interchange import huggingface
-from bert_jax.model import heads, sharding
+from bert_jax.interchange import huggingface, tf1
+from bert_jax.interchange.layout import Foreign
+from bert_jax.model import heads, sharding, task_heads
 from bert_jax.training import checkpoint, metrics
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
@@ -58,7 +59,14 @@ def holds_run(
     return False
 
 
-def create(directory: Path, config: TrainConfig, corpus: Corpus, *, init_from: Path | None) -> None:
+def create(
+    directory: Path,
+    config: TrainConfig,
+    corpus: Corpus,
+    *,
+    init_from: Path | None,
+    imported_from: Path | None = None,
+) -> None:
     """Makes `directory` the home of a new run: its config and its tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copytree(corpus.directory / "tokenizer", directory / TOKENIZER, dirs_exist_ok=True)
@@ -71,6 +79,7 @@ def create(directory: Path, config: TrainConfig, corpus: Corpus, *, init_from: P
             "tokenizer_hash": corpus.tokenizer_hash,
         },
         init_from=None if init_from is None else str(init_from),
+        **({} if imported_from is None else {"imported_from": str(imported_from)}),
     )
 
 
@@ -130,18 +139,25 @@ class LoadedCheckpoint:
 
     directory: Path
     step: int
-    # Of a foreign model, only `config.model` is meaningful.
+    # Of a foreign model, only `config.model` and `config.head` are meaningful.
     config: TrainConfig
+    # A subtree for the encoder and for each of `config.head.parts`.
     params: heads.Params
     tokenizer: Path
+    # Tensors of heads that were left out, with permission.
+    missing: tuple[str, ...] = ()
 
 
-def load_checkpoint(path: Path, *, mesh: Mesh) -> LoadedCheckpoint:
-    """Reads a workdir (its newest step), one step of it, or a Hugging Face directory.
+def load_checkpoint(
+    path: Path, *, mesh: Mesh, allow_missing_heads: bool = False
+) -> LoadedCheckpoint:
+    """Reads a workdir (its newest step), one step of it, a Hugging Face directory or a TF1 one.
 
-    Raises UsageError if `path` is none of them, NoUsableCheckpoint if it holds nothing to read.
+    Raises UsageError if `path` is none of them or its tensors do not fit its config,
+    NoUsableCheckpoint if it holds nothing to read. With `allow_missing_heads`, heads of a foreign
+    model that are not whole are left out.
     """
-    if not path.is_dir():
+    if not path.is_dir() and not tf1.is_checkpoint(path):
         raise UsageError(f"--checkpoint {path}: no such directory")
     if path.parent.name == checkpoint.DIRECTORY and path.name.isdigit():
         return _load_step(path.parent.parent, int(path.name), mesh)
@@ -150,15 +166,32 @@ def load_checkpoint(path: Path, *, mesh: Mesh) -> LoadedCheckpoint:
         if not found:
             raise NoUsableCheckpoint(f"workdir {path} has no finished checkpoint yet")
         return _load_step(path, found[-1], mesh)
-    if huggingface.is_directory(path):
-        model = huggingface.read_config(path)
-        _require_rows_for_ids(path, model)
-        params = huggingface.read_params(path, model)
-        return LoadedCheckpoint(path, 0, _foreign_config(model), _placed(params, mesh), path)
-    raise UsageError(
-        f"--checkpoint {path} is neither a workdir (checkpoints/, config.json), a step of one, nor "
-        "a Hugging Face directory (config.json, model.safetensors)"
+    foreign, tokenizer = read_foreign(path, allow_missing_heads=allow_missing_heads)
+    return LoadedCheckpoint(
+        path,
+        foreign.step,
+        foreign_config(foreign),
+        _placed(foreign.params, mesh),
+        tokenizer,
+        foreign.missing,
     )
+
+
+def read_foreign(path: Path, *, allow_missing_heads: bool = False) -> tuple[Foreign, Path]:
+    """A model of another system, and the directory of its tokenizer. Errors: `load_checkpoint`."""
+    if huggingface.is_directory(path):
+        foreign, directory = huggingface.read(path, allow_missing_heads=allow_missing_heads), path
+    elif tf1.is_checkpoint(path):
+        foreign = tf1.read(path, allow_missing_heads=allow_missing_heads)
+        directory = tf1.directory_of(path)
+    else:
+        raise UsageError(
+            f"--checkpoint {path} is neither a workdir (checkpoints/, config.json), a step of one, "
+            "a Hugging Face directory (config.json, model.safetensors) nor a TF1 one "
+            "(bert_config.json, bert_model.ckpt.index)"
+        )
+    _require_rows_for_ids(directory, foreign.model)
+    return foreign, directory
 
 
 def _require_rows_for_ids(path: Path, model: ModelConfig) -> None:
@@ -183,19 +216,55 @@ def _placed(params: heads.Params, mesh: Mesh) -> heads.Params:
     return jax.device_put(params, sharding.layout(params, mesh=mesh, shard_weights=True))
 
 
-def _foreign_config(model: ModelConfig) -> TrainConfig:
+def foreign_config(foreign: Foreign) -> TrainConfig:
     """A config around a model that came without one: its longest phase is what it can take."""
-    length = min(model.max_position_embeddings, 128)
+    length = min(foreign.model.max_position_embeddings, 128)
     phase = configs.PhaseConfig(
         sequence_length=length, max_predictions=max(1, round(0.15 * length)), steps=1
     )
     return TrainConfig(
         name="imported",
-        model=model,
+        model=foreign.model,
+        head=foreign.head,
         compute=configs.ComputeConfig(dtype="float32"),
         optimizer=configs.OptimizerConfig(warmup_steps=0),
         phases=(phase,),
     )
+
+
+_NEEDED_FOR = {"mlm": "the masked-LM head", "nsp": "the next-sentence head"}
+
+
+def require_parts(source: LoadedCheckpoint, *parts: str, remedy: str = "") -> None:
+    """Raises UsageError if `source` lacks one of `parts`."""
+    lacking = [part for part in parts if part not in source.config.head.parts]
+    if lacking:
+        has = ", ".join(("encoder", *source.config.head.parts))
+        named = " and ".join(_NEEDED_FOR.get(part, f"the {part}") for part in lacking)
+        raise UsageError(
+            f"checkpoint {source.directory} has no {named.removeprefix('the ')}: it holds {has}"
+            + (f"; {remedy}" if remedy else "")
+        )
+
+
+def with_parts(
+    source: LoadedCheckpoint, config: TrainConfig, *, allow_missing_heads: bool = False
+) -> tuple[heads.Params, tuple[str, ...]]:
+    """The source's parameters with the parts of `config.head`, and the names of the fresh ones.
+
+    Parts that `config` does not have are left behind. Raises UsageError if the source lacks one,
+    unless `allow_missing_heads` lets it begin fresh, from the seed.
+    """
+    wanted = config.head.parts
+    fresh = tuple(part for part in wanted if part not in source.params)
+    if not allow_missing_heads:
+        remedy = "--allow-missing-heads begins with fresh ones"
+        require_parts(source, *wanted, remedy=remedy)
+    params = {part: source.params[part] for part in ("encoder", *wanted) if part not in fresh}
+    if fresh:
+        initial = task_heads.init_params(config.model, config.head, seed=config.seed)
+        params |= {part: initial[part] for part in fresh}
+    return params, fresh
 
 
 def require_same_tokenizer(source: LoadedCheckpoint, corpus: Corpus) -> None:
@@ -210,24 +279,3 @@ def require_same_tokenizer(source: LoadedCheckpoint, corpus: Corpus) -> None:
             f"({theirs.vocab_size} ids, {theirs.hash[:12]}); prepare the corpus again with "
             f"--tokenizer {source.tokenizer}"
         )
-
-
-def import_huggingface(source: Path, output: Path) -> Path:
-    """Turns a Hugging Face directory into a workdir with one checkpoint, step 0."""
-    from bert_jax.data import tokenizer
-    from bert_jax.training.state import TrainState
-
-    if output.exists() and any(output.iterdir()):
-        raise UsageError(f"--output {output} is not empty; choose another or remove it")
-    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
-    with jax.set_mesh(mesh):
-        loaded = load_checkpoint(source, mesh=mesh)
-        sub_words = tokenizer.load(loaded.tokenizer)
-        state = TrainState.create(loaded.config, loaded.params).place(mesh)
-        output.mkdir(parents=True, exist_ok=True)
-        saved = checkpoint.Checkpoints(output, loaded.config.checkpoint)
-        saved.save(state, step=0)
-        saved.close()
-    sub_words.save(output / TOKENIZER)
-    write_config(output, loaded.config, imported_from=str(source))
-    return output

@@ -1,0 +1,110 @@
+"""What Hugging Face calls the parameters: one table for BERT, one for RoBERTa, and the classes.
+
+RoBERTa is BERT with other names, byte-level sub-words, positions that begin behind two unused rows
+and one segment (transformers `modeling_roberta.py`). Its sentence classifier has a dense layer and
+tanh of its own, where BERT has the pooler: the same computation under another name.
+"""
+
+from collections.abc import Sequence
+
+from bert_jax.interchange.layout import Layout
+
+_LAYER = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attention_output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+_EMBEDDINGS = {
+    "encoder.embeddings.word": "embeddings.word_embeddings",
+    "encoder.embeddings.position": "embeddings.position_embeddings",
+    "encoder.embeddings.token_type": "embeddings.token_type_embeddings",
+    "encoder.embeddings.layer_norm": "embeddings.LayerNorm",
+}
+_BERT = {
+    "pooler.dense": "bert.pooler.dense",
+    "mlm": "cls.predictions",
+    "mlm.transform": "cls.predictions.transform.dense",
+    "mlm.layer_norm": "cls.predictions.transform.LayerNorm",
+    "nsp": "cls.seq_relationship",
+    "sequence_classifier": "classifier",
+    "token_classifier": "classifier",
+    "span_classifier": "qa_outputs",
+}
+_ROBERTA = {
+    "pooler.dense": "roberta.pooler.dense",
+    "mlm": "lm_head",
+    "mlm.transform": "lm_head.dense",
+    "mlm.layer_norm": "lm_head.layer_norm",
+    # Their encoder was trained without it.
+    "nsp": "cls.seq_relationship",
+    "sequence_classifier": "classifier.out_proj",
+    "token_classifier": "classifier",
+    "span_classifier": "qa_outputs",
+}
+_LEAF = {
+    "kernel": "weight",
+    "embedding": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "norm_bias": "bias",
+}
+
+
+def _layout(base: str, fixed: dict[str, str]) -> Layout:
+    return Layout(
+        fixed={ours: f"{base}.{theirs}" for ours, theirs in _EMBEDDINGS.items()} | fixed,
+        layer=_LAYER,
+        layer_prefix=f"{base}.encoder.layer.{{}}.",
+        leaf=_LEAF,
+        separator=".",
+        # torch's Linear keeps `[outputs, inputs]`, and all heads in one dim.
+        transposed=True,
+    )
+
+
+BERT = _layout("bert", _BERT)
+ROBERTA = _layout("roberta", _ROBERTA)
+ROBERTA_CLASSIFIER = _layout("roberta", _ROBERTA | {"pooler.dense": "classifier.dense"})
+
+# Copies of other tensors that some writers store (the tied output and its bias), and counters:
+# name -> what it must equal.
+COPIES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.bias": "lm_head.bias",
+}
+COUNTERS = ("bert.embeddings.position_ids", "roberta.embeddings.position_ids")
+
+# The class that a model is written as: the first whose parts it has all of.
+CLASSES = {
+    "ForSequenceClassification": ("pooler", "sequence_classifier"),
+    "ForTokenClassification": ("token_classifier",),
+    "ForQuestionAnswering": ("span_classifier",),
+    "ForPreTraining": ("pooler", "mlm", "nsp"),
+    "ForMaskedLM": ("mlm",),
+    "ForNextSentencePrediction": ("pooler", "nsp"),
+    "Model": (),
+}
+
+
+def class_of(parts: Sequence[str]) -> str:
+    """The name, without "Bert" before it, of the class that `parts` make up."""
+    return next(name for name, needed in CLASSES.items() if set(needed) <= set(parts))
+
+
+def declared_parts(architectures: Sequence[str]) -> set[str]:
+    """The parts of the classes a `config.json` names, as far as they are known here."""
+    found: set[str] = set()
+    for architecture in architectures:
+        for name, parts in CLASSES.items():
+            if str(architecture).endswith(name):
+                # A bare model is an encoder and a pooler.
+                found |= set(parts) or {"pooler"}
+                break
+    return found

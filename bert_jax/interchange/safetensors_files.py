@@ -1,0 +1,94 @@
+"""Safetensors: one file, or several with an index, of any floating type. Nothing is unpickled."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import UsageError
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# What transformers begins a new file at, for repositories with a limit on files.
+MAX_FILE_BYTES = 5_000_000_000
+
+
+def write(directory: Path, tensors: Mapping[str, np.ndarray], *, max_file_bytes: int) -> None:
+    """`model.safetensors`, or files of about `max_file_bytes` and their index."""
+    groups: list[dict[str, np.ndarray]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if groups[-1] and size + tensor.nbytes > max_file_bytes:
+            groups.append({})
+            size = 0
+        groups[-1][name] = tensor
+        size += tensor.nbytes
+    if len(groups) == 1:
+        write_file(directory / WEIGHTS, groups[0])
+        return
+    where = {}
+    for number, group in enumerate(groups, start=1):
+        file = f"model-{number:05}-of-{len(groups):05}.safetensors"
+        write_file(directory / file, group)
+        where |= dict.fromkeys(group, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    text = json.dumps(index, indent=2, sort_keys=True)
+    (directory / INDEX).write_text(text + "\n", encoding="utf-8")
+
+
+def write_file(path: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(dict(tensors), path, metadata={"format": "pt", **metadata})
+    # The library makes files that nobody else can read; a model is to be handed on.
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
+
+
+def read(directory: Path) -> dict[str, np.ndarray]:
+    """All tensors of a directory. Raises UsageError if there are none, or a file is damaged."""
+    if (directory / INDEX).exists():
+        return _read_sharded(directory)
+    if (directory / WEIGHTS).exists():
+        return read_file(directory / WEIGHTS)[0]
+    found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
+    raise UsageError(
+        f"{directory} has no {WEIGHTS} (found {found}); pickled weights are not read: convert "
+        "them with transformers' save_pretrained"
+    )
+
+
+def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
+    path = directory / INDEX
+    try:
+        where = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(where.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is no index of files: {error}") from error
+    tensors: dict[str, np.ndarray] = {}
+    for file in files:
+        if not isinstance(file, str) or Path(file).name != file:
+            raise UsageError(f"{path} names {file!r}, which is no file of its directory")
+        tensors |= read_file(directory / file)[0]
+    lost = sorted(set(where) - set(tensors))
+    if lost:
+        raise UsageError(f"{path} lists tensors that its files do not hold: {', '.join(lost)}")
+    return tensors
+
+
+def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Tensors and metadata of one file."""
+    import ml_dtypes  # noqa: F401  # teaches NumPy the name bfloat16
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            opened: Any = file
+            names = opened.keys()
+            return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {})
+    except (SafetensorError, OSError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,264 @@
+"""TensorFlow 1 checkpoints of google-research/bert, both ways, Adam's moments and step included.
+
+A directory with `bert_config.json`, `vocab.txt` and `NAME.ckpt.index` beside its data. What is
+written is what TF1's `Saver` restores, with a `checkpoint` file that makes the directory a
+`model_dir` to go on from. TensorFlow's own reader and writer are used; there is no plainer one.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import HeadConfig, ModelConfig, from_dict
+from bert_jax.data import tokenizer as tokenizers
+from bert_jax.errors import UsageError
+from bert_jax.interchange import layout
+from bert_jax.interchange.layout import Foreign, Layout
+
+CONFIG, NAME, STEP = "bert_config.json", "bert_model.ckpt", "global_step"
+_MOMENTS = ("/adam_m", "/adam_v")
+
+TABLE = Layout(
+    fixed={
+        "encoder.embeddings.word": "bert/embeddings/word_embeddings",
+        "encoder.embeddings.position": "bert/embeddings/position_embeddings",
+        "encoder.embeddings.token_type": "bert/embeddings/token_type_embeddings",
+        "encoder.embeddings.layer_norm": "bert/embeddings/LayerNorm",
+        "pooler.dense": "bert/pooler/dense",
+        "mlm": "cls/predictions",
+        "mlm.transform": "cls/predictions/transform/dense",
+        "mlm.layer_norm": "cls/predictions/transform/LayerNorm",
+        "nsp": "cls/seq_relationship",
+        # run_classifier.py, at the top; run_squad.py.
+        "sequence_classifier": "",
+        "span_classifier": "cls/squad",
+    },
+    layer={
+        "query": "attention/self/query",
+        "key": "attention/self/key",
+        "value": "attention/self/value",
+        "attention_output": "attention/output/dense",
+        "attention_norm": "attention/output/LayerNorm",
+        "intermediate": "intermediate/dense",
+        "output": "output/dense",
+        "output_norm": "output/LayerNorm",
+    },
+    layer_prefix="bert/encoder/layer_{}/",
+    leaf={
+        "kernel": "kernel",
+        "bias": "bias",
+        "embedding": "",
+        "scale": "gamma",
+        "norm_bias": "beta",
+        "mlm.bias": "output_bias",
+        **{
+            f"{head}.{ours}": theirs
+            for head in ("nsp", "sequence_classifier", "span_classifier")
+            for ours, theirs in (("kernel", "output_weights"), ("bias", "output_bias"))
+        },
+    },
+    separator="/",
+    transposed=frozenset({"nsp", "sequence_classifier", "span_classifier"}),
+)
+_PARTS = ("pooler", "mlm", "nsp", "sequence_classifier", "span_classifier")
+
+
+# --- finding -------------------------------------------------------------------------------------
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is a TF1 checkpoint's prefix (`DIR/bert_model.ckpt`) or a directory of one."""
+    if path.is_dir():
+        return any(path.glob("*.index"))
+    return path.with_name(path.name + ".index").is_file()
+
+
+def _prefix(path: Path) -> Path:
+    """The checkpoint that `path` names: itself, the only one inside, or the newest by its list."""
+    if not path.is_dir():
+        return path
+    found = sorted(p.with_name(p.name.removesuffix(".index")) for p in path.glob("*.index"))
+    if len(found) == 1:
+        return found[0]
+    listing = path / "checkpoint"
+    if listing.is_file():
+        for line in listing.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            newest = path / Path(value.strip().strip('"')).name
+            if key == "model_checkpoint_path" and newest in found:
+                return newest
+    raise UsageError(
+        f"{path} holds several checkpoints; name one of {', '.join(map(str, found)) or 'them'}"
+    )
+
+
+def directory_of(path: Path) -> Path:
+    """Where config and vocabulary lie."""
+    return path if path.is_dir() else path.parent
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read(path: Path, *, allow_missing_heads: bool = False) -> Foreign:
+    """The model at a prefix or in a directory, with moments and step where it has them.
+
+    Raises UsageError if it is no BERT we can run, or lists the tensors that are missing, extra or
+    misshapen. With `allow_missing_heads`, heads that are not whole are left out.
+    """
+    prefix = _prefix(path)
+    tensors = _read_tensors(prefix)
+    described = layout.read_json(
+        prefix.parent / CONFIG, hint=f"put the model's {CONFIG} (and vocab.txt) beside it"
+    )
+    step = int(tensors.pop(STEP, np.int64(0)))
+    slots = {
+        suffix: {
+            name.removesuffix(suffix): tensors.pop(name)
+            for name in list(tensors)
+            if name.endswith(suffix)
+        }
+        for suffix in _MOMENTS
+    }
+    parts = TABLE.parts(tensors, classifier="sequence_classifier")
+    head = HeadConfig(
+        parts=tuple(part for part in _PARTS if part in parts),
+        labels=_labels(described, tensors, prefix) if "sequence_classifier" in parts else (),
+    )
+    model = layout.validate_model(_model(described, prefix.parent / CONFIG), head)
+    foreign = layout.collect(
+        tensors,
+        TABLE,
+        model=model,
+        head=head,
+        source=str(prefix),
+        described_by=CONFIG,
+        allow_missing_heads=allow_missing_heads,
+    )
+    moments = None
+    if any(slots.values()) and not foreign.missing:
+        mu, nu = (
+            layout.collect(
+                slot,
+                TABLE,
+                model=model,
+                head=foreign.head,
+                source=f"{prefix} (Adam's moments *{suffix})",
+                described_by=CONFIG,
+            ).params
+            for suffix, slot in slots.items()
+        )
+        moments = (mu, nu)
+    return dataclasses.replace(foreign, moments=moments, step=step)
+
+
+def _read_tensors(prefix: Path) -> dict[str, np.ndarray]:
+    import tensorflow as tf
+
+    try:
+        reader: Any = tf.train.load_checkpoint(str(prefix))
+        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    # The reader turns some of its own errors into Python's: a short file is an IndexError.
+    except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise UsageError(f"{prefix} cannot be read: {said}") from error
+
+
+def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
+    """google-research/bert modeling.py: its "gelu" is the tanh approximation; epsilon is fixed."""
+    if theirs.get("hidden_act", "gelu") != "gelu":
+        raise UsageError(f"{path}: hidden_act {theirs['hidden_act']!r} is not gelu")
+    fields = {f.name for f in dataclasses.fields(ModelConfig)} - {"hidden_act", "layer_norm_eps"}
+    values = {name: value for name, value in theirs.items() if name in fields}
+    activation = "gelu" if theirs.get(_EXACT) else "gelu_new"
+    return from_dict(values | {"hidden_act": activation}, ModelConfig, str(path))
+
+
+# Keys of ours in bert_config.json, which the original's reader takes and does not use.
+_EXACT, _LABELS = "exact_gelu", "labels"
+
+
+def _labels(
+    theirs: dict[str, Any], tensors: dict[str, np.ndarray], prefix: Path
+) -> tuple[str, ...]:
+    """Those of the config, else numbers: the checkpoint itself has no names."""
+    given = theirs.get(_LABELS)
+    if given is not None:
+        if not isinstance(given, list) or not all(isinstance(label, str) for label in given):
+            raise UsageError(f"{prefix.parent / CONFIG}: {_LABELS} is no list of names")
+        return tuple(given)
+    weights = tensors.get("output_weights")
+    count = len(weights) if weights is not None and weights.ndim else 2
+    return tuple(f"LABEL_{number}" for number in range(count)) if count > 1 else ()
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
+    """Writes `bert_model.ckpt`, its config and vocabulary as a new directory, whole or not at all.
+
+    With moments or a step there is a `global_step`. Raises UsageError where the original's code
+    could not compute this model.
+    """
+    config, head = foreign.model, foreign.head
+    _require_expressible(config, head)
+    sub_words = tokenizers.load(tokenizer)
+    if sub_words.kind != "wordpiece":
+        raise UsageError(
+            f"tokenizer {tokenizer} is of kind {sub_words.kind}; the original reads a WordPiece "
+            "vocab.txt only"
+        )
+    tensors = TABLE.to_tensors(foreign.params)
+    for suffix, tree in zip(_MOMENTS, foreign.moments or (), strict=False):
+        tensors |= {name + suffix: t for name, t in TABLE.to_tensors(tree).items()}
+    if foreign.step or foreign.moments:
+        tensors[STEP] = np.asarray(foreign.step, np.int64)
+    with layout.new_directory(directory) as building:
+        _save(building / NAME, tensors)
+        text = json.dumps(_their_config(config, head), indent=2, ensure_ascii=False)
+        (building / CONFIG).write_text(text + "\n", encoding="utf-8")
+        # Only the vocabulary: the original knows no other tokenizer file.
+        rows = sub_words.tokens(list(range(sub_words.vocab_size)))
+        (building / "vocab.txt").write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
+        listing = f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n'
+        (building / "checkpoint").write_text(listing, encoding="utf-8")
+
+
+def _require_expressible(config: ModelConfig, head: HeadConfig) -> None:
+    if config.layer_norm_eps != 1e-12:
+        raise UsageError(
+            f"layer_norm_eps is {config.layer_norm_eps}; the original's code has 1e-12, fixed"
+        )
+    if "token_classifier" in head.parts:
+        raise UsageError(
+            "the original has no token classifier, and no name for it; export --format hf"
+        )
+
+
+def _their_config(config: ModelConfig, head: HeadConfig) -> dict[str, Any]:
+    described: dict[str, Any] = dataclasses.asdict(config)
+    del described["layer_norm_eps"]
+    described["hidden_act"] = "gelu"
+    if config.hidden_act == "gelu":
+        described[_EXACT] = True
+    if "sequence_classifier" in head.parts:
+        described[_LABELS] = list(head.labels)
+    return described
+
+
+def _save(prefix: Path, tensors: dict[str, np.ndarray]) -> None:
+    import tensorflow as tf
+
+    names = sorted(tensors)
+    save: Any = tf.raw_ops.SaveV2
+    with tf.device("cpu:0"):
+        save(
+            prefix=tf.constant(str(prefix)),
+            tensor_names=tf.constant(names),
+            shape_and_slices=tf.constant([""] * len(names)),
+            tensors=[tf.constant(tensors[name]) for name in names],
+        )

@@ -1,0 +1,167 @@
+"""`bert-jax import` and `bert-jax export`: other systems' checkpoints into workdirs, and back."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import TrainConfig
+from bert_jax.errors import UsageError
+from bert_jax.interchange import huggingface, layout, tf1
+from bert_jax.interchange.layout import Foreign
+from bert_jax.model import sharding
+from bert_jax.training import checkpoint, workdir
+from bert_jax.training.optimizer import adam_state, with_adam_state
+from bert_jax.training.state import TrainState
+
+
+def import_checkpoint(
+    source: Path,
+    output: Path,
+    *,
+    config: TrainConfig | None = None,
+    corpus_directory: Path | None = None,
+    allow_missing_heads: bool = False,
+) -> Foreign:
+    """Turns a foreign checkpoint into a workdir with one checkpoint, at the step it has.
+
+    With a `config` and a corpus the workdir is the home of that run, and `pretrain` goes on from
+    the step. Raises UsageError, before anything is written, if the source cannot be read, has no
+    head at all and that is not allowed, or does not fit the config or the corpus.
+    """
+    from bert_jax.data import tokenizer
+    from bert_jax.data.store import open_corpus
+
+    layout.require_free(output)
+    foreign, directory = workdir.read_foreign(source, allow_missing_heads=allow_missing_heads)
+    if not allow_missing_heads:
+        _require_a_head(source, foreign)
+    run = config or workdir.foreign_config(foreign)
+    if config is not None:
+        _require_same_run(source, foreign, config)
+    corpus = None if corpus_directory is None else open_corpus(corpus_directory)
+    sub_words = tokenizer.load(directory)
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        if corpus is not None:
+            loaded = workdir.LoadedCheckpoint(source, foreign.step, run, foreign.params, directory)
+            workdir.require_same_tokenizer(loaded, corpus)
+            workdir.create(output, run, corpus, init_from=None, imported_from=source)
+        else:
+            sub_words.save(output / workdir.TOKENIZER)
+        saved = checkpoint.Checkpoints(output, run.checkpoint)
+        saved.save(_state(run, foreign).place(mesh, shard_weights=True), step=foreign.step)
+        saved.close()
+    if corpus is None:
+        workdir.write_config(output, run, imported_from=str(source))
+    return foreign
+
+
+def _require_a_head(source: Path, foreign: Foreign) -> None:
+    if set(foreign.head.parts) <= {"pooler"}:
+        whole = dataclasses.replace(foreign.head, parts=("pooler", "mlm", "nsp"))
+        there = huggingface.tensor_names(foreign.model, foreign.head)
+        lacking = [
+            name
+            for path, name in huggingface.tensor_names(foreign.model, whole).items()
+            if path not in there
+        ]
+        raise UsageError(
+            f"{source} is an encoder without heads: missing {', '.join(lacking)}; "
+            "--allow-missing-heads imports it as it is, to fine-tune or to begin pre-training from"
+        )
+
+
+def _require_same_run(source: Path, foreign: Foreign, run: TrainConfig) -> None:
+    for section, theirs in (("model", foreign.model), ("head", foreign.head)):
+        ours = vars(getattr(run, section))
+        differing = [
+            f"{section}.{name} is {ours[name]!r}, the checkpoint's {value!r}"
+            for name, value in vars(theirs).items()
+            if ours[name] != value
+        ]
+        if differing:
+            raise UsageError(f"{source}: {'; '.join(differing)}; set the config to match")
+    if foreign.step >= run.total_steps:
+        raise UsageError(
+            f"{source} is at step {foreign.step}, but config {run.name!r} ends at "
+            f"{run.total_steps}; give it more steps"
+        )
+
+
+def _state(run: TrainConfig, foreign: Foreign) -> TrainState:
+    state = TrainState.create(run, foreign.params)
+    opt_state = state.opt_state
+    if foreign.moments is not None:
+        mu, nu = foreign.moments
+        count = jnp.asarray(foreign.step, jnp.int32)
+        new = adam_state(opt_state)._replace(count=count, mu=mu, nu=nu)
+        opt_state = with_adam_state(opt_state, new)
+    step = jnp.asarray(foreign.step, jnp.int32)
+    return dataclasses.replace(state, step=step, opt_state=opt_state)
+
+
+def export_checkpoint(
+    source: Path,
+    output: Path,
+    *,
+    to: str,
+    moments: bool | None = None,
+    dtype: str = "float32",
+    max_file_bytes: int | None = None,
+) -> Foreign:
+    """Writes any checkpoint as a Hugging Face (`to="hf"`) or TF1 (`to="tf1"`) directory.
+
+    `moments` True writes Adam's moments and the step, or raises UsageError where there are none;
+    None writes them to TF1 where there are any.
+    """
+    layout.require_free(output)
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        loaded = workdir.load_checkpoint(source, mesh=mesh)
+        config = loaded.config
+        foreign = Foreign(
+            model=config.model,
+            head=config.head,
+            params=loaded.params,
+            moments=None if moments is False else _moments(source, loaded, mesh, to, moments),
+            step=loaded.step,
+        )
+        if to == "tf1":
+            tf1.write(output, foreign, tokenizer=loaded.tokenizer)
+        else:
+            huggingface.write(
+                output,
+                foreign.params,
+                foreign.model,
+                head=foreign.head,
+                tokenizer=loaded.tokenizer,
+                moments=foreign.moments,
+                step=foreign.step,
+                dtype=dtype,
+                **({} if max_file_bytes is None else {"max_file_bytes": max_file_bytes}),
+            )
+    return foreign
+
+
+def _moments(
+    source: Path, loaded: workdir.LoadedCheckpoint, mesh: Mesh, to: str, wanted: bool | None
+) -> tuple[Any, Any] | None:
+    if wanted is None and to != "tf1":
+        return None
+    if not (loaded.directory / checkpoint.DIRECTORY).is_dir():
+        found = workdir.read_foreign(source)[0].moments
+    else:
+        opt_state = checkpoint.load_opt_state(
+            loaded.directory, step=loaded.step, config=loaded.config, mesh=mesh
+        )
+        adam = adam_state(opt_state)
+        # A run that has made no update has none: its zeros are not moments of anything.
+        found = (adam.mu, adam.nu) if np.asarray(adam.count) > 0 else None
+    if found is None and wanted:
+        raise UsageError(f"--checkpoint {source} has no moments of Adam to write")
+    return found

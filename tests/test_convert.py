@@ -1,0 +1,299 @@
+"""`bert-jax import` and `export`: every way through, and runs that go on elsewhere."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.__main__ import main
+from bert_jax.config import HeadConfig, to_dict
+from bert_jax.interchange import huggingface, tf1
+from bert_jax.interchange.layout import Foreign
+from bert_jax.model import sharding
+from bert_jax.training import checkpoint, workdir
+from tests import tiny_corpus
+from tests.models import HEADS, SIZES, assert_same, random_params, vocabulary
+from tests.test_tf1 import variables
+
+
+def convert(*arguments) -> None:
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+@pytest.fixture
+def refused(capsys):
+    """What a command that fails with code 2 says after 'error: '."""
+
+    def run(*arguments) -> str:
+        assert main([str(argument) for argument in arguments]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1, said
+        return said.split("error: ", 1)[1].strip()
+
+    return run
+
+
+def as_tf1(folder):
+    model, head = SIZES["small"], HeadConfig()
+    params, *moments = (random_params(model, head, seed=s) for s in range(3))
+    foreign = Foreign(model=model, head=head, params=params, moments=tuple(moments), step=77)
+    tf1.write(folder / "tf1", foreign, tokenizer=vocabulary(folder / "words"))
+    return folder / "tf1"
+
+
+def as_hf(folder, name="ForPreTraining"):
+    model, head = SIZES["small"], HEADS[name]
+    params = random_params(model, head)
+    words = vocabulary(folder / "words")
+    huggingface.write(folder / "hf", params, model, head=head, tokenizer=words)
+    return folder / "hf"
+
+
+def assert_same_variables(a, b) -> None:
+    a, b = (variables(directory / "bert_model.ckpt") for directory in (a, b))
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        assert value.dtype == b[name].dtype and value.tobytes() == b[name].tobytes(), name
+
+
+# --- the ways through ----------------------------------------------------------------------------
+
+
+def test_round_and_round(tmp_path):
+    """TF1, workdir, Hugging Face, workdir, TF1: parameters, moments and step, bit for bit."""
+    first = as_tf1(tmp_path)
+    convert("import", "--checkpoint", first, "--output", tmp_path / "1")
+    convert(
+        "export", "--checkpoint", tmp_path / "1", "--output", tmp_path / "hf", "--moments", "yes"
+    )
+    convert("import", "--checkpoint", tmp_path / "hf", "--output", tmp_path / "2")
+    for number in (1, 2):
+        output = tmp_path / f"tf1-{number}"
+        convert(
+            "export", "--format", "tf1", "--checkpoint", tmp_path / str(number), "--output", output
+        )
+        assert_same_variables(first, output)
+        for file in ("vocab.txt", "bert_config.json"):
+            assert (first / file).read_bytes() == (output / file).read_bytes()
+    assert variables(tmp_path / "tf1-2/bert_model.ckpt")["global_step"] == 77
+    # Without a workdir between them.
+    convert(
+        "export", "--format", "tf1", "--checkpoint", tmp_path / "hf", "--output", tmp_path / "3"
+    )
+    assert_same_variables(first, tmp_path / "3")
+
+
+@pytest.mark.parametrize("name", sorted(HEADS.keys() - {"Model"}))
+def test_every_class_through_a_workdir(tmp_path, name):
+    source = as_hf(tmp_path, name)
+    convert("import", "--checkpoint", source, "--output", tmp_path / "workdir")
+    convert("export", "--checkpoint", tmp_path / "workdir", "--output", tmp_path / "back")
+    for file in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (source / file).read_bytes() == (tmp_path / "back" / file).read_bytes()
+    config = json.loads((tmp_path / "workdir/config.json").read_text())["config"]
+    assert config["head"] == to_dict(HEADS[name])
+
+
+def test_a_run_of_tf1_goes_on(tmp_path, trained, corpus):
+    """Our run, out to TF1 in the middle and in again, ends with the bits of the unbroken one."""
+    last = checkpoint.latest_step(trained)
+    middle = checkpoint.steps(trained)[0]
+    assert middle < last
+    out = tmp_path / "tf1"
+    convert(
+        "export",
+        "--format",
+        "tf1",
+        "--checkpoint",
+        trained / "checkpoints" / str(middle),
+        "--output",
+        out,
+    )
+    config = trained / "config.json"
+    home = tmp_path / "home"
+    convert("import", "--checkpoint", out, "--output", home, "--config", config, "--corpus", corpus)
+    assert checkpoint.steps(home) == [middle]
+    convert("pretrain", config, "--corpus", corpus, "--workdir", home)
+    assert checkpoint.latest_step(home) == last
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        ends = [workdir.load_checkpoint(path, mesh=mesh) for path in (trained, home)]
+    assert_same(ends[0].params, ends[1].params)
+
+
+def test_moments_are_written_where_there_are_any(tmp_path, trained, refused):
+    source = as_hf(tmp_path)
+    convert("export", "--checkpoint", source, "--format", "tf1", "--output", tmp_path / "tf1")
+    assert not [n for n in variables(tmp_path / "tf1/bert_model.ckpt") if "adam" in n]
+    convert("import", "--checkpoint", source, "--output", tmp_path / "workdir")
+    for path in (source, tmp_path / "workdir"):
+        said = refused(
+            "export", "--checkpoint", path, "--output", tmp_path / "x", "--moments", "yes"
+        )
+        assert said == f"--checkpoint {path} has no moments of Adam to write"
+    convert("export", "--checkpoint", trained, "--format", "tf1", "--output", tmp_path / "1")
+    found = variables(tmp_path / "1/bert_model.ckpt")
+    assert np.ptp(found["bert/pooler/dense/kernel/adam_v"]) > 0
+    convert(
+        "export",
+        *("--checkpoint", trained, "--format", "tf1", "--output", tmp_path / "2"),
+        *("--moments", "no"),
+    )
+    assert not [n for n in variables(tmp_path / "2/bert_model.ckpt") if "adam" in n]
+
+
+def test_files_and_types_of_an_export(tmp_path, trained):
+    convert(
+        "export",
+        *("--checkpoint", trained, "--output", tmp_path / "hf"),
+        *("--dtype", "bfloat16", "--max-file-size", "0.02"),
+    )
+    files = list((tmp_path / "hf").glob("model-*.safetensors"))
+    assert len(files) > 1
+    modes = {path.stat().st_mode for path in (*files, tmp_path / "hf/config.json")}
+    assert len(modes) == 1, "others may read the weights, too"
+    assert huggingface.read(tmp_path / "hf").head == HeadConfig()
+
+
+# --- heads that are not there --------------------------------------------------------------------
+
+
+def test_an_encoder_without_heads(tmp_path, refused, capsys):
+    source = as_hf(tmp_path, "Model")
+    said = refused("import", "--checkpoint", source, "--output", tmp_path / "workdir")
+    assert "is an encoder without heads: missing cls.predictions.bias, " in said
+    assert "cls.seq_relationship.weight; --allow-missing-heads" in said
+    assert not (tmp_path / "workdir").exists()
+    convert(
+        "import", "--checkpoint", source, "--output", tmp_path / "workdir", "--allow-missing-heads"
+    )
+    assert "encoder, pooler; step 0, without moments" in capsys.readouterr().out
+    said = refused("fill-mask", "--checkpoint", tmp_path / "workdir", "w1 [MASK] w2")
+    assert said.endswith("has no masked-LM head: it holds encoder, pooler")
+
+
+def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, capsys):
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        source = workdir.load_checkpoint(trained, mesh=mesh)
+        bare = {part: source.params[part] for part in ("encoder", "pooler")}
+        huggingface.write(
+            tmp_path / "hf",
+            bare,
+            source.config.model,
+            head=HEADS["Model"],
+            tokenizer=source.tokenizer,
+        )
+    config = tiny_corpus.write_config(tmp_path / "tiny.json", source.config)
+    command = ("pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "new")
+    command = (*command, "--init-from", tmp_path / "hf", "--set", "phases.0.steps=2")
+    command = (*command, "--set", "phases.1.steps=1", "--set", "optimizer.warmup_steps=1")
+    said = refused(*command)
+    assert "has no masked-LM head and the next-sentence head: it holds encoder, pooler" in said
+    assert "--allow-missing-heads begins with fresh ones" in said
+    assert not (tmp_path / "new").exists()
+    convert(*command, "--allow-missing-heads")
+    assert "has no mlm, nsp: fresh, from seed" in capsys.readouterr().err
+    assert checkpoint.latest_step(tmp_path / "new") == 3
+
+
+def test_evaluation_needs_both_heads(tmp_path, corpus, refused):
+    source = as_hf(tmp_path, "ForMaskedLM")
+    said = refused("evaluate", "--checkpoint", source, "--corpus", corpus)
+    assert said.endswith("has no next-sentence head: it holds encoder, mlm")
+
+
+# --- what is wrong: clear, and nothing written ---------------------------------------------------
+
+
+def truncated(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def pickled(directory):
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def mismatched(directory):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 3}))
+
+
+def short_of_rows(directory):
+    """Sixty sub-words, and embeddings for fifty."""
+    tensors = load_file(directory / "model.safetensors")
+    word = "bert.embeddings.word_embeddings.weight"
+    tensors[word], bias = tensors[word][:50], tensors["cls.predictions.bias"][:50]
+    save_file(tensors | {"cls.predictions.bias": bias}, directory / "model.safetensors")
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 50}))
+
+
+def without_words(directory):
+    for path in (*directory.glob("tokenizer*"), directory / "vocab.txt"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (truncated, "model.safetensors cannot be read: "),
+        (pickled, "pickled weights are not read"),
+        (mismatched, "missing bert.encoder.layer.2.attention.self.key.bias [24]"),
+        (short_of_rows, "its tokenizer has 60 ids, but its model has embeddings for 50"),
+        (without_words, "holds neither tokenizer.json nor vocab.txt"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["import", "export"])
+def test_a_damaged_source(tmp_path, refused, verb, spoil, message):
+    source = as_hf(tmp_path)
+    spoil(source)
+    before = sorted(tmp_path.iterdir())
+    assert message in refused(verb, "--checkpoint", source, "--output", tmp_path / "new")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--format", "tf1"), "is a Hugging Face directory, not what --format tf1 names"),
+        (("--config", "bert_base"), "--config and --corpus go together"),
+        (("--set", "seed=1"), "--set changes a field of --config; name one"),
+    ],
+)
+def test_options_that_do_not_fit(tmp_path, refused, arguments, message):
+    source = as_hf(tmp_path)
+    said = refused("import", "--checkpoint", source, "--output", tmp_path / "new", *arguments)
+    assert message in said
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_the_checkpoint_does_not_fit(tmp_path, trained, corpus, refused):
+    convert("export", "--checkpoint", trained, "--format", "tf1", "--output", tmp_path / "tf1")
+    command = ("import", "--checkpoint", tmp_path / "tf1", "--output", tmp_path / "new")
+    command = (*command, "--config", trained / "config.json", "--corpus")
+    said = refused(*command, corpus)
+    step = checkpoint.latest_step(trained)
+    assert f"is at step {step}, but config 'tiny' ends at {step}; give it more steps" in said
+    said = refused(*command, corpus, "--set", "model.hidden_act=gelu")
+    assert "model.hidden_act is 'gelu', the checkpoint's 'gelu_new'" in said
+    source = as_tf1(tmp_path / "other")
+    said = refused(
+        *("import", "--checkpoint", source, "--output", tmp_path / "new"),
+        *("--config", trained / "config.json", "--corpus", corpus),
+    )
+    assert "model.vocab_size is 240, the checkpoint's 64" in said
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_tf1_prefix_is_a_checkpoint(tmp_path, capsys):
+    source = as_tf1(tmp_path)
+    convert("fill-mask", "--checkpoint", source / "bert_model.ckpt", "w1 [MASK] w2")
+    assert "w1 [MASK] w2" in capsys.readouterr().out
+    shutil.rmtree(source)
+    code = main(["fill-mask", "--checkpoint", str(source / "bert_model.ckpt"), "w1 [MASK]"])
+    assert code == 2 and "no such directory" in capsys.readouterr().err

@@ -1,0 +1,491 @@
+"""Every class of Hugging Face's BERT and RoBERTa: out and in again, and logits in their library."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.config import ComputeConfig, HeadConfig
+from bert_jax.data import tokenizer
+from bert_jax.errors import UsageError
+from bert_jax.interchange import huggingface, huggingface_names
+from bert_jax.model import sharding, task_heads
+from tests.models import HEADS, SIZES, assert_same, batch, random_params, vocabulary
+
+each_class = pytest.mark.parametrize("name", HEADS)
+each_size = pytest.mark.parametrize("size", SIZES)
+
+
+def written(folder, name, size="small", *, seed=0, **options):
+    """A directory with random parameters, and the parameters."""
+    model, head = SIZES[size], HEADS[name]
+    params = random_params(model, head, seed=seed)
+    words = vocabulary(folder / "words")
+    huggingface.write(folder / "hf", params, model, head=head, tokenizer=words, **options)
+    return folder / "hf", params
+
+
+def edit(directory, **changes):
+    path = directory / "config.json"
+    described = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in described.items() if v is not None}))
+
+
+def rewrite(directory, change):
+    tensors = load_file(directory / "model.safetensors")
+    save_file(change(tensors) or tensors, directory / "model.safetensors")
+
+
+def our_outputs(directory) -> dict[str, np.ndarray]:
+    foreign = huggingface.read(directory)
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        outputs = jax.jit(
+            lambda params, arrays: task_heads.apply(
+                params,
+                arrays,
+                config=foreign.model,
+                head=foreign.head,
+                compute=ComputeConfig(dtype="float32"),
+            )
+        )(foreign.params, batch(foreign.model))
+        return jax.device_get(outputs)
+
+
+# --- out and in ----------------------------------------------------------------------------------
+
+
+@each_size
+@each_class
+def test_written_and_read_is_the_same(tmp_path, name, size):
+    directory, params = written(tmp_path, name, size)
+    described = json.loads((directory / "config.json").read_text())
+    assert described["architectures"] == [f"Bert{name}"]
+    back = huggingface.read(directory)
+    assert (back.model, back.head) == (SIZES[size], HEADS[name])
+    assert_same(back.params, params)
+    # And a second time, byte for byte.
+    words = vocabulary(tmp_path / "words")
+    huggingface.write(tmp_path / "2", back.params, back.model, head=back.head, tokenizer=words)
+    for file in ("model.safetensors", "config.json", "tokenizer.json", "vocab.txt"):
+        assert (tmp_path / "2" / file).read_bytes() == (directory / file).read_bytes()
+
+
+def test_bare_models_have_no_prefix_and_may_have_no_pooler(tmp_path):
+    model = SIZES["small"]
+    params = random_params(model, HeadConfig(parts=()))
+    words = vocabulary(tmp_path / "words")
+    huggingface.write(tmp_path / "hf", params, model, head=HeadConfig(parts=()), tokenizer=words)
+    tensors = load_file(tmp_path / "hf/model.safetensors")
+    assert "embeddings.word_embeddings.weight" in tensors
+    back = huggingface.read(tmp_path / "hf")
+    assert back.head.parts == ()
+    assert_same(back.params, params)
+    # Without our word for it, a pooler is missing.
+    edit(tmp_path / "hf", add_pooling_layer=None)
+    with pytest.raises(UsageError, match=r"missing bert\.pooler\.dense\.bias \[24\]; missing bert"):
+        huggingface.read(tmp_path / "hf")
+    allowed = huggingface.read(tmp_path / "hf", allow_missing_heads=True)
+    assert allowed.head.parts == () and len(allowed.missing) == 2
+
+
+def test_labels_keep_their_names_and_order(tmp_path):
+    directory, _ = written(tmp_path, "ForSequenceClassification")
+    described = json.loads((directory / "config.json").read_text())
+    assert described["id2label"] == {"0": "neutral", "1": "für", "2": "contra"}
+    assert described["label2id"]["contra"] == 2
+    edit(directory, id2label={"2": "contra", "0": "neutral", "1": "für"})
+    assert huggingface.read(directory).head.labels == ("neutral", "für", "contra")
+
+
+@pytest.mark.parametrize("label", [None, "similarity"])
+def test_a_regression_has_one_output(tmp_path, label):
+    head = HeadConfig(
+        parts=("pooler", "sequence_classifier"), labels=() if label is None else (label,)
+    )
+    params = random_params(SIZES["small"], head)
+    words = vocabulary(tmp_path / "words")
+    huggingface.write(tmp_path / "hf", params, SIZES["small"], head=head, tokenizer=words)
+    described = json.loads((tmp_path / "hf/config.json").read_text())
+    assert described["problem_type"] == "regression" and len(described["id2label"]) == 1
+    assert huggingface.read(tmp_path / "hf").head == head
+
+
+def test_two_classes_without_names(tmp_path):
+    """Their writer leaves out the names it would give itself."""
+    head = HeadConfig(parts=("pooler", "sequence_classifier"), labels=("LABEL_0", "LABEL_1"))
+    params = random_params(SIZES["small"], head)
+    words = vocabulary(tmp_path / "words")
+    huggingface.write(tmp_path / "hf", params, SIZES["small"], head=head, tokenizer=words)
+    edit(tmp_path / "hf", id2label=None, label2id=None)
+    assert huggingface.read(tmp_path / "hf").head == head
+
+
+@pytest.mark.parametrize("name", ["ForSequenceClassification", "ForTokenClassification"])
+def test_which_classifier_without_a_class(tmp_path, name):
+    directory, params = written(tmp_path, name)
+    edit(directory, architectures=None)
+    back = huggingface.read(directory)
+    assert back.head == HEADS[name]
+    assert_same(back.params, params)
+
+
+def test_masked_lm_of_the_hub_keep_their_other_head(tmp_path):
+    """bert-base-uncased calls itself BertForMaskedLM and holds all of BertForPreTraining."""
+    directory, params = written(tmp_path, "ForPreTraining")
+    edit(directory, architectures=["BertForMaskedLM"])
+    back = huggingface.read(directory)
+    assert back.head == HeadConfig()
+    assert_same(back.params, params)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_several_files(tmp_path):
+    directory, params = written(tmp_path, "ForPreTraining", max_file_bytes=20_000)
+    files = sorted(p.name for p in directory.glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == set(files)
+    assert index["metadata"]["total_size"] == sum(x.nbytes for x in jax.tree.leaves(params))
+    assert_same(huggingface.read(directory).params, params)
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda d: next(d.glob("*00002-of*")).unlink(), "00002-of-.* cannot be read: No such file"),
+        (lambda d: (d / "model.safetensors.index.json").write_text("{"), "no index of files"),
+        (
+            lambda d: (d / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "../../secret.safetensors"}}'
+            ),
+            "names '../../secret.safetensors', which is no file of its directory",
+        ),
+        (
+            lambda d: next(d.glob("*00002-of*")).write_bytes(
+                next(d.glob("*00001-of*")).read_bytes()
+            ),
+            "lists tensors that its files do not hold: ",
+        ),
+    ],
+    ids=["lost", "no JSON", "elsewhere", "swapped"],
+)
+def test_damaged_sets_of_files(tmp_path, damage, message):
+    directory, _ = written(tmp_path, "ForPreTraining", max_file_bytes=20_000)
+    damage(directory)
+    with pytest.raises(UsageError, match=message):
+        huggingface.read(directory)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_both_ways(tmp_path, dtype):
+    directory, params = written(tmp_path, "ForPreTraining", dtype=dtype)
+    assert json.loads((directory / "config.json").read_text())["torch_dtype"] == dtype
+    import ml_dtypes
+
+    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    rounded = jax.tree.map(lambda x: x.astype(kind).astype(np.float32), params)
+    back = huggingface.read(directory).params
+    assert_same(back, rounded)
+    words = vocabulary(tmp_path / "words")
+    huggingface.write(tmp_path / "2", back, SIZES["small"], tokenizer=words, dtype=dtype)
+    weights = [(d / "model.safetensors").read_bytes() for d in (directory, tmp_path / "2")]
+    assert weights[0] == weights[1]
+    assert {t.dtype for t in load_file(directory / "model.safetensors").values()} == {
+        np.dtype(kind)
+    }
+
+
+def test_what_half_precision_cannot_hold(tmp_path):
+    params = random_params(SIZES["small"], HeadConfig())
+    params["nsp"]["bias"][1] = 1e6
+    words = vocabulary(tmp_path / "words")
+    with pytest.raises(
+        UsageError, match=r"cls\.seq_relationship\.bias has values beyond the range"
+    ):
+        huggingface.write(tmp_path / "hf", params, SIZES["small"], tokenizer=words, dtype="float16")
+    assert {p.name for p in tmp_path.iterdir()} == {"words"}
+
+
+def test_integers_are_no_weights(tmp_path):
+    directory, _ = written(tmp_path, "ForPreTraining")
+    rewrite(directory, lambda t: {n: x.astype(np.int8) for n, x in t.items()})
+    with pytest.raises(UsageError, match="bias is of type int8, expected floating point"):
+        huggingface.read(directory)
+
+
+def test_moments_travel_in_a_file_of_their_own(tmp_path):
+    moments = tuple(random_params(SIZES["small"], HeadConfig(), seed=s) for s in (1, 2))
+    directory, params = written(tmp_path, "ForPreTraining", moments=moments, step=321)
+    back = huggingface.read(directory)
+    assert back.step == 321
+    assert_same(back.params, params)
+    for ours, theirs in zip(moments, back.moments, strict=True):
+        assert_same(ours, theirs)
+
+
+# --- heads that are not there --------------------------------------------------------------------
+
+
+def test_a_head_that_is_not_whole(tmp_path):
+    directory, params = written(tmp_path, "ForPreTraining")
+
+    def cut(tensors):
+        return {n: t for n, t in tensors.items() if n != "cls.seq_relationship.bias"}
+
+    rewrite(directory, cut)
+    with pytest.raises(UsageError) as caught:
+        huggingface.read(directory)
+    assert "missing cls.seq_relationship.bias [2]" in str(caught.value)
+    assert "--allow-missing-heads reads the rest" in str(caught.value)
+    allowed = huggingface.read(directory, allow_missing_heads=True)
+    assert allowed.missing == ("cls.seq_relationship.bias [2]",)
+    assert allowed.head.parts == ("pooler", "mlm")
+    assert_same(allowed.params, {part: params[part] for part in ("encoder", "pooler", "mlm")})
+
+
+def test_the_encoder_is_never_left_out(tmp_path):
+    directory, _ = written(tmp_path, "ForSequenceClassification")
+    lost = "bert.encoder.layer.1.output.dense.bias"
+    rewrite(directory, lambda tensors: {n: t for n, t in tensors.items() if n != lost})
+    with pytest.raises(UsageError, match=re.escape(f"missing {lost} [24]")) as caught:
+        huggingface.read(directory, allow_missing_heads=True)
+    assert "--allow-missing-heads" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"id2label": {"0": "a", "2": "b"}}, "does not number its labels 0 to 1"),
+        ({"id2label": ["a", "b"]}, "is no table of numbers and labels"),
+        ({"id2label": {"0": "a", "1": "b"}}, r"classifier.weight is \[3, 24\], expected \[2, 24\]"),
+        ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "each label once"),
+        ({"problem_type": "multi_label_classification"}, "is not read"),
+        ({"problem_type": "regression"}, "a regression with 3 outputs"),
+        ({"is_decoder": True}, "describes a decoder"),
+        ({"hidden_size": 32}, r"is \[64, 24\], expected \[64, 32\]"),
+    ],
+)
+def test_configs_that_do_not_fit(tmp_path, changes, message):
+    directory, _ = written(tmp_path, "ForSequenceClassification")
+    edit(directory, **changes)
+    with pytest.raises(UsageError, match=message):
+        huggingface.read(directory)
+
+
+# --- RoBERTa -------------------------------------------------------------------------------------
+
+
+def as_roberta(folder, name):
+    """A directory of ours in RoBERTa's names and rows, made without the reader's table."""
+    directory, params = written(folder, name, "wider")
+    tensors = load_file(directory / "model.safetensors")
+    unused = np.full((2, 96), np.nan, np.float32)
+    old = "bert.embeddings.position_embeddings.weight"
+    tensors = {
+        n if n.startswith(("bert", "c", "q")) else f"bert.{n}": t for n, t in tensors.items()
+    }
+    tensors[old] = np.concatenate([unused, tensors[old]])
+    segment = "bert.embeddings.token_type_embeddings.weight"
+    tensors[segment] = tensors[segment][:1]
+    renamed = {}
+    for n, tensor in tensors.items():
+        n = n.replace("bert.", "roberta.", 1) if n.startswith("bert.") else n
+        n = n.replace("cls.predictions.transform.dense", "lm_head.dense")
+        n = n.replace("cls.predictions.transform.LayerNorm", "lm_head.layer_norm")
+        n = n.replace("cls.predictions", "lm_head")
+        if name == "ForSequenceClassification":
+            n = n.replace("classifier", "classifier.out_proj")
+            n = n.replace("roberta.pooler.dense", "classifier.dense")
+        renamed[n] = tensor
+    save_file(renamed, directory / "model.safetensors")
+    edit(
+        directory,
+        model_type="roberta",
+        architectures=[f"Roberta{name}"],
+        max_position_embeddings=35,
+        type_vocab_size=1,
+        pad_token_id=1,
+    )
+    word = params["encoder"]["embeddings"]["token_type"]["embedding"]
+    word[1] = word[0]
+    return directory, params
+
+
+_ROBERTA_CLASSES = sorted(HEADS.keys() - {"ForPreTraining", "ForNextSentencePrediction"})
+
+
+@pytest.mark.parametrize("name", _ROBERTA_CLASSES)
+def test_roberta_is_read(tmp_path, name):
+    directory, params = as_roberta(tmp_path, name)
+    back = huggingface.read(directory)
+    assert (back.model, back.head) == (SIZES["wider"], HEADS[name])
+    assert_same(back.params, params)
+
+
+def test_a_pooler_that_a_roberta_classifier_does_not_use(tmp_path):
+    directory, params = as_roberta(tmp_path, "ForSequenceClassification")
+    extra = {"roberta.pooler.dense.weight": np.zeros((96, 96), np.float32)}
+    rewrite(directory, lambda tensors: tensors | extra)
+    assert_same(huggingface.read(directory).params, params)
+
+
+def byte_level(directory, texts):
+    """A RoBERTa tokenizer trained on `texts`, as their fast class saves one."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    directory.mkdir()
+    backend.save(str(directory / "tokenizer.json"))
+    names = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
+    config = {f"{role}_token": name for role, name in names.items()}
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return backend
+
+
+def test_roberta_sub_words(tmp_path):
+    texts = ["Ein Bär frißt Honig 🐻.", "the bear eats honey", "  two  spaces, (brackets)"] * 3
+    backend = byte_level(tmp_path / "theirs", texts)
+    ours = tokenizer.load(tmp_path / "theirs")
+    assert (ours.kind, ours.pair_separators, ours.lowercase) == ("bpe", 2, False)
+    ours.save(tmp_path / "ours")
+    again = tokenizer.load(tmp_path / "ours")
+    assert again.hash == ours.hash and again.pair_separators == 2
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    for text in [*texts, "Unseen: žluťoučký kůň"]:
+        expected = backend.encode(text).ids
+        assert again.encode(text) == expected == theirs(text).input_ids
+    pair = backend.encode(texts[0], texts[1]).ids
+    assert theirs(texts[0], texts[1]).input_ids == pair
+    byte_level(tmp_path / "others", [*texts, "other merges for other words"] * 2)
+    assert tokenizer.load(tmp_path / "others").hash != ours.hash
+
+
+# --- against transformers ------------------------------------------------------------------------
+
+# Our output -> what their class calls it.
+_OUTPUTS = {
+    "ForPreTraining": {"mlm_logits": "prediction_logits", "nsp_logits": "seq_relationship_logits"},
+    "ForMaskedLM": {"mlm_logits": "logits"},
+    "ForNextSentencePrediction": {"nsp_logits": "logits"},
+    "ForSequenceClassification": {"sequence_logits": "logits"},
+    "ForTokenClassification": {"token_logits": "logits"},
+    "ForQuestionAnswering": {"span_logits": ("start_logits", "end_logits")},
+    "Model": {"hidden_states": "last_hidden_state", "pooled": "pooler_output"},
+}
+
+
+def assert_same_outputs(directory, name, theirs, *, pad=0):
+    torch = pytest.importorskip("torch")
+    ours, arrays = our_outputs(directory), batch(SIZES["small"])
+    real = arrays["sequence_ids"] == 1
+    ids = np.where(real, arrays["input_ids"], pad)
+    arguments = {"input_ids": ids, "attention_mask": real}
+    if pad == 0:
+        arguments["token_type_ids"] = arrays["token_type_ids"]
+    with torch.no_grad():
+        found = theirs.eval()(
+            **{k: torch.tensor(v, dtype=torch.long) for k, v in arguments.items()}
+        )
+    for our_name, their_name in _OUTPUTS[name].items():
+        if isinstance(their_name, tuple):
+            expected = np.stack([found[part].numpy() for part in their_name], axis=-1)
+        else:
+            expected = found[their_name].numpy()
+        mine = ours[our_name].reshape(expected.shape)
+        if mine.ndim == 3:
+            mine, expected = mine[real], expected[real]
+        np.testing.assert_allclose(mine, expected, atol=1e-4, rtol=0)
+        assert np.ptp(expected) > 0.2, "logits that do not differ prove nothing"
+
+
+@pytest.mark.parity
+@each_size
+@each_class
+def test_their_class_gives_our_logits(tmp_path, name, size):
+    pytest.importorskip("torch", reason="needs the 'parity' extra")
+    import transformers
+
+    directory, _ = written(tmp_path, name, size)
+    kind = getattr(transformers, f"Bert{name}")
+    theirs, report = kind.from_pretrained(directory, output_loading_info=True)
+    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys"))
+    assert_same_outputs(directory, name, theirs)
+    if labels := HEADS[name].labels:
+        assert tuple(theirs.config.id2label.values()) == labels
+
+
+@pytest.mark.parity
+@each_size
+@each_class
+def test_what_their_class_saves_is_read(tmp_path, name, size):
+    """Their random weights in, out, and in again: bits, and logits."""
+    torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
+    import transformers
+
+    torch.manual_seed(0)
+    labels = HEADS[name].labels
+    options = {"id2label": dict(enumerate(labels))} if labels else {}
+    config = transformers.BertConfig(**dataclasses.asdict(SIZES[size]), **options)
+    theirs = getattr(transformers, f"Bert{name}")(config)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
+    vocabulary(tmp_path / "theirs")
+    back = huggingface.read(tmp_path / "theirs")
+    assert (back.model, back.head) == (SIZES[size], HEADS[name])
+    assert_same_outputs(tmp_path / "theirs", name, theirs)
+    huggingface.write(
+        tmp_path / "ours", back.params, back.model, head=back.head, tokenizer=tmp_path / "theirs"
+    )
+    written_again = load_file(tmp_path / "ours/model.safetensors")
+    expected = {n: p.detach().numpy() for n, p in theirs.named_parameters()}
+    assert written_again.keys() == expected.keys()
+    for tensor, values in expected.items():
+        assert written_again[tensor].tobytes() == values.tobytes(), tensor
+    assert_same(huggingface.read(tmp_path / "ours").params, back.params)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", _ROBERTA_CLASSES)
+def test_roberta_gives_our_logits(tmp_path, name):
+    torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
+    import transformers
+
+    torch.manual_seed(0)
+    fields = dataclasses.asdict(SIZES["wider"]) | {
+        "max_position_embeddings": 35,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": 1,
+    }
+    labels = HEADS[name].labels
+    options = {"id2label": dict(enumerate(labels))} if labels else {}
+    theirs = getattr(transformers, f"Roberta{name}")(
+        transformers.RobertaConfig(**fields, **options)
+    )
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    theirs.save_pretrained(tmp_path)
+    assert huggingface.read(tmp_path).head == HEADS[name]
+    assert huggingface.read(tmp_path).model.layer_norm_eps == 1e-5
+    assert_same_outputs(tmp_path, name, theirs, pad=1)
+
+
+def test_every_class_is_known():
+    assert set(huggingface_names.CLASSES) == set(HEADS)

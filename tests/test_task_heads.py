@@ -1,0 +1,150 @@
+"""An encoder with any of its parts: which parameters, which outputs, and where dropout is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig, TrainConfig, validate
+from bert_jax.errors import UsageError
+from bert_jax.model import heads, sharding, task_heads
+from bert_jax.model.dropout import DropoutKey
+
+pytestmark = pytest.mark.core
+
+_MODEL = ModelConfig(
+    vocab_size=50,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=12,
+)
+_FLOAT32 = ComputeConfig(dtype="float32")
+_LABELS = ("no", "yes", "perhaps")
+HEADS = {
+    "encoder": HeadConfig(parts=()),
+    "pooled": HeadConfig(parts=("pooler",)),
+    "masked": HeadConfig(parts=("mlm",)),
+    "next": HeadConfig(parts=("pooler", "nsp")),
+    "pretraining": HeadConfig(),
+    "sequence": HeadConfig(parts=("pooler", "sequence_classifier"), labels=_LABELS),
+    "regression": HeadConfig(parts=("pooler", "sequence_classifier")),
+    "tokens": HeadConfig(parts=("token_classifier",), labels=_LABELS),
+    "spans": HeadConfig(parts=("span_classifier",)),
+}
+
+
+def batch(rows: int = 8, length: int = 12) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {
+        "input_ids": draw.integers(5, 50, (rows, length)).astype(np.int32),
+        "token_type_ids": np.zeros((rows, length), np.int32),
+        "position_ids": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+        "sequence_ids": np.ones((rows, length), np.int32),
+    }
+
+
+def outputs_of(head: HeadConfig, *, key_seed: int | None = None, extra=None) -> dict:
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        params = task_heads.init_params(_MODEL, head, seed=0)
+        arrays = jax.device_put(batch() | (extra or {}), sharding.batch_sharding(mesh))
+
+        def run(params, arrays):
+            key = None
+            if key_seed is not None:
+                rows = jax.lax.broadcasted_iota(
+                    jnp.uint32, (8,), 0, out_sharding=sharding.batch_spec()
+                )
+                key = DropoutKey.create(seed=key_seed, step=jnp.int32(0), rows_B=rows)
+            return task_heads.apply(
+                params, arrays, config=_MODEL, head=head, compute=_FLOAT32, key=key
+            )
+
+        return jax.device_get(jax.jit(run)(params, arrays))
+
+
+def test_with_the_pretraining_heads_it_is_the_pretraining_model():
+    ours = task_heads.init_params(_MODEL, HeadConfig(), seed=3)
+    theirs = heads.init_params(_MODEL, seed=3)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    assert jax.tree.all(jax.tree.map(np.array_equal, ours, theirs))
+    positions = {
+        "mlm_positions": np.full((8, 2), 3, np.int32),
+        "nsp_positions": np.zeros((8, 1), np.int32),
+    }
+    found = outputs_of(HeadConfig(), extra=positions)
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        arrays = jax.device_put(batch() | positions, sharding.batch_sharding(mesh))
+        expected = jax.jit(
+            lambda p, b: heads.apply(p, b, config=_MODEL, compute=_FLOAT32, key=None)
+        )(heads.init_params(_MODEL, seed=0), arrays)
+    for name in ("mlm_logits", "nsp_logits"):
+        np.testing.assert_array_equal(found[name], np.asarray(expected[name]))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_part_is_a_subtree(kind):
+    params = task_heads.abstract_params(_MODEL, HEADS[kind])
+    assert set(params) == {"encoder", *HEADS[kind].parts}
+    shared = task_heads.init_params(_MODEL, HEADS["encoder"], seed=0)["encoder"]
+    own = task_heads.init_params(_MODEL, HEADS[kind], seed=0)["encoder"]
+    assert jax.tree.all(jax.tree.map(np.array_equal, shared, own))
+
+
+@pytest.mark.parametrize(
+    "kind, name, shape",
+    [
+        ("encoder", "hidden_states", (8, 12, 16)),
+        ("pooled", "pooled", (8, 16)),
+        ("sequence", "sequence_logits", (8, 3)),
+        ("regression", "sequence_logits", (8, 1)),
+        ("tokens", "token_logits", (8, 12, 3)),
+        ("spans", "span_logits", (8, 12, 2)),
+    ],
+)
+def test_outputs(kind, name, shape):
+    found = outputs_of(HEADS[kind])[name]
+    assert found.shape == shape and found.dtype == np.float32
+    assert np.isfinite(found).all() and np.ptp(found) > 0
+
+
+@pytest.mark.parametrize(
+    "kind, under, drops",
+    [
+        ("sequence", "pooled", True),
+        ("tokens", "hidden_states", True),
+        ("spans", "hidden_states", False),
+    ],
+)
+def test_where_heads_have_dropout(kind, under, drops):
+    """Whether the logits are the affine map of what lies under them, with the key of a step."""
+    part = HEADS[kind].parts[-1]
+    affine = task_heads.init_params(_MODEL, HEADS[kind], seed=0)[part]
+    for seed, expected in ((None, True), (1, not drops), (2, not drops)):
+        found = outputs_of(HEADS[kind], key_seed=seed)
+        logits = found[under] @ affine["kernel"] + affine["bias"]
+        name = part.replace("_classifier", "_logits")
+        assert np.allclose(found[name], logits, atol=1e-5) == expected
+
+
+@pytest.mark.parametrize(
+    "head, message",
+    [
+        (HeadConfig(parts=("pooler", "decoder")), "head.parts has 'decoder'; choose from pooler"),
+        (
+            HeadConfig(parts=("pooler", "sequence_classifier", "token_classifier")),
+            "one classifier at most",
+        ),
+        (HeadConfig(parts=("mlm", "mlm")), "each once"),
+        (HeadConfig(parts=("sequence_classifier",)), "stand on the pooler"),
+        (HeadConfig(parts=("nsp", "mlm")), "stand on the pooler"),
+        (HeadConfig(parts=("token_classifier",), labels=("a", "a")), "each label once"),
+    ],
+)
+def test_heads_that_cannot_be(head, message):
+    with pytest.raises(UsageError) as caught:
+        validate(TrainConfig(head=head))
+    assert message in str(caught.value)
