@@ -1,0 +1,194 @@
+"""A fake cloud for one test: writes the fake programs and a scenario, runs launch scripts in it."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.launch import fake_programs
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = (
+    "gcloud", "sudo", "apt-get", "systemctl", "systemd-run", "hostname", "python3",
+)  # fmt: skip
+NAME = "pod"
+RUN = ("--project=p", "--zone=z", f"--name={NAME}")
+# That unit's process is there, and is no zombie.
+_IS_ACTIVE = """#!/bin/sh
+if [ "$1" = is-active ]; then
+    [ -f "$HOME/unit.pid" ] && read -r pid <"$HOME/unit.pid" || exit 3
+    read -r stat 2>/dev/null <"/proc/$pid/stat" || exit 3
+    case $stat in *") Z "*) exit 3 ;; *) exit 0 ;; esac
+fi
+"""
+
+
+class Cloud:
+    """A v4-16 has two hosts, with four devices each; a v4-8 has one."""
+
+    def __init__(self, directory: Path, *, number_of_hosts: int = 2, **scenario: Any) -> None:
+        self.directory = directory
+        self.started: list[subprocess.Popen[str]] = []
+        self.hosts = ("pod-w-0", "pod-w-1")[:number_of_hosts]
+        self.options = (*RUN, "--type=v4-16" if number_of_hosts == 2 else "--type=v4-8")
+        (directory / "bin").mkdir(parents=True)
+        for name in PROGRAMS:
+            fake_programs.wrapper(directory / "bin" / name, name)
+        # Called most; a shell is quicker to start.
+        (directory / "bin" / "hostname").write_text('#!/bin/sh\necho "$FAKE_HOST"\n')
+        systemctl = directory / "bin" / "systemctl"
+        systemctl.write_text(_IS_ACTIVE + systemctl.read_text().removeprefix("#!/bin/sh\n"))
+        for folder in ("home", "buckets", "hosts"):
+            (directory / folder).mkdir()
+        exists = scenario.pop("exists", [])
+        # What each creation's describe calls say in turn (the last one for ever), the exit codes of
+        # the trainer's starts, and events: on the times-th ssh or scp that matches.
+        self.scenario = {
+            "hosts": self.hosts,
+            "creations": [["ACTIVE"]],
+            "trainer": [{"code": 0}],
+            "events": [],
+            "environment": {},
+            "devices": 4,
+            "real_trainer": False,
+            "pip_fails": False,
+            "python_fails": False,
+            "sync_code": 0,
+        }
+        state = {
+            "states": exists,
+            "current": exists[0] if exists else "",
+            "created": 0,
+            "create_errors": scenario.pop("create_errors", []),
+            "describe_errors": scenario.pop("describe_errors", 0),
+            "rsync_limits": scenario.pop("rsync_limits", []),
+            "events": {},
+            "starts": {},
+        }
+        assert scenario.keys() <= self.scenario.keys()
+        self.scenario |= scenario
+        (directory / "state.json").write_text(json.dumps(state))
+        self.write_scenario()
+        if exists:
+            for host in self.hosts:
+                (directory / "hosts" / host / "dev").mkdir(parents=True)
+
+    def write_scenario(self) -> None:
+        (self.directory / "scenario.json").write_text(json.dumps(self.scenario))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """All that a script gets: nothing of the machine but its plain programs."""
+        return {
+            "PATH": f"{self.directory / 'bin'}:/usr/bin:/bin",
+            "HOME": str(self.directory / "home"),
+            "FAKE_CLOUD": str(self.directory),
+            "TMPDIR": str(self.directory),
+            "POLL_SECONDS": "0.02",
+            "RETRY_MS": "1",
+            "LC_ALL": "C.UTF-8",
+        }
+
+    def start(
+        self, *command: str | Path, settings: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """With a stdin that is at its end: what asks a question gets no answer."""
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            env=self.environment | (settings or {}),
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(
+        self, *command: str | Path, settings: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        process = self.start(*command, settings=settings)
+        try:
+            out, err = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def tpu(self, command: str, *options: str, **settings: str):
+        script = ROOT / "launch" / "tpu"
+        return self.run(script, command, *self.options, *options, settings=settings)
+
+    def setup(self, *options: str, home: Path, **settings: str):
+        settings = {
+            "HOME": str(home),
+            "FAKE_HOST": "pod-w-0",
+            "DEVICES_AT": str(home / "dev"),
+            "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
+            "HOLDER_SECONDS": "0.2",
+        } | settings
+        return self.run(ROOT / "tpu_setup.sh", *options, settings=settings)
+
+    def calls(self) -> list[dict]:
+        path = self.directory / "log.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def commands(self) -> list[str]:
+        """What changed something, in order: create, delete, copy, and worker.sh verbs by host."""
+        found = []
+        for call in self.calls():
+            words = [w for w in call["argv"] if not w.startswith("--") and w != "alpha"]
+            if call["program"] == "gcloud" and words[:2] == ["compute", "tpus"]:
+                if words[3] in ("create", "delete", "scp"):
+                    found.append(words[3])
+                elif words[3] == "ssh":
+                    line = next(w for w in call["argv"] if w.startswith("--command="))
+                    for key, name in _LINES.items():
+                        if key in line:
+                            found.append(name)
+        return found
+
+    def state(self) -> dict:
+        return json.loads((self.directory / "state.json").read_text())
+
+    def set_states(self, *states: str) -> None:
+        """What the cloud says of the resource from now on, whatever it was about to say."""
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            changed = self.state() | {"states": states, "current": states[0]}
+            (self.directory / "state.new").write_text(json.dumps(changed))
+            (self.directory / "state.new").replace(self.directory / "state.json")
+
+    def home(self, number: int = 0) -> Path:
+        return self.directory / "hosts" / self.hosts[number]
+
+    def close(self) -> None:
+        """Ends what a test that failed has left: launchers, and units on the hosts."""
+        for process in self.started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        environment = self.environment
+        for host in self.hosts:
+            home = self.directory / "hosts" / host
+            if home.is_dir():
+                subprocess.run(
+                    [str(self.directory / "bin" / "systemctl"), "stop", "bert-jax"],
+                    env=environment | {"HOME": str(home)},
+                    check=True,
+                )
+        shutil.rmtree(self.directory / "hosts")
+
+
+_LINES = {
+    "tpu_setup.sh": "setup",
+    "worker.sh stage": "stage",
+    "worker.sh start": "start",
+    "worker.sh stop": "stop",
+}

@@ -1,0 +1,381 @@
+"""The programs that the launch scripts call, faked: a cloud in a directory, its hosts as folders.
+
+Called by small wrappers on the PATH, as `main` with NAME ARGUMENT... in sys.argv. Only the standard
+library, so that a call takes milliseconds. The directory, $FAKE_CLOUD, has
+
+    scenario.json    what is to happen; see `Cloud.scenario`
+    state.json       what has happened so far
+    log.jsonl        every call of every program: {"program", "host", "argv"}
+    buckets/         gs://BUCKET/PATH
+    hosts/NODE-w-I/  the home directory of a host; it also holds its devices and its one unit
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+CLOUD = Path(os.environ.get("FAKE_CLOUD", "/nonexistent"))
+SCENARIO = json.loads((CLOUD / "scenario.json").read_text()) if CLOUD.is_dir() else {}
+HOSTS = SCENARIO.get("hosts", ())
+
+
+@contextlib.contextmanager
+def state():
+    """What has happened, to be read and changed by one program at a time."""
+    with (CLOUD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = CLOUD / "state.json"
+        values = json.loads(path.read_text())
+        yield values
+        (CLOUD / "state.new").write_text(json.dumps(values))
+        (CLOUD / "state.new").replace(path)
+
+
+def fail(message: str, code: int = 1) -> int:
+    sys.stderr.write(f"ERROR: (gcloud) {message}\n")
+    return code
+
+
+def option(argv: list[str], name: str) -> str | None:
+    return next((a.partition("=")[2] for a in argv if a.startswith(f"--{name}=")), None)
+
+
+# --- gcloud --------------------------------------------------------------------------------------
+
+
+def gcloud(argv: list[str]) -> int:
+    if "--quiet" not in argv:
+        return fail("it would ask a question", 99)
+    words = [a for a in argv if not a.startswith("--") and a != "alpha"]
+    if words[0] == "storage":
+        return storage(words[1], words[2:], argv)
+    assert words[:2] == ["compute", "tpus"], argv
+    if option(argv, "project") is None or option(argv, "zone") is None:
+        return fail("it would ask for the project or the zone", 99)
+    return {
+        ("queued-resources", "describe"): describe_resource,
+        ("queued-resources", "create"): create,
+        ("queued-resources", "delete"): delete,
+        ("tpu-vm", "describe"): describe_node,
+        ("tpu-vm", "ssh"): ssh,
+        ("tpu-vm", "scp"): scp,
+    }[words[2], words[3]](words[4:], argv)
+
+
+def describe_resource(words: list[str], argv: list[str]) -> int:
+    with state() as now:
+        if now["describe_errors"]:
+            now["describe_errors"] -= 1
+            return fail("UNAVAILABLE: The service is currently unavailable.")
+        if not now["states"]:
+            return fail(f"NOT_FOUND: Resource {words[0]} was not found")
+        now["current"] = now["states"][0]
+        if len(now["states"]) > 1:
+            now["states"].pop(0)
+        if now["current"] == "GONE":
+            now["states"] = []
+            return fail(f"NOT_FOUND: Resource {words[0]} was not found")
+        print(now["current"].partition("/")[0])
+    return 0
+
+
+def node_state(now: dict) -> str:
+    resource, _, node = now["current"].partition("/")
+    return node or {"ACTIVE": "READY", "SUSPENDED": "PREEMPTED"}.get(resource, "CREATING")
+
+
+def describe_node(words: list[str], argv: list[str]) -> int:
+    with state() as now:
+        print(node_state(now))
+    return 0
+
+
+def create(words: list[str], argv: list[str]) -> int:
+    assert option(argv, "node-id") == words[0] or option(argv, "node-count")
+    with state() as now:
+        if now["create_errors"]:
+            return fail(now["create_errors"].pop(0))
+        if now["states"]:
+            return fail(f"ALREADY_EXISTS: Resource {words[0]} already exists")
+        number = min(now["created"], len(SCENARIO["creations"]) - 1)
+        now["states"] = list(SCENARIO["creations"][number])
+        now["created"] += 1
+        new_hosts()
+    return 0
+
+
+def new_hosts() -> None:
+    import shutil  # here, as it takes as long to load as most calls take to answer
+
+    kill_units()
+    shutil.rmtree(CLOUD / "hosts", ignore_errors=True)
+    for host in HOSTS:
+        (CLOUD / "hosts" / host / "dev").mkdir(parents=True)
+
+
+def delete(words: list[str], argv: list[str]) -> int:
+    assert "--force" in argv, "a resource with nodes is deleted by force only"
+    with state() as now:
+        if not now["states"]:
+            return fail(f"NOT_FOUND: Resource {words[0]} was not found")
+        now["states"] = ["DELETING", "GONE"]
+        kill_units()
+    return 0
+
+
+def storage(verb: str, words: list[str], argv: list[str]) -> int:
+    import shutil
+
+    source, *rest = (
+        CLOUD / "buckets" / word.removeprefix("gs://") if word.startswith("gs://") else Path(word)
+        for word in words
+    )
+    if not source.exists():
+        return fail(f"The following URLs matched no objects or files: {words[0]}")
+    if verb == "cat":
+        print(source.read_text(), end="")
+    elif verb == "cp":
+        rest[0].parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, rest[0])
+    elif verb == "rsync":
+        excluded = re.compile(option(argv, "exclude") or "$^")
+        with state() as now:
+            limit = now["rsync_limits"].pop(0) if now["rsync_limits"] else None
+        for file in sorted(p for p in source.rglob("*") if p.is_file()):
+            name = file.relative_to(source)
+            to = rest[0] / name
+            if excluded.match(name.as_posix()):
+                continue
+            if to.exists() and to.stat().st_size == file.stat().st_size:
+                continue
+            if limit == 0:
+                return fail("interrupted")
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, to)
+            print(f"copied {name.as_posix()}")
+            limit = None if limit is None else limit - 1
+    return 0
+
+
+# --- hosts ---------------------------------------------------------------------------------------
+
+
+def happens(command: str) -> dict | None:
+    """The scenario's event for this command line, if it is this time's turn."""
+    with state() as now:
+        for number, event in enumerate(SCENARIO["events"]):
+            if not re.search(event["match"], command):
+                continue
+            now["events"][str(number)] = times = now["events"].get(str(number), 0) + 1
+            if times in event.get("times", [1]):
+                if "states" in event:
+                    now["states"] = list(event["states"])
+                    now["current"] = now["states"][0]
+                return event
+    return None
+
+
+def ssh(words: list[str], argv: list[str]) -> int:
+    import subprocess
+
+    command = option(argv, "command")
+    assert command and option(argv, "worker") in ("all", "0")
+    event = happens(command)
+    with state() as now:
+        ready = now["states"] and node_state(now) == "READY"
+    if not ready or (event and event.get("silent")):
+        return fail("[/usr/bin/ssh] exited with return code [255].", 255)
+    running = []
+    for number, host in enumerate(HOSTS):
+        if event and number in event.get("deaf", []):
+            continue
+        home = CLOUD / "hosts" / host
+        environment = {
+            **os.environ,
+            **SCENARIO["environment"],
+            "HOME": str(home),
+            "FAKE_HOST": host,
+            "DEVICES_AT": str(home / "dev"),
+            "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
+            "HOLDER_SECONDS": "0.1",
+        }
+        running.append(
+            subprocess.Popen(["bash", "-c", command], cwd=home, env=environment, stdin=0)
+        )
+    codes = [process.wait() for process in running]
+    return max(codes)
+
+
+def scp(words: list[str], argv: list[str]) -> int:
+    import shutil
+
+    if happens(" ".join(argv)):
+        return fail("scp: Connection closed", 255)
+    with state() as now:
+        if not now["states"] or node_state(now) != "READY":
+            return fail("scp: Connection refused", 255)
+    if ":" in words[0]:
+        shutil.copytree(Path(words[0].partition(":")[2]), words[1], dirs_exist_ok=True)
+        return 0
+    for host in HOSTS:
+        shutil.copy(words[0], CLOUD / "hosts" / host)
+    return 0
+
+
+def sudo(argv: list[str]) -> int:
+    assert argv[0] == "-n", "it would ask for a password"
+    os.execvp(argv[1], argv[1:])
+
+
+def apt_get(argv: list[str]) -> int:
+    assert "-y" in argv and os.environ["DEBIAN_FRONTEND"] == "noninteractive"
+    return 0
+
+
+def systemd_run(argv: list[str]) -> int:
+    import subprocess
+
+    first = next(i for i, word in enumerate(argv) if not word.startswith("--"))
+    settings = dict(
+        word.removeprefix("--setenv=").split("=", 1)
+        for word in argv[:first]
+        if word.startswith("--setenv=")
+    )
+    process = subprocess.Popen(
+        argv[first:],
+        cwd=option(argv, "working-directory"),
+        env={**os.environ, **settings},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    unit_file().write_text(f"{process.pid}\n")
+    return 0
+
+
+def unit_file() -> Path:
+    return Path(os.environ["HOME"]) / "unit.pid"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def pid_of(file: Path) -> int | None:
+    pid = int(file.read_text()) if file.exists() else 0
+    return pid if pid and alive(pid) else None
+
+
+def systemctl(argv: list[str]) -> int:
+    pid = pid_of(unit_file())
+    if argv[0] == "is-active":
+        return 0 if pid else 3
+    if argv[0] == "stop" and pid:
+        stop_unit(pid, signal.SIGTERM, seconds=60)
+    return 0
+
+
+def stop_unit(pid: int, number: int, *, seconds: float) -> None:
+    """KillMode=mixed: the signal to the main process, and SIGKILL to the group in the end."""
+    os.kill(pid, number)
+    deadline = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_units() -> None:
+    for file in (CLOUD / "hosts").glob("*/unit.pid"):
+        if pid := pid_of(file):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+# --- Python, uv and the trainer ------------------------------------------------------------------
+
+
+def wrapper(path: Path, name: str) -> None:
+    """A program NAME at `path`. As an import this module is compiled once and not at each call."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    here = Path(__file__)
+    code = f"import sys; sys.path.append('{here.parent}'); import {here.stem} as f; f.main()"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{code}" {name} "$@"\n')
+    path.chmod(0o755)
+
+
+def python3(argv: list[str]) -> int:
+    if argv[:2] == ["-m", "pip"] and "--target" in argv:
+        if SCENARIO["pip_fails"]:
+            return fail("no matching distribution")
+        requirement = Path(argv[argv.index("-r") + 1]).read_text()
+        assert re.fullmatch(r"uv==\S+ --hash=sha256:[0-9a-f]{64}\n", requirement)
+        uv_file = Path(argv[argv.index("--target") + 1], "bin", "uv")
+        wrapper(uv_file, "uv")
+        uv_file.with_suffix(".version").write_text(requirement.split()[0].removeprefix("uv=="))
+    elif argv[:2] != ["-m", "pip"]:
+        os.execv(sys.executable, [sys.executable, *argv])
+    return 0
+
+
+def uv(argv: list[str]) -> int:
+    if argv == ["--version"]:
+        version = Path(os.environ["HOME"], "bert-jax/uv/bin/uv.version").read_text()
+        print(f"uv {version} (fake)")
+    elif "venv" in argv:
+        if SCENARIO["python_fails"]:
+            return fail("no download")
+        wrapper(Path(argv[-1], "bin", "python"), "venv_python")
+    elif "sync" in argv:
+        assert "--require-hashes" in argv and Path(argv[-1]).is_file()
+        return SCENARIO["sync_code"]
+    return 0
+
+
+def venv_python(argv: list[str]) -> int:
+    if argv[:2] == ["-m", "bert_jax"]:
+        if SCENARIO["real_trainer"]:
+            os.execv(sys.executable, [sys.executable, "-u", *argv])
+        return trainer()
+    assert argv[0] == "-c" and "local_device_count" in argv[1], argv
+    assert os.environ["TPU_PROCESS_BOUNDS"] == "1,1,1", "it would wait for the other hosts"
+    print(SCENARIO["devices"])
+    return 0
+
+
+def trainer() -> int:
+    """One start of the trainer: what the scenario has for it, on this host."""
+    host = HOSTS.index(os.environ["FAKE_HOST"])
+    with state() as now:
+        starts = now["starts"].setdefault(str(host), 0)
+        now["starts"][str(host)] += 1
+    entry = SCENARIO["trainer"][min(starts, len(SCENARIO["trainer"]) - 1)]
+    code = entry["codes"][host] if "codes" in entry else entry["code"]
+    received: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    if code == "waits":  # for SIGTERM
+        while not received:
+            time.sleep(0.01)
+        return 42
+    if host == 0 and "states" in entry:
+        with state() as now:
+            now["states"] = list(entry["states"])
+    return code
+
+
+def main() -> None:
+    program, *arguments = sys.argv[1:]
+    with (CLOUD / "log.jsonl").open("a") as log:
+        record = {"program": program, "host": os.environ.get("FAKE_HOST"), "argv": arguments}
+        log.write(json.dumps(record) + "\n")
+    sys.exit(globals()[program.replace("-", "_")](arguments))

