@@ -4,13 +4,16 @@ import argparse
 import errno
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.commands import convert
-from bert_jax.errors import BertJaxError, UsageError
+from bert_jax import progress
+from bert_jax.commands import convert, plan
+from bert_jax.commands.tables import table as _table
+from bert_jax.errors import BertJaxError, Preempted, UsageError
 
 _EPILOG = """\
 A first run, from text to a filled-in word:
@@ -22,7 +25,7 @@ A first run, from text to a filled-in word:
 
 `bert-jax VERB --help` explains a verb. Exit codes: 0 done; 2 wrong usage or config; 3 the workdir
 holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not finite; 7 storage
-failed; 1 anything unexpected.
+failed; 42 preempted, state saved: start it again; 1 anything unexpected.
 """
 
 
@@ -143,6 +146,21 @@ def _parser() -> argparse.ArgumentParser:
         "workdir, one step of it, a Hugging Face directory or a TF1 checkpoint",
     )
     convert.add_allow_missing_heads(pretrain, "begin with fresh heads where --init-from has none")
+    processes = pretrain.add_argument_group(
+        "several processes",
+        "One run over several hosts: start the same command on each. SIGTERM to any of them makes "
+        "all of them save and exit with 42.",
+    )
+    processes.add_argument(
+        "--distributed",
+        action="store_true",
+        help="find the other processes through Cloud TPU, GKE or Slurm",
+    )
+    processes.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="elsewhere: where process 0 listens"
+    )
+    processes.add_argument("--num-processes", type=int, metavar="N")
+    processes.add_argument("--process-id", type=int, metavar="I", help="from 0 to N - 1")
     pretrain.add_argument(
         "--profile-steps",
         metavar="A:B",
@@ -177,8 +195,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_import_options(read)
 
-    show = verb("show", _show, "print a config as it would run, as JSON")
+    predict = verb("plan", plan.run_plan, "predict a run on TPUs that are not here", plan.PLAN)
+    _config_arguments(predict)
+    plan.add_plan_options(predict)
+
+    show = verb(
+        "show",
+        _show,
+        "print a config as it would run, as JSON",
+        "'show sharding CONFIG --topology NAME' lists how each parameter lies on its devices.",
+    )
+    show.add_argument("what", nargs="?", choices=("config", "sharding"), default="config")
     _config_arguments(show)
+    plan.add_show_options(show)
     return parser
 
 
@@ -254,22 +283,41 @@ _COUNTS = ("documents", "sentences", "tokens", "words")
 def _pretrain(arguments: argparse.Namespace) -> None:
     from bert_jax import resolve
 
+    # Before the heavy imports: until there is something to save, SIGTERM only ends the process.
+    signal.signal(signal.SIGTERM, _exit_preempted)
     resolved = resolve.load(arguments.config, arguments.overrides)
     profile = _step_range(arguments.profile_steps)
     from bert_jax.training import host_memory
 
     if host_memory.computes_on_cpu():
         host_memory.keep_freed_memory()
+    from bert_jax.training import distributed
+
+    distributed.Connection(
+        detect=arguments.distributed,
+        coordinator=arguments.coordinator,
+        num_processes=arguments.num_processes,
+        process_id=arguments.process_id,
+    ).validate().connect()
+    if not distributed.is_main():
+        progress.silence()
     from bert_jax.training.pretrain import pretrain
 
-    closing = pretrain(
-        resolved,
-        corpus_directory=arguments.corpus,
-        workdir_path=arguments.workdir,
-        init_from=arguments.init_from,
-        allow_missing_heads=arguments.allow_missing_heads,
-        profile_steps=profile,
-    )
+    try:
+        closing = pretrain(
+            resolved,
+            corpus_directory=arguments.corpus,
+            workdir_path=arguments.workdir,
+            init_from=arguments.init_from,
+            allow_missing_heads=arguments.allow_missing_heads,
+            profile_steps=profile,
+        )
+    except Preempted:
+        distributed.disconnect()
+        raise
+    distributed.disconnect()
+    if not distributed.is_main():
+        return
     validation = closing["validation"]
     entropy = closing["unigram_entropy"]
     _table(
@@ -288,6 +336,10 @@ def _pretrain(arguments: argparse.Namespace) -> None:
             ("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""),
         ],
     )
+
+
+def _exit_preempted(*_: object) -> None:
+    sys.exit(Preempted.exit_code)
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -322,6 +374,9 @@ def _fill_mask(arguments: argparse.Namespace) -> None:
 def _show(arguments: argparse.Namespace) -> None:
     from bert_jax import config, resolve
 
+    if arguments.what == "sharding":
+        plan.show_sharding(arguments)
+        return
     resolved = resolve.load(arguments.config, arguments.overrides)
     print(json.dumps(config.to_dict(resolved), indent=2))
 
@@ -333,20 +388,6 @@ def _step_range(text: str | None) -> range | None:
     if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
         raise UsageError(f"--profile-steps {text}: write it as A:B with A < B, such as 20:23")
     return range(int(start), int(stop))
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title), title_justify="left")
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    # A file or a pipe has no width of its own.
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
 
 
 def console() -> None:

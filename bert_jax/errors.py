@@ -1,7 +1,7 @@
 """The errors a user can meet, each with the exit code the supervisor acts on.
 
 A message names the file, field or value that is wrong and says what to do next. Codes from 2 to 7
-mean "do not restart: a restart would meet the same error".
+mean "do not restart: a restart would meet the same error"; 42 means "restart at will".
 """
 
 
@@ -39,6 +39,12 @@ class NonFinite(BertJaxError):
     """Loss or gradient is no longer a number: training on would only spoil the parameters."""
 
     exit_code = 6
+
+
+class Preempted(BertJaxError):
+    """The machine is being taken away. The state is saved; the same command goes on from it."""
+
+    exit_code = 42
 
 
 class StorageFailed(BertJaxError):

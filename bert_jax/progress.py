@@ -1,18 +1,51 @@
 """Progress on stderr: a live bar on a terminal, a line now and then in a log file."""
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
 _SECONDS_BETWEEN_LINES = 15.0
 
 
+_is_silent = False
+
+
+def silence() -> None:
+    """No more lines and bars from this process: of many that do the same, one talks."""
+    global _is_silent
+    _is_silent = True
+
+
 def note(text: str) -> None:
     """One line for the person watching. Results go to stdout, everything else through here."""
+    if _is_silent:
+        return
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def ticking(title: str) -> Iterator[None]:
+    """A line every few seconds for work that cannot tell how far it is, such as a compilation."""
+    began, done = time.monotonic(), threading.Event()
+
+    def tick() -> None:
+        wait = 3.0
+        while not done.wait(wait):
+            note(f"{title}: {time.monotonic() - began:.0f} s")
+            wait = _SECONDS_BETWEEN_LINES
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class Progress:
@@ -27,8 +60,8 @@ class Progress:
         self.title, self.total, self.done = title, total, done
         self.describe: Callable[[], str] = str
         self._bar = None
-        self._hidden = hidden
-        self._next_line = float("inf") if hidden else time.monotonic() + 2.0
+        self._hidden = hidden or _is_silent
+        self._next_line = float("inf") if self._hidden else time.monotonic() + 2.0
 
     def __enter__(self) -> Self:
         if not self._hidden and sys.stderr.isatty():

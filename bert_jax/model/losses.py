@@ -6,6 +6,8 @@ Dims: B batch, M masked positions, P pairs in a row, V vocabulary.
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model.sharding import spec_of
+
 # What a step accumulates: sums over its rows, ready to be added to another slice's.
 Sums = dict[str, jax.Array]
 
@@ -25,7 +27,11 @@ def _cross_entropy_forward(logits, targets):
     highest = jnp.max(logits, axis=-1)
     total = jnp.sum(jnp.exp(logits - highest[..., None]), axis=-1)
     log_normaliser = highest + jnp.log(total)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    if spec_of(logits)[-1] is None:
+        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    else:  # tensor parallelism has cut the vocabulary: one of its devices has the target's logit
+        onehot = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
+        chosen = jnp.sum(jnp.where(onehot, logits, 0.0), axis=-1)
     hits = (chosen >= highest).astype(jnp.float32)
     return (log_normaliser - chosen, hits), (logits, log_normaliser, targets)
 

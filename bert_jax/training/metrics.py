@@ -73,15 +73,21 @@ def peak_flops(dtype: str) -> float:
 
 
 class Journal:
-    """Appends rows to `metrics.jsonl` and TensorBoard, and events to `events.jsonl`."""
+    """Appends rows to `metrics.jsonl` and TensorBoard, and events to `events.jsonl`.
 
-    def __init__(self, workdir: Path):
+    With `is_writer=False` it writes nothing: of several processes, one keeps the journal.
+    """
+
+    def __init__(self, workdir: Path, *, is_writer: bool = True):
         self._workdir = workdir
+        self._tensorboard = None
+        self._is_writer = is_writer
+        if not is_writer:
+            return
         self._metrics = (workdir / METRICS).open("a", encoding="utf-8")
         self._events = (workdir / EVENTS).open("a", encoding="utf-8")
         if self._events.tell() and not (workdir / EVENTS).read_bytes().endswith(b"\n"):
             self._events.write("\n")  # after a line that a kill cut short
-        self._tensorboard = None
 
     def open_tensorboard(self, past_rows: Iterable[dict[str, Any]]) -> None:
         """Starts a fresh event file that begins with the rows of the run so far.
@@ -90,7 +96,7 @@ class Journal:
         back. Called late: TensorFlow is being imported while the step compiles. Does nothing where
         an earlier phase of this process has started it.
         """
-        if self._tensorboard is not None:
+        if self._tensorboard is not None or not self._is_writer:
             return
         import tensorflow as tf
 
@@ -102,6 +108,8 @@ class Journal:
             self._to_tensorboard(row)
 
     def row(self, **values: Any) -> None:
+        if not self._is_writer:
+            return
         self._metrics.write(json.dumps(values) + "\n")
         self._metrics.flush()
         if self._tensorboard is not None:
@@ -109,6 +117,8 @@ class Journal:
 
     def event(self, name: str, **values: Any) -> None:
         """`seconds` is how long it took, where it took any."""
+        if not self._is_writer:
+            return
         self._events.write(json.dumps({"event": name, "time": time.time(), **values}) + "\n")
         self._events.flush()
 
@@ -127,6 +137,8 @@ class Journal:
             self._tensorboard.flush()
 
     def close(self) -> None:
+        if not self._is_writer:
+            return
         self._metrics.close()
         self._events.close()
         if self._tensorboard is not None:

@@ -5,6 +5,7 @@ N, so a run that was interrupted goes on from its newest checkpoint with one int
 the same bits as one that was not.
 """
 
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -14,16 +15,17 @@ from typing import Any
 
 import jax
 
+from bert_jax import config as configs
 from bert_jax.config import HeadConfig, PhaseConfig, TrainConfig
 from bert_jax.data.pipeline import Pipeline, tf_batches
 from bert_jax.data.store import Corpus, open_corpus
-from bert_jax.errors import NonFinite, UsageError
+from bert_jax.errors import NonFinite, Preempted, UsageError
 from bert_jax.model import heads, sharding
 from bert_jax.progress import Progress, note
-from bert_jax.training import checkpoint, feed, metrics, workdir
+from bert_jax.training import checkpoint, distributed, feed, metrics, workdir
 from bert_jax.training.evaluate import Evaluator
 from bert_jax.training.state import TrainState
-from bert_jax.training.step import compile_train_step
+from bert_jax.training.step import compile_lowered, lower_train_step
 
 # Global batches on their way to the devices ahead of the step.
 _DEVICE_PREFETCH = 2
@@ -49,6 +51,7 @@ def pretrain(
     started = time.monotonic()
     corpus = open_corpus(corpus_directory)
     _require_fitting(config, corpus)
+    is_main = distributed.is_main()
     mesh = sharding.make_mesh(**_mesh_shape(config))
     for phase in config.phases:
         _require_divisible(phase, mesh, config)
@@ -56,23 +59,27 @@ def pretrain(
     # Measured on one device, hence before all of them are the context.
     peak_flops = metrics.peak_flops(config.compute.dtype)
 
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), distributed.Preemption() as preemption:
+        # 0. Every process has looked before one of them writes.
+        distributed.barrier(mesh)
+
         # 1. The state: the newest checkpoint, or a beginning. Nothing is written before the
         # beginning is known to be possible.
         resumed_from = checkpoint.latest_step(workdir_path) if is_held else None
         beginning = None
         if resumed_from is None:
             beginning = _initial_state(config, corpus, init_from, allow_missing_heads, mesh)
-        if not is_held:
+        if not is_held and is_main:
             workdir.create(workdir_path, config, corpus, init_from=init_from)
+        distributed.barrier(mesh)
         checkpoints = checkpoint.Checkpoints(workdir_path, config.checkpoint)
         state = beginning or checkpoints.load(resumed_from or 0, config=config, mesh=mesh)
         del beginning
         step = resumed_from or 0
 
         # 2. The logs, rewound to where the state stands.
-        rows = metrics.set_aside_after(workdir_path, step)
-        journal = metrics.Journal(workdir_path)
+        rows = metrics.set_aside_after(workdir_path, step) if is_main else []
+        journal = metrics.Journal(workdir_path, is_writer=is_main)
         journal.event("start", step=step, devices=jax.device_count(), versions=workdir.versions())
         if resumed_from is not None:
             journal.event("resume", step=step, seconds=time.monotonic() - started)
@@ -86,8 +93,17 @@ def pretrain(
         )
 
         # 3. The phases. Schedule, state and data cursor go through them unbroken.
-        run = _Run(config, corpus, mesh, checkpoints, journal, profile_steps, workdir_path)
-        run.peak_flops = peak_flops
+        run = _Run(
+            config=config,
+            corpus=corpus,
+            mesh=mesh,
+            checkpoints=checkpoints,
+            journal=journal,
+            preemption=preemption,
+            profile_steps=profile_steps or range(0),
+            directory=workdir_path,
+            peak_flops=peak_flops,
+        )
         closing: dict[str, Any] = {}
         first_step = 0
         with Progress("pretrain", total=config.total_steps, done=step) as bar:
@@ -99,6 +115,7 @@ def pretrain(
                 first_step = last_step
 
         # 4. The end. A run that was already finished is only told so.
+        run.finish_save()
         checkpoints.close()
         if profile_steps and profile_steps.start >= config.total_steps:
             note(f"no step of --profile-steps was reached: the run has {config.total_steps}")
@@ -119,19 +136,23 @@ class _Run:
 
     def __init__(
         self,
+        *,
         config: TrainConfig,
         corpus: Corpus,
         mesh: Any,
         checkpoints: checkpoint.Checkpoints,
         journal: metrics.Journal,
-        profile_steps: range | None,
+        preemption: distributed.Preemption,
+        profile_steps: range,
         directory: Path,
+        peak_flops: float,
     ):
         self.config, self.corpus, self.mesh = config, corpus, mesh
-        self.checkpoints, self.journal = checkpoints, journal
-        self.profile_steps, self.directory = profile_steps or range(0), directory
-        self.peak_flops = math.nan
+        self.checkpoints, self.journal, self.preemption = checkpoints, journal, preemption
+        self.profile_steps, self.directory = profile_steps, directory
+        self.peak_flops = peak_flops
         self._is_tracing = False
+        self._unfinished_save: dict[str, Any] | None = None
         self.pipeline = Pipeline(
             corpus.train,
             special=corpus.special,
@@ -159,7 +180,9 @@ class _Run:
             compiling = time.monotonic()
             note(f"phase {number}: compiling for {phase.global_batch_size} x "
                  f"{phase.sequence_length} ...")  # fmt: skip
-            train = compile_train_step(config, state, feed.abstract_batch(phase, mesh=self.mesh))
+            lowered = lower_train_step(config, state, feed.abstract_batch(phase, mesh=self.mesh))
+            distributed.require_same(self._facts(lowered), mesh=self.mesh)
+            train = compile_lowered(lowered)
             evaluator = Evaluator(
                 config, phase, corpus=self.corpus, mesh=self.mesh, params=state.params
             )
@@ -203,7 +226,9 @@ class _Run:
             pending = (step, device_metrics)
 
             evaluate = step == last_step or _due(step, config.evaluation.every_steps)
-            save = step == last_step or _due(step, config.checkpoint.every_steps)
+            preempted = self.preemption.requested(step) and step != config.total_steps
+            evaluate = evaluate and not preempted
+            save = preempted or step == last_step or _due(step, config.checkpoint.every_steps)
             traced = self._is_tracing and (step not in self.profile_steps or step == last_step)
             if evaluate or save or traced:
                 finish(pending)
@@ -217,6 +242,8 @@ class _Run:
                         latest["validation"] = self._evaluate(evaluator, state, step, phase, bar)
                     if save:
                         self._save(state, step)
+                if preempted:
+                    self._stop_for_preemption(step)
         return state, latest | self._speed(phase, whole.seconds_per_step())
 
     def _open_feed(self, phase: PhaseConfig, step: int, last_step: int) -> Iterator[dict]:
@@ -254,10 +281,34 @@ class _Run:
         return values
 
     def _save(self, state: TrainState, step: int) -> None:
+        self.finish_save()
         began = time.monotonic()
         self.journal.flush()
         self.checkpoints.save(state, step=step)
-        self.journal.event("save", step=step, seconds=time.monotonic() - began)
+        self._unfinished_save = {"step": step, "seconds": time.monotonic() - began}
+
+    def finish_save(self) -> None:
+        """Waits for the save under way and notes it: the journal has no save that is not there."""
+        self.checkpoints.wait()
+        if self._unfinished_save is not None:
+            self.journal.event("save", **self._unfinished_save)
+            self._unfinished_save = None
+
+    def _stop_for_preemption(self, step: int) -> None:
+        self.finish_save()
+        self.checkpoints.close()
+        self.journal.event("preempt", step=step)
+        self.journal.close()
+        raise Preempted(f"preempted; step {step} is saved and the same command goes on from it")
+
+    def _facts(self, lowered: Any) -> dict[str, str]:
+        """What must be the same in every process."""
+        return {
+            "config": json.dumps(configs.to_dict(self.config), sort_keys=True),
+            "corpus": self.corpus.fingerprint,
+            "versions": json.dumps(workdir.versions()),
+            "lowered step": lowered.as_text(),
+        }
 
     def _speed(self, phase: PhaseConfig, seconds: float) -> dict[str, float]:
         flops = metrics.train_flops(self.config.model, phase)
@@ -268,6 +319,7 @@ class _Run:
         }
 
     def _stop_at_non_finite(self, step: int, values: dict[str, float]) -> None:
+        self.finish_save()
         self.checkpoints.close()
         self.journal.event("stop", step=step, reason="non-finite", **values)
         self.journal.close()
@@ -361,7 +413,7 @@ def _initial_state(
 ) -> TrainState:
     """Fresh parameters, or those of `init_from` if model and tokenizer are the same."""
     if init_from is None:
-        return TrainState.create(config).place(mesh, shard_weights=config.mesh.shard_weights)
+        return TrainState.initial(config, mesh)
     source = workdir.load_checkpoint(init_from, mesh=mesh, allow_missing_heads=allow_missing_heads)
     workdir.require_same_tokenizer(source, corpus)
     if source.config.model != config.model:

@@ -29,6 +29,12 @@ class TrainState:
         return cls(jnp.zeros([], jnp.int32), params, adamw(config.optimizer).init(params))
 
     @classmethod
+    def initial(cls, config: TrainConfig, mesh: Mesh) -> Self:
+        """`create(config)`, each part of it computed where it is to lie."""
+        layout = jax.tree.map(lambda leaf: leaf.sharding, cls.abstract(config, mesh))
+        return jax.jit(lambda: cls.create(config), out_shardings=layout)()
+
+    @classmethod
     def abstract(cls, config: TrainConfig, mesh: Mesh) -> Self:
         """Shapes, types and shardings of a state, without its values."""
         shapes = jax.eval_shape(lambda: cls.create(config))

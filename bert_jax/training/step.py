@@ -11,6 +11,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.model import heads, losses
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.sharding import batch_spec
+from bert_jax.training.compiler_options import for_platform
 from bert_jax.training.optimizer import adamw, learning_rate
 from bert_jax.training.state import TrainState
 
@@ -81,17 +82,26 @@ def eval_step(params: heads.Params, batch: Batch, *, config: TrainConfig) -> los
     return losses.pretraining_sums(outputs, batch)
 
 
-def compile_train_step(config: TrainConfig, state: Any, batch: Any) -> Any:
-    """The executable for these shapes and shardings (arrays or their descriptions)."""
+def lower_train_step(config: TrainConfig, state: Any, batch: Any) -> Any:
+    """The step, lowered for these shapes and shardings (arrays or their descriptions)."""
 
     def step(state, batch):
         return train_step(state, batch, config=config)
 
-    return jax.jit(step, donate_argnums=0).lower(state, batch).compile()
+    return jax.jit(step, donate_argnums=0).lower(state, batch)
+
+
+def compile_lowered(lowered: Any) -> Any:
+    """The executable, with the options that the devices' platform wants."""
+    return lowered.compile(compiler_options=for_platform(jax.default_backend()) or None)
+
+
+def compile_train_step(config: TrainConfig, state: Any, batch: Any) -> Any:
+    return compile_lowered(lower_train_step(config, state, batch))
 
 
 def compile_eval_step(config: TrainConfig, params: Any, batch: Any) -> Any:
     def step(params, batch):
         return eval_step(params, batch, config=config)
 
-    return jax.jit(step).lower(params, batch).compile()
+    return compile_lowered(jax.jit(step).lower(params, batch))

@@ -1,0 +1,170 @@
+"""Several processes, one run: how they meet, agree, prove that they are the same, and stop.
+
+Every process runs the same program on its own part of each batch. Process 0 writes; checkpoints are
+written by all, through orbax, to a workdir that all of them see.
+"""
+
+import hashlib
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from bert_jax.errors import UsageError
+from bert_jax.model.sharding import AXES
+
+# Seconds. A pod's hosts come up minutes apart, and a cold start compiles for minutes.
+_INITIALIZATION_TIMEOUT = 1800
+_HEARTBEAT_TIMEOUT = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """How the processes find each other: by what Cloud TPU, GKE or Slurm tell, or by address."""
+
+    detect: bool = False
+    # HOST:PORT of process 0.
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+
+    def validate(self) -> Self:
+        given = [self.coordinator, self.num_processes, self.process_id]
+        if self.detect and any(value is not None for value in given):
+            raise UsageError(
+                "--distributed finds the processes itself; leave out either it or --coordinator, "
+                "--num-processes and --process-id"
+            )
+        if any(value is not None for value in given) and any(value is None for value in given):
+            raise UsageError("--coordinator, --num-processes and --process-id come together")
+        if self.num_processes is not None and self.process_id is not None:
+            if self.num_processes < 1 or not 0 <= self.process_id < self.num_processes:
+                raise UsageError(
+                    f"--process-id {self.process_id}: with --num-processes {self.num_processes} "
+                    f"it lies between 0 and {self.num_processes - 1}"
+                )
+            if not (self.coordinator or "").rpartition(":")[2].isdigit():
+                raise UsageError(f"--coordinator {self.coordinator}: write it as HOST:PORT")
+        return self
+
+    def connect(self) -> None:
+        """Waits for all processes. Does nothing for a process that is alone."""
+        if not self.detect and self.coordinator is None:
+            return
+        # Between processes on CPUs, jax's collectives go through gloo.
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        try:
+            jax.distributed.initialize(
+                coordinator_address=self.coordinator,
+                num_processes=self.num_processes,
+                process_id=self.process_id,
+                initialization_timeout=_INITIALIZATION_TIMEOUT,
+                heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"--distributed: no cluster was found here ({error}); it knows Cloud TPU, GKE and "
+                "Slurm. Elsewhere use --coordinator, --num-processes and --process-id"
+            ) from error
+
+
+def disconnect() -> None:
+    """Leaves in good order, after the others: a process that just goes takes them with it."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes logs and talks."""
+    return jax.process_index() == 0
+
+
+# --- agreement -----------------------------------------------------------------------------------
+
+
+def _gather(mesh: Mesh, words: np.ndarray) -> np.ndarray:
+    """`[processes, n]` from the int32 `[n]` that each process gives. Waits for all of them."""
+    layout = NamedSharding(mesh, jax.P(AXES))
+    rows = np.broadcast_to(words, (mesh.size, len(words)))
+    spread = jax.make_array_from_callback(rows.shape, layout, lambda index: rows[index])
+    together = jax.jit(lambda x: jax.reshard(x, jax.P()))(spread)
+    owners = [device.process_index for device in mesh.devices.flat]
+    return np.asarray(together)[[owners.index(p) for p in sorted(set(owners))]]
+
+
+def barrier(mesh: Mesh) -> None:
+    """Returns when every process has come here. Used around what only process 0 writes."""
+    if jax.process_count() > 1:
+        _gather(mesh, np.zeros(1, np.int32))
+
+
+def require_same(facts: Mapping[str, str], *, mesh: Mesh) -> None:
+    """Raises UsageError, in every process, if one of them knows any of `facts` otherwise.
+
+    Processes that run different programs wait for each other in different collectives, for ever.
+    The error names the rank and the fact.
+    """
+    if jax.process_count() == 1:
+        return
+    digests = [hashlib.sha256(text.encode()).digest()[:8] for text in facts.values()]
+    words = np.frombuffer(b"".join(digests), np.int32)
+    gathered = _gather(mesh, words).reshape(jax.process_count(), len(facts), 2)
+    differing = [
+        f"process {rank}: {name}"
+        for rank in range(1, jax.process_count())
+        for i, name in enumerate(facts)
+        if (gathered[rank, i] != gathered[0, i]).any()
+    ]
+    if differing:
+        raise UsageError(
+            f"the processes do not run the same program; other than in process 0 are "
+            f"{'; '.join(differing)}. Start all of them with the same command on the same versions"
+        )
+
+
+# --- preemption ----------------------------------------------------------------------------------
+
+
+class Preemption:
+    """SIGTERM, as a question asked between steps.
+
+    Machines that are taken away are told so by SIGTERM, a few tens of seconds before. With several
+    processes any one of them may be told; jax's coordination service then names a step to all.
+    """
+
+    def __init__(self):
+        self._received = threading.Event()
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        # Where processes are connected, jax has put its own handler there.
+        self._is_ours = not jax.distributed.is_initialized()
+        if self._is_ours and threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received.set()
+
+    def requested(self, step: int) -> bool:
+        """Whether to save and stop after `step`. Every process asks at every step."""
+        if self._is_ours:
+            return self._received.is_set()
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.reached_preemption_sync_point(step)

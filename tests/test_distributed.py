@@ -1,0 +1,204 @@
+"""Real processes on localhost, over gloo: the same run as one process, and the same end."""
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
+from bert_jax.errors import UsageError
+from bert_jax.training.distributed import Connection
+from tests import tiny_corpus
+
+_ROOT = Path(__file__).parents[1]
+_CONFIG = tiny_corpus.tiny_config(
+    phases=(PhaseConfig(sequence_length=32, steps=12, global_batch_size=16, max_predictions=5),),
+    evaluation=EvaluationConfig(every_steps=12, num_examples=20, batch_size=16),
+    checkpoint=CheckpointConfig(every_steps=6),
+    # An odd vocabulary, and parameters large enough to be shared out.
+    model=dataclasses.replace(
+        tiny_corpus.tiny_config().model, vocab_size=257, hidden_size=128, intermediate_size=512
+    ),
+)
+
+
+def start(
+    directory: Path,
+    corpus: Path,
+    *,
+    processes: int,
+    devices: int,
+    config=_CONFIG,
+    extra: dict[int, list[str]] | None = None,
+) -> list[subprocess.Popen]:
+    """A run of `processes` x `devices` in `directory`, just begun."""
+    directory.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    named = tiny_corpus.write_config(directory / "config.json", config)
+    started = []
+    for rank in range(processes):
+        together = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(processes)]
+        command = [
+            *(sys.executable, "-m", "tests.distributed_worker", directory / f"rows.{rank}.json"),
+            *("pretrain", named, "--corpus", corpus, "--workdir", directory / "workdir"),
+            *(together if processes > 1 else []),
+            *(["--process-id", str(rank)] if processes > 1 else []),
+            *(extra or {}).get(rank, []),
+        ]
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        with (directory / f"log.{rank}").open("w") as log:
+            started.append(
+                subprocess.Popen(
+                    list(map(str, command)), cwd=_ROOT, env=environment, stdout=log, stderr=log
+                )
+            )
+    return started
+
+
+def finish(directory: Path, processes: list[subprocess.Popen], seconds: float = 240) -> list[int]:
+    deadline = time.monotonic() + seconds
+    try:
+        return [p.wait(max(1, deadline - time.monotonic())) for p in processes]
+    except subprocess.TimeoutExpired:
+        pytest.fail("\n".join(p.read_text() for p in directory.glob("log.*")))
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def rows_fed(directory: Path) -> dict[str, dict[str, str]]:
+    """Step -> global row -> digest, of all processes; a row that two made, they made alike."""
+    together: dict[str, dict[str, str]] = {}
+    for path in directory.glob("rows.*.json"):
+        for step, rows in json.loads(path.read_text()).items():
+            for row, digest in rows.items():
+                assert together.setdefault(step, {}).setdefault(row, digest) == digest
+    return together
+
+
+def curve(directory: Path) -> list[dict]:
+    return lines_of(directory / "workdir/metrics.jsonl")
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_one_two_and_four_processes_train_the_same_run(tmp_path, corpus):
+    """The same rows and masks, hashed, and the same losses; only process 0 writes and talks."""
+    curves, rows = {}, {}
+    for processes in (1, 2, 4):
+        directory = tmp_path / f"{processes}"
+        started = start(directory, corpus, processes=processes, devices=4 // processes)
+        assert finish(directory, started) == [0] * processes, (directory / "log.0").read_text()
+        curves[processes], rows[processes] = curve(directory), rows_fed(directory)
+        assert len(list(directory.glob("rows.*.json"))) == processes
+        assert "a new run" in (directory / "log.0").read_text()
+        for rank in range(1, processes):
+            assert "step" not in (directory / f"log.{rank}").read_text()
+    assert set(rows[1]) >= {str(step) for step in range(12)}
+    assert rows[1] == rows[2] == rows[4]
+    for processes in (2, 4):
+        assert len(curves[processes]) == len(curves[1]) == 13
+        for one, several in zip(curves[1], curves[processes], strict=True):
+            assert several["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+def test_sigterm_to_one_process_saves_and_ends_both_with_42(tmp_path, corpus):
+    phase = dataclasses.replace(_CONFIG.phases[0], steps=5000)
+    long = dataclasses.replace(
+        _CONFIG, phases=(phase,), checkpoint=CheckpointConfig(every_steps=5000)
+    )
+    directory = tmp_path / "run"
+    processes = start(directory, corpus, processes=2, devices=1, config=long)
+    metrics = directory / "workdir" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() or metrics.read_text().count("\n") < 5:
+        assert time.monotonic() < deadline, (directory / "log.0").read_text()
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    assert finish(directory, processes, 60) == [42, 42], (directory / "log.0").read_text()
+    events = lines_of(directory / "workdir/events.jsonl")
+    (preempted,) = [event for event in events if event["event"] == "preempt"]
+    saved = [p.name for p in (directory / "workdir/checkpoints").iterdir()]
+    assert saved == [str(preempted["step"])]
+    assert curve(directory)[-1]["step"] == preempted["step"]
+
+
+def test_processes_of_different_programs_do_not_start(tmp_path, corpus):
+    """Their collectives would wait for each other; the error names the rank and what differs."""
+    directory = tmp_path / "run"
+    processes = start(
+        directory,
+        corpus,
+        processes=2,
+        devices=1,
+        extra={1: ["--set", "optimizer.learning_rate=0.001"]},
+    )
+    assert finish(directory, processes) == [2, 2]
+    message = (directory / "log.0").read_text()
+    assert "process 1: config; process 1: lowered step" in message
+    assert not list((directory / "workdir").glob("checkpoints/*"))
+
+
+@pytest.mark.parametrize(
+    ("connection", "message"),
+    [
+        (Connection(detect=True, num_processes=2), "leave out either"),
+        (Connection(coordinator="host:1"), "come together"),
+        (Connection(coordinator="host:1", num_processes=2, process_id=2), "between 0 and 1"),
+        (Connection(coordinator="host", num_processes=2, process_id=0), "HOST:PORT"),
+    ],
+)
+def test_flags_that_do_not_fit_together(connection, message):
+    with pytest.raises(UsageError, match=message):
+        connection.validate()
+
+
+def test_no_cluster_is_a_usage_error(tmp_path, corpus):
+    config = tiny_corpus.write_config(tmp_path / "config.json", _CONFIG)
+    command = [sys.executable, "-m", "bert_jax", "pretrain", config, "--corpus", corpus]
+    done = subprocess.run(
+        [*command, "--workdir", tmp_path / "workdir", "--distributed"],
+        cwd=_ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "no cluster was found here" in done.stderr
+    assert not (tmp_path / "workdir").exists()
+
+
+def test_sigterm_to_a_process_alone(tmp_path, corpus, monkeypatch):
+    """Saves the step in hand and exits with 42; the same command goes on to the end."""
+    from bert_jax.training import pretrain
+
+    config = tiny_corpus.write_config(tmp_path / "config.json", _CONFIG)
+    arguments = ["pretrain", str(config), "--corpus", str(corpus)]
+    arguments += ["--workdir", str(tmp_path / "workdir")]
+    evaluate = pretrain._due
+
+    def due(step, every):
+        if step == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(step, every)
+
+    monkeypatch.setattr(pretrain, "_due", due)
+    assert main(arguments) == 42
+    assert [p.name for p in (tmp_path / "workdir/checkpoints").iterdir()] == ["4"]
+    monkeypatch.undo()
+    assert main(arguments) == 0
+    steps = [row["step"] for row in lines_of(tmp_path / "workdir/metrics.jsonl")]
+    assert steps == [*range(1, 13), 12]

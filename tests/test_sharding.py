@@ -1,0 +1,192 @@
+"""Where things lie on the mesh, and that it changes nothing else."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.config import (
+    ComputeConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    TrainConfig,
+    validate,
+)
+from bert_jax.errors import UsageError
+from bert_jax.model import heads, sharding
+from bert_jax.model.dropout import DropoutKey, keep_mask
+from bert_jax.training.state import TrainState
+from bert_jax.training.step import compile_train_step
+from tests.batches import random_batch
+
+pytestmark = pytest.mark.core
+
+# slices x fsdp x tensor
+_MESHES = [(1, 8, 1), (1, 4, 2), (1, 2, 4), (2, 2, 2)]
+
+# The odd vocabulary (2 x 3 x 43) divides by 2 and not by 4; its embedding and the feed-forward
+# kernels are large enough to be stored in pieces.
+_CONFIG = TrainConfig(
+    model=ModelConfig(
+        vocab_size=258,
+        hidden_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=32,
+    ),
+    compute=ComputeConfig(dtype="float32"),
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
+    phases=(PhaseConfig(sequence_length=32, steps=20, global_batch_size=16, max_predictions=5),),
+)
+
+
+def mesh_of(shape):
+    slices, fsdp, tensor = shape
+    devices = jax.devices()[: slices * fsdp * tensor]
+    return sharding.make_mesh(slices=slices, fsdp=fsdp, tensor=tensor, devices=devices)
+
+
+def train(config: TrainConfig, shape, *, steps: int = 20):
+    mesh = mesh_of(shape)
+    rows = []
+    with jax.set_mesh(mesh):
+        state = TrainState.initial(config, mesh)
+        layout = sharding.batch_sharding(mesh)
+        step = None
+        for number in range(steps):
+            batch = random_batch(rows=16, length=32, predictions=5, vocab_size=258, seed=number)
+            batch = jax.device_put(batch, layout)
+            step = step or compile_train_step(config, state, batch)
+            state, row = step(state, batch)
+            rows.append({name: float(value) for name, value in row.items()})
+    return jax.device_get(state), rows
+
+
+def assert_same_run(one, other) -> None:
+    (state, rows), (other_state, other_rows) = one, other
+    for a, b in zip(rows, other_rows, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["mlm_accuracy"] == pytest.approx(b["mlm_accuracy"], abs=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), state.params, other_state.params
+    )
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    return train(_CONFIG, (1, 1, 1))
+
+
+@pytest.mark.parametrize("shape", _MESHES, ids=str)
+def test_twenty_steps_are_the_same_on_every_mesh(on_one_device, shape):
+    """With dropout and with weights stored in pieces (Adam's first steps magnify rounding)."""
+    assert_same_run(on_one_device, train(_CONFIG, shape))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "compute"),
+    [
+        (MeshConfig(shard_weights=False), {}),
+        (MeshConfig(), {"gather": "per_layer"}),
+        (MeshConfig(), {"gather": "per_layer", "layers": "scan", "remat": "full"}),
+        (MeshConfig(), {"layers": "scan"}),
+    ],
+    ids=["replicated", "fully sharded", "fully sharded, scanned, rematerialised", "scanned"],
+)
+def test_modes_change_nothing(on_one_device, mesh, compute):
+    compute = dataclasses.replace(_CONFIG.compute, **compute)
+    config = dataclasses.replace(_CONFIG, mesh=mesh, compute=compute)
+    assert_same_run(on_one_device, train(config, (1, 4, 2)))
+
+
+@pytest.mark.parametrize("shape", _MESHES, ids=str)
+def test_dropout_masks_are_identical_on_every_mesh(shape):
+    """Over heads, which the tensor axis cuts, and rows, which the others cut."""
+
+    def mask(mesh):
+        layout = sharding.batch_sharding(mesh)
+        rows = jax.device_put(jnp.arange(16, dtype=jnp.uint32), layout)
+        cut = jax.NamedSharding(mesh, sharding.batch_spec("tensor"))
+        scores = jax.device_put(jnp.zeros((16, 4, 32, 32)), cut)
+
+        def draw(rows, scores):
+            key = DropoutKey.create(seed=3, step=jnp.int32(5), rows_B=rows)
+            return keep_mask(key, scores, rate=0.1)
+
+        with jax.set_mesh(mesh):
+            drawn = jax.jit(draw)(rows, scores)
+        assert drawn.sharding.is_equivalent_to(cut, 4)
+        return np.asarray(drawn)
+
+    np.testing.assert_array_equal(mask(mesh_of((1, 1, 1))), mask(mesh_of(shape)))
+
+
+def test_what_does_not_divide_is_not_cut():
+    """30,522 sub-words are 2 x 3 x 5,087: 64 devices share the width instead, or nothing."""
+    mesh = jax.sharding.AbstractMesh((1, 64, 1), sharding.AXES)
+    path = tuple(map(jax.tree_util.DictKey, ("encoder", "embeddings", "word", "embedding")))
+
+    def stored(shape):
+        return sharding.stored(path, shape, mesh=mesh, shard_weights=True)
+
+    assert stored((30522, 768)) == jax.P(None, "fsdp")
+    assert stored((30528, 768)) == jax.P("fsdp", None)
+    assert stored((30522, 770)) == jax.P(None, None)
+
+
+def test_state_is_stored_in_pieces_and_small_parameters_whole():
+    mesh = mesh_of((1, 4, 2))
+    with jax.set_mesh(mesh):
+        state = TrainState.initial(_CONFIG, mesh)
+    layer = state.params["encoder"]["layer_0"]
+    assert layer["intermediate"]["kernel"].sharding.spec == jax.P("fsdp", "tensor")
+    assert layer["output"]["kernel"].sharding.spec == jax.P("tensor", "fsdp")
+    assert layer["query"]["kernel"].sharding.spec == jax.P("fsdp", "tensor")
+    assert layer["output_norm"]["scale"].sharding.is_fully_replicated
+    moments = jax.tree.leaves(state.opt_state)
+    pieces = sum(leaf.addressable_shards[0].data.size for leaf in moments)
+    assert pieces < 0.2 * sum(leaf.size for leaf in moments)
+
+
+def test_initial_parameters_do_not_depend_on_the_mesh():
+    def parameters(shape):
+        mesh = mesh_of(shape)
+        with jax.set_mesh(mesh):
+            return jax.device_get(TrainState.initial(_CONFIG, mesh).params)
+
+    jax.tree.map(np.testing.assert_array_equal, parameters((1, 1, 1)), parameters((2, 2, 2)))
+
+
+def test_extra_sub_words_of_tensor_parallelism_have_no_probability():
+    mesh = mesh_of((1, 2, 4))
+    batch = random_batch(rows=16, length=32, predictions=5, vocab_size=258)
+    with jax.set_mesh(mesh):
+        params = TrainState.initial(_CONFIG, mesh).params
+        batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+        outputs = jax.jit(
+            lambda p, b: heads.apply(p, b, config=_CONFIG.model, compute=_CONFIG.compute)
+        )(params, batch)
+    logits = np.asarray(outputs["mlm_logits"])
+    assert logits.shape == (16, 5, 260)
+    assert np.isneginf(logits[..., 258:]).all() and np.isfinite(logits[..., :258]).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "shape"),
+    [("num_attention_heads", {}), ("intermediate_size", {"num_attention_heads": 8})],
+)
+def test_a_tensor_axis_that_does_not_divide_is_refused(field, shape):
+    model = dataclasses.replace(_CONFIG.model, intermediate_size=500, **shape)
+    config = dataclasses.replace(_CONFIG, model=model, mesh=MeshConfig(tensor=8))
+    with pytest.raises(UsageError, match=f"mesh.tensor is 8, which does not divide {field}"):
+        validate(config)
+
+
+def test_a_mesh_that_does_not_cover_the_devices_is_refused():
+    with pytest.raises(ValueError, match="a mesh of 2 x 3 x 1"):
+        sharding.make_mesh(slices=2, fsdp=3, tensor=1)
