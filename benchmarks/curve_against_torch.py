@@ -6,9 +6,11 @@
     python benchmarks/curve_against_torch.py runs/simplewiki runs/small [STEPS]
 
 Trains transformers' BERT on the batches of the finished run in WORKDIR, for STEPS steps or all of
-them, and prints both held-out curves with the seconds each side had trained when it reached each
-point. Dropout is drawn by each side's own generator; everything else is equal. torch is given its
-best form: SDPA attention, `torch.optim.AdamW`, the vocabulary head on masked positions only.
+them, and prints both held-out curves. Dropout, where the config has any, is drawn by each side's
+own generator; everything else is equal. torch is given its best form: SDPA attention,
+`torch.optim.AdamW`, the vocabulary head on masked positions only. At the end the two sides train
+40 more steps in turns, and the medians of their seconds a step are printed; STEPS = 0 does only
+that.
 """
 
 import json
@@ -19,19 +21,25 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import jax
-import numpy as np
-import torch
-from transformers import BertConfig, BertForPreTraining
+from bert_jax.training.host_memory import keep_freed_memory
 
-from bert_jax import resolve
-from bert_jax.data.pipeline import EvaluationSet, Pipeline
-from bert_jax.data.store import open_corpus
-from bert_jax.interchange import huggingface
-from bert_jax.model import heads
-from bert_jax.training import metrics
-from bert_jax.training.evaluate import EVALUATION_SEED
-from bert_jax.training.optimizer import learning_rate
+keep_freed_memory()  # as `bert-jax pretrain` does, before jax is there; torch has it too
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from transformers import BertConfig, BertForPreTraining  # noqa: E402
+
+from bert_jax import resolve  # noqa: E402
+from bert_jax.data.pipeline import EvaluationSet, Pipeline  # noqa: E402
+from bert_jax.data.store import open_corpus  # noqa: E402
+from bert_jax.interchange import huggingface  # noqa: E402
+from bert_jax.model import heads, sharding  # noqa: E402
+from bert_jax.training import feed, metrics  # noqa: E402
+from bert_jax.training.evaluate import EVALUATION_SEED  # noqa: E402
+from bert_jax.training.optimizer import learning_rate  # noqa: E402
+from bert_jax.training.state import TrainState  # noqa: E402
+from bert_jax.training.step import compile_train_step  # noqa: E402
 
 
 def losses(model, batch) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -91,7 +99,6 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
     )
     rows = metrics.read_rows(workdir)
     ours = {r["step"]: r["mlm_loss"] for r in rows if r.get("split") == "validation"}
-    our_speed = np.median([r["step_seconds"] for r in rows if "step_seconds" in r])
 
     torch.manual_seed(config.seed)
     torch.set_num_threads(os.cpu_count() or 1)
@@ -112,11 +119,8 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
         betas=(rule.beta1, rule.beta2),
         eps=rule.epsilon,
     )
-    print(f"{'step':>6} {'ours':>8} {'torch':>8} {'difference':>10} {'ours at':>9} {'torch at':>9}")
-    seconds = 0.0
-    for step in range(steps or config.total_steps):
-        batch = pipeline.batch_at(step, range(phase.global_batch_size))
-        began = time.perf_counter()
+
+    def their_step(step: int, batch) -> None:
         mlm, nsp, masked = losses(model, batch)
         optimizer.zero_grad()
         (mlm / masked + nsp / phase.global_batch_size).backward()
@@ -125,7 +129,11 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
         for group in optimizer.param_groups:
             group["lr"] = float(rate)
         optimizer.step()
-        seconds += time.perf_counter() - began
+
+    every_row = range(phase.global_batch_size)
+    print(f"{'step':>6} {'ours':>8} {'torch':>8} {'difference':>10}")
+    for step in range(config.total_steps if steps is None else steps):
+        their_step(step, pipeline.batch_at(step, every_row))
         done = step + 1
         if done in ours:
             theirs = held_out_loss(model, examples, evaluation.batch_size)
@@ -133,16 +141,33 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
                 "step": done,
                 "ours": ours[done],
                 "torch": theirs,
-                "our_seconds": done * our_speed,
-                "torch_seconds": seconds,
             }
             with (workdir / "torch_reference.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(
-                f"{done:6} {ours[done]:8.3f} {theirs:8.3f} {theirs - ours[done]:+10.3f} "
-                f"{row['our_seconds']:7.0f} s {seconds:7.0f} s",
-                flush=True,
+                f"{done:6} {ours[done]:8.3f} {theirs:8.3f} {theirs - ours[done]:+10.3f}", flush=True
             )
+
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        state = TrainState.initial(config, mesh)
+        train = compile_train_step(config, state, feed.abstract_batch(phase, mesh=mesh))
+        seconds: dict[str, list[float]] = {"ours": [], "torch": []}
+        for step in range(40):
+            batch = pipeline.batch_at(step, every_row)
+            placed = jax.device_put(batch, sharding.batch_sharding(mesh))
+            began = time.perf_counter()
+            state, values = train(state, placed)
+            jax.block_until_ready((state, values))
+            between = time.perf_counter()
+            their_step(step, batch)
+            seconds["torch"].append(time.perf_counter() - between)
+            seconds["ours"].append(between - began)
+    medians = {side: float(np.median(values[5:])) for side, values in seconds.items()}
+    print(
+        f"seconds a step, in turns: ours {medians['ours']:.3f}, torch {medians['torch']:.3f}, "
+        f"ratio {medians['torch'] / medians['ours']:.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -156,9 +156,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="find the other processes through Cloud TPU, GKE or Slurm",
     )
-    processes.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="elsewhere: where process 0 listens"
-    )
+    elsewhere = "elsewhere: where process 0 listens"
+    processes.add_argument("--coordinator", metavar="HOST:PORT", help=elsewhere)
     processes.add_argument("--num-processes", type=int, metavar="N")
     processes.add_argument("--process-id", type=int, metavar="I", help="from 0 to N - 1")
     pretrain.add_argument(
@@ -284,7 +283,7 @@ def _pretrain(arguments: argparse.Namespace) -> None:
     from bert_jax import resolve
 
     # Before the heavy imports: until there is something to save, SIGTERM only ends the process.
-    signal.signal(signal.SIGTERM, _exit_preempted)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Preempted.exit_code))
     resolved = resolve.load(arguments.config, arguments.overrides)
     profile = _step_range(arguments.profile_steps)
     from bert_jax.training import host_memory
@@ -336,10 +335,6 @@ def _pretrain(arguments: argparse.Namespace) -> None:
             ("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""),
         ],
     )
-
-
-def _exit_preempted(*_: object) -> None:
-    sys.exit(Preempted.exit_code)
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:

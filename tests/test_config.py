@@ -51,7 +51,7 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     [
         ("model.hiden_size=3", "no field 'hiden_size'. Did you mean 'hidden_size'?"),
         ("optimiser.learning_rate=1", "no field 'optimiser'. Did you mean 'optimizer'?"),
-        ("mesh.zzz=1", "no field 'zzz'. Fields here: fsdp, tensor."),
+        ("mesh.zzz=1", "no field 'zzz'. Fields here: slices, fsdp, tensor,"),
         ("model.hidden_size=big", "model.hidden_size: expected int, got 'big'"),
         ("model.hidden_size=1.5", "model.hidden_size: expected int, got 1.5"),
         ("model.hidden_size=true", "model.hidden_size: expected int, got True"),
@@ -166,7 +166,7 @@ def test_a_python_config_is_the_users_own(tmp_path):
     [
         ("missing.py", None, "No such file"),
         ("missing.json", None, "No such file"),
-        ("bert_bose", None, "nor a shipped config (bert_base, bert_large,"),
+        ("bert_bose", None, "nor a shipped config (bert_base, bert_"),
         ("empty.py", "", "must define a function: def config() -> TrainConfig"),
         ("wrong.py", "def config(): return 3", "config() returned int"),
     ],
@@ -241,7 +241,10 @@ _IMPOSSIBLE = [
     ("checkpoint.keep_last=0", "checkpoint", "at least 1"),
     ("checkpoint.keep_every=-1", "checkpoint.keep_every", "0 (none) or more"),
     ("log_every_steps=0", "log_every_steps", "at least 1"),
-    ("mesh.tensor=2", "mesh.tensor", "not supported yet"),
+    ("mesh.tensor=5", "mesh.tensor", "does not divide num_attention_heads 12"),
+    ("mesh.tensor=0", "mesh.tensor", "at least 1"),
+    ("mesh.slices=0", "mesh.slices", "at least 1"),
+    ("compute.gather=never", "compute.gather", "per_step, per_layer"),
     ("mesh.fsdp=0", "mesh.fsdp", "-1 (all devices)"),
 ]
 

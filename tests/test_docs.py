@@ -272,9 +272,8 @@ def test_the_parameters():
 
 
 def test_the_mesh():
-    rows = table(section(_ARCHITECTURE, "Mesh and sharding"))
-    described = {dim: axis for dims, axis in rows for dim in dims.split(", ")}
-    assert described == {dim: axis or "none" for dim, axis in sharding._RULES.items()}
+    axes = table(section(_ROOT / "docs/parallelism.md", "The mesh"))
+    assert tuple(name for name, *_ in axes) == sharding.AXES
 
 
 def test_the_corpus_directory(corpus):

@@ -23,17 +23,15 @@ from bert_jax.training.state import TrainState
 from bert_jax.training.step import compile_train_step
 from tests.batches import random_batch
 
-pytestmark = pytest.mark.core
-
 # slices x fsdp x tensor
-_MESHES = [(1, 8, 1), (1, 4, 2), (1, 2, 4), (2, 2, 2)]
+_MESHES = [(1, 8, 1), (1, 4, 2), (1, 2, 4), pytest.param((2, 2, 2), marks=pytest.mark.core)]
 
-# The odd vocabulary (2 x 3 x 43) divides by 2 and not by 4; its embedding and the feed-forward
+# The odd vocabulary (2 x 257) divides by 2 and not by 4; its embedding and the feed-forward
 # kernels are large enough to be stored in pieces.
 _CONFIG = TrainConfig(
     model=ModelConfig(
-        vocab_size=258,
-        hidden_size=256,
+        vocab_size=514,
+        hidden_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=512,
@@ -59,7 +57,7 @@ def train(config: TrainConfig, shape, *, steps: int = 20):
         layout = sharding.batch_sharding(mesh)
         step = None
         for number in range(steps):
-            batch = random_batch(rows=16, length=32, predictions=5, vocab_size=258, seed=number)
+            batch = random_batch(rows=16, length=32, predictions=5, vocab_size=514, seed=number)
             batch = jax.device_put(batch, layout)
             step = step or compile_train_step(config, state, batch)
             state, row = step(state, batch)
@@ -135,8 +133,8 @@ def test_what_does_not_divide_is_not_cut():
         return sharding.stored(path, shape, mesh=mesh, shard_weights=True)
 
     assert stored((30522, 768)) == jax.P(None, "fsdp")
-    assert stored((30528, 768)) == jax.P("fsdp", None)
-    assert stored((30522, 770)) == jax.P(None, None)
+    assert stored((30528, 768)) == jax.P("fsdp")
+    assert stored((30522, 770)) == jax.P()
 
 
 def test_state_is_stored_in_pieces_and_small_parameters_whole():
@@ -146,11 +144,11 @@ def test_state_is_stored_in_pieces_and_small_parameters_whole():
     layer = state.params["encoder"]["layer_0"]
     assert layer["intermediate"]["kernel"].sharding.spec == jax.P("fsdp", "tensor")
     assert layer["output"]["kernel"].sharding.spec == jax.P("tensor", "fsdp")
-    assert layer["query"]["kernel"].sharding.spec == jax.P("fsdp", "tensor")
+    assert layer["query"]["kernel"].sharding.spec == jax.P(None, "tensor")  # small
     assert layer["output_norm"]["scale"].sharding.is_fully_replicated
     moments = jax.tree.leaves(state.opt_state)
     pieces = sum(leaf.addressable_shards[0].data.size for leaf in moments)
-    assert pieces < 0.2 * sum(leaf.size for leaf in moments)
+    assert pieces < 0.4 * sum(leaf.size for leaf in moments)
 
 
 def test_initial_parameters_do_not_depend_on_the_mesh():
@@ -162,9 +160,10 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
     jax.tree.map(np.testing.assert_array_equal, parameters((1, 1, 1)), parameters((2, 2, 2)))
 
 
+@pytest.mark.core
 def test_extra_sub_words_of_tensor_parallelism_have_no_probability():
     mesh = mesh_of((1, 2, 4))
-    batch = random_batch(rows=16, length=32, predictions=5, vocab_size=258)
+    batch = random_batch(rows=16, length=32, predictions=5, vocab_size=514)
     with jax.set_mesh(mesh):
         params = TrainState.initial(_CONFIG, mesh).params
         batch = jax.device_put(batch, sharding.batch_sharding(mesh))
@@ -172,8 +171,8 @@ def test_extra_sub_words_of_tensor_parallelism_have_no_probability():
             lambda p, b: heads.apply(p, b, config=_CONFIG.model, compute=_CONFIG.compute)
         )(params, batch)
     logits = np.asarray(outputs["mlm_logits"])
-    assert logits.shape == (16, 5, 260)
-    assert np.isneginf(logits[..., 258:]).all() and np.isfinite(logits[..., :258]).all()
+    assert logits.shape == (16, 5, 516)
+    assert np.isneginf(logits[..., 514:]).all() and np.isfinite(logits[..., :514]).all()
 
 
 @pytest.mark.parametrize(

@@ -122,14 +122,14 @@ _WAY_OF_WEIGHTS = {"convert_element_type", "reshard", "reshape"}
 def _rematerialised(function, compute: ComputeConfig):
     """`function`, whose backward pass computes again what `compute` says."""
     if compute.remat == "full":
-        policy = None
-    elif compute.remat == "dots":
+        return jax.checkpoint(function)
+    if compute.remat == "dots":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    elif compute.gather == "per_layer":
+        return jax.checkpoint(function, policy=policy)
+    if compute.gather == "per_layer":
+        return jax.checkpoint(function, policy=_all_but_weights)
+    return function
 
-        def policy(primitive, *_, **__):
-            return primitive.name not in _WAY_OF_WEIGHTS
 
-    else:
-        return function
-    return jax.checkpoint(function, policy=policy)
+def _all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name not in _WAY_OF_WEIGHTS

@@ -104,11 +104,12 @@ def stored(path: tuple, shape: tuple[int, ...], *, mesh: Any, shard_weights: boo
     """The partition in which the parameter of that name, or a moment of it, is kept."""
     spec = list(used(path, shape, mesh=mesh)) + [None] * len(shape)
     spec, size = spec[: len(shape)], mesh.shape["fsdp"]
-    if not shard_weights or size == 1 or math.prod(shape) < _SMALL:
-        return jax.P(*spec)
-    free = [i for i, axis in enumerate(spec) if axis is None and shape[i] % size == 0]
-    if free:
-        spec[max(free, key=lambda i: shape[i])] = "fsdp"
+    if shard_weights and size > 1 and math.prod(shape) >= _SMALL:
+        free = [i for i, axis in enumerate(spec) if axis is None and shape[i] % size == 0]
+        if free:
+            spec[max(free, key=lambda i: shape[i])] = "fsdp"
+    while spec and spec[-1] is None:
+        spec.pop()
     return jax.P(*spec)
 
 

@@ -72,6 +72,33 @@ def peak_flops(dtype: str) -> float:
     return 2 * size**3 / min(seconds) * devices
 
 
+class Clock:
+    """Seconds a step, over the steps since the last row, without evaluation and saving."""
+
+    def __init__(self):
+        self.restart()
+
+    def restart(self) -> None:
+        self.steps, self._began = 0, time.monotonic()
+
+    def seconds_per_step(self) -> float:
+        return max(time.monotonic() - self._began, 1e-9) / max(self.steps, 1)
+
+    def paused(self) -> "_Paused":
+        return _Paused(self)
+
+
+class _Paused:
+    def __init__(self, clock: Clock):
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._entered = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._clock._began += time.monotonic() - self._entered
+
+
 class Journal:
     """Appends rows to `metrics.jsonl` and TensorBoard, and events to `events.jsonl`.
 
@@ -181,3 +208,9 @@ def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
     rewound.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     rewound.replace(workdir / METRICS)
     return kept
+
+
+def closing_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last row of training and of evaluation, from the logs of a finished run."""
+    last = {row.get("split", "train"): row for row in rows}
+    return last.get("train", {}) | {"validation": last.get("validation", {})}

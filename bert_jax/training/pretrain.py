@@ -121,7 +121,7 @@ def pretrain(
             note(f"no step of --profile-steps was reached: the run has {config.total_steps}")
         if resumed_from == config.total_steps:
             note(f"{workdir_path} is already at its last step, {step}; nothing left to do")
-            closing = _closing_rows(rows)
+            closing = metrics.closing_rows(rows)
         journal.event("stop", step=step, seconds=time.monotonic() - started)
         journal.close()
     return closing | {
@@ -190,7 +190,7 @@ class _Run:
             batches = opening.result()
         journal.open_tensorboard(past_rows)
 
-        clock, whole = _Clock(), _Clock()
+        clock, whole = metrics.Clock(), metrics.Clock()
         latest: dict[str, Any] = {}
         pending: tuple[int, dict[str, jax.Array]] | None = None
 
@@ -329,39 +329,6 @@ class _Run:
             f"good state is {'step ' + str(saved) if saved is not None else 'not saved'}; lower "
             "optimizer.learning_rate or lengthen optimizer.warmup_steps in a new --workdir"
         )
-
-
-class _Clock:
-    """Seconds a step, over the steps since the last row, without evaluation and saving."""
-
-    def __init__(self):
-        self.restart()
-
-    def restart(self) -> None:
-        self.steps, self._began = 0, time.monotonic()
-
-    def seconds_per_step(self) -> float:
-        return max(time.monotonic() - self._began, 1e-9) / max(self.steps, 1)
-
-    def paused(self) -> "_Paused":
-        return _Paused(self)
-
-
-class _Paused:
-    def __init__(self, clock: _Clock):
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        self._entered = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._clock._began += time.monotonic() - self._entered
-
-
-def _closing_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last row of training and of evaluation, from the logs of a finished run."""
-    last = {row.get("split", "train"): row for row in rows}
-    return last.get("train", {}) | {"validation": last.get("validation", {})}
 
 
 def _due(step: int, every: int) -> bool:

@@ -1,0 +1,53 @@
+"""The compiler's cycles of one train step, its layers scanned and unrolled, by operation.
+
+    python benchmarks/scan_against_unroll.py [--topology v3:4x8] [--layers 4]
+
+Needs the `plan` extra. BERT-Base with fewer layers, phase 1. In the scanned step the loop's body is
+counted as often as it runs, so both columns cover the same work; what differs is what a loop costs.
+"""
+
+import argparse
+import dataclasses
+
+from bert_jax.training import topologies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--topology", default="v3:4x8")
+    parser.add_argument("--layers", type=int, default=4)
+    arguments = parser.parse_args()
+    topologies.prepare_environment()
+
+    from bert_jax import resolve
+    from bert_jax.training import ahead
+
+    topology = topologies.parse(arguments.topology)
+    base = resolve.load("bert_base", [f"model.num_hidden_layers={arguments.layers}"])
+    found = {}
+    for layers in ("unroll", "scan"):
+        config = dataclasses.replace(base, compute=dataclasses.replace(base.compute, layers=layers))
+        found[layers] = ahead.train_figures(
+            config, config.phases[0], mesh=ahead.make_mesh(config, topology), topology=topology
+        )
+    unrolled, scanned = found["unroll"], found["scan"]
+    names = sorted(
+        unrolled.cycles_by_operation.keys() | scanned.cycles_by_operation.keys(),
+        key=lambda n: (
+            -abs(scanned.cycles_by_operation.get(n, 0) - unrolled.cycles_by_operation.get(n, 0))
+        ),
+    )
+    print("| operation | unrolled, k cycles | scanned, k cycles | difference |")
+    print("|---|---|---|---|")
+    rows = [("all", unrolled.compiler_cycles, scanned.compiler_cycles)]
+    rows += [
+        (n, unrolled.cycles_by_operation.get(n, 0), scanned.cycles_by_operation.get(n, 0))
+        for n in names[:10]
+    ]
+    for name, a, b in rows:
+        print(f"| {name} | {a / 1e3:,.0f} | {b / 1e3:,.0f} | {(b - a) / 1e3:+,.0f} |")
+    print(f"compiled in {unrolled.compile_seconds:.0f} s and {scanned.compile_seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""How far a step can grow: the largest batch that compiles, and what makes a refused one fit."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.progress import note
+from bert_jax.training import ahead
+from bert_jax.training.topologies import Topology
+
+POLICIES = ("none", "dots", "full")
+# Compilations for one phase and policy.
+_MOST_TRIES = 6
+_LARGEST_BATCH = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The largest batch of a power of two of rows a device group that compiles; 0 if none does."""
+
+    sequence_length: int
+    remat: str
+    global_batch_size: int
+    memory_bytes: int
+    tries: int
+    is_exact: bool  # the next power of two was refused
+
+
+def limits(config: TrainConfig, *, mesh: Any, topology: Topology) -> tuple[Limit, ...]:
+    """One for each phase and rematerialisation policy. Each takes several compilations."""
+    found = []
+    for phase in config.phases:
+        for policy in POLICIES:
+            compute = dataclasses.replace(config.compute, remat=policy)
+            changed = dataclasses.replace(config, compute=compute)
+            limit = _limit(changed, phase, mesh=mesh, topology=topology)
+            found.append(limit)
+            note(
+                f"frontier: length {phase.sequence_length}, remat {policy}: "
+                f"{limit.global_batch_size:,} rows after {limit.tries} compilations"
+            )
+    return tuple(found)
+
+
+def _limit(config: TrainConfig, phase: PhaseConfig, *, mesh: Any, topology: Topology) -> Limit:
+    """Bisects over powers of two; two sizes that fit predict, by a line, where the limit lies."""
+    shards = mesh.shape["slice"] * mesh.shape["fsdp"]
+    shards *= config.optimizer.gradient_accumulation_steps
+    highest = int(math.log2(_LARGEST_BATCH / shards)) + 1  # exponent that is not even tried
+    fit: dict[int, int] = {}  # exponent -> bytes
+    low, high = -1, highest
+    guess = max(0, min(int(math.log2(max(phase.global_batch_size / shards, 1))), highest - 1))
+    tries = 0
+    while low + 1 < high and tries < _MOST_TRIES:
+        tries += 1
+        rows = shards * 2**guess
+        changed = dataclasses.replace(phase, global_batch_size=rows)
+        try:
+            figures = ahead.train_figures(config, changed, mesh=mesh, topology=topology)
+            fit[guess], low = figures.memory.total, guess
+        except ahead.DoesNotFit:
+            high = guess
+        guess = _next(fit, low=low, high=high, available=topology.chip.compiler_bytes)
+    return Limit(
+        sequence_length=phase.sequence_length,
+        remat=config.compute.remat,
+        global_batch_size=shards * 2**low if low >= 0 else 0,
+        memory_bytes=fit.get(low, 0),
+        tries=tries,
+        is_exact=low + 1 == high and high < highest,
+    )
+
+
+def _next(fit: dict[int, int], *, low: int, high: int, available: int) -> int:
+    """The exponent to try next, strictly between `low` and `high`."""
+    if len(fit) >= 2:
+        (a, bytes_a), (b, bytes_b) = sorted(fit.items())[-2:]
+        slope = max((bytes_b - bytes_a) / (2**b - 2**a), 1.0)
+        room = 2**b + (available - bytes_b) / slope
+        expected = int(math.log2(max(room, 1)))
+        # First what should fit, then the size above it, which should not.
+        expected = expected if expected > low else low + 1
+    elif fit:
+        expected = low + 2  # a second point for the line
+    else:
+        expected = (low + high) // 2
+    return min(max(expected, low + 1), high - 1)
+
+
+def remedy(
+    config: TrainConfig, phase: PhaseConfig, refusal: ahead.DoesNotFit, *, mesh: Any,
+    topology: Topology,
+) -> str:  # fmt: skip
+    """What makes a refused step fit, tried by compiling it: the least change that does."""
+    shards = mesh.shape["slice"] * mesh.shape["fsdp"]
+    accumulation = config.optimizer.gradient_accumulation_steps
+    most = phase.global_batch_size // shards  # slices of one row a device
+    wanted = accumulation * 2 ** math.ceil(math.log2(refusal.needed / refusal.available + 0.25))
+    candidates: list[tuple[str, TrainConfig]] = []
+    for policy in POLICIES[POLICIES.index(config.compute.remat) + 1 :]:
+        compute = dataclasses.replace(config.compute, remat=policy)
+        changed = dataclasses.replace(config, compute=compute)
+        candidates.append((f"compute.remat={policy}", changed))
+    for number in sorted({min(wanted, most), most}):
+        if number > accumulation and phase.global_batch_size % (shards * number) == 0:
+            optimizer = dataclasses.replace(config.optimizer, gradient_accumulation_steps=number)
+            changed = dataclasses.replace(config, optimizer=optimizer)
+            name = f"optimizer.gradient_accumulation_steps={number}"
+            candidates.append((name, changed))
+            compute = dataclasses.replace(config.compute, remat="full")
+            both = dataclasses.replace(changed, compute=compute)
+            candidates.append((f"compute.remat=full --set {name}", both))
+    for name, changed in candidates:
+        note(f"does not fit; trying --set {name}")
+        try:
+            figures = ahead.train_figures(changed, phase, mesh=mesh, topology=topology)
+        except ahead.DoesNotFit:
+            continue
+        return f"it does with --set {name} ({figures.memory.total / 2**30:.2f} GiB a device)"
+    less = "more chips, or a smaller batch"
+    return f"neither rematerialisation nor accumulation is enough: it needs {less}"

@@ -1,0 +1,247 @@
+"""A run on paper: what every phase needs and takes on TPUs that one does not have.
+
+Memory, cycles and collectives are the compiler's (`ahead.py`), FLOPs have a closed form
+(`metrics.py`), rates and prices are data (`topologies.py`). The prediction is the plain sum of
+computation and collectives, as if nothing overlapped; the sum with everything overlapped, which is
+the larger of the two, stands beside it. Left out are compilation, checkpoints, preemptions, the
+latency of collectives and whatever the host is late with.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.errors import UsageError
+from bert_jax.training import ahead, host_duty, metrics, plan_warnings, topologies
+from bert_jax.training.frontier import Limit, limits, remedy
+from bert_jax.training.topologies import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """The evaluation step of a phase, and how long all of the phase's evaluations take."""
+
+    rows: int
+    memory_bytes: int
+    estimated_cycles: int
+    step_seconds: float
+    hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasePlan:
+    """One phase. Bytes, cycles, FLOPs and seconds are those of one device and one step."""
+
+    sequence_length: int
+    global_batch_size: int
+    steps: int
+    fits: bool
+    memory_bytes: int
+    hbm_bytes: int  # of the device, by its data sheet
+    available_bytes: int  # to one program, by the compiler
+    memory: dict[str, int]
+    flops_per_device: float
+    # The rest is None, or empty, where the step does not fit.
+    estimated_cycles: int | None = None
+    kernels: tuple[ahead.KernelCost, ...] = ()
+    collectives: tuple[ahead.Traffic, ...] = ()
+    cycles_by_operation: dict[str, int] = dataclasses.field(default_factory=dict)
+    product_seconds: float | None = None  # matrix products at the peak rate
+    memory_seconds: float | None = None  # its traffic at full bandwidth: an upper bound
+    compute_seconds: float | None = None  # cycles over the clock
+    collective_seconds: float | None = None
+    step_seconds: float | None = None  # computation + collectives: the prediction
+    step_seconds_overlapped: float | None = None  # the larger of the two
+    mfu: float | None = None
+    binds: str | None = None  # "compute", "memory" or "network"
+    hours: float | None = None
+    host_rows_needed: float | None = None  # a second, by each host
+    host_rows_measured: float | None = None  # a second, by one thread of this machine
+    evaluation: EvaluationPlan | None = None
+    compile_seconds: float | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    config: str
+    topology: str
+    slices: int
+    devices: int
+    chips: int
+    hosts: int
+    fits: bool
+    phases: tuple[PhasePlan, ...]
+    parameters: int
+    total_hours: float | None
+    total_hours_overlapped: float | None
+    chip_hours: float | None
+    dollars: float | None
+    prices_date: str
+    warnings: tuple[str, ...]
+    versions: dict[str, str]
+    frontier: tuple[Limit, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def plan(config: TrainConfig, topology: Topology, *, with_frontier: bool = False) -> Plan:
+    """Compiles every phase of `config` for the topology. Minutes for a large model.
+
+    Call `topologies.prepare_environment` first. Raises `UsageError` if the mesh or a batch does not
+    divide.
+    """
+    config = dataclasses.replace(
+        config, mesh=dataclasses.replace(config.mesh, slices=topology.slices)
+    )
+    mesh = ahead.make_mesh(config, topology)
+    _check_batches(config, mesh)
+    phases = tuple(
+        _phase_plan(config, phase, mesh=mesh, topology=topology) for phase in config.phases
+    )
+    fits = all(phase.fits for phase in phases)
+    hours = overlapped = None
+    if fits:
+        hours = sum(p.hours + p.evaluation.hours for p in phases)  # type: ignore[operator]
+        overlapped = sum(p.steps * p.step_seconds_overlapped / 3600 for p in phases)  # type: ignore[operator]
+        overlapped += sum(p.evaluation.hours for p in phases)  # type: ignore[union-attr]
+    price = topology.chip.dollars_per_chip_hour
+    return Plan(
+        config=config.name,
+        topology=topology.name,
+        slices=topology.slices,
+        devices=topology.devices,
+        chips=topology.chips,
+        hosts=topology.hosts,
+        fits=fits,
+        phases=phases,
+        parameters=_parameters(config, mesh),
+        total_hours=hours,
+        total_hours_overlapped=overlapped,
+        chip_hours=None if hours is None else hours * topology.chips,
+        dollars=None if hours is None or price is None else hours * topology.chips * price,
+        prices_date=topologies.PRICES_DATE,
+        warnings=tuple(plan_warnings.warnings(config, phases, topology=topology, mesh=mesh)),
+        versions=_versions(),
+        frontier=limits(config, mesh=mesh, topology=topology) if with_frontier else (),
+    )
+
+
+def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topology) -> PhasePlan:
+    chip = topology.chip
+    flops = metrics.train_flops(config.model, phase) / topology.devices
+    known = {
+        "sequence_length": phase.sequence_length,
+        "global_batch_size": phase.global_batch_size,
+        "steps": phase.steps,
+        "hbm_bytes": chip.hbm_bytes,
+        "flops_per_device": flops,
+    }
+    try:
+        figures = ahead.train_figures(config, phase, mesh=mesh, topology=topology)
+        rows = math.ceil(config.evaluation.batch_size / mesh.size) * mesh.size
+        held_out = ahead.eval_figures(config, phase, rows=rows, mesh=mesh, topology=topology)
+    except ahead.DoesNotFit as refusal:
+        return PhasePlan(
+            **known,
+            fits=False,
+            memory_bytes=refusal.needed,
+            available_bytes=refusal.available,
+            memory={},
+            remedy=remedy(config, phase, refusal, mesh=mesh, topology=topology),
+        )
+    compute, network = figures.cycles / chip.clock_hz, figures.collective_seconds
+    products = flops / chip.peak_flops
+    memory = figures.memory_traffic / chip.memory_bandwidth
+    seconds = compute + network
+    evaluation = _evaluation_plan(config, phase, held_out, rows=rows, topology=topology)
+    return PhasePlan(
+        **known,
+        fits=True,
+        memory_bytes=figures.memory.total,
+        available_bytes=chip.compiler_bytes,
+        memory=dataclasses.asdict(figures.memory),
+        estimated_cycles=figures.cycles,
+        kernels=figures.kernels,
+        collectives=figures.collectives,
+        cycles_by_operation=figures.cycles_by_operation,
+        product_seconds=products,
+        memory_seconds=memory,
+        compute_seconds=compute,
+        collective_seconds=network,
+        step_seconds=seconds,
+        step_seconds_overlapped=max(compute, network),
+        mfu=products / seconds,
+        binds=_binds(compute=compute, network=network, products=products, memory=memory),
+        hours=phase.steps * seconds / 3600,
+        host_rows_needed=phase.global_batch_size / seconds / topology.hosts,
+        host_rows_measured=host_duty.rows_per_second(
+            phase, data=config.data, vocab_size=config.model.vocab_size
+        ),
+        evaluation=evaluation,
+        compile_seconds=figures.compile_seconds + held_out.compile_seconds,
+    )
+
+
+def _evaluation_plan(
+    config: TrainConfig, phase: PhaseConfig, figures: ahead.Figures, *, rows: int,
+    topology: Topology,
+) -> EvaluationPlan:  # fmt: skip
+    seconds = figures.cycles / topology.chip.clock_hz + figures.collective_seconds
+    every = config.evaluation.every_steps
+    # One at the end of the phase, whatever `every_steps` says.
+    times = max(phase.steps // every, 1) if every else 1
+    batches = times * math.ceil(config.evaluation.num_examples / rows)
+    return EvaluationPlan(
+        rows=rows,
+        memory_bytes=figures.memory.total,
+        estimated_cycles=figures.cycles,
+        step_seconds=seconds,
+        hours=batches * seconds / 3600,
+    )
+
+
+def _binds(*, compute: float, network: float, products: float, memory: float) -> str:
+    """What a faster one of would help most, by the largest of the three lower bounds."""
+    if network > compute:
+        return "network"
+    return "memory" if memory > products else "compute"
+
+
+def _check_batches(config: TrainConfig, mesh) -> None:
+    slices = config.optimizer.gradient_accumulation_steps
+    shards = mesh.shape["slice"] * mesh.shape["fsdp"] * slices
+    for i, phase in enumerate(config.phases):
+        rows = phase.global_batch_size
+        if rows % shards:
+            near = sorted({max(rows // shards, 1) * shards, (rows // shards + 1) * shards})
+            raise UsageError(
+                f"config {config.name!r}: phases.{i}.global_batch_size is {rows}, which does not "
+                f"divide over {shards} (devices that share a batch, times "
+                f"optimizer.gradient_accumulation_steps); take {' or '.join(map(str, near))}"
+            )
+
+
+def _parameters(config: TrainConfig, mesh) -> int:
+    import jax
+
+    from bert_jax.training.state import TrainState
+
+    return sum(
+        math.prod(p.shape) for p in jax.tree.leaves(TrainState.abstract(config, mesh).params)
+    )
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("bert-jax", "jax", "jaxlib", "libtpu"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found

@@ -1,0 +1,26 @@
+"""BERT-Base on 64 TPU v3 cores (a v3-64: 32 chips, 8 hosts).
+
+    launch/tpu supervise --type v3-64 --config bert_base_64core ...      # docs/launch.md
+    bert-jax pretrain bert_base_64core --corpus DIR --workdir DIR --distributed    # on each host
+
+The recipe, the weights and the losses are those of `bert_base`: only the machine differs. Each
+host makes its share of the batches in four threads.
+
+<plan>
+Not compiled yet: `bert-jax plan bert_base_64core --topology v3:4x8`.
+</plan>
+
+The paper (Devlin et al. 2019, section 3.1) reports four days on 4 Cloud TPUs in pod configuration,
+16 chips, and GLUE 79.6 (test) and SQuAD 1.1 F1 88.5 (dev) of what came out. Twice as many chips are
+planned here.
+"""
+
+from dataclasses import replace
+
+from bert_jax import resolve
+from bert_jax.config import TrainConfig
+
+
+def config() -> TrainConfig:
+    recipe = resolve.load("bert_base")
+    return replace(recipe, name="bert_base_64core", data=replace(recipe.data, num_workers=4))

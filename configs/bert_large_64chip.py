@@ -1,0 +1,26 @@
+"""BERT-Large on the 64 chips of the paper (a v3-128: 128 cores, 16 hosts).
+
+    launch/tpu supervise --type v3-128 --config bert_large_64chip ...      # docs/launch.md
+    bert-jax pretrain bert_large_64chip --corpus DIR --workdir DIR --distributed    # on each host
+
+The recipe, the weights and the losses are those of `bert_large`: only the machine differs. Each
+host makes its share of the batches in four threads.
+
+<plan>
+Not compiled yet: `bert-jax plan bert_large_64chip --topology v3:8x8`.
+</plan>
+
+The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
+82.1 (test) and SQuAD 1.1 F1 90.9 (dev) of what came out. It does not say whether the chips were v2
+or v3.
+"""
+
+from dataclasses import replace
+
+from bert_jax import resolve
+from bert_jax.config import TrainConfig
+
+
+def config() -> TrainConfig:
+    recipe = resolve.load("bert_large")
+    return replace(recipe, name="bert_large_64chip", data=replace(recipe.data, num_workers=4))

@@ -1,0 +1,25 @@
+"""BERT-Large on 64 TPU v4 chips (a v4-128: 64 devices, 16 hosts).
+
+    launch/tpu supervise --type v4-128 --config bert_large_v4 ...      # docs/launch.md
+    bert-jax pretrain bert_large_v4 --corpus DIR --workdir DIR --distributed    # on each host
+
+The recipe, the weights and the losses are those of `bert_large`: only the machine differs. Each
+host makes its share of the batches in four threads.
+
+<plan>
+Not compiled yet: `bert-jax plan bert_large_v4 --topology v4:4x4x4`.
+</plan>
+
+The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
+82.1 (test) and SQuAD 1.1 F1 90.9 (dev) of what came out.
+"""
+
+from dataclasses import replace
+
+from bert_jax import resolve
+from bert_jax.config import TrainConfig
+
+
+def config() -> TrainConfig:
+    recipe = resolve.load("bert_large")
+    return replace(recipe, name="bert_large_v4", data=replace(recipe.data, num_workers=4))

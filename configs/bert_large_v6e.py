@@ -1,0 +1,25 @@
+"""BERT-Large on 64 TPU v6e chips (64 devices, 16 hosts).
+
+    launch/tpu supervise --type v6e-64 --config bert_large_v6e ...      # docs/launch.md
+    bert-jax pretrain bert_large_v6e --corpus DIR --workdir DIR --distributed    # on each host
+
+The recipe, the weights and the losses are those of `bert_large`: only the machine differs. Each
+host makes its share of the batches in four threads.
+
+<plan>
+Not compiled yet: `bert-jax plan bert_large_v6e --topology v6e:8x8`.
+</plan>
+
+The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
+82.1 (test) and SQuAD 1.1 F1 90.9 (dev) of what came out.
+"""
+
+from dataclasses import replace
+
+from bert_jax import resolve
+from bert_jax.config import TrainConfig
+
+
+def config() -> TrainConfig:
+    recipe = resolve.load("bert_large")
+    return replace(recipe, name="bert_large_v6e", data=replace(recipe.data, num_workers=4))

@@ -1,0 +1,429 @@
+"""Plans: the tables they rest on, their arithmetic, their JSON, and real compilations."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from bert_jax import resolve
+from bert_jax.__main__ import main
+from bert_jax.config import MeshConfig, PhaseConfig
+from bert_jax.errors import UsageError
+from bert_jax.training import (
+    ahead,
+    compiled,
+    compiler_options,
+    frontier,
+    host_duty,
+    metrics,
+    placement,
+    topologies,
+)
+from bert_jax.training.topologies import CHIPS
+from tests import tiny_corpus
+
+_ROOT = Path(__file__).parents[1]
+_PLANS = sorted((_ROOT / "docs" / "plans").glob("*.json"))
+_GOLDEN = Path(__file__).parent / "golden" / "collectives.json"
+
+needs_compiler = [
+    pytest.mark.tpu_compiler,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason="needs the TPU compiler: pip install 'bert-jax[plan]'",
+    ),
+]
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _launch_table() -> list[dict[str, str]]:
+    lines = (_ROOT / "launch" / "accelerators.tsv").read_text().splitlines()
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+@pytest.mark.parametrize("row", _launch_table(), ids=lambda row: row["type"])
+def test_the_launcher_and_the_planner_know_the_same_slices(row):
+    topology = topologies.parse(f"{row['generation']}:{row['topology']}")
+    assert topology.hosts == int(row["hosts"])
+    assert topology.devices == int(row["hosts"]) * int(row["devices_per_host"])
+    assert topology.chips == int(row["hosts"]) * int(row["chips_per_host"])
+    assert topology.chip.runtime == row["runtime"]
+
+
+def test_training_and_planning_divide_by_the_same_peak():
+    known = {c.device_kind: c.peak_flops for c in CHIPS.values()}
+    both = known.keys() & metrics._PEAK_BF16.keys()
+    assert len(both) >= 6
+    for kind in both:
+        assert metrics._PEAK_BF16[kind] == known[kind], kind
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda c: c.generation)
+def test_the_table_is_plausible(chip):
+    assert 0.5e9 < chip.clock_hz < 2.5e9
+    assert 0.9 < chip.compiler_bytes / chip.hbm_bytes < 1.01
+    assert 50 < chip.peak_flops / chip.memory_bandwidth < 600
+
+
+@pytest.mark.parametrize(
+    ("name", "slices", "message"),
+    [
+        ("v3-64", 1, "write it as"),
+        ("v9:4x4", 1, "no such generation; there are v2, v3"),
+        ("v3:4x4x4", 1, "2 dimensions, such as v3:4x8"),
+        ("v4:4x4", 1, "3 dimensions, such as v4:4x4x4"),
+        ("v5e:4x0", 1, "2 dimensions"),
+        ("v5e:4x4", 0, "at least 1"),
+        ("v3:4x8", 2, "v4 or newer"),
+    ],
+)
+def test_a_topology_that_cannot_be_is_refused(name, slices, message):
+    with pytest.raises(UsageError, match=message):
+        topologies.parse(name, slices=slices)
+
+
+def test_options_are_for_tpus_only():
+    assert compiler_options.for_platform("tpu") == compiler_options.TPU_COMPILER_OPTIONS
+    assert compiler_options.for_platform("cpu") == {}
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+def test_time_on_the_links():
+    """Rings by hand: 64 v5e chips, 50 GB/s a link and direction."""
+    chip = CHIPS["v5e"]
+    one = compiled.Collective("all-gather", 10**9, tuple(range(64)))
+    gather = ahead.seconds_on_the_links(one, size=64, chip=chip)
+    assert gather == pytest.approx(63 / 64 * 1e9 / 100e9)
+    both = dataclasses.replace(one, kind="all-reduce")
+    assert ahead.seconds_on_the_links(both, size=64, chip=chip) == pytest.approx(2 * gather)
+    across = compiled.Collective("all-reduce", 10**9, (), over_slices=True)
+    assert ahead.seconds_on_the_links(across, size=2, chip=chip) == pytest.approx(1 / 3.125)
+
+
+def test_rings_of_one_core_of_each_chip_share_the_links():
+    chip = CHIPS["v3"]
+    both = compiled.Collective("all-gather", 10**9, tuple(range(8)))
+    halves = compiled.Collective("all-gather", 10**9, tuple(range(0, 8, 2)))
+    seconds = ahead.seconds_on_the_links(both, size=8, chip=chip)
+    assert seconds == pytest.approx(7 / 8 * 1e9 / 140e9)
+    assert ahead.seconds_on_the_links(halves, size=4, chip=chip) == pytest.approx(
+        3 / 4 * 1e9 / 70e9
+    )
+
+
+def test_kernels_are_charged_the_larger_of_work_and_traffic():
+    chip = CHIPS["v5e"]
+    cost = compiled.Cost(
+        kernels={
+            compiled.Kernel("busy", 197e9, 1): 2,
+            compiled.Kernel("hungry", 1.0, 819 * 10**6): 1,
+            compiled.Kernel("silent", None, 819 * 10**6): 1,
+        }
+    )
+    for kernel in ahead._kernels(cost, chip):
+        assert kernel.cycles == pytest.approx(kernel.count * 1e-3 * chip.clock_hz)
+
+
+@pytest.mark.parametrize(
+    ("message", "needed", "available"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+            "memory required for HLO temporaries (40.01G) exceeds available HBM (15.48G).",
+            40.01 * 2**30,
+            15.48 * 2**30,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 1.5T of 31.24G hbm.",
+            1.5 * 2**40,
+            31.24 * 2**30,
+        ),
+    ],
+)
+def test_a_refusal_says_both_sizes(message, needed, available):
+    refusal = ahead._refusal(RuntimeError(message), CHIPS["v3"])
+    assert refusal is not None
+    assert (refusal.needed, refusal.available) == (int(needed), int(available))
+
+
+def test_other_errors_are_no_refusals():
+    assert ahead._refusal(RuntimeError("INVALID_ARGUMENT: no such option"), CHIPS["v3"]) is None
+
+
+@pytest.mark.parametrize("limit", [7, 64, 100, 5000])
+def test_the_frontier_is_found_in_few_tries(monkeypatch, limit):
+    """Against an invented compiler whose memory is a line."""
+    tried = []
+
+    def figures(config, phase, *, mesh, topology):
+        tried.append(phase.global_batch_size)
+        size = 10**6 * (50 + phase.global_batch_size)
+        available = 10**6 * (50 + limit)
+        if size > available:
+            raise ahead.DoesNotFit(size, available)
+        memory = ahead.Memory(weights=size, moments=0, batch=0, padding=0, temporaries=0, program=0)
+        return dataclasses.replace(_NO_FIGURES, memory=memory)
+
+    monkeypatch.setattr(ahead, "train_figures", figures)
+    topology = topologies.parse("v5e:2x2")
+    chip = dataclasses.replace(topology.chip, compiler_bytes=10**6 * (50 + limit))
+    topology = dataclasses.replace(topology, chip=chip)
+    config = dataclasses.replace(
+        tiny_corpus.tiny_config(), phases=(PhaseConfig(global_batch_size=16),)
+    )
+    mesh = placement.abstract_mesh(config, topology)
+    found = frontier._limit(config, config.phases[0], mesh=mesh, topology=topology)
+    assert found.global_batch_size == 2 ** int(math.log2(limit))
+    assert found.is_exact
+    assert found.tries == len(tried) <= frontier._MOST_TRIES
+
+
+_NO_FIGURES = ahead.Figures(
+    memory=ahead.Memory(weights=0, moments=0, batch=0, padding=0, temporaries=0, program=0),
+    compiler_cycles=0,
+    kernels=(),
+    memory_traffic=0,
+    collectives=(),
+    cycles_by_operation={},
+    compile_seconds=0.0,
+)
+
+
+def test_the_host_is_measured_in_rows_a_second():
+    config = resolve.load("bert_base")
+    rate = host_duty.rows_per_second(
+        config.phases[0], data=config.data, vocab_size=config.model.vocab_size
+    )
+    assert 100 < rate < 10_000_000
+
+
+# --- placement ------------------------------------------------------------------------------------
+
+
+def test_show_sharding_adds_up(capsys):
+    assert main(["show", "sharding", "bert_large", "--topology", "v3:4x8"]) == 0
+    printed = capsys.readouterr().out
+    assert "encoder.layer_23.intermediate.kernel" in printed
+    rows = placement.placements(resolve.load("bert_large"), topologies.parse("v3:4x8"))
+    by_name = {row.name: row for row in rows}
+    word = by_name["encoder.embeddings.word.embedding"]
+    assert word.spec == (None, "fsdp"), "64 does not divide 30,522"
+    assert word.bytes == 30522 * 1024 * 4 // 64
+    assert sum(math.prod(row.shape) for row in rows) == 336_226_108
+    # Only what is small is copied.
+    assert sum(row.bytes for row in rows) < 1.1 * 336_226_108 * 4 / 64
+
+
+def test_show_sharding_knows_tensor_parallelism():
+    config = dataclasses.replace(resolve.load("bert_large"), mesh=MeshConfig(tensor=4))
+    rows = placement.placements(config, topologies.parse("v5e:4x4"))
+    kernel = next(row for row in rows if row.name == "encoder.layer_0.intermediate.kernel")
+    assert kernel.spec == ("fsdp", "tensor")
+    assert kernel.bytes == 1024 * 4096 * 4 // 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "sharding", "bert_base"], "--topology"),
+        (["show", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.tensor=5"],
+         "mesh.tensor"),
+        (["show", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.fsdp=7"],
+         "does not cover 64 devices"),
+        (["plan", "bert_base", "--topology", "v3"], "write it as"),
+    ],
+)  # fmt: skip
+def test_usage_errors(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_compiler_a_plan_says_how_to_get_it(monkeypatch, capsys):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "libtpu" else found(name, *a)
+    )
+    assert main(["plan", "bert_base", "--topology", "v3:4x8"]) == 2
+    assert "pip install 'bert-jax[plan]'" in capsys.readouterr().err
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+_NUMBER = (int, float)
+_PLAN = {
+    "config": str, "topology": str, "slices": int, "devices": int, "chips": int, "hosts": int,
+    "fits": bool, "phases": list, "parameters": int, "prices_date": str, "warnings": list,
+    "versions": dict, "frontier": list,
+}  # fmt: skip
+_PHASE = {
+    "sequence_length": int, "global_batch_size": int, "steps": int, "fits": bool,
+    "memory_bytes": int, "hbm_bytes": int, "available_bytes": int, "memory": dict,
+    "flops_per_device": _NUMBER, "kernels": list, "collectives": list,
+}  # fmt: skip
+_PHASE_THAT_FITS = {
+    "estimated_cycles": int, "product_seconds": _NUMBER, "memory_seconds": _NUMBER,
+    "compute_seconds": _NUMBER, "collective_seconds": _NUMBER, "step_seconds": _NUMBER,
+    "step_seconds_overlapped": _NUMBER, "mfu": _NUMBER, "binds": str, "hours": _NUMBER,
+    "host_rows_needed": _NUMBER, "host_rows_measured": _NUMBER, "evaluation": dict,
+}  # fmt: skip
+_COLLECTIVE = {
+    "kind": str, "axes": list, "group_size": int, "count": int, "bytes": int, "seconds": _NUMBER,
+}  # fmt: skip
+
+
+def check_schema(plan: dict[str, Any]) -> None:
+    def has(value: dict, schema: dict) -> None:
+        for name, kind in schema.items():
+            assert isinstance(value[name], kind), (name, value[name])
+
+    has(plan, _PLAN)
+    assert plan["fits"] == all(phase["fits"] for phase in plan["phases"])
+    for phase in plan["phases"]:
+        has(phase, _PHASE)
+        if not phase["fits"]:
+            assert isinstance(phase["remedy"], str) and phase["step_seconds"] is None
+            continue
+        has(phase, _PHASE_THAT_FITS)
+        assert phase["memory_bytes"] == sum(phase["memory"].values()) <= phase["available_bytes"]
+        assert 0 < phase["mfu"] < 1
+        assert phase["binds"] in ("compute", "memory", "network")
+        seconds = phase["compute_seconds"] + phase["collective_seconds"]
+        assert phase["step_seconds"] == pytest.approx(seconds)
+        for collective in phase["collectives"]:
+            has(collective, _COLLECTIVE)
+    if plan["fits"]:
+        hours = sum(p["hours"] + p["evaluation"]["hours"] for p in plan["phases"])
+        assert plan["total_hours"] == pytest.approx(hours)
+        assert plan["chip_hours"] == pytest.approx(hours * plan["chips"])
+
+
+@pytest.mark.parametrize("path", _PLANS, ids=lambda p: p.stem)
+def test_the_plans_that_are_kept(path):
+    plan = json.loads(path.read_text())
+    check_schema(plan)
+    assert plan["fits"]
+    topology = topologies.parse(plan["topology"], slices=plan["slices"])
+    assert (plan["devices"], plan["chips"]) == (topology.devices, topology.chips)
+    config = resolve.load(plan["config"])
+    for phase, configured in zip(plan["phases"], config.phases, strict=True):
+        flops = metrics.train_flops(config.model, configured)
+        assert phase["flops_per_device"] == pytest.approx(flops / topology.devices, rel=1e-12)
+
+
+def test_pages_quote_the_plans_that_are_kept():
+    """`python benchmarks/plan_sweep.py --write-docs` brings them up to date."""
+    spec = importlib.util.spec_from_file_location(
+        "plan_sweep", _ROOT / "benchmarks" / "plan_sweep.py"
+    )
+    assert spec is not None and spec.loader is not None
+    sweep = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = sweep  # its dataclasses look themselves up
+    spec.loader.exec_module(sweep)
+    kept = {entry: plan for entry in sweep.ENTRIES if (plan := sweep.load(entry)) is not None}
+    assert {entry.path for entry in kept} == set(_PLANS), "no plan is kept that nothing makes"
+    for entry, plan in kept.items():
+        page = (_ROOT / "configs" / f"{entry.config}.py").read_text()
+        if "<plan>" in page:
+            assert "\n".join(sweep._summary(entry, plan)) in page, entry.name
+    page = (_ROOT / "docs" / "tpu.md").read_text()
+    assert "\n".join(sweep._table()) in page
+    assert "\n".join(sweep._arithmetic(kept[sweep.ENTRIES[0]])) in page
+
+
+# --- compilations ---------------------------------------------------------------------------------
+
+TINY = ("--set", "phases.0.global_batch_size=64", "--set", "model.num_hidden_layers=1")
+
+
+def _plan(capsys, topology: str, *more: str, code: int = 0) -> dict[str, Any]:
+    arguments = ["plan", "tiny_docs_cpu", "--topology", topology, "--json", *TINY, *more]
+    assert main(arguments) == code, capsys.readouterr().err
+    plan = json.loads(capsys.readouterr().out)
+    check_schema(plan)
+    return plan
+
+
+def collective_counts(plan: dict[str, Any]) -> dict[str, int]:
+    """`{"all-gather over fsdp": 5}` of the only phase: what the golden file holds."""
+    found: dict[str, int] = {}
+    for traffic in plan["phases"][0]["collectives"]:
+        name = f"{traffic['kind']} over {' x '.join(traffic['axes'])}"
+        found[name] = found.get(name, 0) + traffic["count"]
+    return found
+
+
+@pytest.mark.parametrize(("topology", "slices"), [("v3:2x2", 1), ("v5e:2x2", 1), ("v5e:2x2", 2)])
+class TestCompiled:
+    pytestmark = needs_compiler
+
+    def test_a_plan(self, topology, slices, capsys):
+        plan = _plan(capsys, topology, "--slices", str(slices))
+        assert plan["fits"] and plan["devices"] == 8 // (
+            2 if (slices, topology) == (1, "v5e:2x2") else 1
+        )
+        kinds = {c["kind"] for c in plan["phases"][0]["collectives"]}
+        assert "all-gather" in kinds, "weights are gathered, not summed with zeros"
+        crossing = [c for c in plan["phases"][0]["collectives"] if c["axes"] == ["slice"]]
+        assert bool(crossing) == (slices > 1)
+        if slices > 1:
+            # Once, after it was cut: what crosses is no more than what the devices of a slice keep.
+            stored = plan["phases"][0]["memory"]["weights"]
+            assert sum(c["bytes"] for c in crossing) < 2 * stored
+        golden = json.loads(_GOLDEN.read_text())
+        counts = golden["counts"][f"{topology} x {slices}"]
+        if collective_counts(plan) != counts and version("libtpu") != golden["libtpu"]:
+            pytest.skip(f"the golden counts are those of libtpu {golden['libtpu']}")
+        assert collective_counts(plan) == counts
+
+
+class TestMemory:
+    pytestmark = needs_compiler
+
+    def test_what_does_not_fit_is_refused_with_sizes_and_a_remedy(self, capsys):
+        plan = _plan(
+            capsys, "v2:2x2", "--set", "phases.0.global_batch_size=131072",
+            "--set", "compute.layers=scan", code=2,
+        )  # fmt: skip
+        (phase,) = plan["phases"]
+        assert phase["memory_bytes"] > phase["available_bytes"] == int(7.48 * 2**30)
+        assert "--set optimizer.gradient_accumulation_steps=" in phase["remedy"]
+        assert plan["total_hours"] is None
+
+    def test_a_batch_that_does_not_divide_is_refused(self, capsys):
+        arguments = ["plan", "tiny_docs_cpu", "--topology", "v3:2x2"]
+        assert main([*arguments, "--set", "phases.0.global_batch_size=20"]) == 2
+        assert "phases.0.global_batch_size is 20" in (error := capsys.readouterr().err)
+        assert "take 16 or 24" in error
+
+
+@pytest.mark.parametrize("generation", CHIPS)
+class TestGenerations:
+    pytestmark = needs_compiler
+
+    def test_its_compiler_accepts_the_options_and_has_the_memory_of_the_table(self, generation):
+        chip = CHIPS[generation]
+        topologies.prepare_environment()
+        topology = topologies.parse(f"{generation}:2x2{'x1' if chip.is_three_dimensional else ''}")
+        devices = topologies.devices(topology)
+        assert devices[0].device_kind == chip.device_kind
+        mesh = jax.make_mesh((len(devices),), ("x",), devices=devices)
+        lie = jax.NamedSharding(mesh, jax.P("x"))
+        huge = jax.ShapeDtypeStruct((2**20 * len(devices), 2**18), jax.numpy.bfloat16, sharding=lie)
+        lowered = jax.jit(lambda a: a + jax.numpy.sin(a).sum()).trace(huge)
+        options: Any = compiler_options.for_platform("tpu")
+        with pytest.raises(Exception, match="RESOURCE_EXHAUSTED") as caught:
+            lowered.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
+        refusal = ahead._refusal(caught.value, chip)
+        assert refusal is not None and refusal.available == chip.compiler_bytes
