@@ -101,6 +101,41 @@ def test_an_all_reduce_of_which_a_part_is_kept_is_a_reduce_scatter():
     }
 
 
+def test_several_reduced_and_scattered_at_once():
+    """As the compiler of v6e writes it; the gather has the same channel by chance."""
+    text = program(
+        "  %p = f32[8,128]{1,0:T(8,128)} parameter(0)\n"
+        "  %all-gather.1 = f32[32,128]{1,0:T(8,128)} all-gather(%p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}\n"
+        "  %fusion.1 = (f32[8,128]{1,0}, f32[2,128]{1,0}) fusion(%all-gather.1, %x), kind=kCustom, calls=%all-reduce-scatter.3\n",
+        """\
+%all-reduce-scatter.3 (a: f32[32,128], b: f32[8,128]) -> (f32[8,128], f32[2,128]) {
+  %a = f32[32,128]{1,0:T(8,128)} parameter(0)
+  %b = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %all-reduce.45 = (f32[32,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}) all-reduce(%a, %b), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  %g.0 = f32[32,128]{1,0:T(8,128)} get-tuple-element(%all-reduce.45), index=0
+  %g.1 = f32[8,128]{1,0:T(8,128)} get-tuple-element(%all-reduce.45), index=1
+  %d.0 = f32[8,128]{1,0:T(8,128)} dynamic-slice(%g.0, %i, %z), dynamic_slice_sizes={8,128}
+  %d.1 = f32[2,128]{1,0:T(2,128)} dynamic-slice(%g.1, %i, %z), dynamic_slice_sizes={2,128}
+  ROOT %tuple.1 = (f32[8,128]{1,0:T(8,128)}, f32[2,128]{1,0:T(2,128)}) tuple(%d.0, %d.1)
+}
+""",
+    )
+    assert compiled.cost(text).collectives == {
+        Collective("all-gather", 32 * 128 * 4, (0, 1, 2, 3)): 1,
+        Collective("reduce-scatter", 40 * 128 * 4, (0, 1, 2, 3)): 1,
+    }
+
+
+def test_what_the_compiler_cannot_estimate_is_charged_like_a_kernel():
+    text = program(f"""\
+  %p = f32[8,128]{{1,0:T(8,128)}} parameter(0)
+  %f = f32[8,128]{{1,0:T(8,128)}} fusion(%p), kind=kCustom, calls=%c, metadata={{op_name="jit(step)/scatter-add"}}, {_CYCLES % (2**63 - 1)}
+""")
+    cost = compiled.cost(text)
+    assert cost.cycles == 0
+    assert cost.kernels == {Kernel("scatter-add", None, 2 * 4096): 1}
+
+
 def test_an_asynchronous_collective_in_several_fusions_is_one():
     """As the compilers of v5e and v6e write it: start, pieces beside computation, end."""
     piece = """\
@@ -120,6 +155,29 @@ def test_an_asynchronous_collective_in_several_fusions_is_one():
     cost = compiled.cost(text)
     assert cost.collectives == {Collective("all-gather", 16 * 256 * 2, (0, 1, 2, 3)): 1}
     assert cost.cycles == 15
+
+
+def test_a_collective_on_another_core_is_found():
+    """As the compilers of v5p and newer write it."""
+    text = program(
+        '  %start = ((), (), (s32[8192]{0:T(1024)})) async-start(), async_execution_thread="sparsecore", calls=%async.6\n'
+        "  %update = ((f32[1024,128]{1,0}), f32[8192,128]{1,0}) async-update(%start, %p)\n"
+        "  %done = f32[8192,128]{1,0} async-done(%update)\n",
+        """\
+%called.15 (p: f32[1024,128]) -> f32[8192,128] {
+  %p = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  ROOT %all-gather.13 = f32[8192,128]{1,0:T(8,128)} all-gather(%p), channel_id=1, replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={0}
+}, execution_thread="sparsecore"
+
+%async.6 (p: f32[1024,128]) -> f32[8192,128] {
+  %p = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  ROOT %custom-call.12 = f32[8192,128]{1,0:T(8,128)} custom-call(%p), custom_call_target="X", called_computations={%called.15}
+}, execution_thread="sparsecore"
+""",
+    )
+    cost = compiled.cost(text)
+    assert cost.collectives == {Collective("all-gather", 8192 * 128 * 4, tuple(range(8))): 1}
+    assert not cost.kernels
 
 
 def test_what_goes_to_other_slices_goes_through_the_host():

@@ -6,9 +6,11 @@ compiler. Nothing runs.
 
 import math
 import re
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -170,11 +172,10 @@ def _figures(
         lowered = jax.jit(step, donate_argnums=donate).trace(*arguments)
         lowered = lowered.lower(lowering_platforms=("tpu",))
         try:
-            options: Any = compiler_options.for_platform("tpu")
-            program: Any = lowered.compile(compiler_options=options)
+            program, text = _compile(lowered)
         except Exception as error:  # its type depends on the version of jax
             raise _refusal(error, topology.chip) or error from None
-        cost = compiled.cost(program.as_text())
+        cost = compiled.cost(text)
     found = {name: bytes_per_device(tree) for name, tree in sizes.items()}
     sizes_seen = program.memory_analysis()
     memory = Memory(
@@ -196,6 +197,23 @@ def _figures(
         cycles_by_operation=dict(sorted(cost.by_operation.items(), key=lambda c: -c[1])),
         compile_seconds=time.monotonic() - began,
     )
+
+
+def _compile(lowered: Any) -> tuple[Any, str]:
+    """The program, and its text as the compiler itself writes it.
+
+    Not by `as_text()`: that goes through jaxlib, which may be older than libtpu and then cannot
+    read every program for the newer chips.
+    """
+    with tempfile.TemporaryDirectory(prefix="bert-jax-plan-") as folder:
+        options = compiler_options.for_platform("tpu") | {
+            "xla_dump_to": folder,
+            "xla_dump_hlo_as_text": True,
+            "xla_dump_hlo_pass_re": "",
+        }
+        program = lowered.compile(compiler_options=options)
+        (page,) = Path(folder).glob("*.after_codegen.txt")
+        return program, page.read_text(encoding="utf-8")
 
 
 def bytes_per_device(tree: Any) -> int:

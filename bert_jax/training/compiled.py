@@ -1,6 +1,6 @@
 """What a compiled TPU program says about itself: cycles, collectives, kernels, memory traffic.
 
-Read from the text of the scheduled program (`Compiled.as_text()`), in which the compiler has
+Read from the text of the scheduled program (`ahead.py` has it written), in which the compiler has
 written its own estimate of cycles beside every fusion and copy. A loop's body counts as often as it
 runs. Three things carry no estimate and are listed apart: collectives, custom kernels, and copies
 between memories that run beside the computation.
@@ -33,6 +33,7 @@ _BYTES = (
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^{}]*\})?")
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
+_UNKNOWN = 2**62  # the compiler's way to say that it has no estimate
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$")
 
 
@@ -48,7 +49,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A call of a custom kernel. `flops` is None where its author gave no estimate."""
+    """A call of a custom kernel, or of another operation that the compiler has no estimate for.
+
+    `flops` is None where its author gave none.
+    """
 
     name: str
     flops: float | None
@@ -86,7 +90,6 @@ class Instruction:
     shape: str
     op: str
     rest: str  # from the operands on
-    is_root: bool
 
 
 def cost(text: str) -> Cost:
@@ -184,7 +187,7 @@ def _instruction(line: str) -> Instruction | None:
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
     shape, rest = rest[:end], rest[end:].lstrip()
     op, _, rest = rest.partition("(")
-    return Instruction(words[-1].lstrip("%"), shape, op, rest, words[0] == "ROOT")
+    return Instruction(words[-1].lstrip("%"), shape, op, rest)
 
 
 class _Reader:
@@ -217,18 +220,22 @@ class _Reader:
                 self._custom_call(i, shapes, total)
             elif i.op == "copy-start":  # between the memories, beside the computation
                 total.traffic += array_bytes(i.shape, large_memory_only=True)
-            if cycles := _CYCLES.search(i.rest):
-                total.add(Cost(int(cycles[1]), by_operation={_operation(i): int(cycles[1])}))
-                total.traffic += array_bytes(i.shape, large_memory_only=True)
-                operands = _operands(i)
-                total.traffic += sum(
-                    array_bytes(shapes.get(o, ""), large_memory_only=True) for o in operands
-                )
+            if estimate := _CYCLES.search(i.rest):
+                self._estimated(i, int(estimate[1]), shapes, total)
             for key, collective in self._collectives(i, shapes):
                 if key not in seen:
                     seen.add(key)
                     total.add(Cost(collectives={collective: 1}))
         return total
+
+    def _estimated(self, i: Instruction, cycles: int, shapes: dict, total: Cost) -> None:
+        touched = [i.shape, *(shapes.get(name, "") for name in _operands(i))]
+        if cycles >= _UNKNOWN:
+            size = sum(array_bytes(shape) for shape in touched)
+            total.add(Cost(kernels={Kernel(_operation(i), None, size): 1}))
+            return
+        traffic = sum(array_bytes(shape, large_memory_only=True) for shape in touched)
+        total.add(Cost(cycles, traffic, by_operation={_operation(i): cycles}))
 
     def _collectives(self, i: Instruction, shapes: dict) -> list[tuple[str, Collective]]:
         """Collectives of one instruction, each with what it is known by in its computation."""
@@ -248,7 +255,10 @@ class _Reader:
             if kind == "reduce-scatter":
                 size = operands
             return [
-                (channel[0] if channel else i.name, Collective(kind, size, parse_group(i.rest)))
+                (
+                    f"{kind} {channel[0] if channel else i.name}",
+                    Collective(kind, size, parse_group(i.rest)),
+                )
             ]
         if i.op == "fusion":
             return self._fused(_attribute(i, "calls"))
@@ -259,7 +269,7 @@ class _Reader:
             instructions = self._computations.get(name, [])
             shapes = {i.name: i.shape for i in instructions}
             found = [pair for i in instructions for pair in self._collectives(i, shapes)]
-            if any(i.is_root and i.op == "dynamic-slice" for i in instructions):
+            if any(i.op == "dynamic-slice" for i in instructions):
                 # An all-reduce of which each device keeps its part is sent as a reduce-scatter.
                 found = [
                     (key, Collective("reduce-scatter", c.bytes, c.group))
@@ -271,6 +281,10 @@ class _Reader:
         return self._inside[name]
 
     def _custom_call(self, i: Instruction, shapes: dict, total: Cost) -> None:
+        if called := re.search(r"called_computations=\{%?([\w.\-]+)", i.rest):
+            # Work for another core of the chip: collectives and scatters on v5p and newer.
+            total.add(self.cost(called[1]))
+            return
         target = re.search(r'custom_call_target="([^"]*)"', i.rest)
         if target is None or target[1] in _MARKS:
             return

@@ -31,6 +31,9 @@ class TrainState:
     @classmethod
     def initial(cls, config: TrainConfig, mesh: Mesh) -> Self:
         """`create(config)`, each part of it computed where it is to lie."""
+        if jax.process_count() == 1:
+            # One operation at a time, each compiled once for all runs of this process.
+            return cls.create(config).place(mesh, shard_weights=config.mesh.shard_weights)
         layout = jax.tree.map(lambda leaf: leaf.sharding, cls.abstract(config, mesh))
         return jax.jit(lambda: cls.create(config), out_shardings=layout)()
 
