@@ -6,8 +6,8 @@
     python benchmarks/plan_sweep.py --write-docs       # only copy figures into the pages
 
 Each plan is one `bert-jax plan CONFIG --topology T --json` in a process of its own. A file that is
-there is left alone, so that the sweep can be interrupted and goes on where it was. At the end the
-figures are copied between the marks in the pages that quote them: configs/ and docs/tpu.md.
+there is left alone, so that the sweep can be interrupted and goes on where it was. Its figures are
+copied between the marks in the pages that quote them: configs/ and docs/tpu.md.
 """
 
 import argparse
@@ -240,10 +240,10 @@ def main() -> int:
             continue
         elif entry.path.exists() and entry.name not in arguments.again:
             print(f"{entry.name}: there")
+        elif compile_entry(entry):
+            write_docs()
         else:
-            failed += not compile_entry(entry)
-    if not arguments.list:
-        write_docs()
+            failed += 1
     return 1 if failed else 0
 
 

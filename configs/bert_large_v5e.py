@@ -7,7 +7,12 @@ The recipe, the weights and the losses are those of `bert_large`: only the machi
 host makes its share of the batches in four threads.
 
 <plan>
-Not compiled yet: `bert-jax plan bert_large_v5e --topology v5e:8x8`.
+`bert-jax plan bert_large_v5e --topology v5e:8x8` predicts:
+
+- length 128: 36.7 ms a step (15.6 compute + 21.1 collectives), MFU 13 %, 1.52 GiB a device;
+- length 512: 64.0 ms a step (42.9 compute + 21.1 collectives), MFU 32 %, 3.48 GiB a device;
+- in all 11.0 hours (6.5 if all communication overlaps), 701 chip-hours,
+  $842 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE

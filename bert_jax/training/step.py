@@ -67,7 +67,8 @@ def _accumulate(gradient: Callable, params: Any, rows: Any, *, slices: int) -> A
     parts = jax.tree.map(split, rows)
     first = jax.tree.map(lambda x: x[0], parts)
     zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, *first)
+        lambda x: jnp.zeros(x.shape, x.dtype, out_sharding=x.sharding),
+        jax.eval_shape(gradient, params, *first),
     )
 
     def add(total, part):
