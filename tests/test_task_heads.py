@@ -10,8 +10,6 @@ from bert_jax.errors import UsageError
 from bert_jax.model import heads, sharding, task_heads
 from bert_jax.model.dropout import DropoutKey
 
-pytestmark = pytest.mark.core
-
 _MODEL = ModelConfig(
     vocab_size=50,
     hidden_size=16,
