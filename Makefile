@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# Tests at a time, each file by one of them.
+JOBS ?= 2
 BIN := $(VENV)/bin
 
 .PHONY: demo test lint types parity core clean help
@@ -31,10 +33,10 @@ demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes,
 	@BIN=$(abspath $(BIN)) sh examples/demo.sh runs/demo
 
 test: $(VENV)/.dev  ## the whole suite but the comparisons with torch
-	$(BIN)/python -m pytest -m "not parity"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not parity"
 
 core: $(VENV)/.dev  ## model, step, checkpoint and end to end: what a second version pair must pass
-	$(BIN)/python -m pytest -m core
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m core
 
 parity: $(VENV)/.parity  ## numbers against transformers on torch
 	$(BIN)/python -m pytest -m parity

@@ -1,6 +1,8 @@
 """Every test runs on eight fake CPU devices, so that nothing works on one device only."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,24 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Many tests, and the processes they start, compile the same few programs: once is enough. Made by
+# the process that began, and inherited by all others.
+if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _CACHE = tempfile.mkdtemp(prefix="bert-jax-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+else:
+    _CACHE = None
 
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+def pytest_unconfigure():
+    if _CACHE is not None:
+        shutil.rmtree(_CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
