@@ -39,7 +39,7 @@ from bert_jax.training import feed, metrics  # noqa: E402
 from bert_jax.training.evaluate import EVALUATION_SEED  # noqa: E402
 from bert_jax.training.optimizer import learning_rate  # noqa: E402
 from bert_jax.training.state import TrainState  # noqa: E402
-from bert_jax.training.step import compile_train_step  # noqa: E402
+from bert_jax.training.step import compile_lowered, lower_train_step  # noqa: E402
 
 
 def losses(model, batch) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -151,7 +151,9 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         state = TrainState.initial(config, mesh)
-        train = compile_train_step(config, state, feed.abstract_batch(phase, mesh=mesh))
+        train = compile_lowered(
+            lower_train_step(config, state, feed.abstract_batch(phase, mesh=mesh))
+        )
         seconds: dict[str, list[float]] = {"ours": [], "torch": []}
         for step in range(40):
             batch = pipeline.batch_at(step, every_row)

@@ -58,7 +58,7 @@ def ours(shape: dict):
     from bert_jax.config import ComputeConfig, ModelConfig, PhaseConfig, TrainConfig
     from bert_jax.model import sharding
     from bert_jax.training.state import TrainState
-    from bert_jax.training.step import compile_train_step
+    from bert_jax.training.step import compile_lowered, lower_train_step
 
     model = {k: v for k, v in shape.items() if k not in ("rows", "steps")}
     config = TrainConfig(
@@ -77,7 +77,7 @@ def ours(shape: dict):
     jax.set_mesh(mesh)
     state = TrainState.create(config).place(mesh)
     batch = jax.device_put(random_batch(shape["rows"]), sharding.batch_sharding(mesh))
-    step = compile_train_step(config, state, batch)
+    step = compile_lowered(lower_train_step(config, state, batch))
 
     def run(steps: int) -> None:
         nonlocal state

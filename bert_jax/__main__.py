@@ -14,6 +14,7 @@ from bert_jax import progress
 from bert_jax.commands import convert, plan
 from bert_jax.commands.tables import table as _table
 from bert_jax.errors import BertJaxError, Preempted, UsageError
+from bert_jax.resolve import place, shipped_names
 
 _EPILOG = """\
 A first run, from text to a filled-in word:
@@ -137,10 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _config_arguments(pretrain)
     pretrain.add_argument("--corpus", type=Path, required=True, metavar="DIR")
-    pretrain.add_argument("--workdir", type=Path, required=True, metavar="DIR")
+    pretrain.add_argument("--workdir", type=place, required=True, metavar="DIR")
     pretrain.add_argument(
         "--init-from",
-        type=Path,
+        type=place,
         metavar="CHECKPOINT",
         help="start a new run, with a fresh schedule, from the parameters of this checkpoint: a "
         "workdir, one step of it, a Hugging Face directory or a TF1 checkpoint",
@@ -211,8 +212,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
-    from bert_jax.resolve import shipped_names
-
     parser.add_argument(
         "config",
         metavar="CONFIG",
@@ -233,7 +232,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 def _checkpoint_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
-        type=Path,
+        type=place,
         required=True,
         metavar="DIR",
         help="a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face "

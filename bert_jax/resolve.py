@@ -111,3 +111,8 @@ def _execute(path: Path) -> TrainConfig:
     if not isinstance(config, TrainConfig):
         raise UsageError(f"config {path}: config() returned {type(config).__name__}")
     return config
+
+
+def place(text: str) -> Path | str:
+    """A path; or an address such as gs://BUCKET/PATH, in which Path would drop a slash."""
+    return text if "://" in text else Path(text)

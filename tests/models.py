@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.model import task_heads
+from bert_jax.model import heads
 
 _LABELS = ("neutral", "für", "contra")
 HEADS = {
@@ -50,7 +50,7 @@ def random_params(model: ModelConfig, head: HeadConfig, *, seed: int = 0) -> Any
         lambda path, leaf: np.float32(
             (path[-1].key == "scale") + 0.2 * draw.standard_normal(leaf.shape)
         ),
-        task_heads.abstract_params(model, head),
+        heads.abstract_params(model, head),
     )
 
 

@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 from bert_jax.data.pipeline import EvaluationSet
 from bert_jax.data.store import open_corpus
@@ -30,7 +31,7 @@ def evaluated(params, corpus, *, devices: int, batch_size: int, **changes) -> di
     config = dataclasses.replace(_CONFIG, evaluation=options)
     mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
     with jax.set_mesh(mesh):
-        placed = jax.device_put(params, sharding.replicated(mesh))
+        placed = jax.device_put(params, NamedSharding(mesh, jax.P()))
         evaluator = Evaluator(
             config, config.phases[0], corpus=open_corpus(corpus), mesh=mesh, params=placed
         )

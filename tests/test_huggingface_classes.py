@@ -13,7 +13,7 @@ from bert_jax.config import ComputeConfig, HeadConfig
 from bert_jax.data import tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, huggingface_names
-from bert_jax.model import sharding, task_heads
+from bert_jax.model import heads, sharding
 from tests.models import HEADS, SIZES, assert_same, batch, random_params, vocabulary
 
 each_class = pytest.mark.parametrize("name", HEADS)
@@ -45,7 +45,7 @@ def our_outputs(directory) -> dict[str, np.ndarray]:
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         outputs = jax.jit(
-            lambda params, arrays: task_heads.apply(
+            lambda params, arrays: heads.apply(
                 params,
                 arrays,
                 config=foreign.model,

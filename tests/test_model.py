@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 from bert_jax.config import ComputeConfig, ModelConfig
 from bert_jax.model import heads, losses, sharding
@@ -46,7 +47,7 @@ def loss_and_gradients(params, batch, *, compute, mesh, rows=None):
         outputs = heads.apply(params, batch, config=_MODEL, compute=compute, key=key)
         return losses.means(losses.pretraining_sums(outputs, batch))["loss"]
 
-    params = jax.device_put(params, sharding.replicated(mesh))
+    params = jax.device_put(params, NamedSharding(mesh, jax.P()))
     return jax.jit(jax.value_and_grad(loss))(params, *jax.device_put((batch, rows), layout))
 
 

@@ -19,7 +19,7 @@ from bert_jax.config import ComputeConfig, HeadConfig
 from bert_jax.data import tokenizer
 from bert_jax.data.corpus import split_sentences
 from bert_jax.interchange import huggingface, tf1
-from bert_jax.model import sharding, task_heads
+from bert_jax.model import heads, sharding
 from tests.test_tf1 import variables
 
 pytestmark = pytest.mark.parity
@@ -61,9 +61,7 @@ def outputs(foreign, arrays, *, layers: int | None = None) -> dict[str, np.ndarr
     with jax.set_mesh(mesh):
         return jax.device_get(
             jax.jit(
-                lambda p, b: task_heads.apply(
-                    p, b, config=model, head=foreign.head, compute=compute
-                )
+                lambda p, b: heads.apply(p, b, config=model, head=foreign.head, compute=compute)
             )(foreign.params | {"encoder": encoder}, arrays)
         )
 

@@ -20,7 +20,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model import heads, sharding
 from bert_jax.model.dropout import DropoutKey, keep_mask
 from bert_jax.training.state import TrainState
-from bert_jax.training.step import compile_train_step
+from bert_jax.training.step import compile_lowered, lower_train_step
 from tests.batches import random_batch
 
 # slices x fsdp x tensor
@@ -59,7 +59,7 @@ def train(config: TrainConfig, shape, *, steps: int = 20):
         for number in range(steps):
             batch = random_batch(rows=16, length=32, predictions=5, vocab_size=514, seed=number)
             batch = jax.device_put(batch, layout)
-            step = step or compile_train_step(config, state, batch)
+            step = step or compile_lowered(lower_train_step(config, state, batch))
             state, row = step(state, batch)
             rows.append({name: float(value) for name, value in row.items()})
     return jax.device_get(state), rows

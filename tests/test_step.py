@@ -10,7 +10,7 @@ from bert_jax.config import ComputeConfig, ModelConfig, OptimizerConfig, PhaseCo
 from bert_jax.model import sharding
 from bert_jax.training import metrics
 from bert_jax.training.state import TrainState
-from bert_jax.training.step import compile_train_step, eval_step
+from bert_jax.training.step import compile_lowered, eval_step, lower_train_step
 from tests.batches import random_batch
 
 pytestmark = pytest.mark.core
@@ -39,7 +39,7 @@ def train(config: TrainConfig, *, devices: int, steps: int = 20, batches=batch_o
     with jax.set_mesh(mesh):
         state = TrainState.create(config).place(mesh)
         layout = sharding.batch_sharding(mesh)
-        step = compile_train_step(config, state, jax.device_put(batches(0), layout))
+        step = compile_lowered(lower_train_step(config, state, jax.device_put(batches(0), layout)))
         rows = []
         for number in range(steps):
             state, row = step(state, jax.device_put(batches(number), layout))

@@ -19,7 +19,7 @@ import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig, TrainConfig, validate
 from bert_jax.errors import UsageError
-from bert_jax.model import task_heads
+from bert_jax.model import heads
 from bert_jax.model.heads import Params
 
 Location = tuple[str, ...]
@@ -77,7 +77,7 @@ class Layout:
 
     def names(self, model: ModelConfig, head: HeadConfig) -> dict[Location, str]:
         """Our path of every parameter -> its name here."""
-        abstract = task_heads.abstract_params(model, head)
+        abstract = heads.abstract_params(model, head)
         return {path: self.entry(path).name for path, _ in leaves(abstract)}
 
     def parts(self, names: Iterable[str], *, classifier: str) -> set[str]:
@@ -139,7 +139,7 @@ def collect(
     listed, params = list(problems), {}
     missing: dict[str, list[str]] = {}
     surplus = set(tensors) - set(redundant)
-    for path, leaf in leaves(task_heads.abstract_params(model, head)):
+    for path, leaf in leaves(heads.abstract_params(model, head)):
         entry = layout.entry(path)
         expected = entry.shape(leaf.shape)
         tensor = tensors.get(entry.name)

@@ -1,6 +1,10 @@
-"""The pre-training heads, and the model they complete.
+"""The heads, and the model they complete: an encoder with any of its parts.
 
-Dims: B batch, L length, D width, M masked positions, P pairs in a row (1), V vocabulary.
+A checkpoint is an encoder and the parts it has: those of pre-training (pooler, masked language
+model, next sentence), or one task head. Parameters are a nested dict with a subtree for each part;
+a part that is not there has no subtree.
+
+Dims: B batch, L length, D width, M masked positions, P pairs in a row (1), C classes, V vocabulary.
 """
 
 import math
@@ -10,12 +14,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.config import ComputeConfig, ModelConfig
-from bert_jax.model.dropout import DropoutKey
+from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
+from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.encoder import Encoder, gather_early
 from bert_jax.model.layers import Embed, LayerNorm, Linear, activation, pick, split_rows
+from bert_jax.model.sharding import batch_spec
 
 Params = dict[str, Any]
+
+# Pooler, masked language model and next sentence (Devlin et al. 2019).
+PRE_TRAINING = HeadConfig()
+
+# The heads' dropout counts as a layer of its own, after that of the embeddings (encoder.py).
+_HEAD_LAYER = 2**31 + 1
 
 
 class Pooler(nnx.Module):
@@ -44,35 +55,67 @@ class MaskedLanguageModel(nnx.Module):
         return word.attend(self.layer_norm(h_BMD)) + split_rows(self.bias[...], fill=-jnp.inf)
 
 
-class BertForPreTraining(nnx.Module):
-    """Encoder, pooler, masked-LM head and next-sentence head (Devlin et al. 2019)."""
+class Bert(nnx.Module):
+    """The encoder and the parts that `head` names."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
+        width = config.hidden_size
+        self.parts = head.parts
+        self.dropout_rate = config.hidden_dropout_prob
         self.encoder = Encoder(config, rngs=rngs)
-        self.pooler = Pooler(config, rngs=rngs)
-        self.mlm = MaskedLanguageModel(config, rngs=rngs)
-        self.nsp = Linear(config.hidden_size, 2, config=config, rngs=rngs)
+        if "pooler" in self.parts:
+            self.pooler = Pooler(config, rngs=rngs)
+        if "mlm" in self.parts:
+            self.mlm = MaskedLanguageModel(config, rngs=rngs)
+        if "nsp" in self.parts:
+            self.nsp = Linear(width, 2, config=config, rngs=rngs)
+        if "sequence_classifier" in self.parts:
+            self.sequence_classifier = Linear(width, classes(head), config=config, rngs=rngs)
+        if "token_classifier" in self.parts:
+            self.token_classifier = Linear(width, classes(head), config=config, rngs=rngs)
+        if "span_classifier" in self.parts:
+            self.span_classifier = Linear(width, 2, config=config, rngs=rngs)
 
     def __call__(
         self, batch: dict[str, jax.Array], *, compute: ComputeConfig, key: DropoutKey | None
     ) -> dict[str, jax.Array]:
         x_BLD = self.encoder(batch, compute=compute, key=key)
-        pooled_BPD = self.pooler(x_BLD, batch["nsp_positions"])
-        return {
-            "mlm_logits": self.mlm(x_BLD, batch["mlm_positions"], self.encoder.embeddings.word),
-            "nsp_logits": self.nsp(pooled_BPD).astype(jnp.float32),
-        }
+        outputs = {"hidden_states": x_BLD}
+        head_key = None if key is None else key.fold(_HEAD_LAYER)
+        if "pooler" in self.parts:
+            first_B1 = jnp.zeros((x_BLD.shape[0], 1), jnp.int32, out_sharding=batch_spec())
+            pooled_BPD = self.pooler(x_BLD, batch.get("nsp_positions", first_B1))
+            outputs["pooled"] = pooled_BPD[:, 0]
+            if "nsp" in self.parts:
+                outputs["nsp_logits"] = self.nsp(pooled_BPD).astype(jnp.float32)
+        if "mlm" in self.parts and "mlm_positions" in batch:
+            word = self.encoder.embeddings.word
+            outputs["mlm_logits"] = self.mlm(x_BLD, batch["mlm_positions"], word)
+        if "sequence_classifier" in self.parts:
+            pooled_BD = dropout(outputs["pooled"], head_key, rate=self.dropout_rate)
+            outputs["sequence_logits"] = self.sequence_classifier(pooled_BD).astype(jnp.float32)
+        if "token_classifier" in self.parts:
+            dropped_BLD = dropout(x_BLD, head_key, rate=self.dropout_rate)
+            outputs["token_logits"] = self.token_classifier(dropped_BLD).astype(jnp.float32)
+        if "span_classifier" in self.parts:
+            # Without dropout, as google-research/bert run_squad.py.
+            outputs["span_logits"] = self.span_classifier(x_BLD).astype(jnp.float32)
+        return outputs
 
 
-def init_params(config: ModelConfig, *, seed: int) -> Params:
-    """Fresh float32 parameters: a nested dict, one subtree a layer."""
-    model = BertForPreTraining(config, rngs=nnx.Rngs(seed))
-    return nnx.to_pure_dict(nnx.split(model)[1])
+def classes(head: HeadConfig) -> int:
+    """Outputs of a sequence or token classifier: one for each label, or one number to regress."""
+    return max(1, len(head.labels))
 
 
-def abstract_params(config: ModelConfig) -> Params:
+def init_params(config: ModelConfig, head: HeadConfig = PRE_TRAINING, *, seed: int) -> Params:
+    """Fresh float32 parameters: a nested dict, one subtree a part and within it one a layer."""
+    return nnx.to_pure_dict(nnx.split(Bert(config, head, rngs=nnx.Rngs(seed)))[1])
+
+
+def abstract_params(config: ModelConfig, head: HeadConfig = PRE_TRAINING) -> Params:
     """Shapes and types of `init_params`, without computing anything."""
-    return jax.eval_shape(lambda: init_params(config, seed=0))
+    return jax.eval_shape(lambda: init_params(config, head, seed=0))
 
 
 def parameter_count(params: Params) -> int:
@@ -86,13 +129,18 @@ def apply(
     *,
     config: ModelConfig,
     compute: ComputeConfig,
+    head: HeadConfig = PRE_TRAINING,
     key: DropoutKey | None = None,
 ) -> dict[str, jax.Array]:
-    """float32 `mlm_logits` `[B, M, V]`, `nsp_logits` `[B, P, 2]`. `key=None` means evaluation.
+    """What the parts make of a batch; `key=None` means evaluation.
 
-    `params` lie as they are stored. Under tensor parallelism V is filled up to what divides.
+    `params` lie as they are stored. Always `hidden_states` `[B, L, D]` in the compute type. With
+    their part: `pooled` `[B, D]`, and in float32 `nsp_logits` `[B, P, 2]`, `sequence_logits`
+    `[B, C]`, `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]` (start, end), and where the
+    batch has positions for it `mlm_logits` `[B, M, V]`; under tensor parallelism V is filled up to
+    what divides. Pooler and next sentence read the first token unless the batch says where.
     """
-    abstract = nnx.eval_shape(lambda: BertForPreTraining(config, rngs=nnx.Rngs(0)))
+    abstract = nnx.eval_shape(lambda: Bert(config, head, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
     nnx.replace_by_pure_dict(state, gather_early(params, compute))
     return nnx.merge(graph, state)(batch, compute=compute, key=key)

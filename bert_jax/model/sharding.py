@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 AXES = ("slice", "fsdp", "tensor")
@@ -51,7 +52,7 @@ def make_mesh(*, fsdp: int, tensor: int, slices: int = 1, devices=None) -> Mesh:
 
     Raises ValueError when `slices` x `fsdp` x `tensor` does not use each device exactly once.
     """
-    devices = jax.devices() if devices is None else list(devices)
+    devices = list(jax.devices() if devices is None else devices)
     if fsdp == -1:
         fsdp = len(devices) // (slices * tensor)
     shape = (slices, fsdp, tensor)
@@ -60,14 +61,16 @@ def make_mesh(*, fsdp: int, tensor: int, slices: int = 1, devices=None) -> Mesh:
             f"a mesh of {slices} x {fsdp} x {tensor} (slice x fsdp x tensor) does not cover "
             f"{len(devices)} devices"
         )
-    if slices > 1 and len({getattr(d, "slice_index", 0) for d in devices}) == slices:
+    if len({getattr(d, "slice_index", 0) for d in devices}) == slices:
         # Real slices: the devices of one come together, so that only `slice` leaves it.
-        devices = sorted(devices, key=lambda d: (d.slice_index, d.id))
-    elif slices == 1:
-        return jax.make_mesh(shape, AXES, axis_types=(AxisType.Explicit,) * 3, devices=devices)
-    import numpy as np
-
-    return Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Explicit,) * 3)
+        devices.sort(key=lambda d: getattr(d, "slice_index", 0))
+    # Within a slice jax knows which order suits the links.
+    explicit = (AxisType.Explicit,) * 3
+    parts = [
+        jax.make_mesh((1, fsdp, tensor), AXES, axis_types=explicit, devices=list(part)).devices
+        for part in np.split(np.array(devices), slices)
+    ]
+    return Mesh(np.concatenate(parts), AXES, axis_types=explicit)
 
 
 def batch_spec(*rest: Any) -> jax.P:
@@ -78,10 +81,6 @@ def batch_spec(*rest: Any) -> jax.P:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """How every array of a batch lies."""
     return NamedSharding(mesh, batch_spec())
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, jax.P())
 
 
 def rows_per_device(mesh: Mesh, rows: int) -> int:

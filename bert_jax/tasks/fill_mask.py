@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
-from bert_jax.model import task_heads
+from bert_jax.model import heads
 from bert_jax.training.workdir import LoadedCheckpoint, require_parts
 
 
@@ -89,7 +89,7 @@ def _logits(checkpoint: LoadedCheckpoint, batch: dict[str, np.ndarray]) -> np.nd
     config = checkpoint.config
     arrays = jax.device_put(batch, batch_sharding(jax.sharding.get_mesh()))
     outputs = jax.jit(
-        lambda params, arrays: task_heads.apply(
+        lambda params, arrays: heads.apply(
             params, arrays, config=config.model, head=config.head, compute=config.compute
         )
     )(checkpoint.params, arrays)

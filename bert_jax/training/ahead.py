@@ -23,7 +23,7 @@ from bert_jax.model import sharding
 from bert_jax.progress import ticking
 from bert_jax.training import compiled, compiler_options, feed
 from bert_jax.training.state import TrainState
-from bert_jax.training.step import eval_step, train_step
+from bert_jax.training.step import lower_eval_step, lower_train_step
 from bert_jax.training.topologies import Chip, Topology, devices
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -118,17 +118,12 @@ def train_figures(
 ) -> Figures:
     """Compiles the train step of a phase. Raises `DoesNotFit`."""
 
-    def step(state, batch):
-        return train_step(state, batch, config=config)
-
     with jax.set_mesh(mesh):
         state = TrainState.abstract(config, mesh)
         batch = feed.abstract_batch(phase, mesh=mesh)
         return _figures(
-            step,
-            (state, batch),
+            lambda: lower_train_step(config, state, batch, platform="tpu"),
             sizes={"weights": state.params, "moments": state.opt_state, "batch": batch},
-            donate=(0,),
             mesh=mesh,
             topology=topology,
             title=f"train step, {phase.global_batch_size} x {phase.sequence_length}",
@@ -136,41 +131,27 @@ def train_figures(
 
 
 def eval_figures(
-    config: TrainConfig, phase: PhaseConfig, *, rows: int, mesh: Mesh, topology: Topology
+    config: TrainConfig, shape: PhaseConfig, *, mesh: Mesh, topology: Topology
 ) -> Figures:
-    """Compiles the evaluation step of a phase for a batch of `rows`. Raises `DoesNotFit`."""
-
-    def step(params, batch):
-        return eval_step(params, batch, config=config)
-
-    shape = PhaseConfig(
-        sequence_length=phase.sequence_length,
-        max_predictions=phase.max_predictions,
-        global_batch_size=rows,
-        steps=1,
-    )
+    """Compiles the evaluation step for batches of a shape. Raises `DoesNotFit`."""
     with jax.set_mesh(mesh):
         params = TrainState.abstract(config, mesh).params
         batch = feed.abstract_batch(shape, mesh=mesh)
         return _figures(
-            step,
-            (params, batch),
+            lambda: lower_eval_step(config, params, batch, platform="tpu"),
             sizes={"weights": params, "moments": (), "batch": batch},
-            donate=(),
             mesh=mesh,
             topology=topology,
-            title=f"evaluation step, {rows} x {phase.sequence_length}",
+            title=f"evaluation step, {shape.global_batch_size} x {shape.sequence_length}",
         )
 
 
 def _figures(
-    step: Callable, arguments: tuple, *, sizes: dict, donate: tuple, mesh: Mesh,
-    topology: Topology, title: str,
-) -> Figures:  # fmt: skip
+    lower: Callable[[], Any], *, sizes: dict, mesh: Mesh, topology: Topology, title: str
+) -> Figures:
     began = time.monotonic()
     with ticking(f"compiling for {topology.name}: {title}"):
-        lowered = jax.jit(step, donate_argnums=donate).trace(*arguments)
-        lowered = lowered.lower(lowering_platforms=("tpu",))
+        lowered = lower()
         try:
             program, text = _compile(lowered)
         except Exception as error:  # its type depends on the version of jax

@@ -15,9 +15,12 @@ from orbax.checkpoint import v1 as ocp
 
 from bert_jax.config import CheckpointConfig, TrainConfig
 from bert_jax.errors import NoUsableCheckpoint, StorageFailed
+from bert_jax.training import bucket
 from bert_jax.training.state import TrainState
 
-DIRECTORY = "checkpoints"
+DIRECTORY = bucket.CHECKPOINTS
+# What Orbax writes into a step last.
+_COMMITTED = "commit_success.txt"
 
 
 class Checkpoints:
@@ -32,7 +35,7 @@ class Checkpoints:
             keep.append(policies.EveryNSteps(config.keep_every))
         preserve: Any = policies.AnyPreservationPolicy(keep)
         self._checkpointer = ocp.training.Checkpointer(
-            str((workdir / DIRECTORY).absolute()),
+            str(bucket.checkpoints_of(workdir)),
             preservation_policy=preserve,
             cleanup_tmp_directories=True,
         )
@@ -78,9 +81,15 @@ def latest_step(workdir: Path) -> int | None:
 
 
 def steps(workdir: Path) -> list[int]:
-    """Committed steps, ascending, by the names of their directories alone."""
-    names = [p.name for p in (workdir / DIRECTORY).glob("*") if p.is_dir()]
-    return sorted(int(name) for name in names if name.isdigit())
+    """Committed steps, ascending, by what is there alone."""
+    root = bucket.checkpoints_of(workdir)
+    if not root.is_dir():
+        return []
+    found = [p for p in root.iterdir() if p.name.isdigit() and p.is_dir()]
+    if bucket.is_address(root):
+        # On a disk a step gets its name when it is whole. Nothing is renamed in a bucket.
+        found = [p for p in found if (p / _COMMITTED).exists()]
+    return sorted(int(p.name) for p in found)
 
 
 def load_params(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
@@ -97,7 +106,7 @@ def _load(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh: Mes
     abstract = _as_dict(TrainState.abstract(config, mesh))
     placeholders = jax.tree.map(lambda _: ocp.PLACEHOLDER, abstract)
     wanted = placeholders | {part: abstract[part]}
-    path = (workdir / DIRECTORY / str(step)).absolute()
+    path = bucket.checkpoints_of(workdir) / str(step)
     try:
         return ocp.load(str(path), wanted)[part]
     except (OSError, ValueError, KeyError) as error:

@@ -106,7 +106,7 @@ def _state(run: TrainConfig, foreign: Foreign) -> TrainState:
 
 
 def export_checkpoint(
-    source: Path,
+    source: Path | str,
     output: Path,
     *,
     to: str,
@@ -149,12 +149,12 @@ def export_checkpoint(
 
 
 def _moments(
-    source: Path, loaded: workdir.LoadedCheckpoint, mesh: Mesh, to: str, wanted: bool | None
+    source: Path | str, loaded: workdir.LoadedCheckpoint, mesh: Mesh, to: str, wanted: bool | None
 ) -> tuple[Any, Any] | None:
     if wanted is None and to != "tf1":
         return None
-    if not (loaded.directory / checkpoint.DIRECTORY).is_dir():
-        found = workdir.read_foreign(source)[0].moments
+    if not checkpoint.steps(loaded.directory):
+        found = workdir.read_foreign(Path(source))[0].moments
     else:
         opt_state = checkpoint.load_opt_state(
             loaded.directory, step=loaded.step, config=loaded.config, mesh=mesh

@@ -7,7 +7,7 @@ written by all, through orbax, to a workdir that all of them see.
 import hashlib
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -104,14 +104,15 @@ def barrier(mesh: Mesh) -> None:
         _gather(mesh, np.zeros(1, np.int32))
 
 
-def require_same(facts: Mapping[str, str], *, mesh: Mesh) -> None:
-    """Raises UsageError, in every process, if one of them knows any of `facts` otherwise.
+def require_same(known: Callable[[], Mapping[str, str]], *, mesh: Mesh) -> None:
+    """Raises UsageError, in every process, if one of them knows a fact otherwise.
 
     Processes that run different programs wait for each other in different collectives, for ever.
     The error names the rank and the fact.
     """
     if jax.process_count() == 1:
         return
+    facts = known()
     digests = [hashlib.sha256(text.encode()).digest()[:8] for text in facts.values()]
     words = np.frombuffer(b"".join(digests), np.int32)
     gathered = _gather(mesh, words).reshape(jax.process_count(), len(facts), 2)

@@ -1,5 +1,6 @@
 """Held-out evaluation: fixed examples, fixed masks, the same numbers on any number of devices."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,20 @@ from bert_jax.data.store import Corpus
 from bert_jax.model import losses
 from bert_jax.progress import Progress
 from bert_jax.training import feed
-from bert_jax.training.step import compile_eval_step
+from bert_jax.training.step import compile_lowered, lower_eval_step
 
 # Of the evaluation set only, and independent of the run's seed: runs that differ in their seed are
 # compared on the same examples with the same masks.
 EVALUATION_SEED = 20181011
+
+
+def batch_shape(config: TrainConfig, phase: PhaseConfig, *, devices: int) -> PhaseConfig:
+    """What one batch of a phase's held-out evaluation looks like.
+
+    A fixed set does not care how it is cut: the batch grows to what the devices divide.
+    """
+    rows = math.ceil(config.evaluation.batch_size / devices) * devices
+    return dataclasses.replace(phase, global_batch_size=rows, steps=1)
 
 
 class Evaluator:
@@ -28,9 +38,8 @@ class Evaluator:
         self, config: TrainConfig, phase: PhaseConfig, *, corpus: Corpus, mesh: Mesh, params: Any
     ):
         evaluation = config.evaluation
-        devices = mesh.size
-        # A fixed set does not care how it is cut: the batch grows to what the devices divide.
-        self._rows = math.ceil(evaluation.batch_size / devices) * devices
+        shape = batch_shape(config, phase, devices=mesh.size)
+        self._rows = shape.global_batch_size
         self._mesh = mesh
         self._examples = EvaluationSet(
             corpus.validation,
@@ -43,14 +52,8 @@ class Evaluator:
             batch_size=self._rows,
             seed=EVALUATION_SEED,
         )
-        shape = PhaseConfig(
-            sequence_length=phase.sequence_length,
-            max_predictions=phase.max_predictions,
-            global_batch_size=self._rows,
-            steps=1,
-        )
         batch = feed.abstract_batch(shape, mesh=mesh)
-        self._step = compile_eval_step(config, params, batch)
+        self._step = compile_lowered(lower_eval_step(config, params, batch))
 
     def run(self, params: Any, *, show_progress: bool = False) -> dict[str, float]:
         """Means over all held-out examples, weighted by token: a mean of sums, not of batches."""
@@ -75,7 +78,7 @@ def summarise(sums: dict[str, float]) -> dict[str, float]:
     return result | {"perplexity": math.exp(min(result["mlm_loss"], 700.0))}
 
 
-def evaluate_checkpoint(checkpoint: Path, corpus_directory: Path) -> dict[str, Any]:
+def evaluate_checkpoint(checkpoint: Path | str, corpus_directory: Path) -> dict[str, Any]:
     """Held-out metrics of any checkpoint on any corpus made with the same tokenizer."""
     from bert_jax.data.store import open_corpus
     from bert_jax.model import sharding

@@ -15,6 +15,7 @@ from typing import Any
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.errors import UsageError
 from bert_jax.training import ahead, host_duty, metrics, plan_warnings, topologies
+from bert_jax.training.evaluate import batch_shape
 from bert_jax.training.frontier import Limit, limits, remedy
 from bert_jax.training.topologies import Topology
 
@@ -142,8 +143,8 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
     }
     try:
         figures = ahead.train_figures(config, phase, mesh=mesh, topology=topology)
-        rows = math.ceil(config.evaluation.batch_size / mesh.size) * mesh.size
-        held_out = ahead.eval_figures(config, phase, rows=rows, mesh=mesh, topology=topology)
+        shape = batch_shape(config, phase, devices=mesh.size)
+        held_out = ahead.eval_figures(config, shape, mesh=mesh, topology=topology)
     except ahead.DoesNotFit as refusal:
         return PhasePlan(
             **known,
@@ -157,7 +158,9 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
     products = flops / chip.peak_flops
     memory = figures.memory_traffic / chip.memory_bandwidth
     seconds = compute + network
-    evaluation = _evaluation_plan(config, phase, held_out, rows=rows, topology=topology)
+    evaluation = _evaluation_plan(
+        config, phase, held_out, rows=shape.global_batch_size, topology=topology
+    )
     return PhasePlan(
         **known,
         fits=True,

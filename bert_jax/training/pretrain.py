@@ -16,13 +16,13 @@ from typing import Any
 import jax
 
 from bert_jax import config as configs
-from bert_jax.config import HeadConfig, PhaseConfig, TrainConfig
+from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.data.pipeline import Pipeline, tf_batches
 from bert_jax.data.store import Corpus, open_corpus
 from bert_jax.errors import NonFinite, Preempted, UsageError
 from bert_jax.model import heads, sharding
 from bert_jax.progress import Progress, note
-from bert_jax.training import checkpoint, distributed, feed, metrics, workdir
+from bert_jax.training import bucket, checkpoint, distributed, feed, metrics, require, workdir
 from bert_jax.training.evaluate import Evaluator
 from bert_jax.training.state import TrainState
 from bert_jax.training.step import compile_lowered, lower_train_step
@@ -35,27 +35,29 @@ def pretrain(
     config: TrainConfig,
     *,
     corpus_directory: Path,
-    workdir_path: Path,
-    init_from: Path | None = None,
+    workdir_path: Path | str,
+    init_from: Path | str | None = None,
     allow_missing_heads: bool = False,
     profile_steps: range | None = None,
 ) -> dict[str, Any]:
     """Runs `config` on a corpus, or resumes the run that `workdir_path` holds.
 
     Returns the run's closing figures: `step`, the last held-out metrics (`validation`), the last
-    row of training, and the corpus's unigram entropy to compare them with. `init_from` is a
-    checkpoint whose parameters a *new* run starts from, with a fresh schedule; a resumed run has
-    its own. Heads that it lacks are an error, or begin fresh with `allow_missing_heads`. Steps in
-    `profile_steps` are traced to `workdir/profile`.
+    row of training, and the corpus's unigram entropy to compare them with. `workdir_path` may be
+    in a bucket (`gs://BUCKET/PATH`). `init_from` is a checkpoint whose parameters a *new* run
+    starts from, with a fresh schedule; a resumed run has its own. Heads that it lacks are an error,
+    or begin fresh with `allow_missing_heads`. Steps in `profile_steps` are traced to
+    `workdir/profile`.
     """
     started = time.monotonic()
     corpus = open_corpus(corpus_directory)
-    _require_fitting(config, corpus)
+    require.fitting(config, corpus)
     is_main = distributed.is_main()
-    mesh = sharding.make_mesh(**_mesh_shape(config))
+    mesh = sharding.make_mesh(**require.mesh_shape(config))
     for phase in config.phases:
-        _require_divisible(phase, mesh, config)
-    is_held = workdir.holds_run(workdir_path, config, corpus, init_from=init_from)
+        require.divisible(phase, mesh, config)
+    home = bucket.directory_of(workdir_path, process=jax.process_index())
+    is_held = workdir.holds_run(home, config, corpus, init_from=init_from)
     # Measured on one device, hence before all of them are the context.
     peak_flops = metrics.peak_flops(config.compute.dtype)
 
@@ -65,21 +67,22 @@ def pretrain(
 
         # 1. The state: the newest checkpoint, or a beginning. Nothing is written before the
         # beginning is known to be possible.
-        resumed_from = checkpoint.latest_step(workdir_path) if is_held else None
+        resumed_from = checkpoint.latest_step(home) if is_held else None
         beginning = None
         if resumed_from is None:
             beginning = _initial_state(config, corpus, init_from, allow_missing_heads, mesh)
         if not is_held and is_main:
-            workdir.create(workdir_path, config, corpus, init_from=init_from)
+            workdir.create(home, config, corpus, init_from=init_from)
+            bucket.copy_back(home)
         distributed.barrier(mesh)
-        checkpoints = checkpoint.Checkpoints(workdir_path, config.checkpoint)
+        checkpoints = checkpoint.Checkpoints(home, config.checkpoint)
         state = beginning or checkpoints.load(resumed_from or 0, config=config, mesh=mesh)
         del beginning
         step = resumed_from or 0
 
         # 2. The logs, rewound to where the state stands.
-        rows = metrics.set_aside_after(workdir_path, step) if is_main else []
-        journal = metrics.Journal(workdir_path, is_writer=is_main)
+        rows = metrics.set_aside_after(home, step) if is_main else []
+        journal = metrics.Journal(home, is_writer=is_main)
         journal.event("start", step=step, devices=jax.device_count(), versions=workdir.versions())
         if resumed_from is not None:
             journal.event("resume", step=step, seconds=time.monotonic() - started)
@@ -101,7 +104,7 @@ def pretrain(
             journal=journal,
             preemption=preemption,
             profile_steps=profile_steps or range(0),
-            directory=workdir_path,
+            directory=home,
             peak_flops=peak_flops,
         )
         closing: dict[str, Any] = {}
@@ -123,7 +126,7 @@ def pretrain(
             note(f"{workdir_path} is already at its last step, {step}; nothing left to do")
             closing = metrics.closing_rows(rows)
         journal.event("stop", step=step, seconds=time.monotonic() - started)
-        journal.close()
+        run.close_journal()
     return closing | {
         "step": step,
         "unigram_entropy": corpus.manifest["unigram_entropy_nats"],
@@ -181,7 +184,7 @@ class _Run:
             note(f"phase {number}: compiling for {phase.global_batch_size} x "
                  f"{phase.sequence_length} ...")  # fmt: skip
             lowered = lower_train_step(config, state, feed.abstract_batch(phase, mesh=self.mesh))
-            distributed.require_same(self._facts(lowered), mesh=self.mesh)
+            distributed.require_same(lambda: self._facts(lowered), mesh=self.mesh)
             train = compile_lowered(lowered)
             evaluator = Evaluator(
                 config, phase, corpus=self.corpus, mesh=self.mesh, params=state.params
@@ -284,6 +287,9 @@ class _Run:
         self.finish_save()
         began = time.monotonic()
         self.journal.flush()
+        # Before the step is there: whoever goes on from it finds the rows that led to it.
+        if distributed.is_main():
+            bucket.copy_back(self.directory)
         self.checkpoints.save(state, step=step)
         self._unfinished_save = {"step": step, "seconds": time.monotonic() - began}
 
@@ -294,11 +300,16 @@ class _Run:
             self.journal.event("save", **self._unfinished_save)
             self._unfinished_save = None
 
+    def close_journal(self) -> None:
+        self.journal.close()
+        if distributed.is_main():
+            bucket.copy_back(self.directory)
+
     def _stop_for_preemption(self, step: int) -> None:
         self.finish_save()
         self.checkpoints.close()
         self.journal.event("preempt", step=step)
-        self.journal.close()
+        self.close_journal()
         raise Preempted(f"preempted; step {step} is saved and the same command goes on from it")
 
     def _facts(self, lowered: Any) -> dict[str, str]:
@@ -322,7 +333,7 @@ class _Run:
         self.finish_save()
         self.checkpoints.close()
         self.journal.event("stop", step=step, reason="non-finite", **values)
-        self.journal.close()
+        self.close_journal()
         saved = self.checkpoints.latest_step()
         raise NonFinite(
             f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last "
@@ -335,46 +346,10 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _mesh_shape(config: TrainConfig) -> dict[str, int]:
-    wanted, devices = config.mesh, jax.device_count()
-    others = wanted.slices * wanted.tensor
-    if devices % others or wanted.fsdp not in (-1, devices // others):
-        raise UsageError(
-            f"mesh.slices x mesh.fsdp x mesh.tensor is {wanted.slices} x {wanted.fsdp} x "
-            f"{wanted.tensor}, but there are {devices} devices; mesh.fsdp=-1 uses what is left"
-        )
-    return {"slices": wanted.slices, "fsdp": wanted.fsdp, "tensor": wanted.tensor}
-
-
-def _require_divisible(phase: PhaseConfig, mesh: Any, config: TrainConfig) -> None:
-    slices = config.optimizer.gradient_accumulation_steps
-    try:
-        sharding.rows_per_device(mesh, phase.global_batch_size // slices)
-    except ValueError as error:
-        raise UsageError(
-            f"config {config.name!r}: global_batch_size {phase.global_batch_size} in {slices} "
-            f"slice(s): {error}"
-        ) from error
-
-
-def _require_fitting(config: TrainConfig, corpus: Corpus) -> None:
-    if config.head != HeadConfig():
-        raise UsageError(
-            f"config {config.name!r}: head.parts is {', '.join(config.head.parts)}; pre-training "
-            f"needs {', '.join(HeadConfig().parts)}"
-        )
-    if corpus.vocab_size > config.model.vocab_size:
-        raise UsageError(
-            f"corpus {corpus.directory} has token ids up to {corpus.vocab_size - 1}, but "
-            f"model.vocab_size is {config.model.vocab_size}; use --set "
-            f"model.vocab_size={corpus.vocab_size} or prepare with a smaller --vocab-size"
-        )
-
-
 def _initial_state(
     config: TrainConfig,
     corpus: Corpus,
-    init_from: Path | None,
+    init_from: Path | str | None,
     allow_missing_heads: bool,
     mesh: Any,
 ) -> TrainState:

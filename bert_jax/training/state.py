@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
-from bert_jax.model import heads, sharding, task_heads
+from bert_jax.model import heads, sharding
 from bert_jax.training.optimizer import adamw
 
 
@@ -25,7 +25,7 @@ class TrainState:
     def create(cls, config: TrainConfig, params: heads.Params | None = None) -> Self:
         """A run's beginning: fresh parameters from the seed, or the given ones; zero moments."""
         if params is None:
-            params = task_heads.init_params(config.model, config.head, seed=config.seed)
+            params = heads.init_params(config.model, config.head, seed=config.seed)
         return cls(jnp.zeros([], jnp.int32), params, adamw(config.optimizer).init(params))
 
     @classmethod

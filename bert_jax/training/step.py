@@ -33,7 +33,14 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
 
     def loss(params, batch, rows_B):
         key = DropoutKey.create(seed=config.seed, step=state.step, rows_B=rows_B)
-        outputs = heads.apply(params, batch, config=config.model, compute=config.compute, key=key)
+        outputs = heads.apply(
+            params,
+            batch,
+            config=config.model,
+            head=config.head,
+            compute=config.compute,
+            key=key,
+        )
         sums = losses.pretraining_sums(outputs, batch)
         return sum(sums[f"{n}_loss"] / counts[n] for n in counts), sums
 
@@ -79,30 +86,42 @@ def _accumulate(gradient: Callable, params: Any, rows: Any, *, slices: int) -> A
 
 def eval_step(params: heads.Params, batch: Batch, *, config: TrainConfig) -> losses.Sums:
     """Sums over one batch of held-out examples; rows of weight 0 count for nothing."""
-    outputs = heads.apply(params, batch, config=config.model, compute=config.compute)
+    outputs = heads.apply(
+        params, batch, config=config.model, head=config.head, compute=config.compute
+    )
     return losses.pretraining_sums(outputs, batch)
 
 
-def lower_train_step(config: TrainConfig, state: Any, batch: Any) -> Any:
-    """The step, lowered for these shapes and shardings (arrays or their descriptions)."""
+def lower_train_step(
+    config: TrainConfig, state: Any, batch: Any, *, platform: str | None = None
+) -> Any:
+    """The step, lowered for these shapes and shardings (arrays or their descriptions).
+
+    `platform` is that of the devices; none means that they are here.
+    """
 
     def step(state, batch):
         return train_step(state, batch, config=config)
 
-    return jax.jit(step, donate_argnums=0).lower(state, batch)
+    return _lower(jax.jit(step, donate_argnums=0), state, batch, platform=platform)
+
+
+def lower_eval_step(
+    config: TrainConfig, params: Any, batch: Any, *, platform: str | None = None
+) -> Any:
+    """The evaluation step, lowered in the same way."""
+
+    def step(params, batch):
+        return eval_step(params, batch, config=config)
+
+    return _lower(jax.jit(step), params, batch, platform=platform)
+
+
+def _lower(step: Any, *arguments: Any, platform: str | None) -> Any:
+    platforms = None if platform is None else (platform,)
+    return step.trace(*arguments).lower(lowering_platforms=platforms)
 
 
 def compile_lowered(lowered: Any) -> Any:
     """The executable, with the options that the devices' platform wants."""
     return lowered.compile(compiler_options=for_platform(jax.default_backend()) or None)
-
-
-def compile_train_step(config: TrainConfig, state: Any, batch: Any) -> Any:
-    return compile_lowered(lower_train_step(config, state, batch))
-
-
-def compile_eval_step(config: TrainConfig, params: Any, batch: Any) -> Any:
-    def step(params, batch):
-        return eval_step(params, batch, config=config)
-
-    return compile_lowered(jax.jit(step).lower(params, batch))

@@ -18,8 +18,8 @@ from bert_jax.data.store import Corpus
 from bert_jax.errors import NoUsableCheckpoint, ResumeRefused, UsageError
 from bert_jax.interchange import huggingface, tf1
 from bert_jax.interchange.layout import Foreign
-from bert_jax.model import heads, sharding, task_heads
-from bert_jax.training import checkpoint, metrics
+from bert_jax.model import heads, sharding
+from bert_jax.training import bucket, checkpoint, metrics
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
 
@@ -40,7 +40,7 @@ _FREE = (
 
 
 def holds_run(
-    directory: Path, config: TrainConfig, corpus: Corpus, *, init_from: Path | None
+    directory: Path, config: TrainConfig, corpus: Corpus, *, init_from: Path | str | None
 ) -> bool:
     """Whether `directory` is the home of this run already; False if it is free to become it.
 
@@ -64,7 +64,7 @@ def create(
     config: TrainConfig,
     corpus: Corpus,
     *,
-    init_from: Path | None,
+    init_from: Path | str | None,
     imported_from: Path | None = None,
 ) -> None:
     """Makes `directory` the home of a new run: its config and its tokenizer."""
@@ -92,7 +92,7 @@ def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
 
 
 def _require_same_run(
-    directory: Path, config: TrainConfig, corpus: Corpus, init_from: Path | None
+    directory: Path, config: TrainConfig, corpus: Corpus, init_from: Path | str | None
 ) -> None:
     path = directory / CONFIG
     old = configs.flatten(resolve.load_json(path))
@@ -149,14 +149,21 @@ class LoadedCheckpoint:
 
 
 def load_checkpoint(
-    path: Path, *, mesh: Mesh, allow_missing_heads: bool = False
+    path: str | Path, *, mesh: Mesh, allow_missing_heads: bool = False
 ) -> LoadedCheckpoint:
     """Reads a workdir (its newest step), one step of it, a Hugging Face directory or a TF1 one.
 
     Raises UsageError if `path` is none of them or its tensors do not fit its config,
     NoUsableCheckpoint if it holds nothing to read. With `allow_missing_heads`, heads of a foreign
-    model that are not whole are left out.
+    model that are not whole are left out. A workdir or step of one may be in a bucket.
     """
+    if bucket.is_address(path):
+        home, _, step = str(path).partition(f"/{checkpoint.DIRECTORY}/")
+        path = bucket.directory_of(home)
+        if step:
+            path = path / checkpoint.DIRECTORY / step
+            return _load_step(path.parent.parent, int(step.rstrip("/")), mesh)
+    path = Path(path)
     if not path.is_dir() and not tf1.is_checkpoint(path):
         raise UsageError(f"--checkpoint {path}: no such directory")
     if path.parent.name == checkpoint.DIRECTORY and path.name.isdigit():
@@ -262,7 +269,7 @@ def with_parts(
         require_parts(source, *wanted, remedy=remedy)
     params = {part: source.params[part] for part in ("encoder", *wanted) if part not in fresh}
     if fresh:
-        initial = task_heads.init_params(config.model, config.head, seed=config.seed)
+        initial = heads.init_params(config.model, config.head, seed=config.seed)
         params |= {part: initial[part] for part in fresh}
     return params, fresh
 

@@ -283,5 +283,5 @@ def test_the_documented_dry_run_is_what_is_printed(cloud):
     (here.directory / "run.env").write_text(match[1])
     done = here.run(ROOT / "launch" / "tpu", "supervise", "--dry-run", "--settings", "run.env")
     assert done.returncode == 0, done.stderr
-    printed = re.sub(r"/\S*tmp\.\w+", "/tmp/scratch", done.stdout).replace(str(ROOT), ".")
+    printed = re.sub(r"/\S*tmp\.\w+", "$SCRATCH", done.stdout).replace(str(ROOT), ".")
     assert printed == blocks[1]

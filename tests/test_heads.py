@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig, TrainConfig, validate
 from bert_jax.errors import UsageError
-from bert_jax.model import heads, sharding, task_heads
+from bert_jax.model import heads, sharding
 from bert_jax.model.dropout import DropoutKey
 
 _MODEL = ModelConfig(
@@ -46,7 +46,7 @@ def batch(rows: int = 8, length: int = 12) -> dict[str, np.ndarray]:
 def outputs_of(head: HeadConfig, *, key_seed: int | None = None, extra=None) -> dict:
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
-        params = task_heads.init_params(_MODEL, head, seed=0)
+        params = heads.init_params(_MODEL, head, seed=0)
         arrays = jax.device_put(batch() | (extra or {}), sharding.batch_sharding(mesh))
 
         def run(params, arrays):
@@ -56,39 +56,27 @@ def outputs_of(head: HeadConfig, *, key_seed: int | None = None, extra=None) -> 
                     jnp.uint32, (8,), 0, out_sharding=sharding.batch_spec()
                 )
                 key = DropoutKey.create(seed=key_seed, step=jnp.int32(0), rows_B=rows)
-            return task_heads.apply(
-                params, arrays, config=_MODEL, head=head, compute=_FLOAT32, key=key
-            )
+            return heads.apply(params, arrays, config=_MODEL, head=head, compute=_FLOAT32, key=key)
 
         return jax.device_get(jax.jit(run)(params, arrays))
 
 
-def test_with_the_pretraining_heads_it_is_the_pretraining_model():
-    ours = task_heads.init_params(_MODEL, HeadConfig(), seed=3)
-    theirs = heads.init_params(_MODEL, seed=3)
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    assert jax.tree.all(jax.tree.map(np.array_equal, ours, theirs))
-    positions = {
-        "mlm_positions": np.full((8, 2), 3, np.int32),
-        "nsp_positions": np.zeros((8, 1), np.int32),
-    }
-    found = outputs_of(HeadConfig(), extra=positions)
-    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
-    with jax.set_mesh(mesh):
-        arrays = jax.device_put(batch() | positions, sharding.batch_sharding(mesh))
-        expected = jax.jit(
-            lambda p, b: heads.apply(p, b, config=_MODEL, compute=_FLOAT32, key=None)
-        )(heads.init_params(_MODEL, seed=0), arrays)
-    for name in ("mlm_logits", "nsp_logits"):
-        np.testing.assert_array_equal(found[name], np.asarray(expected[name]))
+def test_one_pooler_for_the_classifier_and_for_next_sentence():
+    """Both read the first token, unless the batch says where the pairs of a row begin."""
+    spoken = outputs_of(HEADS["next"], extra={"nsp_positions": np.zeros((8, 1), np.int32)})
+    silent = outputs_of(HEADS["next"])
+    for name in ("pooled", "nsp_logits"):
+        np.testing.assert_array_equal(spoken[name], silent[name])
+    elsewhere = outputs_of(HEADS["next"], extra={"nsp_positions": np.full((8, 1), 3, np.int32)})
+    assert not np.allclose(elsewhere["nsp_logits"], silent["nsp_logits"])
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_part_is_a_subtree(kind):
-    params = task_heads.abstract_params(_MODEL, HEADS[kind])
+    params = heads.abstract_params(_MODEL, HEADS[kind])
     assert set(params) == {"encoder", *HEADS[kind].parts}
-    shared = task_heads.init_params(_MODEL, HEADS["encoder"], seed=0)["encoder"]
-    own = task_heads.init_params(_MODEL, HEADS[kind], seed=0)["encoder"]
+    shared = heads.init_params(_MODEL, HEADS["encoder"], seed=0)["encoder"]
+    own = heads.init_params(_MODEL, HEADS[kind], seed=0)["encoder"]
     assert jax.tree.all(jax.tree.map(np.array_equal, shared, own))
 
 
@@ -120,7 +108,7 @@ def test_outputs(kind, name, shape):
 def test_where_heads_have_dropout(kind, under, drops):
     """Whether the logits are the affine map of what lies under them, with the key of a step."""
     part = HEADS[kind].parts[-1]
-    affine = task_heads.init_params(_MODEL, HEADS[kind], seed=0)[part]
+    affine = heads.init_params(_MODEL, HEADS[kind], seed=0)[part]
     for seed, expected in ((None, True), (1, not drops), (2, not drops)):
         found = outputs_of(HEADS[kind], key_seed=seed)
         logits = found[under] @ affine["kernel"] + affine["bias"]

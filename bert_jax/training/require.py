@@ -1,0 +1,49 @@
+"""What must be true before a run begins. Each raises UsageError where it is not."""
+
+from typing import Any
+
+import jax
+
+from bert_jax.config import HeadConfig, PhaseConfig, TrainConfig
+from bert_jax.data.store import Corpus
+from bert_jax.errors import UsageError
+from bert_jax.model import sharding
+
+
+def mesh_shape(config: TrainConfig) -> dict[str, int]:
+    """The arguments of `sharding.make_mesh` that use every device once."""
+    wanted, devices = config.mesh, jax.device_count()
+    others = wanted.slices * wanted.tensor
+    if devices % others or wanted.fsdp not in (-1, devices // others):
+        raise UsageError(
+            f"mesh.slices x mesh.fsdp x mesh.tensor is {wanted.slices} x {wanted.fsdp} x "
+            f"{wanted.tensor}, but there are {devices} devices; mesh.fsdp=-1 uses what is left"
+        )
+    return {"slices": wanted.slices, "fsdp": wanted.fsdp, "tensor": wanted.tensor}
+
+
+def divisible(phase: PhaseConfig, mesh: Any, config: TrainConfig) -> None:
+    """That every device gets the same number of rows."""
+    slices = config.optimizer.gradient_accumulation_steps
+    try:
+        sharding.rows_per_device(mesh, phase.global_batch_size // slices)
+    except ValueError as error:
+        raise UsageError(
+            f"config {config.name!r}: global_batch_size {phase.global_batch_size} in {slices} "
+            f"slice(s): {error}"
+        ) from error
+
+
+def fitting(config: TrainConfig, corpus: Corpus) -> None:
+    """That the model has the heads of pre-training and a row for every token."""
+    if config.head != HeadConfig():
+        raise UsageError(
+            f"config {config.name!r}: head.parts is {', '.join(config.head.parts)}; pre-training "
+            f"needs {', '.join(HeadConfig().parts)}"
+        )
+    if corpus.vocab_size > config.model.vocab_size:
+        raise UsageError(
+            f"corpus {corpus.directory} has token ids up to {corpus.vocab_size - 1}, but "
+            f"model.vocab_size is {config.model.vocab_size}; use --set "
+            f"model.vocab_size={corpus.vocab_size} or prepare with a smaller --vocab-size"
+        )

@@ -1,0 +1,144 @@
+"""Workdirs in a bucket: a real run, and a server on this machine that speaks as Cloud Storage."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import StorageFailed, UsageError
+from bert_jax.training import bucket
+from tests import tiny_corpus
+
+_SERVER = """
+import sys
+from gcp_storage_emulator.server import create_server
+server = create_server("localhost", int(sys.argv[1]), in_memory=True, default_bucket="bucket")
+server.start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+_CONFIG = tiny_corpus.tiny_config()
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory):
+    """The environment in which the bucket `bucket` exists."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVER, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert server.stdout is not None and server.stdin is not None
+    assert server.stdout.readline() == "ready\n"
+    address = f"http://localhost:{port}"
+    yield {
+        **os.environ,
+        "STORAGE_EMULATOR_HOST": address,  # for gcsfs
+        "TENSORSTORE_GCS_HTTP_URL": address,  # for Orbax's arrays
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+        "JAX_NUM_CPU_DEVICES": "8",
+    }
+    server.kill()
+    server.communicate()
+
+
+def run(cloud: dict, cache: Path, *words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "bert_jax", *words],
+        env=cloud | {"BERT_JAX_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def numbers_of(rows: str) -> list[tuple]:
+    found = [json.loads(line) for line in rows.splitlines()]
+    return [(row["step"], row.get("split"), row["loss"]) for row in found]
+
+
+def read(cloud: dict, name: str) -> str:
+    code = (
+        "import sys; from etils import epath\nsys.stdout.write(epath.Path(sys.argv[1]).read_text())"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, f"gs://bucket/{name}"],
+        env=cloud | {"EPATH_USE_TF": "false"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus, trained):
+    """Killed after a save; its directory here is gone; the same command ends with the same rows."""
+    config = str(tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG))
+    command = ("pretrain", config, "--corpus", str(corpus), "--workdir", "gs://bucket/runs/tiny")
+    first = subprocess.Popen(
+        [sys.executable, "-m", "bert_jax", *command],
+        env=cloud | {"BERT_JAX_CACHE": str(tmp_path / "one")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 200
+    while True:
+        assert first.poll() is None, first.communicate()[1]
+        assert time.monotonic() < deadline
+        logs = list((tmp_path / "one").glob("workdirs/*/events.jsonl"))
+        if logs and '"save", "time"' in logs[0].read_text() and '"step": 80' in logs[0].read_text():
+            break
+        time.sleep(0.02)
+    first.kill()
+    first.communicate()
+    shutil.rmtree(tmp_path / "one")
+
+    second = run(cloud, tmp_path / "two", *command)
+    assert second.returncode == 0, second.stderr
+    assert "resuming at step" in second.stderr
+    rows = read(cloud, "runs/tiny/metrics.jsonl")
+    assert numbers_of(rows) == numbers_of((trained / "metrics.jsonl").read_text())
+    (events,) = (tmp_path / "two").glob("workdirs/*/events.jsonl")
+    assert read(cloud, "runs/tiny/events.jsonl") == events.read_text()
+
+    # From a third machine: the newest step, or one by its address, and nothing is written there.
+    for place in ("gs://bucket/runs/tiny", "gs://bucket/runs/tiny/checkpoints/200"):
+        words = ("evaluate", "--checkpoint", place, "--corpus", str(corpus))
+        third = run(cloud, tmp_path / "three", *words)
+        assert third.returncode == 0, third.stderr
+        assert json.loads(third.stdout)["step"] == 200
+        last = [r for r in map(json.loads, rows.splitlines()) if r.get("split")][-1]
+        assert json.loads(third.stdout)["mlm_loss"] == last["mlm_loss"]
+
+    # A different run is refused there as anywhere.
+    other = run(cloud, tmp_path / "two", *command, "--set", "seed=9")
+    assert other.returncode == 3 and "seed: 0 -> 9" in other.stderr
+
+
+def test_a_place_that_is_not_in_a_bucket(tmp_path):
+    assert bucket.directory_of(tmp_path) == tmp_path
+    assert bucket.address_of(tmp_path) == str(tmp_path)
+    for place in ("s3://b/run", "gs://bucket"):
+        with pytest.raises(UsageError, match="gs://BUCKET/PATH"):
+            bucket.directory_of(place)
+
+
+def test_a_bucket_that_cannot_be_read(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("403: no permission")
+
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path))
+    monkeypatch.setattr(bucket, "_take_back", refuse)
+    with pytest.raises(StorageFailed, match="gs://b/run cannot be read: 403: no permission"):
+        bucket.directory_of("gs://b/run")
