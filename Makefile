@@ -7,7 +7,7 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types parity core clean help
+.PHONY: demo test lint types parity compiler core clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,15 @@ test: $(VENV)/.dev  ## the whole suite but the comparisons with torch
 core: $(VENV)/.dev  ## model, step, checkpoint and end to end: what a second version pair must pass
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m core
 
+# Beside the environment, not in it: where libtpu is installed, jax looks for a TPU at every start.
+LIBTPU ?= 0.0.51
+$(VENV)-libtpu/.there: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) libtpu==$(LIBTPU)
+	touch $@
+
+compiler: $(VENV)-libtpu/.there  ## steps compiled for TPUs, by the real compiler
+	PYTHONPATH=$(abspath $(VENV)-libtpu) $(BIN)/python -m pytest -m tpu_compiler
+
 parity: $(VENV)/.parity  ## numbers against transformers on torch
 	$(BIN)/python -m pytest -m parity
 
@@ -50,4 +59,4 @@ types: $(VENV)/.dev  ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:  ## remove the environment and everything made
-	rm -rf $(VENV) runs build dist
+	rm -rf $(VENV) $(VENV)-libtpu runs build dist
