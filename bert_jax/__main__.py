@@ -138,7 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _config_arguments(pretrain)
     pretrain.add_argument("--corpus", type=Path, required=True, metavar="DIR")
-    pretrain.add_argument("--workdir", type=place, required=True, metavar="DIR")
+    pretrain.add_argument(
+        "--workdir", type=place, required=True, metavar="DIR", help="or gs://BUCKET/PATH"
+    )
     pretrain.add_argument(
         "--init-from",
         type=place,
@@ -236,7 +238,7 @@ def _checkpoint_argument(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="DIR",
         help="a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face "
-        "directory, or a TF1 checkpoint",
+        "directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH",
     )
 
 

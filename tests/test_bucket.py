@@ -68,10 +68,9 @@ def numbers_of(rows: str) -> list[tuple]:
     return [(row["step"], row.get("split"), row["loss"]) for row in found]
 
 
-def read(cloud: dict, name: str) -> str:
-    code = (
-        "import sys; from etils import epath\nsys.stdout.write(epath.Path(sys.argv[1]).read_text())"
-    )
+def ask(cloud: dict, what: str, name: str) -> str:
+    """What Python says of `what`, where `path` is a place in the bucket."""
+    code = f"import sys; from etils import epath; path = epath.Path(sys.argv[1])\n{what}"
     return subprocess.run(
         [sys.executable, "-c", code, f"gs://bucket/{name}"],
         env=cloud | {"EPATH_USE_TF": "false"},
@@ -79,6 +78,14 @@ def read(cloud: dict, name: str) -> str:
         text=True,
         check=True,
     ).stdout
+
+
+def read(cloud: dict, name: str) -> str:
+    return ask(cloud, "sys.stdout.write(path.read_text())", name)
+
+
+def listed(cloud: dict, name: str) -> list[str]:
+    return ask(cloud, "for p in path.iterdir(): print(p.name)", name).split()
 
 
 def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus, trained):
@@ -97,7 +104,7 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus,
         assert first.poll() is None, first.communicate()[1]
         assert time.monotonic() < deadline
         logs = list((tmp_path / "one").glob("workdirs/*/events.jsonl"))
-        if logs and '"save", "time"' in logs[0].read_text() and '"step": 80' in logs[0].read_text():
+        if logs and '{"event": "save"' in logs[0].read_text():
             break
         time.sleep(0.02)
     first.kill()
@@ -112,6 +119,10 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus,
     (events,) = (tmp_path / "two").glob("workdirs/*/events.jsonl")
     assert read(cloud, "runs/tiny/events.jsonl") == events.read_text()
 
+    # Older steps were removed there, too.
+    steps = sorted(int(name) for name in listed(cloud, "runs/tiny/checkpoints"))
+    assert steps == [120, 160, 200]
+
     # From a third machine: the newest step, or one by its address, and nothing is written there.
     for place in ("gs://bucket/runs/tiny", "gs://bucket/runs/tiny/checkpoints/200"):
         words = ("evaluate", "--checkpoint", place, "--corpus", str(corpus))
@@ -121,9 +132,15 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus,
         last = [r for r in map(json.loads, rows.splitlines()) if r.get("split")][-1]
         assert json.loads(third.stdout)["mlm_loss"] == last["mlm_loss"]
 
+    for place in ("gs://bucket/runs/none", "gs://bucket/runs/tiny/checkpoints/last"):
+        words = ("evaluate", "--checkpoint", place, "--corpus", str(corpus))
+        none = run(cloud, tmp_path / "three", *words)
+        assert none.returncode == 2 and f"--checkpoint {place}: there is no" in none.stderr
+
     # A different run is refused there as anywhere.
     other = run(cloud, tmp_path / "two", *command, "--set", "seed=9")
     assert other.returncode == 3 and "seed: 0 -> 9" in other.stderr
+    assert "workdir gs://bucket/runs/tiny holds a run that differs" in other.stderr
 
 
 def test_a_place_that_is_not_in_a_bucket(tmp_path):

@@ -27,11 +27,12 @@ def is_address(place: str | Path) -> bool:
     return "://" in str(place)
 
 
-def directory_of(place: str | Path, *, process: int = 0) -> Path:
+def directory_of(place: str | Path, *, owner: str = "reader") -> Path:
     """The directory to work in: `place` itself, or the one that stands for a bucket's.
 
     What the bucket has is taken back first. `BERT_JAX_CACHE` (default `~/.cache/bert-jax`) says
-    where such directories are; processes of one host have one each. Raises UsageError for an
+    where such directories are. Each `owner` has its own: what a
+    trainer writes is not to be overwritten by one who only reads. Raises UsageError for an
     address that is not of Cloud Storage, StorageFailed if the bucket cannot be read.
     """
     if not is_address(place):
@@ -41,7 +42,7 @@ def directory_of(place: str | Path, *, process: int = 0) -> Path:
         raise UsageError(f"{place}: write a place in a bucket as gs://BUCKET/PATH")
     cache = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert-jax")
     name = hashlib.sha256(address.encode()).hexdigest()[:16]
-    directory = cache / "workdirs" / f"{name}-{process}"
+    directory = cache / "workdirs" / f"{name}-{owner}"
     directory.mkdir(parents=True, exist_ok=True)
     _beside(directory, "address").write_text(address + "\n", encoding="utf-8")
     with _failures(address, "read"):

@@ -161,7 +161,7 @@ class Journal:
                     tf.summary.scalar(f"{split}/{name}", value, step=row["step"])
 
     def flush(self) -> None:
-        if self._tensorboard is not None and self._is_writer:
+        if self._tensorboard is not None:
             self._tensorboard.flush()
 
     def close(self) -> None:

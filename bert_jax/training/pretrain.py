@@ -56,7 +56,7 @@ def pretrain(
     mesh = sharding.make_mesh(**require.mesh_shape(config))
     for phase in config.phases:
         require.divisible(phase, mesh, config)
-    home = bucket.directory_of(workdir_path, process=jax.process_index())
+    home = bucket.directory_of(workdir_path, owner=f"process-{jax.process_index()}")
     is_held = workdir.holds_run(home, config, corpus, init_from=init_from)
     # Measured on one device, hence before all of them are the context.
     peak_flops = metrics.peak_flops(config.compute.dtype)

@@ -4,10 +4,10 @@ from typing import Any
 
 import jax
 
-from bert_jax.config import HeadConfig, PhaseConfig, TrainConfig
+from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.data.store import Corpus
 from bert_jax.errors import UsageError
-from bert_jax.model import sharding
+from bert_jax.model import heads, sharding
 
 
 def mesh_shape(config: TrainConfig) -> dict[str, int]:
@@ -36,10 +36,10 @@ def divisible(phase: PhaseConfig, mesh: Any, config: TrainConfig) -> None:
 
 def fitting(config: TrainConfig, corpus: Corpus) -> None:
     """That the model has the heads of pre-training and a row for every token."""
-    if config.head != HeadConfig():
+    if config.head != heads.PRE_TRAINING:
         raise UsageError(
             f"config {config.name!r}: head.parts is {', '.join(config.head.parts)}; pre-training "
-            f"needs {', '.join(HeadConfig().parts)}"
+            f"needs {', '.join(heads.PRE_TRAINING.parts)}"
         )
     if corpus.vocab_size > config.model.vocab_size:
         raise UsageError(

@@ -111,15 +111,16 @@ def _require_same_run(
     # What a run began from matters until its first checkpoint; later the flag may be left out.
     if beginning != asked and not (saved and asked is None):
         changed.append(f"--init-from: {beginning} -> {asked}")
+    name = bucket.address_of(directory)
     if changed:
         raise ResumeRefused(
-            f"workdir {path.parent} holds a run that differs: {'; '.join(changed)}. Use the same "
+            f"workdir {name} holds a run that differs: {'; '.join(changed)}. Use the same "
             "config and corpus to resume it, or another --workdir (with --init-from "
-            f"{path.parent} to start from its parameters)."
+            f"{name} to start from its parameters)."
         )
     if not saved and any(event.get("event") == "save" for event in metrics.read_events(directory)):
         raise NoUsableCheckpoint(
-            f"workdir {directory} saved checkpoints that are no longer there; put them back, or "
+            f"workdir {name} saved checkpoints that are no longer there; put them back, or "
             "start again in another --workdir"
         )
 
@@ -158,11 +159,14 @@ def load_checkpoint(
     model that are not whole are left out. A workdir or step of one may be in a bucket.
     """
     if bucket.is_address(path):
-        home, _, step = str(path).partition(f"/{checkpoint.DIRECTORY}/")
-        path = bucket.directory_of(home)
-        if step:
-            path = path / checkpoint.DIRECTORY / step
-            return _load_step(path.parent.parent, int(step.rstrip("/")), mesh)
+        home, _, step = str(path).rstrip("/").partition(f"/{checkpoint.DIRECTORY}/")
+        directory = bucket.directory_of(home)
+        if not (directory / CONFIG).is_file() or not (step or "0").isdigit():
+            raise UsageError(f"--checkpoint {path}: there is no workdir or step of one")
+        found = [int(step)] if step else checkpoint.steps(directory)
+        if not found:
+            raise NoUsableCheckpoint(f"workdir {home} has no finished checkpoint yet")
+        return _load_step(directory, found[-1], mesh)
     path = Path(path)
     if not path.is_dir() and not tf1.is_checkpoint(path):
         raise UsageError(f"--checkpoint {path}: no such directory")
