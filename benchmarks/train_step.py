@@ -7,7 +7,9 @@ Each side is a process of its own that trains the same shape on rows of the same
 dropout 0.1, AdamW. They take turns, a few steps at a time, so that a machine that slows down slows
 all of them; the medians over the rounds are compared. torch runs as a user would run it: SDPA
 attention, `torch.optim.AdamW`. keras-hub trains masked LM only; ours and torch train next-sentence
-prediction too.
+prediction too. `products` is no peer but a floor: nothing but the matrix products of one step,
+logits at masked places only, by torch's library. No float32 step is faster on the machine, hence
+torch's seconds over those of `products` are the most that anyone can be ahead of it.
 """
 
 import json
@@ -40,7 +42,7 @@ SHAPES = {
 }
 LENGTH, PREDICTIONS, VOCAB = 128, 20, 30522
 ROUNDS = 5
-PEERS = ("ours", "torch", "keras_hub")
+PEERS = ("ours", "torch", "keras_hub", "products")
 
 
 def random_batch(rows: int) -> dict:
@@ -162,6 +164,38 @@ def keras_hub(shape: dict):
             shuffle=False,
             verbose=0,
         )
+
+    return run
+
+
+def products(shape: dict):
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    rows, width, inner = shape["rows"], shape["hidden_size"], shape["intermediate_size"]
+    heads, layers = shape["num_attention_heads"], shape["num_hidden_layers"]
+    tokens, masked = rows * LENGTH, rows * PREDICTIONS
+    # (times a step, batch dims, n, k, m) of n x k by k x m.
+    forward = [
+        (4 * layers, (), tokens, width, width),
+        (layers, (), tokens, width, inner),
+        (layers, (), tokens, inner, width),
+        (layers, (rows * heads,), LENGTH, width // heads, LENGTH),
+        (layers, (rows * heads,), LENGTH, LENGTH, width // heads),
+        (1, (), masked, width, width),
+        (1, (), masked, width, VOCAB),
+    ]
+    work = []
+    for times, batch, n, k, m in forward:
+        x, w, y = torch.randn(*batch, n, k), torch.randn(*batch, k, m), torch.randn(*batch, n, m)
+        pairs = [(x, w), (y, w.mT), (x.mT, y)]  # forward, and the derivative of either side
+        work += [(times, a, b, a @ b) for a, b in pairs]
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            for times, a, b, out in work:
+                for _ in range(times):
+                    torch.matmul(a, b, out=out)
 
     return run
 

@@ -1,19 +1,20 @@
 """The command line: verbs that call functions. Heavy imports wait until a verb needs them."""
 
 import argparse
+import contextlib
 import errno
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import progress
-from bert_jax.commands import convert, plan
+from bert_jax.commands import checkpoints, convert, plan
+from bert_jax.commands import pretrain as pretraining
 from bert_jax.commands.tables import table as _table
-from bert_jax.errors import BertJaxError, Preempted, UsageError
+from bert_jax.errors import BertJaxError, Preempted
+from bert_jax.progress import say
 from bert_jax.resolve import place, shipped_names
 
 _EPILOG = """\
@@ -26,7 +27,7 @@ A first run, from text to a filled-in word:
 
 `bert-jax VERB --help` explains a verb. Exit codes: 0 done; 2 wrong usage or config; 3 the workdir
 holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not finite; 7 storage
-failed; 42 preempted, state saved: start it again; 1 anything unexpected.
+failed; 42 preempted, state saved, and 200 hung: start it again; 1 anything unexpected.
 """
 
 
@@ -45,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.run(arguments) or 0
     except BertJaxError as error:
-        sys.stderr.write(f"bert-jax {arguments.verb}: error: {error}\n")
+        say(f"bert-jax {arguments.verb}: error: {error}")
         return error.exit_code
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
-        sys.stderr.write(f"bert-jax {arguments.verb}: error: {name}{error.strerror or error}\n")
+        say(f"bert-jax {arguments.verb}: error: {name}{error.strerror or error}")
         return _STORAGE_FAILED if error.errno in _STORAGE_ERRORS else 2
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; the same command resumes from the last checkpoint\n")
+        say("\ninterrupted; the same command resumes from the last checkpoint")
         return 130
 
 
@@ -131,43 +132,12 @@ def _parser() -> argparse.ArgumentParser:
 
     pretrain = verb(
         "pretrain",
-        _pretrain,
+        pretraining.run_pretrain,
         "train on a corpus, or resume the run in the workdir",
-        "The same command resumes an interrupted run from its newest checkpoint and ends with the "
-        "same bits as an uninterrupted one.",
+        pretraining.PRETRAIN,
     )
     _config_arguments(pretrain)
-    pretrain.add_argument("--corpus", type=Path, required=True, metavar="DIR")
-    pretrain.add_argument(
-        "--workdir", type=place, required=True, metavar="DIR", help="or gs://BUCKET/PATH"
-    )
-    pretrain.add_argument(
-        "--init-from",
-        type=place,
-        metavar="CHECKPOINT",
-        help="start a new run, with a fresh schedule, from the parameters of this checkpoint: a "
-        "workdir, one step of it, a Hugging Face directory or a TF1 checkpoint",
-    )
-    convert.add_allow_missing_heads(pretrain, "begin with fresh heads where --init-from has none")
-    processes = pretrain.add_argument_group(
-        "several processes",
-        "One run over several hosts: start the same command on each. SIGTERM to any of them makes "
-        "all of them save and exit with 42.",
-    )
-    processes.add_argument(
-        "--distributed",
-        action="store_true",
-        help="find the other processes through Cloud TPU, GKE or Slurm",
-    )
-    elsewhere = "elsewhere: where process 0 listens"
-    processes.add_argument("--coordinator", metavar="HOST:PORT", help=elsewhere)
-    processes.add_argument("--num-processes", type=int, metavar="N")
-    processes.add_argument("--process-id", type=int, metavar="I", help="from 0 to N - 1")
-    pretrain.add_argument(
-        "--profile-steps",
-        metavar="A:B",
-        help="trace steps A to B into WORKDIR/profile, for TensorBoard or Perfetto",
-    )
+    pretraining.add_pretrain_options(pretrain)
 
     evaluate = verb(
         "evaluate",
@@ -196,6 +166,19 @@ def _parser() -> argparse.ArgumentParser:
         convert.IMPORT,
     )
     convert.add_import_options(read)
+
+    stored = verb(
+        "checkpoints",
+        checkpoints.run_checkpoints,
+        "list, verify, prune or roll back the checkpoints of a workdir",
+        checkpoints.CHECKPOINTS,
+    )
+    checkpoints.add_checkpoints_options(stored)
+
+    report = verb(
+        "report", checkpoints.run_report, "say where a run's time went", checkpoints.REPORT
+    )
+    checkpoints.add_report_options(report)
 
     predict = verb("plan", plan.run_plan, "predict a run on TPUs that are not here", plan.PLAN)
     _config_arguments(predict)
@@ -280,64 +263,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
 _COUNTS = ("documents", "sentences", "tokens", "words")
 
 
-def _pretrain(arguments: argparse.Namespace) -> None:
-    from bert_jax import resolve
-
-    # Before the heavy imports: until there is something to save, SIGTERM only ends the process.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Preempted.exit_code))
-    resolved = resolve.load(arguments.config, arguments.overrides)
-    profile = _step_range(arguments.profile_steps)
-    from bert_jax.training import host_memory
-
-    if host_memory.computes_on_cpu():
-        host_memory.keep_freed_memory()
-    from bert_jax.training import distributed
-
-    distributed.Connection(
-        detect=arguments.distributed,
-        coordinator=arguments.coordinator,
-        num_processes=arguments.num_processes,
-        process_id=arguments.process_id,
-    ).validate().connect()
-    if not distributed.is_main():
-        progress.silence()
-    from bert_jax.training.pretrain import pretrain
-
-    try:
-        closing = pretrain(
-            resolved,
-            corpus_directory=arguments.corpus,
-            workdir_path=arguments.workdir,
-            init_from=arguments.init_from,
-            allow_missing_heads=arguments.allow_missing_heads,
-            profile_steps=profile,
-        )
-    except Preempted:
-        distributed.disconnect()
-        raise
-    distributed.disconnect()
-    if not distributed.is_main():
-        return
-    validation = closing["validation"]
-    entropy = closing["unigram_entropy"]
-    _table(
-        f"{arguments.workdir}, step {closing['step']:,}",
-        ("held-out", "value", "for comparison"),
-        [
-            (
-                "MLM loss",
-                f"{validation['mlm_loss']:.3f} nats",
-                f"{entropy:.3f}: the corpus's unigram entropy "
-                f"({entropy - validation['mlm_loss']:+.3f} learned)",
-            ),
-            ("MLM accuracy", f"{validation['mlm_accuracy']:.3f}", ""),
-            ("perplexity", f"{validation['perplexity']:.1f}", ""),
-            ("NSP accuracy", f"{validation['nsp_accuracy']:.3f}", "0.5: guessing"),
-            ("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""),
-        ],
-    )
-
-
 def _evaluate(arguments: argparse.Namespace) -> None:
     from bert_jax.training.evaluate import evaluate_checkpoint
 
@@ -377,21 +302,12 @@ def _show(arguments: argparse.Namespace) -> None:
     print(json.dumps(config.to_dict(resolved), indent=2))
 
 
-def _step_range(text: str | None) -> range | None:
-    if text is None:
-        return None
-    start, _, stop = text.partition(":")
-    if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
-        raise UsageError(f"--profile-steps {text}: write it as A:B with A < B, such as 20:23")
-    return range(int(start), int(stop))
-
-
 def console() -> None:
-    """The `bert-jax` command. Storage that failed may hang the threads that wait for it at exit."""
+    """The `bert-jax` command. Threads that wait for storage or data may hang: not at the exit."""
     code = main()
-    if code == _STORAGE_FAILED:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    if code in (_STORAGE_FAILED, Preempted.exit_code):
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
 

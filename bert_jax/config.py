@@ -103,6 +103,8 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     # Slices a global batch is cut into, one after the other, to fit in memory. Same update.
     gradient_accumulation_steps: int = 1
+    # Updates that may be left out because loss or gradient was not finite; one more ends the run.
+    max_skipped_updates: int = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +152,8 @@ class CheckpointConfig:
     keep_last: int = 3
     # Steps divisible by this are kept for good; 0 keeps none beyond `keep_last`.
     keep_every: int = 0
+    # Saves in a row that may fail while training goes on; one more ends the run.
+    max_failed_saves: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +173,8 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     # Steps between rows of metrics.jsonl.
     log_every_steps: int = 100
+    # Longest that a process may go without progress; then it says where it hangs, and ends.
+    deadline_seconds: float = 900.0
 
     @property
     def total_steps(self) -> int:
@@ -239,6 +245,8 @@ def _problems(config: TrainConfig):
             yield path, f"is {value}; it must be positive"
     if optimizer.gradient_accumulation_steps < 1:
         yield "optimizer.gradient_accumulation_steps", "must be at least 1"
+    if optimizer.max_skipped_updates < 0:
+        yield "optimizer.max_skipped_updates", "must be 0 (end at the first) or more"
     if not config.phases:
         yield "phases", "is empty; a run needs at least one phase"
     for i, phase in enumerate(config.phases):
@@ -257,6 +265,10 @@ def _problems(config: TrainConfig):
         yield "checkpoint", "every_steps and keep_last must be at least 1"
     if config.checkpoint.keep_every < 0:
         yield "checkpoint.keep_every", "must be 0 (none) or more"
+    if config.checkpoint.max_failed_saves < 0:
+        yield "checkpoint.max_failed_saves", "must be 0 (end at the first) or more"
+    if config.deadline_seconds <= 0:
+        yield "deadline_seconds", f"is {config.deadline_seconds}; it must be positive"
     if config.log_every_steps < 1:
         yield "log_every_steps", "must be at least 1"
     for name, size in (

@@ -51,3 +51,9 @@ class StorageFailed(BertJaxError):
     """Output could not be written: disk full, read-only or failing."""
 
     exit_code = 7
+
+
+def with_exit_code(code: int, message: str) -> BertJaxError:
+    """The error of that exit code: another process's, seen from here."""
+    kinds = {kind.exit_code: kind for kind in BertJaxError.__subclasses__()}
+    return kinds.get(code, BertJaxError)(message)

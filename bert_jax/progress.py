@@ -22,10 +22,15 @@ def silence() -> None:
 
 def note(text: str) -> None:
     """One line for the person watching. Results go to stdout, everything else through here."""
-    if _is_silent:
-        return
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    if not _is_silent:
+        say(text)
+
+
+def say(text: str) -> None:
+    """A line on stderr, from every process. A log on a full disk must not end what it tells of."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -183,19 +183,19 @@ def test_no_cluster_is_a_usage_error(tmp_path, corpus):
 
 def test_sigterm_to_a_process_alone(tmp_path, corpus, monkeypatch):
     """Saves the step in hand and exits with 42; the same command goes on to the end."""
-    from bert_jax.training import pretrain
+    from bert_jax.training import loop
 
     config = tiny_corpus.write_config(tmp_path / "config.json", _CONFIG)
     arguments = ["pretrain", str(config), "--corpus", str(corpus)]
     arguments += ["--workdir", str(tmp_path / "workdir")]
-    evaluate = pretrain._due
+    evaluate = loop._due
 
     def due(step, every):
         if step == 4:
             signal.raise_signal(signal.SIGTERM)
         return evaluate(step, every)
 
-    monkeypatch.setattr(pretrain, "_due", due)
+    monkeypatch.setattr(loop, "_due", due)
     assert main(arguments) == 42
     assert [p.name for p in (tmp_path / "workdir/checkpoints").iterdir()] == ["4"]
     monkeypatch.undo()

@@ -19,7 +19,6 @@ from bert_jax.config import CheckpointConfig, OptimizerConfig, PhaseConfig
 from bert_jax.data.store import open_corpus
 from bert_jax.model import sharding
 from bert_jax.training import checkpoint
-from bert_jax.training.checkpoint import Checkpoints
 from tests import tiny_corpus
 from tests.tiny_corpus import tiny_config
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.core
 
 _CONFIG = tiny_config()
 # What differs from run to run; everything else in a row is a function of config and corpus.
-_TIMING = ("tokens_per_second", "step_seconds", "mfu")
+_TIMING = ("tokens_per_second", "step_seconds", "mfu", "steps", "time", "data_wait_seconds")
 
 
 def rows_of(workdir: Path, split: str = "train") -> list[dict]:
@@ -201,11 +200,8 @@ def last_row(workdir: Path) -> int:
 
 
 def state_of(workdir: Path, step: int):
-    checkpoints = Checkpoints(workdir, _CONFIG.checkpoint)
-    assert checkpoints.latest_step() == step
-    state = checkpoints.load(step, config=_CONFIG, mesh=mesh_of(8))
-    checkpoints.close()
-    return jax.device_get(state)
+    assert max(checkpoint.steps(workdir)) == step
+    return jax.device_get(checkpoint.load(workdir, step=step, config=_CONFIG, mesh=mesh_of(8)))
 
 
 def test_a_run_that_is_killed_twice_ends_with_the_same_bits(tmp_path, trained, corpus):

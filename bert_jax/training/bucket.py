@@ -31,9 +31,9 @@ def directory_of(place: str | Path, *, owner: str = "reader") -> Path:
     """The directory to work in: `place` itself, or the one that stands for a bucket's.
 
     What the bucket has is taken back first. `BERT_JAX_CACHE` (default `~/.cache/bert-jax`) says
-    where such directories are. Each `owner` has its own: what a
-    trainer writes is not to be overwritten by one who only reads. Raises UsageError for an
-    address that is not of Cloud Storage, StorageFailed if the bucket cannot be read.
+    where such directories are. Each `owner` has its own: what a trainer writes is not to be
+    overwritten by one who only reads. Raises UsageError for an address that is not of Cloud
+    Storage, StorageFailed if the bucket cannot be read.
     """
     if not is_address(place):
         return Path(place)
@@ -84,6 +84,19 @@ def copy_back(directory: Path) -> None:
                 target.write_bytes((directory / name).read_bytes())
                 known[name] = stamp
     record.write_text("".join(f"{name} {stamp}\n" for name, stamp in known.items()))
+
+
+def move(source: Any, target: Any) -> None:
+    """Moves a directory (`epath.Path`s). A bucket has none: there, file after file."""
+    if not is_address(source):
+        source.rename(target)
+        return
+    for path in source.iterdir():
+        if path.is_dir():
+            move(path, target / path.name)
+        else:
+            path.copy(target / path.name)
+    source.rmtree()
 
 
 def _beside(directory: Path, what: str) -> Path:

@@ -1,11 +1,18 @@
 """Checkpoints of a run under `workdir/checkpoints/STEP/`; the only module that knows orbax.
 
-Orbax's v1 API, not v0's CheckpointManager: v1 is what its documentation teaches, its policies are
-plain values, it reads v0 checkpoints, and v0 leaves the top level with release 1.0. Only arrays are
-stored and loaded (as OCDBT), never pickled objects: loading a checkpoint executes no Python.
+Orbax's v1 API, not v0's CheckpointManager: v1 is what its documentation teaches, it reads v0
+checkpoints, and v0 leaves the top level with release 1.0. Only arrays are stored and loaded (as
+OCDBT), never pickled objects: loading a checkpoint executes no Python.
+
+A step is a directory with a manifest (manifest.py), which is written after Orbax's commit. Older
+steps are forgotten after that, by us: there is never a moment without a whole step.
 """
 
+import contextlib
 import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,81 +22,162 @@ from orbax.checkpoint import v1 as ocp
 
 from bert_jax.config import CheckpointConfig, TrainConfig
 from bert_jax.errors import NoUsableCheckpoint, StorageFailed
-from bert_jax.training import bucket
+from bert_jax.training import bucket, manifest
 from bert_jax.training.state import TrainState
 
-DIRECTORY = bucket.CHECKPOINTS
-# What Orbax writes into a step last.
-_COMMITTED = "commit_success.txt"
+DIRECTORY, SET_ASIDE = bucket.CHECKPOINTS, "set_aside"
+# In the names of Orbax's unfinished saves, and of our unfinished removals.
+_UNFINISHED, _REMOVED = ".orbax-checkpoint-tmp", ".removed"
 
 
 class Checkpoints:
-    """The checkpoints of one workdir: save in the background, load, forget the old ones."""
+    """The saving side of one workdir: in the background, manifest last, then the old ones go."""
 
-    def __init__(self, workdir: Path, config: CheckpointConfig):
+    def __init__(
+        self,
+        workdir: Path,
+        config: CheckpointConfig,
+        *,
+        facts: Mapping[str, Any] | None = None,
+        on_saved: Callable[[int, float], None] | None = None,
+    ):
+        """`facts` go into each manifest. `on_saved(step, seconds)` is told of each whole save, from
+        the thread that waits for it; both matter in process 0 alone."""
         # What fails is raised, too; Orbax would print a page of tracebacks before it.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
-        policies = ocp.training.preservation_policies
-        keep: Any = [policies.LatestN(config.keep_last)]
-        if config.keep_every:
-            keep.append(policies.EveryNSteps(config.keep_every))
-        preserve: Any = policies.AnyPreservationPolicy(keep)
-        self._checkpointer = ocp.training.Checkpointer(
-            str(bucket.checkpoints_of(workdir)),
-            preservation_policy=preserve,
-            cleanup_tmp_directories=True,
-        )
+        self._workdir, self._config = workdir, config
+        self._facts, self._on_saved = dict(facts or {}), on_saved
+        self._root = bucket.checkpoints_of(workdir)
+        self._finisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
+        self._under_way: Future | None = None
 
     def save(self, state: TrainState, *, step: int) -> None:
-        """Starts a save and returns once the arrays are copied. Waits for the one before it."""
+        """Starts a save and returns once the arrays are copied. Waits for the one before it.
+
+        Raises StorageFailed if it, or the one before it, cannot be written.
+        """
         self.wait()
+        began = time.monotonic()
         try:
-            self._checkpointer.save_async(step, _as_dict(state), force=True)
+            response = ocp.save_async(str(self._root / str(step)), _as_dict(state), overwrite=True)
         except (OSError, ValueError) as error:
             raise _storage_failed(error) from error
+        self._under_way = self._finisher.submit(self._finish, response, step, began)
 
-    def wait(self) -> None:
-        """Returns when the save under way is committed. A failed save raises StorageFailed."""
+    def wait(self) -> bool:
+        """Returns when the save under way is whole; False if there was none.
+
+        A failed save raises StorageFailed.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return False
         try:
-            self._checkpointer.wait()
+            under_way.result()
         except (OSError, ValueError) as error:
+            if jax.process_index() == 0:
+                with contextlib.suppress(OSError):  # what is left of it takes up space
+                    remove_unfinished(self._workdir)
             raise _storage_failed(error) from error
-
-    def latest_step(self) -> int | None:
-        latest = self._checkpointer.latest
-        return None if latest is None else latest.step
-
-    def load(self, step: int, *, config: TrainConfig, mesh: Mesh) -> TrainState:
-        """The state of `step` in the layout of `mesh`, whatever mesh it was saved on."""
-        abstract = _as_dict(TrainState.abstract(config, mesh))
-        try:
-            return TrainState(**self._checkpointer.load(step, abstract))
-        except (OSError, ValueError, KeyError) as error:
-            raise NoUsableCheckpoint(
-                f"checkpoint {self._checkpointer.directory}/{step} cannot be read: "
-                f"{_first_line(error)}. Remove that step to resume from the one before it."
-            ) from error
+        return True
 
     def close(self) -> None:
-        self.wait()
-        self._checkpointer.close()
+        try:
+            self.wait()
+        finally:
+            self._finisher.shutdown(wait=False)
 
-
-def latest_step(workdir: Path) -> int | None:
-    """The newest committed step, or None before the first."""
-    return max(steps(workdir), default=None)
+    def _finish(self, response: Any, step: int, began: float) -> None:
+        response.result()
+        if jax.process_index() > 0:
+            return
+        manifest.write(self._root / str(step), **self._facts)
+        prune(self._workdir, keep_last=self._config.keep_last, keep_every=self._config.keep_every)
+        if self._on_saved is not None:
+            self._on_saved(step, time.monotonic() - began)
 
 
 def steps(workdir: Path) -> list[int]:
-    """Committed steps, ascending, by what is there alone."""
+    """Steps with a manifest, ascending. Whether their bytes are right, `problem` says."""
+    return [step for step, is_whole in _directories(workdir).items() if is_whole]
+
+
+def cut_off(workdir: Path) -> list[int]:
+    """Steps without a manifest, ascending: of saves that did not end, or tampered with."""
+    return [step for step, is_whole in _directories(workdir).items() if not is_whole]
+
+
+def problem(workdir: Path, step: int) -> str | None:
+    """What is wrong with a step, naming the file; None if every byte is as it was saved."""
+    return manifest.problem(bucket.checkpoints_of(workdir) / str(step))
+
+
+def describe(workdir: Path, step: int) -> tuple[int, str, str | None]:
+    """Bytes and time of a step, and what is wrong with its manifest. Other files are not read."""
+    try:
+        values = manifest.read(bucket.checkpoints_of(workdir) / str(step))
+    except ValueError as error:
+        return 0, "", str(error)
+    return sum(f["size"] for f in values["files"].values()), values["saved_at"], None
+
+
+def prune(workdir: Path, *, keep_last: int, keep_every: int = 0) -> list[int]:
+    """Removes all steps but the newest ones and multiples of `keep_every`; returns the removed."""
+    there = steps(workdir)
+    kept = {*there[-keep_last:], *(s for s in there if keep_every and s % keep_every == 0)}
+    removed = [step for step in there if step not in kept]
+    for step in removed:
+        remove(workdir, step)
+    return removed
+
+
+def remove(workdir: Path, step: int) -> None:
+    """Removes one step. What is left of a removal cut short is no step."""
+    directory = bucket.checkpoints_of(workdir) / str(step)
+    if bucket.is_address(directory):
+        (directory / manifest.MANIFEST).unlink(missing_ok=True)
+    else:
+        directory = directory.rename(directory.with_name(f"{step}{_REMOVED}"))
+    directory.rmtree()
+
+
+def set_aside(workdir: Path, step: int) -> str:
+    """Moves one step to `set_aside/STEP-TIME`, out of every count; returns the new place."""
     root = bucket.checkpoints_of(workdir)
-    if not root.is_dir():
-        return []
-    found = [p for p in root.iterdir() if p.name.isdigit() and p.is_dir()]
-    if bucket.is_address(root):
-        # On a disk a step gets its name when it is whole. Nothing is renamed in a bucket.
-        found = [p for p in found if (p / _COMMITTED).exists()]
-    return sorted(int(p.name) for p in found)
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    target = root.parent / SET_ASIDE / f"{step}-{stamp}"
+    number = 0
+    while target.exists():
+        number += 1
+        target = target.parent / f"{step}-{stamp}-{number}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    bucket.move(root / str(step), target)
+    return str(target)
+
+
+def remove_unfinished(workdir: Path) -> None:
+    """Removes what saves and removals that were cut off have left under other names."""
+    root = bucket.checkpoints_of(workdir)
+    for path in root.iterdir() if root.is_dir() else ():
+        if _UNFINISHED in path.name or path.name.endswith(_REMOVED):
+            path.rmtree()
+
+
+def _directories(workdir: Path) -> dict[int, bool]:
+    """Step -> whether it has a manifest, ascending."""
+    root = bucket.checkpoints_of(workdir)
+    names = [p.name for p in root.iterdir() if p.name.isdigit()] if root.is_dir() else []
+    there = sorted(int(name) for name in names if name == str(int(name)))
+    return {step: manifest.exists(root / str(step)) for step in there}
+
+
+def load(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> TrainState:
+    """The state of `step` in the layout of `mesh`, whatever mesh it was saved on.
+
+    Raises NoUsableCheckpoint if it cannot be read. Ask `problem` first: bits that were changed are
+    read without an error.
+    """
+    return TrainState(**_read(workdir, _as_dict(TrainState.abstract(config, mesh)), step=step))
 
 
 def load_params(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
@@ -106,9 +194,13 @@ def _load(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh: Mes
     abstract = _as_dict(TrainState.abstract(config, mesh))
     placeholders = jax.tree.map(lambda _: ocp.PLACEHOLDER, abstract)
     wanted = placeholders | {part: abstract[part]}
+    return _read(workdir, wanted, step=step)[part]
+
+
+def _read(workdir: Path, wanted: Any, *, step: int) -> Any:
     path = bucket.checkpoints_of(workdir) / str(step)
     try:
-        return ocp.load(str(path), wanted)[part]
+        return ocp.load(str(path), wanted)
     except (OSError, ValueError, KeyError) as error:
         raise NoUsableCheckpoint(
             f"checkpoint {path} cannot be read: {_first_line(error)}. Name an earlier step "

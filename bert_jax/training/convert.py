@@ -53,7 +53,7 @@ def import_checkpoint(
             workdir.create(output, run, corpus, init_from=None, imported_from=source)
         else:
             sub_words.save(output / workdir.TOKENIZER)
-        saved = checkpoint.Checkpoints(output, run.checkpoint)
+        saved = checkpoint.Checkpoints(output, run.checkpoint, facts={"imported_from": str(source)})
         saved.save(_state(run, foreign).place(mesh, shard_weights=True), step=foreign.step)
         saved.close()
     if corpus is None:

@@ -4,21 +4,25 @@ Every process runs the same program on its own part of each batch. Process 0 wri
 written by all, through orbax, to a workdir that all of them see.
 """
 
+import contextlib
 import hashlib
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from bert_jax.errors import UsageError
+from bert_jax.errors import BertJaxError, Preempted, UsageError, with_exit_code
 from bert_jax.model.sharding import AXES
 
+_T = TypeVar("_T")
+_POLL_SECONDS = 0.1
 # Seconds. A pod's hosts come up minutes apart, and a cold start compiles for minutes.
 _INITIALIZATION_TIMEOUT = 1800
 _HEARTBEAT_TIMEOUT = 100
@@ -129,6 +133,54 @@ def require_same(known: Callable[[], Mapping[str, str]], *, mesh: Mesh) -> None:
         )
 
 
+def from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int | None:
+    """What process 0 decides (a number from 0, or None), in every process.
+
+    An error of process 0 is raised in all of them, so that none waits for it.
+    """
+    if jax.process_count() == 1:
+        return decide()
+    answer, problem = np.zeros(2, np.int32), None
+    if is_main():
+        try:
+            decided = decide()
+            answer[:] = (0 if decided is None else 1, decided or 0)
+        except BertJaxError as error:
+            problem, answer[:] = error, (2, error.exit_code)
+    kind, number = _gather(mesh, answer)[0]
+    if problem is not None:
+        raise problem
+    if kind == 2:
+        raise with_exit_code(int(number), "process 0 found it; its own message says what")
+    return int(number) if kind == 1 else None
+
+
+# --- what each is at ---------------------------------------------------------------------------
+
+_TOLD = "bert-jax/at/"
+
+
+def tell(text: str) -> None:
+    """Lets the other processes know. Does nothing once the coordination service is gone."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        _client().key_value_set(f"{_TOLD}{jax.process_index()}", text, allow_overwrite=True)
+
+
+def told() -> dict[int, str]:
+    """What each process told last."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        pairs = _client().key_value_dir_get(_TOLD)
+        return {int(key.rpartition("/")[2]): text for key, text in pairs}
+    return {}
+
+
+def _client() -> Any:
+    # jax has no public name for its key-value store (0.10.2 to 0.12).
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
 # --- preemption ----------------------------------------------------------------------------------
 
 
@@ -141,6 +193,7 @@ class Preemption:
 
     def __init__(self):
         self._received = threading.Event()
+        self._asked = 0
         self._before: Any = None
 
     def __enter__(self) -> Self:
@@ -162,10 +215,30 @@ class Preemption:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.set()
 
-    def requested(self, step: int) -> bool:
-        """Whether to save and stop after `step`. Every process asks at every step."""
+    def requested(self) -> bool:
+        """Whether to save and stop now. Every process asks equally often, at the same places."""
         if self._is_ours:
             return self._received.is_set()
         from jax.experimental import multihost_utils
 
-        return multihost_utils.reached_preemption_sync_point(step)
+        self._asked += 1
+        if multihost_utils.reached_preemption_sync_point(self._asked):
+            self._received.set()
+        return self._received.is_set()
+
+    def wait(self, work: Future[_T]) -> _T:
+        """The result of `work`. A process that is alone does not wait for it once told to go.
+
+        Raises Preempted then: there is nothing new to save, or the caller saves it. With others,
+        it waits: they must be asked, and are asked after a step.
+        """
+        while True:
+            try:
+                return work.result(timeout=_POLL_SECONDS)
+            except TimeoutError:
+                if work.done():
+                    raise
+                if self._is_ours and self._received.is_set():
+                    raise Preempted(
+                        "preempted; the same command goes on from the newest checkpoint"
+                    ) from None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,30 @@ class Evaluator:
             seed=EVALUATION_SEED,
         )
         batch = feed.abstract_batch(shape, mesh=mesh)
-        self._step = compile_lowered(lower_eval_step(config, params, batch))
+        self._lowered = lower_eval_step(config, params, batch)
+        self._step: Any = None
 
-    def run(self, params: Any, *, show_progress: bool = False) -> dict[str, float]:
-        """Means over all held-out examples, weighted by token: a mean of sums, not of batches."""
+    def compile(self) -> None:
+        """Ahead of the first `run`, which does it otherwise. In any thread."""
+        self._step = compile_lowered(self._lowered)
+
+    def run(
+        self, params: Any, *, cut_short: Callable[[], bool] | None = None
+    ) -> dict[str, float] | None:
+        """Means over all held-out examples, weighted by token: a mean of sums, not of batches.
+
+        `cut_short` is asked before every batch; None comes back if it says so.
+        """
+        if self._step is None:
+            self.compile()
+        assert self._step is not None
         ranges = feed.local_rows(self._mesh, self._rows)
         totals: dict[str, float] = {}
         batches = self._examples.num_batches
-        with Progress("evaluate", total=batches, hidden=not show_progress) as bar:
+        with Progress("evaluate", total=batches, hidden=cut_short is not None) as bar:
             for index in range(batches):
+                if cut_short is not None and cut_short():
+                    return None
                 host = feed.host_batch(self._examples.batch_at, index, ranges)
                 batch = feed.to_global(host, mesh=self._mesh, ranges=ranges, global_rows=self._rows)
                 for name, value in jax.device_get(self._step(params, batch)).items():
@@ -92,7 +108,8 @@ def evaluate_checkpoint(checkpoint: Path | str, corpus_directory: Path) -> dict[
         workdir.require_same_tokenizer(source, corpus)
         phase = source.config.phases[-1]
         evaluator = Evaluator(source.config, phase, corpus=corpus, mesh=mesh, params=source.params)
-        metrics = evaluator.run(source.params, show_progress=True)
+        metrics = evaluator.run(source.params)
+    assert metrics is not None
     return {
         "checkpoint": str(checkpoint),
         "step": source.step,

@@ -3,6 +3,7 @@
 import collections
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -58,12 +59,19 @@ def to_global(batch: HostBatch, *, mesh: Mesh, ranges: list[range], global_rows:
     return {name: place(array) for name, array in batch.items()}
 
 
-def ahead(batches: Iterator[dict], *, depth: int) -> Iterator[dict]:
-    """The same batches, with `depth` of them on their way to the devices already."""
-    waiting = collections.deque(itertools.islice(batches, depth))
-    while waiting:
-        yield waiting.popleft()
-        waiting.extend(itertools.islice(batches, 1))
+def ahead(batches: Iterator[dict], *, depth: int) -> Iterator[Future[dict]]:
+    """The same batches, `depth` of them on their way to the devices already.
+
+    They are made in a thread, and come as futures: who waits for one can listen for a signal.
+    """
+    worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+    waiting = collections.deque(worker.submit(next, batches) for _ in range(depth))
+    try:
+        while True:
+            yield waiting.popleft()
+            waiting.append(worker.submit(next, batches))
+    finally:
+        worker.shutdown(wait=False, cancel_futures=True)
 
 
 def abstract_batch(phase: PhaseConfig, *, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:

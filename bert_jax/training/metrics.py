@@ -1,8 +1,11 @@
 """What a run writes about itself: rows of numbers, events, throughput, MFU."""
 
+import contextlib
 import json
+import math
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import jax.numpy as jnp
 from bert_jax.config import ModelConfig, PhaseConfig
 
 METRICS, EVENTS, TENSORBOARD = "metrics.jsonl", "events.jsonl", "tensorboard"
+ASIDE = "metrics.aside.jsonl"
 
 # Peak dense bf16 FLOP/s of one jax device. TPU v2/v3 devices are cores, half a chip.
 # Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm (v2 to v6e), NVIDIA data sheets.
@@ -80,24 +84,28 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        self.steps, self._began = 0, time.monotonic()
+        self.steps, self.waited, self._began = 0, 0.0, time.monotonic()
 
     def seconds_per_step(self) -> float:
         return max(time.monotonic() - self._began, 1e-9) / max(self.steps, 1)
 
-    def paused(self) -> "_Paused":
-        return _Paused(self)
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside does not count."""
+        entered = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began += time.monotonic() - entered
 
-
-class _Paused:
-    def __init__(self, clock: Clock):
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        self._entered = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._clock._began += time.monotonic() - self._entered
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens inside is counted as `waited`, too."""
+        entered = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited += time.monotonic() - entered
 
 
 class Journal:
@@ -112,10 +120,8 @@ class Journal:
         self._is_writer = is_writer
         if not is_writer:
             return
-        self._metrics = (workdir / METRICS).open("a", encoding="utf-8")
-        self._events = (workdir / EVENTS).open("a", encoding="utf-8")
-        if self._events.tell() and not (workdir / EVENTS).read_bytes().endswith(b"\n"):
-            self._events.write("\n")  # after a line that a kill cut short
+        self._metrics = _Lines(workdir / METRICS)
+        self._events = _Lines(workdir / EVENTS)
 
     def open_tensorboard(self, past_rows: Iterable[dict[str, Any]]) -> None:
         """Starts a fresh event file that begins with the rows of the run so far.
@@ -138,8 +144,9 @@ class Journal:
     def row(self, **values: Any) -> None:
         if not self._is_writer:
             return
-        self._metrics.write(json.dumps(values) + "\n")
-        self._metrics.flush()
+        # A loss that is not finite is null: JSON has no other word for it.
+        is_number = {k: not isinstance(v, float) or math.isfinite(v) for k, v in values.items()}
+        self._metrics.write({k: v if is_number[k] else None for k, v in values.items()})
         if self._tensorboard is not None:
             self._to_tensorboard(values)
 
@@ -147,8 +154,7 @@ class Journal:
         """`seconds` is how long it took, where it took any."""
         if not self._is_writer:
             return
-        self._events.write(json.dumps({"event": name, "time": time.time(), **values}) + "\n")
-        self._events.flush()
+        self._events.write({"event": name, "time": time.time(), **values})
 
     def _to_tensorboard(self, row: dict[str, Any]) -> None:
         import tensorflow as tf
@@ -173,17 +179,51 @@ class Journal:
             self._tensorboard.close()
 
 
+class _Lines:
+    """Appends JSON lines. What a full disk does not take is kept and written when it does."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("ab", buffering=0)
+        self._pending = b""
+        self._lock = threading.Lock()  # events come from the thread that saves, too
+        if self._file.tell() and not path.read_bytes().endswith(b"\n"):
+            self._pending = b"\n"  # after a line that a kill cut short
+
+    def write(self, values: dict[str, Any]) -> None:
+        with self._lock:
+            self._pending += json.dumps(values).encode() + b"\n"
+            with contextlib.suppress(OSError):
+                self._drain()
+
+    def _drain(self) -> None:
+        while self._pending:
+            self._pending = self._pending[self._file.write(self._pending) or 0 :]
+
+    def close(self) -> None:
+        with self._lock:
+            self._drain()
+            self._file.close()
+
+
+def append_event(workdir: Path, name: str, **values: Any) -> None:
+    """One event outside of a run's journal: from before it is opened, or from another verb."""
+    journal = Journal(workdir)
+    journal.event(name, **values)
+    journal.close()
+
+
 def read_rows(workdir: Path) -> list[dict[str, Any]]:
     """The rows written so far. A line cut short by a kill is left out."""
-    return _read_lines(workdir / METRICS)
+    return read_lines(workdir / METRICS)
 
 
 def read_events(workdir: Path) -> list[dict[str, Any]]:
     """The events written so far, over all processes that worked on the run."""
-    return _read_lines(workdir / EVENTS)
+    return read_lines(workdir / EVENTS)
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of JSON; none where there is no file, and without one that a kill cut short."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
@@ -191,6 +231,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return rows
+
+
+def skipped_steps(workdir: Path, step: int) -> int:
+    """How many updates up to `step` were left out, in all processes that worked on the run."""
+    events = read_events(workdir)
+    return len({e["step"] for e in events if e.get("event") == "skip" and e["step"] <= step})
 
 
 def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
@@ -203,7 +249,7 @@ def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
     kept = [row for row in rows if row["step"] <= step]
     aside = [row for row in rows if row["step"] > step]
     if aside:
-        with open(workdir / "metrics.aside.jsonl", "a", encoding="utf-8") as file:
+        with open(workdir / ASIDE, "a", encoding="utf-8") as file:
             file.writelines(json.dumps({"resumed_at": step, **row}) + "\n" for row in aside)
     rewound = workdir / f"{METRICS}.new"
     rewound.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")

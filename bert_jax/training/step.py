@@ -23,7 +23,8 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
     """One update on one global batch. The metrics are float32 scalars, before the update.
 
     The loss is the sum of two means, each over the whole global batch, whatever the mesh and
-    however many slices the batch is cut into.
+    however many slices the batch is cut into. Where loss or gradient norm is not finite, the update
+    is left out: `step` goes on, parameters and the optimiser's state keep their bits.
     """
     # Dropout knows a row by its number in the global batch.
     rows_B = jax.lax.broadcasted_iota(
@@ -58,6 +59,13 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
         "learning_rate": rate,
         "grad_norm": optax.tree.norm(gradients),
     }
+    # A choice between two values, never a product with 0: 0 x NaN is NaN.
+    is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(is_finite, new, old),
+        (params, opt_state),
+        (state.params, state.opt_state),
+    )
     return TrainState(state.step + 1, params, opt_state), metrics
 
 

@@ -1,9 +1,11 @@
 """What lies in a workdir besides checkpoints and logs, and what `--checkpoint` can name."""
 
+import hashlib
 import importlib.metadata
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,48 +17,46 @@ from bert_jax import config as configs
 from bert_jax import resolve
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.data.store import Corpus
-from bert_jax.errors import NoUsableCheckpoint, ResumeRefused, UsageError
+from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.interchange import huggingface, tf1
 from bert_jax.interchange.layout import Foreign
 from bert_jax.model import heads, sharding
-from bert_jax.training import bucket, checkpoint, metrics
+from bert_jax.training import bucket, checkpoint, recovery, same_run
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
 
-# Fields that may differ on resume: they change how or how often, never which numbers come out
-# beyond rounding. Everything else defines the run.
-_FREE = (
-    "name",
-    "mesh.",
-    "evaluation.",
-    "checkpoint.",
-    "log_every_steps",
-    "data.num_workers",
-    "data.prefetch",
-    "compute.remat",
-    "compute.layers",
-    "compute.gather",
-)
-
 
 def holds_run(
-    directory: Path, config: TrainConfig, corpus: Corpus, *, init_from: Path | str | None
-) -> bool:
-    """Whether `directory` is the home of this run already; False if it is free to become it.
+    directory: Path,
+    config: TrainConfig,
+    corpus: Corpus,
+    *,
+    init_from: Path | str | None,
+    allowed: Sequence[str] = (),
+) -> tuple[bool, list[same_run.Change]]:
+    """Whether `directory` is the home of this run already, and what is allowed to change in it.
 
-    Raises UsageError if it holds something else, ResumeRefused if it holds a run that differs,
-    NoUsableCheckpoint if the checkpoints that its run saved are gone. Writes nothing.
+    False if it is free to become its home. Raises UsageError if it holds something else,
+    ResumeRefused if it holds a run that differs. Writes nothing.
     """
     if (directory / CONFIG).is_file():
-        _require_same_run(directory, config, corpus, init_from)
-        return True
+        changes = same_run.require(
+            directory / CONFIG,
+            config,
+            corpus,
+            init_from=None if init_from is None else str(init_from),
+            has_steps=bool(checkpoint.steps(directory)),
+            allowed=allowed,
+            name=bucket.address_of(directory),
+        )
+        return True, changes
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--workdir {directory} is a file; choose a directory")
     if directory.is_dir() and any(directory.iterdir()):
         raise UsageError(
             f"--workdir {directory} is not empty and holds no run; choose another directory"
         )
-    return False
+    return False, []
 
 
 def create(
@@ -73,14 +73,25 @@ def create(
     write_config(
         directory,
         config,
-        corpus={
-            "directory": str(corpus.directory),
-            "fingerprint": corpus.fingerprint,
-            "tokenizer_hash": corpus.tokenizer_hash,
-        },
+        corpus=_named(corpus),
         init_from=None if init_from is None else str(init_from),
         **({} if imported_from is None else {"imported_from": str(imported_from)}),
     )
+
+
+def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:
+    """The run in `directory` goes on with another config or corpus; where it began stays."""
+    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    kept = {key: stored[key] for key in stored if key not in ("config", "versions", "corpus")}
+    write_config(directory, config, corpus=_named(corpus), **kept)
+
+
+def _named(corpus: Corpus) -> dict[str, str]:
+    return {
+        "directory": str(corpus.directory),
+        "fingerprint": corpus.fingerprint,
+        "tokenizer_hash": corpus.tokenizer_hash,
+    }
 
 
 def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
@@ -91,38 +102,10 @@ def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
     building.replace(directory / CONFIG)
 
 
-def _require_same_run(
-    directory: Path, config: TrainConfig, corpus: Corpus, init_from: Path | str | None
-) -> None:
-    path = directory / CONFIG
-    old = configs.flatten(resolve.load_json(path))
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    new = configs.flatten(config)
-    changed = [
-        f"{field}: {old.get(field, 'absent')!r} -> {new.get(field, 'absent')!r}"
-        for field in sorted(old.keys() | new.keys())
-        if old.get(field) != new.get(field) and not field.startswith(_FREE)
-    ]
-    fingerprint = stored.get("corpus", {}).get("fingerprint")
-    if fingerprint != corpus.fingerprint:
-        changed.append(f"corpus: {str(fingerprint)[:12]} -> {corpus.fingerprint[:12]}")
-    saved = checkpoint.steps(directory)
-    beginning, asked = stored.get("init_from"), None if init_from is None else str(init_from)
-    # What a run began from matters until its first checkpoint; later the flag may be left out.
-    if beginning != asked and not (saved and asked is None):
-        changed.append(f"--init-from: {beginning} -> {asked}")
-    name = bucket.address_of(directory)
-    if changed:
-        raise ResumeRefused(
-            f"workdir {name} holds a run that differs: {'; '.join(changed)}. Use the same "
-            "config and corpus to resume it, or another --workdir (with --init-from "
-            f"{name} to start from its parameters)."
-        )
-    if not saved and any(event.get("event") == "save" for event in metrics.read_events(directory)):
-        raise NoUsableCheckpoint(
-            f"workdir {name} saved checkpoints that are no longer there; put them back, or "
-            "start again in another --workdir"
-        )
+def facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
+    """What a checkpoint's manifest says of its run."""
+    digest = hashlib.sha256(json.dumps(configs.to_dict(config), sort_keys=True).encode())
+    return {"config": digest.hexdigest(), "corpus": corpus.fingerprint, "versions": versions()}
 
 
 def versions() -> dict[str, str]:
@@ -152,7 +135,7 @@ class LoadedCheckpoint:
 def load_checkpoint(
     path: str | Path, *, mesh: Mesh, allow_missing_heads: bool = False
 ) -> LoadedCheckpoint:
-    """Reads a workdir (its newest step), one step of it, a Hugging Face directory or a TF1 one.
+    """Reads a workdir (its newest good step), a step of one, a Hugging Face directory or a TF1 one.
 
     Raises UsageError if `path` is none of them or its tensors do not fit its config,
     NoUsableCheckpoint if it holds nothing to read. With `allow_missing_heads`, heads of a foreign
@@ -163,20 +146,14 @@ def load_checkpoint(
         directory = bucket.directory_of(home)
         if not (directory / CONFIG).is_file() or not (step or "0").isdigit():
             raise UsageError(f"--checkpoint {path}: there is no workdir or step of one")
-        found = [int(step)] if step else checkpoint.steps(directory)
-        if not found:
-            raise NoUsableCheckpoint(f"workdir {home} has no finished checkpoint yet")
-        return _load_step(directory, found[-1], mesh)
+        return _load_step(directory, int(step) if step else None, mesh)
     path = Path(path)
     if not path.is_dir() and not tf1.is_checkpoint(path):
         raise UsageError(f"--checkpoint {path}: no such directory")
     if path.parent.name == checkpoint.DIRECTORY and path.name.isdigit():
         return _load_step(path.parent.parent, int(path.name), mesh)
     if (path / checkpoint.DIRECTORY).is_dir() or (path / TOKENIZER).is_dir():
-        found = checkpoint.steps(path)
-        if not found:
-            raise NoUsableCheckpoint(f"workdir {path} has no finished checkpoint yet")
-        return _load_step(path, found[-1], mesh)
+        return _load_step(path, None, mesh)
     foreign, tokenizer = read_foreign(path, allow_missing_heads=allow_missing_heads)
     return LoadedCheckpoint(
         path,
@@ -217,7 +194,14 @@ def _require_rows_for_ids(path: Path, model: ModelConfig) -> None:
         )
 
 
-def _load_step(directory: Path, step: int, mesh: Mesh) -> LoadedCheckpoint:
+def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoint:
+    if step is not None:
+        recovery.require_good(directory, step)
+    else:
+        step = recovery.newest_good_step(directory)
+    if step is None:
+        name = bucket.address_of(directory)
+        raise NoUsableCheckpoint(f"workdir {name} has no finished checkpoint yet")
     config = resolve.load_json(directory / CONFIG)
     params = checkpoint.load_params(directory, step=step, config=config, mesh=mesh)
     return LoadedCheckpoint(directory, step, config, params, directory / TOKENIZER)

@@ -1,0 +1,94 @@
+"""A step's manifest: what its files must be, so that a damaged checkpoint is never trained on.
+
+Orbax restores flipped bits without a word. So each committed step gets `manifest.json`, written
+last: size and CRC-32 of every file, and what the step belongs to. A directory without one is not a
+step: either its save was cut off, or it has been tampered with.
+"""
+
+import json
+import time
+import zlib
+from typing import Any
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_CHUNK = 1 << 20
+
+
+def write(step_directory: Any, **facts: Any) -> None:
+    """Describes every file under `step_directory` (an `epath.Path`); `facts` go in as they are."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    entry = {"format": _FORMAT, "step": int(step_directory.name), "saved_at": now, **facts}
+    entry["files"] = {
+        name: dict(zip(("size", "crc32"), _measure(path), strict=True))
+        for name, path in sorted(_files(step_directory))
+    }
+    text = json.dumps(entry | {"checksum": _checksum(entry)}, indent=1)
+    # Whole or not at all: on a disk by the rename, in a bucket since objects appear when complete.
+    building = step_directory / f"{MANIFEST}.new"
+    building.write_text(text)
+    building.rename(step_directory / MANIFEST)
+
+
+def exists(step_directory: Any) -> bool:
+    return (step_directory / MANIFEST).exists()
+
+
+def read(step_directory: Any) -> dict[str, Any]:
+    """The manifest's values. Raises ValueError that says what is wrong with it."""
+    try:
+        values = json.loads((step_directory / MANIFEST).read_bytes())
+    except OSError as error:
+        raise ValueError(f"{MANIFEST} is missing") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{MANIFEST} is damaged") from error
+    if not isinstance(values, dict) or values.pop("checksum", None) != _checksum(values):
+        raise ValueError(f"{MANIFEST} is damaged")
+    if values.get("format") != _FORMAT:
+        raise ValueError(f"{MANIFEST} has format {values.get('format')}, not {_FORMAT}")
+    return values
+
+
+def problem(step_directory: Any) -> str | None:
+    """What is wrong with a step, naming the file; None if every byte is as it was written."""
+    try:
+        values = read(step_directory)
+    except ValueError as error:
+        return str(error)
+    if values["step"] != int(step_directory.name):
+        return f"it was saved as step {values['step']}"
+    for name, expected in values["files"].items():
+        try:
+            size, crc32 = _measure(step_directory / name)
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or type(error).__name__})"
+        if size != expected["size"]:
+            return f"{name} has {size} bytes instead of {expected['size']}"
+        if crc32 != expected["crc32"]:
+            return f"{name} is damaged: its checksum is not the manifest's"
+    return None
+
+
+def _files(directory: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for path in directory.iterdir():
+        name = f"{prefix}{path.name}"
+        if path.is_dir():
+            found += _files(path, f"{name}/")
+        elif not name.startswith(MANIFEST):
+            found.append((name, path))
+    return found
+
+
+def _measure(path: Any) -> tuple[int, int]:
+    """Size and CRC-32, at about 3 GB a second where the file is in memory."""
+    size = crc32 = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            crc32 = zlib.crc32(chunk, crc32)
+    return size, crc32
+
+
+def _checksum(values: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())

@@ -1,0 +1,196 @@
+"""`bert-jax` with something broken in it:
+
+    python -m tests.chaos.faulty FAULT=VALUE ... -- pretrain CONFIG ...
+
+| fault | breaks |
+|---|---|
+| `nan=5,9` | the weights of the batches that these steps train on |
+| `omit=5,9` | these steps advance step and data, and update nothing: what `nan` is to come to |
+| `loader=5:60` | the loader sleeps 60 s at step 5 |
+| `gil=5:60` | the loader holds the interpreter's lock for 60 s at step 5 |
+| `step=0.05` | every batch takes so long |
+| `save=60` | a save that is committed waits 60 s before its manifest |
+| `barrier=60` | the process comes late to where all meet |
+| `failing-saves=2` | the first two saves find no space |
+| `commit-files=1` | Orbax writes steps as it does in a bucket: in place, a file says when whole |
+| `say=evaluate` | a line on stderr when an evaluation begins (also: import, compile, save, data) |
+"""
+
+import builtins
+import ctypes
+import errno
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bert_jax.__main__ import console
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"chaos: {what}\n")
+    sys.stderr.flush()
+
+
+def _around_batches(change: Callable[[int, dict], dict]) -> None:
+    from bert_jax.training import feed
+
+    make = feed.host_batch
+
+    def host_batch(batch_at: Any, step: int, ranges: Any) -> dict:
+        # Evaluation makes its batches in the main thread, and of a set of its own.
+        batch = make(batch_at, step, ranges)
+        is_training = getattr(batch_at, "__self__", None).__class__.__name__ == "Pipeline"
+        return change(int(step), batch) if is_training else batch
+
+    feed.host_batch = host_batch
+
+
+def _at_step(value: str, act: Callable[[float], Any]) -> None:
+    at, seconds = value.split(":")
+
+    def change(step: int, batch: dict) -> dict:
+        if step == int(at):
+            _say(f"step {step} is held up")
+            act(float(seconds))
+        return batch
+
+    _around_batches(change)
+
+
+def nan(value: str) -> None:
+    steps = {int(step) for step in value.split(",")}
+
+    def change(step: int, batch: dict) -> dict:
+        if step + 1 in steps:
+            batch["mlm_weights"] = batch["mlm_weights"] * float("nan")
+        return batch
+
+    _around_batches(change)
+
+
+def omit(value: str) -> None:
+    import dataclasses
+
+    import jax
+
+    from bert_jax.training import loop
+
+    steps, compile_lowered = {int(step) for step in value.split(",")}, loop.compile_lowered
+
+    def omitting(lowered: Any) -> Any:
+        train = compile_lowered(lowered)
+
+        def step(state: Any, batch: dict) -> Any:
+            if int(state.step) + 1 not in steps:
+                return train(state, batch)
+            _, metrics = train(jax.tree.map(lambda x: x.copy(), state), batch)
+            return dataclasses.replace(state, step=state.step + 1), metrics
+
+        return step
+
+    loop.compile_lowered = omitting
+
+
+def loader(value: str) -> None:
+    _at_step(value, time.sleep)
+
+
+def gil(value: str) -> None:
+    # A function of the C library, called without giving the lock back.
+    _at_step(value, lambda seconds: ctypes.PyDLL(None).sleep(int(seconds)))
+
+
+def step(value: str) -> None:
+    def change(_: int, batch: dict) -> dict:
+        time.sleep(float(value))
+        return batch
+
+    _around_batches(change)
+
+
+def save(value: str) -> None:
+    from bert_jax.training import manifest
+
+    write = manifest.write
+
+    def slow(directory: Any, **facts: Any) -> None:
+        _say("saving")
+        time.sleep(float(value))
+        write(directory, **facts)
+
+    manifest.write = slow
+
+
+def barrier(value: str) -> None:
+    from bert_jax.training import distributed
+
+    meet = distributed.barrier
+
+    def late(mesh: Any) -> None:
+        time.sleep(float(value))
+        meet(mesh)
+
+    distributed.barrier = late
+
+
+def failing_saves(value: str) -> None:
+    from orbax.checkpoint import v1 as ocp
+
+    save_async, left = ocp.save_async, [int(value)]
+
+    def failing(path: str, state: Any, **options: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return save_async(path, state, **options)
+
+    ocp.save_async = failing
+
+
+def commit_files(_: str) -> None:
+    from orbax.checkpoint import v1 as ocp
+    from orbax.checkpoint._src.path import atomicity
+
+    ocp.Context(
+        file_options=ocp.options.FileOptions(temporary_path_class=atomicity.CommitFileTemporaryPath)
+    ).__enter__()
+
+
+def say(value: str) -> None:
+    if value == "import":
+        importing = builtins.__import__
+
+        def watched(name: str, *rest: Any) -> Any:
+            if name == "jax":
+                builtins.__import__ = importing
+                _say("import")
+            return importing(name, *rest)
+
+        builtins.__import__ = watched
+        return
+    from bert_jax.training import loop
+    from bert_jax.training.evaluate import Evaluator
+
+    owner, name = {
+        "evaluate": (Evaluator, "run"),
+        "compile": (loop, "compile_lowered"),
+        "save": (loop.Run, "_save"),
+        "data": (loop.Run, "_next_batch"),
+    }[value]
+    original = getattr(owner, name)
+
+    def telling(*arguments: Any, **options: Any) -> Any:
+        _say(value)
+        return original(*arguments, **options)
+
+    setattr(owner, name, telling)
+
+
+if __name__ == "__main__":
+    split = sys.argv.index("--")
+    for fault in sys.argv[1:split]:
+        kind, _, argument = fault.partition("=")
+        globals()[kind.replace("-", "_")](argument)
+    sys.argv[1:] = sys.argv[split + 1 :]
+    console()

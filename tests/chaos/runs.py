@@ -1,0 +1,126 @@
+"""Runs to put faults into: started as real processes, watched, and compared bit for bit."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
+from bert_jax.model import sharding
+from bert_jax.training import checkpoint
+from tests import tiny_corpus
+
+ROOT = Path(__file__).parents[2]
+STEPS = 40
+CONFIG = tiny_corpus.tiny_config(
+    phases=(
+        PhaseConfig(sequence_length=32, steps=24, global_batch_size=16, max_predictions=5),
+        PhaseConfig(sequence_length=48, steps=16, global_batch_size=8, max_predictions=7),
+    ),
+    optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=10),
+    evaluation=EvaluationConfig(every_steps=8, num_examples=20, batch_size=16),
+    checkpoint=CheckpointConfig(every_steps=4, keep_last=2),
+)
+
+
+class Started:
+    """A run of one or several processes, begun."""
+
+    def __init__(
+        self,
+        directory: Path,
+        corpus: Path,
+        *,
+        faults: Sequence[str] = (),
+        faults_of: dict[int, Sequence[str]] | None = None,
+        options: Sequence[str] = (),
+        processes: int = 1,
+        devices: int = 1,
+        config=CONFIG,
+    ):
+        directory.mkdir(exist_ok=True, parents=True)
+        self.directory, self.workdir = directory, directory / "workdir"
+        named = tiny_corpus.write_config(directory / "config.json", config)
+        together: list[str] = []
+        if processes > 1:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            together = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(processes)]
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        self.processes = []
+        for rank in range(processes):
+            command = [sys.executable, "-m", "tests.chaos.faulty"]
+            command += [*faults, *(faults_of or {}).get(rank, ()), "--", "pretrain", str(named)]
+            command += ["--corpus", str(corpus), "--workdir", str(self.workdir), *options]
+            command += [*together, "--process-id", str(rank)] if together else []
+            with (directory / f"log.{rank}").open("ab") as log:
+                self.processes.append(
+                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+                )
+
+    def log(self, rank: int = 0) -> str:
+        return (self.directory / f"log.{rank}").read_text(errors="replace")
+
+    def until(self, reached: Callable[[], bool], seconds: float = 240) -> None:
+        """Waits for something to happen; the run must not end before."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert all(p.poll() is None for p in self.processes), self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
+    def finish(self, seconds: float = 300) -> list[int]:
+        """Exit codes, in the order of the ranks."""
+        deadline = time.monotonic() + seconds
+        try:
+            return [p.wait(max(0.1, deadline - time.monotonic())) for p in self.processes]
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+
+def lines(path: Path) -> list[dict]:
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def losses(workdir: Path) -> list[tuple]:
+    """Every logged loss, of training and of evaluation, with all its bits."""
+    rows = lines(workdir / "metrics.jsonl")
+    return sorted((r["step"], r.get("split", ""), r["loss"], r["mlm_loss"]) for r in rows)
+
+
+def state_digest(workdir: Path, *, step: int | None = None, config=CONFIG) -> str:
+    """SHA-256 over parameters, moments and step of a checkpoint."""
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    newest = max(checkpoint.steps(workdir)) if step is None else step
+    assert checkpoint.problem(workdir, newest) is None
+    state = checkpoint.load(workdir, step=newest, config=config, mesh=mesh)
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree.leaves_with_path(state):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def with_deadline(seconds: float, **changes):
+    return dataclasses.replace(CONFIG, deadline_seconds=seconds, **changes)

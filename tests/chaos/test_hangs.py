@@ -1,0 +1,58 @@
+"""Whatever hangs, every process ends within the deadline, and says who hung and where."""
+
+import signal
+import time
+
+import pytest
+
+from tests.chaos import IS_LONG
+from tests.chaos.runs import Started, lines, with_deadline
+
+_DEADLINE, _GRACE = 15, 10
+# What hangs, in which of how many processes, and the words that must name the line.
+_HANGS = {
+    "loader": (1, 0, "loader=9:600", "waiting for the data of step"),
+    "gil": (1, 0, "gil=9:600", "faulty.py"),
+    "save": (1, 0, "save=600", "waiting for a save"),
+    "loader of one of two": (2, 1, "loader=9:600", "waiting for the data of step"),
+    "save of one of two": (2, 0, "save=600", "waiting for a save"),
+    "barrier of one of two": (2, 1, "barrier=600", "barrier"),
+    "stopped": (2, 1, "step=0.1", "step "),
+}
+_SHORT = ("loader", "gil", "stopped")
+
+
+@pytest.mark.parametrize("repeat", range(2 if IS_LONG else 1))
+@pytest.mark.parametrize("what", _HANGS if IS_LONG else _SHORT)
+def test_hang(tmp_path, corpus, what, repeat):
+    processes, rank, fault, words = _HANGS[what]
+    run = Started(
+        tmp_path / "run",
+        corpus,
+        faults_of={rank: [fault]},
+        processes=processes,
+        config=with_deadline(_DEADLINE),
+    )
+    if what == "stopped":
+        run.until(lambda: len(lines(run.workdir / "metrics.jsonl")) > 3 + repeat)
+        run.processes[rank].send_signal(signal.SIGSTOP)
+    else:
+        said = "barrier" if "barrier" in what else "saving" if "save" in what else "held up"
+        run.until(lambda: f"chaos: {said}" in run.log(rank) or said in run.log(rank))
+    began = time.monotonic()
+    watched = [p for n, p in enumerate(run.processes) if what != "stopped" or n != rank]
+    try:
+        codes = [p.wait(_DEADLINE + _GRACE - (time.monotonic() - began)) for p in watched]
+    finally:
+        run.kill()
+    # 200: it said so itself. 1: the lock was held, and faulthandler's thread did it. 134, or an
+    # error of a collective: the other process was gone first.
+    assert 200 in codes or what == "gil", (codes, run.log())
+    assert 0 not in codes
+    logs = [run.log(n) for n in range(processes)]
+    assert any(words in log for log in logs), logs
+    if processes > 1:
+        assert any(f"process {rank}" in log for log in logs), logs
+    if what != "gil":
+        assert any("hangs: no progress for" in log and ".py:" in log for log in logs)
+    assert all("Current thread" in log or "Thread 0x" in log for log in logs[:1]), logs

@@ -1,0 +1,67 @@
+"""SIGKILL at any moment: the run goes on and ends with the bits of one that was never killed."""
+
+import random
+import shutil
+import time
+
+import pytest
+
+from tests.chaos import IS_LONG
+from tests.chaos.runs import STEPS, Started, lines, losses, state_digest
+
+_KILLS = 25 if IS_LONG else 3
+_CASES = [(1, ()), (1, ("commit-files=1",)), (2, ()), (2, ("commit-files=1",))]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, corpus):
+    """(losses, digest of the final state) for one and for two processes."""
+    found = {}
+    for processes in (1, 2):
+        run = Started(tmp_path_factory.mktemp("whole") / "run", corpus, processes=processes)
+        assert run.finish() == [0] * processes, run.log()
+        found[processes] = (losses(run.workdir), state_digest(run.workdir))
+    return found
+
+
+@pytest.mark.parametrize(("processes", "faults"), _CASES if IS_LONG else _CASES[:1] + _CASES[3:])
+def test_kills(tmp_path, corpus, uninterrupted, processes, faults):
+    draw = random.Random(len(faults) + 10 * processes)
+    kills = unfinished = 0
+    while True:
+        run = Started(tmp_path / "run", corpus, processes=processes, faults=["step=0.03", *faults])
+        events = run.workdir / "events.jsonl"
+        if kills == _KILLS:
+            break
+        starts = len(lines(events))
+        run.until(lambda starts=starts, events=events: len(lines(events)) > starts, 240)
+        if kills % 2:
+            # In the middle of a save: as soon as its files are there and its manifest is not.
+            root = run.workdir / "checkpoints"
+
+            def is_saving(root=root) -> bool:
+                there = list(root.iterdir()) if root.is_dir() else []
+                return any(not (p / "manifest.json").exists() for p in there)
+
+            deadline = time.monotonic() + 60
+            while not is_saving() and run.processes[0].poll() is None:
+                assert time.monotonic() < deadline, run.log()
+                time.sleep(0.001)
+        else:
+            time.sleep(draw.uniform(0, 4))
+        if any(p.poll() is not None for p in run.processes):  # it was faster: begin anew
+            assert run.finish() == [0] * processes, run.log()
+            shutil.rmtree(tmp_path / "run")
+            continue
+        run.kill()
+        root = run.workdir / "checkpoints"
+        there = list(root.iterdir()) if root.is_dir() else []
+        unfinished += any(not (p / "manifest.json").exists() for p in there)
+        kills += 1
+    assert run.finish() == [0] * processes, run.log()
+    assert losses(run.workdir) == uninterrupted[processes][0]
+    assert state_digest(run.workdir) == uninterrupted[processes][1]
+    assert [p for p in (run.workdir / "checkpoints").iterdir() if not p.name.isdigit()] == []
+    assert max(e["step"] for e in lines(run.workdir / "events.jsonl") if "step" in e) == STEPS
+    assert unfinished or not IS_LONG
+    print(f"{kills} kills, {unfinished} of them left an unfinished save")

@@ -1,0 +1,55 @@
+"""A batch that gives no number costs one update, and nothing else."""
+
+import dataclasses
+import json
+import random
+
+import pytest
+
+from bert_jax.config import OptimizerConfig
+from tests.chaos import IS_LONG
+from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
+
+
+@pytest.mark.parametrize("number", [1, 3, 10] if IS_LONG else [3])
+def test_exactly_these_updates_are_left_out(tmp_path, corpus, number):
+    chosen = sorted(random.Random(number).sample(range(1, STEPS + 1), number))
+    named = ",".join(map(str, chosen))
+    run = Started(tmp_path / "run", corpus, faults=[f"nan={named}"])
+    omitted = Started(tmp_path / "omitted", corpus, faults=[f"omit={named}"])
+    assert run.finish() == [0], run.log()
+    assert omitted.finish() == [0], omitted.log()
+    skips = [e["step"] for e in lines(run.workdir / "events.jsonl") if e["event"] == "skip"]
+    assert skips == chosen
+    assert [s for s, split, loss, _ in losses_or_none(run) if loss is None] == chosen
+    assert state_digest(run.workdir) == state_digest(omitted.workdir)
+    plain = [row for row in losses(omitted.workdir) if row[0] not in chosen or row[1]]
+    assert [row for row in losses_or_none(run) if row[0] not in chosen or row[1]] == plain
+
+
+def losses_or_none(run: Started) -> list[tuple]:
+    text = (run.workdir / "metrics.jsonl").read_text()
+    # Strictly JSON: NaN is no part of it.
+    rows = [json.loads(line, parse_constant=lambda name: 1 / 0) for line in text.splitlines()]
+    found = [(r["step"], r.get("split", ""), r["loss"], r["mlm_loss"]) for r in rows]
+    return sorted(found, key=lambda row: row[:2])
+
+
+def test_a_budget_that_is_spent(tmp_path, corpus):
+    """Exit code 6; what is saved is finite, and a larger budget goes on from it."""
+    optimizer = dataclasses.replace(CONFIG.optimizer, max_skipped_updates=2)
+    assert isinstance(optimizer, OptimizerConfig)
+    config = dataclasses.replace(CONFIG, optimizer=optimizer)
+    faults = ["nan=5,6,7"]
+    run = Started(tmp_path / "run", corpus, faults=faults, config=config)
+    assert run.finish() == [6], run.log()
+    assert "3 updates were left out" in run.log()
+    larger = dataclasses.replace(
+        CONFIG, optimizer=dataclasses.replace(optimizer, max_skipped_updates=3)
+    )
+    again = Started(tmp_path / "run", corpus, faults=faults, config=larger)
+    assert again.finish() == [0], again.log()
+    whole = Started(tmp_path / "whole", corpus, faults=faults)
+    assert whole.finish() == [0], whole.log()
+    assert state_digest(again.workdir) == state_digest(whole.workdir)
+    assert all(loss is None or loss == loss for _, _, loss, _ in losses(again.workdir)[:1])

@@ -1,0 +1,70 @@
+"""SIGTERM at any moment, to any process: all of them save what they have and exit with 42."""
+
+import signal
+import time
+
+import pytest
+
+from bert_jax.training import checkpoint
+from tests.chaos import IS_LONG
+from tests.chaos.runs import Started, lines, losses, state_digest
+
+_SECONDS = 20
+# Where SIGTERM comes, and what makes that moment long enough to be met.
+_MOMENTS = {
+    "import": ["say=import"],
+    "compile": ["say=compile"],
+    "train": ["step=0.1"],
+    "evaluate": ["say=evaluate", "step=0.02"],
+    "save": ["save=2"],
+    "data": ["loader=9:60"],
+}
+# A process that waits for data holds up the others for as long: at most until they come.
+_MOMENTS_OF_TWO = _MOMENTS | {"data": ["loader=9:5"]}
+_CASES = [
+    (moment, processes, target, draw)
+    for draw in range(2 if IS_LONG else 1)
+    for moment in _MOMENTS
+    for processes, target in ([(1, 0), (2, 1)] if IS_LONG else [(1, 0)])
+]
+if not IS_LONG:
+    _CASES.append(("train", 2, 1, 0))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, corpus):
+    run = Started(tmp_path_factory.mktemp("whole") / "run", corpus)
+    assert run.finish() == [0], run.log()
+    return losses(run.workdir), state_digest(run.workdir)
+
+
+@pytest.mark.parametrize(("moment", "processes", "target", "draw"), _CASES)
+def test_sigterm(tmp_path, corpus, uninterrupted, moment, processes, target, draw):
+    faults = (_MOMENTS if processes == 1 else _MOMENTS_OF_TWO)[moment]
+    run = Started(tmp_path / "run", corpus, faults=faults, processes=processes)
+    metrics = run.workdir / "metrics.jsonl"
+    if moment == "train":
+        run.until(lambda: len(lines(metrics)) >= 3 + 7 * draw)
+    else:
+        said = {"save": "saving", "data": "is held up"}.get(moment, f"chaos: {moment}")
+        run.until(lambda: run.log(target).count(said) > draw or "step 9 is" in run.log(target))
+    last_row = max((row["step"] for row in lines(metrics)), default=0)
+    began = time.monotonic()
+    run.processes[target].send_signal(signal.SIGTERM)
+    codes = run.finish(120)
+    seconds = time.monotonic() - began
+    if processes == 2 and moment == "import":
+        # Before the processes have met, nothing tells the other one.
+        assert codes[target] == 42
+        return
+    assert codes == [42] * processes, run.log()
+    # While several compile, nobody can be asked.
+    assert seconds < _SECONDS or (processes == 2 and moment == "compile"), seconds
+    there = checkpoint.steps(run.workdir)
+    assert max(there, default=0) >= last_row, "more than the step in hand is lost"
+
+    if processes == 1:
+        again = Started(tmp_path / "run", corpus)
+        assert again.finish() == [0], again.log()
+        assert losses(again.workdir) == uninterrupted[0]
+        assert state_digest(again.workdir) == uninterrupted[1]

@@ -1,0 +1,142 @@
+"""Every field of a config: free on resumption, free if asked for, or refused; before compiling."""
+
+import dataclasses
+import shutil
+
+import pytest
+
+from bert_jax import config as configs
+from bert_jax.data.store import open_corpus
+from bert_jax.errors import ResumeRefused, UsageError
+from bert_jax.training import checkpoint, same_run, workdir
+from tests.chaos.runs import CONFIG, Started, lines
+
+# field -> (another value, what becomes of it)
+_CHANGES = {
+    "name": ("other", "free"),
+    "seed": (1, "refused"),
+    "log_every_steps": (2, "free"),
+    "deadline_seconds": (100.0, "free"),
+    "model.hidden_size": (64, "refused"),
+    "model.num_hidden_layers": (3, "refused"),
+    "model.num_attention_heads": (2, "refused"),
+    "model.intermediate_size": (128, "refused"),
+    "model.vocab_size": (250, "refused"),
+    "model.max_position_embeddings": (64, "refused"),
+    "model.hidden_act": ("gelu", "refused"),
+    "model.hidden_dropout_prob": (0.2, "flag"),
+    "model.attention_probs_dropout_prob": (0.2, "flag"),
+    "compute.dtype": ("bfloat16", "flag"),
+    "compute.remat": ("full", "free"),
+    "compute.layers": ("scan", "free"),
+    "compute.gather": ("per_layer", "free"),
+    "data.masked_lm_prob": (0.2, "flag"),
+    "data.short_seq_prob": (0.2, "flag"),
+    "data.num_workers": (1, "free"),
+    "data.prefetch": (2, "free"),
+    "optimizer.learning_rate": (1e-3, "flag"),
+    "optimizer.warmup_steps": (5, "flag"),
+    "optimizer.weight_decay": (0.1, "flag"),
+    "optimizer.clip_norm": (0.5, "flag"),
+    "optimizer.max_skipped_updates": (5, "free"),
+    "phases.1.steps": (20, "flag"),
+    "phases.1.global_batch_size": (16, "flag"),
+    "mesh.shard_weights": (False, "free"),
+    "evaluation.every_steps": (4, "free"),
+    "evaluation.num_examples": (10, "free"),
+    "checkpoint.every_steps": (5, "free"),
+    "checkpoint.keep_last": (1, "free"),
+    "checkpoint.max_failed_saves": (0, "free"),
+}
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory, corpus):
+    """A workdir with a finished run."""
+    run = Started(tmp_path_factory.mktemp("held") / "run", corpus)
+    assert run.finish() == [0], run.log()
+    return run.workdir
+
+
+def _changed(field: str, value):
+    values = configs.to_dict(CONFIG)
+    here = values
+    *parents, last = field.split(".")
+    for name in parents:
+        here = here[int(name)] if isinstance(here, list) else here[name]
+    assert here[last] != value
+    here[last] = value
+    return configs.from_dict(values)
+
+
+@pytest.mark.parametrize("field", _CHANGES)
+def test_each_field(held, corpus, field):
+    value, expected = _CHANGES[field]
+    config, tokens = _changed(field, value), open_corpus(corpus)
+    assert same_run.classify(field) == expected
+
+    def ask(*allowed: str):
+        return workdir.holds_run(held, config, tokens, init_from=None, allowed=allowed)
+
+    if expected == "free":
+        assert ask() == (True, [])
+        with pytest.raises(UsageError, match="may change without it"):
+            ask(field)
+        return
+    old = configs.flatten(CONFIG)[field]
+    with pytest.raises(ResumeRefused) as refused:
+        ask()
+    assert f"{field}: {old!r} -> {value!r}" in str(refused.value)
+    if expected == "flag":
+        assert f"--allow-change {field}" in str(refused.value)
+        assert ask(field) == (True, [(field, old, value)])
+    else:
+        assert "--allow-change" not in str(refused.value)
+        with pytest.raises(UsageError, match="defines the run"):
+            ask(field)
+
+
+def test_every_field_is_classified():
+    """A new field has to be thought about: what is not named in docs/reliability.md is refused."""
+    for field in configs.flatten(CONFIG):
+        assert same_run.classify(field) in ("free", "flag", "refused")
+    assert {same_run.classify(field) for field in _CHANGES} == {"free", "flag", "refused"}
+    assert len(_CHANGES) >= 30
+
+
+def test_by_the_command_line(tmp_path, held, corpus):
+    """Refused with 3 before anything is compiled; with the flag, the longer run goes on."""
+    shutil.copytree(held, tmp_path / "run" / "workdir")
+    longer = _changed("phases.1.steps", 20)
+    refused = Started(tmp_path / "run", corpus, config=longer)
+    assert refused.finish() == [3], refused.log()
+    assert "phases.1.steps: 16 -> 20" in refused.log() and "compiling" not in refused.log()
+    options = ["--allow-change", "phases.1.steps"]
+    allowed = Started(tmp_path / "run", corpus, config=longer, options=options)
+    assert allowed.finish() == [0], allowed.log()
+    events = lines(allowed.workdir / "events.jsonl")
+    (change,) = [event for event in events if event["event"] == "change"]
+    assert change["fields"] == [["phases.1.steps", 16, 20]]
+    assert max(checkpoint.steps(allowed.workdir)) == 44
+    # The config of the workdir is the new one now: the flag may stay or go.
+    again = Started(tmp_path / "run", corpus, config=longer)
+    assert again.finish() == [0], again.log()
+
+
+def test_going_back(tmp_path, held, corpus):
+    """--resume-step sets later steps aside, once: the command as it stands goes on afterwards."""
+    shutil.copytree(held, tmp_path / "run" / "workdir")
+    back = dataclasses.replace(CONFIG)
+    options = ["--resume-step", "36"]
+    run = Started(tmp_path / "run", corpus, config=back, options=options, faults=["step=0.2"])
+    run.until(lambda: any(r["step"] == 38 for r in lines(run.workdir / "metrics.jsonl")[-3:]))
+    assert checkpoint.steps(run.workdir) == [36]
+    run.kill()
+    again = Started(tmp_path / "run", corpus, config=back, options=options)
+    assert again.finish() == [0], again.log()
+    assert "--resume-step 36 was done before" in again.log()
+    aside = [p.name.split("-")[0] for p in (again.workdir / "set_aside").iterdir()]
+    assert aside == ["40"]
+    assert max(checkpoint.steps(again.workdir)) == 40
+    none = Started(tmp_path / "run", corpus, config=back, options=["--resume-step", "7"])
+    assert none.finish() == [2] and "has no step 7 to go back to" in none.log()
