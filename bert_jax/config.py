@@ -84,6 +84,9 @@ class DataConfig:
     # Threads that make batches ahead of the step, and how many batches they may be ahead.
     num_workers: int = 2
     prefetch: int = 4
+    # What of the corpus is compared with its manifest at every start: "full" reads all files and
+    # compares their checksums, "sizes" only looks at their sizes.
+    verify: str = "full"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +213,7 @@ def _problems(config: TrainConfig):
         ("compute.remat", config.compute.remat, ("none", "full", "dots")),
         ("compute.layers", config.compute.layers, ("unroll", "scan")),
         ("compute.gather", config.compute.gather, ("per_step", "per_layer")),
+        ("data.verify", data.verify, ("full", "sizes")),
     ):
         if value not in allowed:
             yield path, f"is {value!r}; choose one of {', '.join(allowed)}"

@@ -18,7 +18,7 @@ import jax
 from bert_jax import config as configs
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.data.pipeline import Pipeline, tf_batches
-from bert_jax.data.store import Corpus, open_corpus
+from bert_jax.data.store import SPLITS, Corpus, open_corpus
 from bert_jax.errors import NonFinite, Preempted, UsageError
 from bert_jax.model import heads, sharding
 from bert_jax.progress import Progress, note
@@ -50,7 +50,8 @@ def pretrain(
     `workdir/profile`.
     """
     started = time.monotonic()
-    corpus = open_corpus(corpus_directory)
+    verify = SPLITS if config.data.verify == "full" else ()
+    corpus = open_corpus(corpus_directory, verify=verify)
     require.fitting(config, corpus)
     is_main = distributed.is_main()
     mesh = sharding.make_mesh(**require.mesh_shape(config))

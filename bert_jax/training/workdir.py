@@ -33,6 +33,7 @@ _FREE = (
     "log_every_steps",
     "data.num_workers",
     "data.prefetch",
+    "data.verify",
     "compute.remat",
     "compute.layers",
     "compute.gather",
