@@ -4,6 +4,8 @@ A message names the file, field or value that is wrong and says what to do next.
 mean "do not restart: a restart would meet the same error"; 42 means "restart at will".
 """
 
+import reprlib
+
 
 class BertJaxError(Exception):
     """Base of every error that is reported as one line, without a traceback."""
@@ -51,3 +53,10 @@ class StorageFailed(BertJaxError):
     """Output could not be written: disk full, read-only or failing."""
 
     exit_code = 7
+
+
+def brief(value: object) -> str:
+    """A value from outside as a message quotes it: one line, of bounded length and depth."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 120
+    return short.repr(value)

@@ -1,8 +1,9 @@
 """JSON from outside. Whatever is wrong with a text is a ValueError of one line."""
 
 import json
-import reprlib
 from typing import Any
+
+from bert_jax.errors import brief
 
 
 def parse(text: str | bytes) -> Any:
@@ -22,5 +23,5 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {reprlib.repr(repeated)} occurs twice in an object")
+        raise ValueError(f"the key {brief(repeated)} occurs twice in an object")
     return fields

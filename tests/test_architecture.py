@@ -25,7 +25,7 @@ _MAY_IMPORT = {
     "progress": set(),
     "__init__": set(),
     "config": {"errors"},
-    "strict_json": set(),
+    "strict_json": {"errors"},
     "resolve": {"config", "errors", "strict_json"},
     "data": {"config", "errors", "progress", "strict_json"},
     "model": {"config"},
