@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,9 @@ class DataConfig:
     # Threads that make batches ahead of the step, and how many batches they may be ahead.
     num_workers: int = 2
     prefetch: int = 4
+    # What of the corpus is compared with its manifest at every start: "full" reads all files and
+    # compares their checksums, "sizes" only looks at their sizes.
+    verify: str = "full"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +201,8 @@ def _problems(config: TrainConfig):
             yield path, f"is {value}; it must be finite"
         if path.endswith("_prob") and not 0 <= value <= 1:
             yield path, f"is {value}; a probability lies between 0 and 1"
+        if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            yield path, f"is {brief(value)}, which has half a surrogate pair: it cannot be written"
     positive = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"]
     for name in [*positive, "intermediate_size", "max_position_embeddings", "type_vocab_size"]:
         if getattr(model, name) < 1:
@@ -216,6 +221,7 @@ def _problems(config: TrainConfig):
         ("compute.remat", config.compute.remat, ("none", "full", "dots")),
         ("compute.layers", config.compute.layers, ("unroll", "scan")),
         ("compute.gather", config.compute.gather, ("per_step", "per_layer")),
+        ("data.verify", data.verify, ("full", "sizes")),
     ):
         if value not in allowed:
             yield path, f"is {value!r}; choose one of {', '.join(allowed)}"
@@ -360,28 +366,32 @@ def _convert(value: Any, annotation: Any, path: str) -> Any:
     where = path or "the config"
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         if not isinstance(value, dict):
-            raise UsageError(f"{where}: expected a section of fields, got {value!r}")
+            raise UsageError(f"{where}: expected a section of fields, got {brief(value)}")
         hints = typing.get_type_hints(annotation)
         for key in value:
             if key not in hints:
-                raise UsageError(f"{_join(path, key)}: no such field.{nearest(key, hints)}")
+                raise UsageError(
+                    f"{_join(path, brief(key)[1:-1])}: no such field.{nearest(key, hints)}"
+                )
         return annotation(**{k: _convert(v, hints[k], _join(path, k)) for k, v in value.items()})
     if typing.get_origin(annotation) is tuple:
         if not isinstance(value, list | tuple):
-            raise UsageError(f"{where}: expected a list, got {value!r}")
+            raise UsageError(f"{where}: expected a list, got {brief(value)}")
         (item,) = [a for a in typing.get_args(annotation) if a is not Ellipsis]
         return tuple(_convert(v, item, _join(path, str(i))) for i, v in enumerate(value))
     if isinstance(annotation, types.UnionType):
         if value is None and type(None) in typing.get_args(annotation):
             return None
         (annotation,) = [a for a in typing.get_args(annotation) if a is not type(None)]
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
     if annotation is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # 1e6 is how people write a million
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UsageError(f"{where}: {brief(value)} does not fit in 64 bits")
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
     if type(value) is not annotation:
         name = getattr(annotation, "__name__", annotation)
-        raise UsageError(f"{where}: expected {name}, got {value!r}")
+        raise UsageError(f"{where}: expected {name}, got {brief(value)}")
     return value
 
 

@@ -4,6 +4,8 @@ A message names the file, field or value that is wrong and says what to do next.
 mean "do not restart: a restart would meet the same error"; 42 means "restart at will".
 """
 
+import reprlib
+
 
 class BertJaxError(Exception):
     """Base of every error that is reported as one line, without a traceback."""
@@ -57,3 +59,10 @@ def with_exit_code(code: int, message: str) -> BertJaxError:
     """The error of that exit code: another process's, seen from here."""
     kinds = {kind.exit_code: kind for kind in BertJaxError.__subclasses__()}
     return kinds.get(code, BertJaxError)(message)
+
+
+def brief(value: object) -> str:
+    """A value from outside as a message quotes it: one line, of bounded length and depth."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 120
+    return short.repr(value)

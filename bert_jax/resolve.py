@@ -9,8 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bert_jax import strict_json
 from bert_jax.config import TrainConfig, from_dict, nearest, to_dict, validate
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 
 
 def override(config: TrainConfig, assignments: list[str]) -> TrainConfig:
@@ -25,9 +26,11 @@ def override(config: TrainConfig, assignments: list[str]) -> TrainConfig:
         if not equals:
             raise UsageError(f"--set {assignment}: write it as section.field=value")
         try:
-            value = json.loads(text)
+            value = strict_json.parse(text)
         except json.JSONDecodeError:
             value = text
+        except ValueError as error:
+            raise UsageError(f"--set {path.strip()}: {error}") from error
         _assign(values, path.strip(), value)
     return from_dict(values)
 
@@ -39,15 +42,15 @@ def _assign(values: Any, path: str, value: Any) -> None:
     for name in [*parents, last]:
         key: Any = name
         if isinstance(here, list):
-            if not name.isdigit() or int(name) >= len(here):
-                raise UsageError(
-                    f"--set {path}: {'.'.join(seen)} has entries 0 to {len(here) - 1}, not {name!r}"
-                )
-            key = int(name)
+            indices = {str(index): index for index in range(len(here))}
+            if name not in indices:
+                listed = f"entries 0 to {len(here) - 1}" if here else "no entries"
+                raise UsageError(f"--set {path}: {'.'.join(seen)} has {listed}, not {brief(name)}")
+            key = indices[name]
         elif not isinstance(here, dict):
             raise UsageError(f"--set {path}: {'.'.join(seen)} is a value, not a section")
         elif key not in here:
-            raise UsageError(f"--set {path}: no field {key!r}.{nearest(key, here)}")
+            raise UsageError(f"--set {path}: no field {brief(key)}.{nearest(key, here)}")
         seen.append(str(key))
         if len(seen) <= len(parents):
             here = here[key]
@@ -89,13 +92,16 @@ def load(name_or_path: str, overrides: list[str] | None = None) -> TrainConfig:
 
 def load_json(path: Path) -> TrainConfig:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = strict_json.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"config {path} is not JSON: {error}") from error
     # A run's config.json holds the config in a field of its own, beside versions and fingerprint.
-    return from_dict(values.get("config", values) if isinstance(values, dict) else values)
+    try:
+        return from_dict(values.get("config", values) if isinstance(values, dict) else values)
+    except UsageError as error:
+        raise UsageError(f"config {path}: {error}") from error
 
 
 def _execute(path: Path) -> TrainConfig:

@@ -19,16 +19,17 @@ _MODULES = sorted(
 _LONGEST = 400  # lines
 
 # A part of the package -> the parts it may import: one direction, from text to command line.
-_COMMON = {"config", "errors", "progress", "resolve"}
+_COMMON = {"config", "errors", "progress", "resolve", "strict_json"}
 _MAY_IMPORT = {
     "errors": set(),
     "progress": set(),
     "__init__": set(),
     "config": {"errors"},
-    "resolve": {"config", "errors"},
-    "data": {"config", "errors", "progress"},
+    "strict_json": {"errors"},
+    "resolve": {"config", "errors", "strict_json"},
+    "data": {"config", "errors", "progress", "strict_json"},
     "model": {"config"},
-    "interchange": {"config", "errors", "data", "model"},
+    "interchange": {"config", "errors", "strict_json", "data", "model"},
     "training": _COMMON | {"data", "model", "interchange"},
     "tasks": _COMMON | {"data", "model", "interchange", "training"},
     "commands": _COMMON | {"data", "model", "interchange", "training", "tasks"},

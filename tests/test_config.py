@@ -66,6 +66,14 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
         ('phases=[{"stepz": 3}]', "phases.0.stepz: no such field. Did you mean 'steps'?"),
         ("seed.x=3", "seed is a value, not a section"),
         ("seed", "write it as section.field=value"),
+        ("phases.².steps=3", "phases has entries 0 to 1, not '²'"),
+        ("head.labels.0=x", "head.labels has no entries, not '0'"),
+        (f"seed={2**63}", "seed: 9223372036854775808 does not fit in 64 bits"),
+        ("model.hidden_size=1e300", "does not fit in 64 bits"),
+        (f"optimizer.learning_rate=1{'0' * 400}", "does not fit in 64 bits"),
+        (f"seed=1{'0' * 5000}", "--set seed: Exceeds the limit"),
+        (f"seed={'[' * 100_000}", "--set seed: nested too deeply"),
+        ('mesh={"fsdp": 1, "fsdp": 2}', "--set mesh: the key 'fsdp' occurs twice in an object"),
     ],
 )
 def test_a_wrong_override_is_explained(assignment, message):
@@ -112,6 +120,11 @@ def test_json_is_never_executed(tmp_path):
         ('{"modle": {}}', "modle: no such field. Did you mean 'model'?"),
         ('{"seed": "one"}', "seed: expected int, got 'one'"),
         ("\xff", "is not JSON"),
+        ("[" * 100_000, "is not JSON: nested too deeply"),
+        ('{"seed": 1, "seed": 2}', "is not JSON: the key 'seed' occurs twice in an object"),
+        ('{"seed": NaN}', "seed: expected int, got nan"),
+        ('{"name": "\\ud800"}', r"name is '\ud800', which has half a surrogate pair"),
+        ('{"a\\nb": 1}', r"a\nb: no such field"),
     ],
 )
 def test_json_that_is_no_config(tmp_path, text, message):
@@ -120,6 +133,7 @@ def test_json_that_is_no_config(tmp_path, text, message):
     with pytest.raises(UsageError) as caught:
         resolve.load(str(path))
     assert message in str(caught.value)
+    assert "config" in str(caught.value) and "\n" not in str(caught.value)
 
 
 # --- look-up -------------------------------------------------------------------------------------

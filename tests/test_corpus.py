@@ -190,6 +190,13 @@ def test_sentences_are_split_and_the_text_is_preserved():
     assert split_sentences("") == split_sentences(" \t ") == []
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\u2009", "\u0085", " \u00a0", "\u3000 "])
+def test_white_space_of_several_bytes_behind_an_initial(space):
+    """The splitter panics at it."""
+    found = split_sentences(f"It was J{space}. Smith. Nobody knew.")
+    assert " ".join(found) == "It was J . Smith. Nobody knew."
+
+
 def test_a_sentence_too_long_is_cut_at_a_space():
     sentence = " ".join(f"word{i}" for i in range(1000))
     cut = split_sentences(sentence)

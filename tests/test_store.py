@@ -1,3 +1,4 @@
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 
 from bert_jax.data import tokenizer as tokenizers
 from bert_jax.data.prepare import prepare
-from bert_jax.data.store import SPLITS, open_corpus, verify_checksums
+from bert_jax.data.store import SPLITS, fingerprint, open_corpus
 from bert_jax.errors import DataDamaged, UsageError
 
 WORDS = ["apple", "bread", "cloud", "door", "earth", "fire", "glass", "house"]
@@ -71,7 +72,7 @@ def read_back(split, tokenizer):
 
 def test_what_was_written_is_read(built):
     folder, documents = built
-    corpus = open_corpus(folder)
+    corpus = open_corpus(folder, verify=SPLITS)
     tokenizer = tokenizers.load(folder / "tokenizer")
     expected = {
         tuple(sentence.lower().replace(".", " .") for sentence in document)
@@ -87,7 +88,6 @@ def test_what_was_written_is_read(built):
     assert corpus.vocab_size == len(VOCABULARY)
     assert corpus.tokenizer_hash == tokenizer.hash
     assert corpus.special == tokenizer.special
-    verify_checksums(corpus)
 
 
 def test_types_and_starts(built):
@@ -133,12 +133,14 @@ def test_a_shard_of_the_wrong_size_is_named(corpus_folder, name, damage):
 def test_altered_bytes_are_found_by_checksum(corpus_folder, name):
     file = corpus_folder / name
     data = bytearray(file.read_bytes())
-    data[-1] ^= 1
+    data[-6] ^= 1
     file.write_bytes(data)
-    corpus = open_corpus(corpus_folder)
+    open_corpus(corpus_folder)
     with pytest.raises(DataDamaged) as caught:
-        verify_checksums(corpus)
+        open_corpus(corpus_folder, verify=SPLITS)
     assert str(file) in str(caught.value)
+    # What is not to be verified is not read.
+    open_corpus(corpus_folder, verify=set(SPLITS) - {name.split("/")[0]})
 
 
 def test_a_shard_that_is_no_array_is_named(corpus_folder):
@@ -181,6 +183,43 @@ def test_what_is_no_corpus_is_refused(tmp_path):
 def test_a_manifest_that_cannot_be_read_is_refused(corpus_folder, text):
     (corpus_folder / "corpus.json").write_text(text, encoding="latin-1")
     with pytest.raises(DataDamaged, match=r"corpus\.json cannot be read"):
+        open_corpus(corpus_folder)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda m: m["counts"]["train"].update(tokens=1), "was altered: its content has another"),
+        (lambda m: m.pop("counts"), "lacks what prepare writes (KeyError: 'counts')"),
+        (lambda m: m.pop("unigram_entropy_nats"), "'unigram_entropy_nats'"),
+        (lambda m: m.update(files=3), "lacks what prepare writes"),
+        (lambda m: m["files"].pop("train/00000.documents.npy"), "three files a shard"),
+        (lambda m: m["files"]["train/00000.tokens.npy"].update(bytes="1"), "no numbers"),
+    ],
+)
+def test_an_altered_manifest_is_refused(corpus_folder, change, message):
+    file = corpus_folder / "corpus.json"
+    manifest = json.loads(file.read_text())
+    change(manifest)
+    if "another" not in message:
+        with contextlib.suppress(KeyError, TypeError):
+            manifest["fingerprint"] = fingerprint(manifest)
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(DataDamaged) as caught:
+        open_corpus(corpus_folder)
+    assert str(file) in str(caught.value) and message in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["../outside", "/tmp/outside", "train/../../outside"])
+def test_a_manifest_names_only_its_own_shards(corpus_folder, place):
+    file = corpus_folder / "corpus.json"
+    manifest = json.loads(file.read_text())
+    for array in ("tokens", "sentences", "documents"):
+        moved = manifest["files"].pop(f"train/00000.{array}.npy")
+        manifest["files"][f"{place}/00000.{array}.npy"] = moved
+    manifest["fingerprint"] = fingerprint(manifest)
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(DataDamaged, match=r"three files a shard|names files that are no shards"):
         open_corpus(corpus_folder)
 
 

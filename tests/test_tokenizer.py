@@ -239,6 +239,18 @@ WORDS = {
     "added_tokens": [],
     "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
 }
+
+
+def wordpiece_json(*, unknown: str = "[UNK]", **ids: int) -> str:
+    """A tokenizer.json of SMALL and some more tokens."""
+    vocab = {token: i for i, token in enumerate(SMALL)} | ids
+    model = {"type": "WordPiece", "vocab": vocab, "unk_token": unknown}
+    model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+
+
+# What the library does not find wrong before it encodes, or with a panic.
+PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 BAD_FILES = {
     "absent.txt": (None, "no such file"),
     "no_mask.txt": ("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"no \[MASK\] or <mask> token"),
@@ -249,11 +261,21 @@ BAD_FILES = {
     "text.json": ("[PAD]\n[UNK]\n", "is not JSON"),
     "other.json": ('{"a": 1}', "not a tokenizer.json"),
     "words.json": (json.dumps(WORDS), "model WordLevel is not supported"),
+    "one_id.json": (wordpiece_json(again=7), "have one id, 7; a token has its own"),
+    "high.json": (wordpiece_json(far=4_000_000_000), "'far' has id 4000000000, above 16777215"),
+    "unknown.json": (wordpiece_json(unknown="<none>"), "cannot encode text"),
+    "panic.json": (json.dumps(json.loads(wordpiece_json()) | {"normalizer": PANIC}), "not a token"),
+    "deep.json": ("[" * 100_000, "is not JSON: nested too deeply"),
+    "repeated.json": ('{"model": {}, "model": {}}', "the key 'model' occurs twice"),
     "text.model": ("surely no protocol buffer\n", "not a SentencePiece model"),
     "empty.model": ("", "holds no pieces"),
     "folder": ({}, "neither tokenizer.json nor vocab.txt"),
     "config": ({"vocab.txt": "\n".join(SMALL), "tokenizer_config.json": "{"}, "is not JSON"),
     "list": ({"vocab.txt": "\n".join(SMALL), "tokenizer_config.json": "[]"}, "not a JSON object"),
+    "flag": (
+        {"vocab.txt": "\n".join(SMALL), "tokenizer_config.json": '{"strip_accents": "yes"}'},
+        "strip_accents is 'yes'; write true, false or null",
+    ),
     "named": (
         {"vocab.txt": "\n".join(SMALL), "tokenizer_config.json": '{"mask_token": "<blank>"}'},
         "no <blank> token",

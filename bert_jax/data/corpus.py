@@ -31,6 +31,10 @@ LONGEST_RECORD_BYTES = 64 << 20
 # A longer sentence is cut at a space, so that one sentence is never most of a training example.
 LONGEST_SENTENCE = 1000
 
+# White space beyond ASCII between a capital and a full stop, as in "J\u00a0. Smith": on its way
+# back from the stop sentencex takes it for a single byte, and panics (1.0.32).
+_INITIAL = re.compile(r"(?<=[A-Z])\s*[^\S\x00-\x7f]\s*(?=\.)")
+
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 _TFDS = re.compile(r"tfds:(?P<name>[^:]+(:\d+\.\d+\.\d+)?)(:(?P<split>.+))?")
 
@@ -70,7 +74,7 @@ def split_sentences(paragraph: str) -> list[str]:
     sentences = []
     # The stub leaves it out.
     segment = sentencex.segment  # pyright: ignore[reportAttributeAccessIssue]
-    for sentence in segment("en", paragraph):
+    for sentence in segment("en", _INITIAL.sub(" ", paragraph)):
         sentence = sentence.strip()
         while len(sentence) > LONGEST_SENTENCE:
             cut = sentence.rfind(" ", 1, LONGEST_SENTENCE + 1)

@@ -14,20 +14,27 @@ A shard holds whole documents. Tokens are memory-mapped; offsets are read, and m
 
 import hashlib
 import json
+import re
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax import strict_json
 from bert_jax.data import tokenizer as tokenizers
 from bert_jax.data.tokenizer import SpecialIds
 from bert_jax.errors import DataDamaged, UsageError
+from bert_jax.progress import Progress
 
 FORMAT_VERSION = 1
 SPLITS: tuple[str, ...] = ("train", "validation")
 MANIFEST = "corpus.json"
+# The arrays of a shard, and what their names begin with.
+_ARRAYS = ("tokens", "sentences", "documents")
+_STEM = re.compile(rf"({'|'.join(SPLITS)})/[0-9]{{5,}}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +68,14 @@ class Corpus:
     validation: Split
 
 
-def open_corpus(directory: Path) -> Corpus:
+def open_corpus(directory: Path, *, verify: Collection[str] = ()) -> Corpus:
     """Check and map a corpus directory.
 
     Raises UsageError where there is no corpus, or one of another format version, and DataDamaged
-    where a file is missing or has another size than the manifest says (to read a mapped file past
-    its end kills the process), or the tokenizer is not the one that the ids are from. The bytes of
-    the shards are not read: `verify_checksums` does that.
+    where the manifest was altered, a file is missing or has another size than the manifest says (to
+    read a mapped file past its end kills the process), or the tokenizer is not the one that the ids
+    are from. The files of the splits in `verify` are read whole, too, before they are mapped, and
+    the first whose checksum is another raises DataDamaged.
     """
     manifest = read_manifest(directory)
     for name, entry in manifest["files"].items():
@@ -76,6 +84,7 @@ def open_corpus(directory: Path) -> Corpus:
             raise _damaged(file, "is missing")
         if file.stat().st_size != entry["bytes"]:
             raise _damaged(file, f"has {file.stat().st_size} bytes, not {entry['bytes']}")
+    _verify(directory, {n: e for n, e in manifest["files"].items() if n.split("/")[0] in verify})
 
     expected = manifest["tokenizer"]
     folder = directory / "tokenizer"
@@ -87,34 +96,37 @@ def open_corpus(directory: Path) -> Corpus:
         raise _damaged(
             folder,
             f"was altered: it has {found.vocab_size} tokens and hash {found.hash[:12]}, the ids "
-            f"are from one with {expected['vocab_size']} and hash {expected['hash'][:12]}",
+            f"are from one with hash {str(expected['hash'])[:12]}",
         )
     train, validation = (_open_split(directory, name, manifest) for name in SPLITS)
     return Corpus(
         directory=directory,
         manifest=manifest,
         fingerprint=manifest["fingerprint"],
-        tokenizer_hash=expected["hash"],
-        vocab_size=expected["vocab_size"],
-        special=SpecialIds(**expected["special_ids"]),
+        tokenizer_hash=found.hash,
+        vocab_size=found.vocab_size,
+        special=found.special,
         train=train,
         validation=validation,
     )
 
 
-def verify_checksums(corpus: Corpus) -> None:
-    """Read every shard. Raises DataDamaged, naming the first file that was altered."""
-    for name, entry in corpus.manifest["files"].items():
-        file = corpus.directory / name
-        if describe_file(file) != entry:
-            raise _damaged(file, "has another checksum than when it was written")
+def _verify(directory: Path, files: dict[str, dict[str, int]]) -> None:
+    if not files:
+        return
+    with Progress("verify corpus", total=sum(entry["bytes"] for entry in files.values())) as bar:
+        bar.describe = lambda: f"{bar.done / 1e9:,.1f} GB"
+        for name, entry in files.items():
+            if describe_file(directory / name)["crc32"] != entry["crc32"]:
+                raise _damaged(directory / name, "has another checksum than when it was written")
+            bar.advance(entry["bytes"])
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The content of corpus.json. Raises UsageError and DataDamaged as `open_corpus` does."""
     file = directory / MANIFEST
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = strict_json.parse(file.read_bytes())
         version = manifest["format_version"]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
@@ -130,7 +142,27 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"{directory} is a corpus of format {version}, this bert-jax reads {FORMAT_VERSION}: "
             "delete it and run prepare again"
         )
+    if problem := _problem(manifest):
+        raise _damaged(file, problem)
     return manifest
+
+
+def _problem(manifest: dict[str, Any]) -> str | None:
+    """What of the things that are read from a manifest is not as it was written, if anything."""
+    try:
+        if manifest["fingerprint"] != fingerprint(manifest):
+            return "was altered: its content has another fingerprint"
+        files, stems = manifest["files"], {name.split(".")[0] for name in manifest["files"]}
+        if files.keys() != {f"{stem}.{array}.npy" for stem in stems for array in _ARRAYS}:
+            return "was altered: it does not list three files a shard"
+        if not all(map(_STEM.fullmatch, stems)):
+            return "was altered: it names files that are no shards"
+        if not all(type(entry[of]) is int for entry in files.values() for of in ("bytes", "crc32")):
+            return "was altered: it has sizes or checksums that are no numbers"
+        float(manifest["unigram_entropy_nats"])
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return f"was altered: it lacks what prepare writes ({type(error).__name__}: {error})"
+    return None
 
 
 def describe_file(file: Path) -> dict[str, int]:
@@ -167,9 +199,11 @@ def _open_split(directory: Path, name: str, manifest: dict[str, Any]) -> Split:
         for file in manifest["files"]
         if file.startswith(f"{name}/") and file.endswith(".tokens.npy")
     )
-    shards = [_load(directory / f"{stem}.tokens.npy", mapped=True) for stem in stems]
-    sentences = [_load(directory / f"{stem}.sentences.npy") for stem in stems]
-    documents = [_load(directory / f"{stem}.documents.npy") for stem in stems]
+    shards, sentences, documents = (
+        [_map(directory / f"{stem}.{array}.npy") for stem in stems] for array in _ARRAYS
+    )
+    for stem, *arrays in zip(stems, shards, sentences, documents, strict=True):
+        _require_fit(directory / stem, *arrays)
     return Split(
         name=name,
         shards=tuple(shards),
@@ -190,11 +224,28 @@ def _globally(offsets: list[np.ndarray]) -> np.ndarray:
     return starts
 
 
-def _load(file: Path, *, mapped: bool = False) -> np.ndarray:
+def _map(file: Path) -> np.ndarray:
     try:
-        return np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        array = np.lib.format.open_memmap(file, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # whatever NumPy's reader of headers meets in a damaged one
         raise _damaged(file, "is not a NumPy array") from error
+    if array.ndim != 1 or array.dtype not in (np.uint16, np.uint32):
+        raise _damaged(file, f"is not a row of ids or offsets, but {array.dtype}{[*array.shape]}")
+    return array
+
+
+def _require_fit(
+    stem: Path, tokens: np.ndarray, sentences: np.ndarray, documents: np.ndarray
+) -> None:
+    """A damaged header is one that gives another length. Offsets in between are not looked at."""
+    for name, offsets, end in (
+        ("sentences", sentences, len(tokens)),
+        ("documents", documents, len(sentences) - 1),
+    ):
+        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end:
+            raise _damaged(Path(f"{stem}.{name}.npy"), f"does not go from 0 to {end}")
 
 
 def _damaged(file: Path, what: str) -> DataDamaged:

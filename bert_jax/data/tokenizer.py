@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data import sentencepiece_model, wordpiece_model
-from bert_jax.errors import UsageError
+from bert_jax.data import sentencepiece_model, tokenizer_files, wordpiece_model
+from bert_jax.errors import UsageError, brief
 
 # The names a special token goes by: BERT's first, then those of RoBERTa, ALBERT and XLM-R.
 _SPECIAL_NAMES = {
@@ -26,6 +26,10 @@ _SPECIAL_NAMES = {
     "sep": ("[SEP]", "</s>", "<sep>"),
     "mask": ("[MASK]", "<mask>"),
 }
+# No embedding has more rows. A stray id beyond would take memory and time for all before it.
+_HIGHEST_ID = (1 << 24) - 1
+# A character of no vocabulary, for which a model without an unknown token has no answer.
+_UNKNOWN = "a \U0010fffd"
 _KINDS = {"WordPiece": "wordpiece", "Unigram": "sentencepiece", "BPE": "bpe"}
 
 
@@ -60,7 +64,9 @@ class Tokenizer:
                 f"{source}: model {model} is not supported; use WordPiece, Unigram or BPE"
             )
         self.kind: str = _KINDS[model]
-        self._names = _special_names(backend.get_vocab(with_added_tokens=True), names or {}, source)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        _require_ids(vocab, source)
+        self._names = _special_names(vocab, names or {}, source)
         # Special tokens are found before the text is cut up, so that [MASK] in it is one id. Those
         # that the file registers already keep their own settings.
         registered = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -74,6 +80,8 @@ class Tokenizer:
         self.pair_separators = 2 if backend.num_special_tokens_to_add(is_pair=True) == 4 else 1
         separators = " ".join([f"{self._names['sep']}:0"] * self.pair_separators)
         backend.post_processor = _template(self._names, self.special, between=separators)
+        with tokenizer_files.refused_by_library(f"{source} cannot encode text"):
+            backend.encode(_UNKNOWN)
         self._backend = backend
 
     @property
@@ -146,7 +154,7 @@ class Tokenizer:
         `load` and `transformers.AutoTokenizer.from_pretrained` give the same ids from it.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        _write(directory / "tokenizer.json", self._backend.to_str(pretty=True))
+        tokenizer_files.write(directory / "tokenizer.json", self._backend.to_str(pretty=True))
         config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
         config["model_max_length"] = model_max_length
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
@@ -162,9 +170,13 @@ class Tokenizer:
             # Any named class rebuilds normaliser and pre-tokenizer its own way, and gives other ids
             # without a word; the generic one takes tokenizer.json as it is.
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
-        _write(directory / "tokenizer_config.json", json.dumps(config, indent=2, sort_keys=True))
+        tokenizer_files.write(
+            directory / "tokenizer_config.json", json.dumps(config, indent=2, sort_keys=True)
+        )
         if self.kind == "wordpiece":
-            _write(directory / "vocab.txt", "\n".join(self.tokens(list(range(self.vocab_size)))))
+            tokenizer_files.write(
+                directory / "vocab.txt", "\n".join(self.tokens(list(range(self.vocab_size))))
+            )
 
 
 def load(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
@@ -177,10 +189,10 @@ def load(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
     compared. Raises `UsageError` for everything that cannot be loaded.
     """
     path = Path(path)
-    file = _find(path) if path.is_dir() else path
+    file = tokenizer_files.find(path) if path.is_dir() else path
     if not file.is_file():
         raise UsageError(f"tokenizer {path}: no such file or directory")
-    config = _read_config(file.parent / "tokenizer_config.json")
+    config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
     if file.suffix == ".json":
         tokenizer = _load_json(file, config)
         if lowercase is not None and lowercase != tokenizer.lowercase:
@@ -219,51 +231,16 @@ def train_sentencepiece(texts: Iterable[str], *, vocab_size: int, lowercase: boo
 # --- loading --------------------------------------------------------------------------------------
 
 
-def _find(directory: Path) -> Path:
-    for name in ("tokenizer.json", "vocab.txt"):
-        if (directory / name).is_file():
-            return directory / name
-    found = sorted(directory.glob("*.model"))
-    if len(found) == 1:
-        return found[0]
-    raise UsageError(
-        f"tokenizer {directory}: holds neither tokenizer.json nor vocab.txt nor one .model"
-    )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    config = _parse_json(path)
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} is not a JSON object")
-    return config
-
-
-def _parse_json(path: Path) -> Any:
-    try:
-        return json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error}") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
 
-    state = _parse_json(path)
-    try:
-        backend = Backend.from_str(json.dumps(state))
-    except Exception as error:  # the library raises nothing narrower
-        raise UsageError(f"{path} is JSON, but not a tokenizer.json: {error}") from error
+    text = tokenizer_files.read_text(path)
+    tokenizer_files.parse_json(path)
+    with tokenizer_files.refused_by_library(f"{path} is JSON, but not a tokenizer.json"):
+        backend = Backend.from_str(text)
+    # First: to write a vocabulary down, the library counts up to its highest id.
+    _require_ids(backend.get_vocab(with_added_tokens=True), str(path))
+    state = json.loads(backend.to_str())
     if _is_bert(state):
         written, declared = state["normalizer"]["lowercase"], config.get("do_lower_case")
         # The classes of `transformers` obey the second, most others the first.
@@ -277,7 +254,7 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
 
 def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
     # Text mode turns \r\n into \n; str.splitlines would also cut at U+2028, a possible token.
-    tokens = _read_text(path).removesuffix("\n").split("\n")
+    tokens = tokenizer_files.read_text(path).removesuffix("\n").split("\n")
     first_line: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if not token:
@@ -322,6 +299,18 @@ def _configured_names(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(name, str):
             names[role] = name
     return names
+
+
+def _require_ids(vocab: dict[str, int], source: str) -> None:
+    """Every token has an id of its own, and none is beyond all embeddings."""
+    token_of: dict[int, str] = {}
+    for token, id_ in vocab.items():
+        if id_ > _HIGHEST_ID:
+            raise UsageError(f"{source}: {brief(token)} has id {id_}, above {_HIGHEST_ID}")
+        if id_ in token_of:
+            both = " and ".join(sorted(map(brief, (token_of[id_], token))))
+            raise UsageError(f"{source}: {both} have one id, {id_}; a token has its own")
+        token_of[id_] = token
 
 
 def _special_names(vocab: Container[str], names: dict[str, str], source: str) -> dict[str, str]:
@@ -390,7 +379,3 @@ def _non_empty(texts: Iterable[str]) -> list[str]:
     if not lines:
         raise UsageError("there is no text to train a vocabulary on")
     return lines
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8", newline="\n")

@@ -6,6 +6,7 @@ class that `config.json` names; what is read may be of any of these classes, and
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig, from_dict
 from bert_jax.data import tokenizer as tokenizers
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import huggingface_names as names
 from bert_jax.interchange import layout, safetensors_files
 from bert_jax.interchange.layout import Foreign, Layout
@@ -149,7 +150,7 @@ def read(directory: Path, *, allow_missing_heads: bool = False) -> Foreign:
         _modern_name(name, theirs): tensor
         for name, tensor in safetensors_files.read(directory).items()
     }
-    declared = names.declared_parts(theirs.get("architectures") or ())
+    declared = names.declared_parts(_architectures(theirs, directory / CONFIG))
     if theirs.get("add_pooling_layer") is False:
         declared -= {"pooler"}
     classifier = _classifier(declared, tensors)
@@ -187,6 +188,13 @@ def read_config(directory: Path) -> ModelConfig:
     return layout.validate_model(model, HeadConfig())
 
 
+def _architectures(theirs: dict[str, Any], path: Path) -> list[str]:
+    given = theirs.get("architectures") or []
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise UsageError(f"{path}: architectures is {brief(given)}; expected a list of names")
+    return given
+
+
 _PRETRAINED = {"pooler", "mlm", "nsp"}
 _ORDER = ("pooler", "mlm", "nsp", "sequence_classifier", "token_classifier", "span_classifier")
 
@@ -195,7 +203,7 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     kind = theirs.get("model_type", "bert")
     if kind not in (*_BERT, *_ROBERTA):
         raise UsageError(
-            f"{path}: model_type is {kind!r}; only {', '.join((*_BERT, *_ROBERTA))} are read"
+            f"{path}: model_type is {brief(kind)}; only {', '.join((*_BERT, *_ROBERTA))} are read"
         )
     if theirs.get("position_embedding_type", "absolute") != "absolute":
         raise UsageError(f"{path}: only absolute position embeddings are read")
@@ -204,9 +212,9 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     if theirs.get("problem_type") == "multi_label_classification":
         raise UsageError(f"{path}: problem_type is multi_label_classification, which is not read")
     activation = theirs.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
+    if activation not in list(_ACTIVATIONS):
         raise UsageError(
-            f"{path}: hidden_act {activation!r} is not one of {', '.join(_ACTIVATIONS)}"
+            f"{path}: hidden_act {brief(activation)} is not one of {', '.join(_ACTIVATIONS)}"
         )
     fields = {f.name for f in dataclasses.fields(ModelConfig)}
     values = {name: value for name, value in theirs.items() if name in fields}
@@ -276,16 +284,19 @@ def _untied(tensors: dict[str, np.ndarray]) -> list[str]:
     ]
 
 
+_NONE = np.empty(())
+
+
 def _with_our_rows(tensors: dict[str, np.ndarray], theirs: dict[str, Any]) -> dict[str, np.ndarray]:
     """Position and segment tables with the rows that `_model` counts."""
     changed = dict(tensors)
     kind = theirs.get("model_type", "bert")
     base = "bert" if kind in _BERT else "roberta"
     position = f"{base}.embeddings.position_embeddings.weight"
-    if kind in _ROBERTA and position in tensors:
+    if kind in _ROBERTA and tensors.get(position, _NONE).ndim:
         changed[position] = tensors[position][_ROBERTA_UNUSED_POSITIONS:]
     segment = f"{base}.embeddings.token_type_embeddings.weight"
-    if theirs.get("type_vocab_size") == 1 and len(tensors.get(segment, ())) == 1:
+    if theirs.get("type_vocab_size") == 1 and tensors.get(segment, _NONE).shape[:1] == (1,):
         changed[segment] = np.repeat(tensors[segment], 2, axis=0)
     return changed
 
@@ -307,6 +318,6 @@ def _with_moments(foreign: Foreign, directory: Path, table: Layout) -> Foreign:
         for kind in ("adam_m.", "adam_v.")
     ]
     step = metadata.get("step", "")
-    if not step.isdigit():
+    if not re.fullmatch("[0-9]{1,18}", step):
         raise UsageError(f"{path} has no step in its metadata; was it written by bert-jax export?")
     return dataclasses.replace(foreign, moments=(trees[0], trees[1]), step=int(step))

@@ -7,7 +7,6 @@ that appears whole or not at all.
 
 import contextlib
 import dataclasses
-import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax import strict_json
 from bert_jax.config import HeadConfig, ModelConfig, TrainConfig, validate
 from bert_jax.errors import UsageError
 from bert_jax.model import heads
@@ -139,6 +139,12 @@ def collect(
     listed, params = list(problems), {}
     missing: dict[str, list[str]] = {}
     surplus = set(tensors) - set(redundant)
+    # Each layer of a description takes time to lay out, and a number is quickly written.
+    if model.num_hidden_layers > max(len(tensors), 1):
+        raise UsageError(
+            f"{source} does not hold the model its {described_by} describes: num_hidden_layers is "
+            f"{model.num_hidden_layers}, and there are {len(tensors)} tensors in all"
+        )
     for path, leaf in leaves(heads.abstract_params(model, head)):
         entry = layout.entry(path)
         expected = entry.shape(leaf.shape)
@@ -201,10 +207,10 @@ def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
 def read_json(path: Path, *, hint: str) -> dict[str, Any]:
     """The fields of a config file, or a UsageError; `hint` follows what the system says."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = strict_json.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; {hint}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds no config: expected an object of fields")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax import strict_json
 from bert_jax.errors import UsageError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -65,7 +66,7 @@ def read(directory: Path) -> dict[str, np.ndarray]:
 def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
     path = directory / INDEX
     try:
-        where = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        where = strict_json.parse(path.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(where.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no index of files: {error}") from error

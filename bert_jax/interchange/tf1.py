@@ -85,7 +85,7 @@ def _prefix(path: Path) -> Path:
         return found[0]
     listing = path / "checkpoint"
     if listing.is_file():
-        for line in listing.read_text(encoding="utf-8").splitlines():
+        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             newest = path / Path(value.strip().strip('"')).name
             if key == "model_checkpoint_path" and newest in found:

@@ -100,7 +100,7 @@ def evaluate_checkpoint(checkpoint: Path | str, corpus_directory: Path) -> dict[
     from bert_jax.model import sharding
     from bert_jax.training import workdir
 
-    corpus = open_corpus(corpus_directory)
+    corpus = open_corpus(corpus_directory, verify=("validation",))
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         source = workdir.load_checkpoint(checkpoint, mesh=mesh)

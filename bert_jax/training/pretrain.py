@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from bert_jax.config import TrainConfig
-from bert_jax.data.store import Corpus, open_corpus
+from bert_jax.data.store import SPLITS, Corpus, open_corpus
 from bert_jax.errors import NonFinite, Preempted, UsageError
 from bert_jax.model import heads, sharding
 from bert_jax.progress import Progress, note
@@ -56,7 +56,8 @@ def pretrain(
     the monotonic clock.
     """
     started = time.monotonic() if started is None else started
-    corpus = open_corpus(corpus_directory)
+    verify = SPLITS if config.data.verify == "full" else ()
+    corpus = open_corpus(corpus_directory, verify=verify)
     require.fitting(config, corpus)
     is_main = distributed.is_main()
     mesh = sharding.make_mesh(**require.mesh_shape(config))

@@ -25,6 +25,7 @@ FREE = (
     "deadline_seconds",
     "data.num_workers",
     "data.prefetch",
+    "data.verify",
     "compute.remat",
     "compute.layers",
     "compute.gather",

@@ -1,0 +1,27 @@
+"""JSON from outside. Whatever is wrong with a text is a ValueError of one line."""
+
+import json
+from typing import Any
+
+from bert_jax.errors import brief
+
+
+def parse(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises ValueError for what is no JSON, is nested too deeply or has a number of thousands of
+    digits; and for an object with a key twice, of which Python keeps the last without a word.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {brief(repeated)} occurs twice in an object")
+    return fields
