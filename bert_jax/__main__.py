@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import progress
-from bert_jax.commands import convert, finetune, plan, prepare
+from bert_jax.commands import convert, finetune, plan, predict, prepare
 from bert_jax.commands.tables import table as _table
 from bert_jax.errors import BertJaxError, Preempted, UsageError
 from bert_jax.resolve import place, shipped_names
@@ -135,6 +135,16 @@ def _parser() -> argparse.ArgumentParser:
     _checkpoint_argument(tune)
     finetune.add_finetune_options(tune)
 
+    say = verb(
+        "predict", predict.run_predict, "say what a fine-tuned model makes of rows", predict.PREDICT
+    )
+    _checkpoint_argument(say)
+    predict.add_predict_options(say)
+
+    vectors = verb("embed", predict.run_embed, "turn texts into vectors", predict.EMBED)
+    _checkpoint_argument(vectors)
+    predict.add_embed_options(vectors)
+
     fill = verb("fill-mask", _fill_mask, "guess the masked words of a text")
     _checkpoint_argument(fill)
     fill.add_argument("--top", type=int, default=5, metavar="N", help="candidates a mask")
@@ -154,9 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_import_options(read)
 
-    predict = verb("plan", plan.run_plan, "predict a run on TPUs that are not here", plan.PLAN)
-    _config_arguments(predict)
-    plan.add_plan_options(predict)
+    ahead = verb("plan", plan.run_plan, "predict a run on TPUs that are not here", plan.PLAN)
+    _config_arguments(ahead)
+    plan.add_plan_options(ahead)
 
     show = verb(
         "show",

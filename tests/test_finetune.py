@@ -189,6 +189,51 @@ def test_what_comes_of_it_can_be_exported(tmp_path, classified):
     assert config["id2label"] == {"0": "0", "1": "1"}
 
 
+# --- prediction and vectors ----------------------------------------------------------------------
+
+
+def test_predictions_are_those_that_were_scored(tmp_path, classified, glue, capsys):
+    command = ["predict", "--checkpoint", str(classified), "--input", str(glue / "dev.tsv")]
+    assert main(command) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    gold = [line.split("\t")[1] for line in (glue / "dev.tsv").read_text().splitlines()[1:]]
+    assert [record["label"] for record in records] == gold
+    assert all(sum(r["probabilities"].values()) == pytest.approx(1) for r in records)
+    output = tmp_path / "submission"
+    command = ["predict", "--checkpoint", str(classified), "--glue", str(glue)]
+    assert main([*command, "--output", str(output)]) == 0
+    expected = [str(label) for _, label in tiny_tasks.sentences(9, seed=7)]
+    lines = [line.split("\t") for line in (output / "SST-2.tsv").read_text().splitlines()]
+    assert lines == [["index", "prediction"], *([str(i), x] for i, x in enumerate(expected))]
+
+
+def test_predict_wants_a_fine_tuned_workdir(tmp_path, encoder, glue, capsys):
+    command = ["predict", "--checkpoint", str(encoder), "--input", str(glue / "dev.tsv")]
+    assert main(command) == 2
+    assert "was not fine-tuned for a task" in capsys.readouterr().err
+
+
+def test_vectors(tmp_path, encoder, capsys):
+    (tmp_path / "texts.txt").write_text("the cat lives in rome .\n\nan owl\n")
+    command = ["embed", "--checkpoint", str(encoder), "--input", str(tmp_path / "texts.txt")]
+    found = {}
+    for pooling in ("mean", "cls", "none"):
+        output = tmp_path / f"{pooling}.npz"
+        options = ["--layers=1,-1", "--pooling", pooling, "--length", "16"]
+        assert main([*command, "--output", str(output), *options]) == 0
+        found[pooling] = np.load(output)
+    tokens, offsets = found["none"]["vectors"], found["none"]["offsets"]
+    assert offsets.tolist() == [0, 8, 12] and tokens.shape == (12, 64)
+    for row in range(2):
+        of_row = tokens[offsets[row] : offsets[row + 1]]
+        np.testing.assert_allclose(found["mean"]["vectors"][row], of_row.mean(axis=0), atol=1e-6)
+        np.testing.assert_array_equal(found["cls"]["vectors"][row], of_row[0])
+    wrong = [*command, "--output", str(tmp_path / "x.npz"), "--length", "16"]
+    assert main([*wrong, "--layers", "3"]) == 2
+    assert "--layers 3: the model has layers 1 to 2" in capsys.readouterr().err
+    assert not (tmp_path / "x.npz").exists()
+
+
 # --- the step ------------------------------------------------------------------------------------
 
 

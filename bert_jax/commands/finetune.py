@@ -1,4 +1,4 @@
-"""The verbs `finetune`, `predict` and `embed`: options, calls, and what is said at the end."""
+"""The verb `finetune`: options, call, and what is said at the end."""
 
 import dataclasses
 from pathlib import Path
