@@ -6,6 +6,8 @@ VENV ?= .venv
 # Tests at a time, each file by one of them.
 JOBS ?= 2
 BIN := $(VENV)/bin
+# seqeval comes as source only, and its old way to build it no longer works.
+export PIP_USE_PEP517 := 1
 
 .PHONY: demo test lint types parity compiler core clean help
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.commands import checkpoints, convert, plan
+from bert_jax.commands import checkpoints, convert, finetune, plan, predict, prepare
 from bert_jax.commands import pretrain as pretraining
 from bert_jax.commands.tables import table as _table
 from bert_jax.errors import BertJaxError, Preempted
@@ -76,59 +76,10 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    prepare = verb(
-        "prepare",
-        _prepare,
-        "turn text into a tokenised corpus",
-        "Reads the sources, trains or loads a tokenizer, cuts documents into sentences and writes "
-        "token ids with a held-out split. An interrupted run goes on where it stopped; the result "
-        "does not depend on the number of workers.",
+    corpus = verb(
+        "prepare", prepare.run_prepare, "turn text into a tokenised corpus", prepare.PREPARE
     )
-    prepare.add_argument(
-        "--source",
-        action="append",
-        required=True,
-        metavar="SRC",
-        help="a file, folder or glob of .txt/.txt.gz (one paragraph a line, a blank line between "
-        "documents) or .jsonl/.jsonl.gz (field 'text'); tfds:NAME[/CONFIG][:SPLIT]; or docs: (the "
-        "Python documentation found on this machine). Repeat for several",
-    )
-    prepare.add_argument("--output", type=Path, required=True, metavar="DIR")
-    prepare.add_argument(
-        "--tokenizer",
-        default="wordpiece",
-        metavar="KIND|PATH",
-        help="train 'wordpiece' (default) or 'sentencepiece', or load a vocab.txt, tokenizer.json, "
-        ".model file or tokenizer directory",
-    )
-    prepare.add_argument(
-        "--vocab-size",
-        type=int,
-        default=30522,
-        metavar="N",
-        help="sub-words to train (default: %(default)s)",
-    )
-    prepare.add_argument(
-        "--lowercase",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="lower-case the text and strip accents (default: yes when training; as the vocabulary "
-        "is when loading)",
-    )
-    prepare.add_argument(
-        "--validation-fraction",
-        type=float,
-        default=0.01,
-        metavar="X",
-        help="share of documents held out (default: %(default)s)",
-    )
-    prepare.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
-    prepare.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="of the split and of the sample the tokenizer is trained on",
-    )
+    prepare.add_prepare_options(corpus)
 
     pretrain = verb(
         "pretrain",
@@ -147,6 +98,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     _checkpoint_argument(evaluate)
     evaluate.add_argument("--corpus", type=Path, required=True, metavar="DIR")
+
+    tune = verb(
+        "finetune", finetune.run_finetune, "train a task on a checkpoint", finetune.FINETUNE
+    )
+    _checkpoint_argument(tune)
+    finetune.add_finetune_options(tune)
+
+    say = verb(
+        "predict", predict.run_predict, "say what a fine-tuned model makes of rows", predict.PREDICT
+    )
+    _checkpoint_argument(say)
+    predict.add_predict_options(say)
+
+    vectors = verb("embed", predict.run_embed, "turn texts into vectors", predict.EMBED)
+    _checkpoint_argument(vectors)
+    predict.add_embed_options(vectors)
 
     fill = verb("fill-mask", _fill_mask, "guess the masked words of a text")
     _checkpoint_argument(fill)
@@ -180,9 +147,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     checkpoints.add_report_options(report)
 
-    predict = verb("plan", plan.run_plan, "predict a run on TPUs that are not here", plan.PLAN)
-    _config_arguments(predict)
-    plan.add_plan_options(predict)
+    ahead = verb("plan", plan.run_plan, "predict a run on TPUs that are not here", plan.PLAN)
+    _config_arguments(ahead)
+    plan.add_plan_options(ahead)
 
     show = verb(
         "show",
@@ -232,35 +199,6 @@ def _version() -> str:
 
 
 # --- verbs ---------------------------------------------------------------------------------------
-
-
-def _prepare(arguments: argparse.Namespace) -> None:
-    from bert_jax.data.prepare import prepare
-
-    corpus = prepare(
-        arguments.source,
-        arguments.output,
-        tokenizer=arguments.tokenizer,
-        vocab_size=arguments.vocab_size,
-        lowercase=arguments.lowercase,
-        workers=arguments.workers,
-        validation_fraction=arguments.validation_fraction,
-        seed=arguments.seed,
-    )
-    manifest = corpus.manifest
-    rows = [
-        (split, *(f"{manifest['counts'][split][name]:,}" for name in _COUNTS))
-        for split in ("train", "validation")
-    ]
-    _table(f"corpus {corpus.directory}", ("split", *_COUNTS), rows)
-    print(
-        f"tokenizer: {manifest['tokenizer']['kind']}, {corpus.vocab_size:,} sub-words; "
-        f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "
-        f"fingerprint {corpus.fingerprint[:16]}"
-    )
-
-
-_COUNTS = ("documents", "sentences", "tokens", "words")
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:

@@ -194,6 +194,18 @@ def validate(config: TrainConfig) -> TrainConfig:
     return config
 
 
+# Ends of dotted fields.
+_AT_LEAST_1 = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings", "data.num_workers", "data.prefetch", "gradient_accumulation_steps",
+    "evaluation.num_examples", "evaluation.batch_size", "checkpoint.every_steps",
+    "checkpoint.keep_last", "log_every_steps", "mesh.slices", "mesh.tensor",
+)  # fmt: skip
+_AT_LEAST_0 = (
+    "max_skipped_updates", "evaluation.every_steps", "keep_every", "max_failed_saves",
+)  # fmt: skip
+
+
 def _problems(config: TrainConfig):
     model, data, optimizer = config.model, config.data, config.optimizer
     for path, value in flatten(config).items():
@@ -203,10 +215,9 @@ def _problems(config: TrainConfig):
             yield path, f"is {value}; a probability lies between 0 and 1"
         if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
             yield path, f"is {brief(value)}, which has half a surrogate pair: it cannot be written"
-    positive = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"]
-    for name in [*positive, "intermediate_size", "max_position_embeddings", "type_vocab_size"]:
-        if getattr(model, name) < 1:
-            yield f"model.{name}", f"is {getattr(model, name)}; it must be at least 1"
+        for ends, least in ((_AT_LEAST_1, 1), (_AT_LEAST_0, 0)):
+            if path.endswith(ends) and isinstance(value, int) and value < least:
+                yield path, f"is {value}; it must be at least {least}"
     if model.hidden_size % model.num_attention_heads:
         yield (
             "model.num_attention_heads",
@@ -231,11 +242,6 @@ def _problems(config: TrainConfig):
             yield f"model.{name}", "is 1; nothing would be left"
     if data.mask_token_prob + data.random_token_prob > 1 + 1e-9:
         yield "data.random_token_prob", "and data.mask_token_prob together exceed 1"
-    for name in ("num_workers", "prefetch"):
-        if getattr(data, name) < 1:
-            yield f"data.{name}", "must be at least 1"
-    if optimizer.learning_rate <= 0:
-        yield "optimizer.learning_rate", f"is {optimizer.learning_rate}; it must be positive"
     for name in ("beta1", "beta2"):
         if not 0 <= getattr(optimizer, name) < 1:
             yield f"optimizer.{name}", f"is {getattr(optimizer, name)}; it lies in [0, 1)"
@@ -243,16 +249,14 @@ def _problems(config: TrainConfig):
         if getattr(optimizer, name) < 0:
             yield f"optimizer.{name}", f"is {getattr(optimizer, name)}; 0 switches it off"
     for path, value in (
+        ("optimizer.learning_rate", optimizer.learning_rate),
         ("optimizer.epsilon", optimizer.epsilon),
         ("model.layer_norm_eps", model.layer_norm_eps),
         ("model.initializer_range", model.initializer_range),
+        ("deadline_seconds", config.deadline_seconds),
     ):
         if value <= 0:
             yield path, f"is {value}; it must be positive"
-    if optimizer.gradient_accumulation_steps < 1:
-        yield "optimizer.gradient_accumulation_steps", "must be at least 1"
-    if optimizer.max_skipped_updates < 0:
-        yield "optimizer.max_skipped_updates", "must be 0 (end at the first) or more"
     if not config.phases:
         yield "phases", "is empty; a run needs at least one phase"
     for i, phase in enumerate(config.phases):
@@ -263,29 +267,12 @@ def _problems(config: TrainConfig):
             f"is {optimizer.warmup_steps}, but the run has {config.total_steps} steps: "
             "the learning rate would never come down",
         )
-    if config.evaluation.num_examples < 1 or config.evaluation.batch_size < 1:
-        yield "evaluation", "needs at least one example and a batch of at least one"
-    if config.evaluation.every_steps < 0:
-        yield "evaluation.every_steps", "must be 0 (at the end only) or more"
-    if config.checkpoint.every_steps < 1 or config.checkpoint.keep_last < 1:
-        yield "checkpoint", "every_steps and keep_last must be at least 1"
-    if config.checkpoint.keep_every < 0:
-        yield "checkpoint.keep_every", "must be 0 (none) or more"
-    if config.checkpoint.max_failed_saves < 0:
-        yield "checkpoint.max_failed_saves", "must be 0 (end at the first) or more"
-    if config.deadline_seconds <= 0:
-        yield "deadline_seconds", f"is {config.deadline_seconds}; it must be positive"
-    if config.log_every_steps < 1:
-        yield "log_every_steps", "must be at least 1"
     for name, size in (
         ("num_attention_heads", model.num_attention_heads),
         ("intermediate_size", model.intermediate_size),
     ):
         if size % max(config.mesh.tensor, 1):
             yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {name} {size}"
-    for name in ("slices", "tensor"):
-        if getattr(config.mesh, name) < 1:
-            yield f"mesh.{name}", f"is {getattr(config.mesh, name)}; it must be at least 1"
     if config.mesh.fsdp != -1 and config.mesh.fsdp < 1:
         yield "mesh.fsdp", "must be -1 (all devices) or at least 1"
 

@@ -42,7 +42,7 @@ _ONLY_IN = {
     "flax": ("model/", "training/state.py"),
     "optax": ("training/",),
     "orbax": ("training/checkpoint.py",),
-    "argparse": ("__main__.py",),
+    "argparse": ("__main__.py", "commands/"),
     "tensorflow": ("data/", "training/metrics.py", "interchange/tf1.py"),
     "tensorflow_datasets": ("data/",),
     "torch": (),

@@ -50,7 +50,7 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
     if slices == 1:
         gradients, sums = gradient(state.params, batch, rows_B)
     else:
-        gradients, sums = _accumulate(gradient, state.params, (batch, rows_B), slices=slices)
+        gradients, sums = accumulate(gradient, state.params, (batch, rows_B), slices=slices)
 
     direction, opt_state = adamw(config.optimizer).update(gradients, state.opt_state, state.params)
     rate = learning_rate(state.step, config=config.optimizer, total_steps=config.total_steps)
@@ -69,7 +69,7 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
     return TrainState(state.step + 1, params, opt_state), metrics
 
 
-def _accumulate(gradient: Callable, params: Any, rows: Any, *, slices: int) -> Any:
+def accumulate(gradient: Callable, params: Any, rows: Any, *, slices: int) -> Any:
     """Sums of gradient and auxiliary output over `slices` parts of every array in `rows`.
 
     Row r goes to slice r mod `slices`, so that each device keeps the rows it holds.

@@ -1,0 +1,198 @@
+"""Fine-tuning against transformers on torch: the same rows, order, rates and beginning.
+
+    python benchmarks/finetune_against_torch.py TASK GLUE_FOLDER ENCODER WORKDIR [options]
+
+Each seed is trained by both sides in turns of one step, on the same batches from the same encoder
+and the same fresh head, with AdamW that corrects its bias on both. The scores are those of
+`bert_jax.tasks` for both. With `--dropout 0` the two losses of a step may differ by rounding only.
+Needs the `parity` extra. Prints a table and writes WORKDIR/TASK.json.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import torch
+from transformers import BertForSequenceClassification
+
+from bert_jax.data import tokenizer as tokenizers
+from bert_jax.data.features import batch_of, training_rows
+from bert_jax.interchange import huggingface
+from bert_jax.model import sharding
+from bert_jax.tasks.finetune import Recipe, _beginning, _Compiled
+from bert_jax.tasks.forward import Forward
+from bert_jax.tasks.load import Sources, base_spec, load
+from bert_jax.tasks.sweep import Settings, _config
+from bert_jax.training import workdir
+from bert_jax.training.optimizer import learning_rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=("sst2", "cola", "stsb"))
+    parser.add_argument("data")
+    parser.add_argument("encoder", type=Path)
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--train-rows", type=int)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--steps", type=int, help="stop after so many, and do not score")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    arguments = parser.parse_args()
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        source = workdir.load_checkpoint(arguments.encoder, mesh=mesh, allow_missing_heads=True)
+        sources = Sources(data=arguments.data, train_rows=arguments.train_rows)
+        words = tokenizers.load(source.tokenizer)
+        data = load(base_spec(arguments.task), sources, words, length=arguments.length)
+        runs = [run_seed(arguments, source, data, seed, mesh) for seed in range(arguments.seeds)]
+    arguments.workdir.mkdir(parents=True, exist_ok=True)
+    (arguments.workdir / f"{arguments.task}.json").write_text(json.dumps(runs, indent=2) + "\n")
+    report(runs)
+
+
+def run_seed(arguments, source, data, seed: int, mesh) -> dict:
+    """Both sides, step by step: losses, seconds a step, scores."""
+    recipe = Recipe(epochs=arguments.epochs)
+    rate_of_dropout = arguments.dropout
+    overrides = ["optimizer.bias_correction=true"] + [
+        f"model.{name}={rate_of_dropout}"
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    ]
+    settings = Settings(
+        length=arguments.length, recipe=recipe, seed=seed, overrides=tuple(overrides)
+    )
+    config = _config(source, data, settings)
+    state = _beginning(config, source).place(mesh)
+    theirs = torch_model(state.params, config)
+    rule, size = config.optimizer, config.phases[0].global_batch_size
+    optimizer = torch_optimizer(theirs, rule)
+    torch.manual_seed(seed)
+    step_of, losses = _Compiled(config, recipe), {"ours": [], "torch": []}
+    seconds: dict[str, list[float]] = {"ours": [], "torch": []}
+    features = data.train.encoded.features
+    layout = sharding.batch_sharding(mesh)
+    for step in range(arguments.steps or config.total_steps):
+        chosen = training_rows(step, rows=len(features), batch_size=size, seed=seed)
+        began = time.perf_counter()
+        batch = jax.device_put(batch_of(features, chosen, size=size), layout)
+        state, values = step_of(state, batch)
+        losses["ours"].append(float(values["loss"]))
+        jax.block_until_ready(state)
+        between = time.perf_counter()
+        for group in optimizer.param_groups:
+            rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=config.total_steps)
+            group["lr"] = float(rate)
+        # As its data collator does: as long as the longest row of the batch.
+        length = int(features.lengths[chosen].max())
+        loss = torch_loss(theirs, features, chosen, length)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), rule.clip_norm)
+        optimizer.step()
+        losses["torch"].append(loss.item())
+        seconds["torch"].append(time.perf_counter() - between)
+        seconds["ours"].append(between - began)
+    run = {"seed": seed, "losses": losses, "seconds": seconds}
+    if arguments.steps is None:
+        (split,) = data.dev.values()
+        forward = Forward(config, "sequence_logits", batch_size=64)
+        ours = forward(state.params, split.encoded.features)
+        predicted = {"ours": ours, "torch": torch_outputs(theirs, split.encoded.features)}
+        run["scores"] = {
+            side: data.task.score(split.rows, split.encoded, outputs)
+            for side, outputs in predicted.items()
+        }
+        print(f"seed {seed}: {run['scores']}", flush=True)
+    return run
+
+
+def torch_model(params, config) -> BertForSequenceClassification:
+    head = config.head
+    labels = head if head.labels else dataclasses.replace(head, labels=())
+    described = huggingface.their_config(config.model, labels)
+    from transformers import BertConfig
+
+    described = {k: v for k, v in described.items() if k not in ("architectures", "torch_dtype")}
+    if not head.labels:
+        described |= {"num_labels": 1, "problem_type": "regression"}
+    model = BertForSequenceClassification(BertConfig(**described))
+    tensors = {
+        name: torch.from_numpy(np.array(tensor))
+        for name, tensor in huggingface.to_tensors(params).items()
+    }
+    left = model.load_state_dict(tensors, strict=False)
+    assert not left.missing_keys and not left.unexpected_keys, left
+    return model.train()
+
+
+def torch_optimizer(model, rule) -> torch.optim.AdamW:
+    named = list(model.named_parameters())
+    plain = [p for n, p in named if "LayerNorm" in n or n.endswith("bias")]
+    decayed = [p for n, p in named if not ("LayerNorm" in n or n.endswith("bias"))]
+    groups = [
+        {"params": decayed, "weight_decay": rule.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
+
+
+def torch_inputs(features, rows, length: int) -> dict[str, torch.Tensor]:
+    mask = np.arange(length) < features.lengths[rows, None]
+    return {
+        "input_ids": torch.from_numpy(features.input_ids[rows, :length]).long(),
+        "token_type_ids": torch.from_numpy(features.token_type_ids[rows, :length]).long(),
+        "attention_mask": torch.from_numpy(mask).long(),
+    }
+
+
+def torch_loss(model, features, rows, length: int) -> torch.Tensor:
+    logits = model(**torch_inputs(features, rows, length)).logits
+    labels = torch.from_numpy(features.labels[rows])
+    if labels.dtype == torch.float32:
+        return torch.mean((logits[:, 0] - labels) ** 2)
+    return torch.nn.functional.cross_entropy(logits, labels.long())
+
+
+@torch.no_grad()
+def torch_outputs(model, features) -> np.ndarray:
+    model.eval()
+    found = []
+    for start in range(0, len(features), 64):
+        rows = np.arange(start, min(start + 64, len(features)))
+        length = int(features.lengths[rows].max())
+        found.append(model(**torch_inputs(features, rows, length)).logits.numpy())
+    return np.concatenate(found)
+
+
+def report(runs: list[dict]) -> None:
+    medians = {}
+    for side in ("ours", "torch"):
+        # The first steps compile.
+        medians[side] = statistics.median(s for run in runs for s in run["seconds"][side][5:])
+    print(
+        f"seconds a step: ours {medians['ours']:.3f}, torch {medians['torch']:.3f}, "
+        f"ratio {medians['torch'] / medians['ours']:.2f}"
+    )
+    apart = max(
+        abs(a - b)
+        for run in runs
+        for a, b in list(zip(run["losses"]["ours"], run["losses"]["torch"], strict=True))[:50]
+    )
+    print(f"losses of the first 50 steps: at most {apart:.1e} apart")
+    if "scores" not in runs[0]:
+        return
+    for metric in runs[0]["scores"]["ours"]:
+        sides = {side: [run["scores"][side][metric] for run in runs] for side in ("ours", "torch")}
+        means = {side: statistics.mean(values) for side, values in sides.items()}
+        print(f"{metric}: ours {means['ours']:.4f}, torch {means['torch']:.4f}  {sides}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""Fine-tuning: the loop of one run, read from top to bottom.
+
+The same mesh, state, optimiser, checkpoints and logs as pre-training; what differs is the head, the
+rows and the score. A run is a function of (config, recipe, rows, the parameters it begins with): it
+resumes from its newest checkpoint with one integer, and ends with the same bits.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax import config as configs
+from bert_jax.config import TrainConfig
+from bert_jax.data import tokenizer as tokenizers
+from bert_jax.data.features import batch_of, training_rows
+from bert_jax.errors import NonFinite, Preempted, ResumeRefused, UsageError
+from bert_jax.model.sharding import batch_sharding
+from bert_jax.progress import Progress, note
+from bert_jax.tasks.forward import Forward
+from bert_jax.tasks.load import TaskData
+from bert_jax.training import checkpoint, distributed, metrics, recovery, require, workdir
+from bert_jax.training.state import TrainState
+from bert_jax.training.step import compile_lowered
+from bert_jax.training.task_step import layer_rates, outputs_of, train_step
+
+RESULT = "result.json"
+# What the directories of attempts that are set aside begin with.
+DIVERGED = "diverged-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What fine-tuning adds to a config. Stored in a run's `config.json`."""
+
+    epochs: float = 3.0
+    # Of the learning rate, from each layer to the one below it.
+    layer_decay: float = 1.0
+    # With 1 or more: the embeddings and that many layers stay as they are.
+    freeze_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.epochs > 0 and math.isfinite(self.epochs)):
+            raise UsageError(f"--epochs {self.epochs}: it must be positive")
+        if not 0 < self.layer_decay <= 1:
+            raise UsageError(f"--layer-decay {self.layer_decay}: it lies above 0 and up to 1")
+        if self.freeze_layers < 0:
+            raise UsageError(f"--freeze-layers {self.freeze_layers}: it must be 0 or more")
+
+
+def train(
+    config: TrainConfig,
+    recipe: Recipe,
+    data: TaskData,
+    source: workdir.LoadedCheckpoint,
+    home: Path,
+    *,
+    mesh: Mesh,
+) -> dict[str, Any]:
+    """Runs, resumes or only reports the run of `home`; returns what its `result.json` says.
+
+    Of `source` the encoder is used, and the pooler where the head has one; the head is fresh, from
+    the seed. Raises NonFinite where the loss stops being a number, ResumeRefused if `home` holds
+    another run, Preempted after SIGTERM, when the state is saved.
+    """
+    facts = {
+        "task": dataclasses.asdict(data.task.spec),
+        "recipe": dataclasses.asdict(recipe),
+        "data": data.fingerprint,
+        "init_from": str(source.directory),
+    }
+    require.divisible(config.phases[0], mesh, config)
+    is_held = _holds_run(home, config, facts)
+    if (home / RESULT).is_file():
+        return json.loads((home / RESULT).read_text(encoding="utf-8"))
+
+    with distributed.Preemption() as preemption:
+        # 1. The state: the newest checkpoint, or a beginning.
+        last = recovery.prepare(home) if is_held else None
+        if not is_held:
+            tokenizers.load(source.tokenizer).save(home / workdir.TOKENIZER)
+            workdir.write_config(home, config, **facts)
+        if last is None:
+            state = _beginning(config, source).place(mesh, shard_weights=config.mesh.shard_weights)
+        else:
+            state = checkpoint.load(home, step=last, config=config, mesh=mesh)
+        step = last or 0
+
+        # 2. The logs, rewound to where the state stands.
+        metrics.set_aside_after(home, step)
+        journal = metrics.Journal(home)
+        checkpoints = checkpoint.Checkpoints(
+            home,
+            config.checkpoint,
+            facts={"versions": workdir.versions()},
+            on_saved=lambda step, seconds: journal.event("save", step=step, seconds=seconds),
+        )
+        journal.event("start", step=step, devices=jax.device_count(), versions=workdir.versions())
+        batch_size = config.phases[0].global_batch_size
+        rows = len(data.train.encoded.features)
+        name = f"{config.name}, seed {config.seed}"
+        note(
+            f"{name}: {rows:,} rows, {config.total_steps:,} steps of {batch_size}, "
+            f"learning rate {config.optimizer.learning_rate:g}"
+            + ("" if last is None else f", resuming at step {step}")
+        )
+
+        # 3. The steps. One is dispatched before the metrics of the one before it are read.
+        compiled = _Compiled(config, recipe)
+        score = _Scorer(config, data)
+        layout = batch_sharding(mesh)
+        began, examples, paused = time.monotonic(), 0, 0.0
+        pending: tuple[int, Any] | None = None
+        values: dict[str, float] = {}
+        scores: dict[str, dict[str, float]] = {}
+        with Progress(name, total=config.total_steps, done=step) as bar:
+
+            def finish(pending: tuple[int, Any]) -> dict[str, float]:
+                done, on_device = pending
+                values = {key: float(x) for key, x in jax.device_get(on_device).items()}
+                if not all(map(math.isfinite, values.values())):
+                    checkpoints.close()
+                    journal.event("stop", step=done, reason="non-finite", **values)
+                    journal.close()
+                    raise NonFinite(f"{home}, step {done}: loss {values['loss']} is not finite")
+                if done % config.log_every_steps == 0 or done == config.total_steps:
+                    journal.row(step=done, **values)
+                bar.describe = lambda: f"step {done}  loss {values['loss']:.3f}"
+                bar.advance()
+                return values
+
+            while step < config.total_steps:
+                chosen = training_rows(step, rows=rows, batch_size=batch_size, seed=config.seed)
+                batch = batch_of(data.train.encoded.features, chosen, size=batch_size)
+                placed: Any = jax.device_put(batch, layout)  # type: ignore[arg-type]
+                state, on_device = compiled(state, placed)
+                if pending is not None:
+                    values = finish(pending)
+                step, examples = step + 1, examples + batch_size
+                pending = (step, on_device)
+                preempted = preemption.requested() and step != config.total_steps
+                at_end = step == config.total_steps
+                save = at_end or preempted or step % config.checkpoint.every_steps == 0
+                evaluate = at_end or (
+                    config.evaluation.every_steps > 0 and step % config.evaluation.every_steps == 0
+                )
+                if not (save or evaluate):
+                    continue
+                values, pending = finish(pending), None
+                pause = time.monotonic()
+                if evaluate and not preempted:
+                    scores = score(state.params)
+                    for split, found in scores.items():
+                        journal.row(step=step, split=split, **found)
+                    bar.print(f"{name}, step {step}: {_shown(scores)}")
+                if save:
+                    checkpoints.save(state, step=step)
+                paused += time.monotonic() - pause
+                if preempted:
+                    checkpoints.close()
+                    journal.event("preempt", step=step)
+                    journal.close()
+                    raise Preempted(f"preempted; step {step} of {home} is saved")
+
+        # 4. The end. A run that stopped between its last save and its result scores again.
+        checkpoints.close()
+        scores = scores or score(state.params)
+        seconds = time.monotonic() - began - paused
+        result = {
+            "task": data.task.spec.name,
+            "seed": config.seed,
+            "steps": config.total_steps,
+            "epochs": recipe.epochs,
+            "batch_size": batch_size,
+            "learning_rate": config.optimizer.learning_rate,
+            "scores": scores,
+            "train_loss": values.get("loss"),
+            "examples_per_second": examples / seconds,
+            "diverged": _diverged(data, scores),
+        }
+        journal.event("stop", step=step, seconds=time.monotonic() - began)
+        journal.close()
+        write_json(home / RESULT, result)
+    return result
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The file appears whole."""
+    building = path.with_name(f"{path.name}.new")
+    building.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    building.replace(path)
+
+
+def _beginning(config: TrainConfig, source: workdir.LoadedCheckpoint) -> TrainState:
+    kept = {part: source.params[part] for part in ("encoder", "pooler") if part in source.params}
+    encoder_only = dataclasses.replace(source, params=kept)
+    params, _ = workdir.with_parts(encoder_only, config, allow_missing_heads=True)
+    # The step takes its arguments' memory over, and the next run begins with the same source.
+    return TrainState.create(config, jax.tree.map(jnp.copy, params))
+
+
+def _diverged(data: TaskData, scores: dict[str, dict[str, float]]) -> bool:
+    """Whether the model knows no more of the held-out rows than one that always says the same.
+
+    The "failed runs" of Mosbach et al. 2021, section 3. WNLI's development rows contradict its
+    training rows: below chance is usual there.
+    """
+    if data.task.spec.name == "wnli":
+        return False
+    main = data.task.spec.metrics[0]
+    return all(found[main] <= data.task.chance(data.dev[name].rows)
+               for name, found in scores.items())  # fmt: skip
+
+
+class _Compiled:
+    """The step, compiled for each length of a batch when it first comes."""
+
+    def __init__(self, config: TrainConfig, recipe: Recipe):
+        self._config, self._recipe = config, recipe
+        self._steps: dict[int, Any] = {}
+
+    def __call__(self, state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Any]:
+        length = batch["input_ids"].shape[1]
+        if length not in self._steps:
+            rates = layer_rates(
+                state.params,
+                decay=self._recipe.layer_decay,
+                frozen_layers=self._recipe.freeze_layers,
+            )
+
+            def step(state, batch):
+                return train_step(state, batch, config=self._config, rates=rates)
+
+            lowered = jax.jit(step, donate_argnums=0).lower(state, batch)
+            self._steps[length] = compile_lowered(lowered)
+        return self._steps[length](state, batch)
+
+
+class _Scorer:
+    """The task's metrics on every held-out split."""
+
+    def __init__(self, config: TrainConfig, data: TaskData):
+        self._data = data
+        output = outputs_of(config.head.parts)
+        self._forward = Forward(config, output, batch_size=config.evaluation.batch_size)
+
+    def __call__(self, params: Any) -> dict[str, dict[str, float]]:
+        scores = {}
+        for name, split in self._data.dev.items():
+            outputs = self._forward(params, split.encoded.features)
+            if not np.isfinite(outputs).all():
+                raise NonFinite(f"split {name}: the model's outputs are not finite")
+            scores[name] = self._data.task.score(split.rows, split.encoded, outputs)
+        return scores
+
+
+def _shown(scores: dict[str, dict[str, float]]) -> str:
+    parts = []
+    for name, found in scores.items():
+        parts += [f"{name} {metric} {value:.4f}" for metric, value in found.items()]
+    return ", ".join(parts)
+
+
+def _holds_run(home: Path, config: TrainConfig, facts: dict[str, Any]) -> bool:
+    """Whether `home` is this run's already. Raises as `train` says; writes nothing."""
+    path = home / workdir.CONFIG
+    if not path.is_file():
+        others = [p for p in home.glob("*") if not p.name.startswith(DIVERGED)]
+        if others or (home.exists() and not home.is_dir()):
+            raise UsageError(f"--workdir {home} is not empty and holds no run; choose another one")
+        return False
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    old = {"config": stored.get("config"), **{name: stored.get(name) for name in facts}}
+    new = json.loads(json.dumps({"config": configs.to_dict(config), **facts}))
+    before, now = _flat(old), _flat(new)
+    changed = [
+        f"{name}: {before.get(name)!r} -> {now.get(name)!r}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name) and not name.startswith(_FREE)
+    ]
+    if changed:
+        raise ResumeRefused(
+            f"workdir {home} holds a run that differs: {'; '.join(changed)}. Use the same command "
+            "to resume it, or another --workdir"
+        )
+    return True
+
+
+# What may differ on resume: it changes how, never which numbers come out beyond rounding.
+_FREE = ("config.name", "config.mesh.", "config.evaluation.batch_size", "config.log_every_steps",
+         "config.compute.remat", "config.compute.layers", "config.compute.gather")  # fmt: skip
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {
+            name: leaf
+            for key, child in value.items()
+            for name, leaf in _flat(child, f"{path}.{key}" if path else key).items()
+        }
+    return {path: value}

@@ -1,0 +1,190 @@
+"""GLUE's nine tasks (Wang et al. 2019): columns, labels, metrics, files, and what BERT scored."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.data.task_files import TextRow, read_rows, read_tfds
+from bert_jax.errors import UsageError
+from bert_jax.progress import note
+from bert_jax.tasks.task import TaskSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask:
+    """A task of GLUE. `files` maps a split to its file in GLUE's folder and its split in TFDS."""
+
+    spec: TaskSpec
+    tfds: str
+    tfds_columns: tuple[str, ...]
+    # Columns of the labelled files, where they have no line of names.
+    header: tuple[str, ...] | None = None
+    dev: tuple[tuple[str, str, str], ...] = (("dev", "dev.tsv", "validation"),)
+    # A split to predict, the file of it, and the file of a submission.
+    test: tuple[tuple[str, str, str], ...] = ()
+    skip_short: bool = False
+
+
+_BINARY = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+
+
+def _spec(name: str, columns: tuple[str, ...], labels: tuple[str, ...], **rest: Any) -> TaskSpec:
+    values = {"kind": "classification", "metrics": ("accuracy",)} | rest
+    return TaskSpec(name=name, text_columns=columns, labels=labels, **values)
+
+
+_PAIR = ("sentence1", "sentence2")
+_QUESTIONS = ("question1", "question2")
+TASKS: dict[str, GlueTask] = {
+    "cola": GlueTask(
+        spec=_spec("cola", ("sentence",), _BINARY, metrics=("matthews", "accuracy")),
+        tfds="cola",
+        tfds_columns=("sentence",),
+        header=("source", "label", "star", "sentence"),
+        test=(("test", "test.tsv", "CoLA.tsv"),),
+    ),
+    "sst2": GlueTask(
+        spec=_spec("sst2", ("sentence",), _BINARY),
+        tfds="sst2",
+        tfds_columns=("sentence",),
+        test=(("test", "test.tsv", "SST-2.tsv"),),
+    ),
+    "mrpc": GlueTask(
+        spec=_spec(
+            "mrpc",
+            ("#1 String", "#2 String"),
+            _BINARY,
+            label_column="Quality",
+            metrics=("f1", "accuracy"),
+        ),
+        tfds="mrpc",
+        tfds_columns=_PAIR,
+        test=(("test", "test.tsv", "MRPC.tsv"),),
+    ),
+    "stsb": GlueTask(
+        spec=_spec(
+            "stsb",
+            _PAIR,
+            (),
+            kind="regression",
+            label_column="score",
+            metrics=("spearman", "pearson"),
+        ),
+        tfds="stsb",
+        tfds_columns=_PAIR,
+        test=(("test", "test.tsv", "STS-B.tsv"),),
+    ),
+    "qqp": GlueTask(
+        spec=_spec(
+            "qqp", _QUESTIONS, _BINARY, label_column="is_duplicate", metrics=("f1", "accuracy")
+        ),
+        tfds="qqp",
+        tfds_columns=_QUESTIONS,
+        test=(("test", "test.tsv", "QQP.tsv"),),
+        # A few lines of GLUE's files are cut short.
+        skip_short=True,
+    ),
+    "mnli": GlueTask(
+        spec=_spec(
+            "mnli", _PAIR, ("entailment", "neutral", "contradiction"), label_column="gold_label"
+        ),
+        tfds="mnli",
+        tfds_columns=("premise", "hypothesis"),
+        dev=(
+            ("matched", "dev_matched.tsv", "validation_matched"),
+            ("mismatched", "dev_mismatched.tsv", "validation_mismatched"),
+        ),
+        test=(
+            ("matched", "test_matched.tsv", "MNLI-m.tsv"),
+            ("mismatched", "test_mismatched.tsv", "MNLI-mm.tsv"),
+        ),
+    ),
+    "qnli": GlueTask(
+        spec=_spec("qnli", ("question", "sentence"), _ENTAILMENT),
+        tfds="qnli",
+        tfds_columns=("question", "sentence"),
+        test=(("test", "test.tsv", "QNLI.tsv"),),
+    ),
+    "rte": GlueTask(
+        spec=_spec("rte", _PAIR, _ENTAILMENT),
+        tfds="rte",
+        tfds_columns=_PAIR,
+        test=(("test", "test.tsv", "RTE.tsv"),),
+    ),
+    "wnli": GlueTask(
+        spec=_spec("wnli", _PAIR, _BINARY),
+        tfds="wnli",
+        tfds_columns=_PAIR,
+        test=(("test", "test.tsv", "WNLI.tsv"),),
+    ),
+}
+
+
+def read_split(task: GlueTask, source: str, file: str, split: str) -> list[TextRow]:
+    """The labelled rows of a split, from GLUE's folder `source` or from `tfds:glue/NAME`."""
+    if source.startswith("tfds:"):
+        return list(_from_tfds(task, source, split))
+    path = find_file(Path(source), file)
+    rows, skipped = read_rows(
+        path,
+        text_columns=task.spec.text_columns,
+        label_column=task.spec.label_column,
+        header=task.header,
+        skip_short=task.skip_short,
+    )
+    if skipped:
+        note(f"{path}: {skipped} lines have too few columns and are left out")
+    return rows
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """`name` or `name.gz` in the folder. Raises UsageError if neither is there."""
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise UsageError(
+        f"{folder} has no {name} (or {name}.gz); --data names a folder of GLUE's files"
+    )
+
+
+def _from_tfds(task: GlueTask, source: str, split: str) -> Iterator[TextRow]:
+    labels = task.spec.labels
+    for place, record in read_tfds(source, split):
+        missing = [name for name in (*task.tfds_columns, "label", "idx") if name not in record]
+        if missing:
+            raise UsageError(f"{place}: no {missing[0]!r}; use tfds:glue/{task.tfds}")
+        label = record["label"]
+        known = labels[label] if labels and 0 <= label < len(labels) else str(label)
+        texts = tuple(record[name] for name in task.tfds_columns)
+        yield TextRow(place, texts, known, str(record["idx"]))
+
+
+# Devlin et al. 2019: GLUE's test server (table 1; QQP and MRPC: F1, STS-B: Spearman) and SQuAD's
+# development sets (tables 2 and 3, single models). WNLI was left out there.
+PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
+    "BERT-Base": {
+        "mnli": {"matched accuracy": 84.6, "mismatched accuracy": 83.4},
+        "qqp": {"f1": 71.2},
+        "qnli": {"accuracy": 90.5},
+        "sst2": {"accuracy": 93.5},
+        "cola": {"matthews": 52.1},
+        "stsb": {"spearman": 85.8},
+        "mrpc": {"f1": 88.9},
+        "rte": {"accuracy": 66.4},
+        "squad": {"exact_match": 80.8, "f1": 88.5},
+    },
+    "BERT-Large": {
+        "mnli": {"matched accuracy": 86.7, "mismatched accuracy": 85.9},
+        "qqp": {"f1": 72.1},
+        "qnli": {"accuracy": 92.7},
+        "sst2": {"accuracy": 94.9},
+        "cola": {"matthews": 60.5},
+        "stsb": {"spearman": 86.5},
+        "mrpc": {"f1": 89.3},
+        "rte": {"accuracy": 70.1},
+        "squad": {"exact_match": 84.1, "f1": 90.9},
+        "squad2": {"exact_match": 78.7, "f1": 81.9},
+    },
+}

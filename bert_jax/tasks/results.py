@@ -1,0 +1,110 @@
+"""Results of fine-tuning as JSON and as a Markdown table, beside what BERT's authors published."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from bert_jax.tasks.glue import PUBLISHED
+from bert_jax.tasks.task import TaskSpec
+
+_SETTINGS = ("batch_size", "learning_rate", "epochs")
+
+
+def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Everything `results.json` says: the runs by setting, the best setting, the published row.
+
+    A setting's score is the median over its seeds; the spread is the lowest, the highest and the
+    sample deviation. Of a seed that diverged and was restarted its last attempt counts, and the
+    attempts before it are counted as divergent. Scores are percent or correlation x 100.
+    """
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault(tuple(result[name] for name in _SETTINGS), []).append(result)
+    settings = []
+    for setting, runs in groups.items():
+        scores = [_flat(spec, run["scores"]) for run in runs]
+        settings.append(
+            dict(zip(_SETTINGS, setting, strict=True))
+            | {
+                "seeds": [run["seed"] for run in runs],
+                "divergent": sum(run["attempts"] - 1 + run["diverged"] for run in runs),
+                "examples_per_second": statistics.median(r["examples_per_second"] for r in runs),
+                "scores": {
+                    name: _spread([score[name] for score in scores if name in score])
+                    for name in scores[0]
+                },
+                "directories": [run["directory"] for run in runs],
+            }
+        )
+    main = next(iter(settings[0]["scores"]))
+    best = max(settings, key=lambda setting: setting["scores"][main]["median"])
+    published = {model: rows[spec.name] for model, rows in PUBLISHED.items() if spec.name in rows}
+    return {
+        "task": spec.name,
+        "metric": main,
+        "best": best,
+        "settings": settings,
+        "published": published,
+    }
+
+
+def _flat(spec: TaskSpec, scores: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Metric -> percent; with the split's name before it where there are several."""
+    scale = 1.0 if spec.kind == "spans" else 100.0
+    return {
+        metric if len(scores) == 1 else f"{split} {metric}": scale * value
+        for split, found in scores.items()
+        for metric, value in found.items()
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {
+        "median": statistics.median(values),
+        "lowest": min(values),
+        "highest": max(values),
+        "deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
+    }
+
+
+def table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: every setting, the best one first, then the published models."""
+    names = list(summary["best"]["scores"])
+    columns = ["run", "batch", "learning rate", "epochs", "seeds", *names, "divergent"]
+    others = [setting for setting in summary["settings"] if setting is not summary["best"]]
+    rows = [
+        [
+            "ours, best" if number == 0 and others else "ours",
+            str(setting["batch_size"]),
+            f"{setting['learning_rate']:g}",
+            f"{setting['epochs']:g}",
+            str(len(setting["seeds"])),
+            *(_cell(setting["scores"][name], len(setting["seeds"])) for name in names),
+            str(setting["divergent"]),
+        ]
+        for number, setting in enumerate([summary["best"], *others])
+    ]
+    for model, scores in summary["published"].items():
+        shown = [f"{scores[name]:.1f}" if name in scores else "" for name in names]
+        rows.append([f"published, {model}", "", "", "", "", *shown, ""])
+    return columns, rows
+
+
+def _cell(spread: dict[str, float], seeds: int) -> str:
+    if seeds == 1:
+        return f"{spread['median']:.1f}"
+    return f"{spread['median']:.1f} ({spread['lowest']:.1f} to {spread['highest']:.1f})"
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """The table, and what its figures are."""
+    columns, rows = table(summary)
+    lines = [columns, ["---"] * len(columns), *rows]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"# {summary['task']}\n\n{text}\n\n{NOTE}\n"
+
+
+NOTE = (
+    "Development set; the median over seeds, lowest to highest in brackets. Published: Devlin et "
+    "al. 2019, GLUE's test server and SQuAD's development sets."
+)

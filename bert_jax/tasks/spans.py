@@ -1,0 +1,130 @@
+"""Questions that a span of a paragraph answers: SQuAD 1.1 and 2.0.
+
+From scores of first and last tokens to an answer as google-research/bert run_squad.py has it: the
+best pairs of all windows of a question compete; an answer lies within one window, is not longer
+than allowed, and begins where its token has most context. Its text is cut from the paragraph.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import HeadConfig
+from bert_jax.data.squad import Question
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.windows import Windows, encode_questions
+from bert_jax.tasks import squad_metrics
+from bert_jax.tasks.task import Encoded, TaskSpec
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A candidate, best first in a list of them. The empty text is "no answer"."""
+
+    text: str
+    score: float
+    start: int
+
+
+@dataclass(frozen=True)
+class SpanTask:
+    """Start and end of the answer are classified over the tokens of a window."""
+
+    spec: TaskSpec
+
+    def head(self) -> HeadConfig:
+        return HeadConfig(parts=("span_classifier",))
+
+    def encode(
+        self, rows: Sequence[Question], tokenizer: Tokenizer, *, length: int, labelled: bool
+    ) -> Encoded:
+        found = encode_questions(
+            rows,
+            tokenizer,
+            length=length,
+            stride=self.spec.doc_stride,
+            max_question=self.spec.max_question_length,
+            labelled=labelled,
+        )
+        return Encoded(found.features, found)
+
+    def score(
+        self, rows: Sequence[Question], encoded: Encoded, outputs: np.ndarray
+    ) -> dict[str, float]:
+        predicted = {
+            record["id"]: record["prediction"]
+            for record in self.predictions(rows, encoded, outputs)
+        }
+        return squad_metrics.score(rows, predicted, with_unanswerable=self.spec.with_unanswerable)
+
+    def chance(self, rows: Sequence[Question]) -> float:
+        silent = {question.id: "" for question in rows}
+        scores = squad_metrics.score(rows, silent, with_unanswerable=self.spec.with_unanswerable)
+        return scores[self.spec.metrics[0]]
+
+    def predictions(
+        self, rows: Sequence[Question], encoded: Encoded, outputs: np.ndarray
+    ) -> list[dict[str, Any]]:
+        windows: Windows = encoded.places
+        of_question: list[list[int]] = [[] for _ in rows]
+        for row, number in enumerate(windows.questions.tolist()):
+            of_question[number].append(row)
+        return [
+            self._record(question, self._answers(question, windows, mine, outputs), outputs[mine])
+            for question, mine in zip(rows, of_question, strict=True)
+        ]
+
+    def _answers(
+        self, question: Question, windows: Windows, mine: Sequence[int], outputs: np.ndarray
+    ) -> list[Answer]:
+        """The `n_best` answers with different texts, best first; without "no answer"."""
+        spec, found = self.spec, []
+        for row in mine:
+            in_context = windows.characters[row, :, 0] >= 0
+            starts = _best(outputs[row, :, 0], in_context & windows.is_best[row], spec.n_best)
+            ends = _best(outputs[row, :, 1], in_context, spec.n_best)
+            for first in starts:
+                for last in ends:
+                    if first <= last < first + spec.max_answer_length:
+                        score = float(outputs[row, first, 0]) + float(outputs[row, last, 1])
+                        begin, stop = windows.characters[row, [first, last], [0, 1]].tolist()
+                        found.append(Answer(question.context[begin:stop], score, begin))
+        found.sort(key=lambda answer: (-answer.score, answer.start, len(answer.text)))
+        different = {answer.text: answer for answer in reversed(found)}
+        kept = sorted(different.values(), key=lambda a: (-a.score, a.start, len(a.text)))
+        return kept[: spec.n_best]
+
+    def _record(
+        self, question: Question, answers: list[Answer], outputs_NL2: np.ndarray
+    ) -> dict[str, Any]:
+        if self.spec.with_unanswerable:
+            # [CLS] stands for "no answer": of all windows the one that is least sure of it.
+            null = float(np.min(outputs_NL2[:, 0, 0] + outputs_NL2[:, 0, 1]))
+            answers = sorted([*answers, Answer("", null, -1)], key=lambda answer: -answer.score)
+        candidates = answers or [Answer("", 0.0, -1)]
+        scores = np.array([answer.score for answer in candidates])
+        shares = np.exp(scores - np.logaddexp.reduce(scores))
+        record: dict[str, Any] = {
+            "id": question.id,
+            "prediction": candidates[0].text,
+            "n_best": [
+                {"text": answer.text, "probability": float(share)}
+                for answer, share in zip(candidates, shares, strict=True)
+            ],
+        }
+        if self.spec.with_unanswerable:
+            best = next((answer for answer in candidates if answer.text), None)
+            margin = null - best.score if best else float("inf")
+            has_none = best is None or margin > self.spec.null_threshold
+            record["prediction"] = "" if best is None or has_none else best.text
+            record["no_answer_margin"] = margin if best else None
+        return record
+
+
+def _best(scores: np.ndarray, allowed: np.ndarray, count: int) -> list[int]:
+    """The allowed tokens with the highest scores."""
+    (places,) = np.nonzero(allowed)
+    order = np.argsort(-scores[places], kind="stable")[:count]
+    return places[order].tolist()

@@ -1,0 +1,80 @@
+"""SQuAD's exact match and F1, as the official scripts compute them (evaluate-v1.1.py, -v2.0.py).
+
+The two scripts differ where an answer is empty: 1.1 gives no F1 to answers without words in common,
+also when both have none; 2.0 takes two empty answers for equal, leaves out gold answers of which
+normalisation leaves nothing, and a question without gold answers wants the empty one.
+"""
+
+import collections
+import re
+import string
+from collections.abc import Mapping, Sequence
+
+from bert_jax.data.squad import Question
+
+_PUNCTUATION = set(string.punctuation)
+
+
+def normalise(text: str) -> str:
+    """Lower case, without punctuation, articles and superfluous white space."""
+    text = "".join(character for character in text.lower() if character not in _PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def exact(predicted: str, gold: str) -> float:
+    return float(normalise(predicted) == normalise(gold))
+
+
+def overlap(predicted: str, gold: str, *, empty_may_match: bool) -> float:
+    """F1 of the words in common, each as often as both have it."""
+    ours, theirs = normalise(predicted).split(), normalise(gold).split()
+    if empty_may_match and not (ours and theirs):
+        return float(ours == theirs)
+    same = sum((collections.Counter(ours) & collections.Counter(theirs)).values())
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(ours), same / len(theirs)
+    return 2 * precision * recall / (precision + recall)
+
+
+def score(
+    questions: Sequence[Question], predicted: Mapping[str, str], *, with_unanswerable: bool
+) -> dict[str, float]:
+    """`exact_match` and `f1` in percent over all questions; one that was not answered has 0.
+
+    `with_unanswerable` follows the script of 2.0, and adds both scores of the questions that have
+    an answer and of those that have none.
+    """
+    rows = [
+        (bool(question.answers), *_best(question, predicted.get(question.id), with_unanswerable))
+        for question in questions
+    ]
+    result = _means("", rows)
+    if with_unanswerable:
+        result |= _means("answerable_", [row for row in rows if row[0]])
+        result |= _means("unanswerable_", [row for row in rows if not row[0]])
+    return result
+
+
+def _best(
+    question: Question, predicted: str | None, with_unanswerable: bool
+) -> tuple[float, float]:
+    """The scores against the gold answer that fits best."""
+    golds: Sequence[str] = question.answers
+    if with_unanswerable:
+        golds = [gold for gold in golds if normalise(gold)] or [""]
+    if predicted is None or not golds:
+        return 0.0, 0.0
+    return (
+        max(exact(predicted, gold) for gold in golds),
+        max(overlap(predicted, gold, empty_may_match=with_unanswerable) for gold in golds),
+    )
+
+
+def _means(prefix: str, rows: Sequence[tuple[bool, float, float]]) -> dict[str, float]:
+    if not rows:
+        return {}
+    return {
+        f"{prefix}exact_match": 100.0 * sum(row[1] for row in rows) / len(rows),
+        f"{prefix}f1": 100.0 * sum(row[2] for row in rows) / len(rows),
+    }

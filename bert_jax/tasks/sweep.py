@@ -1,0 +1,198 @@
+"""All runs that one `bert-jax finetune` asks for: one, several seeds, or a grid of settings."""
+
+import dataclasses
+import itertools
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax import resolve
+from bert_jax.config import (
+    CheckpointConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    TrainConfig,
+    validate,
+)
+from bert_jax.data import tokenizer as tokenizers
+from bert_jax.errors import NonFinite, UsageError
+from bert_jax.model import sharding
+from bert_jax.progress import note
+from bert_jax.tasks import results
+from bert_jax.tasks.finetune import DIVERGED, Recipe, train, write_json
+from bert_jax.tasks.load import Sources, TaskData, load
+from bert_jax.tasks.task import TaskSpec
+from bert_jax.training import require, workdir
+
+# Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
+WARMUP = 0.1
+# Devlin et al. 2019, appendix A.3.
+_PAPER_GRID = tuple(itertools.product((16, 32), (5e-5, 4e-5, 3e-5, 2e-5), (2.0, 3.0, 4.0)))
+# What a restart adds to a seed: away from the seeds of other runs.
+_NEXT_SEED = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all runs share, and how many there are."""
+
+    length: int
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    recipe: Recipe = field(default_factory=Recipe)
+    seed: int = 0
+    seeds: int = 1
+    grid: str | None = None
+    # Attempts with another seed after a run has diverged.
+    restarts: int = 2
+    # `--set` of a command line: fields of the config, after everything else.
+    overrides: tuple[str, ...] = ()
+
+
+def finetune(
+    checkpoint: Path | str,
+    home: Path,
+    spec: TaskSpec,
+    sources: Sources,
+    settings: Settings,
+) -> dict[str, Any]:
+    """Makes or goes on with all runs of `settings` in `home`; returns their summary.
+
+    One run lies in `home` itself, several in `home/runs/NAME`; `home` has `results.json` and
+    `results.md`. `checkpoint` is anything with an encoder; of a task's own workdir, too, the
+    encoder is kept and the head left behind. Nothing is written before all rows have been read and
+    checked.
+    """
+    if settings.seeds < 1:
+        raise UsageError(f"--seeds {settings.seeds}: it must be at least 1")
+    mesh = sharding.make_mesh(
+        **require.mesh_shape(resolve.override(TrainConfig(), list(settings.overrides)))
+    )
+    with jax.set_mesh(mesh):
+        source = workdir.load_checkpoint(checkpoint, mesh=mesh, allow_missing_heads=True)
+        tokenizer = tokenizers.load(source.tokenizer)
+        if tokenizer.vocab_size > source.config.model.vocab_size:
+            raise UsageError(
+                f"checkpoint {source.directory}: its tokenizer has {tokenizer.vocab_size} ids, its "
+                f"model embeddings for {source.config.model.vocab_size}; put the right tokenizer "
+                "beside it"
+            )
+        data = load(spec, sources, tokenizer, length=settings.length)
+        runs = list(_runs(settings))
+        configs = [_config(source, data, run) for run in runs]
+        found = []
+        for run, config in zip(runs, configs, strict=True):
+            place = home if len(runs) == 1 else home / "runs" / _name(run)
+            found.append(_with_restarts(config, run, data, source, place, mesh=mesh))
+            if len(runs) > 1:
+                note(f"run {len(found)} of {len(runs)} is done")
+        summary = results.summarise(data.task.spec, found)
+    write_json(home / "results.json", summary)
+    (home / "results.md").write_text(results.markdown(summary), encoding="utf-8")
+    return summary
+
+
+def _runs(settings: Settings) -> Iterator[Settings]:
+    """One `Settings` with a single seed for each run."""
+    grid: Sequence[tuple[int, float, float]] = [
+        (settings.batch_size, settings.learning_rate, settings.recipe.epochs)
+    ]
+    if settings.grid is not None:
+        grid = _PAPER_GRID
+    for batch_size, rate, epochs in grid:
+        for seed in range(settings.seed, settings.seed + settings.seeds):
+            yield dataclasses.replace(
+                settings,
+                batch_size=batch_size,
+                learning_rate=rate,
+                recipe=dataclasses.replace(settings.recipe, epochs=epochs),
+                seed=seed,
+                seeds=1,
+                grid=None,
+            )
+
+
+def _name(run: Settings) -> str:
+    return (
+        f"batch-{run.batch_size}_rate-{run.learning_rate:g}_epochs-{run.recipe.epochs:g}"
+        f"_seed-{run.seed}"
+    )
+
+
+def _config(source: workdir.LoadedCheckpoint, data: TaskData, run: Settings) -> TrainConfig:
+    rows = len(data.train.encoded.features)
+    steps = max(1, int(rows * run.recipe.epochs / run.batch_size))
+    an_epoch = max(1, rows // run.batch_size)
+    config = TrainConfig(
+        name=data.task.spec.name,
+        seed=run.seed,
+        model=source.config.model,
+        head=data.task.head(),
+        compute=source.config.compute,
+        optimizer=OptimizerConfig(
+            learning_rate=run.learning_rate, warmup_steps=int(WARMUP * steps)
+        ),
+        phases=(
+            PhaseConfig(
+                sequence_length=run.length,
+                steps=steps,
+                global_batch_size=run.batch_size,
+                max_predictions=1,
+            ),
+        ),
+        evaluation=EvaluationConfig(every_steps=an_epoch, batch_size=64),
+        checkpoint=CheckpointConfig(every_steps=an_epoch, keep_last=1),
+        log_every_steps=max(1, steps // 200),
+    )
+    return validate(resolve.override(config, list(run.overrides)))
+
+
+def _with_restarts(
+    config: TrainConfig,
+    run: Settings,
+    data: TaskData,
+    source: workdir.LoadedCheckpoint,
+    home: Path,
+    *,
+    mesh: Mesh,
+) -> dict[str, Any]:
+    """The run, or the first attempt that has learned something; the others are set aside.
+
+    An attempt that diverged lies in `home/diverged-N`. The last one that is allowed counts
+    whatever comes of it, unless its loss is no number.
+    """
+    attempt = len(list(home.glob(f"{DIVERGED}*"))) if home.is_dir() else 0
+    while True:
+        seed = config.seed + _NEXT_SEED * attempt
+        is_last = attempt >= run.restarts
+        try:
+            result = train(
+                dataclasses.replace(config, seed=seed), run.recipe, data, source, home, mesh=mesh
+            )
+            why = "is no better than one answer for all"
+        except NonFinite as error:
+            if is_last:
+                raise
+            result, why = None, str(error)
+        attempt += 1
+        if result is not None and (is_last or not result["diverged"]):
+            if result["diverged"]:
+                note(f"{config.name}: seed {seed} diverged, too; it was the last attempt")
+            return result | {"attempts": attempt, "directory": str(home)}
+        _set_aside(home, attempt)
+        note(f"{config.name}: seed {seed} diverged ({why}); again with {seed + _NEXT_SEED}")
+
+
+def _set_aside(home: Path, attempt: int) -> None:
+    building = home / f"aside-{attempt}"
+    building.mkdir()
+    for entry in list(home.iterdir()):
+        if not entry.name.startswith((DIVERGED, "aside-")):
+            shutil.move(entry, building / entry.name)
+    building.rename(home / f"{DIVERGED}{attempt}")

@@ -1,0 +1,336 @@
+"""Each kind of task from files to scores, on a small encoder; resuming, restarts, refusals."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import HeadConfig
+from bert_jax.data import tokenizer as tokenizers
+from bert_jax.model import heads, sharding
+from bert_jax.tasks.load import base_spec, read_file
+from bert_jax.tasks.task import task_of
+from bert_jax.training import checkpoint, task_step, workdir
+from tests import tiny_tasks
+from tests.models import assert_same
+
+_FAST = ["--length", "16", "--batch-size", "16", "--learning-rate", "2e-3", "--epochs", "4"]
+_FAST += ["--set", "optimizer.bias_correction=true", "--set", "log_every_steps=1"]
+_FAST += ["--set", "evaluation.every_steps=0", "--set", "checkpoint.every_steps=30"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    return tiny_tasks.encoder(tmp_path_factory.mktemp("encoder") / "hf")
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory) -> Path:
+    return tiny_tasks.sst2(tmp_path_factory.mktemp("glue") / "SST-2")
+
+
+def finetune(encoder: Path, home: Path, *options: str) -> list[str]:
+    return ["finetune", "--checkpoint", str(encoder), "--workdir", str(home), *options]
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory, encoder, glue) -> Path:
+    """The workdir of a finished classification."""
+    home = tmp_path_factory.mktemp("classified") / "run"
+    assert main(finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)) == 0
+    return home
+
+
+def params_of(home: Path):
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        return workdir.load_checkpoint(home, mesh=mesh).params
+
+
+def result_of(home: Path) -> dict:
+    return json.loads((home / "result.json").read_text())
+
+
+# --- every kind learns ---------------------------------------------------------------------------
+
+
+def test_a_class(classified, capsys):
+    result = result_of(classified)
+    assert result["scores"]["dev"]["accuracy"] == 1.0 and not result["diverged"]
+    rows = [json.loads(line) for line in (classified / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "split" not in row] == list(range(1, 41))
+    assert checkpoint.steps(classified) == [40]
+    text = (classified / "results.md").read_text()
+    assert "| ours | 16 | 0.002 | 4 | 1 | 100.0 | 0 |" in text
+    assert "| published, BERT-Base |  |  |  |  | 93.5 |  |" in text
+    summary = json.loads((classified / "results.json").read_text())
+    assert summary["metric"] == "accuracy" and summary["best"]["seeds"] == [0]
+
+
+def test_a_number_of_a_pair(tmp_path, encoder):
+    files = ["--train", str(tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0))]
+    files += ["--dev", str(tiny_tasks.pairs(tmp_path / "dev.jsonl", seed=1, count=40))]
+    columns = ["--text", "left", "--text", "right", "--label", "alike", "--regression"]
+    home = tmp_path / "run"
+    assert main(finetune(encoder, home, "--task", "text", *files, *columns, *_FAST)) == 0
+    scores = result_of(home)["scores"]["dev"]
+    assert list(scores) == ["spearman", "pearson"] and scores["pearson"] > 0.5
+
+
+def test_a_tag_for_each_word(tmp_path, encoder):
+    files = ["--train", str(tiny_tasks.tagged(tmp_path / "train.conll", seed=0))]
+    files += ["--dev", str(tiny_tasks.tagged(tmp_path / "dev.conll", seed=1, count=40))]
+    home = tmp_path / "run"
+    assert main(finetune(encoder, home, "--task", "ner", *files, *_FAST)) == 0
+    assert result_of(home)["scores"]["dev"]["f1"] > 0.9
+    config = json.loads((home / "config.json").read_text())["config"]
+    labels = ["O", "B-animal", "I-animal", "B-place", "I-place"]
+    assert config["head"]["labels"] == labels
+
+
+def test_an_answer_in_a_paragraph(tmp_path, encoder):
+    files = ["--train", str(tiny_tasks.questions(tmp_path / "train.json", seed=0))]
+    files += ["--dev", str(tiny_tasks.questions(tmp_path / "dev.json", seed=1, count=24))]
+    home = tmp_path / "run"
+    # Windows of the paragraph: 20 tokens hold the question and one of its sentences.
+    windows = ["--length", "20", "--doc-stride", "4", "--max-answer-length", "2"]
+    command = finetune(encoder, home, "--task", "squad", *files, *_FAST, *windows)
+    assert main([*command, "--restarts", "0", "--epochs", "2"]) == 0
+    rows = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3
+    assert list(result_of(home)["scores"]["dev"]) == ["exact_match", "f1"]
+
+
+@pytest.mark.parametrize("task", ["squad", "squad2"])
+def test_right_spans_give_right_answers(tmp_path, encoder, task):
+    """Outputs that are high where the labels are, through windows and candidates, score 100."""
+    path = tiny_tasks.questions(tmp_path / "a.json", seed=0, unanswerable=task == "squad2")
+    spec = dataclasses.replace(base_spec(task), doc_stride=4)
+    rows = read_file(spec, path)
+    found = task_of(spec).encode(rows, tokenizers.load(encoder), length=20, labelled=True)
+    outputs = np.zeros((*found.features.input_ids.shape, 2), np.float32)
+    for end in range(2):
+        labels = found.features.labels[:, end]
+        # A window that does not have the answer is less sure of that than one that has it.
+        outputs[np.arange(len(labels)), labels, end] = np.where(labels == 0, 5.0, 9.0)
+        outputs[:, 0, end] = np.where(labels == 0, 5.0, -9.0)
+    scores = task_of(spec).score(rows, found, outputs)
+    assert set(scores.values()) == {100.0}
+    silent = task_of(spec).score(rows, found, np.zeros_like(outputs))
+    assert silent["exact_match"] < 50
+    if task == "squad2":
+        never = task_of(dataclasses.replace(spec, null_threshold=-99.0))
+        assert never.score(rows, found, outputs)["answerable_f1"] == 0.0
+
+
+# --- one run, many ways --------------------------------------------------------------------------
+
+
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path, encoder, glue, classified):
+    home = tmp_path / "run"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
+    # As if it had been stopped between its checkpoints.
+    keep = ["--set", "checkpoint.keep_last=9"]
+    assert main([*command, *keep]) == 0
+    assert checkpoint.steps(home) == [30, 40]
+    (home / "result.json").unlink()
+    (home / "checkpoints" / "40").rename(tmp_path / "40")
+    assert main([*command, *keep]) == 0
+    assert_same(params_of(home), params_of(classified))
+    # Finished, it is only reported; changed, it is refused.
+    assert main([*command, *keep]) == 0
+    assert main([*command, *keep, "--learning-rate", "1e-3"]) == 3
+
+
+def test_a_fine_tuned_encoder_goes_on_to_another_task(tmp_path, classified, glue):
+    """Intermediate training: the encoder is kept, the head is not."""
+    home = tmp_path / "run"
+    rows = ["--train", str(glue / "train.tsv"), "--dev", str(glue / "dev.tsv")]
+    options = ["--text", "sentence", "--freeze-layers", "2", "--epochs", "1", "--restarts", "0"]
+    command = finetune(classified, home, "--task", "text", *rows, *options, "--length", "16")
+    assert main([*command, "--learning-rate", "1e-2"]) == 0
+    before, after = params_of(classified), params_of(home)
+    assert_same(before["encoder"], after["encoder"])  # all of it was held
+    for part in ("pooler", "sequence_classifier"):
+        old, new = (jax.tree.leaves(p[part])[-1] for p in (before, after))
+        assert not np.allclose(old, new)
+
+
+def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue, capsys):
+    """With labels that say nothing a run learns nothing: it is tried again, and counted."""
+    folder = tmp_path / "glue"
+    folder.mkdir()
+    for name in ("train", "dev"):
+        lines = (glue / f"{name}.tsv").read_text().splitlines()[1:]
+        rows = [f"{line.split(chr(9))[0]}\t{int(i % 8 == 0)}" for i, line in enumerate(lines)]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    home = tmp_path / "runs"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(folder), "--length", "16")
+    command += ["--seeds", "2", "--restarts", "1", "--epochs", "1", "--learning-rate", "1e-6"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "seed 0 diverged (is no better than one answer for all); again with 1000" in said.err
+    (setting,) = json.loads((home / "results.json").read_text())["settings"]
+    assert setting["divergent"] == 4 and setting["seeds"] == [1000, 1001]
+    for directory in setting["directories"]:
+        assert (Path(directory) / "diverged-1" / "result.json").is_file()
+    assert main(command) == 0  # everything is there already
+
+
+def test_what_comes_of_it_can_be_exported(tmp_path, classified):
+    assert main(["export", "--checkpoint", str(classified), "--output", str(tmp_path / "hf")]) == 0
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert config["id2label"] == {"0": "0", "1": "1"}
+
+
+# --- prediction and vectors ----------------------------------------------------------------------
+
+
+def test_predictions_are_those_that_were_scored(tmp_path, classified, glue, capsys):
+    command = ["predict", "--checkpoint", str(classified), "--input", str(glue / "dev.tsv")]
+    assert main(command) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    gold = [line.split("\t")[1] for line in (glue / "dev.tsv").read_text().splitlines()[1:]]
+    assert [record["label"] for record in records] == gold
+    assert all(sum(r["probabilities"].values()) == pytest.approx(1) for r in records)
+    output = tmp_path / "submission"
+    command = ["predict", "--checkpoint", str(classified), "--glue", str(glue)]
+    assert main([*command, "--output", str(output)]) == 0
+    expected = [str(label) for _, label in tiny_tasks.sentences(9, seed=7)]
+    lines = [line.split("\t") for line in (output / "SST-2.tsv").read_text().splitlines()]
+    assert lines == [["index", "prediction"], *([str(i), x] for i, x in enumerate(expected))]
+
+
+def test_predict_wants_a_fine_tuned_workdir(tmp_path, encoder, glue, capsys):
+    command = ["predict", "--checkpoint", str(encoder), "--input", str(glue / "dev.tsv")]
+    assert main(command) == 2
+    assert "was not fine-tuned for a task" in capsys.readouterr().err
+
+
+def test_vectors(tmp_path, encoder, capsys):
+    (tmp_path / "texts.txt").write_text("the cat lives in rome .\n\nan owl\n")
+    command = ["embed", "--checkpoint", str(encoder), "--input", str(tmp_path / "texts.txt")]
+    found = {}
+    for pooling in ("mean", "cls", "none"):
+        output = tmp_path / f"{pooling}.npz"
+        options = ["--layers=1,-1", "--pooling", pooling, "--length", "16"]
+        assert main([*command, "--output", str(output), *options]) == 0
+        found[pooling] = np.load(output)
+    tokens, offsets = found["none"]["vectors"], found["none"]["offsets"]
+    assert offsets.tolist() == [0, 8, 12] and tokens.shape == (12, 64)
+    for row in range(2):
+        of_row = tokens[offsets[row] : offsets[row + 1]]
+        np.testing.assert_allclose(found["mean"]["vectors"][row], of_row.mean(axis=0), atol=1e-6)
+        np.testing.assert_array_equal(found["cls"]["vectors"][row], of_row[0])
+    wrong = [*command, "--output", str(tmp_path / "x.npz"), "--length", "16"]
+    assert main([*wrong, "--layers", "3"]) == 2
+    assert "--layers 3: the model has layers 1 to 2" in capsys.readouterr().err
+    assert not (tmp_path / "x.npz").exists()
+
+
+# --- the step ------------------------------------------------------------------------------------
+
+
+def test_rates_fall_from_layer_to_layer():
+    head = HeadConfig(parts=("pooler", "sequence_classifier"), labels=("a", "b"))
+    params = heads.abstract_params(tiny_tasks.MODEL, head)
+    rates = task_step.layer_rates(params, decay=0.5, frozen_layers=0)
+    assert rates["sequence_classifier"]["bias"] == rates["pooler"]["dense"]["kernel"] == 1.0
+    layers = [rates["encoder"][name]["query"]["kernel"] for name in ("layer_0", "layer_1")]
+    assert layers == [0.25, 0.5] and rates["encoder"]["embeddings"]["word"]["embedding"] == 0.125
+    held = task_step.layer_rates(params, decay=0.5, frozen_layers=1)
+    assert held["encoder"]["layer_0"]["query"]["kernel"] == 0.0
+    assert held["encoder"]["layer_1"]["query"]["kernel"] == 0.5
+
+
+def test_rows_of_weight_zero_count_for_nothing():
+    logits = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    batch = {"labels": np.array([0, 1, 2, 0]), "weights": np.array([1.0, 1.0, 1.0, 0.0])}
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        sums = task_step.task_sums({"sequence_logits": jax.numpy.asarray(logits)}, batch)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert float(sums["loss"]) == pytest.approx(-np.log(shares[range(3), range(3)]).sum(), rel=1e-5)
+    assert float(sums["count"]) == 3
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def _broken(tmp_path: Path, glue: Path, name: str, line: str) -> Path:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for split in ("train", "dev"):
+        text = (glue / f"{split}.tsv").read_text()
+        (folder / f"{split}.tsv").write_text(text + (line if split == name else ""))
+    return folder
+
+
+def test_a_label_that_is_none_is_named_and_nothing_is_written(tmp_path, encoder, glue, capsys):
+    folder = _broken(tmp_path, glue, "dev", "the cat .\tperhaps\n")
+    home = tmp_path / "run"
+    assert main(finetune(encoder, home, "--task", "sst2", "--data", str(folder), *_FAST)) == 2
+    error = capsys.readouterr().err
+    assert f"{folder}/dev.tsv, line 42: label 'perhaps' is not one of 0, 1" in error
+    assert error.count("\n") == 1 and not home.exists()
+
+
+@pytest.mark.parametrize("score", ["nan", "inf", "", "much"])
+def test_a_score_that_is_no_number_is_named(tmp_path, encoder, capsys, score):
+    train = tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0)
+    dev = tmp_path / "dev.jsonl"
+    dev.write_text(json.dumps({"left": "cat", "right": "dog", "alike": score}) + "\n")
+    columns = ["--text", "left", "--text", "right", "--label", "alike", "--regression"]
+    home = tmp_path / "run"
+    files = ["--train", str(train), "--dev", str(dev)]
+    assert main(finetune(encoder, home, "--task", "text", *files, *columns, *_FAST)) == 2
+    assert f"{dev}, line 1: score {score!r} is not a finite number" in capsys.readouterr().err
+    assert not home.exists()
+
+
+_REFUSED = {
+    "unknown task": (["--task", "glue"], "--task glue: choose one of cola"),
+    "no data": (["--task", "sst2"], "--task sst2 needs --data"),
+    "no files": (["--task", "ner"], "--task ner needs --train FILE and --dev FILE"),
+    "no columns": (["--task", "text"], "--task text needs --text COLUMN"),
+    "columns of another": (["--task", "ner", "--text", "x"], "are of --task text"),
+    "no folder": (["--task", "sst2", "--data", "nowhere"], "nowhere has no train.tsv"),
+    "epochs": (["--task", "sst2", "--data", ".", "--epochs", "0"], "--epochs 0.0"),
+    "decay": (["--task", "sst2", "--data", ".", "--layer-decay", "2"], "--layer-decay 2.0"),
+    "seeds": (["--task", "sst2", "--data", ".", "--seeds", "0"], "--seeds 0"),
+    "stride": (["--task", "squad", "--doc-stride", "0"], "--doc-stride 0"),
+}
+
+
+@pytest.mark.parametrize("case", _REFUSED)
+def test_wrong_arguments_are_named(tmp_path, encoder, capsys, case):
+    options, message = _REFUSED[case]
+    assert main(finetune(encoder, tmp_path / "run", *options)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_that_is_not_the_models(tmp_path, encoder, glue, capsys):
+    import shutil
+
+    wrong = shutil.copytree(encoder, tmp_path / "wrong")
+    (wrong / "tokenizer.json").unlink()
+    with (wrong / "vocab.txt").open("a") as file:
+        file.writelines(f"word{number}\n" for number in range(64))
+    options = ["--task", "sst2", "--data", str(glue)]
+    assert main(finetune(wrong, tmp_path / "run", *options)) == 2
+    assert "its tokenizer has" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_workdir_that_holds_something_else(tmp_path, encoder, glue, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    command = finetune(encoder, tmp_path, "--task", "sst2", "--data", str(glue), *_FAST)
+    assert main(command) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,74 @@
+"""Fifty steps of fine-tuning without dropout, beside transformers on torch."""
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.config import ComputeConfig, OptimizerConfig, PhaseConfig, TrainConfig
+from bert_jax.data import tokenizer as tokenizers
+from bert_jax.data.features import batch_of, training_rows
+from bert_jax.interchange import huggingface
+from bert_jax.model import heads, sharding
+from bert_jax.tasks.load import Sources, base_spec, load
+from bert_jax.training.optimizer import learning_rate
+from bert_jax.training.state import TrainState
+from bert_jax.training.task_step import layer_rates, train_step
+from tests import tiny_tasks
+
+torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
+pytestmark = pytest.mark.parity
+
+
+def test_the_losses_are_those_of_transformers(tmp_path):
+    from transformers import BertForSequenceClassification
+
+    encoder = tiny_tasks.encoder(tmp_path / "encoder")
+    words = tokenizers.load(encoder)
+    sources = Sources(data=str(tiny_tasks.sst2(tmp_path / "sst2")))
+    data = load(base_spec("sst2"), sources, words, length=16)
+    rule = OptimizerConfig(learning_rate=1e-3, warmup_steps=5, bias_correction=True)
+    phase = PhaseConfig(sequence_length=16, steps=50, global_batch_size=16, max_predictions=1)
+    config = TrainConfig(
+        model=tiny_tasks.MODEL,
+        head=data.task.head(),
+        compute=ComputeConfig(dtype="float32"),
+        optimizer=rule,
+        phases=(phase,),
+    )
+    params = heads.init_params(config.model, config.head, seed=0)
+    huggingface.write(tmp_path / "hf", params, config.model, tokenizer=encoder, head=config.head)
+    theirs = BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
+    named = list(theirs.named_parameters())
+    groups = [
+        {"params": [p for n, p in named if is_plain == ("LayerNorm" in n or n.endswith("bias"))],
+         "weight_decay": 0.0 if is_plain else rule.weight_decay}
+        for is_plain in (True, False)
+    ]  # fmt: skip
+    optimizer = torch.optim.AdamW(groups, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
+
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    features, apart = data.train.encoded.features, []
+    with jax.set_mesh(mesh):
+        rates = layer_rates(params, decay=1.0, frozen_layers=0)
+        step_of = jax.jit(lambda s, b: train_step(s, b, config=config, rates=rates))
+        state = TrainState.create(config, params).place(mesh)
+        for step in range(50):
+            chosen = training_rows(step, rows=len(features), batch_size=16, seed=0)
+            batch = batch_of(features, chosen, size=16)
+            state, values = step_of(state, batch)
+            loss = theirs(
+                input_ids=torch.from_numpy(batch["input_ids"]).long(),
+                token_type_ids=torch.from_numpy(batch["token_type_ids"]).long(),
+                attention_mask=torch.from_numpy(batch["sequence_ids"]).long(),
+                labels=torch.from_numpy(batch["labels"]).long(),
+            ).loss
+            apart.append(abs(float(values["loss"]) - loss.item()))
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), rule.clip_norm)
+            rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=50)
+            for group in optimizer.param_groups:
+                group["lr"] = float(rate)
+            optimizer.step()
+    print(f"\nfine-tuning, 50 steps: losses at most {np.max(apart):.1e} apart")
+    assert np.max(apart) < 1e-3
