@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # seqeval comes as source only, and its old way to build it no longer works.
 export PIP_USE_PEP517 := 1
 
-.PHONY: demo test lint types parity compiler core clean help
+.PHONY: demo test chaos lint types parity compiler core clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -35,7 +35,10 @@ demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes,
 	@BIN=$(abspath $(BIN)) sh examples/demo.sh runs/demo
 
 test: $(VENV)/.dev  ## the whole suite but the comparisons with torch
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not parity"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not parity and not chaos"
+
+chaos: $(VENV)/.dev  ## faults put into real processes: a sample of each; BERT_JAX_CHAOS=long for all
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m chaos
 
 core: $(VENV)/.dev  ## model, step, checkpoint and end to end: what a second version pair must pass
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m core

@@ -16,7 +16,7 @@ from bert_jax.__main__ import _EPILOG, _parser
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.data.pipeline import FIELDS
 from bert_jax.model import heads, sharding
-from bert_jax.training.workdir import _FREE
+from bert_jax.training import same_run
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "bert_jax"
@@ -128,9 +128,11 @@ def test_every_field_is_described_with_its_default():
 
 
 def test_what_may_change_on_resume_is_said():
-    rows = table(section(_CONFIGURATION, "What may change on resume"))
-    said = {name.removesuffix("*") for cell, _ in rows for name in cell.split(", ")}
-    assert said == set(_FREE)
+    part = section(_CONFIGURATION, "What may change on resume")
+    for number, expected in enumerate((same_run.FREE, same_run.WITH_FLAG)):
+        rows = table(part, number)
+        said = {name.removesuffix("*") for cell, _ in rows for name in cell.split(", ")}
+        assert said == set(expected)
 
 
 def test_the_shipped_configs_are_as_described():
@@ -290,7 +292,7 @@ def test_the_work_directory(trained):
     entries, fields, events = (table(section(_ARCHITECTURE, "Work directory"), n) for n in range(3))
     described = {name.rstrip("/") for name, _ in entries}
     there = {path.name for path in trained.iterdir()}
-    assert described - there == {"metrics.aside.jsonl", "profile"}
+    assert described - there == {"metrics.aside.jsonl", "profile", "set_aside"}
     assert there <= described
 
     rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
@@ -300,8 +302,10 @@ def test_the_work_directory(trained):
     for kind, names in seen.items():
         assert names == {name for name, where, _ in fields if where in (kind, "both")}
 
-    source = (_PACKAGE / "training/pretrain.py").read_text(encoding="utf-8")
-    assert {name for name, _ in events} == set(re.findall(r"\.event\(\s*\"(\w+)\"", source))
+    names = ("pretrain", "loop", "recovery")
+    sources = [(_PACKAGE / f"training/{name}.py").read_text(encoding="utf-8") for name in names]
+    written = re.findall(r"event\(\s*(?:workdir, )?\"(\w+)\"", "".join(sources))
+    assert {name for name, _ in events} == set(written)
     extra = {name: set(re.findall(r"\w+", said)) for name, said in events}
     for line in (trained / "events.jsonl").read_text().splitlines():
         event = json.loads(line)

@@ -164,8 +164,10 @@ def pretrain(
                     first_step = last_step
         except (Preempted, NonFinite) as error:
             run.finish_save()
-            name = "preempt" if isinstance(error, Preempted) else "non_finite"
-            journal.event(name, step=run.step, seconds=time.monotonic() - started)
+            if isinstance(error, Preempted):
+                journal.event("preempt", step=run.step)
+            else:
+                journal.event("stop", step=run.step, reason="non-finite")
             run.abandon()
             raise
 

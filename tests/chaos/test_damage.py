@@ -13,6 +13,8 @@ from bert_jax.training import checkpoint, recovery
 from tests.chaos import IS_LONG
 from tests.chaos.runs import STEPS, Started, losses
 
+pytestmark = pytest.mark.chaos
+
 _FAULTS = 300 if IS_LONG else 60
 
 

@@ -8,6 +8,8 @@ import pytest
 from tests.chaos import IS_LONG
 from tests.chaos.runs import Started, lines, with_deadline
 
+pytestmark = pytest.mark.chaos
+
 _DEADLINE, _GRACE = 15, 10
 # What hangs, in which of how many processes, and the words that must name the line.
 _HANGS = {

@@ -9,6 +9,8 @@ import pytest
 from tests.chaos import IS_LONG
 from tests.chaos.runs import STEPS, Started, lines, losses, state_digest
 
+pytestmark = pytest.mark.chaos
+
 _KILLS = 25 if IS_LONG else 3
 _CASES = [(1, ()), (1, ("commit-files=1",)), (2, ()), (2, ("commit-files=1",))]
 

@@ -10,6 +10,8 @@ from bert_jax.config import OptimizerConfig
 from tests.chaos import IS_LONG
 from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
 
+pytestmark = pytest.mark.chaos
+
 
 @pytest.mark.parametrize("number", [1, 3, 10] if IS_LONG else [3])
 def test_exactly_these_updates_are_left_out(tmp_path, corpus, number):

@@ -9,6 +9,8 @@ from bert_jax.training import checkpoint
 from tests.chaos import IS_LONG
 from tests.chaos.runs import Started, lines, losses, state_digest
 
+pytestmark = pytest.mark.chaos
+
 _SECONDS = 20
 # Where SIGTERM comes, and what makes that moment long enough to be met.
 _MOMENTS = {

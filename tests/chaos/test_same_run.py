@@ -11,6 +11,8 @@ from bert_jax.errors import ResumeRefused, UsageError
 from bert_jax.training import checkpoint, same_run, workdir
 from tests.chaos.runs import CONFIG, Started, lines
 
+pytestmark = pytest.mark.chaos
+
 # field -> (another value, what becomes of it)
 _CHANGES = {
     "name": ("other", "free"),

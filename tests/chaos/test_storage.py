@@ -10,6 +10,8 @@ import pytest
 from bert_jax.training import checkpoint
 from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
 
+pytestmark = pytest.mark.chaos
+
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, corpus):
