@@ -155,6 +155,13 @@ def from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int | None:
     return int(number) if kind == 1 else None
 
 
+def anywhere(flag: bool, *, mesh: Mesh) -> bool:
+    """Whether it is so in any process. All of them ask, at the same place."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(_gather(mesh, np.array([flag], np.int32)).any())
+
+
 # --- what each is at ---------------------------------------------------------------------------
 
 _TOLD = "bert-jax/at/"

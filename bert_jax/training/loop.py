@@ -148,7 +148,7 @@ class Run:
                 jax.profiler.start_trace(str(self.directory / "profile"))
                 self._is_tracing = True
             self.watchdog.at(f"waiting for the data of step {step + 1}")
-            with clock.waiting():
+            with clock.waiting(), self.watchdog.waiting():
                 batch = self._next_batch(batches, state, step, pending, finish)
             self.watchdog.at(f"step {step + 1}")
             # The step is dispatched first; only then is the one before it waited for.
@@ -275,11 +275,16 @@ class Run:
     def finish_save(self) -> None:
         """Waits for the save under way. One that failed is noted; too many in a row end the run."""
         self.watchdog.at("waiting for a save")
+        problem, is_whole = None, False
         try:
-            if self.checkpoints.wait():
-                self._failed_saves = 0
+            is_whole = self.checkpoints.wait()
         except StorageFailed as error:
-            self._note_failed_save(error)
+            problem = error
+        # All count alike: what they do next, they do together.
+        if distributed.anywhere(problem is not None, mesh=self.mesh):
+            self._note_failed_save(problem or StorageFailed("another process could not save"))
+        elif is_whole:
+            self._failed_saves = 0
 
     def _note_failed_save(self, error: StorageFailed) -> None:
         self._failed_saves += 1

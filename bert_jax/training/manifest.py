@@ -46,6 +46,9 @@ def read(step_directory: Any) -> dict[str, Any]:
         raise ValueError(f"{MANIFEST} is damaged")
     if values.get("format") != _FORMAT:
         raise ValueError(f"{MANIFEST} has format {values.get('format')}, not {_FORMAT}")
+    files = values.get("files")
+    if not isinstance(files, dict) or not all(_is_entry(n, entry) for n, entry in files.items()):
+        raise ValueError(f"{MANIFEST} lists its files in a way that nobody writes")
     return values
 
 
@@ -55,8 +58,8 @@ def problem(step_directory: Any) -> str | None:
         values = read(step_directory)
     except ValueError as error:
         return str(error)
-    if values["step"] != int(step_directory.name):
-        return f"it was saved as step {values['step']}"
+    if values.get("step") != int(step_directory.name):
+        return f"it was saved as step {values.get('step')}"
     for name, expected in values["files"].items():
         try:
             size, crc32 = _measure(step_directory / name)
@@ -67,6 +70,11 @@ def problem(step_directory: Any) -> str | None:
         if crc32 != expected["crc32"]:
             return f"{name} is damaged: its checksum is not the manifest's"
     return None
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    inside = not name.startswith("/") and ".." not in name.split("/")
+    return inside and isinstance(entry, dict) and {"size", "crc32"} <= entry.keys()
 
 
 def _files(directory: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -114,6 +114,9 @@ def pretrain(
             journal.event("resume", step=step, seconds=time.monotonic() - restoring)
         if changes:
             journal.event("change", step=step, fields=[list(change) for change in changes])
+        watchdog.on_slow = lambda process, share: journal.event(
+            "slow_process", process=process, share=share
+        )
         checkpoints = checkpoint.Checkpoints(
             home,
             config.checkpoint,

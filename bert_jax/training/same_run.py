@@ -77,7 +77,7 @@ def require(
         for field in sorted(old.keys() | new.keys())
         if old.get(field, "absent") != new.get(field, "absent") and classify(field) != "free"
     ]
-    was = stored.get("corpus", {})
+    was = stored.get("corpus") or {}
     if was.get("fingerprint") != corpus.fingerprint:
         changes.append(("corpus", str(was.get("fingerprint"))[:12], corpus.fingerprint[:12]))
     if "tokenizer_hash" in was and was["tokenizer_hash"] != corpus.tokenizer_hash:

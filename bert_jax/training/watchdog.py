@@ -5,31 +5,42 @@ says what it is doing (`watchdog.at("step 12")`), and a thread that sees no word
 `deadline_seconds` prints every stack and ends the process with 200, which a supervisor restarts.
 With several processes each tells the others what it is at, so that those who only wait name the one
 they wait for. If nothing of Python runs any more (a held GIL), faulthandler's C thread does it,
-five seconds later.
+five seconds later. A process that is only slow, because its data are, is named and not ended.
 """
 
+import contextlib
 import faulthandler
 import os
+import statistics
 import sys
 import threading
 import time
 import types
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Self
 
 import jax
 
-from bert_jax.progress import say
+from bert_jax.progress import note, say
 from bert_jax.training import distributed
 
 HANG = 200
 _BACKSTOP_SECONDS, _ASKING_SECONDS = 5.0, 2.0
+# A process is slow if it waited for data half of this time, and three times as long as the others.
+_COMPARED_SECONDS = 10.0
 
 
 class Watchdog:
-    """Armed from entering to leaving. `at` is called by the main thread, many times a second."""
+    """Armed from entering to leaving. `at` is called by the main thread, many times a second.
+
+    `on_slow(process, share)` is told once of each process that keeps the others waiting, in
+    process 0.
+    """
 
     def __init__(self, deadline_seconds: float):
         self._deadline = deadline_seconds
+        self.on_slow: Callable[[int, float], None] | None = None
+        self._waited = 0.0
         # What is being done, since when, and for how long it may be (None: not watched).
         self._doing: tuple[str, float, float] = ("start", time.monotonic(), deadline_seconds)
         self._armed_at = 0.0
@@ -60,6 +71,15 @@ class Watchdog:
             self._armed_at = now
             faulthandler.dump_traceback_later(limit + _BACKSTOP_SECONDS, exit=True)
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens inside is this process's own waiting for data, not for the others."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited += time.monotonic() - began
+
     def _watch(self) -> None:
         pause = min(1.0, self._deadline / 10)
         while not self._is_over.wait(pause):
@@ -69,9 +89,29 @@ class Watchdog:
 
     def _tell(self) -> None:
         """In a thread of its own: who it is told to may hang, too."""
+        compared, before, named = time.monotonic(), {}, set[int]()
         while not self._is_over.wait(1.0):
             what, since, _ = self._doing
-            distributed.tell(f"{what}|{time.time() - time.monotonic() + since:.3f}")
+            distributed.tell(f"{what}|{time.time() - time.monotonic() + since:.3f}|{self._waited}")
+            if self._rank == 0 and time.monotonic() - compared > _COMPARED_SECONDS:
+                compared = time.monotonic()
+                waited = {rank: told.waited for rank, told in _told().items()}
+                spent = {rank: waited[rank] - before[rank] for rank in waited if rank in before}
+                before = waited
+                self._name_slow(spent, named)
+
+    def _name_slow(self, spent: dict[int, float], named: set[int]) -> None:
+        for rank, seconds in spent.items():
+            others = statistics.median(s for r, s in spent.items() if r != rank) if spent else 0.0
+            is_slow = seconds > _COMPARED_SECONDS / 2 and seconds > 3 * others
+            if is_slow and rank not in named and len(spent) == self._ranks:
+                named.add(rank)
+                note(
+                    f"process {rank} keeps the others waiting: of the last "
+                    f"{_COMPARED_SECONDS:.0f} s it waited {seconds:.0f} s for its data"
+                )
+                if self.on_slow is not None:
+                    self.on_slow(rank, seconds / _COMPARED_SECONDS)
 
     def _end(self, what: str, seconds: float) -> None:
         frame = sys._current_frames().get(self._main or 0)
@@ -91,13 +131,23 @@ class Watchdog:
         os._exit(HANG)
 
     def _name_others(self) -> None:
-        for rank, told in sorted(distributed.told().items()):
-            doing, _, since = told.rpartition("|")
-            sys.stderr.write(
-                f"  process {rank}: {doing!r} for {time.time() - float(since):.0f} s\n"
-            )
-        sys.stderr.write("  to blame is who waits for none of the others, or has fallen silent\n")
-        sys.stderr.flush()
+        for rank, told in sorted(_told().items()):
+            say(f"  process {rank}: {told.what!r} for {time.time() - told.since:.0f} s")
+        say("  to blame is who waits for none of the others, or has fallen silent")
+
+
+class _Told(NamedTuple):
+    what: str
+    since: float  # seconds since 1970
+    waited: float  # seconds for data, since its start
+
+
+def _told() -> dict[int, _Told]:
+    found = {}
+    for rank, text in distributed.told().items():
+        what, since, waited = text.rsplit("|", 2)
+        found[rank] = _Told(what, float(since), float(waited))
+    return found
 
 
 def _place(frame: types.FrameType | None) -> str:

@@ -58,3 +58,11 @@ def test_hang(tmp_path, corpus, what, repeat):
     if what != "gil":
         assert any("hangs: no progress for" in log and ".py:" in log for log in logs)
     assert all("Current thread" in log or "Thread 0x" in log for log in logs[:1]), logs
+
+
+def test_a_slow_process_is_named_and_not_ended(tmp_path, corpus):
+    run = Started(tmp_path / "run", corpus, faults_of={1: ["step=0.9"]}, processes=2)
+    assert run.finish() == [0, 0], run.log()
+    assert "process 1 keeps the others waiting" in run.log(0)
+    slow = [e for e in lines(run.workdir / "events.jsonl") if e["event"] == "slow_process"]
+    assert [e["process"] for e in slow] == [1] and slow[0]["share"] > 0.5

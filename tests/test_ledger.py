@@ -1,0 +1,77 @@
+"""Where the time went: every part from its own record, and all of them together the wall time."""
+
+import json
+
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.training import ledger
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """Two processes: one is killed after its last word, the next goes on from step 20."""
+
+    def row(step, time, **more):
+        return {"step": step, "steps": 10, "time": time, "step_seconds": 1.0, **more}
+
+    (tmp_path / "config.json").write_text("{}")
+    write(
+        tmp_path / "events.jsonl",
+        [
+            {"event": "start", "time": 108.0, "step": 0, "seconds": 8.0},
+            {"event": "compile", "time": 118.0, "phase": 0, "seconds": 10.0},
+            {"event": "evaluate", "time": 141.0, "step": 20, "seconds": 2.0},
+            {"event": "saving", "time": 142.0, "step": 20, "seconds": 1.0},
+            {"event": "save", "time": 144.0, "step": 20, "seconds": 3.0},
+            {"event": "save_failed", "time": 146.0, "in_a_row": 1, "message": "full"},
+            {"event": "start", "time": 210.0, "step": 20, "seconds": 10.0},
+            {"event": "resume", "time": 210.0, "step": 20, "seconds": 2.0},
+            {"event": "skip", "time": 215.0, "step": 25, "loss": "nan", "grad_norm": "nan"},
+            {"event": "stop", "time": 222.0, "step": 30, "seconds": 22.0},
+        ],
+    )
+    rows = [row(10, 128.0, data_wait_seconds=0.1), row(20, 138.0), row(30, 220.0)]
+    write(tmp_path / "metrics.jsonl", [*rows, {"step": 20, "split": "validation"}])
+    write(tmp_path / "metrics.aside.jsonl", [row(30, 152.0) | {"resumed_at": 20}])
+    return tmp_path
+
+
+def test_the_parts_add_up(interrupted):
+    account = ledger.account(interrupted)
+    seconds = account["seconds"]
+    assert account["wall_seconds"] == pytest.approx(122.0)
+    assert sum(seconds.values()) == pytest.approx(122.0)
+    assert seconds["training"] == pytest.approx(29.0)
+    assert seconds["data_wait"] == pytest.approx(1.0)
+    assert seconds["lost_work"] == pytest.approx(10.0)
+    assert (seconds["compile"], seconds["evaluation"], seconds["saving"]) == (10.0, 2.0, 1.0)
+    assert seconds["starting"] == 18.0
+    # From the first process's last word (152) to the second one's beginning (200).
+    assert seconds["down"] == pytest.approx(48.0)
+    assert account["goodput"] == pytest.approx(29 / 122)
+    assert (account["starts"], account["step"], account["skipped_updates"]) == (2, 30, 1)
+    assert (account["failed_saves"], account["preemptions"]) == (1, 0)
+
+
+def test_report(interrupted, tmp_path, capsys):
+    assert main(["report", str(interrupted), "--plot", str(tmp_path / "plot.png")]) == 0
+    said = capsys.readouterr().out
+    assert "2 starts, step 30" in said and "lost work" in said and "skipped updates: 1" in said
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["report", str(interrupted), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == ledger.account(interrupted)
+    assert main(["report", str(tmp_path / "none")]) == 2
+
+
+def test_of_a_real_run(trained):
+    account = ledger.account(trained)
+    assert account["step"] == 200 and account["starts"] == 1
+    assert sum(account["seconds"].values()) == pytest.approx(account["wall_seconds"])
+    assert account["seconds"]["training"] > 0 and account["seconds"]["lost_work"] == 0
+    # What no record explains is small.
+    assert abs(account["seconds"]["unaccounted"]) < 0.2 * account["wall_seconds"]

@@ -1,0 +1,151 @@
+"""Manifests, the step a run goes on from, going back, and the verb that shows them."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig
+from bert_jax.errors import NoUsableCheckpoint, UsageError
+from bert_jax.training import checkpoint, manifest, metrics, recovery
+from bert_jax.training.checkpoint import Checkpoints
+from tests.test_checkpoint import _CONFIG, mesh_of, numbers
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("three")
+    saved = Checkpoints(
+        workdir,
+        CheckpointConfig(keep_last=5),
+        facts={"corpus": "abc"},
+        on_saved=lambda step, seconds: metrics.append_event(
+            workdir, "save", step=step, seconds=seconds
+        ),
+    )
+    for step in (4, 8, 12):
+        saved.save(numbers(_CONFIG, step=step).place(mesh_of(8)), step=step)
+    saved.close()
+    return workdir
+
+
+@pytest.fixture
+def saved(tmp_path, three):
+    return shutil.copytree(three, tmp_path / "run")
+
+
+def step_of(workdir, step):
+    return workdir / "checkpoints" / str(step)
+
+
+def test_a_manifest_describes_every_file(saved):
+    values = json.loads((step_of(saved, 8) / "manifest.json").read_text())
+    files = {
+        str(p.relative_to(step_of(saved, 8))): p.stat().st_size
+        for p in step_of(saved, 8).rglob("*")
+        if p.is_file() and p.name != "manifest.json"
+    }
+    assert {name: entry["size"] for name, entry in values["files"].items()} == files
+    assert (values["step"], values["corpus"]) == (8, "abc")
+    assert checkpoint.problem(saved, 8) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {"../../config.json": {"size": 1, "crc32": 1}}},
+        {"files": {"/etc/hostname": {"size": 1, "crc32": 1}}},
+        {"files": {"a": 3}},
+        {"files": []},
+        {"format": 2},
+        {"step": 4},
+        {"step": None},
+    ],
+)
+def test_a_manifest_that_nobody_wrote(saved, change):
+    """With a checksum that is right: what it says is still not believed."""
+    path = step_of(saved, 8) / "manifest.json"
+    values = json.loads(path.read_text()) | change
+    del values["checksum"]
+    path.write_text(json.dumps(values | {"checksum": manifest._checksum(values)}))
+    assert checkpoint.problem(saved, 8) is not None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "nul", "[" * 100_000, '{"checksum": 0}', "\x00\xff"])
+def test_a_manifest_that_is_none(saved, text):
+    (step_of(saved, 8) / "manifest.json").write_text(text)
+    assert checkpoint.problem(saved, 8) == "manifest.json is damaged"
+
+
+def test_the_newest_good_step(saved, capsys):
+    assert recovery.prepare(saved) == 12
+    largest = max(step_of(saved, 12).rglob("*"), key=lambda p: p.is_file() and p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    assert recovery.newest_good_step(saved) == 8 and checkpoint.steps(saved) == [4, 8, 12]
+    assert recovery.prepare(saved) == 8
+    assert "step 12 of" in capsys.readouterr().err and checkpoint.steps(saved) == [4, 8]
+    assert [p.name.split("-")[0] for p in (saved / "set_aside").iterdir()] == ["12"]
+
+
+def test_a_step_that_lost_its_manifest_is_kept_and_one_that_never_had_one_is_not(saved):
+    (step_of(saved, 12) / "manifest.json").unlink()
+    shutil.copytree(step_of(saved, 8), step_of(saved, 16))
+    (step_of(saved, 16) / "manifest.json").unlink()
+    assert checkpoint.cut_off(saved) == [12, 16]
+    assert recovery.prepare(saved) == 8
+    assert checkpoint.cut_off(saved) == []
+    assert [p.name.split("-")[0] for p in (saved / "set_aside").iterdir()] == ["12"]
+
+
+def test_nothing_good(saved):
+    for step in (4, 8, 12):
+        (step_of(saved, step) / "_CHECKPOINT_METADATA").write_text("{}")
+    with pytest.raises(NoUsableCheckpoint, match=r"step 12: .*step 8: .*step 4: _CHECKPOINT"):
+        recovery.prepare(saved)
+    shutil.rmtree(saved / "checkpoints")
+    with pytest.raises(NoUsableCheckpoint, match="no longer there"):
+        recovery.prepare(saved)
+
+
+def test_going_back_once(saved, capsys):
+    assert recovery.prepare(saved, resume_step=4) == 4
+    assert checkpoint.steps(saved) == [4]
+    aside = sorted(p.name.split("-")[0] for p in (saved / "set_aside").iterdir())
+    assert aside == ["12", "8"]
+    again = Checkpoints(saved, CheckpointConfig(keep_last=5))
+    again.save(numbers(_CONFIG, step=8).place(mesh_of(1)), step=8)
+    again.close()
+    # The same command, started again by a supervisor.
+    assert recovery.prepare(saved, resume_step=4) == 8
+    assert "was done before" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="no step 5 to go back to; there are 4, 8"):
+        recovery.prepare(saved, resume_step=5)
+    assert recovery.roll_back(saved, 4) == 4
+    assert len(list((saved / "set_aside").iterdir())) == 3
+    loaded = checkpoint.load(saved, step=4, config=_CONFIG, mesh=mesh_of(1))
+    jax.tree.map(np.testing.assert_array_equal, loaded, numbers(_CONFIG, step=4))
+
+
+def test_the_verb(saved, capsys, trained):
+    workdir = shutil.copytree(trained, saved.parent / "trained")
+    assert main(["checkpoints", "list", str(workdir)]) == 0
+    said = capsys.readouterr().out
+    assert all(str(step) in said for step in (120, 160, 200))
+    assert main(["checkpoints", "verify", str(workdir)]) == 0
+    assert capsys.readouterr().out.count("every byte as it was saved") == 3
+    (workdir / "checkpoints/160/_CHECKPOINT_METADATA").write_text("{}")
+    assert main(["checkpoints", "verify", str(workdir)]) == 5
+    assert "_CHECKPOINT_METADATA has 2 bytes" in capsys.readouterr().out
+    assert main(["checkpoints", "rollback", str(workdir)]) == 2
+    assert main(["checkpoints", "rollback", str(workdir), "--step", "120"]) == 0
+    assert checkpoint.steps(workdir) == [120]
+    assert main(["checkpoints", "prune", str(workdir), "--keep-last", "0"]) == 2
+    shutil.copytree(trained, workdir, dirs_exist_ok=True)
+    assert main(["checkpoints", "prune", str(workdir), "--keep-last", "1"]) == 0
+    assert checkpoint.steps(workdir) == [200]
+    assert main(["checkpoints", "list", str(workdir / "none")]) == 2
