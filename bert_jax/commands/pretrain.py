@@ -70,7 +70,14 @@ def add_pretrain_options(parser: Any) -> None:
 def run_pretrain(arguments: Any) -> None:
     started = time.monotonic()
     # Before the heavy imports: until there is something to save, SIGTERM only ends the process.
-    signal.signal(signal.SIGTERM, _leave)
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        _pretrain(arguments, started)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _pretrain(arguments: Any, started: float) -> None:
     from bert_jax import resolve
 
     resolved = resolve.load(arguments.config, arguments.overrides)
