@@ -59,17 +59,17 @@ def to_global(batch: HostBatch, *, mesh: Mesh, ranges: list[range], global_rows:
     return {name: place(array) for name, array in batch.items()}
 
 
-def ahead(batches: Iterator[dict], *, depth: int) -> Iterator[Future[dict]]:
-    """The same batches, `depth` of them on their way to the devices already.
+def ahead(batches: Iterator[dict], *, depth: int) -> Iterator[Future[dict | None]]:
+    """The same batches, `depth` of them on their way to the devices already; None after the last.
 
     They are made in a thread, and come as futures: who waits for one can listen for a signal.
     """
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
-    waiting = collections.deque(worker.submit(next, batches) for _ in range(depth))
+    waiting = collections.deque(worker.submit(next, batches, None) for _ in range(depth))
     try:
         while True:
             yield waiting.popleft()
-            waiting.append(worker.submit(next, batches))
+            waiting.append(worker.submit(next, batches, None))
     finally:
         worker.shutdown(wait=False, cancel_futures=True)
 

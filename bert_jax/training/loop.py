@@ -188,7 +188,9 @@ class Run:
 
     # --- data -----------------------------------------------------------------------------------
 
-    def _open_feed(self, phase: PhaseConfig, step: int, last_step: int) -> Iterator[Future[dict]]:
+    def _open_feed(
+        self, phase: PhaseConfig, step: int, last_step: int
+    ) -> Iterator[Future[dict | None]]:
         ranges = feed.local_rows(self.mesh, phase.global_batch_size)
 
         def batch_at(step: int, ranges: list[range]) -> feed.HostBatch:
@@ -208,7 +210,7 @@ class Run:
 
     def _next_batch(
         self,
-        batches: Iterator[Future[dict]],
+        batches: Iterator[Future[dict | None]],
         state: TrainState,
         step: int,
         pending: Any,
@@ -216,13 +218,15 @@ class Run:
     ) -> dict[str, Any]:
         """The next batch; or, told to go while the data keep it waiting, saves and goes."""
         try:
-            return self.preemption.wait(next(batches))
+            batch = self.preemption.wait(next(batches))
         except Preempted:
             if pending is None:  # nothing since the last save
                 raise
             finish(pending)
             self._save_for_good(state, step)
             raise Preempted(_SAVED.format(step)) from None
+        assert batch is not None, "the data ended before the phase"
+        return batch
 
     # --- what happens between steps -------------------------------------------------------------
 

@@ -25,6 +25,8 @@ from bert_jax.progress import note, say
 from bert_jax.training import distributed
 
 HANG = 200
+# The descriptor: what stands in for sys.stderr, in a notebook or a test, may have none.
+_STDERR = 2
 _BACKSTOP_SECONDS, _ASKING_SECONDS = 5.0, 2.0
 # A process is slow if it waited for data half of this time, and three times as long as the others.
 _COMPARED_SECONDS = 10.0
@@ -69,7 +71,7 @@ class Watchdog:
         # Arming costs tens of microseconds: not at every step.
         if is_longer or now - self._armed_at > min(1.0, self._deadline / 10):
             self._armed_at = now
-            faulthandler.dump_traceback_later(limit + _BACKSTOP_SECONDS, exit=True)
+            faulthandler.dump_traceback_later(limit + _BACKSTOP_SECONDS, exit=True, file=_STDERR)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -127,7 +129,7 @@ class Watchdog:
             "Its state on disk is intact: the same command goes on from the newest checkpoint. If "
             f"the work only takes long, raise deadline_seconds ({self._deadline:g})"
         )
-        faulthandler.dump_traceback(all_threads=True)
+        faulthandler.dump_traceback(all_threads=True, file=_STDERR)
         os._exit(HANG)
 
     def _name_others(self) -> None:
