@@ -111,10 +111,15 @@ def open_corpus(directory: Path, *, verify: Collection[str] = ()) -> Corpus:
     )
 
 
+# Bytes that take about a second.
+_WORTH_A_BAR = 2_000_000_000
+
+
 def _verify(directory: Path, files: dict[str, dict[str, int]]) -> None:
     if not files:
         return
-    with Progress("verify corpus", total=sum(entry["bytes"] for entry in files.values())) as bar:
+    total = sum(entry["bytes"] for entry in files.values())
+    with Progress("verify corpus", total=total, hidden=total < _WORTH_A_BAR) as bar:
         bar.describe = lambda: f"{bar.done / 1e9:,.1f} GB"
         for name, entry in files.items():
             if describe_file(directory / name)["crc32"] != entry["crc32"]:
