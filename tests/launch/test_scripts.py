@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -133,8 +134,11 @@ def test_status_logs_stop_profile_fetch_delete(cloud):
     busy = here.tpu("setup")
     assert busy.returncode == 23 and "pod-w-0 34" in busy.stderr
     assert here.tpu("profile", *_RUN, "--steps=20:25").returncode == 0
-    logs = here.tpu("logs", "--tail=5")
-    assert logs.returncode == 0 and logs.stdout.count("--profile-steps 20:25") == 2
+    # The two hosts have only just begun to write.
+    deadline = time.monotonic() + 20
+    while (logs := here.tpu("logs", "--tail=5")).stdout.count("--profile-steps 20:25") != 2:
+        assert logs.returncode == 0 and time.monotonic() < deadline, logs
+        time.sleep(0.2)
     stopped = here.tpu("stop")
     assert stopped.returncode == 0 and stopped.stdout.count("exit code 42") == 2
     assert "trainer on pod-w-1 42" in here.tpu("status", *_RUN).stdout
