@@ -25,6 +25,9 @@ def write(step_directory: Any, **facts: Any) -> None:
     }
     text = json.dumps(entry | {"checksum": _checksum(entry)}, indent=1)
     # Whole or not at all: on a disk by the rename, in a bucket since objects appear when complete.
+    if "://" in str(step_directory):
+        (step_directory / MANIFEST).write_text(text)
+        return
     building = step_directory / f"{MANIFEST}.new"
     building.write_text(text)
     building.rename(step_directory / MANIFEST)
