@@ -350,7 +350,7 @@ def test_storage_that_is_full(tmp_path, corpus):
     done = subprocess.run(
         ["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", sys.executable, "-m", "bert_jax"]
         + [str(argument) for argument in arguments],
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", "JAX_ENABLE_COMPILATION_CACHE": "0"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -214,7 +214,8 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_bits(tmp_path, trained, c
             process,
             log,
             lambda saved=saved, logged=logged: (
-                (workdir / "checkpoints" / str(saved)).is_dir() and last_row(workdir) >= logged
+                (workdir / "checkpoints" / str(saved) / "manifest.json").exists()
+                and last_row(workdir) >= logged
             ),
         )
         time.sleep(random.uniform(0, 0.2))

@@ -210,7 +210,7 @@ def test_an_altered_manifest_is_refused(corpus_folder, change, message):
     assert str(file) in str(caught.value) and message in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["../outside", "/tmp/outside", "train/../../outside"])
+@pytest.mark.parametrize("place", ["../outside", "/outside", "train/../../outside"])
 def test_a_manifest_names_only_its_own_shards(corpus_folder, place):
     file = corpus_folder / "corpus.json"
     manifest = json.loads(file.read_text())

@@ -32,10 +32,7 @@ def require_good(workdir: Path, step: int) -> None:
     """Raises NoUsableCheckpoint if `step` is not there, or not as it was saved."""
     there = checkpoint.steps(workdir)
     if step not in there:
-        raise NoUsableCheckpoint(
-            f"workdir {bucket.address_of(workdir)} has no step {step}; there are "
-            f"{', '.join(map(str, there)) or 'none'}"
-        )
+        raise NoUsableCheckpoint(_no_step(workdir, step, there))
     trouble = checkpoint.problem(workdir, step)
     if trouble is not None:
         raise _none_usable(workdir, {step: trouble})
@@ -49,12 +46,7 @@ def prepare(workdir: Path, *, resume_step: int | None = None) -> int | None:
     NoUsableCheckpoint if steps were saved and none of them verifies. For process 0 alone.
     """
     checkpoint.remove_unfinished(workdir)
-    saved = {e["step"] for e in metrics.read_events(workdir) if e.get("event") == "save"}
-    is_rolled_back = any(
-        e.get("event") == "rollback" and e.get("step") == resume_step
-        for e in metrics.read_events(workdir)
-    )
-    if resume_step is not None and not is_rolled_back:
+    if resume_step is not None and resume_step not in _steps_of(workdir, "rollback"):
         return roll_back(workdir, resume_step)
     chosen = newest_good_step(workdir)
     if resume_step is not None:
@@ -62,12 +54,12 @@ def prepare(workdir: Path, *, resume_step: int | None = None) -> int | None:
             f"--resume-step {resume_step} was done before; going on from step {chosen}. To go back "
             f"again: bert-jax checkpoints rollback {bucket.address_of(workdir)} --step STEP"
         )
-    if chosen is None and saved:
+    if chosen is None and _steps_of(workdir, "save"):
         raise NoUsableCheckpoint(
             f"workdir {bucket.address_of(workdir)} saved checkpoints that are no longer there; put "
             "them back, or start again in another --workdir"
         )
-    _clear_beyond(workdir, -1 if chosen is None else chosen, saved)
+    _clear_beyond(workdir, -1 if chosen is None else chosen)
     return chosen
 
 
@@ -75,23 +67,20 @@ def roll_back(workdir: Path, step: int) -> int:
     """Sets aside all that came after `step`, which must verify. Returns it."""
     there = checkpoint.steps(workdir)
     if step not in there:
-        raise UsageError(
-            f"workdir {bucket.address_of(workdir)} has no step {step} to go back to; there are "
-            f"{', '.join(map(str, there)) or 'none'}"
-        )
+        raise UsageError(_no_step(workdir, step, there))
     require_good(workdir, step)
-    saved = {e["step"] for e in metrics.read_events(workdir) if e.get("event") == "save"}
-    later = _clear_beyond(workdir, step, saved)
+    later = _clear_beyond(workdir, step)
     metrics.append_event(workdir, "rollback", step=step, set_aside=later)
     bucket.copy_back(workdir)
     return step
 
 
-def _clear_beyond(workdir: Path, step: int, saved: set[int]) -> list[int]:
+def _clear_beyond(workdir: Path, step: int) -> list[int]:
     """Removes what was never whole; sets aside what is whole beyond `step`, or no longer whole.
 
     Returns the steps set aside.
     """
+    saved = _steps_of(workdir, "save")
     aside = []
     for number in checkpoint.cut_off(workdir):
         if number in saved:
@@ -103,6 +92,15 @@ def _clear_beyond(workdir: Path, step: int, saved: set[int]) -> list[int]:
         place = checkpoint.set_aside(workdir, number)
         note(f"step {number} is set aside: {place}")
     return sorted(aside)
+
+
+def _steps_of(workdir: Path, event: str) -> set[int]:
+    return {e["step"] for e in metrics.read_events(workdir) if e.get("event") == event}
+
+
+def _no_step(workdir: Path, step: int, there: list[int]) -> str:
+    listed = ", ".join(map(str, there)) or "none"
+    return f"workdir {bucket.address_of(workdir)} has no step {step}; there are {listed}"
 
 
 def _name(workdir: Path, damaged: dict[int, str]) -> None:

@@ -45,13 +45,8 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
         sums = losses.pretraining_sums(outputs, batch)
         return sum(sums[f"{n}_loss"] / counts[n] for n in counts), sums
 
-    gradient = jax.grad(loss, has_aux=True)
     slices = config.optimizer.gradient_accumulation_steps
-    if slices == 1:
-        gradients, sums = gradient(state.params, batch, rows_B)
-    else:
-        gradients, sums = accumulate(gradient, state.params, (batch, rows_B), slices=slices)
-
+    gradients, sums = accumulate(loss, state.params, (batch, rows_B), slices=slices)
     direction, opt_state = adamw(config.optimizer).update(gradients, state.opt_state, state.params)
     rate = learning_rate(state.step, config=config.optimizer, total_steps=config.total_steps)
     params = jax.tree.map(lambda p, d: p - rate * d, state.params, direction)
@@ -69,11 +64,14 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
     return TrainState(state.step + 1, params, opt_state), metrics
 
 
-def accumulate(gradient: Callable, params: Any, rows: Any, *, slices: int) -> Any:
-    """Sums of gradient and auxiliary output over `slices` parts of every array in `rows`.
+def accumulate(loss: Callable, params: Any, rows: Any, *, slices: int) -> Any:
+    """Gradient of `loss(params, *rows)` and its auxiliary output, summed over `slices` of the rows.
 
-    Row r goes to slice r mod `slices`, so that each device keeps the rows it holds.
+    Row r of every array goes to slice r mod `slices`, so that each device keeps the rows it holds.
     """
+    gradient = jax.grad(loss, has_aux=True)
+    if slices == 1:
+        return gradient(params, *rows)
 
     def split(x):
         shape = (x.shape[0] // slices, slices, *x.shape[1:])

@@ -111,12 +111,8 @@ def train_step(
         sums = task_sums(outputs, batch)
         return sums["loss"] / count, sums
 
-    gradient = jax.grad(loss, has_aux=True)
     slices = config.optimizer.gradient_accumulation_steps
-    if slices == 1:
-        gradients, sums = gradient(state.params, batch, rows_B)
-    else:
-        gradients, sums = accumulate(gradient, state.params, (batch, rows_B), slices=slices)
+    gradients, sums = accumulate(loss, state.params, (batch, rows_B), slices=slices)
     direction, opt_state = adamw(config.optimizer).update(gradients, state.opt_state, state.params)
     rate = learning_rate(state.step, config=config.optimizer, total_steps=config.total_steps)
     params = jax.tree.map(lambda p, d, r: p - rate * r * d, state.params, direction, rates)
