@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from bert_jax.errors import UsageError
 from bert_jax.training.distributed import Connection
@@ -118,27 +116,6 @@ def test_one_two_and_four_processes_train_the_same_run(tmp_path, corpus):
             assert several["loss"] == pytest.approx(one["loss"], rel=1e-5)
 
 
-def test_sigterm_to_one_process_saves_and_ends_both_with_42(tmp_path, corpus):
-    phase = dataclasses.replace(_CONFIG.phases[0], steps=5000)
-    long = dataclasses.replace(
-        _CONFIG, phases=(phase,), checkpoint=CheckpointConfig(every_steps=5000)
-    )
-    directory = tmp_path / "run"
-    processes = start(directory, corpus, processes=2, devices=1, config=long)
-    metrics = directory / "workdir" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not metrics.exists() or metrics.read_text().count("\n") < 5:
-        assert time.monotonic() < deadline, (directory / "log.0").read_text()
-        time.sleep(0.05)
-    processes[1].send_signal(signal.SIGTERM)
-    assert finish(directory, processes, 60) == [42, 42], (directory / "log.0").read_text()
-    events = lines_of(directory / "workdir/events.jsonl")
-    (preempted,) = [event for event in events if event["event"] == "preempt"]
-    saved = [p.name for p in (directory / "workdir/checkpoints").iterdir()]
-    assert saved == [str(preempted["step"])]
-    assert curve(directory)[-1]["step"] == preempted["step"]
-
-
 def test_processes_of_different_programs_do_not_start(tmp_path, corpus):
     """Their collectives would wait for each other; the error names the rank and what differs."""
     directory = tmp_path / "run"
@@ -179,26 +156,3 @@ def test_no_cluster_is_a_usage_error(tmp_path, corpus):
     assert done.returncode == 2
     assert "no cluster was found here" in done.stderr
     assert not (tmp_path / "workdir").exists()
-
-
-def test_sigterm_to_a_process_alone(tmp_path, corpus, monkeypatch):
-    """Saves the step in hand and exits with 42; the same command goes on to the end."""
-    from bert_jax.training import loop
-
-    config = tiny_corpus.write_config(tmp_path / "config.json", _CONFIG)
-    arguments = ["pretrain", str(config), "--corpus", str(corpus)]
-    arguments += ["--workdir", str(tmp_path / "workdir")]
-    evaluate = loop._due
-
-    def due(step, every):
-        if step == 4:
-            signal.raise_signal(signal.SIGTERM)
-        return evaluate(step, every)
-
-    monkeypatch.setattr(loop, "_due", due)
-    assert main(arguments) == 42
-    assert [p.name for p in (tmp_path / "workdir/checkpoints").iterdir()] == ["4"]
-    monkeypatch.undo()
-    assert main(arguments) == 0
-    steps = [row["step"] for row in lines_of(tmp_path / "workdir/metrics.jsonl")]
-    assert steps == [*range(1, 13), 12]

@@ -164,20 +164,14 @@ def mesh_of(devices: int):
 
 
 def start(
-    config: Path, corpus: Path, workdir: Path, *, devices: int, log: Path, cache: Path
+    config: Path, corpus: Path, workdir: Path, *, devices: int, log: Path
 ) -> subprocess.Popen:
-    """The real command. `cache` spares the second process of a kind most of its compilation."""
+    """The real command."""
     arguments = [str(config), "--corpus", str(corpus), "--workdir", str(workdir)]
-    settings = {
-        "JAX_NUM_CPU_DEVICES": str(devices),
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
     with log.open("a") as stream:
         return subprocess.Popen(
             [sys.executable, "-m", "bert_jax", "pretrain", *arguments],
-            env={**os.environ, **settings},
+            env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)},
             stdout=stream,
             stderr=stream,
         )
@@ -209,7 +203,7 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_bits(tmp_path, trained, c
     config = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
     workdir, log = tmp_path / "killed", tmp_path / "log.txt"
     for saved, logged in ((40, 45), (120, 130)):
-        process = start(config, corpus, workdir, devices=8, log=log, cache=tmp_path / "cache")
+        process = start(config, corpus, workdir, devices=8, log=log)
         wait_for(
             process,
             log,
@@ -222,7 +216,7 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_bits(tmp_path, trained, c
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL, "it was finished before it was killed"
         assert last_row(workdir) < 200
-    process = start(config, corpus, workdir, devices=8, log=log, cache=tmp_path / "cache")
+    process = start(config, corpus, workdir, devices=8, log=log)
     assert process.wait(timeout=180) == 0, log.read_text()
     assert "resuming at step 1" in log.read_text()
 
@@ -243,7 +237,7 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_bits(tmp_path, trained, c
 def test_one_device_and_eight_give_the_same_losses(tmp_path, trained, corpus):
     config = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
     workdir, log = tmp_path / "one", tmp_path / "log.txt"
-    process = start(config, corpus, workdir, devices=1, log=log, cache=tmp_path / "cache")
+    process = start(config, corpus, workdir, devices=1, log=log)
     wait_for(process, log, lambda: last_row(workdir) >= 20)
     process.kill()
     process.wait()

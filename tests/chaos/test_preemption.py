@@ -64,6 +64,9 @@ def test_sigterm(tmp_path, corpus, uninterrupted, moment, processes, target, dra
     assert seconds < _SECONDS or (processes == 2 and moment == "compile"), seconds
     there = checkpoint.steps(run.workdir)
     assert max(there, default=0) >= last_row, "more than the step in hand is lost"
+    if moment == "train":
+        (preempted,) = [e for e in lines(run.workdir / "events.jsonl") if e["event"] == "preempt"]
+        assert preempted["step"] == max(there) == lines(metrics)[-1]["step"]
 
     if processes == 1:
         again = Started(tmp_path / "run", corpus)
