@@ -3,4 +3,7 @@ says; without it, a sample of each."""
 
 import os
 
+import pytest
+
 IS_LONG = os.environ.get("BERT_JAX_CHAOS") == "long"
+long_form = pytest.mark.skipif(not IS_LONG, reason="of the long form: BERT_JAX_CHAOS=long")

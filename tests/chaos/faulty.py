@@ -12,6 +12,7 @@
 | `save=60` | a save that is committed waits 60 s before its manifest |
 | `barrier=60` | the process comes late to where all meet |
 | `failing-saves=2` | the first two saves find no space |
+| `compared=4` | nothing; processes are compared every 4 s, to see which is slow |
 | `commit-files=1` | Orbax writes steps as it does in a bucket: in place, a file says when whole |
 | `say=evaluate` | a line on stderr when an evaluation begins (also: import, compile, save, data) |
 """
@@ -149,12 +150,20 @@ def failing_saves(value: str) -> None:
 
 
 def commit_files(_: str) -> None:
-    from orbax.checkpoint import v1 as ocp
-    from orbax.checkpoint._src.path import atomicity
+    from orbax.checkpoint._src.path import atomicity, atomicity_defaults
 
-    ocp.Context(
-        file_options=ocp.options.FileOptions(temporary_path_class=atomicity.CommitFileTemporaryPath)
-    ).__enter__()
+    def in_place(*_: Any, **__: Any) -> Any:
+        return atomicity.CommitFileTemporaryPath
+
+    for name in ("get_default_temporary_path_class", "get_item_default_temporary_path_class"):
+        assert hasattr(atomicity_defaults, name)
+        setattr(atomicity_defaults, name, in_place)
+
+
+def compared(value: str) -> None:
+    from bert_jax.training import watchdog
+
+    watchdog._COMPARED_SECONDS = float(value)
 
 
 def say(value: str) -> None:

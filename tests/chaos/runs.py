@@ -79,8 +79,9 @@ class Started:
         """Waits for something to happen; the run must not end before."""
         deadline = time.monotonic() + seconds
         while not reached():
-            assert all(p.poll() is None for p in self.processes), self.log()
-            assert time.monotonic() < deadline, self.log()
+            if any(p.poll() is not None for p in self.processes) or time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(self.log())
             time.sleep(0.02)
 
     def finish(self, seconds: float = 300) -> list[int]:

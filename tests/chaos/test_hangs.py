@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.chaos import IS_LONG
+from tests.chaos import IS_LONG, long_form
 from tests.chaos.runs import Started, lines, with_deadline
 
 pytestmark = pytest.mark.chaos
@@ -21,7 +21,7 @@ _HANGS = {
     "barrier of one of two": (2, 1, "barrier=600", "barrier"),
     "stopped": (2, 1, "step=0.1", "step "),
 }
-_SHORT = ("loader", "gil", "stopped")
+_SHORT = ("loader", "stopped")
 
 
 @pytest.mark.parametrize("repeat", range(2 if IS_LONG else 1))
@@ -60,8 +60,14 @@ def test_hang(tmp_path, corpus, what, repeat):
     assert all("Current thread" in log or "Thread 0x" in log for log in logs[:1]), logs
 
 
+@long_form
 def test_a_slow_process_is_named_and_not_ended(tmp_path, corpus):
-    run = Started(tmp_path / "run", corpus, faults_of={1: ["step=0.9"]}, processes=2)
+    run = Started(
+        tmp_path / "run",
+        corpus,
+        faults_of={0: ["compared=4"], 1: ["step=0.9"]},
+        processes=2,
+    )
     assert run.finish() == [0, 0], run.log()
     assert "process 1 keeps the others waiting" in run.log(0)
     slow = [e for e in lines(run.workdir / "events.jsonl") if e["event"] == "slow_process"]

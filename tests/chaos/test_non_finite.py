@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bert_jax.config import OptimizerConfig
-from tests.chaos import IS_LONG
+from tests.chaos import IS_LONG, long_form
 from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
 
 pytestmark = pytest.mark.chaos
@@ -37,6 +37,7 @@ def losses_or_none(run: Started) -> list[tuple]:
     return sorted(found, key=lambda row: row[:2])
 
 
+@long_form
 def test_a_budget_that_is_spent(tmp_path, corpus):
     """Exit code 6; what is saved is finite, and a larger budget goes on from it."""
     optimizer = dataclasses.replace(CONFIG.optimizer, max_skipped_updates=2)

@@ -26,22 +26,15 @@ _MOMENTS_OF_TWO = _MOMENTS | {"data": ["loader=9:5"]}
 _CASES = [
     (moment, processes, target, draw)
     for draw in range(2 if IS_LONG else 1)
-    for moment in _MOMENTS
+    for moment in (_MOMENTS if IS_LONG else ("compile", "evaluate", "save", "data"))
     for processes, target in ([(1, 0), (2, 1)] if IS_LONG else [(1, 0)])
 ]
 if not IS_LONG:
     _CASES.append(("train", 2, 1, 0))
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory, corpus):
-    run = Started(tmp_path_factory.mktemp("whole") / "run", corpus)
-    assert run.finish() == [0], run.log()
-    return losses(run.workdir), state_digest(run.workdir)
-
-
 @pytest.mark.parametrize(("moment", "processes", "target", "draw"), _CASES)
-def test_sigterm(tmp_path, corpus, uninterrupted, moment, processes, target, draw):
+def test_sigterm(tmp_path, corpus, finished, moment, processes, target, draw):
     faults = (_MOMENTS if processes == 1 else _MOMENTS_OF_TWO)[moment]
     run = Started(tmp_path / "run", corpus, faults=faults, processes=processes)
     metrics = run.workdir / "metrics.jsonl"
@@ -71,5 +64,5 @@ def test_sigterm(tmp_path, corpus, uninterrupted, moment, processes, target, dra
     if processes == 1:
         again = Started(tmp_path / "run", corpus)
         assert again.finish() == [0], again.log()
-        assert losses(again.workdir) == uninterrupted[0]
-        assert state_digest(again.workdir) == uninterrupted[1]
+        assert losses(again.workdir) == losses(finished)
+        assert state_digest(again.workdir) == state_digest(finished)

@@ -9,6 +9,7 @@ from bert_jax import config as configs
 from bert_jax.data.store import open_corpus
 from bert_jax.errors import ResumeRefused, UsageError
 from bert_jax.training import checkpoint, same_run, workdir
+from tests.chaos import long_form
 from tests.chaos.runs import CONFIG, Started, lines
 
 pytestmark = pytest.mark.chaos
@@ -52,14 +53,6 @@ _CHANGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def held(tmp_path_factory, corpus):
-    """A workdir with a finished run."""
-    run = Started(tmp_path_factory.mktemp("held") / "run", corpus)
-    assert run.finish() == [0], run.log()
-    return run.workdir
-
-
 def _changed(field: str, value):
     values = configs.to_dict(CONFIG)
     here = values
@@ -72,13 +65,13 @@ def _changed(field: str, value):
 
 
 @pytest.mark.parametrize("field", _CHANGES)
-def test_each_field(held, corpus, field):
+def test_each_field(finished, corpus, field):
     value, expected = _CHANGES[field]
     config, tokens = _changed(field, value), open_corpus(corpus)
     assert same_run.classify(field) == expected
 
     def ask(*allowed: str):
-        return workdir.holds_run(held, config, tokens, init_from=None, allowed=allowed)
+        return workdir.holds_run(finished, config, tokens, init_from=None, allowed=allowed)
 
     if expected == "free":
         assert ask() == (True, [])
@@ -106,9 +99,10 @@ def test_every_field_is_classified():
     assert len(_CHANGES) >= 30
 
 
-def test_by_the_command_line(tmp_path, held, corpus):
+@long_form
+def test_by_the_command_line(tmp_path, finished, corpus):
     """Refused with 3 before anything is compiled; with the flag, the longer run goes on."""
-    shutil.copytree(held, tmp_path / "run" / "workdir")
+    shutil.copytree(finished, tmp_path / "run" / "workdir")
     longer = _changed("phases.1.steps", 20)
     refused = Started(tmp_path / "run", corpus, config=longer)
     assert refused.finish() == [3], refused.log()
@@ -125,9 +119,9 @@ def test_by_the_command_line(tmp_path, held, corpus):
     assert again.finish() == [0], again.log()
 
 
-def test_going_back(tmp_path, held, corpus):
+def test_going_back(tmp_path, finished, corpus):
     """--resume-step sets later steps aside, once: the command as it stands goes on afterwards."""
-    shutil.copytree(held, tmp_path / "run" / "workdir")
+    shutil.copytree(finished, tmp_path / "run" / "workdir")
     back = dataclasses.replace(CONFIG)
     options = ["--resume-step", "36"]
     run = Started(tmp_path / "run", corpus, config=back, options=options, faults=["step=0.2"])
