@@ -19,7 +19,8 @@ _HANGS = {
     "loader of one of two": (2, 1, "loader=9:600", "waiting for the data of step"),
     "save of one of two": (2, 0, "save=600", "waiting for a save"),
     "barrier of one of two": (2, 1, "barrier=600", "barrier"),
-    "stopped": (2, 1, "step=0.1", "step "),
+    # Slow steps: each process says what it is at once a second.
+    "stopped": (2, 1, "step=0.6", "step "),
 }
 _SHORT = ("loader", "stopped")
 
