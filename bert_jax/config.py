@@ -106,7 +106,9 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     # Slices a global batch is cut into, one after the other, to fit in memory. Same update.
     gradient_accumulation_steps: int = 1
-    # Updates that may be left out because loss or gradient was not finite; one more ends the run.
+    # An update whose gradient norm is more than so many times the usual is left out; 0: none is.
+    spike_factor: float = 0.0
+    # Updates that may be left out, not being finite or spikes; one more ends the run.
     max_skipped_updates: int = 100
 
 
@@ -245,7 +247,9 @@ def _problems(config: TrainConfig):
     for name in ("beta1", "beta2"):
         if not 0 <= getattr(optimizer, name) < 1:
             yield f"optimizer.{name}", f"is {getattr(optimizer, name)}; it lies in [0, 1)"
-    for name in ("clip_norm", "weight_decay"):
+    if 0 < optimizer.spike_factor <= 1:
+        yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
+    for name in ("clip_norm", "weight_decay", "spike_factor"):
         if getattr(optimizer, name) < 0:
             yield f"optimizer.{name}", f"is {getattr(optimizer, name)}; 0 switches it off"
     for path, value in (

@@ -38,7 +38,7 @@ def numbers(config: TrainConfig, *, step: int) -> TrainState:
         for place, leaf in enumerate(leaves)
     ]
     state = jax.tree.unflatten(structure, filled)
-    return TrainState(np.int32(step), state.params, state.opt_state)
+    return dataclasses.replace(state, step=np.int32(step))
 
 
 def assert_same(state: TrainState, expected: TrainState) -> None:

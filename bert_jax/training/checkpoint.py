@@ -9,6 +9,7 @@ steps are forgotten after that, by us: there is never a moment without a whole s
 """
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -209,7 +210,7 @@ def _read(workdir: Path, wanted: Any, *, step: int) -> Any:
 
 
 def _as_dict(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "params": state.params, "opt_state": state.opt_state}
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
 
 
 def _storage_failed(error: Exception) -> StorageFailed:

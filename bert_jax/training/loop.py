@@ -1,7 +1,6 @@
 """The inner loop: the steps of one phase, what is logged, evaluated and saved on the way."""
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -127,7 +126,7 @@ class Run:
             values = {name: float(v) for name, v in jax.device_get(device_metrics).items()}
             clock.steps += 1
             whole.steps += 1
-            if not math.isfinite(values["loss"]) or not math.isfinite(values["grad_norm"]):
+            if not values.pop("applied"):
                 self._note_skipped(done, values, bar)
             bar.advance()
             seconds = clock.seconds_per_step()
@@ -325,8 +324,8 @@ class Run:
 
     def _stop_at_non_finite(self, step: int) -> None:
         raise NonFinite(
-            f"step {step}: {self._skipped} updates were left out because loss or gradient norm was "
-            "not finite, more than optimizer.max_skipped_updates. The state without them is saved; "
+            f"step {step}: {self._skipped} updates were left out, being not finite or spikes, more "
+            "than optimizer.max_skipped_updates. The state without them is saved; "
             "lower optimizer.learning_rate or lengthen optimizer.warmup_steps in a new --workdir, "
             "or go back to an earlier step (--resume-step)"
         )

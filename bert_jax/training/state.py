@@ -9,24 +9,30 @@ from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
 from bert_jax.model import heads, sharding
+from bert_jax.training import guard
 from bert_jax.training.optimizer import adamw
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """`step` counts finished updates (int32 scalar); moments and parameters are float32."""
+    """`step` counts finished updates (int32 scalar); moments and parameters are float32.
+
+    `recent_norms` are the last gradient norms (guard.py).
+    """
 
     step: jax.Array
     params: heads.Params
     opt_state: Any
+    recent_norms: jax.Array
 
     @classmethod
     def create(cls, config: TrainConfig, params: heads.Params | None = None) -> Self:
         """A run's beginning: fresh parameters from the seed, or the given ones; zero moments."""
         if params is None:
             params = heads.init_params(config.model, config.head, seed=config.seed)
-        return cls(jnp.zeros([], jnp.int32), params, adamw(config.optimizer).init(params))
+        opt_state = adamw(config.optimizer).init(params)
+        return cls(jnp.zeros([], jnp.int32), params, opt_state, guard.no_norms())
 
     @classmethod
     def initial(cls, config: TrainConfig, mesh: Mesh) -> Self:

@@ -11,6 +11,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.model import heads, losses
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.sharding import batch_spec
+from bert_jax.training import guard
 from bert_jax.training.compiler_options import for_platform
 from bert_jax.training.optimizer import adamw, learning_rate
 from bert_jax.training.state import TrainState
@@ -23,8 +24,8 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
     """One update on one global batch. The metrics are float32 scalars, before the update.
 
     The loss is the sum of two means, each over the whole global batch, whatever the mesh and
-    however many slices the batch is cut into. Where loss or gradient norm is not finite, the update
-    is left out: `step` goes on, parameters and the optimiser's state keep their bits.
+    however many slices the batch is cut into. An update that is not good (guard.py) is left out:
+    `step` goes on, parameters and the optimiser's state keep their bits, and `applied` is 0.
     """
     # Dropout knows a row by its number in the global batch.
     rows_B = jax.lax.broadcasted_iota(
@@ -54,14 +55,17 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
         "learning_rate": rate,
         "grad_norm": optax.tree.norm(gradients),
     }
+    norm, recent = metrics["grad_norm"], state.recent_norms
+    spike_factor = config.optimizer.spike_factor
+    is_good = guard.is_good(metrics["loss"], norm, recent, spike_factor=spike_factor)
     # A choice between two values, never a product with 0: 0 x NaN is NaN.
-    is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     params, opt_state = jax.tree.map(
-        lambda new, old: jnp.where(is_finite, new, old),
+        lambda new, old: jnp.where(is_good, new, old),
         (params, opt_state),
         (state.params, state.opt_state),
     )
-    return TrainState(state.step + 1, params, opt_state), metrics
+    metrics["applied"] = is_good.astype(jnp.float32)
+    return TrainState(state.step + 1, params, opt_state, guard.remember(norm, recent)), metrics
 
 
 def accumulate(loss: Callable, params: Any, rows: Any, *, slices: int) -> Any:

@@ -124,4 +124,4 @@ def train_step(
     }
     if config.head.parts[-1] == "sequence_classifier" and not config.head.labels:
         del values["accuracy"]  # of a number there is none
-    return TrainState(state.step + 1, params, opt_state), values
+    return TrainState(state.step + 1, params, opt_state, state.recent_norms), values

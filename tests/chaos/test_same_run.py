@@ -41,6 +41,7 @@ _CHANGES = {
     "optimizer.warmup_steps": (5, "flag"),
     "optimizer.weight_decay": (0.1, "flag"),
     "optimizer.clip_norm": (0.5, "flag"),
+    "optimizer.spike_factor": (4.0, "flag"),
     "optimizer.max_skipped_updates": (5, "free"),
     "phases.1.steps": (20, "flag"),
     "phases.1.global_batch_size": (16, "flag"),
