@@ -103,7 +103,7 @@ def train(
             facts={"versions": workdir.versions()},
             on_saved=lambda step, seconds: journal.event("save", step=step, seconds=seconds),
         )
-        journal.event("start", step=step, devices=jax.device_count(), versions=workdir.versions())
+        journal.event("start", step=step, **workdir.hardware(), versions=workdir.versions())
         batch_size = config.phases[0].global_batch_size
         rows = len(data.train.encoded.features)
         name = f"{config.name}, seed {config.seed}"

@@ -14,7 +14,7 @@ from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, layout, tf1
 from bert_jax.interchange.layout import Foreign
 from bert_jax.model import sharding
-from bert_jax.training import checkpoint, workdir
+from bert_jax.training import checkpoint, model_card, workdir
 from bert_jax.training.optimizer import adam_state, with_adam_state
 from bert_jax.training.state import TrainState
 
@@ -116,8 +116,9 @@ def export_checkpoint(
 ) -> Foreign:
     """Writes any checkpoint as a Hugging Face (`to="hf"`) or TF1 (`to="tf1"`) directory.
 
-    `moments` True writes Adam's moments and the step, or raises UsageError where there are none;
-    None writes them to TF1 where there are any.
+    A workdir's records become a model card (README.md) there. `moments` True writes Adam's moments
+    and the step, or raises UsageError where there are none; None writes them to TF1 where there are
+    any.
     """
     layout.require_free(output)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
@@ -145,6 +146,10 @@ def export_checkpoint(
                 dtype=dtype,
                 **({} if max_file_bytes is None else {"max_file_bytes": max_file_bytes}),
             )
+        if checkpoint.steps(loaded.directory):
+            parameters = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
+            model_card.write(output, loaded.directory, config, step=loaded.step,
+                             parameters=parameters)  # fmt: skip
     return foreign
 
 

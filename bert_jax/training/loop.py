@@ -19,12 +19,10 @@ from bert_jax.training import bucket, checkpoint, distributed, feed, metrics, wo
 from bert_jax.training.evaluate import Evaluator
 from bert_jax.training.state import TrainState
 from bert_jax.training.step import compile_lowered, lower_train_step
-from bert_jax.training.watchdog import Watchdog
+from bert_jax.training.watchdog import COMPILE_PATIENCE, Watchdog
 
 # Global batches on their way to the devices ahead of the step.
 _DEVICE_PREFETCH = 2
-# A compilation cannot tell how far it is, and may take this many deadlines.
-_COMPILE_PATIENCE = 4.0
 # tf.data waits, when its iterator goes, for what its threads are doing. The iterators of runs that
 # were told to go stay until the process ends.
 _abandoned: list[Any] = []
@@ -94,7 +92,7 @@ class Run:
         self._feed = opening = background.submit(self._open_feed, phase, step, last_step)
         note(f"phase {number}: compiling for {phase.global_batch_size} x "
              f"{phase.sequence_length} ...")  # fmt: skip
-        self.watchdog.at(f"compiling phase {number}", patience=_COMPILE_PATIENCE)
+        self.watchdog.at(f"compiling phase {number}", patience=COMPILE_PATIENCE)
         compiling = time.monotonic()
         lowered = lower_train_step(config, state, feed.abstract_batch(phase, mesh=self.mesh))
         distributed.require_same(lambda: self._facts(lowered), mesh=self.mesh)

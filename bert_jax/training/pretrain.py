@@ -29,7 +29,7 @@ from bert_jax.training import (
 )
 from bert_jax.training.loop import Run
 from bert_jax.training.state import TrainState
-from bert_jax.training.watchdog import Watchdog
+from bert_jax.training.watchdog import COMPILE_PATIENCE, Watchdog
 
 
 def pretrain(
@@ -83,7 +83,8 @@ def pretrain(
 
         # 1. The state: the newest good checkpoint, or a beginning. Nothing is written before the
         # beginning is known to be possible.
-        watchdog.at("restoring")
+        # A beginning is compiled, and a checkpoint of many gigabytes comes from far away.
+        watchdog.at("restoring", patience=COMPILE_PATIENCE)
         restoring = time.monotonic()
         resumed_from = None
         if is_held:
@@ -108,7 +109,7 @@ def pretrain(
         rows = metrics.set_aside_after(home, step) if is_main else []
         skipped = metrics.skipped_steps(home, step)
         journal = metrics.Journal(home, is_writer=is_main)
-        journal.event("start", step=step, devices=jax.device_count(), versions=workdir.versions(),
+        journal.event("start", step=step, **workdir.hardware(), versions=workdir.versions(),
                       seconds=time.monotonic() - started)  # fmt: skip
         if resumed_from is not None:
             journal.event("resume", step=step, seconds=time.monotonic() - restoring)

@@ -30,6 +30,8 @@ _STDERR = 2
 _BACKSTOP_SECONDS, _ASKING_SECONDS = 5.0, 2.0
 # A process is slow if it waited for data half of this time, and three times as long as the others.
 _COMPARED_SECONDS = 10.0
+# What cannot tell how far it is, such as a compilation, may take this many deadlines.
+COMPILE_PATIENCE = 4.0
 
 
 class Watchdog:

@@ -86,12 +86,22 @@ def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:
     write_config(directory, config, corpus=_named(corpus), **kept)
 
 
-def _named(corpus: Corpus) -> dict[str, str]:
+def _named(corpus: Corpus) -> dict[str, Any]:
+    """Which corpus it is; and, for the model card, what it holds."""
+    manifest = corpus.manifest
+    counts = {
+        split: {name: manifest["counts"][split][name] for name in ("documents", "tokens")}
+        for split in ("train", "validation")
+    }
     return {
         "directory": str(corpus.directory),
         "fingerprint": corpus.fingerprint,
         "tokenizer_hash": corpus.tokenizer_hash,
-    }
+        "sources": [source if ":" in source else Path(source).name
+                    for source in manifest["sources"]],
+        "unigram_entropy_nats": manifest["unigram_entropy_nats"],
+        **counts,
+    }  # fmt: skip
 
 
 def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
@@ -112,6 +122,16 @@ def versions() -> dict[str, str]:
     packages = ("bert-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     python = ".".join(map(str, sys.version_info[:3]))
     return {"python": python} | {name: importlib.metadata.version(name) for name in packages}
+
+
+def hardware() -> dict[str, Any]:
+    """What a run says of its devices when it starts."""
+    devices = jax.devices()
+    return {
+        "devices": len(devices),
+        "device_kind": devices[0].device_kind,
+        "processes": jax.process_count(),
+    }
 
 
 # --- --checkpoint --------------------------------------------------------------------------------
