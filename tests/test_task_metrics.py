@@ -167,3 +167,25 @@ def test_questions_without_an_answer():
     scores = squad_metrics.score(asked, {"q": "", "r": "", "s": "no"}, with_unanswerable=True)
     assert scores["exact_match"] == scores["f1"] == pytest.approx(100 / 3)
     assert scores["answerable_f1"] == 0.0 and scores["unanswerable_f1"] == 100.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_threshold_is_the_best_of_all(seed):
+    """Against trying every threshold with the score itself."""
+    draw = random.Random(seed)
+    words = ["red", "green", "blue", "red green", "the"]
+    asked, answers = [], {}
+    for number in range(draw.randint(1, 12)):
+        golds = draw.sample(words, draw.randint(0, 2))
+        asked.append(question(*golds, id_=str(number)))
+        if draw.random() < 0.9:  # ties are usual
+            answers[str(number)] = (draw.choice(words), float(draw.randint(-3, 3)))
+
+    def f1(threshold: float) -> float:
+        given = {id_: text for id_, (text, margin) in answers.items() if margin <= threshold}
+        predicted = {q.id: given.get(q.id, "") for q in asked}
+        return squad_metrics.score(asked, predicted, with_unanswerable=True)["f1"]
+
+    found = squad_metrics.best_threshold(asked, answers)
+    assert found["best_f1"] == pytest.approx(max(map(f1, (t / 2 for t in range(-12, 12)))))
+    assert f1(found["best_f1_threshold"]) == pytest.approx(found["best_f1"])

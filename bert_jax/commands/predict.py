@@ -36,6 +36,13 @@ def add_predict_options(parser: Any) -> None:
         help="instead of --input: a folder of GLUE's files, whose test rows become the files of a "
         "submission in --output",
     )
+    parser.add_argument(
+        "--null-threshold",
+        type=float,
+        metavar="X",
+        help="of squad2: how much better no answer must score than the best one (default: as it "
+        "was fine-tuned with)",
+    )
 
 
 def add_embed_options(parser: Any) -> None:
@@ -64,7 +71,7 @@ def run_predict(arguments: Any) -> None:
         raise UsageError("--glue needs --output, a new directory")
     from bert_jax.tasks.predict import Predictor, write_submission
 
-    predictor = Predictor(arguments.checkpoint)
+    predictor = Predictor(arguments.checkpoint, null_threshold=arguments.null_threshold)
     if arguments.glue is not None:
         for path in write_submission(predictor, arguments.glue, arguments.output):
             print(f"wrote {path}")

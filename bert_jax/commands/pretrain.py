@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,17 +68,37 @@ def add_pretrain_options(parser: Any) -> None:
     )
 
 
+_NOTHING = "preempted before the first step; nothing to save"
+# A process that was told to go waits for so long until it has met the others, to tell them.
+_MEETING_SECONDS = 20.0
+
+
 def run_pretrain(arguments: Any) -> None:
     started = time.monotonic()
+    has_others = arguments.distributed or (arguments.num_processes or 1) > 1
+    told = threading.Event()
+
+    def leave(*_: Any) -> None:
+        if has_others and not told.is_set():
+            told.set()
+            progress.say("bert-jax pretrain: preempted; leaves when all processes have met")
+            last = threading.Timer(_MEETING_SECONDS, os._exit, (Preempted.exit_code,))
+            last.daemon = True
+            last.start()
+            return
+        # Not sys.exit: an import that is under way may catch what that raises.
+        progress.say(f"bert-jax pretrain: {_NOTHING}")
+        os._exit(Preempted.exit_code)
+
     # Before the heavy imports: until there is something to save, SIGTERM only ends the process.
-    before = signal.signal(signal.SIGTERM, _leave)
+    before = signal.signal(signal.SIGTERM, leave)
     try:
-        _pretrain(arguments, started)
+        _pretrain(arguments, started, told)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _pretrain(arguments: Any, started: float) -> None:
+def _pretrain(arguments: Any, started: float, told: threading.Event) -> None:
     from bert_jax import resolve
 
     resolved = resolve.load(arguments.config, arguments.overrides)
@@ -97,6 +118,9 @@ def _pretrain(arguments: Any, started: float) -> None:
     # In a thread: a signal is not heard by one who waits for the others in C++.
     with ThreadPoolExecutor(max_workers=1) as waiting:
         waiting.submit(connection.connect).result()
+    if distributed.any_leaves(told.is_set()):
+        distributed.disconnect()
+        raise Preempted(_NOTHING)
     if not distributed.is_main():
         progress.silence()
     from bert_jax.training.pretrain import pretrain
@@ -119,12 +143,6 @@ def _pretrain(arguments: Any, started: float) -> None:
     distributed.disconnect()
     if distributed.is_main():
         _print_closing(arguments.workdir, closing)
-
-
-def _leave(*_: Any) -> None:
-    # Not sys.exit: an import that is under way may catch what that raises.
-    progress.say("bert-jax pretrain: preempted before the first step; nothing to save")
-    os._exit(Preempted.exit_code)
 
 
 def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:

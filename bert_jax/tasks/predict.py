@@ -26,8 +26,9 @@ _BATCH = 64
 class Predictor:
     """A fine-tuned workdir, ready to read files of its task."""
 
-    def __init__(self, checkpoint: Path | str):
-        """Raises UsageError if `checkpoint` is not a workdir of `bert-jax finetune`."""
+    def __init__(self, checkpoint: Path | str, *, null_threshold: float | None = None):
+        """`null_threshold` replaces the task's own. Raises UsageError if the task has none, or if
+        `checkpoint` is not a workdir of `bert-jax finetune`."""
         mesh = sharding.make_mesh(fsdp=-1, tensor=1)
         self._mesh = mesh
         with jax.set_mesh(mesh):
@@ -39,6 +40,12 @@ class Predictor:
                 f"--checkpoint {checkpoint} was not fine-tuned for a task; bert-jax finetune does"
             )
         self.spec: TaskSpec = from_dict(stored["task"], TaskSpec)
+        if null_threshold is not None:
+            if not self.spec.with_unanswerable:
+                raise UsageError(
+                    f"--null-threshold: {self.spec.name} always has an answer"
+                )
+            self.spec = dataclasses.replace(self.spec, null_threshold=null_threshold)
         self._tokenizer = tokenizers.load(self._source.tokenizer)
 
     def rows(self, rows: list[Any]) -> list[dict[str, Any]]:

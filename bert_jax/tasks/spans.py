@@ -53,11 +53,20 @@ class SpanTask:
     def score(
         self, rows: Sequence[Question], encoded: Encoded, outputs: np.ndarray
     ) -> dict[str, float]:
-        predicted = {
-            record["id"]: record["prediction"]
-            for record in self.predictions(rows, encoded, outputs)
-        }
-        return squad_metrics.score(rows, predicted, with_unanswerable=self.spec.with_unanswerable)
+        records = self.predictions(rows, encoded, outputs)
+        predicted = {record["id"]: record["prediction"] for record in records}
+        scores = squad_metrics.score(rows, predicted, with_unanswerable=self.spec.with_unanswerable)
+        if self.spec.with_unanswerable:
+            answers = {
+                record["id"]: (
+                    next(answer["text"] for answer in record["n_best"] if answer["text"]),
+                    record["no_answer_margin"],
+                )
+                for record in records
+                if record["no_answer_margin"] is not None
+            }
+            scores |= squad_metrics.best_threshold(rows, answers)
+        return scores
 
     def chance(self, rows: Sequence[Question]) -> float:
         silent = {question.id: "" for question in rows}

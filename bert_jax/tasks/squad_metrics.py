@@ -56,6 +56,29 @@ def score(
     return result
 
 
+def best_threshold(
+    questions: Sequence[Question], answers: Mapping[str, tuple[str, float]]
+) -> dict[str, float]:
+    """The F1 over all questions with the best threshold for "no answer", and that threshold.
+
+    `answers` has the best answer of each question and its margin, by how much no answer scores
+    better: an answer is given where the margin is not above the threshold. As in the script of 2.0
+    (`find_best_thresh`), and by Devlin et al. 2019, section 4.3, on the development set itself.
+    """
+    # Without any answer, exactly the questions that have none are right.
+    right = total = float(sum(_best(question, "", True)[1] for question in questions))
+    threshold = min((margin for _, margin in answers.values()), default=0.0) - 1.0
+    asked = [question for question in questions if question.id in answers]
+    asked.sort(key=lambda question: answers[question.id][1])
+    for place, question in enumerate(asked):
+        text, margin = answers[question.id]
+        right += _best(question, text, True)[1] - _best(question, "", True)[1]
+        is_last = place + 1 == len(asked) or answers[asked[place + 1].id][1] > margin
+        if is_last and right > total:
+            total, threshold = right, margin
+    return {"best_f1": 100.0 * total / len(questions), "best_f1_threshold": threshold}
+
+
 def _best(
     question: Question, predicted: str | None, with_unanswerable: bool
 ) -> tuple[float, float]:

@@ -188,6 +188,19 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
+_LEAVE = "bert-jax/leave/"
+
+
+def any_leaves(is_told: bool) -> bool:
+    """Whether any process was told to go while they met. All ask, once, when they have met."""
+    if not jax.distributed.is_initialized():
+        return is_told
+    client = _client()
+    client.key_value_set(f"{_LEAVE}{jax.process_index()}", str(int(is_told)))
+    client.wait_at_barrier("bert-jax/met", 1000 * _INITIALIZATION_TIMEOUT)
+    return any(value == "1" for _, value in client.key_value_dir_get(_LEAVE))
+
+
 # --- preemption ----------------------------------------------------------------------------------
 
 
