@@ -129,6 +129,7 @@ def barrier(value: str) -> None:
     meet = distributed.barrier
 
     def late(mesh: Any) -> None:
+        _say("barrier")
         time.sleep(float(value))
         meet(mesh)
 
