@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -242,12 +243,24 @@ def _show(arguments: argparse.Namespace) -> None:
 
 def console() -> None:
     """The `bert-jax` command. Threads that wait for storage or data may hang: not at the exit."""
-    code = main()
+    try:
+        code = main()
+    except Exception:
+        if not _has_peers():
+            raise
+        # At the exit jax would wait for them, and they may be gone, or be what failed.
+        traceback.print_exc()
+        os._exit(1)
     if code in (_STORAGE_FAILED, Preempted.exit_code):
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _has_peers() -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
 
 
 if __name__ == "__main__":

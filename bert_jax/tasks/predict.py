@@ -42,9 +42,7 @@ class Predictor:
         self.spec: TaskSpec = from_dict(stored["task"], TaskSpec)
         if null_threshold is not None:
             if not self.spec.with_unanswerable:
-                raise UsageError(
-                    f"--null-threshold: {self.spec.name} always has an answer"
-                )
+                raise UsageError(f"--null-threshold: {self.spec.name} always has an answer")
             self.spec = dataclasses.replace(self.spec, null_threshold=null_threshold)
         self._tokenizer = tokenizers.load(self._source.tokenizer)
 
