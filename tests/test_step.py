@@ -47,14 +47,13 @@ def train(config: TrainConfig, *, devices: int, steps: int = 20, batches=batch_o
     return jax.device_get(state), rows
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_accumulation_changes_nothing(devices):
+def test_accumulation_changes_nothing():
     sliced = dataclasses.replace(
         _CONFIG,
         optimizer=dataclasses.replace(_CONFIG.optimizer, gradient_accumulation_steps=4),
     )
-    whole, whole_rows = train(_CONFIG, devices=devices, steps=5)
-    parts, parts_rows = train(sliced, devices=devices, steps=5)
+    whole, whole_rows = train(_CONFIG, devices=2, steps=5)
+    parts, parts_rows = train(sliced, devices=2, steps=5)
     for a, b in zip(whole_rows, parts_rows, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
     jax.tree.map(
