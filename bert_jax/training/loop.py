@@ -106,9 +106,9 @@ class Run:
         self.watchdog.at("opening the data")
         opened = time.monotonic()
         batches = self.preemption.wait(opening)
+        journal.open_tensorboard(past_rows)
         journal.event("open", phase=number, seconds=time.monotonic() - opened)
         background.shutdown(wait=False)
-        journal.open_tensorboard(past_rows)
 
         clock, whole = metrics.Clock(), metrics.Clock()
         latest: dict[str, Any] = {}
@@ -268,7 +268,9 @@ class Run:
         """Saves and waits until it is whole, trying as often as saves may fail."""
         while True:
             self._save(state, step)
+            began = time.monotonic()
             self.finish_save()
+            self.journal.event("saving", step=step, seconds=time.monotonic() - began)
             if not self._failed_saves:
                 return
             time.sleep(1.0)
