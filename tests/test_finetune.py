@@ -121,7 +121,8 @@ def test_right_spans_give_right_answers(tmp_path, encoder, task):
         outputs[:, 0, end] = np.where(labels == 0, 5.0, -9.0)
     scores = task_of(spec).score(rows, found, outputs)
     # Where there is an answer, its ends are 9 and [CLS] is -9: a margin of -36.
-    assert scores.pop("best_f1_threshold", -36.0) == -36.0
+    if task == "squad2":
+        assert scores.pop("best_f1_threshold") == -36.0
     assert set(scores.values()) == {100.0}
     silent = task_of(spec).score(rows, found, np.zeros_like(outputs))
     assert silent["exact_match"] < 50

@@ -6,6 +6,7 @@ from typing import Any
 
 from bert_jax.tasks.glue import PUBLISHED
 from bert_jax.tasks.task import TaskSpec
+from bert_jax.training.model_card import markdown_table
 
 _SETTINGS = ("batch_size", "learning_rate", "epochs")
 
@@ -98,10 +99,7 @@ def _cell(spread: dict[str, float], seeds: int) -> str:
 
 def markdown(summary: dict[str, Any]) -> str:
     """The table, and what its figures are."""
-    columns, rows = table(summary)
-    lines = [columns, ["---"] * len(columns), *rows]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"# {summary['task']}\n\n{text}\n\n{NOTE}\n"
+    return f"# {summary['task']}\n\n{markdown_table(*table(summary))}\n\n{NOTE}\n"
 
 
 NOTE = (

@@ -43,7 +43,7 @@ def _sections(workdir: Path, config: TrainConfig, *, step: int, parameters: int)
     ours = versions()["bert-jax"]
     yield f"# {config.name}\n\nA BERT encoder, {what} with bert-jax {ours}; step {step:,}."
     model = config.model
-    yield "## Model\n\n" + _table(
+    yield "## Model\n\n" + markdown_table(
         ("layers", "width", "heads", "feed-forward", "activation", "vocabulary", "positions",
          "parts", "parameters"),
         [(model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
@@ -88,7 +88,7 @@ def _data(stored: dict[str, Any]) -> str:
 
 def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
     optimizer, recipe = config.optimizer, stored.get("recipe") or {}
-    phases = _table(
+    phases = markdown_table(
         ("phase", "steps", "rows a step", "tokens a row"),
         [(number, f"{phase.steps:,}", phase.global_batch_size, phase.sequence_length)
          for number, phase in enumerate(config.phases)],
@@ -125,7 +125,7 @@ def _results(
             for split, scores in result["scores"].items()
             for metric, value in scores.items()
         ]
-        text = _table(("split", "metric", "value"), rows)
+        text = markdown_table(("split", "metric", "value"), rows)
         if result.get("diverged"):
             text += "\n\nThis run diverged: it is no better than one answer for all rows."
         yield f"## Scores\n\n{text}\n\nOne run, seed {config.seed}."
@@ -136,7 +136,7 @@ def _results(
         return
     every = max(1, -(-len(curve) // _POINTS))
     shown = curve[::-1][::every][::-1]  # the last one is always among them
-    text = _table(
+    text = markdown_table(
         ("step", "MLM loss (nats)", "perplexity", "MLM accuracy", "NSP accuracy"),
         [(f"{r['step']:,}", *(_number(r.get(name)) for name in
                               ("mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")))
@@ -168,7 +168,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown, its head first."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
