@@ -76,4 +76,5 @@ def test_an_imported_model_has_no_invented_history(tmp_path, exported):
     assert main(["export", *arguments]) == 0
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "there is no record of it here" in card and "## Recipe" not in card
+    assert "imported with bert-jax" in card and "pre-trained" not in card
     assert "Parameters began as those of `hf`." in card

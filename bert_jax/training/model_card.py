@@ -39,7 +39,10 @@ def _sections(workdir: Path, config: TrainConfig, *, step: int, parameters: int)
     yield (
         f"---\nlibrary_name: transformers\npipeline_tag: {purpose}\ntags:\n- bert\n- bert-jax\n---"
     )
-    what = f"fine-tuned on {task['name']}" if task else "pre-trained"
+    is_only_imported = "imported_from" in stored and not metrics.read_rows(workdir)
+    what = "imported" if is_only_imported else f"fine-tuned on {task['name']}" if task else (
+        "pre-trained"
+    )  # fmt: skip
     ours = versions()["bert-jax"]
     yield f"# {config.name}\n\nA BERT encoder, {what} with bert-jax {ours}; step {step:,}."
     model = config.model
@@ -52,7 +55,7 @@ def _sections(workdir: Path, config: TrainConfig, *, step: int, parameters: int)
           f"{parameters:,}")],
     )  # fmt: skip
     yield "## Data\n\n" + _data(stored)
-    if "imported_from" in stored and not metrics.read_rows(workdir):
+    if is_only_imported:
         yield "## Training\n\nImported from another system; there is no record of it here."
     else:
         yield "## Recipe\n\n" + _recipe(config, stored)
