@@ -1,15 +1,16 @@
 """Fine-tuning against transformers on torch: the same rows, order, rates and beginning.
 
-    python benchmarks/finetune_against_torch.py TASK GLUE_FOLDER ENCODER WORKDIR [options]
+    python benchmarks/finetune_against_torch.py TASK FOLDER ENCODER WORKDIR [options]
 
-Each seed is trained by both sides in turns of one step, on the same batches from the same encoder
-and the same fresh head, with AdamW that corrects its bias on both. The scores are those of
-`bert_jax.tasks` for both. With `--dropout 0` the two losses of a step may differ by rounding only.
-Needs the `parity` extra. Prints a table and writes WORKDIR/TASK.json.
+FOLDER has GLUE's files for `sst2`, `cola` and `stsb`, `train.json` and `dev.json` for `squad`,
+WNUT-17's files for `ner`. Each seed is trained by both sides in turns of one step, on
+the same batches from the same encoder and the same fresh head, with AdamW that corrects its bias on
+both. The scores are those of `bert_jax.tasks` for both. With `--dropout 0` the two losses of a step
+may differ by rounding only (for `squad` more: transformers counts padding among the places of an
+answer). Needs the `parity` extra. Prints a table, and writes WORKDIR/TASK.json after every seed.
 """
 
 import argparse
-import dataclasses
 import json
 import statistics
 import time
@@ -18,10 +19,15 @@ from pathlib import Path
 import jax
 import numpy as np
 import torch
-from transformers import BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
 
 from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.features import batch_of, training_rows
+from bert_jax.data.features import Features, batch_of, training_rows
 from bert_jax.interchange import huggingface
 from bert_jax.model import sharding
 from bert_jax.tasks.finetune import Recipe, _beginning, _Compiled
@@ -30,12 +36,21 @@ from bert_jax.tasks.load import Sources, base_spec, load
 from bert_jax.tasks.sweep import Settings, _config
 from bert_jax.training import workdir
 from bert_jax.training.optimizer import learning_rate
+from bert_jax.training.task_step import outputs_of
+
+# Files of a folder that is not GLUE's.
+FILES = {"squad": ("train.json", "dev.json"), "ner": ("wnut17train.conll", "emerging.dev.conll")}
+MODELS = {
+    "sequence_logits": BertForSequenceClassification,
+    "token_logits": BertForTokenClassification,
+    "span_logits": BertForQuestionAnswering,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("task", choices=("sst2", "cola", "stsb"))
-    parser.add_argument("data")
+    parser.add_argument("task", choices=("sst2", "cola", "stsb", *FILES))
+    parser.add_argument("data", type=Path)
     parser.add_argument("encoder", type=Path)
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
@@ -48,13 +63,23 @@ def main() -> None:
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         source = workdir.load_checkpoint(arguments.encoder, mesh=mesh, allow_missing_heads=True)
-        sources = Sources(data=arguments.data, train_rows=arguments.train_rows)
+        sources = sources_of(arguments)
         words = tokenizers.load(source.tokenizer)
         data = load(base_spec(arguments.task), sources, words, length=arguments.length)
-        runs = [run_seed(arguments, source, data, seed, mesh) for seed in range(arguments.seeds)]
-    arguments.workdir.mkdir(parents=True, exist_ok=True)
-    (arguments.workdir / f"{arguments.task}.json").write_text(json.dumps(runs, indent=2) + "\n")
-    report(runs)
+        arguments.workdir.mkdir(parents=True, exist_ok=True)
+        runs = []
+        for seed in range(arguments.seeds):
+            runs.append(run_seed(arguments, source, data, seed, mesh))
+            path = arguments.workdir / f"{arguments.task}.json"
+            path.write_text(json.dumps(runs, indent=2) + "\n")
+            report(runs)
+
+
+def sources_of(arguments) -> Sources:
+    if arguments.task not in FILES:
+        return Sources(data=str(arguments.data), train_rows=arguments.train_rows)
+    train, dev = (arguments.data / name for name in FILES[arguments.task])
+    return Sources(train=train, dev=dev, train_rows=arguments.train_rows)
 
 
 def run_seed(arguments, source, data, seed: int, mesh) -> dict:
@@ -102,7 +127,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     run = {"seed": seed, "losses": losses, "seconds": seconds}
     if arguments.steps is None:
         (split,) = data.dev.values()
-        forward = Forward(config, "sequence_logits", batch_size=64)
+        forward = Forward(config, outputs_of(config.head.parts), batch_size=64)
         ours = forward(state.params, split.encoded.features)
         predicted = {"ours": ours, "torch": torch_outputs(theirs, split.encoded.features)}
         run["scores"] = {
@@ -113,16 +138,10 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     return run
 
 
-def torch_model(params, config) -> BertForSequenceClassification:
-    head = config.head
-    labels = head if head.labels else dataclasses.replace(head, labels=())
-    described = huggingface.their_config(config.model, labels)
-    from transformers import BertConfig
-
+def torch_model(params, config) -> torch.nn.Module:
+    described = huggingface.their_config(config.model, config.head)
     described = {k: v for k, v in described.items() if k not in ("architectures", "torch_dtype")}
-    if not head.labels:
-        described |= {"num_labels": 1, "problem_type": "regression"}
-    model = BertForSequenceClassification(BertConfig(**described))
+    model = MODELS[outputs_of(config.head.parts)](BertConfig(**described))
     tensors = {
         name: torch.from_numpy(np.array(tensor))
         for name, tensor in huggingface.to_tensors(params).items()
@@ -152,23 +171,40 @@ def torch_inputs(features, rows, length: int) -> dict[str, torch.Tensor]:
     }
 
 
-def torch_loss(model, features, rows, length: int) -> torch.Tensor:
-    logits = model(**torch_inputs(features, rows, length)).logits
+def torch_loss(model, features: Features, rows, length: int) -> torch.Tensor:
+    """What transformers' own models compute of such labels."""
+    inputs = torch_inputs(features, rows, length)
     labels = torch.from_numpy(features.labels[rows])
+    if isinstance(model, BertForQuestionAnswering):
+        start, end = labels.long().unbind(dim=1)
+        return model(**inputs, start_positions=start, end_positions=end).loss
+    if isinstance(model, BertForTokenClassification):
+        has_label = torch.from_numpy(features.weights[rows]) > 0
+        return model(**inputs, labels=labels.long().where(has_label, -100)[:, :length]).loss
+    logits = model(**inputs).logits
     if labels.dtype == torch.float32:
         return torch.mean((logits[:, 0] - labels) ** 2)
     return torch.nn.functional.cross_entropy(logits, labels.long())
 
 
 @torch.no_grad()
-def torch_outputs(model, features) -> np.ndarray:
+def torch_outputs(model, features: Features) -> np.ndarray:
+    """As `Forward` gives them: of tokens those beyond a batch's longest row are 0."""
     model.eval()
-    found = []
+    found = None
     for start in range(0, len(features), 64):
         rows = np.arange(start, min(start + 64, len(features)))
         length = int(features.lengths[rows].max())
-        found.append(model(**torch_inputs(features, rows, length)).logits.numpy())
-    return np.concatenate(found)
+        outputs = model(**torch_inputs(features, rows, length))
+        if isinstance(model, BertForQuestionAnswering):
+            logits = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1).numpy()
+        else:
+            logits = outputs.logits.numpy()
+        if found is None:
+            places = features.input_ids.shape[1:] if logits.ndim == 3 else ()
+            found = np.zeros((len(features), *places, logits.shape[-1]), np.float32)
+        found[(rows, slice(length))[: logits.ndim - 1]] = logits
+    return found
 
 
 def report(runs: list[dict]) -> None:

@@ -64,6 +64,7 @@ def test_a_class(classified, capsys):
     rows = [json.loads(line) for line in (classified / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "split" not in row] == list(range(1, 41))
     assert checkpoint.steps(classified) == [40]
+    assert len(list((classified / "tensorboard").glob("events.out.tfevents.*"))) == 1
     text = (classified / "results.md").read_text()
     assert "| ours | 16 | 0.002 | 4 | 1 | 100.0 | 0 |" in text
     assert "| published, BERT-Base |  |  |  |  | 93.5 |  |" in text
@@ -222,18 +223,18 @@ def test_vectors(tmp_path, encoder, capsys):
     found = {}
     for pooling in ("mean", "cls", "none"):
         output = tmp_path / f"{pooling}.npz"
-        options = ["--layers=1,-1", "--pooling", pooling, "--length", "16"]
+        options = ["--layers=0,1,-1", "--pooling", pooling, "--length", "16"]
         assert main([*command, "--output", str(output), *options]) == 0
         found[pooling] = np.load(output)
     tokens, offsets = found["none"]["vectors"], found["none"]["offsets"]
-    assert offsets.tolist() == [0, 8, 12] and tokens.shape == (12, 64)
+    assert offsets.tolist() == [0, 8, 12] and tokens.shape == (12, 96)
     for row in range(2):
         of_row = tokens[offsets[row] : offsets[row + 1]]
         np.testing.assert_allclose(found["mean"]["vectors"][row], of_row.mean(axis=0), atol=1e-6)
         np.testing.assert_array_equal(found["cls"]["vectors"][row], of_row[0])
     wrong = [*command, "--output", str(tmp_path / "x.npz"), "--length", "16"]
     assert main([*wrong, "--layers", "3"]) == 2
-    assert "--layers 3: the model has layers 1 to 2" in capsys.readouterr().err
+    assert "--layers 3: the model has layers 1 to 2, and 0" in capsys.readouterr().err
     assert not (tmp_path / "x.npz").exists()
 
 

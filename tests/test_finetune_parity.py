@@ -1,4 +1,4 @@
-"""Fifty steps of fine-tuning without dropout, beside transformers on torch."""
+"""Fine-tuning without dropout, and vectors, beside transformers on torch."""
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ from bert_jax.data import tokenizer as tokenizers
 from bert_jax.data.features import batch_of, training_rows
 from bert_jax.interchange import huggingface
 from bert_jax.model import heads, sharding
+from bert_jax.tasks.embed import embed
 from bert_jax.tasks.load import Sources, base_spec, load
 from bert_jax.training.optimizer import learning_rate
 from bert_jax.training.state import TrainState
@@ -72,3 +73,19 @@ def test_the_losses_are_those_of_transformers(tmp_path):
             optimizer.step()
     print(f"\nfine-tuning, 50 steps: losses at most {np.max(apart):.1e} apart")
     assert np.max(apart) < 1e-3
+
+
+def test_vectors_of_every_layer_are_those_of_transformers(tmp_path):
+    from transformers import AutoTokenizer, BertModel
+
+    encoder = tiny_tasks.encoder(tmp_path / "encoder")
+    lines = ["the cat lives in rome .", "an owl"]
+    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
+    layers = (0, 1, -1)
+    found = embed(encoder, tmp_path / "texts.txt", layers=layers, pooling="none", length=16)
+    words = AutoTokenizer.from_pretrained(encoder)(lines, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        theirs = BertModel.from_pretrained(encoder).eval()(**words, output_hidden_states=True)
+    joined = torch.cat([theirs.hidden_states[layer] for layer in layers], dim=-1)
+    expected = joined[words["attention_mask"].bool()].numpy()
+    np.testing.assert_allclose(found["vectors"], expected, atol=1e-5)

@@ -52,8 +52,8 @@ def add_embed_options(parser: Any) -> None:
         "--layers",
         default="-1",
         metavar="N",
-        help="layers to join, from 1, or from the end; -4,-3,-2,-1 are the last four "
-        "(default: %(default)s)",
+        help="layers to join, from 1 (0 is the embeddings) or from the end; -4,-3,-2,-1 are the "
+        "last four (default: %(default)s)",
     )
     parser.add_argument(
         "--pooling",

@@ -36,8 +36,8 @@ def embed(
 ) -> dict[str, np.ndarray]:
     """Vectors of the lines of a file: `vectors` float32 `[N, W]`, W = width x number of layers.
 
-    `layers` count from 1 to the last one, negative ones from the end; the outputs of several are
-    joined. "mean" is over all tokens of the text but padding, [CLS] and
+    `layers` count from 1 to the last one, 0 being the embeddings, negative ones from the end; the
+    outputs of several are joined. "mean" is over all tokens of the text but padding, [CLS] and
     [SEP] included; "cls" takes the first; "none" gives `[tokens, W]` of all texts one after the
     other, and `offsets` int64 `[N + 1]`, where each begins. Raises UsageError for a layer that is
     not there or a file without lines.
@@ -59,8 +59,10 @@ def embed(
         found = []
         for layer in layers:
             number = layer if layer >= 0 else depth + 1 + layer
-            if not 1 <= number <= depth:
-                raise UsageError(f"--layers {layer}: the model has layers 1 to {depth}")
+            if not 0 <= number <= depth:
+                raise UsageError(
+                    f"--layers {layer}: the model has layers 1 to {depth}, and 0, the embeddings"
+                )
             model = dataclasses.replace(config.model, num_hidden_layers=number)
             names = {f"layer_{i}" for i in range(number, depth)}
             encoder = {k: v for k, v in source.params["encoder"].items() if k not in names}

@@ -95,8 +95,9 @@ def train(
         step = last or 0
 
         # 2. The logs, rewound to where the state stands.
-        metrics.set_aside_after(home, step)
+        past_rows = metrics.set_aside_after(home, step)
         journal = metrics.Journal(home)
+        journal.open_tensorboard(past_rows)
         checkpoints = checkpoint.Checkpoints(
             home,
             config.checkpoint,
