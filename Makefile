@@ -7,6 +7,9 @@ VENV ?= .venv
 # tests, the files that start many processes would come last, all at once.
 JOBS ?= 2
 BIN := $(VENV)/bin
+# Most of the tests' time is compilation: in `test` and `core` without the optimiser of LLVM, which
+# halves it. `chaos` and `parity` run what users run.
+QUICK := XLA_FLAGS="--xla_backend_optimization_level=0"
 # seqeval comes as source only, and its old way to build it no longer works.
 export PIP_USE_PEP517 := 1
 
@@ -36,13 +39,13 @@ demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes,
 	@BIN=$(abspath $(BIN)) sh examples/demo.sh runs/demo
 
 test: $(VENV)/.dev  ## the whole suite but the comparisons with torch
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not parity and not chaos"
+	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not parity and not chaos"
 
 chaos: $(VENV)/.dev  ## faults put into real processes: a sample of each; BERT_JAX_CHAOS=long for all
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m chaos
 
 core: $(VENV)/.dev  ## model, step, checkpoint and end to end: what a second version pair must pass
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m core
+	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m core
 
 # Beside the environment, not in it: where libtpu is installed, jax looks for a TPU at every start.
 LIBTPU ?= 0.0.51

@@ -3,9 +3,11 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,36 +33,60 @@ def pytest_unconfigure():
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory) -> Path:
+def shared(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Makes the directory of a name once for all of pytest's workers, which only read it."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def make(name: str, fill: Callable[[Path], None]) -> Path:
+        directory, finished = root / name, root / f"{name}.finished"
+        with FileLock(root / f"{name}.lock"):
+            if not finished.exists():
+                shutil.rmtree(directory, ignore_errors=True)
+                directory.mkdir()
+                fill(directory)
+                finished.touch()
+        return directory
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def corpus(shared) -> Path:
     """A corpus directory of the tiny stories."""
     from bert_jax.data.prepare import prepare
     from tests import tiny_corpus
 
-    directory = tmp_path_factory.mktemp("corpus")
-    source = tiny_corpus.write(directory / "stories.txt")
-    prepare([str(source)], directory / "tokens", vocab_size=240, validation_fraction=0.2, workers=1)
-    return directory / "tokens"
+    def fill(directory: Path) -> None:
+        source = tiny_corpus.write(directory / "stories.txt")
+        prepare(
+            [str(source)], directory / "tokens", vocab_size=240, validation_fraction=0.2, workers=1
+        )
+
+    return shared("corpus", fill) / "tokens"
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory, corpus) -> Path:
+def trained(shared, corpus) -> Path:
     """The workdir of a finished run of `tiny_config` on it, by the command line."""
     from bert_jax.__main__ import main
     from tests import tiny_corpus
 
-    directory = tmp_path_factory.mktemp("trained")
-    config = tiny_corpus.write_config(directory / "tiny.json", tiny_corpus.tiny_config())
-    workdir = directory / "workdir"
-    arguments = ["pretrain", str(config), "--corpus", str(corpus), "--workdir", str(workdir)]
-    assert main(arguments) == 0
-    return workdir
+    def fill(directory: Path) -> None:
+        config = tiny_corpus.write_config(directory / "tiny.json", tiny_corpus.tiny_config())
+        command = ["pretrain", str(config), "--corpus", str(corpus)]
+        assert main([*command, "--workdir", str(directory / "workdir")]) == 0
+
+    return shared("trained", fill) / "workdir"
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory, trained) -> Path:
+def exported(shared, trained) -> Path:
     """The Hugging Face directory made from that run."""
     from bert_jax.__main__ import main
 
-    directory = tmp_path_factory.mktemp("exported") / "hf"
-    assert main(["export", "--checkpoint", str(trained), "--output", str(directory)]) == 0
-    return directory
+    def fill(directory: Path) -> None:
+        command = ["export", "--checkpoint", str(trained), "--output", str(directory / "hf")]
+        assert main(command) == 0
+
+    return shared("exported", fill) / "hf"

@@ -136,9 +136,9 @@ class Run:
                 row = {"step": done, **values, **self._speed(phase, seconds)}
                 row |= {"steps": clock.steps, "time": time.time()}
                 row["data_wait_seconds"] = clock.waited / clock.steps
+                clock.restart()  # before the row is written: that is part of the next step
                 journal.row(**row)
                 latest.update(row)
-                clock.restart()
 
         while step < last_step:
             if step in self.profile_steps and not self._is_tracing:

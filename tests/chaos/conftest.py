@@ -8,8 +8,11 @@ from tests.chaos.runs import Started
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, corpus) -> Path:
+def finished(shared, corpus) -> Path:
     """The workdir of a run that nothing happened to. To be read; copy it to change it."""
-    run = Started(tmp_path_factory.mktemp("finished") / "run", corpus)
-    assert run.finish() == [0], run.log()
-    return run.workdir
+
+    def fill(directory: Path) -> None:
+        run = Started(directory / "run", corpus)
+        assert run.finish() == [0], run.log()
+
+    return shared("finished", fill) / "run" / "workdir"

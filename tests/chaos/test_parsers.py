@@ -47,9 +47,9 @@ _MODEL = ModelConfig(
 
 
 def examples(number: int):
-    """How many files a test reads; twenty times as many in the long form."""
+    """How many files a test reads; five times as many in the long form."""
     return settings(
-        max_examples=20 * number if IS_LONG else number,
+        max_examples=5 * number if IS_LONG else number,
         derandomize=True,
         deadline=None,
         database=None,
