@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.features import Features, batch_of, training_rows
+from bert_jax.data.features import Batches, Features, training_rows
 from bert_jax.interchange import huggingface
 from bert_jax.model import sharding
 from bert_jax.tasks.finetune import Recipe, _beginning, _Compiled
@@ -102,11 +102,11 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     step_of, losses = _Compiled(config, recipe), {"ours": [], "torch": []}
     seconds: dict[str, list[float]] = {"ours": [], "torch": []}
     features = data.train.encoded.features
-    layout = sharding.batch_sharding(mesh)
+    batches, layout = Batches(features, size=size), sharding.batch_sharding(mesh)
     for step in range(arguments.steps or config.total_steps):
         chosen = training_rows(step, rows=len(features), batch_size=size, seed=seed)
         began = time.perf_counter()
-        batch = jax.device_put(batch_of(features, chosen, size=size), layout)
+        batch = jax.device_put(batches(chosen), layout)
         state, values = step_of(state, batch)
         losses["ours"].append(float(values["loss"]))
         jax.block_until_ready(state)
@@ -180,7 +180,8 @@ def torch_loss(model, features: Features, rows, length: int) -> torch.Tensor:
         return model(**inputs, start_positions=start, end_positions=end).loss
     if isinstance(model, BertForTokenClassification):
         has_label = torch.from_numpy(features.weights[rows]) > 0
-        return model(**inputs, labels=labels.long().where(has_label, -100)[:, :length]).loss
+        known = labels.long().where(has_label, -100)[:, :length]
+        return model(**inputs, labels=known.contiguous()).loss
     logits = model(**inputs).logits
     if labels.dtype == torch.float32:
         return torch.mean((logits[:, 0] - labels) ** 2)

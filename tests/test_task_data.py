@@ -1,6 +1,7 @@
 """Files of tasks: what is read, what is refused and in which words; and the rows made of them."""
 
 import gzip
+import itertools
 import json
 import random
 from pathlib import Path
@@ -169,11 +170,32 @@ def test_a_batch_is_as_long_as_it_needs_and_filled_with_nothing(tokenizer):
     found = features.Features(
         found.input_ids, found.token_type_ids, found.lengths, np.array([5, 6, 7]), np.ones(3)
     )
-    short = features.batch_of(found, np.array([0, 1]), size=3)
+    batches = features.Batches(found, size=3)
+    assert batches.lengths == (8, 24)
+    short = batches(np.array([0, 1]))
     assert short["input_ids"].shape == (3, 8)
     assert short["weights"].tolist() == [1, 1, 0] and short["labels"].tolist() == [5, 6, 5]
     assert short["sequence_ids"].sum(axis=1).tolist() == [3, 8, 3]
-    assert features.batch_of(found, np.array([2]), size=1)["input_ids"].shape == (1, 32)
+    assert batches(np.array([2]))["input_ids"].shape == (3, 24)
+
+
+@pytest.mark.parametrize("longest", [5, 8, 60, 61])
+def test_lengths_of_batches_waste_the_least(longest):
+    """Against every choice there is, each tried on many batches."""
+    draw = np.random.default_rng(longest)
+    lengths = np.minimum(draw.geometric(0.12, 4000) + 2, longest).astype(np.int32)
+    ids = np.zeros((len(lengths), 61), np.int32)
+    found = features.batch_lengths(features.Features(ids, ids, lengths), size=16)
+    assert len(found) <= 3 and found[-1] >= lengths.max()
+    assert all(n % 8 == 0 or n == 61 for n in found)
+    batches = draw.choice(lengths, (20_000, 16)).max(axis=1)
+
+    def tokens(limits):
+        return np.asarray(limits)[np.searchsorted(limits, batches)].mean()
+
+    *shorter, last = sorted({min(n, 61) for n in range(8, int(lengths.max()) + 8, 8)})
+    others = [(*two, last) for n in (0, 1, 2) for two in itertools.combinations(shorter, n)]
+    assert tokens(found) <= min(map(tokens, others)) * 1.01
 
 
 def test_an_epoch_has_every_row_once_and_its_own_order():

@@ -38,30 +38,53 @@ class Features:
         return len(self.lengths)
 
 
-def batch_of(features: Features, rows: np.ndarray, *, size: int) -> dict[str, np.ndarray]:
-    """The batch of the given rows, filled up to `size` with rows of weight 0.
+class Batches:
+    """Batches of `size` rows of `features`, each as long as its rows ask for."""
 
-    As long as its longest row asks for: the whole length, a half or a quarter of it, so that short
-    texts do not pay for long ones and no more than three programs are compiled.
+    def __init__(self, features: Features, *, size: int):
+        self._features, self._size = features, size
+        self.lengths = batch_lengths(features, size=size)
+
+    def __call__(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The batch of the given rows, filled up to `size` with rows of weight 0."""
+        features, size = self._features, self._size
+        filled = np.concatenate([rows, np.zeros(size - len(rows), rows.dtype)])
+        longest = int(features.lengths[filled].max())
+        length = next(n for n in self.lengths if n >= longest)
+        place = np.arange(length, dtype=np.int32)
+        batch = {
+            "input_ids": features.input_ids[filled, :length],
+            "token_type_ids": features.token_type_ids[filled, :length],
+            "position_ids": np.tile(place, (size, 1)),
+            "sequence_ids": (place < features.lengths[filled, None]).astype(np.int32),
+        }
+        if features.labels is not None and features.weights is not None:
+            a_token = features.weights.ndim == 2
+            cut = (filled, slice(length)) if a_token else (filled,)
+            batch["labels"] = features.labels[cut]
+            batch["weights"] = features.weights[cut].copy()
+            batch["weights"][len(rows) :] = 0.0
+        return batch
+
+
+def batch_lengths(features: Features, *, size: int) -> tuple[int, ...]:
+    """The lengths that batches are filled up to, ascending: at most three, as each is compiled.
+
+    Multiples of 8 (or all that a row has), the last of which holds the longest row. Of all such
+    three those that fill up batches of rows drawn at random the least.
     """
-    filled = np.concatenate([rows, np.zeros(size - len(rows), rows.dtype)])
     full = features.input_ids.shape[1]
-    longest = int(features.lengths[filled].max())
-    length = min((n for n in (full // 4, full // 2, full) if n >= longest), default=full)
-    place = np.arange(length, dtype=np.int32)
-    batch = {
-        "input_ids": features.input_ids[filled, :length],
-        "token_type_ids": features.token_type_ids[filled, :length],
-        "position_ids": np.tile(place, (size, 1)),
-        "sequence_ids": (place < features.lengths[filled, None]).astype(np.int32),
-    }
-    if features.labels is not None and features.weights is not None:
-        a_token = features.weights.ndim == 2
-        cut = (filled, slice(length)) if a_token else (filled,)
-        batch["labels"] = features.labels[cut]
-        batch["weights"] = features.weights[cut].copy()
-        batch["weights"][len(rows) :] = 0.0
-    return batch
+    limits = np.minimum(np.arange(8, int(features.lengths.max()) + 8, 8), full)
+    up_to = np.searchsorted(np.sort(features.lengths), limits, side="right") / len(features)
+    fits = up_to**size  # the share of batches whose rows are all within a limit
+    short, middle = np.meshgrid(np.arange(len(limits)), np.arange(len(limits)), indexing="ij")
+    expected = (
+        limits[short] * fits[short]
+        + limits[middle] * (fits[middle] - fits[short])
+        + limits[-1] * (1 - fits[middle])
+    )
+    chosen = np.argmin(np.where(short <= middle, expected, np.inf))
+    return tuple(np.unique(limits[[short.flat[chosen], middle.flat[chosen], -1]]).tolist())
 
 
 def training_rows(step: int, *, rows: int, batch_size: int, seed: int) -> np.ndarray:

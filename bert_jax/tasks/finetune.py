@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from bert_jax import config as configs
 from bert_jax.config import TrainConfig
 from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.features import batch_of, training_rows
+from bert_jax.data.features import Batches, training_rows
 from bert_jax.errors import NonFinite, Preempted, ResumeRefused, UsageError
 from bert_jax.model.sharding import batch_sharding
 from bert_jax.progress import Progress, note
@@ -107,6 +107,7 @@ def train(
         journal.event("start", step=step, **workdir.hardware(), versions=workdir.versions())
         batch_size = config.phases[0].global_batch_size
         rows = len(data.train.encoded.features)
+        batches = Batches(data.train.encoded.features, size=batch_size)
         name = f"{config.name}, seed {config.seed}"
         note(
             f"{name}: {rows:,} rows, {config.total_steps:,} steps of {batch_size}, "
@@ -140,8 +141,7 @@ def train(
 
             while step < config.total_steps:
                 chosen = training_rows(step, rows=rows, batch_size=batch_size, seed=config.seed)
-                batch = batch_of(data.train.encoded.features, chosen, size=batch_size)
-                placed: Any = jax.device_put(batch, layout)  # type: ignore[arg-type]
+                placed: Any = jax.device_put(batches(chosen), layout)  # type: ignore[arg-type]
                 state, on_device = compiled(state, placed)
                 if pending is not None:
                     values = finish(pending)

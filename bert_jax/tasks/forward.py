@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import TrainConfig
-from bert_jax.data.features import Features, batch_of
+from bert_jax.data.features import Batches, Features
 from bert_jax.model import heads
 from bert_jax.model.sharding import batch_sharding
 
@@ -29,9 +29,10 @@ class Forward:
 
     def batches(self, params: heads.Params, features: Features) -> Iterator[np.ndarray]:
         """Outputs of the rows in order, some rows at a time, float32."""
+        batches = Batches(features, size=self._size)
         for start in range(0, len(features), self._size):
             rows = np.arange(start, min(start + self._size, len(features)))
-            batch: Any = batch_of(features, rows, size=self._size)
+            batch: Any = batches(rows)
             placed = jax.device_put(batch, self._layout)
             outputs = np.asarray(self._apply(params, placed), np.float32)
             yield outputs[: len(rows)]

@@ -47,7 +47,7 @@ def test_hang(tmp_path, corpus, what, repeat):
         said = "barrier" if "barrier" in what else "saving" if "save" in what else "held up"
         run.until(lambda: f"chaos: {said}" in run.log(rank) or said in run.log(rank))
     if "loader" in what:
-        # It makes batches ahead; the loop comes to the one that is missing after the save of step 8.
+        # It makes batches ahead: the loop misses one only after the save of step 8.
         run.until(lambda: any(e["event"] == "saving" and e["step"] == 8 for e in events(run)))
     began = time.monotonic()
     watched = [p for n, p in enumerate(run.processes) if what != "stopped" or n != rank]
