@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--train-rows", type=int)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, help="stop after so many, and do not score")
@@ -91,7 +92,11 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
     ]
     settings = Settings(
-        length=arguments.length, recipe=recipe, seed=seed, overrides=tuple(overrides)
+        length=arguments.length,
+        learning_rate=arguments.learning_rate,
+        recipe=recipe,
+        seed=seed,
+        overrides=tuple(overrides),
     )
     config = _config(source, data, settings)
     state = _beginning(config, source).place(mesh)
