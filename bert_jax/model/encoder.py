@@ -86,8 +86,9 @@ class Encoder(nnx.Module):
             key=None if key is None else key.fold(_EMBEDDINGS_LAYER),
         )
         blocks = [nnx.split(getattr(self, f"layer_{i}")) for i in range(self.num_layers)]
-        # Without blocks, as for the vectors of layer 0, nothing asks for it.
-        graph = blocks[0][0] if blocks else None
+        if not blocks:  # as for the vectors of layer 0
+            return x_BLD
+        graph = blocks[0][0]
 
         def apply_block(x_BLD, layer, params):
             layer_key = None if key is None else key.fold(layer)
