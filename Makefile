@@ -7,8 +7,8 @@ VENV ?= .venv
 # tests, the files that start many processes would come last, all at once.
 JOBS ?= 2
 BIN := $(VENV)/bin
-# Most of the tests' time is compilation: in `test` and `core` without the optimiser of LLVM, which
-# halves it. `chaos` and `parity` run what users run.
+# Much of the tests' time is compilation: in `test` and `core` without the optimiser of LLVM (the
+# slowest of tests/test_model.py: 34 s instead of 61). `chaos` and `parity` run what users run.
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0"
 # seqeval comes as source only, and its old way to build it no longer works.
 export PIP_USE_PEP517 := 1
