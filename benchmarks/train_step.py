@@ -7,8 +7,8 @@ Each side is a process of its own that trains the same shape on rows of the same
 dropout 0.1, AdamW. They take turns, a few steps at a time, so that a machine that slows down slows
 all of them; the medians over the rounds are compared. torch runs as a user would run it: SDPA
 attention, `torch.optim.AdamW`. keras-hub trains masked LM only; ours and torch train next-sentence
-prediction too. `products` is no peer but a floor: nothing but the matrix products of one step,
-logits at masked places only, by torch's library. No float32 step is faster on the machine, hence
+prediction too. `products` is no peer but a floor: nothing but the matrix products of our step,
+which computes the logits and most of the last block where they are read, by torch's library. No float32 step is faster on the machine, hence
 torch's seconds over those of `products` are the most that anyone can be ahead of it.
 """
 
@@ -174,14 +174,19 @@ def products(shape: dict):
     torch.set_num_threads(os.cpu_count() or 1)
     rows, width, inner = shape["rows"], shape["hidden_size"], shape["intermediate_size"]
     heads, layers = shape["num_attention_heads"], shape["num_hidden_layers"]
-    tokens, masked = rows * LENGTH, rows * PREDICTIONS
+    tokens, masked, read = rows * LENGTH, rows * PREDICTIONS, PREDICTIONS + 1
     # (times a step, batch dims, n, k, m) of n x k by k x m.
-    forward = [
-        (4 * layers, (), tokens, width, width),
-        (layers, (), tokens, width, inner),
-        (layers, (), tokens, inner, width),
-        (layers, (rows * heads,), LENGTH, width // heads, LENGTH),
-        (layers, (rows * heads,), LENGTH, LENGTH, width // heads),
+    forward = []
+    for times, queries in ((layers - 1, LENGTH), (1, read)):
+        forward += [
+            (2 * times, (), tokens, width, width),
+            (2 * times, (), rows * queries, width, width),
+            (times, (), rows * queries, width, inner),
+            (times, (), rows * queries, inner, width),
+            (times, (rows * heads,), queries, width // heads, LENGTH),
+            (times, (rows * heads,), queries, LENGTH, width // heads),
+        ]
+    forward += [
         (1, (), masked, width, width),
         (1, (), masked, width, VOCAB),
     ]

@@ -1,5 +1,8 @@
 """An encoder with any of its parts: which parameters, which outputs, and where dropout is."""
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +46,9 @@ def batch(rows: int = 8, length: int = 12) -> dict[str, np.ndarray]:
     }
 
 
-def outputs_of(head: HeadConfig, *, key_seed: int | None = None, extra=None) -> dict:
+def outputs_of(
+    head: HeadConfig, *, key_seed: int | None = None, extra=None, hidden_states: bool = False
+) -> dict:
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         params = heads.init_params(_MODEL, head, seed=0)
@@ -56,7 +61,15 @@ def outputs_of(head: HeadConfig, *, key_seed: int | None = None, extra=None) -> 
                     jnp.uint32, (8,), 0, out_sharding=sharding.batch_spec()
                 )
                 key = DropoutKey.create(seed=key_seed, step=jnp.int32(0), rows_B=rows)
-            return heads.apply(params, arrays, config=_MODEL, head=head, compute=_FLOAT32, key=key)
+            return heads.apply(
+                params,
+                arrays,
+                config=_MODEL,
+                head=head,
+                compute=_FLOAT32,
+                key=key,
+                hidden_states=hidden_states,
+            )
 
         return jax.device_get(jax.jit(run)(params, arrays))
 
@@ -95,6 +108,44 @@ def test_outputs(kind, name, shape):
     found = outputs_of(HEADS[kind])[name]
     assert found.shape == shape and found.dtype == np.float32
     assert np.isfinite(found).all() and np.ptp(found) > 0
+
+
+@pytest.mark.parametrize("kind", ["pretraining", "masked", "sequence"])
+@pytest.mark.parametrize("layers", ["unroll", "scan"])
+def test_the_last_block_computes_what_is_read(kind, layers):
+    """The same outputs and the same gradients as where it computes every position."""
+    positions = np.tile(np.array([[3, 11, 5, 0]], np.int32), (8, 1))
+    # Two texts in a row, and padding: a position that is read sees those of its own text.
+    sequences = np.tile(np.repeat(np.array([1, 2, 0], np.int32), [4, 6, 2]), (8, 1))
+    extra = {"nsp_positions": np.full((8, 1), 4, np.int32), "sequence_ids": sequences}
+    if "mlm" in HEADS[kind].parts:
+        extra["mlm_positions"] = positions
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        params = heads.init_params(_MODEL, HEADS[kind], seed=0)
+        arrays = jax.device_put(batch() | extra, sharding.batch_sharding(mesh))
+
+        def run(params, hidden_states):
+            outputs = heads.apply(
+                params,
+                arrays,
+                config=_MODEL,
+                head=HEADS[kind],
+                compute=dataclasses.replace(_FLOAT32, layers=layers),
+                hidden_states=hidden_states,
+            )
+            assert ("hidden_states" in outputs) == hidden_states
+            outputs.pop("hidden_states", None)
+            return sum(jnp.sum(jnp.sin(x)) for x in outputs.values()), outputs
+
+        found, expected = (
+            jax.device_get(
+                jax.jit(jax.value_and_grad(partial(run, hidden_states=every), has_aux=True))(params)
+            )
+            for every in (False, True)
+        )
+    assert found[0][1].keys() == expected[0][1].keys()
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected)
 
 
 @pytest.mark.parametrize(

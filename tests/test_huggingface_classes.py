@@ -51,6 +51,7 @@ def our_outputs(directory) -> dict[str, np.ndarray]:
                 config=foreign.model,
                 head=foreign.head,
                 compute=ComputeConfig(dtype="float32"),
+                hidden_states=True,
             )
         )(foreign.params, batch(foreign.model))
         return jax.device_get(outputs)

@@ -61,7 +61,14 @@ def outputs(foreign, arrays, *, layers: int | None = None) -> dict[str, np.ndarr
     with jax.set_mesh(mesh):
         return jax.device_get(
             jax.jit(
-                lambda p, b: heads.apply(p, b, config=model, head=foreign.head, compute=compute)
+                lambda p, b: heads.apply(
+                    p,
+                    b,
+                    config=model,
+                    head=foreign.head,
+                    compute=compute,
+                    hidden_states=layers is not None,
+                )
             )(foreign.params | {"encoder": encoder}, arrays)
         )
 

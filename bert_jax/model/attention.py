@@ -1,6 +1,6 @@
 """Self-attention: one function, one signature, so that a kernel can take its place.
 
-Dims: B batch, H heads, K head size, L length of the queries, S length of the keys (= L).
+Dims: B batch, H heads, K head size, L length of the queries, S length of the keys.
 """
 
 from functools import partial
@@ -36,18 +36,20 @@ def attend(
     k_BHKS: jax.Array,
     v_BHKS: jax.Array,
     *,
-    sequence_ids_BL: jax.Array,
+    query_ids_BL: jax.Array,
+    key_ids_BS: jax.Array,
     key: DropoutKey | None,
     dropout_rate: float,
 ) -> jax.Array:
     """softmax(q k^T / sqrt(K)) v, in which a token sees the tokens of its own sequence only.
 
-    `sequence_ids_BL` numbers the sequences of a row from 1; padding is 0. Scores and softmax are
-    float32; the result has the type of `v_BHKS` and the shape of `q_BHKL`.
+    `query_ids_BL` and `key_ids_BS` number the sequences of a row from 1; padding is 0. Scores and
+    softmax are float32; the result has the type of `v_BHKS` and the shape of `q_BHKL`.
     """
     scale = q_BHKL.shape[2] ** -0.5
     rate = 0.0 if key is None else dropout_rate
-    return _attend(q_BHKL * scale, k_BHKS, v_BHKS, sequence_ids_BL, key, rate)
+    allowed_BLS = query_ids_BL[:, :, None] == key_ids_BS[:, None, :]
+    return _attend(q_BHKL * scale, k_BHKS, v_BHKS, allowed_BLS, key, rate)
 
 
 # The derivative is written out, for what passes between memory and the units that compute: one
@@ -58,15 +60,14 @@ def attend(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(q_BHKL, k_BHKS, v_BHKS, sequence_ids_BL, key, rate):
-    return _forward(q_BHKL, k_BHKS, v_BHKS, sequence_ids_BL, key, rate)[0]
+def _attend(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate):
+    return _forward(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate)[0]
 
 
-def _forward(q_BHKL, k_BHKS, v_BHKS, sequence_ids_BL, key, rate) -> tuple[jax.Array, Any]:
+def _forward(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate) -> tuple[jax.Array, Any]:
     dtype = v_BHKS.dtype
     scores_BHLS = jnp.einsum("bhkl,bhks->bhls", q_BHKL, k_BHKS, preferred_element_type=jnp.float32)
-    allowed_B1LS = (sequence_ids_BL[:, :, None] == sequence_ids_BL[:, None, :])[:, None]
-    scores_BHLS = jnp.where(allowed_B1LS, scores_BHLS, _FORBIDDEN)
+    scores_BHLS = jnp.where(allowed_BLS[:, None], scores_BHLS, _FORBIDDEN)
     exp_BHLS = jnp.exp(scores_BHLS - jnp.max(scores_BHLS, axis=-1, keepdims=True))
     # What the kept exponentials are divided by: their sum, before dropout, times the share kept.
     divisor_BHL = jnp.sum(exp_BHLS, axis=-1) * (1 - rate)

@@ -1,6 +1,7 @@
 """The stack of post-norm blocks (Vaswani et al. 2017, as google-research/bert modeling.py has it).
 
-Dims: B batch, L length, D width, H heads, K head size, F feed-forward width, N layers.
+Dims: B batch, L length, R positions that are read, D width, H heads, K head size, F feed-forward
+width, N layers.
 """
 
 from functools import partial
@@ -13,7 +14,14 @@ from flax import nnx
 from bert_jax.config import ComputeConfig, ModelConfig
 from bert_jax.model.attention import attend, join_heads, split_heads
 from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.layers import Embeddings, LayerNorm, Linear, activation
+from bert_jax.model.layers import (
+    Embeddings,
+    LayerNorm,
+    Linear,
+    activation,
+    pick,
+    pick_numbers,
+)
 from bert_jax.model.sharding import gather
 
 # Numbers of the places where dropout is drawn, folded into the key of a layer.
@@ -44,25 +52,39 @@ class Block(nnx.Module):
         self.output_norm = LayerNorm(width, config=config)
 
     def __call__(
-        self, x_BLD: jax.Array, *, sequence_ids_BL: jax.Array, key: DropoutKey | None
+        self,
+        x_BLD: jax.Array,
+        *,
+        sequence_ids_BL: jax.Array,
+        key: DropoutKey | None,
+        read_BR: jax.Array | None = None,
     ) -> jax.Array:
+        """`[B, L, D]`; with the positions `read_BR`, `[B, R, D]`: nothing else is computed.
+
+        Every position is still attended to. A dropout mask is that of a place in the result.
+        """
+
         def site(number):
             return None if key is None else key.fold(number)
 
-        context_BHKL = attend(
-            split_heads(self.query.to_columns(x_BLD), self.num_heads),
+        x_BRD, ids_BR = x_BLD, sequence_ids_BL
+        if read_BR is not None:
+            x_BRD, ids_BR = pick(x_BLD, read_BR), pick_numbers(sequence_ids_BL, read_BR)
+        context_BHKR = attend(
+            split_heads(self.query.to_columns(x_BRD), self.num_heads),
             split_heads(self.key.to_columns(x_BLD), self.num_heads),
             split_heads(self.value.to_columns(x_BLD), self.num_heads),
-            sequence_ids_BL=sequence_ids_BL,
+            query_ids_BL=ids_BR,
+            key_ids_BS=sequence_ids_BL,
             key=site(_PROBABILITIES),
             dropout_rate=self.attention_dropout,
         )
-        y_BLD = self.attention_output.from_columns(join_heads(context_BHKL))
-        y_BLD = dropout(y_BLD, site(_ATTENTION_OUTPUT), rate=self.hidden_dropout)
-        x_BLD = self.attention_norm(x_BLD + y_BLD)
-        h_BLF = activation(self.hidden_act, self.intermediate(x_BLD))
-        y_BLD = dropout(self.output(h_BLF), site(_FEED_FORWARD_OUTPUT), rate=self.hidden_dropout)
-        return self.output_norm(x_BLD + y_BLD)
+        y_BRD = self.attention_output.from_columns(join_heads(context_BHKR))
+        y_BRD = dropout(y_BRD, site(_ATTENTION_OUTPUT), rate=self.hidden_dropout)
+        x_BRD = self.attention_norm(x_BRD + y_BRD)
+        h_BRF = activation(self.hidden_act, self.intermediate(x_BRD))
+        y_BRD = dropout(self.output(h_BRF), site(_FEED_FORWARD_OUTPUT), rate=self.hidden_dropout)
+        return self.output_norm(x_BRD + y_BRD)
 
 
 class Encoder(nnx.Module):
@@ -75,9 +97,18 @@ class Encoder(nnx.Module):
             setattr(self, f"layer_{i}", Block(config, rngs=rngs))
 
     def __call__(
-        self, batch: dict[str, jax.Array], *, compute: ComputeConfig, key: DropoutKey | None
+        self,
+        batch: dict[str, jax.Array],
+        *,
+        compute: ComputeConfig,
+        key: DropoutKey | None,
+        read_BR: jax.Array | None = None,
     ) -> jax.Array:
-        """`[B, L, D]` in the compute type. Reads the four `[B, L]` arrays of `batch`."""
+        """`[B, L, D]` in the compute type. Reads the four `[B, L]` arrays of `batch`.
+
+        With the positions `read_BR`, `[B, R, D]`: the last block computes these alone. Pre-training
+        reads a sixth of the positions, a classifier one of them.
+        """
         x_BLD = self.embeddings(
             input_ids=batch["input_ids"],
             position_ids=batch["position_ids"],
@@ -87,25 +118,28 @@ class Encoder(nnx.Module):
         )
         blocks = [nnx.split(getattr(self, f"layer_{i}")) for i in range(self.num_layers)]
         if not blocks:  # as for the vectors of layer 0
-            return x_BLD
+            return x_BLD if read_BR is None else pick(x_BLD, read_BR)
         graph = blocks[0][0]
 
-        def apply_block(x_BLD, layer, params):
+        def apply_block(x_BLD, layer, params, read_BR=None):
             layer_key = None if key is None else key.fold(layer)
             block = nnx.merge(graph, gather(params, dtype=compute.dtype))
-            return block(x_BLD, sequence_ids_BL=batch["sequence_ids"], key=layer_key)
+            ids_BL = batch["sequence_ids"]
+            return block(x_BLD, sequence_ids_BL=ids_BL, key=layer_key, read_BR=read_BR)
 
         apply_block = _rematerialised(apply_block, compute)
-        if compute.layers == "scan":
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[p for _, p in blocks])
-            layers = jnp.arange(self.num_layers)
+        # All blocks but the last are alike.
+        *alike, (_, last) = blocks
+        if compute.layers == "scan" and alike:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[p for _, p in alike])
+            layers = jnp.arange(len(alike))
             x_BLD, _ = jax.lax.scan(
                 lambda x, layer: (apply_block(x, *layer), None), x_BLD, (layers, stacked)
             )
         else:
-            for i, (_, params) in enumerate(blocks):
+            for i, (_, params) in enumerate(alike):
                 x_BLD = apply_block(x_BLD, i, params)
-        return x_BLD
+        return apply_block(x_BLD, len(alike), last, read_BR)
 
 
 def gather_early(params: dict[str, Any], compute: ComputeConfig) -> dict[str, Any]:

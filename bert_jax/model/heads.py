@@ -4,9 +4,11 @@ A checkpoint is an encoder and the parts it has: those of pre-training (pooler, 
 model, next sentence), or one task head. Parameters are a nested dict with a subtree for each part;
 a part that is not there has no subtree.
 
-Dims: B batch, L length, D width, M masked positions, P pairs in a row (1), C classes, V vocabulary.
+Dims: B batch, L length, D width, M masked positions, P pairs in a row (1), R = P + M, C classes, V
+vocabulary.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -28,6 +30,9 @@ PRE_TRAINING = HeadConfig()
 # The heads' dropout counts as a layer of its own, after that of the embeddings (encoder.py).
 _HEAD_LAYER = 2**31 + 1
 
+# For the other parts the last block computes no more positions than they read.
+_READ_EVERY_POSITION = {"token_classifier", "span_classifier"}
+
 
 class Pooler(nnx.Module):
     """Linear and tanh of the [CLS] token."""
@@ -35,8 +40,8 @@ class Pooler(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.dense = Linear(config.hidden_size, config.hidden_size, config=config, rngs=rngs)
 
-    def __call__(self, x_BLD: jax.Array, positions_BP: jax.Array) -> jax.Array:
-        return jnp.tanh(self.dense(pick(x_BLD, positions_BP)))
+    def __call__(self, x_BPD: jax.Array) -> jax.Array:
+        return jnp.tanh(self.dense(x_BPD))
 
 
 class MaskedLanguageModel(nnx.Module):
@@ -49,8 +54,8 @@ class MaskedLanguageModel(nnx.Module):
         self.layer_norm = LayerNorm(width, config=config)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
 
-    def __call__(self, x_BLD: jax.Array, positions_BM: jax.Array, word: Embed) -> jax.Array:
-        h_BMD = activation(self.hidden_act, self.transform(pick(x_BLD, positions_BM)))
+    def __call__(self, x_BMD: jax.Array, word: Embed) -> jax.Array:
+        h_BMD = activation(self.hidden_act, self.transform(x_BMD))
         # The sub-words that tensor parallelism adds can never be the answer.
         return word.attend(self.layer_norm(h_BMD)) + split_rows(self.bias[...], fill=-jnp.inf)
 
@@ -77,30 +82,55 @@ class Bert(nnx.Module):
             self.span_classifier = Linear(width, 2, config=config, rngs=rngs)
 
     def __call__(
-        self, batch: dict[str, jax.Array], *, compute: ComputeConfig, key: DropoutKey | None
+        self,
+        batch: dict[str, jax.Array],
+        *,
+        compute: ComputeConfig,
+        key: DropoutKey | None,
+        hidden_states: bool = False,
     ) -> dict[str, jax.Array]:
-        x_BLD = self.encoder(batch, compute=compute, key=key)
-        outputs = {"hidden_states": x_BLD}
+        outputs = {}
+        positions = self._positions(batch)
+        if hidden_states or not positions or not _READ_EVERY_POSITION.isdisjoint(self.parts):
+            x_BLD = self.encoder(batch, compute=compute, key=key)
+            outputs["hidden_states"] = x_BLD
+            read = {part: pick(x_BLD, where) for part, where in positions.items()}
+        else:
+            read_BR = jnp.concatenate([*positions.values()], axis=1)
+            x_BRD = self.encoder(batch, compute=compute, key=key, read_BR=read_BR)
+            ends = itertools.accumulate(where.shape[1] for where in positions.values())
+            parts = jnp.split(x_BRD, [*ends][:-1], axis=1)
+            read = dict(zip(positions, parts, strict=True))
         head_key = None if key is None else key.fold(_HEAD_LAYER)
         if "pooler" in self.parts:
-            first_B1 = jnp.zeros((x_BLD.shape[0], 1), jnp.int32, out_sharding=batch_spec())
-            pooled_BPD = self.pooler(x_BLD, batch.get("nsp_positions", first_B1))
+            pooled_BPD = self.pooler(read["pooler"])
             outputs["pooled"] = pooled_BPD[:, 0]
             if "nsp" in self.parts:
                 outputs["nsp_logits"] = self.nsp(pooled_BPD).astype(jnp.float32)
-        if "mlm" in self.parts and "mlm_positions" in batch:
-            word = self.encoder.embeddings.word
-            outputs["mlm_logits"] = self.mlm(x_BLD, batch["mlm_positions"], word)
+        if "mlm" in read:
+            outputs["mlm_logits"] = self.mlm(read["mlm"], self.encoder.embeddings.word)
         if "sequence_classifier" in self.parts:
             pooled_BD = dropout(outputs["pooled"], head_key, rate=self.dropout_rate)
             outputs["sequence_logits"] = self.sequence_classifier(pooled_BD).astype(jnp.float32)
         if "token_classifier" in self.parts:
-            dropped_BLD = dropout(x_BLD, head_key, rate=self.dropout_rate)
+            dropped_BLD = dropout(outputs["hidden_states"], head_key, rate=self.dropout_rate)
             outputs["token_logits"] = self.token_classifier(dropped_BLD).astype(jnp.float32)
         if "span_classifier" in self.parts:
             # Without dropout, as google-research/bert run_squad.py.
-            outputs["span_logits"] = self.span_classifier(x_BLD).astype(jnp.float32)
+            spans_BL2 = self.span_classifier(outputs["hidden_states"])
+            outputs["span_logits"] = spans_BL2.astype(jnp.float32)
         return outputs
+
+    def _positions(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """`[B, ...]`: where the parts that read only some positions of a row read."""
+        positions = {}
+        if "pooler" in self.parts:
+            rows = batch["input_ids"].shape[0]
+            first_B1 = jnp.zeros((rows, 1), jnp.int32, out_sharding=batch_spec())
+            positions["pooler"] = batch.get("nsp_positions", first_B1)
+        if "mlm" in self.parts and "mlm_positions" in batch:
+            positions["mlm"] = batch["mlm_positions"]
+        return positions
 
 
 def classes(head: HeadConfig) -> int:
@@ -131,16 +161,21 @@ def apply(
     compute: ComputeConfig,
     head: HeadConfig = PRE_TRAINING,
     key: DropoutKey | None = None,
+    hidden_states: bool = False,
 ) -> dict[str, jax.Array]:
     """What the parts make of a batch; `key=None` means evaluation.
 
-    `params` lie as they are stored. Always `hidden_states` `[B, L, D]` in the compute type. With
-    their part: `pooled` `[B, D]`, and in float32 `nsp_logits` `[B, P, 2]`, `sequence_logits`
-    `[B, C]`, `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]` (start, end), and where the
-    batch has positions for it `mlm_logits` `[B, M, V]`; under tensor parallelism V is filled up to
-    what divides. Pooler and next sentence read the first token unless the batch says where.
+    `params` lie as they are stored. With their part: `pooled` `[B, D]`, and in float32 `nsp_logits`
+    `[B, P, 2]`, `sequence_logits` `[B, C]`, `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]`
+    (start, end), and where the batch has positions for it `mlm_logits` `[B, M, V]`; under tensor
+    parallelism V is filled up to what divides. Pooler and next sentence read the first token unless
+    the batch says where.
+
+    `hidden_states` `[B, L, D]` in the compute type where it is asked for, where there is no part,
+    and where a part reads every position. Else the last block computes only what is read.
     """
     abstract = nnx.eval_shape(lambda: Bert(config, head, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
     nnx.replace_by_pure_dict(state, gather_early(params, compute))
-    return nnx.merge(graph, state)(batch, compute=compute, key=key)
+    bert = nnx.merge(graph, state)
+    return bert(batch, compute=compute, key=key, hidden_states=hidden_states)

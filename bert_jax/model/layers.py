@@ -176,11 +176,17 @@ def activation(name: str, x: jax.Array) -> jax.Array:
     return 0.5 * x * (1 + jax.lax.erf(x * np.asarray(0.5**0.5, x.dtype)))
 
 
-def pick(x_BLD: jax.Array, positions_BM: jax.Array) -> jax.Array:
-    """The rows of `x_BLD` at `positions_BM`: `[B, M, D]`.
+def pick(x_BLD: jax.Array, positions_BR: jax.Array) -> jax.Array:
+    """The rows of `x_BLD` at `positions_BR`: `[B, R, D]`.
 
     A product with one-hot rows: exact (one term is not zero), a hundredth of the encoder's work,
     and neither it nor its transpose needs a gather or a scatter across a sharded dim.
     """
-    onehot_BML = jax.nn.one_hot(positions_BM, x_BLD.shape[1], dtype=x_BLD.dtype)
-    return jnp.einsum("bml,bld->bmd", onehot_BML, x_BLD, precision=jax.lax.Precision.HIGHEST)
+    onehot_BRL = jax.nn.one_hot(positions_BR, x_BLD.shape[1], dtype=x_BLD.dtype)
+    return jnp.einsum("brl,bld->brd", onehot_BRL, x_BLD, precision=jax.lax.Precision.HIGHEST)
+
+
+def pick_numbers(numbers_BL: jax.Array, positions_BR: jax.Array) -> jax.Array:
+    """The integers of `numbers_BL` at `positions_BR`: `[B, R]`, as `pick` does it."""
+    onehot_BRL = jax.nn.one_hot(positions_BR, numbers_BL.shape[1], dtype=bool)
+    return jnp.sum(jnp.where(onehot_BRL, numbers_BL[:, None], 0), axis=-1)

@@ -23,7 +23,12 @@ class Forward:
         self._size = -(-batch_size // mesh.size) * mesh.size
         self._apply = jax.jit(
             lambda params, batch: heads.apply(
-                params, batch, config=config.model, head=config.head, compute=config.compute
+                params,
+                batch,
+                config=config.model,
+                head=config.head,
+                compute=config.compute,
+                hidden_states=output == "hidden_states",
             )[output]
         )
 

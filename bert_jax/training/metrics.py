@@ -38,14 +38,22 @@ _PEAK_BF16 = {
 
 
 def forward_flops(model: ModelConfig, phase: PhaseConfig) -> int:
-    """FLOPs of the matrix products of one row's forward pass; a multiply and an add count two."""
+    """FLOPs of the matrix products of one row's forward pass; a multiply and an add count two.
+
+    The last block has keys and values of every position, and everything else of those only that
+    the heads read: the masked ones and the first.
+    """
     d, f, v = model.hidden_size, model.intermediate_size, model.vocab_size
     length, predictions = phase.sequence_length, phase.max_predictions
-    projections = 2 * length * (4 * d * d + 2 * d * f)
-    attention = 4 * length * length * d
+
+    def block(queries: int) -> int:
+        keys_and_values = 2 * length * 2 * d * d
+        return keys_and_values + 2 * queries * (2 * d * d + 2 * length * d + 2 * d * f)
+
     head = 2 * predictions * (d * d + d * v)
     pooler = 2 * (d * d + 2 * d)
-    return model.num_hidden_layers * (projections + attention) + head + pooler
+    last = block(predictions + 1)
+    return (model.num_hidden_layers - 1) * block(length) + last + head + pooler
 
 
 def train_flops(model: ModelConfig, phase: PhaseConfig) -> int:
