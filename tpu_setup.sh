@@ -155,9 +155,12 @@ main() {
     mkdir -p "$PLACE"
     exec 9>"$PLACE/setup.lock"
     flock -w 1800 9 || die 34 "another tpu_setup.sh has been running for half an hour"
-    if systemctl is-active --quiet bert-jax 2>/dev/null; then
-        die 34 "a trainer is running here; stop it first (launch/tpu stop)"
-    fi
+    case $(systemctl is-active bert-jax 2>/dev/null) in
+        # In the last it may be saving.
+        active | activating | reloading | deactivating)
+            die 34 "a trainer is running here; stop it first (launch/tpu stop)"
+            ;;
+    esac
     install_environment
     install_package
     free_chips

@@ -8,8 +8,9 @@ dropout 0.1, AdamW. They take turns, a few steps at a time, so that a machine th
 all of them; the medians over the rounds are compared. torch runs as a user would run it: SDPA
 attention, `torch.optim.AdamW`. keras-hub trains masked LM only; ours and torch train next-sentence
 prediction too. `products` is no peer but a floor: nothing but the matrix products of our step,
-which computes the logits and most of the last block where they are read, by torch's library. No float32 step is faster on the machine, hence
-torch's seconds over those of `products` are the most that anyone can be ahead of it.
+which computes the logits and most of the last block where they are read, by torch's library. No
+float32 step is faster on the machine, hence torch's seconds over those of `products` are the most
+that anyone can be ahead of it.
 """
 
 import json

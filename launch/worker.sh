@@ -18,7 +18,8 @@ say() { printf '%s: %s\n' "$(hostname)" "$*"; }
 
 as_root() { if ((EUID == 0)); then "$@"; else sudo -n "$@"; fi; }
 
-running() { systemctl is-active --quiet "$UNIT"; }
+# Also while it is being stopped: it may be saving.
+running() { [[ $(systemctl is-active "$UNIT") =~ ^(active|activating|reloading|deactivating)$ ]]; }
 
 run_of() { # the run that was started last
     [[ ! -f $PLACE/run ]] || cat "$PLACE/run"

@@ -169,6 +169,57 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus,
     assert "workdir gs://bucket/runs/tiny holds a run that differs" in other.stderr
 
 
+def test_what_is_copied_and_taken_back(tmp_path, monkeypatch):
+    """A folder stands for the bucket."""
+    from etils import epath
+
+    there = tmp_path / "bucket" / "run"
+    monkeypatch.setattr(
+        bucket, "_path", lambda place: epath.Path(str(place).replace("gs://b/run", str(there)))
+    )
+
+    def machine(name: str) -> Path:
+        monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / name))
+        return bucket.directory_of("gs://b/run")
+
+    def fill(home: Path, *names: str) -> None:
+        for name in names:
+            (home / name).parent.mkdir(exist_ok=True)
+            (home / name).write_text(name)
+            os.utime(home / name, (1, 1))  # as a copy keeps the time of its source
+        bucket.copy_back(home)
+
+    def files(folder: Path) -> set[str]:
+        return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+    fill(machine("one"), "config.json", "tokenizer/vocab.txt", "metrics.aside.jsonl")
+    fill(machine("one"), "tensorboard/first")
+    taken = {"config.json", "tokenizer/vocab.txt", "metrics.aside.jsonl"}
+    assert files(there) == {*taken, "tensorboard/first"}
+    # Another machine has the logs, and writes the curves anew.
+    two = machine("two")
+    assert files(two) == taken
+    fill(two, "tensorboard/second")
+    assert files(there) == {*taken, "tensorboard/second"}
+    # Somebody removes the run from the bucket, and begins another one there.
+    shutil.rmtree(there)
+    assert files(machine("two")) == set()
+    fill(two, "config.json", "tokenizer/vocab.txt")
+    assert files(there) == {"config.json", "tokenizer/vocab.txt"}
+
+
+def test_whatever_a_bucket_raises_is_a_failure_of_storage(tmp_path, monkeypatch):
+    class HttpError(Exception):  # as gcsfs has it
+        pass
+
+    with pytest.raises(HttpError), bucket.failures(tmp_path):
+        raise HttpError("a directory has no such errors: this one is ours")
+    monkeypatch.setattr(bucket, "address_of", lambda _: "gs://b/run")
+    refused = pytest.raises(StorageFailed, match="gs://b/run cannot be written to: 503")
+    with refused, bucket.failures(tmp_path):
+        raise HttpError("503")
+
+
 def test_a_place_that_is_not_in_a_bucket(tmp_path):
     assert bucket.directory_of(tmp_path) == tmp_path
     assert bucket.address_of(tmp_path) == str(tmp_path)

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_jax import resolve
 from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig, to_dict
+from bert_jax.errors import StorageFailed
 from bert_jax.interchange import huggingface, tf1
 from bert_jax.interchange.layout import Foreign
 from bert_jax.model import sharding
 from bert_jax.training import checkpoint, workdir
+from bert_jax.training.convert import import_checkpoint
 from tests import tiny_corpus
 from tests.models import HEADS, SIZES, assert_same, random_params, vocabulary
 from tests.test_tf1 import variables
@@ -84,6 +87,35 @@ def test_round_and_round(tmp_path):
         "export", "--format", "tf1", "--checkpoint", tmp_path / "hf", "--output", tmp_path / "3"
     )
     assert_same_variables(first, tmp_path / "3")
+
+
+def test_an_import_that_is_cut_short_is_no_run(tmp_path, trained, corpus, monkeypatch):
+    """Or `pretrain` would begin in it, with fresh weights."""
+    convert("export", "--format", "tf1", "--checkpoint", trained, "--output", tmp_path / "tf1")
+
+    def full(*_, **__):
+        raise StorageFailed("no space left")
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", full)
+    config = resolve.load(str(trained / "config.json"), ["phases.1.steps=5000"])
+    with pytest.raises(StorageFailed):
+        import_checkpoint(
+            tmp_path / "tf1", tmp_path / "home", config=config, corpus_directory=corpus
+        )
+    assert not (tmp_path / "home" / "config.json").exists()
+
+
+def test_a_directory_of_both_formats(tmp_path):
+    """The one that is asked for is read; without a wish, Hugging Face's."""
+    as_tf1(tmp_path)
+    both = shutil.copytree(tmp_path / "tf1", tmp_path / "both")
+    for path in as_hf(tmp_path).iterdir():
+        shutil.copy(path, both / path.name)
+    steps = {}
+    for name, options in (("tf1", ["--format", "tf1"]), ("hf", ["--format", "hf"]), ("auto", [])):
+        convert("import", "--checkpoint", both, "--output", tmp_path / f"run-{name}", *options)
+        steps[name] = checkpoint.steps(tmp_path / f"run-{name}")
+    assert steps == {"tf1": [77], "hf": [0], "auto": [0]}
 
 
 @pytest.mark.parametrize("name", sorted(HEADS.keys() - {"Model"}))

@@ -132,6 +132,22 @@ def test_right_spans_give_right_answers(tmp_path, encoder, task):
         assert never.score(rows, found, outputs)["answerable_f1"] == 0.0
 
 
+def test_an_answer_has_no_white_space_around_it(tmp_path, encoder):
+    """Some tokenizers count the space before a word to its sub-word."""
+    path = tiny_tasks.questions(tmp_path / "a.json", seed=0, unanswerable=False)
+    spec = base_spec("squad")
+    rows = read_file(spec, path)
+    found = task_of(spec).encode(rows, tokenizers.load(encoder), length=32, labelled=True)
+    draw = np.random.default_rng(0)
+    outputs = draw.normal(size=(*found.features.input_ids.shape, 2)).astype(np.float32)
+    plain = task_of(spec).predictions(rows, found, outputs)
+    characters = found.places.characters.copy()
+    characters[..., 0] -= characters[..., 0] > 0  # words of these texts have a space before them
+    places = dataclasses.replace(found.places, characters=characters)
+    wide = task_of(spec).predictions(rows, dataclasses.replace(found, places=places), outputs)
+    assert wide == plain
+
+
 # --- one run, many ways --------------------------------------------------------------------------
 
 
@@ -218,7 +234,9 @@ def test_predict_wants_a_fine_tuned_workdir(tmp_path, encoder, glue, capsys):
 
 
 def test_vectors(tmp_path, encoder, capsys):
-    (tmp_path / "texts.txt").write_text("the cat lives in rome .\n\nan owl\n")
+    # A form feed and a line separator end no line.
+    text = "the cat lives \x0cin rome .\n\nan\u2028owl\n"
+    (tmp_path / "texts.txt").write_text(text, encoding="utf-8")
     command = ["embed", "--checkpoint", str(encoder), "--input", str(tmp_path / "texts.txt")]
     found = {}
     for pooling in ("mean", "cls", "none"):
@@ -228,6 +246,7 @@ def test_vectors(tmp_path, encoder, capsys):
         found[pooling] = np.load(output)
     tokens, offsets = found["none"]["vectors"], found["none"]["offsets"]
     assert offsets.tolist() == [0, 8, 12] and tokens.shape == (12, 96)
+    assert all(arrays["lines"].tolist() == [1, 3] for arrays in found.values())
     for row in range(2):
         of_row = tokens[offsets[row] : offsets[row + 1]]
         np.testing.assert_allclose(found["mean"]["vectors"][row], of_row.mean(axis=0), atol=1e-6)
@@ -330,6 +349,26 @@ def test_a_vocabulary_that_is_not_the_models(tmp_path, encoder, glue, capsys):
     options = ["--task", "sst2", "--data", str(glue)]
     assert main(finetune(wrong, tmp_path / "run", *options)) == 2
     assert "its tokenizer has" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_other_training_rows_are_another_run(tmp_path, encoder, capsys):
+    """As many rows and the same labels: only what is trained on differs."""
+    for name, seed in (("train.csv", 1), ("dev.csv", 2), ("other.csv", 3)):
+        rows = [f"{text},{label}" for text, label in tiny_tasks.sentences(24, seed=seed)]
+        (tmp_path / name).write_text("\n".join(["sentence,label", *rows]) + "\n")
+    options = ["--task", "text", "--text", "sentence", "--label", "label", *_FAST]
+    options += ["--dev", str(tmp_path / "dev.csv")]
+
+    def run(train: str) -> int:
+        files = ["--train", str(tmp_path / train)]
+        return main(finetune(encoder, tmp_path / "run", *options, *files))
+
+    assert run("train.csv") == 0
+    before = result_of(tmp_path / "run")
+    capsys.readouterr()
+    assert run("other.csv") != 0
+    assert "data" in capsys.readouterr().err
+    assert result_of(tmp_path / "run") == before
 
 
 def test_a_workdir_that_holds_something_else(tmp_path, encoder, glue, capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.config import ModelConfig, PhaseConfig
 from bert_jax.model import sharding
-from bert_jax.training import metrics
+from bert_jax.training import metrics, watchdog
 
 
 def write_rows(path, steps, *, tail: str = "") -> None:
@@ -49,6 +49,22 @@ def test_a_new_workdir_has_no_rows(tmp_path):
     assert metrics.set_aside_after(tmp_path, 0) == []
 
 
+def test_updates_left_out_on_an_abandoned_branch_do_not_count(tmp_path):
+    """Skipped at 5 and 6; gone back to 4; trained on to 9 with one skipped, and resumed at 8."""
+
+    def count(*events, at: int) -> int:
+        lines = [json.dumps({"event": event, "step": step}) for event, step in events]
+        (tmp_path / metrics.EVENTS).write_text("\n".join(lines) + "\n")
+        return metrics.skipped_steps(tmp_path, at)
+
+    branch = [("start", 0), ("skip", 5), ("skip", 6), ("stop", 6)]
+    assert count(*branch, at=6) == 2 and count(*branch, at=5) == 1
+    back = [*branch, ("start", 4), ("skip", 7)]
+    assert count(*back, at=4) == 0 and count(*back, at=8) == 1
+    # A crash repeats a step: once is enough.
+    assert count(*back, ("start", 6), ("skip", 7), at=8) == 1
+
+
 @pytest.mark.parametrize("cut", [1, 9, 14, -2, -1])
 def test_a_half_written_last_line_is_dropped(tmp_path, cut):
     """A kill between two writes leaves the beginning of a row."""
@@ -72,6 +88,19 @@ def test_a_row_is_on_disk_before_the_next_step(tmp_path):
     event = json.loads((tmp_path / "events.jsonl").read_text())
     assert (event["event"], event["step"], event["seconds"]) == ("save", 1, 0.5)
     journal.close()
+
+
+def test_slowness_is_judged_when_all_can_be_compared(capsys):
+    """Process 0 may begin long before the others; until they have, there is nothing to say."""
+    watching = watchdog.Watchdog(900.0)
+    watching._ranks = 3
+    slow = []
+    watching.on_slow = lambda process, share: slow.append(process)
+    for spent in ({}, {0: 9.0}, {0: 9.0, 1: 0.1}):
+        watching._name_slow(spent, set())
+    assert slow == []
+    watching._name_slow({0: 9.0, 1: 0.1, 2: 0.2}, set())
+    assert slow == [0] and "process 0 keeps the others waiting" in capsys.readouterr().err
 
 
 def test_flops_of_bert_base():

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -325,6 +326,32 @@ def test_a_trained_tokenizer_is_taken_again_unless_the_request_changed(
     assert trained == [130]
     assert run(120).vocab_size == 120
     assert trained == [130, 120]
+
+
+def test_a_given_tokenizer_between_two_runs_that_train(tmp_path, source, vocabulary, monkeypatch):
+    """It lies where the trained one was: the next run must not take it for that."""
+
+    def run(**options):
+        return prepare([str(source)], tmp_path / "c", validation_fraction=0.1, workers=1, **options)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.data.prepare.encode_parts", stop)
+        for options in ({"vocab_size": 120}, {"tokenizer": str(vocabulary)}):
+            with pytest.raises(KeyboardInterrupt):
+                run(**options)
+    assert run(vocab_size=120).vocab_size == 120
+
+
+def test_an_output_within_a_source_is_refused(tmp_path, source):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    shutil.copy(source, folder)
+    with pytest.raises(UsageError, match="would itself be read"):
+        prepare([str(folder)], folder / "corpus", workers=1)
+    assert [path.name for path in folder.iterdir()] == [source.name]
 
 
 def test_a_damaged_part_is_removed_and_made_again(tmp_path, source, vocabulary, monkeypatch):

@@ -131,6 +131,51 @@ def test_going_back_once(saved, capsys):
     jax.tree.map(np.testing.assert_array_equal, loaded, numbers(_CONFIG, step=4))
 
 
+def test_an_evaluation_that_is_owed_at_the_end(tmp_path, trained, corpus, capsys):
+    """SIGTERM in the last evaluation: the next start evaluates, trains nothing, and tells all."""
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    log = workdir / metrics.METRICS
+    rows = metrics.read_rows(workdir)
+    assert rows[-1]["split"] == "validation"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    command = ["pretrain", str(workdir / "config.json"), "--corpus", str(corpus)]
+    assert main([*command, "--workdir", str(workdir)]) == 0
+    told = capsys.readouterr().out
+    again = metrics.read_rows(workdir)
+    times = {"time", "seconds"}
+    assert {k: v for k, v in again[-1].items() if k not in times} == {
+        k: v for k, v in rows[-1].items() if k not in times
+    }
+    assert f"{rows[-1]['mlm_loss']:.3f} nats" in told and "tokens/s" in told
+
+
+def test_a_run_beyond_its_end(tmp_path, trained, corpus, capsys):
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    before = (workdir / "config.json").read_bytes()
+    command = ["pretrain", str(workdir / "config.json"), "--corpus", str(corpus)]
+    command += ["--workdir", str(workdir), "--set", "phases.0.steps=20", "--set"]
+    command += ["phases.1.steps=20", "--set", "optimizer.warmup_steps=10"]
+    for field in ("phases.0.steps", "phases.1.steps", "optimizer.warmup_steps"):
+        command += ["--allow-change", field]
+    assert main(command) == 2
+    assert "is at step 200, beyond the 40 of this config" in capsys.readouterr().err
+    assert (workdir / "config.json").read_bytes() == before
+
+
+def test_a_workdir_whose_making_was_cut_short_is_free(tmp_path, trained, corpus, capsys):
+    workdir = tmp_path / "run"
+    shutil.copytree(trained / "tokenizer", workdir / "tokenizer")
+    command = ["pretrain", str(trained / "config.json"), "--corpus", str(corpus)]
+    command += ["--workdir", str(workdir), "--set", "phases.0.steps=5", "--set", "phases.1.steps=5"]
+    command += ["--set", "optimizer.warmup_steps=2"]
+    # A folder of somebody's own.
+    assert main(command) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    (workdir / "config.json.new").touch()
+    assert main(command) == 0
+    assert checkpoint.steps(workdir)[-1] == 10
+
+
 def test_the_verb(saved, capsys, trained):
     workdir = shutil.copytree(trained, saved.parent / "trained")
     assert main(["checkpoints", "list", str(workdir)]) == 0

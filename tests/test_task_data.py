@@ -92,6 +92,11 @@ _BAD_ROWS = {
     "not JSON": ("a.jsonl", "{'sentence': 1}\n", "line 1: not JSON"),
     "no object": ("a.jsonl", "[1]\n", "line 1: needs an object"),
     "no rows": ("a.csv", "sentence,label\n", "has no rows"),
+    "open quote": (
+        "a.csv",
+        'sentence,label\n"hi,1\n' + "a,1\n" * 40_000,
+        "line 32769: field larger than field limit (131072); is a quote not closed",
+    ),
     "another format": ("a.parquet", "", "must end in .tsv, .csv, .jsonl"),
 }
 
@@ -110,6 +115,16 @@ def test_a_file_that_is_not_text(tmp_path):
     for name, message in (("a.tsv", "not UTF-8"), ("b.tsv", "No such file")):
         with pytest.raises(UsageError, match=message):
             task_files.read_text(tmp_path / name)
+
+
+def test_a_damaged_gzip_file(tmp_path):
+    whole = gzip.compress(b"sentence\tlabel\n" + bytes(range(32, 127)) * 40)
+    damaged = bytearray(whole)
+    damaged[20:30] = b"\xff" * 10
+    for name, data in (("short", whole[:-9]), ("damaged", bytes(damaged)), ("none", b"text")):
+        (tmp_path / f"{name}.tsv.gz").write_bytes(data)
+        with pytest.raises(UsageError, match=f"cannot read .*{name}.tsv.gz"):
+            task_files.read_text(tmp_path / f"{name}.tsv.gz")
 
 
 def test_short_lines_can_be_left_out_and_are_counted(tmp_path):

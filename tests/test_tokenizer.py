@@ -382,6 +382,13 @@ def test_rare_characters_make_room():
     assert tokenizer.vocab_size == 650 and "a" in tokens
 
 
+def test_text_that_wordpiece_cannot_have_the_characters_of():
+    """Two thousand characters that are all as frequent: a thousand of them are half of the text."""
+    chinese = "".join(chr(0x4E00 + i) for i in range(2000))
+    with pytest.raises(UsageError, match=r"2,000 different .* are 50\.0% .* sentencepiece"):
+        train_wordpiece([chinese] * 3, vocab_size=30522, lowercase=True)
+
+
 @pytest.mark.parametrize("train", [train_wordpiece, train_sentencepiece])
 def test_sizes_that_do_not_suit_the_text(train):
     with pytest.raises(UsageError, match="vocabulary size 20 is too small") as caught:

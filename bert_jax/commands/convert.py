@@ -148,6 +148,7 @@ def run_import(arguments: Any) -> None:
         config=config,
         corpus_directory=arguments.corpus,
         allow_missing_heads=arguments.allow_missing_heads,
+        format=arguments.format,
     )
     if foreign.missing:
         note(f"left out: {', '.join(foreign.missing)}")

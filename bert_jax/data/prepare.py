@@ -115,6 +115,12 @@ def prepare(
         validation_fraction=validation_fraction,
         seed=seed,
     )
+    for source in sources:
+        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
+            raise UsageError(
+                f"--output {output} lies in the folder --source {source}, and would itself be read "
+                "as text; choose a place outside"
+            )
     given = None if request.trains else tokenizers.load(tokenizer, lowercase=lowercase)
     try:
         if (output / MANIFEST).exists():
@@ -164,6 +170,7 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
         tokenizer, total = _train_tokenizer(request, output)
     else:
         tokenizer = given
+        _forget_trained(output)
         tokenizer.save(output / "tokenizer")
     survey = request.survey()
     files = _encode(survey, tokenizer, output, workers=workers, total=total)
@@ -241,12 +248,17 @@ def _train_tokenizer(request: _Request, output: Path) -> tuple[Tokenizer, int]:
         for sentence in split_sentences(paragraph)
     )
     trained = train(sentences, vocab_size=request.vocab_size, lowercase=request.lowercase)
-    for old in (output / _PARTS).glob("tokenizer-*"):
-        old.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+    _forget_trained(output)
     trained.save(folder)
     marker.touch()
     return trained, total
+
+
+def _forget_trained(output: Path) -> None:
+    """Removes a tokenizer of an earlier request, and first what says that it is there."""
+    for old in (output / _PARTS).glob("tokenizer-*"):
+        old.unlink()
+    shutil.rmtree(output / "tokenizer", ignore_errors=True)
 
 
 def _encode(

@@ -92,6 +92,9 @@ def _answers(entry: dict[str, Any], place: str) -> tuple[tuple[str, ...], tuple[
 
 
 def _from_tfds(place: str, record: dict[str, Any]) -> Question:
+    missing = [name for name in ("id", "question", "context", "answers") if name not in record]
+    if missing:
+        raise UsageError(f"{place}: no {missing[0]!r}; use tfds:squad/v1.1 or tfds:squad/v2.0")
     answers = record["answers"]
     if record.get("is_impossible"):
         answers = {"text": [], "answer_start": []}

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ def read_text(path: Path) -> str:
         if path.suffix == ".gz":
             data = gzip.decompress(data)
         return data.decode("utf-8-sig")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot read {path}: {reason}") from error
     except UnicodeDecodeError as error:
@@ -90,13 +91,23 @@ def read_rows(
     return rows, skipped
 
 
+def _csv_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        for cells in reader:
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise UsageError(
+            f"{path}, line {reader.line_num}: {error}; is a quote not closed before it?"
+        ) from error
+
+
 def _table(
     path: Path, header: Sequence[str] | None, name: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     text = read_text(path)
     if name.endswith(".csv"):
-        reader = csv.reader(io.StringIO(text, newline=""))
-        lines = ((reader.line_num, cells) for cells in reader)
+        lines = _csv_lines(path, text)
     else:
         split = text.replace("\r\n", "\n").split("\n")
         lines = ((number, line.split("\t")) for number, line in enumerate(split, 1) if line)

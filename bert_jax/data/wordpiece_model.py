@@ -117,7 +117,16 @@ def _alphabet(lines: list[str], *, vocab_size: int, lowercase: bool) -> list[str
     ranked = sorted(counts, key=lambda character: (-counts[character], character))[:_MAX_ALPHABET]
     room = vocab_size // 4
     covered = np.cumsum([counts[character] for character in ranked])
-    enough = int(np.searchsorted(covered, _MIN_COVERAGE * covered[-1])) + 1 if ranked else 0
+    total = sum(counts.values())
+    wanted = _MIN_COVERAGE * total
+    if ranked and covered[-1] < wanted:
+        raise UsageError(
+            f"this text is written with {len(counts):,} different characters; the "
+            f"{_MAX_ALPHABET:,} that a trained WordPiece vocabulary has are "
+            f"{covered[-1] / total:.1%} of it, and words with others would be [UNK]: train "
+            "with --tokenizer sentencepiece, or name a published vocab.txt"
+        )
+    enough = int(np.searchsorted(covered, wanted)) + 1 if ranked else 0
     if room < enough:
         raise UsageError(
             f"vocabulary size {vocab_size} is too small for this text, which is written with "

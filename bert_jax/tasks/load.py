@@ -86,7 +86,8 @@ def load(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length: int)
     }
     if spec.kind == "spans":
         _tell_of_windows(splits["train"], length)
-    return TaskData(task, splits.pop("train"), splits, _fingerprint(task, tokenizer, splits))
+    fingerprint = _fingerprint(task, tokenizer, splits)
+    return TaskData(task, splits.pop("train"), splits, fingerprint)
 
 
 def _read(spec: TaskSpec, sources: Sources) -> tuple[list[Any], dict[str, list[Any]]]:
@@ -150,9 +151,13 @@ def _tell_of_windows(train: Split, length: int) -> None:
 
 
 def _fingerprint(task: Task, tokenizer: Tokenizer, splits: dict[str, Split]) -> str:
+    """Of what is trained on and what is scored: a question has answers that are no label."""
     digest = hashlib.sha256(f"{task.spec}{tokenizer.hash}".encode())
-    for split in splits.values():
+    for name, split in splits.items():
         features = split.encoded.features
+        digest.update(f"{name} {features.input_ids.shape}".encode())
+        if task.spec.kind == "spans":
+            digest.update(repr([(q.id, q.answers) for q in split.rows]).encode())
         for array in (features.input_ids, features.lengths, features.labels):
             digest.update(b"" if array is None else array.tobytes())
     return digest.hexdigest()

@@ -99,7 +99,11 @@ class SpanTask:
                     if first <= last < first + spec.max_answer_length:
                         score = float(outputs[row, first, 0]) + float(outputs[row, last, 1])
                         begin, stop = windows.characters[row, [first, last], [0, 1]].tolist()
-                        found.append(Answer(question.context[begin:stop], score, begin))
+                        text = question.context[begin:stop]
+                        # Some tokenizers count the space before a word to its sub-word.
+                        begin += len(text) - len(text.lstrip())
+                        if text := text.strip():
+                            found.append(Answer(text, score, begin))
         found.sort(key=lambda answer: (-answer.score, answer.start, len(answer.text)))
         different = {answer.text: answer for answer in reversed(found)}
         kept = sorted(different.values(), key=lambda a: (-a.score, a.start, len(a.text)))

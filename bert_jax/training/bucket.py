@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from bert_jax.errors import StorageFailed, UsageError
 
 CHECKPOINTS = "checkpoints"
 # What a run on another machine must have; the rest stays in the bucket.
-_TAKEN_BACK = ("tokenizer", "metrics.jsonl", "events.jsonl", "config.json")
+_TAKEN_BACK = ("tokenizer", "metrics.jsonl", "metrics.aside.jsonl", "events.jsonl", "config.json")
+_CURVES = "tensorboard"
 # Logs and config come after what they speak of.
 _LAST = ("events.jsonl", "config.json")
 
@@ -48,6 +50,11 @@ def directory_of(place: str | Path, *, owner: str = "reader") -> Path:
     with _failures(address, "read"):
         for part in _TAKEN_BACK:
             _take_back(_path(address) / part, directory / part)
+    if not (directory / _LAST[-1]).exists():
+        # There is no run, or no longer. What else is here is of one that never got there.
+        shutil.rmtree(directory)
+        directory.mkdir()
+        _beside(directory, "copied").unlink(missing_ok=True)
     return directory
 
 
@@ -83,6 +90,11 @@ def copy_back(directory: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes((directory / name).read_bytes())
                 known[name] = stamp
+        # Those are written anew by every process.
+        curves = _path(address) / _CURVES
+        for curve in curves.iterdir() if curves.is_dir() else ():
+            if f"{_CURVES}/{curve.name}" not in names:
+                curve.unlink()
     record.write_text("".join(f"{name} {stamp}\n" for name, stamp in known.items()))
 
 
@@ -123,6 +135,15 @@ def _path(place: str | Path) -> Any:
     from etils import epath
 
     return epath.Path(place)
+
+
+def failures(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """Raises StorageFailed for whatever goes wrong with a workdir in a bucket.
+
+    What goes wrong with a directory is raised as it is.
+    """
+    address = address_of(directory)
+    return _failures(address, "written to") if is_address(address) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

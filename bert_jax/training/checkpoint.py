@@ -75,10 +75,13 @@ class Checkpoints:
             return False
         try:
             under_way.result()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, StorageFailed) as error:
             if jax.process_index() == 0:
-                with contextlib.suppress(OSError):  # what is left of it takes up space
+                # What is left of it takes up space.
+                with contextlib.suppress(OSError, StorageFailed), bucket.failures(self._workdir):
                     remove_unfinished(self._workdir)
+            if isinstance(error, StorageFailed):
+                raise
             raise _storage_failed(error) from error
         return True
 
@@ -92,8 +95,10 @@ class Checkpoints:
         response.result()
         if jax.process_index() > 0:
             return
-        manifest.write(self._root / str(step), **self._facts)
-        prune(self._workdir, keep_last=self._config.keep_last, keep_every=self._config.keep_every)
+        keep_last, keep_every = self._config.keep_last, self._config.keep_every
+        with bucket.failures(self._workdir):
+            manifest.write(self._root / str(step), **self._facts)
+            prune(self._workdir, keep_last=keep_last, keep_every=keep_every)
         if self._on_saved is not None:
             self._on_saved(step, time.monotonic() - began)
 

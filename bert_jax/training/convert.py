@@ -26,6 +26,7 @@ def import_checkpoint(
     config: TrainConfig | None = None,
     corpus_directory: Path | None = None,
     allow_missing_heads: bool = False,
+    format: str = "auto",
 ) -> Foreign:
     """Turns a foreign checkpoint into a workdir with one checkpoint, at the step it has.
 
@@ -37,7 +38,9 @@ def import_checkpoint(
     from bert_jax.data.store import open_corpus
 
     layout.require_free(output)
-    foreign, directory = workdir.read_foreign(source, allow_missing_heads=allow_missing_heads)
+    foreign, directory = workdir.read_foreign(
+        source, allow_missing_heads=allow_missing_heads, format=format
+    )
     if not allow_missing_heads:
         _require_a_head(source, foreign)
     run = config or workdir.foreign_config(foreign)
@@ -50,14 +53,16 @@ def import_checkpoint(
         if corpus is not None:
             loaded = workdir.LoadedCheckpoint(source, foreign.step, run, foreign.params, directory)
             workdir.require_same_tokenizer(loaded, corpus)
-            workdir.create(output, run, corpus, init_from=None, imported_from=source)
         else:
             sub_words.save(output / workdir.TOKENIZER)
         saved = checkpoint.Checkpoints(output, run.checkpoint, facts={"imported_from": str(source)})
         saved.save(_state(run, foreign).place(mesh, shard_weights=True), step=foreign.step)
         saved.close()
+    # Last: a workdir that has a config is complete, and `pretrain` goes on from it.
     if corpus is None:
         workdir.write_config(output, run, imported_from=str(source))
+    else:
+        workdir.create(output, run, corpus, init_from=None, imported_from=source)
     return foreign
 
 

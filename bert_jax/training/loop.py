@@ -55,6 +55,8 @@ class Run:
         self._is_tracing = False
         # The last one that began.
         self.step = 0
+        # The last one whose save began and has not failed; -1 if it has.
+        self._saved: int | None = None
         self._feed: Future | None = None
         # Updates left out so far, over all processes that worked on this run.
         self._skipped = skipped
@@ -85,6 +87,8 @@ class Run:
         preemption prevented.
         """
         config, journal, self.step = self.config, self.journal, step
+        if self._saved is None:  # at a beginning there is nothing to save
+            self._saved = step
         phase = config.phases[number]
         # TensorFlow takes seconds to import: it does so while the steps compile. All of it in the
         # background, so that a signal is heard.
@@ -114,7 +118,10 @@ class Run:
         latest: dict[str, Any] = {}
         pending: tuple[int, dict[str, jax.Array]] | None = None
         if owes_evaluation:
-            self._evaluate(evaluator, state, step, phase, bar)
+            values = self._evaluate(evaluator, state, step, phase, bar)
+            if values is None:
+                raise Preempted(_SAVED.format(step))
+            latest["validation"] = values
             clock.restart()
             whole.restart()
 
@@ -164,6 +171,8 @@ class Run:
             if evaluate or save or traced:
                 finish(pending)
                 pending = None
+                # This very step may have spent it.
+                spent = self._skipped > config.optimizer.max_skipped_updates
                 if traced:
                     jax.profiler.stop_trace()
                     self._is_tracing = False
@@ -181,7 +190,8 @@ class Run:
                     raise Preempted(_SAVED.format(step))
                 if self._skipped > config.optimizer.max_skipped_updates:
                     self._stop_at_non_finite(step)
-        return state, latest | self._speed(phase, whole.seconds_per_step())
+        speed = self._speed(phase, whole.seconds_per_step()) if whole.steps else {}
+        return state, latest | speed
 
     # --- data -----------------------------------------------------------------------------------
 
@@ -217,9 +227,10 @@ class Run:
         try:
             batch = self.preemption.wait(next(batches))
         except Preempted:
-            if pending is None:  # nothing since the last save
+            if pending is not None:
+                finish(pending)
+            if self._saved == step:
                 raise
-            finish(pending)
             self._save_for_good(state, step)
             raise Preempted(_SAVED.format(step)) from None
         assert batch is not None, "the data ended before the phase"
@@ -255,13 +266,20 @@ class Run:
         self.watchdog.at(f"saving step {step}")
         began = time.monotonic()
         self.journal.flush()
+        problem = None
         try:
             # Before the step is there: whoever goes on from it finds the rows that led to it.
             if distributed.is_main():
                 bucket.copy_back(self.directory)
-            self.checkpoints.save(state, step=step)
         except StorageFailed as error:
-            self._note_failed_save(error)
+            problem = error
+        # A save is made by all processes or by none.
+        if not self._has_failed(problem):
+            try:
+                self.checkpoints.save(state, step=step)
+                self._saved = step
+            except StorageFailed as error:
+                self._note_failed_save(error)
         self.journal.event("saving", step=step, seconds=time.monotonic() - began)
 
     def _save_for_good(self, state: TrainState, step: int) -> None:
@@ -283,14 +301,22 @@ class Run:
             is_whole = self.checkpoints.wait()
         except StorageFailed as error:
             problem = error
-        # All count alike: what they do next, they do together.
-        if distributed.anywhere(problem is not None, mesh=self.mesh):
-            self._note_failed_save(problem or StorageFailed("another process could not save"))
-        elif is_whole:
+        if not self._has_failed(problem) and is_whole:
             self._failed_saves = 0
+
+    def _has_failed(self, problem: StorageFailed | None) -> bool:
+        """Whether any process has a problem; it is noted by all.
+
+        All count alike: what they do next, they do together.
+        """
+        has_failed = distributed.anywhere(problem is not None, mesh=self.mesh)
+        if has_failed:
+            self._note_failed_save(problem or StorageFailed("another process could not save"))
+        return has_failed
 
     def _note_failed_save(self, error: StorageFailed) -> None:
         self._failed_saves += 1
+        self._saved = -1
         allowed = self.config.checkpoint.max_failed_saves
         self.journal.event("save_failed", in_a_row=self._failed_saves, message=str(error))
         if self._failed_saves > allowed:

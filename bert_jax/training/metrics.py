@@ -242,9 +242,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def skipped_steps(workdir: Path, step: int) -> int:
-    """How many updates up to `step` were left out, in all processes that worked on the run."""
-    events = read_events(workdir)
-    return len({e["step"] for e in events if e.get("event") == "skip" and e["step"] <= step})
+    """How many updates up to `step` were left out, in all processes that worked on the run.
+
+    A process that starts at an earlier step abandons what came after it, updates left out included.
+    """
+    skipped: set[int] = set()
+    for event in read_events(workdir):
+        if event.get("event") == "start":
+            skipped = {s for s in skipped if s <= event["step"]}
+        elif event.get("event") == "skip":
+            skipped.add(event["step"])
+    return sum(s <= step for s in skipped)
 
 
 def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:

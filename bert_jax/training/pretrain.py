@@ -91,6 +91,11 @@ def pretrain(
             resumed_from = distributed.from_main(
                 lambda: recovery.prepare(home, resume_step=resume_step), mesh=mesh
             )
+        if (resumed_from or 0) > config.total_steps:
+            raise UsageError(
+                f"{workdir_path} is at step {resumed_from}, beyond the {config.total_steps} of "
+                "this config; lengthen its phases, or go back with --resume-step N"
+            )
         beginning = None
         if resumed_from is None:
             beginning = _initial_state(config, corpus, init_from, allow_missing_heads, mesh)
@@ -181,7 +186,9 @@ def pretrain(
             note(f"no step of --profile-steps was reached: the run has {config.total_steps}")
         if resumed_from == config.total_steps and not closing:
             note(f"{workdir_path} is already at its last step, {step}; nothing left to do")
-            closing = metrics.closing_rows(rows)
+        journal.flush()
+        # A process that trained only the end, or nothing, tells of the others' rows.
+        closing = metrics.closing_rows(metrics.read_rows(home)) | closing
         journal.event("stop", step=step, seconds=time.monotonic() - started)
         run.close()
     return closing | {

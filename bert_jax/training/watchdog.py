@@ -105,10 +105,12 @@ class Watchdog:
                 self._name_slow(spent, named)
 
     def _name_slow(self, spent: dict[int, float], named: set[int]) -> None:
+        if len(spent) < max(2, self._ranks):  # not all have begun, or there is nobody to compare
+            return
         for rank, seconds in spent.items():
-            others = statistics.median(s for r, s in spent.items() if r != rank) if spent else 0.0
+            others = statistics.median(s for r, s in spent.items() if r != rank)
             is_slow = seconds > _COMPARED_SECONDS / 2 and seconds > 3 * others
-            if is_slow and rank not in named and len(spent) == self._ranks:
+            if is_slow and rank not in named:
                 named.add(rank)
                 note(
                     f"process {rank} keeps the others waiting: of the last "

@@ -24,6 +24,7 @@ from bert_jax.model import heads, sharding
 from bert_jax.training import bucket, checkpoint, recovery, same_run
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
+_NEW_CONFIG = f"{CONFIG}.new"
 
 
 def holds_run(
@@ -52,11 +53,17 @@ def holds_run(
         return True, changes
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--workdir {directory} is a file; choose a directory")
-    if directory.is_dir() and any(directory.iterdir()):
+    if directory.is_dir() and not _is_free(directory):
         raise UsageError(
             f"--workdir {directory} is not empty and holds no run; choose another directory"
         )
     return False, []
+
+
+def _is_free(directory: Path) -> bool:
+    """Whether nothing is there, or only what `create` had made when it was cut short."""
+    names = {path.name for path in directory.iterdir()}
+    return not names or (_NEW_CONFIG in names and names <= {_NEW_CONFIG, TOKENIZER})
 
 
 def create(
@@ -69,6 +76,8 @@ def create(
 ) -> None:
     """Makes `directory` the home of a new run: its config and its tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
+    # Whose tokenizer it is, should this be cut short.
+    (directory / _NEW_CONFIG).touch()
     shutil.copytree(corpus.directory / "tokenizer", directory / TOKENIZER, dirs_exist_ok=True)
     write_config(
         directory,
@@ -107,7 +116,7 @@ def _named(corpus: Corpus) -> dict[str, Any]:
 def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
     """`config.json`, written last and whole: a workdir that has it is complete."""
     values = {"config": configs.to_dict(config), "versions": versions(), **facts}
-    building = directory / f"{CONFIG}.new"
+    building = directory / _NEW_CONFIG
     building.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     building.replace(directory / CONFIG)
 
@@ -185,9 +194,14 @@ def load_checkpoint(
     )
 
 
-def read_foreign(path: Path, *, allow_missing_heads: bool = False) -> tuple[Foreign, Path]:
-    """A model of another system, and the directory of its tokenizer. Errors: `load_checkpoint`."""
-    if huggingface.is_directory(path):
+def read_foreign(
+    path: Path, *, allow_missing_heads: bool = False, format: str = "auto"
+) -> tuple[Foreign, Path]:
+    """A model of another system, and the directory of its tokenizer. Errors: `load_checkpoint`.
+
+    A directory may hold both formats: "auto" takes Hugging Face's, "tf1" the other one.
+    """
+    if huggingface.is_directory(path) and format != "tf1":
         foreign, directory = huggingface.read(path, allow_missing_heads=allow_missing_heads), path
     elif tf1.is_checkpoint(path):
         foreign = tf1.read(path, allow_missing_heads=allow_missing_heads)

@@ -108,7 +108,7 @@ delete_resource() {
         fi
         pause "$POLL_SECONDS"
     done
-    die "$EXIT_CLOUD" "$NAME is still there after $DELETE_POLLS tries to delete it"
+    die "$EXIT_CLOUD" "$NAME is still there after ${DELETE_POLLS:-60} tries to delete it"
 }
 
 ssh_flags=(--strict-host-key-checking=no --ssh-flag=-oConnectTimeout=30 --ssh-flag=-oServerAliveInterval=30)

@@ -144,15 +144,15 @@ supervise() {
     log "run $RUN: pretrain ${ARGUMENTS[*]}"
     while :; do
         ensure_ready
-        began=$SECONDS
         if begin; then
+            began=$SECONDS
             watch_trainer
             CAUSE=$EXIT_CRASHES
+            # A long run clears the account of failures; a set-up that takes long to fail does not.
+            ((SECONDS - began < ${HEALTHY_SECONDS:-1800})) || failures=0
         else
             OUTCOME=failed
         fi
-        # A long run clears the account of failures.
-        ((SECONDS - began < ${HEALTHY_SECONDS:-1800})) || failures=0
         case $OUTCOME in
             failed) # preempted meanwhile is nobody's failure
                 [[ $(condition) == dead || $(condition) == absent ]] || failures=$((failures + 1))

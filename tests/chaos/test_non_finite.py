@@ -7,6 +7,7 @@ import random
 import pytest
 
 from bert_jax.config import OptimizerConfig
+from bert_jax.training import checkpoint
 from tests.chaos import IS_LONG, long_form
 from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
 
@@ -42,13 +43,16 @@ def test_a_budget_that_is_spent(tmp_path, corpus):
     """Exit code 6; what is saved is finite, and a larger budget goes on from it."""
     optimizer = dataclasses.replace(CONFIG.optimizer, max_skipped_updates=2)
     assert isinstance(optimizer, OptimizerConfig)
-    config = dataclasses.replace(CONFIG, optimizer=optimizer)
+    # The step that spends it is evaluated, and none that is saved anyway.
+    evaluation = dataclasses.replace(CONFIG.evaluation, every_steps=7)
+    config = dataclasses.replace(CONFIG, optimizer=optimizer, evaluation=evaluation)
     faults = ["nan=5,6,7"]
     run = Started(tmp_path / "run", corpus, faults=faults, config=config)
     assert run.finish() == [6], run.log()
     assert "3 updates were left out" in run.log()
+    assert checkpoint.steps(run.workdir)[-1] == 7
     larger = dataclasses.replace(
-        CONFIG, optimizer=dataclasses.replace(optimizer, max_skipped_updates=3)
+        config, optimizer=dataclasses.replace(optimizer, max_skipped_updates=3)
     )
     again = Started(tmp_path / "run", corpus, faults=faults, config=larger)
     assert again.finish() == [0], again.log()

@@ -17,12 +17,17 @@ PROGRAMS = (
 )  # fmt: skip
 NAME = "pod"
 RUN = ("--project=p", "--zone=z", f"--name={NAME}")
-# That unit's process is there, and is no zombie.
+# Whether that unit's process is there, and is no zombie; one that has been told to stop is not
+# active, either.
 _IS_ACTIVE = """#!/bin/sh
 if [ "$1" = is-active ]; then
-    [ -f "$HOME/unit.pid" ] && read -r pid <"$HOME/unit.pid" || exit 3
-    read -r stat 2>/dev/null <"/proc/$pid/stat" || exit 3
-    case $stat in *") Z "*) exit 3 ;; *) exit 0 ;; esac
+    inactive() { echo inactive; exit 3; }
+    [ -f "$HOME/unit.pid" ] && read -r pid <"$HOME/unit.pid" || inactive
+    read -r stat 2>/dev/null <"/proc/$pid/stat" || inactive
+    case $stat in *") Z "*) inactive ;; esac
+    [ ! -f "$HOME/unit.stopping" ] || { echo deactivating; exit 3; }
+    echo active
+    exit 0
 fi
 """
 

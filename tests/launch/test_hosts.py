@@ -237,6 +237,10 @@ def test_the_unit_hands_on_sigterm_and_keeps_the_code(cloud, home):
     assert "pretrain a b --process-id 5 port 8476 flags --xla_x=true" in log
     assert worker(here, home, "state", "r1").stdout == "running\n"
     assert worker(here, home, "state", "r2").stdout == "other\n"
+    # While it is being stopped, which may be while it saves, it runs.
+    (home / "unit.stopping").touch()
+    assert worker(here, home, "state", "r1").stdout == "running\n"
+    (home / "unit.stopping").unlink()
     # Starting what runs is nothing.
     assert "running already" in worker(here, home, "start", "r1", "a").stdout
     # What systemd does as the host shuts down; the trainer takes its time and keeps its code.
