@@ -61,7 +61,7 @@ class ComputeConfig:
     dtype: str = "bfloat16"
     # What the backward pass recomputes: "none", "full" (whole layers) or "dots" (keeps products).
     remat: str = "none"
-    # "unroll" writes every layer out (fastest step); "scan" compiles one (fastest compile).
+    # "unroll" writes every layer out (fastest step), "scan" loops over all but the last.
     layers: str = "unroll"
     # Sharded weights are gathered for use "per_step" (once, and kept for the backward pass) or
     # "per_layer" (again in the backward pass: fully sharded, less memory, more traffic).

@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_64core --topology v3:4x8` predicts:
 
-- length 128: 44.8 ms a step (34.0 compute + 10.8 collectives), MFU 35 %, 1.41 GiB a device;
-- length 512: 140.6 ms a step (129.8 compute + 10.8 collectives), MFU 47 %, 3.43 GiB a device;
-- in all 15.1 hours (12.1 if all communication overlaps), 484 chip-hours,
-  $967 on demand. libtpu 0.0.51.
+- length 128: 44.2 ms a step (33.4 compute + 10.8 collectives), MFU 34 %, 1.40 GiB a device;
+- length 512: 137.0 ms a step (126.2 compute + 10.8 collectives), MFU 47 %, 3.29 GiB a device;
+- in all 14.9 hours (11.9 if all communication overlaps), 476 chip-hours,
+  $951 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE

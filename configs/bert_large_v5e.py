@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_v5e --topology v5e:8x8` predicts:
 
-- length 128: 36.7 ms a step (15.6 compute + 21.1 collectives), MFU 13 %, 1.52 GiB a device;
-- length 512: 64.0 ms a step (42.9 compute + 21.1 collectives), MFU 32 %, 3.48 GiB a device;
-- in all 11.0 hours (6.5 if all communication overlaps), 701 chip-hours,
-  $842 on demand. libtpu 0.0.51.
+- length 128: 36.5 ms a step (15.4 compute + 21.1 collectives), MFU 13 %, 1.51 GiB a device;
+- length 512: 63.0 ms a step (42.0 compute + 21.1 collectives), MFU 32 %, 3.36 GiB a device;
+- in all 10.9 hours (6.4 if all communication overlaps), 697 chip-hours,
+  $836 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
