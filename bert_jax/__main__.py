@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # own settings win.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    # Or it imports Keras, and with it scikit-learn and matplotlib: a third of its four seconds.
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     try:
         return arguments.run(arguments) or 0
     except BertJaxError as error:
