@@ -45,8 +45,10 @@ class Run:
         profile_steps: range,
         directory: Path,
         peak_flops: float,
+        step: int,
         skipped: int,
     ):
+        """`step` is the one that the run goes on from: there is nothing to save yet."""
         self.config, self.corpus, self.mesh = config, corpus, mesh
         self.checkpoints, self.journal, self.preemption = checkpoints, journal, preemption
         self.watchdog = watchdog
@@ -54,9 +56,9 @@ class Run:
         self.peak_flops = peak_flops
         self._is_tracing = False
         # The last one that began.
-        self.step = 0
-        # The last one whose save began and has not failed; -1 if it has.
-        self._saved: int | None = None
+        self.step = step
+        # Whose state is saved, or being saved; none if that has failed.
+        self._saved: int | None = step
         self._feed: Future | None = None
         # Updates left out so far, over all processes that worked on this run.
         self._skipped = skipped
@@ -87,8 +89,6 @@ class Run:
         preemption prevented.
         """
         config, journal, self.step = self.config, self.journal, step
-        if self._saved is None:  # at a beginning there is nothing to save
-            self._saved = step
         phase = config.phases[number]
         # TensorFlow takes seconds to import: it does so while the steps compile. All of it in the
         # background, so that a signal is heard.
@@ -164,31 +164,29 @@ class Run:
 
             evaluate = step == last_step or _due(step, config.evaluation.every_steps)
             preempted = self.preemption.requested() and step != config.total_steps
-            spent = self._skipped > config.optimizer.max_skipped_updates
-            save = preempted or spent or step == last_step
+            save = preempted or self._is_spent or step == last_step
             save = save or _due(step, config.checkpoint.every_steps)
             traced = self._is_tracing and (step not in self.profile_steps or step == last_step)
             if evaluate or save or traced:
                 finish(pending)
                 pending = None
-                # This very step may have spent it.
-                spent = self._skipped > config.optimizer.max_skipped_updates
                 if traced:
                     jax.profiler.stop_trace()
                     self._is_tracing = False
                     bar.print(f"a profile that ends with step {step}: {self.directory / 'profile'}")
                 with clock.paused(), whole.paused():
-                    if evaluate and not preempted and not spent:
+                    # This very step may have spent the budget.
+                    if evaluate and not preempted and not self._is_spent:
                         values = self._evaluate(evaluator, state, step, phase, bar)
                         preempted = values is None
                         latest["validation"] = values
-                    if preempted or spent or step == config.total_steps:
+                    if preempted or self._is_spent or step == config.total_steps:
                         self._save_for_good(state, step)
                     elif save:
                         self._save(state, step)
                 if preempted:
                     raise Preempted(_SAVED.format(step))
-                if self._skipped > config.optimizer.max_skipped_updates:
+                if self._is_spent:
                     self._stop_at_non_finite(step)
         speed = self._speed(phase, whole.seconds_per_step()) if whole.steps else {}
         return state, latest | speed
@@ -277,9 +275,10 @@ class Run:
         if not self._has_failed(problem):
             try:
                 self.checkpoints.save(state, step=step)
-                self._saved = step
             except StorageFailed as error:
-                self._note_failed_save(error)
+                problem = error
+            if not self._has_failed(problem):
+                self._saved = step
         self.journal.event("saving", step=step, seconds=time.monotonic() - began)
 
     def _save_for_good(self, state: TrainState, step: int) -> None:
@@ -316,12 +315,17 @@ class Run:
 
     def _note_failed_save(self, error: StorageFailed) -> None:
         self._failed_saves += 1
-        self._saved = -1
+        self._saved = None
         allowed = self.config.checkpoint.max_failed_saves
         self.journal.event("save_failed", in_a_row=self._failed_saves, message=str(error))
         if self._failed_saves > allowed:
             raise error
         note(f"{error} ({self._failed_saves} of {allowed} failures in a row that are borne)")
+
+    @property
+    def _is_spent(self) -> bool:
+        """Whether more updates were left out than may be."""
+        return self._skipped > self.config.optimizer.max_skipped_updates
 
     def _note_skipped(self, step: int, values: dict[str, float], bar: Progress) -> None:
         self._skipped += 1

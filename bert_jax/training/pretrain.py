@@ -150,6 +150,7 @@ def pretrain(
             profile_steps=profile_steps or range(0),
             directory=home,
             peak_flops=peak_flops,
+            step=step,
             skipped=skipped,
         )
         owes = _owes_evaluation(config, resumed_from, rows, mesh=mesh)

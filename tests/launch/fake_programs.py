@@ -278,8 +278,6 @@ def pid_of(file: Path) -> int | None:
 
 def systemctl(argv: list[str]) -> int:
     pid = pid_of(unit_file())
-    if argv[0] == "is-active":
-        return 0 if pid else 3
     if argv[0] == "stop" and pid:
         stop_unit(pid, signal.SIGTERM, seconds=60)
     return 0

@@ -169,6 +169,14 @@ def test_a_long_run_clears_the_account(cloud):
     assert (done.returncode, here.commands()) == (0, _UP * 3), done.stderr
 
 
+def test_a_set_up_that_fails_late_is_counted(cloud):
+    """However long it took: what clears the account is a run, not a set-up."""
+    here = cloud(number_of_hosts=1, exists=["ACTIVE"], pip_fails=True)
+    done = here.tpu("supervise", *_RUN, MAX_FAILURES="2", HEALTHY_SECONDS="0")
+    assert done.returncode == 23, done.stderr
+    assert "2 failures in a row" in done.stderr
+
+
 def test_preemptions_are_not_counted(cloud):
     here = cloud(
         number_of_hosts=1, trainer=[{"code": 42, "states": _PREEMPTED}] * 2 + [{"code": 0}]
