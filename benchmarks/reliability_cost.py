@@ -5,7 +5,7 @@
 `calls`    what a training step asks of watchdog, preemption and ledger, and a row of metrics at
            every step, timed alone; as a share of a step of 100 ms
 `choice`   the train step as it is, against the same step without the choice that leaves out a
-           non-finite update; they take turns, medians over the rounds
+           non-finite update; both compiled twice, in turns, and the median of their differences
 `save`     BERT-Base with its moments, saved to a disk while it trains: for how long `save` holds up
            the loop, and until the step is whole, its manifest and checksums included
 `restart`  a tiny run is killed with SIGKILL and started again with a warm compilation cache: from
@@ -98,24 +98,30 @@ def _trainer(rows: int, *, hidden: int, layers: int, choice: bool = True):
 def choice() -> None:
     import jax
 
-    # About 100 ms a step on two cores.
-    sides = {name: list(_trainer(8, hidden=256, layers=4, choice=name == "with"))
-             for name in ("with", "without")}  # fmt: skip
+    from bert_jax.training import host_memory
+
+    host_memory.keep_freed_memory()  # as `pretrain` does
+    # Each side is compiled twice: two programs that are equal differ by what is noise.
+    names = ("with", "without", "with, again", "without, again")
+    sides = {
+        name: list(_trainer(4, hidden=256, layers=4, choice="without" not in name))
+        for name in names
+    }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS * 8):
         for name, side in sides.items():
             state, batch, step = side
             began = time.perf_counter()
-            for _ in range(8):
+            for _ in range(4):
                 state, values = step(state, batch)
             jax.block_until_ready((state, values))
-            seconds[name].append((time.perf_counter() - began) / 8)
+            seconds[name].append((time.perf_counter() - began) / 4)
             side[0] = state
-    medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
-    print(
-        f"choice: {medians['with']:.4f} s a step with it, {medians['without']:.4f} without; "
-        f"ratio {medians['with'] / medians['without']:.3f}"
-    )
+    for name, times in seconds.items():
+        print(f"choice: {1e3 * statistics.median(times):.1f} ms a step {name}")
+    rounds = list(zip(*seconds.values(), strict=True))[1:]
+    more = statistics.median((a + c - b - d) / 2 for a, b, c, d in rounds)
+    print(f"choice: {1e3 * more:+.2f} ms a step, the median of {len(rounds)} rounds")
 
 
 def save() -> None:

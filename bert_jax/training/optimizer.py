@@ -56,35 +56,70 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(by_name, params)
 
 
-def scale_by_uncorrected_adam(
-    *, beta1: float, beta2: float, epsilon: float
-) -> optax.GradientTransformation:
-    """Adam's direction m / (sqrt(v) + epsilon), of moments that start at 0, uncorrected."""
+def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs:
+    """Gradients times min(1, largest / their global norm), as TF1 clips (Pascanu et al. 2012).
+
+    One factor for all; optax divides each gradient, which costs a CPU one more array for each.
+    `update` takes the `norm`, where it is known.
+    """
+
+    def update(updates, state, params=None, *, norm=None, **_):
+        del params
+        norm = optax.tree.norm(updates) if norm is None else norm
+        scale = jnp.where(norm < largest, 1.0, largest / norm)
+        return jax.tree.map(lambda g: g * scale, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def scale_by_adam(
+    *, beta1: float, beta2: float, epsilon: float, bias_correction: bool
+) -> optax.GradientTransformationExtraArgs:
+    """Adam's direction m / (sqrt(v) + epsilon), of moments that start at 0.
+
+    Where `is_good` (a boolean scalar) is false, moments and count keep their bits. The choice is
+    made here and not after the update, so that the direction is one of the moments that are kept:
+    parameters then need no old moment, and each array can be written where it lies. (Chosen
+    afterwards, XLA copies both moments of a CPU's step first.)
+    """
 
     def init(params):
         # Two trees, not one twice: the step donates its buffers, and each only once.
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
         return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
 
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, *, is_good=True, **_):
         del params
-        mu = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mu, updates)
-        nu = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.nu, updates)
-        direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
-        return direction, optax.ScaleByAdamState(count=state.count + 1, mu=mu, nu=nu)
 
-    return optax.GradientTransformation(init, update)
+        def average(beta, old, new):
+            # A choice between two values, never a product with 0: 0 x NaN is NaN.
+            return jnp.where(is_good, beta * old + (1 - beta) * new, old)
+
+        mu = jax.tree.map(lambda m, g: average(beta1, m, g), state.mu, updates)
+        nu = jax.tree.map(lambda v, g: average(beta2, v, g * g), state.nu, updates)
+        count = jnp.where(is_good, state.count + 1, state.count)
+        c1, c2 = (1 - beta**count if bias_correction else 1 for beta in (beta1, beta2))
+        direction = jax.tree.map(lambda m, v: m / c1 / (jnp.sqrt(v / c2) + epsilon), mu, nu)
+        return direction, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def adamw(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Everything but the learning rate, which the step takes from its own counter."""
-    moments = {"beta1": config.beta1, "beta2": config.beta2, "epsilon": config.epsilon}
-    if config.bias_correction:
-        adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
-    else:
-        adam = scale_by_uncorrected_adam(**moments)
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay, mask=decay_mask))
+def adamw(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+    """Everything but the learning rate, which the step takes from its own counter.
+
+    `update` takes `norm`, the global norm of the gradients, and `is_good`, whether to update.
+    """
+    return optax.chain(
+        clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        scale_by_adam(
+            beta1=config.beta1,
+            beta2=config.beta2,
+            epsilon=config.epsilon,
+            bias_correction=config.bias_correction,
+        ),
+        optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
+    )
 
 
 def adam_state(opt_state: Any) -> optax.ScaleByAdamState:

@@ -48,24 +48,23 @@ def train_step(state: TrainState, batch: Batch, *, config: TrainConfig) -> tuple
 
     slices = config.optimizer.gradient_accumulation_steps
     gradients, sums = accumulate(loss, state.params, (batch, rows_B), slices=slices)
-    direction, opt_state = adamw(config.optimizer).update(gradients, state.opt_state, state.params)
-    rate = learning_rate(state.step, config=config.optimizer, total_steps=config.total_steps)
-    params = jax.tree.map(lambda p, d: p - rate * d, state.params, direction)
-    metrics = losses.means(sums) | {
-        "learning_rate": rate,
-        "grad_norm": optax.tree.norm(gradients),
-    }
-    norm, recent = metrics["grad_norm"], state.recent_norms
-    spike_factor = config.optimizer.spike_factor
-    is_good = guard.is_good(metrics["loss"], norm, recent, spike_factor=spike_factor)
-    # A choice between two values, never a product with 0: 0 x NaN is NaN.
-    params, opt_state = jax.tree.map(
-        lambda new, old: jnp.where(is_good, new, old),
-        (params, opt_state),
-        (state.params, state.opt_state),
+    norm = optax.tree.norm(gradients)
+    metrics = losses.means(sums)
+    is_good = guard.is_good(
+        metrics["loss"], norm, state.recent_norms, spike_factor=config.optimizer.spike_factor
     )
-    metrics["applied"] = is_good.astype(jnp.float32)
-    return TrainState(state.step + 1, params, opt_state, guard.remember(norm, recent)), metrics
+    direction, opt_state = adamw(config.optimizer).update(
+        gradients, state.opt_state, state.params, norm=norm, is_good=is_good
+    )
+    rate = learning_rate(state.step, config=config.optimizer, total_steps=config.total_steps)
+    params = jax.tree.map(lambda p, d: jnp.where(is_good, p - rate * d, p), state.params, direction)
+    recent = guard.remember(norm, state.recent_norms)
+    metrics |= {
+        "learning_rate": rate,
+        "grad_norm": norm,
+        "applied": is_good.astype(jnp.float32),
+    }
+    return TrainState(state.step + 1, params, opt_state, recent), metrics
 
 
 def accumulate(loss: Callable, params: Any, rows: Any, *, slices: int) -> Any:
