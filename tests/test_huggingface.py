@@ -183,6 +183,14 @@ def test_a_config_of_another_size_is_noticed(copied):
         read(copied)
 
 
+def test_of_many_wrong_tensors_the_first_are_named(copied):
+    """One wrong number makes hundreds of them; a message of pages hides what it says."""
+    edit_config(copied, num_hidden_layers=9, hidden_size=64)
+    with pytest.raises(UsageError, match="and 104 more like it") as caught:
+        read(copied)
+    assert len(str(caught.value)) < 3000
+
+
 @pytest.mark.parametrize("keep", [0, 4, 0.3, 0.99])
 def test_truncated_tensors(copied, keep):
     path = copied / "model.safetensors"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.data import sentencepiece_model
 from bert_jax.data.tokenizer import load, train_sentencepiece, train_wordpiece
 from bert_jax.errors import UsageError
 
@@ -475,6 +476,25 @@ def test_models_that_cannot_be_used(tmp_path, options, message):
     path = model_file(tmp_path / "m.model", **options)
     with pytest.raises(UsageError, match=message):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "damaged", "message"),
+    [
+        (b"<mask>", b"\xffmask>", "damaged: piece .* is not UTF-8"),
+        (b"normalizer", b"\xff\xff\xff\xff", "damaged: .*charsmap"),
+    ],
+)
+def test_damaged_models_are_named(tmp_path, part, damaged, message):
+    path = model_file(tmp_path / "m.model")
+    whole = path.read_bytes()
+    if part == b"normalizer":  # its table begins with its size
+        part = sentencepiece_model._parse(whole, "").normalizer.precompiled_charsmap[:4]
+    assert whole.count(part) >= 1
+    path.write_bytes(whole.replace(part, damaged, 1))
+    with pytest.raises(UsageError, match=message) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
 
 
 # --- imports --------------------------------------------------------------------------------------

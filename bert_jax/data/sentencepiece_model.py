@@ -8,8 +8,9 @@ import io
 import re
 from typing import Any
 
+from bert_jax.data.tokenizer_files import refused_by_library
 from bert_jax.data.wordpiece_model import SPECIALS
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 
 # The fields used here, with the numbers of sentencepiece_model.proto (google/sentencepiece):
 # name, number, type (1 double, 2 float, 5 int32, 8 bool, 9 string, 11 message, 12 bytes), default.
@@ -94,7 +95,7 @@ def _training_error(message: str, vocab_size: int) -> UsageError:
 def convert(serialised: bytes, *, source: str) -> Any:
     """The `tokenizers.Tokenizer` that encodes as the model does. `source` names it in errors.
 
-    Raises `UsageError` for bytes that are no SentencePiece model, and for other types of it.
+    Raises `UsageError` for bytes that are no whole SentencePiece model, and for other types of it.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -112,12 +113,13 @@ def convert(serialised: bytes, *, source: str) -> Any:
     if len(unknown) != 1:
         raise UsageError(f"{source} has {len(unknown)} unknown pieces; a model has exactly one")
 
-    tokenizer = Tokenizer(
-        models.Unigram(_scored(model.pieces), unknown[0], model.trainer.byte_fallback)
-    )
     steps = []
-    if model.normalizer.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(model.normalizer.precompiled_charsmap))
+    with refused_by_library(f"{source} is a SentencePiece model, but damaged"):
+        tokenizer = Tokenizer(
+            models.Unigram(_scored(model.pieces), unknown[0], model.trainer.byte_fallback)
+        )
+        if model.normalizer.precompiled_charsmap:
+            steps.append(normalizers.Precompiled(model.normalizer.precompiled_charsmap))
     if model.normalizer.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     tokenizer.normalizer = normalizers.Sequence(steps)
@@ -172,6 +174,10 @@ def _parse(serialised: bytes, source: str) -> Any:
         raise UsageError(f"{source} is not a SentencePiece model: {error}") from error
     if not model.pieces:
         raise UsageError(f"{source} is not a SentencePiece model: it holds no pieces")
+    for number, piece in enumerate(model.pieces):
+        if not isinstance(piece.piece, str):  # but bytes, which are not UTF-8
+            raise UsageError(f"{source} is a SentencePiece model, but damaged: piece {number} is "
+                             f"{brief(piece.piece)}, which is not UTF-8")  # fmt: skip
     return model
 
 

@@ -1,7 +1,7 @@
 """What all foreign layouts have in common: a table of names, two ways to lay a matrix out, a check.
 
 A layout says what each of our parameters is called elsewhere and how it lies there. Reading goes
-through one check that lists every missing, extra and misshapen tensor; writing gives a directory
+through one check that names missing, extra and misshapen tensors; writing gives a directory
 that appears whole or not at all.
 """
 
@@ -23,6 +23,9 @@ from bert_jax.model import heads
 from bert_jax.model.heads import Params
 
 Location = tuple[str, ...]
+
+# Of the tensors that do not fit in one way, so many are named: one wrong number makes hundreds.
+_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -132,9 +135,9 @@ def collect(
 ) -> Foreign:
     """The parameters of `model` with the parts of `head`, from `tensors` in `layout`.
 
-    Raises UsageError that lists every missing, extra or misshapen tensor, after `problems` found
-    before. With `allow_missing_heads` a part that is not whole is left out instead; the encoder
-    never is.
+    Raises UsageError that names the tensors that are missing, extra or misshapen (of many the
+    first ones, and how many more), after `problems` found before. With `allow_missing_heads` a part
+    that is not whole is left out instead; the encoder never is.
     """
     listed, params = list(problems), {}
     missing: dict[str, list[str]] = {}
@@ -166,18 +169,22 @@ def collect(
         left_out = tuple(name for part in optional for name in missing.pop(part, ()))
         head = dataclasses.replace(head, parts=tuple(p for p in head.parts if p not in optional))
         params = {part: tree for part, tree in params.items() if part not in optional}
-    lost = [name for names in missing.values() for name in names]
-    listed += [f"missing {name}" for name in lost]
-    listed += [f"unexpected {name}" for name in sorted(surplus)]
-    if listed:
-        only_heads = lost and len(lost) == len(listed) and "encoder" not in missing
+    lost = [f"missing {name}" for names in missing.values() for name in names]
+    unexpected = [f"unexpected {name}" for name in sorted(surplus)]
+    if listed or lost or unexpected:
+        only_heads = lost and not listed and not unexpected and "encoder" not in missing
         remedy = ". --allow-missing-heads reads the rest without them" if only_heads else ""
         raise UsageError(
             f"{source} does not hold the model its {described_by} describes: "
-            + "; ".join(listed)
+            + "; ".join(_first(listed) + _first(lost) + _first(unexpected))
             + remedy
         )
     return Foreign(model=model, head=head, params=params, missing=left_out)
+
+
+def _first(problems: list[str]) -> list[str]:
+    more = len(problems) - _NAMED
+    return problems[:_NAMED] + ([f"and {more} more like it"] if more > 0 else [])
 
 
 def _is_real(dtype: np.dtype) -> bool:
