@@ -20,7 +20,7 @@ PLACE=${BERT_JAX_HOME:-$HOME/bert-jax}
 LOCK=$HERE/requirements-tpu.lock
 VENV=$PLACE/venv
 DEVICES_AT=${DEVICES_AT:-/dev}
-# Where libtpu itself puts its lock, on every machine.
+# A path of the system: libtpu itself puts its lock there, and its error message names it.
 LIBTPU_LOCKFILE=${LIBTPU_LOCKFILE:-/tmp/libtpu_lockfile}
 
 say() { printf '%s tpu_setup: %s\n' "$(date '+%T')" "$*"; }
