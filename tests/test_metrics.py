@@ -1,6 +1,7 @@
 """What a run writes about itself: rows that can be rewound, and honest FLOPs."""
 
 import json
+import resource
 
 import jax
 import pytest
@@ -88,6 +89,30 @@ def test_a_row_is_on_disk_before_the_next_step(tmp_path):
     event = json.loads((tmp_path / "events.jsonl").read_text())
     assert (event["event"], event["step"], event["seconds"]) == ("save", 1, 0.5)
     journal.close()
+
+
+def test_what_a_full_disk_did_not_take_is_written_when_it_does(tmp_path):
+    """Here a limit on the size of files stands for the disk: the first writes are cut short."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    journal = metrics.Journal(tmp_path)
+    journal.open_tensorboard([])
+    journal.row(step=1, loss=6.0)
+    sizes = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, sizes[1]))
+    try:
+        for step in range(2, 20):
+            journal.row(step=step, loss=6.0 - step)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, sizes)
+    files = [tmp_path / metrics.METRICS, *(tmp_path / metrics.TENSORBOARD).iterdir()]
+    assert [path.stat().st_size for path in files] == [200, 200]
+    journal.row(step=20, loss=0.0)
+    journal.close()
+    assert [row["step"] for row in metrics.read_rows(tmp_path)] == list(range(1, 21))
+    events = EventAccumulator(str(tmp_path / metrics.TENSORBOARD))
+    events.Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == list(range(1, 21))
 
 
 def test_slowness_is_judged_when_all_can_be_compared(capsys):

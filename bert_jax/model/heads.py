@@ -8,6 +8,7 @@ Dims: B batch, L length, D width, M masked positions, P pairs in a row (1), R = 
 vocabulary.
 """
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -174,8 +175,14 @@ def apply(
     `hidden_states` `[B, L, D]` in the compute type where it is asked for, where there is no part,
     and where a part reads every position. Else the last block computes only what is read.
     """
-    abstract = nnx.eval_shape(lambda: Bert(config, head, rngs=nnx.Rngs(0)))
-    graph, state = nnx.split(abstract)
+    graph, empty = _structure(config, head)
+    state = jax.tree.map(lambda shape: shape, empty)  # a copy: the next line writes into it
     nnx.replace_by_pure_dict(state, gather_early(params, compute))
     bert = nnx.merge(graph, state)
     return bert(batch, compute=compute, key=key, hidden_states=hidden_states)
+
+
+@functools.cache
+def _structure(config: ModelConfig, head: HeadConfig) -> tuple[Any, Any]:
+    """Of `Bert`: its graph, and the state without numbers. Made once for all steps of a process."""
+    return nnx.split(nnx.eval_shape(lambda: Bert(config, head, rngs=nnx.Rngs(0))))

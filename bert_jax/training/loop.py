@@ -263,7 +263,6 @@ class Run:
         self.finish_save()
         self.watchdog.at(f"saving step {step}")
         began = time.monotonic()
-        self.journal.flush()
         problem = None
         try:
             # Before the step is there: whoever goes on from it finds the rows that led to it.

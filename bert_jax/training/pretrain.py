@@ -187,7 +187,6 @@ def pretrain(
             note(f"no step of --profile-steps was reached: the run has {config.total_steps}")
         if resumed_from == config.total_steps and not closing:
             note(f"{workdir_path} is already at its last step, {step}; nothing left to do")
-        journal.flush()
         # A process that trained only the end, or nothing, tells of the others' rows.
         closing = metrics.closing_rows(metrics.read_rows(home)) | closing
         journal.event("stop", step=step, seconds=time.monotonic() - started)
