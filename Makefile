@@ -62,7 +62,7 @@ parity: $(VENV)/.parity  ## numbers against transformers on torch
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/shellcheck -x tpu_setup.sh launch/tpu launch/worker.sh launch/gke/render launch/lib/*.sh .ci/run
+	$(BIN)/shellcheck -x tpu_setup.sh examples/demo.sh launch/tpu launch/worker.sh launch/gke/render launch/lib/*.sh .ci/run
 
 types: $(VENV)/.dev  ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python

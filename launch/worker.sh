@@ -124,9 +124,13 @@ PYTHON
 }
 
 stage() { # SOURCE DIRECTORY
-    local source=${1%/} directory=$2 new=$2/corpus.json.new try why
+    local source=${1%/} directory=$2 new=$2/corpus.json.new read='' try why
     mkdir -p "$directory"
-    gcloud --quiet storage cp "$source/corpus.json" "$new" </dev/null || {
+    for try in 1 2 3; do
+        gcloud --quiet storage cp "$source/corpus.json" "$new" </dev/null && read=yes && break
+        ((try == 3)) || sleep "$((try * ${STAGE_PAUSE_SECONDS:-10}))"
+    done
+    [[ $read ]] || {
         say "$source/corpus.json cannot be read: is that a corpus, and may this machine's service account read it?"
         return 4
     }

@@ -7,9 +7,11 @@ import math
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from bert_jax import resolve
@@ -26,6 +28,7 @@ from bert_jax.training import (
     placement,
     topologies,
 )
+from bert_jax.training import plan as planning
 from bert_jax.training.topologies import CHIPS
 from tests import tiny_corpus
 
@@ -162,8 +165,8 @@ def test_other_errors_are_no_refusals():
     assert ahead._refusal(RuntimeError("INVALID_ARGUMENT: no such option"), CHIPS["v3"]) is None
 
 
-@pytest.mark.parametrize("limit", [7, 64, 100, 5000])
-def test_the_frontier_is_found_in_few_tries(monkeypatch, limit):
+@pytest.mark.parametrize(("limit", "found_rows"), [(7, 4), (64, 64), (100, 96), (5000, 4608)])
+def test_the_frontier_is_found_in_few_tries(monkeypatch, limit, found_rows):
     """Against an invented compiler whose memory is a line."""
     tried = []
 
@@ -185,9 +188,40 @@ def test_the_frontier_is_found_in_few_tries(monkeypatch, limit):
     )
     mesh = placement.abstract_mesh(config, topology)
     found = frontier._limit(config, config.phases[0], mesh=mesh, topology=topology)
-    assert found.global_batch_size == 2 ** int(math.log2(limit))
+    assert found.global_batch_size == found_rows
     assert found.is_exact
     assert found.tries == len(tried) <= frontier._MOST_TRIES
+
+
+def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
+    """No change to the train step helps it: its batch is halved until it compiles."""
+
+    def figures(config, shape, *, mesh, topology):
+        if shape.global_batch_size > 20:
+            raise ahead.DoesNotFit(shape.global_batch_size, 20)
+        return _NO_FIGURES
+
+    monkeypatch.setattr(ahead, "eval_figures", figures)
+    topology = topologies.parse("v5e:2x2")
+    config = tiny_corpus.tiny_config()
+    mesh = placement.abstract_mesh(config, topology)
+
+    def advice(rows: int) -> str:
+        shape = PhaseConfig(global_batch_size=rows)
+        return frontier.evaluation_remedy(config, shape, mesh=mesh, topology=topology)
+
+    assert "evaluation.batch_size=16 " in advice(128)
+    assert "more chips" in advice(4 * 21)  # 42 do not divide over four
+
+
+@pytest.mark.parametrize(("tensor", "rows"), [(1, 64), (4, 64), (8, 128), (16, 256)])
+def test_hosts_that_share_a_shard_each_make_its_rows(tensor, rows):
+    """Sixteen devices, four a host, in order: 256 rows."""
+    devices = np.array([SimpleNamespace(process_index=i // 4) for i in range(16)])
+    mesh = SimpleNamespace(
+        devices=devices.reshape(1, 16 // tensor, tensor), shape={"tensor": tensor}
+    )
+    assert planning._host_rows(mesh, 256) == rows
 
 
 _NO_FIGURES = ahead.Figures(

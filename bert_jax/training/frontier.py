@@ -1,5 +1,6 @@
 """How far a step can grow: the largest batch that compiles, and what makes a refused one fit."""
 
+import bisect
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -12,20 +13,22 @@ from bert_jax.training.topologies import Topology
 
 POLICIES = ("none", "dots", "full")
 # Compilations for one phase and policy.
-_MOST_TRIES = 6
+_MOST_TRIES = 8
 _LARGEST_BATCH = 2**20
+# Rows a group of devices that are tried: within an eighth of whatever the limit is.
+_SIZES = (*range(1, 8), *(eighths << e for e in range(18) for eighths in range(8, 16)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The largest batch of a power of two of rows a device group that compiles; 0 if none does."""
+    """The largest batch that compiles, to an eighth; 0 if none does."""
 
     sequence_length: int
     remat: str
     global_batch_size: int
     memory_bytes: int
     tries: int
-    is_exact: bool  # the next power of two was refused
+    is_exact: bool  # the next size, at most an eighth larger, was refused
 
 
 def limits(config: TrainConfig, *, mesh: Any, topology: Topology) -> tuple[Limit, ...]:
@@ -45,45 +48,44 @@ def limits(config: TrainConfig, *, mesh: Any, topology: Topology) -> tuple[Limit
 
 
 def _limit(config: TrainConfig, phase: PhaseConfig, *, mesh: Any, topology: Topology) -> Limit:
-    """Bisects over powers of two; two sizes that fit predict, by a line, where the limit lies."""
+    """Bisects over `_SIZES`; two that fit predict, by a line, where the limit lies."""
     shards = mesh.shape["slice"] * mesh.shape["fsdp"]
     shards *= config.optimizer.gradient_accumulation_steps
-    highest = int(math.log2(_LARGEST_BATCH / shards)) + 1  # exponent that is not even tried
-    fit: dict[int, int] = {}  # exponent -> bytes
-    low, high = -1, highest
-    guess = max(0, min(int(math.log2(max(phase.global_batch_size / shards, 1))), highest - 1))
+    sizes = [size for size in _SIZES if size * shards <= _LARGEST_BATCH]
+    fit: dict[int, int] = {}  # place in `sizes` -> bytes
+    low, high = -1, len(sizes)
+    guess = max(bisect.bisect_right(sizes, phase.global_batch_size // shards) - 1, 0)
     tries = 0
     while low + 1 < high and tries < _MOST_TRIES:
         tries += 1
-        rows = shards * 2**guess
-        changed = dataclasses.replace(phase, global_batch_size=rows)
+        changed = dataclasses.replace(phase, global_batch_size=shards * sizes[guess])
         try:
             figures = ahead.train_figures(config, changed, mesh=mesh, topology=topology)
             fit[guess], low = figures.memory.total, guess
         except ahead.DoesNotFit:
             high = guess
-        guess = _next(fit, low=low, high=high, available=topology.chip.compiler_bytes)
+        guess = _next(fit, sizes, low=low, high=high, available=topology.chip.compiler_bytes)
     return Limit(
         sequence_length=phase.sequence_length,
         remat=config.compute.remat,
-        global_batch_size=shards * 2**low if low >= 0 else 0,
+        global_batch_size=shards * sizes[low] if low >= 0 else 0,
         memory_bytes=fit.get(low, 0),
         tries=tries,
-        is_exact=low + 1 == high and high < highest,
+        is_exact=low + 1 == high and high < len(sizes),
     )
 
 
-def _next(fit: dict[int, int], *, low: int, high: int, available: int) -> int:
-    """The exponent to try next, strictly between `low` and `high`."""
+def _next(fit: dict[int, int], sizes: list[int], *, low: int, high: int, available: int) -> int:
+    """The place in `sizes` to try next, strictly between `low` and `high`."""
     if len(fit) >= 2:
         (a, bytes_a), (b, bytes_b) = sorted(fit.items())[-2:]
-        slope = max((bytes_b - bytes_a) / (2**b - 2**a), 1.0)
-        room = 2**b + (available - bytes_b) / slope
-        expected = int(math.log2(max(room, 1)))
+        slope = max((bytes_b - bytes_a) / (sizes[b] - sizes[a]), 1.0)
+        room = sizes[b] + (available - bytes_b) / slope
+        expected = bisect.bisect_right(sizes, room) - 1
         # First what should fit, then the size above it, which should not.
         expected = expected if expected > low else low + 1
     elif fit:
-        expected = low + 2  # a second point for the line
+        expected = bisect.bisect_right(sizes, 4 * sizes[low]) - 1  # a second point for the line
     else:
         expected = (low + high) // 2
     return min(max(expected, low + 1), high - 1)
@@ -104,7 +106,8 @@ def remedy(
         changed = dataclasses.replace(config, compute=compute)
         candidates.append((f"compute.remat={policy}", changed))
     for number in sorted({min(wanted, most), most}):
-        if number > accumulation and phase.global_batch_size % (shards * number) == 0:
+        divides = all(p.global_batch_size % (shards * number) == 0 for p in config.phases)
+        if number > accumulation and divides:
             optimizer = dataclasses.replace(config.optimizer, gradient_accumulation_steps=number)
             changed = dataclasses.replace(config, optimizer=optimizer)
             name = f"optimizer.gradient_accumulation_steps={number}"
@@ -121,3 +124,21 @@ def remedy(
         return f"it does with --set {name} ({figures.memory.total / 2**30:.2f} GiB a device)"
     less = "more chips, or a smaller batch"
     return f"neither rematerialisation nor accumulation is enough: it needs {less}"
+
+
+def evaluation_remedy(
+    config: TrainConfig, shape: PhaseConfig, *, mesh: Any, topology: Topology
+) -> str:
+    """What makes an evaluation step of that batch fit: fewer rows, tried by compiling it."""
+    rows = shape.global_batch_size // 2
+    while rows and rows % mesh.size == 0:
+        note(f"the evaluation step does not fit; trying --set evaluation.batch_size={rows}")
+        try:
+            smaller = dataclasses.replace(shape, global_batch_size=rows)
+            figures = ahead.eval_figures(config, smaller, mesh=mesh, topology=topology)
+        except ahead.DoesNotFit:
+            rows //= 2
+            continue
+        fits = f"{figures.memory.total / 2**30:.2f} GiB a device"
+        return f"the evaluation step does with --set evaluation.batch_size={rows} ({fits})"
+    return "the evaluation step is what does not fit, with any batch: it needs more chips"

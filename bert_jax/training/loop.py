@@ -1,6 +1,7 @@
 """The inner loop: the steps of one phase, what is logged, evaluated and saved on the way."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -365,6 +366,7 @@ class Run:
             "config": json.dumps(configs.to_dict(self.config), sort_keys=True),
             "corpus": self.corpus.fingerprint,
             "versions": json.dumps(workdir.versions()),
+            "compiler flags": json.dumps(_compiler_flags()),
             "lowered step": lowered.as_text(),
         }
 
@@ -375,6 +377,12 @@ class Run:
             "step_seconds": seconds,
             "mfu": flops / seconds / self.peak_flops,
         }
+
+
+def _compiler_flags() -> list[str]:
+    """What the environment tells the compiler; where it writes what it did does not count."""
+    flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
+    return sorted(flag for flag in flags.split() if not flag.startswith("--xla_dump"))
 
 
 def _due(step: int, every: int) -> bool:

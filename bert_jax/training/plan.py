@@ -7,6 +7,7 @@ the larger of the two, stands beside it. Left out are compilation, checkpoints, 
 latency of collectives and whatever the host is late with.
 """
 
+import collections
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.errors import UsageError
 from bert_jax.training import ahead, host_duty, metrics, plan_warnings, topologies
 from bert_jax.training.evaluate import batch_shape
-from bert_jax.training.frontier import Limit, limits, remedy
+from bert_jax.training.frontier import Limit, evaluation_remedy, limits, remedy
 from bert_jax.training.topologies import Topology
 
 
@@ -141,18 +142,23 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
         "hbm_bytes": chip.hbm_bytes,
         "flops_per_device": flops,
     }
+    shape = batch_shape(config, phase, devices=mesh.size)
+    figures = None
     try:
         figures = ahead.train_figures(config, phase, mesh=mesh, topology=topology)
-        shape = batch_shape(config, phase, devices=mesh.size)
         held_out = ahead.eval_figures(config, shape, mesh=mesh, topology=topology)
     except ahead.DoesNotFit as refusal:
+        if figures is None:
+            advice = remedy(config, phase, refusal, mesh=mesh, topology=topology)
+        else:
+            advice = evaluation_remedy(config, shape, mesh=mesh, topology=topology)
         return PhasePlan(
             **known,
             fits=False,
             memory_bytes=refusal.needed,
             available_bytes=refusal.available,
             memory={},
-            remedy=remedy(config, phase, refusal, mesh=mesh, topology=topology),
+            remedy=advice,
         )
     compute, network = figures.cycles / chip.clock_hz, figures.collective_seconds
     products = flops / chip.peak_flops
@@ -180,13 +186,23 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
         mfu=products / seconds,
         binds=_binds(compute=compute, network=network, products=products, memory=memory),
         hours=phase.steps * seconds / 3600,
-        host_rows_needed=phase.global_batch_size / seconds / topology.hosts,
+        host_rows_needed=_host_rows(mesh, phase.global_batch_size) / seconds,
         host_rows_measured=host_duty.rows_per_second(
             phase, data=config.data, vocab_size=config.model.vocab_size
         ),
         evaluation=evaluation,
         compile_seconds=figures.compile_seconds + held_out.compile_seconds,
     )
+
+
+def _host_rows(mesh: Any, rows: int) -> float:
+    """Of a global batch, those that the busiest host makes: of every shard that it has a part of.
+
+    Hosts that share a shard, as `tensor` over more than one of them makes them, each make its rows.
+    """
+    shards = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    hosts = collections.Counter(h for shard in shards for h in {d.process_index for d in shard})
+    return rows / len(shards) * max(hosts.values())
 
 
 def _evaluation_plan(

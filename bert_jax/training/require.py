@@ -13,6 +13,12 @@ from bert_jax.model import heads, sharding
 def mesh_shape(config: TrainConfig) -> dict[str, int]:
     """The arguments of `sharding.make_mesh` that use every device once."""
     wanted, devices = config.mesh, jax.device_count()
+    real = len({getattr(device, "slice_index", 0) for device in jax.devices()})
+    if real > 1 and wanted.slices != real:
+        raise UsageError(
+            f"the devices are those of {real} slices, but mesh.slices is {wanted.slices}; use "
+            f"--set mesh.slices={real}"
+        )
     others = wanted.slices * wanted.tensor
     if devices % others or wanted.fsdp not in (-1, devices // others):
         raise UsageError(

@@ -1,5 +1,6 @@
 """What lies in a workdir besides checkpoints and logs, and what `--checkpoint` can name."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -128,9 +129,12 @@ def facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    packages = ("bert-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    python = ".".join(map(str, sys.version_info[:3]))
-    return {"python": python} | {name: importlib.metadata.version(name) for name in packages}
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in ("bert-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
+        found[name] = importlib.metadata.version(name)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["libtpu"] = importlib.metadata.version("libtpu")  # where there is a TPU
+    return found
 
 
 def hardware() -> dict[str, Any]:

@@ -139,6 +139,8 @@ supervise() {
     local failures=0 began OUTCOME CAUSE
     if finished; then
         log "run $RUN is done, says $WORKDIR/launched_and_done; delete that to run it again"
+        # The supervisor that wrote the mark may have ended before its TPU was gone.
+        [[ ! ${DELETE_WHEN_DONE:-} ]] || delete_resource
         return
     fi
     log "run $RUN: pretrain ${ARGUMENTS[*]}"
@@ -148,8 +150,9 @@ supervise() {
             began=$SECONDS
             watch_trainer
             CAUSE=$EXIT_CRASHES
-            # A long run clears the account of failures; a set-up that takes long to fail does not.
-            ((SECONDS - began < ${HEALTHY_SECONDS:-1800})) || failures=0
+            # A long run clears the account of failures. Longer than a trainer can wait without a step: half an hour for
+            # its peers, then four deadlines (an hour) for a compilation that hangs. A silent machine clears nothing.
+            [[ $OUTCOME == lost ]] || ((SECONDS - began < ${HEALTHY_SECONDS:-7200})) || failures=0
         else
             OUTCOME=failed
         fi

@@ -161,7 +161,7 @@ def bucket(corpus):
 
 
 def stage(here, home: Path):
-    settings = {"HOME": str(home), "FAKE_HOST": "pod-w-0"}
+    settings = {"HOME": str(home), "FAKE_HOST": "pod-w-0", "STAGE_PAUSE_SECONDS": "0"}
     script = ROOT / "launch" / "worker.sh"
     return here.run(script, "stage", "gs://b/corpus", str(home / "corpus"), settings=settings)
 

@@ -117,6 +117,16 @@ def test_delete_when_done_and_no_machine_is_made_again(cloud):
     assert here.commands() == ["create", *_UP, "delete"]
 
 
+def test_a_machine_that_is_left_of_a_run_that_is_done_is_deleted(cloud):
+    """The supervisor ended after it had marked the run, or was not told to delete then."""
+    here = cloud()
+    assert here.tpu("supervise", *_RUN).returncode == 0
+    assert here.state()["states"] == ["ACTIVE"]
+    assert here.tpu("supervise", *_RUN, "--delete-when-done").returncode == 0
+    assert here.commands() == ["create", *_UP, "delete"]
+    assert here.state()["states"] == []
+
+
 # --- how a trainer ends --------------------------------------------------------------------------
 
 
@@ -235,6 +245,16 @@ def test_a_host_that_never_answers_costs_the_machine(cloud):
         0,
         ["create", *_UP, "delete", "create", *_UP],
     ), done.stderr
+
+
+def test_silence_is_counted_however_long_it_took(cloud):
+    """A machine that falls silent again and again is not asked for again without end."""
+    deaf = {"match": "worker.sh state", "times": [2, 3, 5, 6], "deaf": [1]}
+    here = cloud(trainer=[{"code": "waits"}] * 3, events=[deaf])
+    settings = {"MAX_FAILURES": "2", "UNKNOWN_POLLS": "2", "HEALTHY_SECONDS": "0"}
+    done = here.tpu("supervise", *_RUN, **settings)
+    assert done.returncode == 24, done.stderr
+    assert "2 failures in a row" in done.stderr
 
 
 def test_a_host_whose_set_up_fails_is_named(cloud):

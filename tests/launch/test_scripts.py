@@ -16,7 +16,7 @@ from tests.launch.cloud import ROOT
 _LAUNCH = ROOT / "launch"
 _SCRIPTS = sorted(
     path
-    for path in [ROOT / "tpu_setup.sh", *_LAUNCH.rglob("*")]
+    for path in [ROOT / "tpu_setup.sh", ROOT / "examples" / "demo.sh", *_LAUNCH.rglob("*")]
     if path.suffix == ".sh" or (path.is_file() and path.read_bytes()[:2] == b"#!")
 )
 _RUN = ("--config=bert_large_64core", "--corpus=gs://b/corpus", "--workdir=gs://b/run")
@@ -29,8 +29,9 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 def test_every_script_is_known():
     assert {path.relative_to(ROOT).as_posix() for path in _SCRIPTS} >= {
-        "tpu_setup.sh", "launch/tpu", "launch/worker.sh", "launch/lib/common.sh",
-        "launch/lib/cloud.sh", "launch/lib/supervise.sh", "launch/gke/render",
+        "tpu_setup.sh", "examples/demo.sh", "launch/tpu", "launch/worker.sh",
+        "launch/lib/common.sh", "launch/lib/cloud.sh", "launch/lib/supervise.sh",
+        "launch/gke/render",
     }  # fmt: skip
 
 
@@ -115,6 +116,14 @@ def test_slices_networks_and_autocheckpoint(cloud):
     assert {"--node-count=2", "--node-prefix=pod", "--autocheckpoint-enabled", "--internal-ips",
             "--network=n"} < set(create)  # fmt: skip
     assert "tpu-vm describe pod-0" in done.stdout and "tpu-vm describe pod-1" in done.stdout
+
+
+@pytest.mark.parametrize(("slices", "said"), [(1, 0), (2, 1)])
+def test_the_trainer_is_told_of_its_slices(cloud, slices, said):
+    """Its mesh would be one of a single slice otherwise, which two cannot make."""
+    done = cloud().tpu("supervise", "--dry-run", f"--slices={slices}", *_RUN)
+    starts = [s for s in done.stdout.splitlines() if "worker.sh start" in s]
+    assert [s.count(f"mesh.slices={slices}") for s in starts] == [said] * slices
 
 
 def test_settings_from_a_file(cloud):
@@ -240,20 +249,24 @@ def test_a_jobset_for_tpu7x(cloud):
     (trainer,) = pod["containers"]
     assert trainer["resources"]["limits"]["google.com/tpu"] == 4
     assert trainer["args"][:2] == ["pretrain", "bert_large_64core"]
-    assert trainer["args"][-3:] == ["--distributed", "--set", "seed=1"]
+    slices, own = ["--set", "mesh.slices=2"], ["--set", "seed=1"]
+    assert trainer["args"][-5:] == ["--distributed", *slices, *own]
     variables = {entry["name"]: entry["value"] for entry in trainer["env"]}
     assert variables["JAX_COORDINATOR_PORT"] == "8476" and "--xla" in variables["LIBTPU_INIT_ARGS"]
     # What is not worth a restart ends the job for good; all else restarts the whole set.
-    (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"]["containerName"] == trainer["name"]
-    assert rule["onExitCodes"]["values"] == [2, 3, 4, 5, 6, 7]
+    (stage,) = pod["initContainers"]
+    rules = job["podFailurePolicy"]["rules"]
+    assert {rule["action"] for rule in rules} == {"FailJob"}
+    codes = [rule["onExitCodes"] for rule in rules]
+    assert {code["containerName"]: code["values"] for code in codes} == {
+        trainer["name"]: [2, 3, 4, 5, 6, 7],
+        stage["name"]: [4, 7],
+    }
     (whole,) = jobset["spec"]["failurePolicy"]["rules"]
     assert whole["action"] == "FailJobSet"
     assert whole["onJobFailureReasons"] == ["PodFailurePolicy"]
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
     # The corpus is staged by the same script as on a TPU VM.
-    (stage,) = pod["initContainers"]
     assert stage["args"] == ["worker.sh", "stage", "gs://b/corpus", "/data/corpus"]
     assert not re.search(r"@[A-Z_]+@", done.stdout)
 
