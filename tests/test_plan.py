@@ -48,13 +48,13 @@ needs_compiler = [
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _launch_table() -> list[dict[str, str]]:
-    lines = (_ROOT / "launch" / "accelerators.tsv").read_text().splitlines()
+def _launch_table(name: str) -> list[dict[str, str]]:
+    lines = (_ROOT / "launch" / f"{name}.tsv").read_text().splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
-@pytest.mark.parametrize("row", _launch_table(), ids=lambda row: row["type"])
+@pytest.mark.parametrize("row", _launch_table("accelerators"), ids=lambda row: row["type"])
 def test_the_launcher_and_the_planner_know_the_same_slices(row):
     topology = topologies.parse(f"{row['generation']}:{row['topology']}")
     assert topology.hosts == int(row["hosts"])
@@ -461,3 +461,29 @@ class TestGenerations:
             lowered.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
         refusal = ahead._refusal(caught.value, chip)
         assert refusal is not None and refusal.available == chip.compiler_bytes
+
+    def test_its_compiler_accepts_the_flags_of_the_launcher(self, generation):
+        """As options of one compilation; one that no compiler knows is an error."""
+        topologies.prepare_environment()
+        chip = CHIPS[generation]
+        topology = topologies.parse(f"{generation}:2x2{'x1' if chip.is_three_dimensional else ''}")
+        devices = topologies.devices(topology)
+        mesh = jax.make_mesh((len(devices),), ("x",), devices=devices)
+        lie = jax.NamedSharding(mesh, jax.P("x"))
+        rows = jax.ShapeDtypeStruct((8 * len(devices), 128), jax.numpy.bfloat16, sharding=lie)
+        whole = jax.NamedSharding(mesh, jax.P())
+
+        def gather(a):
+            return jax.numpy.sin(a).sum() + jax.sharding.reshard(a, whole)
+
+        lowered = jax.jit(gather).trace(rows).lower(lowering_platforms=("tpu",))
+        flags = [
+            row["flag"]
+            for row in _launch_table("flags")
+            if generation in row["generation"].split(",")
+        ]
+        options: Any = dict(flag.removeprefix("--").split("=") for flag in flags)
+        assert options
+        lowered.compile(compiler_options=options | compiler_options.for_platform("tpu"))
+        with pytest.raises(Exception, match="xla_tpu_no_such_flag"):
+            lowered.compile(compiler_options=options | {"xla_tpu_no_such_flag": "true"})
