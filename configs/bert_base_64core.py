@@ -10,7 +10,7 @@ host makes its share of the batches in four threads.
 `bert-jax plan bert_base_64core --topology v3:4x8` predicts:
 
 - length 128: 16.7 ms a step (12.5 compute + 4.2 collectives), MFU 26 %, 0.58 GiB a device;
-- length 512: 47.3 ms a step (43.1 compute + 4.2 collectives), MFU 39 %, 1.30 GiB a device;
+- length 512: 47.3 ms a step (43.1 compute + 4.2 collectives), MFU 39 %, 1.33 GiB a device;
 - in all 5.5 hours (4.3 if all communication overlaps), 176 chip-hours,
   $352 on demand. libtpu 0.0.51.
 </plan>

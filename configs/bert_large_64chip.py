@@ -7,7 +7,12 @@ The recipe, the weights and the losses are those of `bert_large`: only the machi
 host makes its share of the batches in four threads.
 
 <plan>
-Not compiled yet: `bert-jax plan bert_large_64chip --topology v3:8x8`.
+`bert-jax plan bert_large_64chip --topology v3:8x8` predicts:
+
+- length 128: 37.4 ms a step (22.2 compute + 15.2 collectives), MFU 20 %, 1.14 GiB a device;
+- length 512: 87.2 ms a step (72.0 compute + 15.2 collectives), MFU 37 %, 2.29 GiB a device;
+- in all 11.8 hours (7.6 if all communication overlaps), 753 chip-hours,
+  $1,506 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE

@@ -7,7 +7,12 @@ The recipe, the weights and the losses are those of `bert_large`: only the machi
 host makes its share of the batches in four threads.
 
 <plan>
-Not compiled yet: `bert-jax plan bert_large_v4 --topology v4:4x4x4`.
+`bert-jax plan bert_large_v4 --topology v4:4x4x4` predicts:
+
+- length 128: 36.4 ms a step (13.0 compute + 23.4 collectives), MFU 9 %, 1.50 GiB a device;
+- length 512: 63.7 ms a step (40.2 compute + 23.4 collectives), MFU 23 %, 3.50 GiB a device;
+- in all 10.9 hours (7.0 if all communication overlaps), 696 chip-hours,
+  $2,242 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE

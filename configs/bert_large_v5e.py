@@ -10,7 +10,7 @@ host makes its share of the batches in four threads.
 `bert-jax plan bert_large_v5e --topology v5e:8x8` predicts:
 
 - length 128: 36.5 ms a step (15.4 compute + 21.1 collectives), MFU 13 %, 1.51 GiB a device;
-- length 512: 63.0 ms a step (42.0 compute + 21.1 collectives), MFU 32 %, 3.36 GiB a device;
+- length 512: 63.0 ms a step (42.0 compute + 21.1 collectives), MFU 32 %, 3.35 GiB a device;
 - in all 10.9 hours (6.4 if all communication overlaps), 697 chip-hours,
   $836 on demand. libtpu 0.0.51.
 </plan>

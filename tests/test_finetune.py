@@ -11,6 +11,7 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig
 from bert_jax.data import tokenizer as tokenizers
+from bert_jax.errors import NonFinite, UsageError
 from bert_jax.model import heads, sharding
 from bert_jax.tasks.load import base_spec, read_file
 from bert_jax.tasks.task import task_of
@@ -202,6 +203,63 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
     assert main(command) == 0  # everything is there already
 
 
+def test_runs_without_a_score_are_counted_and_the_others_are_kept(
+    tmp_path, encoder, glue, capsys, monkeypatch
+):
+    """A learning rate at which the loss is no number, in one run of two: the table has both."""
+    from bert_jax.tasks import sweep
+
+    monkeypatch.setattr(sweep, "_PAPER_GRID", ((16, 1e30, 1.0), (16, 3e-3, 1.0)))
+    home = tmp_path / "runs"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), "--length", "16")
+    command += ["--grid", "paper", "--restarts", "0"]
+    assert main(command) == 0
+    assert "it was the last attempt" in capsys.readouterr().err
+    failed, good = json.loads((home / "results.json").read_text())["settings"]
+    assert (failed["scores"], failed["without_scores"], failed["divergent"]) == ({}, 1, 1)
+    assert good["scores"]["accuracy"]["median"] > 0 and good["without_scores"] == 0
+    assert "| none | 1 |" in (home / "results.md").read_text()
+    before = sorted(path.stat().st_mtime_ns for path in (home / "runs").rglob("*"))
+    assert main(command) == 0  # the same table, and nothing is trained again
+    assert sorted(path.stat().st_mtime_ns for path in (home / "runs").rglob("*")) == before
+
+
+def test_no_run_with_a_score_is_an_error():
+    from bert_jax.tasks import results
+    from bert_jax.tasks.load import base_spec
+
+    run = {"batch_size": 16, "learning_rate": 1.0, "epochs": 2.0, "seed": 0, "attempts": 3,
+           "diverged": True, "directory": "x", "scores": {}}  # fmt: skip
+    with pytest.raises(NonFinite, match="all 2 runs of sst2 diverged without a score; lower"):
+        results.summarise(base_spec("sst2"), [run, run | {"seed": 1}])
+
+
+def test_the_first_metric_of_a_task_decides():
+    """Which of the scores comes first in a record does not."""
+    from bert_jax.tasks import results
+    from bert_jax.tasks.load import base_spec
+
+    def run(rate, exact, f1):
+        return {
+            "batch_size": 16, "learning_rate": rate, "epochs": 2.0, "seed": 0, "attempts": 1,
+            "diverged": False, "examples_per_second": 1.0, "directory": f"{rate}",
+            "scores": {"dev": {"exact_match": exact, "f1": f1}},
+        }  # fmt: skip
+
+    summary = results.summarise(base_spec("squad"), [run(1e-5, 70.0, 80.0), run(2e-5, 69.0, 81.0)])
+    assert summary["metric"] == "f1" and summary["best"]["learning_rate"] == 2e-5
+
+
+def test_chance_is_the_best_of_all_constant_answers():
+    """For QQP's F1 that is yes everywhere, however rare yes is."""
+    from bert_jax.data.task_files import TextRow
+    from bert_jax.tasks.load import base_spec
+    from bert_jax.tasks.task import task_of
+
+    rows = [TextRow(f"line {i}", ("a", "b"), str(int(i < 3)), str(i)) for i in range(8)]
+    assert task_of(base_spec("qqp")).chance(rows) == pytest.approx(2 * 3 / (3 + 8))
+
+
 def test_what_comes_of_it_can_be_exported(tmp_path, classified):
     assert main(["export", "--checkpoint", str(classified), "--output", str(tmp_path / "hf")]) == 0
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
@@ -225,6 +283,37 @@ def test_predictions_are_those_that_were_scored(tmp_path, classified, glue, caps
     expected = [str(label) for _, label in tiny_tasks.sentences(9, seed=7)]
     lines = [line.split("\t") for line in (output / "SST-2.tsv").read_text().splitlines()]
     assert lines == [["index", "prediction"], *([str(i), x] for i, x in enumerate(expected))]
+
+
+def test_a_file_to_predict_is_read_without_its_labels(tmp_path):
+    """CoLA's rows with and without a line of names; a wrong answer_start in a SQuAD file."""
+    from bert_jax.tasks.load import base_spec, read_file
+
+    bare = tmp_path / "dev.tsv"
+    bare.write_text("gj04\t1\t\tThe cat sat.\n")
+    named = tmp_path / "test.tsv"
+    named.write_text("index\tsentence\n0\tThe cat sat.\n")
+    for path in (bare, named):
+        (row,) = read_file(base_spec("cola"), path, labelled=False)
+        assert row.texts == ("The cat sat.",)
+    question = {"id": "1", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 99}]}
+    paragraph = {"context": "Ada slept.", "qas": [question]}
+    squad = tmp_path / "squad.json"
+    squad.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    (row,) = read_file(base_spec("squad"), squad, labelled=False)
+    assert row.answers == ()
+    with pytest.raises(UsageError, match="answer_start 99"):
+        read_file(base_spec("squad"), squad)
+
+
+@pytest.mark.parametrize("verb", ["finetune", "export", "import"])
+def test_an_address_to_write_to_is_refused(tmp_path, capsys, verb):
+    option = "--workdir" if verb == "finetune" else "--output"
+    words = [verb, "--checkpoint", str(tmp_path), option, "gs://bucket/x"]
+    with pytest.raises(SystemExit) as caught:
+        main([*words, *(["--task", "sst2"] if verb == "finetune" else [])])
+    assert caught.value.code == 2
+    assert "gs://bucket/x is an address" in capsys.readouterr().err
 
 
 def test_predict_wants_a_fine_tuned_workdir(tmp_path, encoder, glue, capsys):
@@ -327,13 +416,18 @@ _REFUSED = {
     "epochs": (["--task", "sst2", "--data", ".", "--epochs", "0"], "--epochs 0.0"),
     "decay": (["--task", "sst2", "--data", ".", "--layer-decay", "2"], "--layer-decay 2.0"),
     "seeds": (["--task", "sst2", "--data", ".", "--seeds", "0"], "--seeds 0"),
+    "a field of pre-training": (
+        ["--task", "sst2", "--data", "{glue}", "--set", "optimizer.spike_factor=3"],
+        "--set optimizer.spike_factor=3: only pre-training has this field",
+    ),
     "stride": (["--task", "squad", "--doc-stride", "0"], "--doc-stride 0"),
 }
 
 
 @pytest.mark.parametrize("case", _REFUSED)
-def test_wrong_arguments_are_named(tmp_path, encoder, capsys, case):
+def test_wrong_arguments_are_named(tmp_path, encoder, glue, capsys, case):
     options, message = _REFUSED[case]
+    options = [option.replace("{glue}", str(glue)) for option in options]
     assert main(finetune(encoder, tmp_path / "run", *options)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -89,6 +89,11 @@ def test_csv_and_json_lines_give_the_same_rows(tmp_path):
 _BAD_ROWS = {
     "no column": ("a.csv", "text,y\nhi,1\n", "line 2: no column 'sentence', only text, y"),
     "short line": ("a.tsv", "sentence\tlabel\nhi\n", "line 2: no column 'label', only sentence"),
+    "long line": (
+        "a.csv",
+        "sentence,label\nWell, fine,1\n",
+        "line 2: 3 cells for 2 columns (sentence, label); quote the text",
+    ),
     "not JSON": ("a.jsonl", "{'sentence': 1}\n", "line 1: not JSON"),
     "no object": ("a.jsonl", "[1]\n", "line 1: needs an object"),
     "no rows": ("a.csv", "sentence,label\n", "has no rows"),

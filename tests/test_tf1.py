@@ -269,6 +269,27 @@ def test_a_moment_that_is_lost(tmp_path):
         tf1.read(directory)
 
 
+def test_a_pooler_that_nothing_reads_has_no_moments(tmp_path):
+    """As in what run_squad.py saves: its graph has a pooler, which gets no gradient."""
+    directory, params, moments = written(tmp_path, "ForQuestionAnswering")
+    values = variables(directory / "bert_model.ckpt")
+    assert not any("pooler" in name for name in values)
+    width = SIZES["small"].hidden_size
+    pooler = {
+        "kernel": np.full((width, width), 0.5, np.float32),
+        "bias": np.ones(width, np.float32),
+    }
+    values |= {f"bert/pooler/dense/{name}": value for name, value in pooler.items()}
+    save_like_tf1(directory / "bert_model.ckpt", values)
+    found = tf1.read(directory)
+    assert set(found.head.parts) == {"pooler", "span_classifier"}
+    assert_same(found.params, params | {"pooler": {"dense": pooler}})
+    assert found.moments is not None
+    zeros = {name: np.zeros_like(value) for name, value in pooler.items()}
+    for ours, theirs in zip(found.moments, moments, strict=True):
+        assert_same(ours, theirs | {"pooler": {"dense": zeros}})
+
+
 @pytest.mark.parametrize("file", ["index", "data-00000-of-00001"])
 @pytest.mark.parametrize("keep", [0, 0.5, 0.95])
 def test_truncated_files(tmp_path, file, keep):

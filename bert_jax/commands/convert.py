@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UsageError
+from bert_jax.resolve import local
 
 EXPORT = (
     "'hf' writes a directory that transformers loads as the class its config.json names: "
@@ -20,7 +21,7 @@ IMPORT = (
 
 def add_export_options(parser: Any) -> None:
     parser.add_argument("--format", choices=("hf", "tf1"), default="hf")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local, required=True, metavar="DIR")
     parser.add_argument(
         "--moments",
         choices=("auto", "yes", "no"),
@@ -57,7 +58,7 @@ def add_import_options(parser: Any) -> None:
         default="auto",
         help="what must lie there (default: whichever does)",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local, required=True, metavar="DIR")
     add_allow_missing_heads(parser, "import an encoder whose heads are missing or not whole")
     parser.add_argument(
         "--config", metavar="CONFIG", help="the run to go on with; needs --corpus as well"
@@ -107,7 +108,7 @@ def run_export(arguments: Any) -> None:
             f"start from it in TensorFlow 1 with\n  --init_checkpoint={arguments.output}/{NAME}"
             + (
                 f"\nor go on, moments and step included, with\n  --output_dir={arguments.output}"
-                if written.moments is not None
+                if written.moments is not None and "pooler" in written.head.parts
                 else ""
             )
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UsageError
+from bert_jax.resolve import local
 
 FINETUNE = (
     "Puts a fresh head on the encoder of any checkpoint, trains all of it, and scores it on the "
@@ -24,7 +25,7 @@ def add_finetune_options(parser: Any) -> None:
         help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli (GLUE); text (your own table); "
         "ner (CoNLL columns); squad or squad2",
     )
-    parser.add_argument("--workdir", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--workdir", type=local, required=True, metavar="DIR")
     rows = parser.add_argument_group("rows")
     rows.add_argument(
         "--data",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UsageError
+from bert_jax.resolve import local
 
 PREDICT = (
     "Reads a file of the format that the task was trained on; a label in it is not needed and not "
@@ -20,7 +21,7 @@ EMBED = (
 def add_predict_options(parser: Any) -> None:
     parser.add_argument("--input", type=Path, metavar="FILE", help="rows to predict")
     parser.add_argument(
-        "--output", type=Path, metavar="PATH", help="a file to write (default: stdout)"
+        "--output", type=local, metavar="PATH", help="a file to write (default: stdout)"
     )
     parser.add_argument(
         "--text",
@@ -47,7 +48,7 @@ def add_predict_options(parser: Any) -> None:
 
 def add_embed_options(parser: Any) -> None:
     parser.add_argument("--input", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="an .npz file")
+    parser.add_argument("--output", type=local, required=True, metavar="FILE", help="an .npz file")
     parser.add_argument(
         "--layers",
         default="-1",

@@ -1,8 +1,9 @@
 """The verb `prepare`: options, call, and what is said at the end."""
 
 import argparse
-from pathlib import Path
 from typing import Any
+
+from bert_jax.resolve import local
 
 PREPARE = (
     "Reads the sources, trains or loads a tokenizer, cuts documents into sentences and writes "
@@ -21,7 +22,7 @@ def add_prepare_options(parser: Any) -> None:
         "documents) or .jsonl/.jsonl.gz (field 'text'); tfds:NAME[/CONFIG][:SPLIT]; or docs: (the "
         "Python documentation found on this machine). Repeat for several",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=local, required=True, metavar="DIR")
     parser.add_argument(
         "--tokenizer",
         default="wordpiece",

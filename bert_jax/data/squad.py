@@ -23,8 +23,12 @@ class Question:
     starts: tuple[int, ...]
 
 
-def read_questions(source: Path | str, *, split: str = "train") -> list[Question]:
+def read_questions(
+    source: Path | str, *, split: str = "train", labelled: bool = True
+) -> list[Question]:
     """Every question of a SQuAD JSON file (`.gz` as well), or of `tfds:squad/...`.
+
+    Without `labelled`, answers in a JSON file are not read.
 
     Raises UsageError that names the file, the question and the field where one is missing, an id
     comes twice, or the context does not have the answer where it is said to begin.
@@ -32,7 +36,7 @@ def read_questions(source: Path | str, *, split: str = "train") -> list[Question
     if str(source).startswith("tfds:"):
         found = [_from_tfds(place, record) for place, record in read_tfds(str(source), split)]
     else:
-        found = list(_from_json(Path(source)))
+        found = list(_from_json(Path(source), labelled=labelled))
     seen: set[str] = set()
     for question in found:
         if question.id in seen:
@@ -51,7 +55,7 @@ def read_questions(source: Path | str, *, split: str = "train") -> list[Question
     return found
 
 
-def _from_json(path: Path) -> Iterator[Question]:
+def _from_json(path: Path, *, labelled: bool) -> Iterator[Question]:
     try:
         values = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -69,7 +73,7 @@ def _from_json(path: Path) -> Iterator[Question]:
                     name,
                     _field(entry, "question", str, place),
                     context,
-                    *_answers(entry, place),
+                    *(_answers(entry, place) if labelled else ((), ())),
                 )
 
 

@@ -118,7 +118,13 @@ def _table(
         if columns is None:
             columns = [cell.strip() for cell in cells]
             continue
-        yield f"{path}, line {number}", dict(zip(columns, cells, strict=False))
+        place = f"{path}, line {number}"
+        if any(map(str.strip, cells[len(columns) :])):
+            raise UsageError(
+                f"{place}: {len(cells)} cells for {len(columns)} columns ({', '.join(columns)}); "
+                "quote the text that holds a separator, or repair the line"
+            )
+        yield place, dict(zip(columns, cells, strict=False))
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

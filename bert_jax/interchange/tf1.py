@@ -100,6 +100,9 @@ def directory_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
+_READ_THE_POOLER = {"nsp", "sequence_classifier"}
+
+
 # --- reading -------------------------------------------------------------------------------------
 
 
@@ -123,6 +126,7 @@ def read(path: Path, *, allow_missing_heads: bool = False) -> Foreign:
         }
         for suffix in _MOMENTS
     }
+    pooler = {name: array for name, array in tensors.items() if name.startswith("bert/pooler/")}
     parts = TABLE.parts(tensors, classifier="sequence_classifier")
     head = HeadConfig(
         parts=tuple(part for part in _PARTS if part in parts),
@@ -140,6 +144,12 @@ def read(path: Path, *, allow_missing_heads: bool = False) -> Foreign:
     )
     moments = None
     if any(slots.values()) and not foreign.missing:
+        if pooler and _READ_THE_POOLER.isdisjoint(foreign.head.parts):
+            # Without a gradient google-research/bert optimization.py makes no moments: run_squad.py
+            # has a pooler that nothing reads.
+            for slot in slots.values():
+                if slot.keys().isdisjoint(pooler):
+                    slot |= {name: np.zeros_like(array) for name, array in pooler.items()}
         mu, nu = (
             layout.collect(
                 slot,

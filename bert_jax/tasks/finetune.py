@@ -5,6 +5,7 @@ rows and the score. A run is a function of (config, recipe, rows, the parameters
 resumes from its newest checkpoint with one integer, and ends with the same bits.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -76,13 +77,14 @@ def train(
         "recipe": dataclasses.asdict(recipe),
         "data": data.fingerprint,
         "init_from": str(source.directory),
+        "init_step": source.step,
     }
     require.divisible(config.phases[0], mesh, config)
     is_held = _holds_run(home, config, facts)
     if (home / RESULT).is_file():
         return json.loads((home / RESULT).read_text(encoding="utf-8"))
 
-    with distributed.Preemption() as preemption:
+    with distributed.Preemption() as preemption, contextlib.ExitStack() as closing:
         # 1. The state: the newest checkpoint, or a beginning.
         last = recovery.prepare(home) if is_held else None
         if not is_held:
@@ -97,6 +99,7 @@ def train(
         # 2. The logs, rewound to where the state stands.
         past_rows = metrics.set_aside_after(home, step)
         journal = metrics.Journal(home)
+        closing.callback(journal.close)
         journal.open_tensorboard(past_rows)
         checkpoints = checkpoint.Checkpoints(
             home,
@@ -104,6 +107,7 @@ def train(
             facts={"versions": workdir.versions()},
             on_saved=lambda step, seconds: journal.event("save", step=step, seconds=seconds),
         )
+        closing.callback(checkpoints.close)
         journal.event("start", step=step, **workdir.hardware(), versions=workdir.versions())
         batch_size = config.phases[0].global_batch_size
         rows = len(data.train.encoded.features)
@@ -129,9 +133,7 @@ def train(
                 done, on_device = pending
                 values = {key: float(x) for key, x in jax.device_get(on_device).items()}
                 if not all(map(math.isfinite, values.values())):
-                    checkpoints.close()
                     journal.event("stop", step=done, reason="non-finite", **values)
-                    journal.close()
                     raise NonFinite(f"{home}, step {done}: loss {values['loss']} is not finite")
                 if done % config.log_every_steps == 0 or done == config.total_steps:
                     journal.row(step=done, **values)
@@ -202,6 +204,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def _beginning(config: TrainConfig, source: workdir.LoadedCheckpoint) -> TrainState:
     kept = {part: source.params[part] for part in ("encoder", "pooler") if part in source.params}
+    if "pooler" in config.head.parts and "pooler" not in kept:
+        note(f"{source.directory} has no pooler: it begins at random, like the head")
     encoder_only = dataclasses.replace(source, params=kept)
     params, _ = workdir.with_parts(encoder_only, config, allow_missing_heads=True)
     # The step takes its arguments' memory over, and the next run begins with the same source.

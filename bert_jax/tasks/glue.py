@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.task_files import TextRow, read_rows, read_tfds
+from bert_jax.data.task_files import TextRow, read_rows, read_text, read_tfds
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.tasks.task import TaskSpec
@@ -137,6 +137,12 @@ def read_split(task: GlueTask, source: str, file: str, split: str) -> list[TextR
     if skipped:
         note(f"{path}: {skipped} lines have too few columns and are left out")
     return rows
+
+
+def header_of(task: GlueTask, path: Path) -> tuple[str, ...] | None:
+    """The columns of a TSV that has no line of names: CoLA's, but for the test rows."""
+    first = read_text(path).split("\n", 1)[0].split("\t")
+    return None if set(task.spec.text_columns) <= set(first) else task.header
 
 
 def find_file(folder: Path, name: str) -> Path:

@@ -116,11 +116,14 @@ def read_file(spec: TaskSpec, path: Path, *, labelled: bool = True) -> list[Any]
     if spec.kind == "tokens":
         return list(read_sentences(path, scheme=spec.tag_scheme, labelled=labelled))
     if spec.kind == "spans":
-        return read_questions(path)
+        return read_questions(path, labelled=labelled)
     if not spec.text_columns:
         raise UsageError(f"--task {spec.name} needs --text COLUMN, once or twice")
     label = spec.label_column if labelled else None
-    return read_rows(path, text_columns=spec.text_columns, label_column=label)[0]
+    header = None
+    if spec.name in glue.TASKS and path.name.removesuffix(".gz").endswith(".tsv"):
+        header = glue.header_of(glue.TASKS[spec.name], path)
+    return read_rows(path, text_columns=spec.text_columns, label_column=label, header=header)[0]
 
 
 def _with_labels(spec: TaskSpec, train: Sequence[Any]) -> TaskSpec:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from bert_jax.errors import NonFinite
 from bert_jax.tasks.glue import PUBLISHED
 from bert_jax.tasks.task import TaskSpec
 from bert_jax.training.model_card import markdown_table
@@ -16,29 +17,40 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
 
     A setting's score is the median over its seeds; the spread is the lowest, the highest and the
     sample deviation. Of a seed that diverged and was restarted its last attempt counts, and the
-    attempts before it are counted as divergent. Scores are percent or correlation x 100.
+    attempts before it are counted as divergent; one whose last attempt has no score either is
+    counted and left out of the median. Scores are percent or correlation x 100. Raises NonFinite if
+    no run has a score.
     """
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for result in results:
         groups.setdefault(tuple(result[name] for name in _SETTINGS), []).append(result)
     settings = []
     for setting, runs in groups.items():
-        scores = [_flat(spec, run["scores"]) for run in runs]
+        scores = [_flat(spec, run["scores"]) for run in runs if run["scores"]]
+        speeds = [r["examples_per_second"] for r in runs if r["scores"]]
         settings.append(
             dict(zip(_SETTINGS, setting, strict=True))
             | {
                 "seeds": [run["seed"] for run in runs],
                 "divergent": sum(run["attempts"] - 1 + run["diverged"] for run in runs),
-                "examples_per_second": statistics.median(r["examples_per_second"] for r in runs),
+                "without_scores": len(runs) - len(scores),
+                "examples_per_second": statistics.median(speeds) if speeds else None,
                 "scores": {
                     name: _spread([score[name] for score in scores if name in score])
-                    for name in scores[0]
+                    for name in (scores[0] if scores else ())
                 },
                 "directories": [run["directory"] for run in runs],
             }
         )
-    main = next(iter(settings[0]["scores"]))
-    best = max(settings, key=lambda setting: setting["scores"][main]["median"])
+    scored = [setting for setting in settings if setting["scores"]]
+    if not scored:
+        raise NonFinite(
+            f"all {len(results)} runs of {spec.name} diverged without a score; "
+            "lower --learning-rate"
+        )
+    # The task's first metric decides, on the first split where there are several.
+    main = next(n for n in scored[0]["scores"] if n.split()[-1] == spec.metrics[0])
+    best = max(scored, key=lambda setting: setting["scores"][main]["median"])
     published = {model: rows[spec.name] for model, rows in PUBLISHED.items() if spec.name in rows}
     return {
         "task": spec.name,
@@ -80,7 +92,7 @@ def table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{setting['learning_rate']:g}",
             f"{setting['epochs']:g}",
             str(len(setting["seeds"])),
-            *(_cell(setting["scores"][name], len(setting["seeds"])) for name in names),
+            *(_cell(setting, name) for name in names),
             str(setting["divergent"]),
         ]
         for number, setting in enumerate([summary["best"], *others])
@@ -91,8 +103,11 @@ def table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return columns, rows
 
 
-def _cell(spread: dict[str, float], seeds: int) -> str:
-    if seeds == 1:
+def _cell(setting: dict[str, Any], name: str) -> str:
+    if name not in setting["scores"]:
+        return "none"
+    spread = setting["scores"][name]
+    if len(setting["seeds"]) - setting["without_scores"] == 1:
         return f"{spread['median']:.1f}"
     return f"{spread['median']:.1f} ({spread['lowest']:.1f} to {spread['highest']:.1f})"
 

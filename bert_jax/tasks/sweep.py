@@ -34,6 +34,9 @@ from bert_jax.training import require, workdir
 WARMUP = 0.1
 # Devlin et al. 2019, appendix A.3.
 _PAPER_GRID = tuple(itertools.product((16, 32), (5e-5, 4e-5, 3e-5, 2e-5), (2.0, 3.0, 4.0)))
+# Fields of a config that nothing here reads.
+_UNUSED = ("data.", "deadline_seconds", "optimizer.spike_factor", "optimizer.max_skipped_updates",
+           "checkpoint.max_failed_saves", "evaluation.num_examples")  # fmt: skip
 # What a restart adds to a seed: away from the seeds of other runs.
 _NEXT_SEED = 1000
 
@@ -129,6 +132,9 @@ def _config(source: workdir.LoadedCheckpoint, data: TaskData, run: Settings) -> 
     rows = len(data.train.encoded.features)
     steps = max(1, int(rows * run.recipe.epochs / run.batch_size))
     an_epoch = max(1, rows // run.batch_size)
+    for text in run.overrides:
+        if text.startswith(_UNUSED):
+            raise UsageError(f"--set {text}: only pre-training has this field; leave it out")
     config = TrainConfig(
         name=data.task.spec.name,
         seed=run.seed,
@@ -165,10 +171,10 @@ def _with_restarts(
     """The run, or the first attempt that has learned something; the others are set aside.
 
     An attempt that diverged lies in `home/diverged-N`. The last one that is allowed counts
-    whatever comes of it, unless its loss is no number.
+    whatever comes of it; where its loss is no number, the result has no scores.
     """
     attempt = len(list(home.glob(f"{DIVERGED}*"))) if home.is_dir() else 0
-    while True:
+    while attempt <= run.restarts or (home / workdir.CONFIG).is_file():
         seed = config.seed + _NEXT_SEED * attempt
         is_last = attempt >= run.restarts
         try:
@@ -177,8 +183,6 @@ def _with_restarts(
             )
             why = "is no better than one answer for all"
         except NonFinite as error:
-            if is_last:
-                raise
             result, why = None, str(error)
         attempt += 1
         if result is not None and (is_last or not result["diverged"]):
@@ -186,7 +190,19 @@ def _with_restarts(
                 note(f"{config.name}: seed {seed} diverged, too; it was the last attempt")
             return result | {"attempts": attempt, "directory": str(home)}
         _set_aside(home, attempt)
-        note(f"{config.name}: seed {seed} diverged ({why}); again with {seed + _NEXT_SEED}")
+        then = "it was the last attempt" if is_last else f"again with {seed + _NEXT_SEED}"
+        note(f"{config.name}: seed {seed} diverged ({why}); {then}")
+    return {
+        "task": config.name,
+        "seed": config.seed,
+        "epochs": run.recipe.epochs,
+        "batch_size": run.batch_size,
+        "learning_rate": run.learning_rate,
+        "scores": {},
+        "diverged": True,
+        "attempts": attempt,
+        "directory": str(home),
+    }
 
 
 def _set_aside(home: Path, attempt: int) -> None:
