@@ -39,7 +39,7 @@ demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes,
 	@BIN=$(abspath $(BIN)) sh examples/demo.sh runs/demo
 
 test: $(VENV)/.dev  ## the whole suite but the comparisons with torch
-	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not parity and not chaos"
+	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m "not parity and not chaos"
 
 chaos: $(VENV)/.dev  ## faults put into real processes: a sample of each; BERT_JAX_CHAOS=long for all
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m chaos
@@ -54,7 +54,7 @@ $(VENV)-libtpu/.there: $(VENV)/.dev
 	touch $@
 
 compiler: $(VENV)-libtpu/.there  ## steps compiled for TPUs, by the real compiler
-	PYTHONPATH=$(abspath $(VENV)-libtpu) $(BIN)/python -m pytest -m tpu_compiler
+	PYTHONPATH=$(abspath $(VENV)-libtpu) $(BIN)/python -m pytest -m tpu_compiler $(TESTS)
 
 parity: $(VENV)/.parity  ## numbers against transformers on torch
 	$(BIN)/python -m pytest -m parity
@@ -68,4 +68,4 @@ types: $(VENV)/.dev  ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:  ## remove the environment and everything made
-	rm -rf $(VENV) $(VENV)-libtpu runs build dist
+	rm -rf $(VENV) $(VENV)-* runs build dist

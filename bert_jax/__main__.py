@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     say = verb(
         "predict", predict.run_predict, "say what a fine-tuned model makes of rows", predict.PREDICT
     )
-    _checkpoint_argument(say)
+    _checkpoint_argument(say, _FINE_TUNED)
     predict.add_predict_options(say)
 
     vectors = verb("embed", predict.run_embed, "turn texts into vectors", predict.EMBED)
@@ -184,14 +184,20 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _checkpoint_argument(parser: argparse.ArgumentParser) -> None:
+_ANY_MODEL = (
+    "a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face "
+    "directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"
+)
+_FINE_TUNED = "a workdir of bert-jax finetune, or one step of it (DIR/checkpoints/STEP)"
+
+
+def _checkpoint_argument(parser: argparse.ArgumentParser, what: str = _ANY_MODEL) -> None:
     parser.add_argument(
         "--checkpoint",
         type=place,
         required=True,
         metavar="DIR",
-        help="a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face "
-        "directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH",
+        help=what,
     )
 
 

@@ -5,7 +5,6 @@ field by field (`--set model.hidden_size=256`, `--set phases.0.steps=100`), and 
 as JSON, which is only ever parsed. `bert-jax show CONFIG` prints what comes of it.
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -118,16 +117,6 @@ def _execute(path: Path) -> TrainConfig:
     if not isinstance(config, TrainConfig):
         raise UsageError(f"config {path}: config() returned {type(config).__name__}")
     return config
-
-
-def local(text: str) -> Path:
-    """A path on this machine. Raises argparse's error for an address such as gs://BUCKET/PATH."""
-    if "://" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text} is an address, and this is written to a local directory; copy it there "
-            "afterwards, with gcloud storage cp --recursive"
-        )
-    return Path(text)
 
 
 def place(text: str) -> Path | str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -260,8 +261,20 @@ def test_chance_is_the_best_of_all_constant_answers():
     assert task_of(base_spec("qqp")).chance(rows) == pytest.approx(2 * 3 / (3 + 8))
 
 
-def test_what_comes_of_it_can_be_exported(tmp_path, classified):
+def test_what_comes_of_it_can_be_exported(tmp_path, classified, glue):
+    """With a card of what it was trained on, how it came there, and how long it took."""
     assert main(["export", "--checkpoint", str(classified), "--output", str(tmp_path / "hf")]) == 0
+    card = (tmp_path / "hf" / "README.md").read_text()
+    counts = [len((glue / f"{n}.tsv").read_text().splitlines()) - 1 for n in ("train", "dev")]
+    assert f"Rows: train {counts[0]:,}, dev {counts[1]:,}." in card
+    assert f"Sources: `{glue.name}`." in card and str(glue) not in card
+    assert "| dev | accuracy | 1.0000 |" in card and "| 40 | dev | 1 |" in card
+    assert "Held-out loss" not in card
+    (share,) = re.findall(r"(\d+)% of it training", card)
+    assert 0 < int(share) <= 100
+    events = [json.loads(line) for line in (classified / "events.jsonl").read_text().splitlines()]
+    seconds = {e["event"]: e["seconds"] for e in events if e["event"] in ("compile", "evaluate")}
+    assert min(seconds["compile"], seconds["evaluate"]) > 0
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["architectures"] == ["BertForSequenceClassification"]
     assert config["id2label"] == {"0": "0", "1": "1"}
@@ -319,7 +332,7 @@ def test_an_address_to_write_to_is_refused(tmp_path, capsys, verb):
 def test_predict_wants_a_fine_tuned_workdir(tmp_path, encoder, glue, capsys):
     command = ["predict", "--checkpoint", str(encoder), "--input", str(glue / "dev.tsv")]
     assert main(command) == 2
-    assert "was not fine-tuned for a task" in capsys.readouterr().err
+    assert "is not a workdir of bert-jax finetune" in capsys.readouterr().err
 
 
 def test_vectors(tmp_path, encoder, capsys):

@@ -11,6 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.config import ComputeConfig, HeadConfig
 from bert_jax.data import tokenizer
+from bert_jax.data.conll import Sentence
+from bert_jax.data.features import encode_words
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, huggingface_names
 from bert_jax.model import heads, sharding
@@ -375,6 +377,16 @@ def test_roberta_sub_words(tmp_path):
     assert theirs(texts[0], texts[1]).input_ids == pair
     byte_level(tmp_path / "others", [*texts, "other merges for other words"] * 2)
     assert tokenizer.load(tmp_path / "others").hash != ours.hash
+
+
+def test_words_of_a_byte_level_tokenizer_begin_as_words(tmp_path):
+    """As in running text, where a space is part of the word after it."""
+    backend = byte_level(tmp_path / "theirs", ["the bear eats honey", "a bear and a bee"] * 3)
+    ours = tokenizer.load(tmp_path / "theirs")
+    sentence = Sentence("line 1", ("the", "bear", "eats"), None)
+    rows = encode_words([sentence], ours, length=16, labels=None)
+    ids = rows.features.input_ids[0][: rows.features.lengths[0]].tolist()
+    assert ids == backend.encode(" the bear eats").ids
 
 
 # --- against transformers ------------------------------------------------------------------------

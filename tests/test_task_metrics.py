@@ -1,7 +1,9 @@
 """Scores against definitions written out here, and SQuAD's against what its scripts say."""
 
+import json
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +151,30 @@ def test_exact_match_and_f1(predicted, gold, exact, f1, f1_of_1_1):
     assert squad_metrics.exact(predicted, gold) == exact
     ours = [squad_metrics.overlap(predicted, gold, empty_may_match=e) for e in (True, False)]
     assert ours == pytest.approx([f1, f1_of_1_1])
+
+
+# What the script of 2.0 calls it -> what we do.
+_OURS = {
+    "exact": "exact_match",
+    "f1": "f1",
+    "HasAns_exact": "answerable_exact_match",
+    "HasAns_f1": "answerable_f1",
+    "NoAns_exact": "unanswerable_exact_match",
+    "NoAns_f1": "unanswerable_f1",
+}
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_scores_are_those_of_the_official_scripts(version):
+    """As they were run on made-up data: tests/golden/make_squad_golden.py."""
+    path = Path(__file__).parent / "golden" / "squad_official.json"
+    for case in json.loads(path.read_text(encoding="utf-8"))[version]:
+        asked = [question(*answers, id_=name) for name, answers in case["answers"].items()]
+        ours = squad_metrics.score(asked, case["predicted"], with_unanswerable=version == "2.0")
+        expected = case["official"]
+        if version == "2.0":
+            expected = {_OURS[name]: value for name, value in expected.items() if name in _OURS}
+        assert ours == pytest.approx(expected), case
 
 
 def test_the_script_of_1_1_gives_no_f1_to_two_empty_answers():

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from bert_jax.commands.local import local
 from bert_jax.errors import UsageError
-from bert_jax.resolve import local
 
 EXPORT = (
     "'hf' writes a directory that transformers loads as the class its config.json names: "

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from bert_jax.commands.local import local
 from bert_jax.errors import UsageError
-from bert_jax.resolve import local
 
 FINETUNE = (
     "Puts a fresh head on the encoder of any checkpoint, trains all of it, and scores it on the "

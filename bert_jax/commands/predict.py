@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bert_jax.commands.local import local
 from bert_jax.errors import UsageError
-from bert_jax.resolve import local
 
 PREDICT = (
     "Reads a file of the format that the task was trained on; a label in it is not needed and not "

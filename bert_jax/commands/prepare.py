@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from bert_jax.resolve import local
+from bert_jax.commands.local import local
 
 PREPARE = (
     "Reads the sources, trains or loads a tokenizer, cuts documents into sentences and writes "

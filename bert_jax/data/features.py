@@ -207,16 +207,16 @@ def encode_words(
 
     No word is lost: a sentence with more than `length` - 2 sub-words becomes several rows, cut
     between words; a word with more than that alone is cut off. A word of which the tokenizer leaves
-    nothing becomes the unknown token. `labels` gives numbers to tags, none leaves them out; a tag
-    that is not among them is a UsageError that names the sentence.
+    nothing becomes the unknown token. To a byte-level tokenizer each comes with the space before
+    it, without which it would be the inside of a word. `labels` gives numbers to tags, none leaves
+    them out; a tag that is not among them is a UsageError that names the sentence.
     """
     distinct = sorted({word for sentence in sentences for word in sentence.words})
     room = length - 2
     unknown = [tokenizer.special.unk]
-    pieces = {
-        word: (ids or unknown)[:room]
-        for word, ids in zip(distinct, tokenizer.encode_sentences(distinct), strict=True)
-    }
+    before = " " if tokenizer.kind == "bpe" else ""
+    encoded = tokenizer.encode_sentences([before + word for word in distinct])
+    pieces = {word: (ids or unknown)[:room] for word, ids in zip(distinct, encoded, strict=True)}
     parts: list[tuple[int, list[int]]] = []  # sentence, its words in this row
     for number, sentence in enumerate(sentences):
         part: list[int] = []

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,17 @@ def train(
     the seed. Raises NonFinite where the loss stops being a number, ResumeRefused if `home` holds
     another run, Preempted after SIGTERM, when the state is saved.
     """
+    splits = {"train": data.train, **data.dev}
     facts = {
         "task": dataclasses.asdict(data.task.spec),
         "recipe": dataclasses.asdict(recipe),
         "data": data.fingerprint,
         "init_from": str(source.directory),
         "init_step": source.step,
+        "rows": {name: len(split.rows) for name, split in splits.items()},
+        "sources": list(data.sources),
     }
+    entered = time.monotonic()
     require.divisible(config.phases[0], mesh, config)
     is_held = _holds_run(home, config, facts)
     if (home / RESULT).is_file():
@@ -108,7 +113,15 @@ def train(
             on_saved=lambda step, seconds: journal.event("save", step=step, seconds=seconds),
         )
         closing.callback(checkpoints.close)
-        journal.event("start", step=step, **workdir.hardware(), versions=workdir.versions())
+        journal.event(
+            "start",
+            step=step,
+            **workdir.hardware(),
+            versions=workdir.versions(),
+            seconds=time.monotonic() - entered,
+        )
+        if last is not None:
+            journal.event("resume", step=step)
         batch_size = config.phases[0].global_batch_size
         rows = len(data.train.encoded.features)
         batches = Batches(data.train.encoded.features, size=batch_size)
@@ -120,10 +133,20 @@ def train(
         )
 
         # 3. The steps. One is dispatched before the metrics of the one before it are read.
+        clock, whole = metrics.Clock(), metrics.Clock()
         compiled = _Compiled(config, recipe)
         score = _Scorer(config, data)
         layout = batch_sharding(mesh)
-        began, examples, paused = time.monotonic(), 0, 0.0
+
+        @contextlib.contextmanager
+        def apart(event: str | None = None) -> Iterator[None]:
+            """Not part of a step's time; with its own event, if it is named."""
+            began = time.monotonic()
+            with clock.paused(), whole.paused():
+                yield
+            if event is not None:
+                journal.event(event, step=step, seconds=time.monotonic() - began)
+
         pending: tuple[int, Any] | None = None
         values: dict[str, float] = {}
         scores: dict[str, dict[str, float]] = {}
@@ -135,8 +158,12 @@ def train(
                 if not all(map(math.isfinite, values.values())):
                     journal.event("stop", step=done, reason="non-finite", **values)
                     raise NonFinite(f"{home}, step {done}: loss {values['loss']} is not finite")
+                clock.steps, whole.steps = clock.steps + 1, whole.steps + 1
                 if done % config.log_every_steps == 0 or done == config.total_steps:
-                    journal.row(step=done, **values)
+                    seconds, steps = clock.seconds_per_step(), clock.steps
+                    clock.restart()
+                    speed = {"step_seconds": seconds, "examples_per_second": batch_size / seconds}
+                    journal.row(step=done, **values, **speed, steps=steps, time=time.time())
                 bar.describe = lambda: f"step {done}  loss {values['loss']:.3f}"
                 bar.advance()
                 return values
@@ -144,10 +171,13 @@ def train(
             while step < config.total_steps:
                 chosen = training_rows(step, rows=rows, batch_size=batch_size, seed=config.seed)
                 placed: Any = jax.device_put(batches(chosen), layout)  # type: ignore[arg-type]
+                if not compiled.has(placed):
+                    with apart("compile"):
+                        compiled.add(state, placed)
                 state, on_device = compiled(state, placed)
                 if pending is not None:
                     values = finish(pending)
-                step, examples = step + 1, examples + batch_size
+                step += 1
                 pending = (step, on_device)
                 preempted = preemption.requested() and step != config.total_steps
                 at_end = step == config.total_steps
@@ -158,15 +188,15 @@ def train(
                 if not (save or evaluate):
                     continue
                 values, pending = finish(pending), None
-                pause = time.monotonic()
                 if evaluate and not preempted:
-                    scores = score(state.params)
+                    with apart("evaluate"):
+                        scores = score(state.params)
                     for split, found in scores.items():
                         journal.row(step=step, split=split, **found)
                     bar.print(f"{name}, step {step}: {_shown(scores)}")
                 if save:
-                    checkpoints.save(state, step=step)
-                paused += time.monotonic() - pause
+                    with apart():
+                        checkpoints.save(state, step=step)
                 if preempted:
                     checkpoints.close()
                     journal.event("preempt", step=step)
@@ -176,7 +206,6 @@ def train(
         # 4. The end. A run that stopped between its last save and its result scores again.
         checkpoints.close()
         scores = scores or score(state.params)
-        seconds = time.monotonic() - began - paused
         result = {
             "task": data.task.spec.name,
             "seed": config.seed,
@@ -186,10 +215,11 @@ def train(
             "learning_rate": config.optimizer.learning_rate,
             "scores": scores,
             "train_loss": values.get("loss"),
-            "examples_per_second": examples / seconds,
+            # None were seen where a run was stopped before its last scores.
+            "examples_per_second": batch_size / whole.seconds_per_step() if whole.steps else 0.0,
             "diverged": _diverged(data, scores),
         }
-        journal.event("stop", step=step, seconds=time.monotonic() - began)
+        journal.event("stop", step=step, seconds=time.monotonic() - entered)
         journal.close()
         write_json(home / RESULT, result)
     return result
@@ -232,21 +262,25 @@ class _Compiled:
         self._config, self._recipe = config, recipe
         self._steps: dict[int, Any] = {}
 
+    def has(self, batch: dict[str, jax.Array]) -> bool:
+        return batch["input_ids"].shape[1] in self._steps
+
+    def add(self, state: TrainState, batch: dict[str, jax.Array]) -> None:
+        """For batches as long as this one."""
+        rates = layer_rates(
+            state.params,
+            decay=self._recipe.layer_decay,
+            frozen_layers=self._recipe.freeze_layers,
+        )
+
+        def step(state, batch):
+            return train_step(state, batch, config=self._config, rates=rates)
+
+        lowered = jax.jit(step, donate_argnums=0).lower(state, batch)
+        self._steps[batch["input_ids"].shape[1]] = compile_lowered(lowered)
+
     def __call__(self, state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Any]:
-        length = batch["input_ids"].shape[1]
-        if length not in self._steps:
-            rates = layer_rates(
-                state.params,
-                decay=self._recipe.layer_decay,
-                frozen_layers=self._recipe.freeze_layers,
-            )
-
-            def step(state, batch):
-                return train_step(state, batch, config=self._config, rates=rates)
-
-            lowered = jax.jit(step, donate_argnums=0).lower(state, batch)
-            self._steps[length] = compile_lowered(lowered)
-        return self._steps[length](state, batch)
+        return self._steps[batch["input_ids"].shape[1]](state, batch)
 
 
 class _Scorer:
@@ -300,8 +334,16 @@ def _holds_run(home: Path, config: TrainConfig, facts: dict[str, Any]) -> bool:
 
 
 # What may differ on resume: it changes how, never which numbers come out beyond rounding.
-_FREE = ("config.name", "config.mesh.", "config.evaluation.batch_size", "config.log_every_steps",
-         "config.compute.remat", "config.compute.layers", "config.compute.gather")  # fmt: skip
+_FREE = (
+    "sources",
+    "config.name",
+    "config.mesh.",
+    "config.evaluation.batch_size",
+    "config.log_every_steps",
+    "config.compute.remat",
+    "config.compute.layers",
+    "config.compute.gather",
+)
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

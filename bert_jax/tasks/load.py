@@ -40,12 +40,13 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task with its rows. `fingerprint` is of all that a run sees of them."""
+    """A task with its rows, a fingerprint of all that a run sees of them, and their names."""
 
     task: Task
     train: Split
     dev: dict[str, Split]
     fingerprint: str
+    sources: tuple[str, ...] = ()
 
 
 def base_spec(name: str) -> TaskSpec:
@@ -87,7 +88,15 @@ def load(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length: int)
     if spec.kind == "spans":
         _tell_of_windows(splits["train"], length)
     fingerprint = _fingerprint(task, tokenizer, splits)
-    return TaskData(task, splits.pop("train"), splits, fingerprint)
+    return TaskData(task, splits.pop("train"), splits, fingerprint, _names(sources))
+
+
+def _names(sources: Sources) -> tuple[str, ...]:
+    """Of addresses, folders and files, without the place where they lie."""
+    if sources.data is not None and sources.data.startswith("tfds:"):
+        return (sources.data,)
+    given = (sources.data, sources.train, sources.dev)
+    return tuple(Path(path).name for path in given if path is not None)
 
 
 def _read(spec: TaskSpec, sources: Sources) -> tuple[list[Any], dict[str, list[Any]]]:

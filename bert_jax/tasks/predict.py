@@ -34,10 +34,11 @@ class Predictor:
         with jax.set_mesh(mesh):
             self._source = workdir.load_checkpoint(checkpoint, mesh=mesh)
         path = bucket.directory_of(self._source.directory) / workdir.CONFIG
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if "task" not in stored:
             raise UsageError(
-                f"--checkpoint {checkpoint} was not fine-tuned for a task; bert-jax finetune does"
+                f"--checkpoint {checkpoint} is not a workdir of bert-jax finetune, which says what "
+                "the task is; a model of another origin has to be fine-tuned first"
             )
         self.spec: TaskSpec = from_dict(stored["task"], TaskSpec)
         if null_threshold is not None:

@@ -82,6 +82,11 @@ def _data(stored: dict[str, Any]) -> str:
         )
     if task:
         lines.append(f"Task `{task['name']}`, data `{str(stored.get('data'))[:12]}`.")
+        if stored.get("sources"):
+            lines.append(f"Sources: {', '.join(f'`{name}`' for name in stored['sources'])}.")
+        if stored.get("rows"):
+            counts = (f"{name} {number:,}" for name, number in stored["rows"].items())
+            lines.append(f"Rows: {', '.join(counts)}.")
     began = stored.get("init_from") or stored.get("imported_from")
     if began:
         # The name says what it was; where it lay is nobody's business.
@@ -132,8 +137,18 @@ def _results(
         if result.get("diverged"):
             text += "\n\nThis run diverged: it is no better than one answer for all rows."
         yield f"## Scores\n\n{text}\n\nOne run, seed {config.seed}."
-        return
     curve = [r for r in metrics.read_rows(workdir) if r.get("split") and r["step"] <= step]
+    task = stored.get("task")
+    if task and curve:
+        shown = [[f"{r['step']:,}", r["split"], *(_number(r.get(n)) for n in task["metrics"])]
+                 for r in curve]  # fmt: skip
+        yield "## Scores on the way\n\n" + markdown_table(
+            ("step", "split", *task["metrics"]), shown
+        )
+    if task:
+        if not result.get("scores"):
+            yield "## Scores\n\nThe run was not finished."
+        return
     if not curve:
         yield "## Held-out loss\n\nNot recorded."
         return
