@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 
 import jax
@@ -14,9 +15,10 @@ from bert_jax.config import HeadConfig
 from bert_jax.data import tokenizer as tokenizers
 from bert_jax.errors import NonFinite, UsageError
 from bert_jax.model import heads, sharding
+from bert_jax.tasks import finetune as task_finetune
 from bert_jax.tasks.load import base_spec, read_file
 from bert_jax.tasks.task import task_of
-from bert_jax.training import checkpoint, task_step, workdir
+from bert_jax.training import checkpoint, task_step, watchdog, workdir
 from tests import tiny_tasks
 from tests.models import assert_same
 
@@ -167,6 +169,31 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path, encoder, g
     # Finished, it is only reported; changed, it is refused.
     assert main([*command, *keep]) == 0
     assert main([*command, *keep, "--learning-rate", "1e-3"]) == 3
+
+
+def test_a_step_that_hangs_is_found(tmp_path, encoder, glue, monkeypatch):
+    """The watchdog is told of each step, of compilations, of scoring and of saves."""
+    ended: list[str] = []
+    said: set[tuple[str, float]] = set()
+    at, rows_of = watchdog.Watchdog.at, task_finetune.training_rows
+
+    def telling(self, what: str, *, patience: float = 1.0) -> None:
+        said.add((what, patience))
+        at(self, what, patience=patience)
+
+    def late_rows(step: int, **arguments):
+        time.sleep(5 if step == 4 else 0)
+        return rows_of(step, **arguments)
+
+    monkeypatch.setattr(watchdog.Watchdog, "at", telling)
+    monkeypatch.setattr(watchdog.Watchdog, "_end", lambda self, what, _: ended.append(what))
+    # What would end the process is not armed: here it would be that of the tests.
+    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    monkeypatch.setattr(task_finetune, "training_rows", late_rows)
+    command = finetune(encoder, tmp_path / "run", "--task", "sst2", "--data", str(glue), *_FAST)
+    assert main([*command, "--epochs", "1", "--set", "deadline_seconds=3"]) == 0
+    assert "step 5" in ended
+    assert said >= {("compiling", 4.0), ("step 5", 1.0), ("scoring", 4.0), ("saving step 10", 1.0)}
 
 
 def test_a_fine_tuned_encoder_goes_on_to_another_task(tmp_path, classified, glue):

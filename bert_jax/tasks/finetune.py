@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from bert_jax.training import checkpoint, distributed, metrics, recovery, requir
 from bert_jax.training.state import TrainState
 from bert_jax.training.step import compile_lowered
 from bert_jax.training.task_step import layer_rates, outputs_of, train_step
+from bert_jax.training.watchdog import COMPILE_PATIENCE, Watchdog
 
 RESULT = "result.json"
 # What the directories of attempts that are set aside begin with.
@@ -89,8 +90,13 @@ def train(
     if (home / RESULT).is_file():
         return json.loads((home / RESULT).read_text(encoding="utf-8"))
 
-    with distributed.Preemption() as preemption, contextlib.ExitStack() as closing:
+    with (
+        distributed.Preemption() as preemption,
+        Watchdog(config.deadline_seconds) as watchdog,
+        contextlib.ExitStack() as closing,
+    ):
         # 1. The state: the newest checkpoint, or a beginning.
+        watchdog.at("restoring", patience=COMPILE_PATIENCE)
         last = recovery.prepare(home) if is_held else None
         if not is_held:
             tokenizers.load(source.tokenizer).save(home / workdir.TOKENIZER)
@@ -135,7 +141,10 @@ def train(
         # 3. The steps. One is dispatched before the metrics of the one before it are read.
         clock, whole = metrics.Clock(), metrics.Clock()
         compiled = _Compiled(config, recipe)
-        score = _Scorer(config, data)
+        # Each batch may be the first of its length, which is compiled.
+        score = _Scorer(
+            config, data, before_batch=lambda: watchdog.at("scoring", patience=COMPILE_PATIENCE)
+        )
         layout = batch_sharding(mesh)
 
         @contextlib.contextmanager
@@ -169,9 +178,11 @@ def train(
                 return values
 
             while step < config.total_steps:
+                watchdog.at(f"step {step + 1}")
                 chosen = training_rows(step, rows=rows, batch_size=batch_size, seed=config.seed)
                 placed: Any = jax.device_put(batches(chosen), layout)  # type: ignore[arg-type]
                 if not compiled.has(placed):
+                    watchdog.at("compiling", patience=COMPILE_PATIENCE)
                     with apart("compile"):
                         compiled.add(state, placed)
                 state, on_device = compiled(state, placed)
@@ -195,6 +206,7 @@ def train(
                         journal.row(step=step, split=split, **found)
                     bar.print(f"{name}, step {step}: {_shown(scores)}")
                 if save:
+                    watchdog.at(f"saving step {step}")
                     with apart():
                         checkpoints.save(state, step=step)
                 if preempted:
@@ -204,6 +216,7 @@ def train(
                     raise Preempted(f"preempted; step {step} of {home} is saved")
 
         # 4. The end. A run that stopped between its last save and its result scores again.
+        watchdog.at("waiting for a save")
         checkpoints.close()
         scores = scores or score(state.params)
         result = {
@@ -286,10 +299,14 @@ class _Compiled:
 class _Scorer:
     """The task's metrics on every held-out split."""
 
-    def __init__(self, config: TrainConfig, data: TaskData):
+    def __init__(self, config: TrainConfig, data: TaskData, *, before_batch: Callable[[], None]):
         self._data = data
-        output = outputs_of(config.head.parts)
-        self._forward = Forward(config, output, batch_size=config.evaluation.batch_size)
+        self._forward = Forward(
+            config,
+            outputs_of(config.head.parts),
+            batch_size=config.evaluation.batch_size,
+            before_batch=before_batch,
+        )
 
     def __call__(self, params: Any) -> dict[str, dict[str, float]]:
         scores = {}
@@ -340,6 +357,7 @@ _FREE = (
     "config.mesh.",
     "config.evaluation.batch_size",
     "config.log_every_steps",
+    "config.deadline_seconds",
     "config.compute.remat",
     "config.compute.layers",
     "config.compute.gather",

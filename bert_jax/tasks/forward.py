@@ -1,6 +1,6 @@
 """A task head's outputs for all rows, in evaluation and prediction."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,9 +15,16 @@ from bert_jax.model.sharding import batch_sharding
 class Forward:
     """One output of a model, by name. Compiles once for each length of a batch."""
 
-    def __init__(self, config: TrainConfig, output: str, *, batch_size: int):
-        """`batch_size` grows to what the devices divide."""
-        self._output = output
+    def __init__(
+        self,
+        config: TrainConfig,
+        output: str,
+        *,
+        batch_size: int,
+        before_batch: Callable[[], None] = lambda: None,
+    ):
+        """`batch_size` grows to what the devices divide; `before_batch` hears of progress."""
+        self._output, self._before_batch = output, before_batch
         mesh = jax.sharding.get_mesh()
         self._layout = batch_sharding(mesh)
         self._size = -(-batch_size // mesh.size) * mesh.size
@@ -36,6 +43,7 @@ class Forward:
         """Outputs of the rows in order, some rows at a time, float32."""
         batches = Batches(features, size=self._size)
         for start in range(0, len(features), self._size):
+            self._before_batch()
             rows = np.arange(start, min(start + self._size, len(features)))
             batch: Any = batches(rows)
             placed = jax.device_put(batch, self._layout)

@@ -35,7 +35,7 @@ WARMUP = 0.1
 # Devlin et al. 2019, appendix A.3.
 _PAPER_GRID = tuple(itertools.product((16, 32), (5e-5, 4e-5, 3e-5, 2e-5), (2.0, 3.0, 4.0)))
 # Fields of a config that nothing here reads.
-_UNUSED = ("data.", "deadline_seconds", "optimizer.spike_factor", "optimizer.max_skipped_updates",
+_UNUSED = ("data.", "optimizer.spike_factor", "optimizer.max_skipped_updates",
            "checkpoint.max_failed_saves", "evaluation.num_examples")  # fmt: skip
 # What a restart adds to a seed: away from the seeds of other runs.
 _NEXT_SEED = 1000
