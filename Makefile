@@ -7,11 +7,14 @@ VENV ?= .venv
 # tests, the files that start many processes would come last, all at once.
 JOBS ?= 2
 BIN := $(VENV)/bin
-# Much of the tests' time is compilation: in `test` and `core` without the optimiser of LLVM (the
-# slowest of tests/test_model.py: 34 s instead of 61). `chaos` and `parity` run what users run.
+# Much of the tests' time is compilation, so most run without the optimiser of LLVM (tests/conftest.py
+# adds what else helps). `parity` and the long form of `chaos` run what users run.
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0"
 # seqeval comes as source only, and its old way to build it no longer works.
 export PIP_USE_PEP517 := 1
+
+# The files with such a test: no process has to import all the others.
+marked = $(shell grep -rl --include=test_*.py "mark\.$(1)\b" tests | sort)
 
 .PHONY: demo test chaos lint types parity compiler core clean help
 
@@ -42,10 +45,10 @@ test: $(VENV)/.dev  ## the whole suite but the comparisons with torch
 	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m "not parity and not chaos"
 
 chaos: $(VENV)/.dev  ## faults put into real processes: a sample of each; BERT_JAX_CHAOS=long for all
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m chaos
+	$(if $(filter long,$(BERT_JAX_CHAOS)),,$(QUICK)) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m chaos tests/chaos
 
 core: $(VENV)/.dev  ## model, step, checkpoint and end to end: what a second version pair must pass
-	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m core
+	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m core $(call marked,core)
 
 # Beside the environment, not in it: where libtpu is installed, jax looks for a TPU at every start.
 LIBTPU ?= 0.0.51
@@ -54,10 +57,10 @@ $(VENV)-libtpu/.there: $(VENV)/.dev
 	touch $@
 
 compiler: $(VENV)-libtpu/.there  ## steps compiled for TPUs, by the real compiler
-	PYTHONPATH=$(abspath $(VENV)-libtpu) $(BIN)/python -m pytest -m tpu_compiler $(TESTS)
+	PYTHONPATH=$(abspath $(VENV)-libtpu) $(BIN)/python -m pytest -m tpu_compiler $(call marked,tpu_compiler) $(TESTS)
 
 parity: $(VENV)/.parity  ## numbers against transformers on torch
-	$(BIN)/python -m pytest -m parity
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m parity $(call marked,parity)
 
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check .
