@@ -28,11 +28,15 @@ class Entry:
     config: str
     topology: str
     slices: int = 1
+    # With the layers in a loop: for a compiler that needs hours for all of them written out.
+    is_scanned: bool = False
 
     @property
     def name(self) -> str:
-        shape = self.topology.replace(":", "_")
-        return f"{self.config}-{shape}" + (f"-{self.slices}slices" if self.slices > 1 else "")
+        name = f"{self.config}-{self.topology.replace(':', '_')}"
+        if self.slices > 1:
+            name += f"-{self.slices}slices"
+        return name + ("-scan" if self.is_scanned else "")
 
     @property
     def path(self) -> Path:
@@ -40,8 +44,10 @@ class Entry:
 
     @property
     def command(self) -> str:
-        slices = f" --slices {self.slices}" if self.slices > 1 else ""
-        return f"bert-jax plan {self.config} --topology {self.topology}{slices}"
+        command = f"bert-jax plan {self.config} --topology {self.topology}"
+        if self.slices > 1:
+            command += f" --slices {self.slices}"
+        return command + (" --set compute.layers=scan" if self.is_scanned else "")
 
 
 # What is wanted first comes first.
@@ -54,7 +60,7 @@ ENTRIES = (
     Entry("bert_large_v4", "v4:4x4x4"),
     Entry("bert_large_v5p", "v5p:4x4x4"),
     Entry("bert_large_v6e", "v6e:8x8"),
-    Entry("bert_large", "tpu7x:2x4x4"),
+    Entry("bert_large", "tpu7x:2x4x4", is_scanned=True),
     Entry("bert_large", "v5e:4x4", 2),
     Entry("bert_base", "v3:8x8"),
     Entry("bert_base", "v4:4x4x4"),
@@ -133,6 +139,7 @@ def _table() -> list[str]:
             continue
         slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
         where = f"`{plan['config']}`, {slices}{plan['topology']}"
+        where += ", layers in a loop" if entry.is_scanned else ""
         for i, phase in enumerate(plan["phases"]):
             total, dollars = "", ""
             if i == 0 and plan["fits"]:

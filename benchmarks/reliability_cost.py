@@ -1,9 +1,10 @@
-"""What safety costs: host calls a step, the choice in the step, a save of BERT-Base, a restart.
+"""What safety costs: host calls a step, logs, the choice in the step, a save, a restart.
 
-    python benchmarks/reliability_cost.py [calls|choice|save|restart] ...
+    python benchmarks/reliability_cost.py [calls|rows|choice|save|restart] ...
 
-`calls`    what a training step asks of watchdog, preemption and ledger, and a row of metrics at
-           every step, timed alone; as a share of a step of 100 ms
+`calls`    what a training step asks of watchdog, preemption and ledger, and a row of metrics with
+           TensorBoard's at every step, timed alone; as a share of a step of 100 ms
+`rows`     the TensorBoard file that a resumed run writes anew, with 10,000 rows
 `choice`   the train step as it is, against the same step without the choice that leaves out a
            non-finite update; both compiled twice, in turns, and the median of their differences
 `save`     BERT-Base with its moments, saved to a disk while it trains: for how long `save` holds up
@@ -41,6 +42,7 @@ def calls() -> None:
     count = 3000
     with tempfile.TemporaryDirectory() as directory, Watchdog(900.0) as watchdog:
         journal, clock = metrics.Journal(Path(directory)), metrics.Clock()
+        journal.open_tensorboard([])
         with Preemption() as preemption:
             began = time.perf_counter()
             for step in range(count):
@@ -53,6 +55,18 @@ def calls() -> None:
             seconds = (time.perf_counter() - began) / count
         journal.close()
     print(f"calls: {seconds * 1e6:.0f} us a step, {seconds / STEP_SECONDS:.2%} of a 100 ms step")
+
+
+def rows() -> None:
+    from bert_jax.training import metrics
+
+    values = {f"value_{n}": 0.1 * n for n in range(12)}
+    with tempfile.TemporaryDirectory() as directory:
+        journal = metrics.Journal(Path(directory))
+        began = time.perf_counter()
+        journal.open_tensorboard([{"step": step} | values for step in range(10_000)])
+        print(f"rows: {time.perf_counter() - began:.2f} s for 10,000 rows of TensorBoard")
+        journal.close()
 
 
 def _trainer(rows: int, *, hidden: int, layers: int, choice: bool = True):
@@ -211,7 +225,7 @@ def _last_row_at(path: Path) -> float:
 
 
 def main() -> None:
-    parts = {"calls": calls, "choice": choice, "save": save, "restart": restart}
+    parts = {"calls": calls, "rows": rows, "choice": choice, "save": save, "restart": restart}
     chosen = sys.argv[1:] or list(parts)
     if unknown := set(chosen) - set(parts):
         sys.exit(f"{', '.join(unknown)}: choose from {', '.join(parts)}")
