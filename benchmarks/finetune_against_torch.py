@@ -108,8 +108,12 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     seconds: dict[str, list[float]] = {"ours": [], "torch": []}
     features = data.train.encoded.features
     batches, layout = Batches(features, size=size), sharding.batch_sharding(mesh)
-    for step in range(arguments.steps or config.total_steps):
+    total = arguments.steps or config.total_steps
+    for step in range(total):
         chosen = training_rows(step, rows=len(features), batch_size=size, seed=seed)
+        batch = jax.device_put(batches(chosen), layout)
+        if not step_of.has(batch):
+            step_of.add(state, batch)
         began = time.perf_counter()
         batch = jax.device_put(batches(chosen), layout)
         state, values = step_of(state, batch)
@@ -129,6 +133,9 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
         losses["torch"].append(loss.item())
         seconds["torch"].append(time.perf_counter() - between)
         seconds["ours"].append(between - began)
+        if step % 20 == 19 or step + 1 == total:
+            means = (f"{side} {statistics.mean(losses[side][-20:]):.4f}" for side in losses)
+            print(f"seed {seed}, step {step + 1} of {total}: loss {', '.join(means)}", flush=True)
     run = {"seed": seed, "losses": losses, "seconds": seconds}
     if arguments.steps is None:
         (split,) = data.dev.values()
