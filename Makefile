@@ -12,6 +12,10 @@ BIN := $(VENV)/bin
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0"
 # seqeval comes as source only, and its old way to build it no longer works.
 export PIP_USE_PEP517 := 1
+# Python keeps the bytecode of what it imports. Making that of all packages beforehand, most of which
+# is never imported, would be half the time of the installation.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
 # The files with such a test: no process has to import all the others.
 marked = $(shell grep -rl --include=test_*.py "mark\.$(1)\b" tests | sort)
@@ -24,16 +28,16 @@ help:  ## this list
 # A stamp an extra: installing is repeated only when pyproject.toml changes.
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.parity: $(VENV)/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==$(TORCH)
+	$(INSTALL) torch==$(TORCH)
 	touch $@
 
 TORCH ?= 2.13.0
@@ -53,7 +57,7 @@ core: $(VENV)/.dev  ## model, step, checkpoint and end to end: what a second ver
 # Beside the environment, not in it: where libtpu is installed, jax looks for a TPU at every start.
 LIBTPU ?= 0.0.51
 $(VENV)-libtpu/.there: $(VENV)/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) libtpu==$(LIBTPU)
+	$(INSTALL) --no-deps --upgrade --target $(@D) libtpu==$(LIBTPU)
 	touch $@
 
 compiler: $(VENV)-libtpu/.there  ## steps compiled for TPUs, by the real compiler
