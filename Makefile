@@ -13,7 +13,7 @@ QUICK := XLA_FLAGS="--xla_backend_optimization_level=0"
 # seqeval comes as source only, and its old way to build it no longer works.
 export PIP_USE_PEP517 := 1
 # Python keeps the bytecode of what it imports. Making that of all packages beforehand, most of which
-# is never imported, would be half the time of the installation.
+# is never imported, would be two fifths of the time of the installation.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 

@@ -56,6 +56,8 @@ def main() -> None:
         del compiler_options.TPU_COMPILER_OPTIONS[option]
     compiler_options.TPU_COMPILER_OPTIONS.update(o.split("=", 1) for o in arguments.option)
     if arguments.variant:
+        if arguments.variant not in tpu_variants.VARIANTS:
+            parser.error(f"--variant: choose from {', '.join(tpu_variants.VARIANTS)}")
         tpu_variants.VARIANTS[arguments.variant]()
     topology = topologies.parse(arguments.topology)
     few, many = arguments.depths
