@@ -78,3 +78,7 @@ def test_an_imported_model_has_no_invented_history(tmp_path, exported):
     assert "there is no record of it here" in card and "## Recipe" not in card
     assert "imported with bert-jax" in card and "pre-trained" not in card
     assert "Parameters began as those of `hf`." in card
+    arguments = ["--checkpoint", str(tmp_path / "w"), "--output", str(tmp_path / "tf1")]
+    assert main(["export", "--format", "tf1", *arguments]) == 0
+    as_tf1 = (tmp_path / "tf1" / "README.md").read_text()
+    assert as_tf1 == card.replace("library_name: transformers\n", ""), "which cannot load those"

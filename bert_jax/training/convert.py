@@ -153,8 +153,14 @@ def export_checkpoint(
             )
         if checkpoint.steps(loaded.directory):
             parameters = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
-            model_card.write(output, loaded.directory, config, step=loaded.step,
-                             parameters=parameters)  # fmt: skip
+            model_card.write(
+                output,
+                loaded.directory,
+                config,
+                step=loaded.step,
+                parameters=parameters,
+                library=None if to == "tf1" else "transformers",
+            )
     return foreign
 
 

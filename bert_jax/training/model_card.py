@@ -25,20 +25,30 @@ _POINTS = 12  # of the held-out curve
 
 
 def write(
-    directory: Path, workdir: Path, config: TrainConfig, *, step: int, parameters: int
+    directory: Path,
+    workdir: Path,
+    config: TrainConfig,
+    *,
+    step: int,
+    parameters: int,
+    library: str | None,
 ) -> None:
-    """Writes `directory`/README.md for the model that `workdir` holds at `step`."""
-    text = "\n\n".join(_sections(workdir, config, step=step, parameters=parameters))
+    """Writes `directory`/README.md for the model that `workdir` holds at `step`.
+
+    `library` is the Hub's name of what loads the files beside it, if it has one.
+    """
+    front = "" if library is None else f"library_name: {library}\n"
+    text = "\n\n".join(_sections(workdir, config, step=step, parameters=parameters, front=front))
     (directory / CARD).write_text(text + "\n", encoding="utf-8")
 
 
-def _sections(workdir: Path, config: TrainConfig, *, step: int, parameters: int) -> Iterable[str]:
+def _sections(
+    workdir: Path, config: TrainConfig, *, step: int, parameters: int, front: str
+) -> Iterable[str]:
     stored = _json(workdir / CONFIG)
     task = stored.get("task") or {}
     purpose = _TASKS.get(config.head.parts[-1] if config.head.parts else "", "feature-extraction")
-    yield (
-        f"---\nlibrary_name: transformers\npipeline_tag: {purpose}\ntags:\n- bert\n- bert-jax\n---"
-    )
+    yield f"---\n{front}pipeline_tag: {purpose}\ntags:\n- bert\n- bert-jax\n---"
     is_only_imported = "imported_from" in stored and not metrics.read_rows(workdir)
     what = "imported" if is_only_imported else f"fine-tuned on {task['name']}" if task else (
         "pre-trained"
