@@ -27,10 +27,10 @@ from transformers import (
 )
 
 from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.features import Batches, Features, training_rows
+from bert_jax.data.features import Features, training_rows
 from bert_jax.interchange import huggingface
 from bert_jax.model import sharding
-from bert_jax.tasks.finetune import Recipe, _beginning, _Compiled
+from bert_jax.tasks.finetune import Recipe, _beginning, _Compiled, training_batches
 from bert_jax.tasks.forward import Forward
 from bert_jax.tasks.load import Sources, base_spec, load
 from bert_jax.tasks.sweep import Settings, _config
@@ -107,7 +107,8 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     step_of, losses = _Compiled(config, recipe), {"ours": [], "torch": []}
     seconds: dict[str, list[float]] = {"ours": [], "torch": []}
     features = data.train.encoded.features
-    batches, layout = Batches(features, size=size), sharding.batch_sharding(mesh)
+    batches = training_batches(features, config, mesh)
+    layout = sharding.batch_sharding(mesh)
     total = arguments.steps or config.total_steps
     for step in range(total):
         chosen = training_rows(step, rows=len(features), batch_size=size, seed=seed)

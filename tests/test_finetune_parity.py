@@ -7,6 +7,7 @@ import pytest
 from bert_jax.config import ComputeConfig, OptimizerConfig, PhaseConfig, TrainConfig
 from bert_jax.data import tokenizer as tokenizers
 from bert_jax.data.features import Batches, training_rows
+from bert_jax.data.packing import PackedBatches
 from bert_jax.interchange import huggingface
 from bert_jax.model import heads, sharding
 from bert_jax.tasks.embed import embed
@@ -49,7 +50,7 @@ def test_the_losses_are_those_of_transformers(tmp_path):
 
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     features, apart = data.train.encoded.features, []
-    batches = Batches(features, size=16)
+    batches, packed = Batches(features, size=16), PackedBatches(features, size=16)
     with jax.set_mesh(mesh):
         rates = layer_rates(params, decay=1.0, frozen_layers=0)
         step_of = jax.jit(lambda s, b: train_step(s, b, config=config, rates=rates))
@@ -57,7 +58,7 @@ def test_the_losses_are_those_of_transformers(tmp_path):
         for step in range(50):
             chosen = training_rows(step, rows=len(features), batch_size=16, seed=0)
             batch = batches(chosen)
-            state, values = step_of(state, batch)
+            state, values = step_of(state, packed(chosen))
             loss = theirs(
                 input_ids=torch.from_numpy(batch["input_ids"]).long(),
                 token_type_ids=torch.from_numpy(batch["token_type_ids"]).long(),

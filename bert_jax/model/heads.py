@@ -105,14 +105,15 @@ class Bert(nnx.Module):
         head_key = None if key is None else key.fold(_HEAD_LAYER)
         if "pooler" in self.parts:
             pooled_BPD = self.pooler(read["pooler"])
-            outputs["pooled"] = pooled_BPD[:, 0]
+            is_packed = "text_positions" in batch
+            outputs["pooled"] = pooled_BPD if is_packed else pooled_BPD[:, 0]
             if "nsp" in self.parts:
                 outputs["nsp_logits"] = self.nsp(pooled_BPD).astype(jnp.float32)
         if "mlm" in read:
             outputs["mlm_logits"] = self.mlm(read["mlm"], self.encoder.embeddings.word)
         if "sequence_classifier" in self.parts:
-            pooled_BD = dropout(outputs["pooled"], head_key, rate=self.dropout_rate)
-            outputs["sequence_logits"] = self.sequence_classifier(pooled_BD).astype(jnp.float32)
+            pooled = dropout(outputs["pooled"], head_key, rate=self.dropout_rate)
+            outputs["sequence_logits"] = self.sequence_classifier(pooled).astype(jnp.float32)
         if "token_classifier" in self.parts:
             dropped_BLD = dropout(outputs["hidden_states"], head_key, rate=self.dropout_rate)
             outputs["token_logits"] = self.token_classifier(dropped_BLD).astype(jnp.float32)
@@ -128,7 +129,8 @@ class Bert(nnx.Module):
         if "pooler" in self.parts:
             rows = batch["input_ids"].shape[0]
             first_B1 = jnp.zeros((rows, 1), jnp.int32, out_sharding=batch_spec())
-            positions["pooler"] = batch.get("nsp_positions", first_B1)
+            given = (batch[name] for name in ("nsp_positions", "text_positions") if name in batch)
+            positions["pooler"] = next(given, first_B1)
         if "mlm" in self.parts and "mlm_positions" in batch:
             positions["mlm"] = batch["mlm_positions"]
         return positions
@@ -170,7 +172,8 @@ def apply(
     `[B, P, 2]`, `sequence_logits` `[B, C]`, `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]`
     (start, end), and where the batch has positions for it `mlm_logits` `[B, M, V]`; under tensor
     parallelism V is filled up to what divides. Pooler and next sentence read the first token unless
-    the batch says where.
+    the batch says where; with `text_positions` `[B, P]`, for rows that hold several texts, `pooled`
+    is `[B, P, D]` and `sequence_logits` `[B, P, C]`.
 
     `hidden_states` `[B, L, D]` in the compute type where it is asked for, where there is no part,
     and where a part reads every position. Else the last block computes only what is read.

@@ -83,9 +83,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, batch_spec())
 
 
+def row_shards(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are cut."""
+    return math.prod(mesh.shape[axis] for axis in _BATCH)
+
+
 def rows_per_device(mesh: Mesh, rows: int) -> int:
     """Rows of a global batch that one device holds. Raises ValueError if they do not divide."""
-    shards = math.prod(mesh.shape[axis] for axis in _BATCH)
+    shards = row_shards(mesh)
     if rows % shards:
         raise ValueError(f"{rows} rows do not divide over {shards} devices")
     return rows // shards

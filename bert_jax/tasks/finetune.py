@@ -23,16 +23,17 @@ from jax.sharding import Mesh
 from bert_jax import config as configs
 from bert_jax.config import TrainConfig
 from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.features import Batches, training_rows
+from bert_jax.data.features import Batches, Features, training_rows
+from bert_jax.data.packing import PackedBatches
 from bert_jax.errors import NonFinite, Preempted, ResumeRefused, UsageError
-from bert_jax.model.sharding import batch_sharding
+from bert_jax.model.sharding import batch_sharding, row_shards
 from bert_jax.progress import Progress, note
 from bert_jax.tasks.forward import Forward
 from bert_jax.tasks.load import TaskData
 from bert_jax.training import checkpoint, distributed, metrics, recovery, require, workdir
 from bert_jax.training.state import TrainState
 from bert_jax.training.step import compile_lowered
-from bert_jax.training.task_step import layer_rates, outputs_of, train_step
+from bert_jax.training.task_step import LOGITS, layer_rates, outputs_of, train_step
 from bert_jax.training.watchdog import COMPILE_PATIENCE, Watchdog
 
 RESULT = "result.json"
@@ -130,7 +131,7 @@ def train(
             journal.event("resume", step=step)
         batch_size = config.phases[0].global_batch_size
         rows = len(data.train.encoded.features)
-        batches = Batches(data.train.encoded.features, size=batch_size)
+        batches = training_batches(data.train.encoded.features, config, mesh)
         name = f"{config.name}, seed {config.seed}"
         note(
             f"{name}: {rows:,} rows, {config.total_steps:,} steps of {batch_size}, "
@@ -238,6 +239,20 @@ def train(
     return result
 
 
+def training_batches(
+    features: Features, config: TrainConfig, mesh: Mesh
+) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """What makes a batch of the numbers of its examples.
+
+    Packed, but for spans: a window of a long text fills its row.
+    """
+    size = config.phases[0].global_batch_size
+    if LOGITS["span_classifier"] == outputs_of(config.head.parts):
+        return Batches(features, size=size)
+    multiple = row_shards(mesh) * config.optimizer.gradient_accumulation_steps
+    return PackedBatches(features, size=size, multiple=multiple)
+
+
 def write_json(path: Path, value: Any) -> None:
     """The file appears whole."""
     building = path.with_name(f"{path.name}.new")
@@ -269,17 +284,17 @@ def _diverged(data: TaskData, scores: dict[str, dict[str, float]]) -> bool:
 
 
 class _Compiled:
-    """The step, compiled for each length of a batch when it first comes."""
+    """The step, compiled for each shape of a batch when it first comes."""
 
     def __init__(self, config: TrainConfig, recipe: Recipe):
         self._config, self._recipe = config, recipe
-        self._steps: dict[int, Any] = {}
+        self._steps: dict[tuple[int, ...], Any] = {}
 
     def has(self, batch: dict[str, jax.Array]) -> bool:
-        return batch["input_ids"].shape[1] in self._steps
+        return batch["input_ids"].shape in self._steps
 
     def add(self, state: TrainState, batch: dict[str, jax.Array]) -> None:
-        """For batches as long as this one."""
+        """For batches of the shape of this one."""
         rates = layer_rates(
             state.params,
             decay=self._recipe.layer_decay,
@@ -290,10 +305,10 @@ class _Compiled:
             return train_step(state, batch, config=self._config, rates=rates)
 
         lowered = jax.jit(step, donate_argnums=0).lower(state, batch)
-        self._steps[batch["input_ids"].shape[1]] = compile_lowered(lowered)
+        self._steps[batch["input_ids"].shape] = compile_lowered(lowered)
 
     def __call__(self, state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Any]:
-        return self._steps[batch["input_ids"].shape[1]](state, batch)
+        return self._steps[batch["input_ids"].shape](state, batch)
 
 
 class _Scorer:

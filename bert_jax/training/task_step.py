@@ -1,6 +1,6 @@
 """The step of fine-tuning: one for every task, which differ in the head and so in the loss.
 
-Dims: B batch, L length, C classes.
+Dims: B batch, L length, C classes, P texts of a row.
 """
 
 from typing import Any
@@ -34,7 +34,8 @@ def outputs_of(head_parts: tuple[str, ...]) -> str:
 def task_sums(outputs: dict[str, jax.Array], batch: dict[str, jax.Array]) -> Sums:
     """Weighted sums of loss and hits, and the weights' sum, of whichever task head there is.
 
-    A class, of a text or of a token: cross-entropy. A number: the squared error, and no hits. A
+    A class, of a text or of a token: cross-entropy. A batch has one text a row, or where it says
+    their positions, P (`data/packing.py`). A number: the squared error, and no hits. A
     span: the mean of the cross-entropies of its first and its last token, over the tokens that are
     no padding; a hit has both right.
     """
@@ -55,7 +56,7 @@ def task_sums(outputs: dict[str, jax.Array], batch: dict[str, jax.Array]) -> Sum
     elif outputs["sequence_logits"].shape[-1] > 1:
         loss, hits = cross_entropy(outputs["sequence_logits"], batch["labels"])
     else:
-        loss = jnp.square(outputs["sequence_logits"][:, 0] - batch["labels"])
+        loss = jnp.square(outputs["sequence_logits"][..., 0] - batch["labels"])
         hits = jnp.zeros_like(loss)
     return {
         "loss": jnp.sum(weights * loss),

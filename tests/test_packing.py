@@ -1,0 +1,169 @@
+"""Several examples in one row: the same losses and gradients as each in a row of its own."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.config import ComputeConfig, HeadConfig
+from bert_jax.data.features import Batches, Features
+from bert_jax.data.packing import PackedBatches, pack
+from bert_jax.model import heads, sharding
+from bert_jax.training.task_step import task_sums
+from tests.tiny_tasks import MODEL
+
+_LABELS = ("no", "yes", "perhaps")
+HEADS = {
+    "class": HeadConfig(parts=("pooler", "sequence_classifier"), labels=_LABELS),
+    "number": HeadConfig(parts=("pooler", "sequence_classifier")),
+    "tokens": HeadConfig(parts=("token_classifier",), labels=_LABELS),
+}
+
+
+def features(kind: str, *, count: int = 64, length: int = 48, seed: int = 0) -> Features:
+    """Texts of 3 to 40 tokens, most of them short, of which every fourth has weight 0."""
+    draw = np.random.default_rng(seed)
+    lengths = np.clip(draw.geometric(0.15, count) + 2, 3, 40).astype(np.int32)
+    is_token = np.arange(length) < lengths[:, None]
+    shape = (count, length) if kind == "tokens" else (count,)
+    labels = draw.integers(0, 3, shape).astype(np.float32 if kind == "number" else np.int32)
+    return Features(
+        np.where(is_token, draw.integers(5, 60, (count, length)), 0).astype(np.int32),
+        np.where(is_token, draw.integers(0, 2, (count, length)), 0).astype(np.int32),
+        lengths,
+        labels,
+        np.float32((draw.random(shape) > 0.25) & (is_token if kind == "tokens" else True)),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(1, 6))
+def test_examples_do_not_overlap(lengths, places):
+    row, start, place = pack(np.array(lengths), length=20, places=places)
+    tokens = [(r, s + i) for r, s, n in zip(row, start, lengths, strict=True) for i in range(n)]
+    assert len(set(tokens)) == len(tokens), "no token stands where another one does"
+    assert max(token for _, token in tokens) < 20
+    assert place.max() < places
+    assert len(set(zip(row, place, strict=True))) == len(lengths)
+    assert set(row) == set(range(row.max() + 1)), "no row is empty"
+    # But for the limit of places, no two rows would fit into one.
+    row = pack(np.array(lengths), length=20, places=len(lengths))[0]
+    used = sorted(np.bincount(row, weights=lengths))
+    assert len(used) < 2 or used[0] + used[1] > 20
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_batch_holds_each_example_once(kind):
+    found = features(kind)
+    batches = PackedBatches(found, size=16, multiple=4)
+    assert batches.length == 40
+    chosen = np.random.default_rng(1).permutation(64)[:16]
+    batch = batches(chosen)
+    rows = len(batch["input_ids"])
+    assert rows < 16 and rows % 4 == 0
+    texts = []
+    for row in range(rows):
+        for number in range(1, batch["sequence_ids"][row].max() + 1):
+            here = batch["sequence_ids"][row] == number
+            texts.append((row, number, here))
+            assert batch["position_ids"][row, here].tolist() == list(range(here.sum()))
+    assert len(texts) == 16
+
+    def of_batch(row, number, here):
+        learned = (row, here) if kind == "tokens" else (row, number - 1)
+        if kind != "tokens":
+            assert batch["text_positions"][learned] == np.flatnonzero(here)[0]
+        parts = (batch[name][row, here] for name in ("input_ids", "token_type_ids"))
+        return (*parts, batch["labels"][learned], batch["weights"][learned])
+
+    def of_features(example):
+        here = slice(found.lengths[example])
+        learned = (example, here) if kind == "tokens" else example
+        parts = (array[example, here] for array in (found.input_ids, found.token_type_ids))
+        return (*parts, found.labels[learned], found.weights[learned])
+
+    def sorted_bytes(examples):
+        return sorted(tuple(np.asarray(part).tobytes() for part in parts) for parts in examples)
+
+    assert sorted_bytes(of_batch(*text) for text in texts) == sorted_bytes(map(of_features, chosen))
+    # What belongs to no example is padding, and nothing is learned from it.
+    assert not batch["input_ids"][batch["sequence_ids"] == 0].any()
+    assert batch["weights"].sum() == found.weights[chosen].sum()
+
+
+def test_shapes_are_few():
+    batches = PackedBatches(features("class", count=500), size=32)
+    draw = np.random.default_rng(2)
+    shapes = {batches(draw.permutation(500)[:32])["input_ids"].shape for _ in range(200)}
+    assert len(shapes) <= 3 and max(shapes)[0] < 32
+
+
+def test_examples_as_long_as_a_row_have_one_each():
+    found = features("class")
+    full = dataclasses.replace(found, lengths=np.full(64, 41, np.int32))
+    batches = PackedBatches(full, size=16)
+    batch = batches(np.arange(16))
+    assert batches.places == 1 and batch["input_ids"].shape == (16, 48)
+    assert batch["labels"][:, 0].tolist() == found.labels[:16].tolist()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_losses_and_gradients_are_those_of_separate_rows(kind):
+    """On all devices, in float32: what differs is the order of sums."""
+    found, head = features(kind), HEADS[kind]
+    chosen = np.random.default_rng(3).permutation(64)[:16]
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+
+    def mean(params, batch):
+        outputs = heads.apply(
+            params, batch, config=MODEL, head=head, compute=ComputeConfig(dtype="float32")
+        )
+        sums = task_sums(outputs, batch)
+        return sums["loss"] / sums["count"], sums
+
+    with jax.set_mesh(mesh):
+        params = heads.init_params(MODEL, head, seed=0)
+        results = []
+        for batches in (
+            Batches(found, size=16),
+            PackedBatches(found, size=16, multiple=sharding.row_shards(mesh)),
+        ):
+            batch = jax.device_put(batches(chosen), sharding.batch_sharding(mesh))
+            results.append(jax.device_get(jax.jit(jax.grad(mean, has_aux=True))(params, batch)))
+    (apart, sums_apart), (packed, sums_packed) = results
+    for name, value in sums_apart.items():
+        np.testing.assert_allclose(sums_packed[name], value, rtol=1e-5)
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(apart))
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6 * largest)
+    jax.tree.map(close, packed, apart)
+
+
+def test_no_text_sees_another_one():
+    """Other words in one text of a row change its own logits alone, and these by much."""
+    found, head = features("class"), HEADS["class"]
+    batch = PackedBatches(found, size=16, multiple=8)(np.arange(16))
+    row = int(np.argmax(batch["sequence_ids"].max(axis=1)))
+    changed = {name: array.copy() for name, array in batch.items()}
+    here = batch["sequence_ids"][row] == 2
+    changed["input_ids"][row, here] = 63 - batch["input_ids"][row, here]
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        params = heads.init_params(MODEL, head, seed=0)
+        logits = jax.jit(
+            lambda batch: heads.apply(
+                params, batch, config=MODEL, head=head, compute=ComputeConfig(dtype="float32")
+            )["sequence_logits"]
+        )
+        first, second = (
+            np.asarray(logits(jax.device_put(one, sharding.batch_sharding(mesh))))
+            for one in (batch, changed)
+        )
+    differs = (first != second).any(axis=-1)
+    assert differs[row, 1]
+    differs[row, 1] = False
+    # A place without a text repeats the row's first one.
+    assert not differs.any()
