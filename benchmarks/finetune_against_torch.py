@@ -7,7 +7,8 @@ WNUT-17's files for `ner`. Each seed is trained by both sides in turns of one st
 the same batches from the same encoder and the same fresh head, with AdamW that corrects its bias on
 both. The scores are those of `bert_jax.tasks` for both. With `--dropout 0` the two losses of a step
 may differ by rounding only (for `squad` more: transformers counts padding among the places of an
-answer). Needs the `parity` extra. Prints a table, and writes WORKDIR/TASK.json after every seed.
+answer). Needs the `parity` extra. Prints a table, and writes WORKDIR/TASK.json after every seed;
+the same command, or one with more seeds, goes on from there.
 """
 
 import argparse
@@ -40,6 +41,8 @@ from bert_jax.training.task_step import outputs_of
 
 # Files of a folder that is not GLUE's.
 FILES = {"squad": ("train.json", "dev.json"), "ner": ("wnut17train.conll", "emerging.dev.conll")}
+# Arguments that change nothing about one seed's run.
+_FREE = ("seeds", "workdir")
 MODELS = {
     "sequence_logits": BertForSequenceClassification,
     "token_logits": BertForTokenClassification,
@@ -68,12 +71,23 @@ def main() -> None:
         words = tokenizers.load(source.tokenizer)
         data = load(base_spec(arguments.task), sources, words, length=arguments.length)
         arguments.workdir.mkdir(parents=True, exist_ok=True)
-        runs = []
-        for seed in range(arguments.seeds):
+        path = arguments.workdir / f"{arguments.task}.json"
+        recipe = {name: str(value) for name, value in vars(arguments).items() if name not in _FREE}
+        runs = runs_of(path, recipe)
+        for seed in range(len(runs), arguments.seeds):
             runs.append(run_seed(arguments, source, data, seed, mesh))
-            path = arguments.workdir / f"{arguments.task}.json"
-            path.write_text(json.dumps(runs, indent=2) + "\n")
+            path.write_text(json.dumps({"recipe": recipe, "runs": runs}, indent=2) + "\n")
             report(runs)
+
+
+def runs_of(path: Path, recipe: dict) -> list[dict]:
+    """The runs that were finished with this recipe."""
+    if not path.is_file():
+        return []
+    stored = json.loads(path.read_text())
+    if stored["recipe"] != recipe:
+        raise SystemExit(f"{path} is of another recipe, {stored['recipe']}; choose another WORKDIR")
+    return stored["runs"]
 
 
 def sources_of(arguments) -> Sources:
