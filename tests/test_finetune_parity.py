@@ -1,6 +1,9 @@
 """Fine-tuning without dropout, and vectors, beside transformers on torch."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from bert_jax.data.features import Batches, training_rows
 from bert_jax.data.packing import PackedBatches
 from bert_jax.interchange import huggingface
 from bert_jax.model import heads, sharding
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.tasks.embed import embed
 from bert_jax.tasks.load import Sources, base_spec, load
 from bert_jax.training.optimizer import learning_rate
@@ -75,6 +79,70 @@ def test_the_losses_are_those_of_transformers(tmp_path):
             optimizer.step()
     print(f"\nfine-tuning, 50 steps: losses at most {np.max(apart):.1e} apart")
     assert np.max(apart) < 1e-3
+
+
+def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
+    """How outputs vary from mask to mask, in examples that share rows here and not there.
+
+    Over 400 masks: the deviation of each output, that of the mean over the batch, which would grow
+    if examples shared masks, and the correlation from one step's masks to the next one's.
+    """
+    from transformers import BertForSequenceClassification
+
+    draws, size = 400, 16
+    encoder = tiny_tasks.encoder(tmp_path / "encoder")
+    sources = Sources(data=str(tiny_tasks.sst2(tmp_path / "sst2")))
+    data = load(base_spec("sst2"), sources, tokenizers.load(encoder), length=48)
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    model, head = dataclasses.replace(tiny_tasks.MODEL, **rates), data.task.head()
+    params = heads.init_params(model, head, seed=0)
+    huggingface.write(tmp_path / "hf", params, model, tokenizer=encoder, head=head)
+    theirs = BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
+    torch.manual_seed(0)
+
+    found = data.train.encoded.features
+    number = np.arange(len(found), dtype=np.int32)
+    # Every second one cut short, so that two fit into a row.
+    lengths = np.where(number % 2, 5, found.lengths).astype(np.int32)
+    features = dataclasses.replace(found, lengths=lengths, labels=number)
+    batch = PackedBatches(features, size=size)(np.arange(size))
+    assert len(batch["input_ids"]) < size
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+
+    @jax.jit
+    def pooled(step):
+        rows_B = jnp.arange(len(batch["input_ids"]), dtype=jnp.uint32)
+        key = DropoutKey.create(seed=0, step=step, rows_B=rows_B)
+        return heads.apply(
+            params, batch, config=model, head=head, compute=ComputeConfig(dtype="float32"), key=key
+        )["pooled"]
+
+    with jax.set_mesh(mesh):
+        ours = np.stack([np.asarray(pooled(jnp.int32(step))) for step in range(draws)])
+    is_text = batch["weights"] > 0
+    ours = ours[:, is_text][:, np.argsort(batch["labels"][is_text])]
+    apart = Batches(features, size=size)(np.arange(size))
+    with torch.no_grad():
+        outputs = [
+            theirs.bert(
+                input_ids=torch.from_numpy(apart["input_ids"]).long(),
+                token_type_ids=torch.from_numpy(apart["token_type_ids"]).long(),
+                attention_mask=torch.from_numpy(apart["sequence_ids"]).long(),
+            ).pooler_output.numpy()
+            for _ in range(draws)
+        ]
+    torchs = np.stack(outputs)
+    assert ours.shape == torchs.shape == (draws, size, model.hidden_size)
+
+    def facts(found):
+        normal = (found - found.mean(axis=0)) / found.std(axis=0)
+        spread = (found.std(axis=0).mean(), found.mean(axis=1).std(axis=0).mean())
+        return np.array(spread), np.mean(normal[1:] * normal[:-1])
+
+    (spread, next_one), (expected, _) = facts(ours), facts(torchs)
+    print(f"\ndropout: deviations {spread}, torch {expected}, from step to step {next_one:.4f}")
+    np.testing.assert_allclose(spread, expected, rtol=0.05)
+    assert abs(next_one) < 0.02
 
 
 def test_vectors_of_every_layer_are_those_of_transformers(tmp_path):
