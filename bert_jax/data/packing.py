@@ -45,7 +45,7 @@ class PackedBatches:
         lengths = features.lengths[rows]
         row_of, start_of, place_of = pack(lengths, length=self.length, places=self.places)
         count = min(-(-(int(row_of.max()) + 1) // self._step) * self._step, self._size)
-        batch = {
+        batch: dict[str, np.ndarray] = {
             name: np.zeros((count, self.length), np.int32)
             for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
         }
