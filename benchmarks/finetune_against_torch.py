@@ -74,6 +74,8 @@ def main() -> None:
         path = arguments.workdir / f"{arguments.task}.json"
         recipe = {name: str(value) for name, value in vars(arguments).items() if name not in _FREE}
         runs = runs_of(path, recipe)
+        if runs:
+            report(runs)
         for seed in range(len(runs), arguments.seeds):
             runs.append(run_seed(arguments, source, data, seed, mesh))
             path.write_text(json.dumps({"recipe": recipe, "runs": runs}, indent=2) + "\n")
@@ -123,6 +125,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     features = data.train.encoded.features
     batches = training_batches(features, config, mesh)
     layout = sharding.batch_sharding(mesh)
+    tokens = {"real": 0, "ours": 0, "torch": 0}
     total = arguments.steps or config.total_steps
     for step in range(total):
         chosen = training_rows(step, rows=len(features), batch_size=size, seed=seed)
@@ -148,10 +151,14 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
         losses["torch"].append(loss.item())
         seconds["torch"].append(time.perf_counter() - between)
         seconds["ours"].append(between - began)
+        tokens["real"] += int(features.lengths[chosen].sum())
+        tokens["ours"] += batch["input_ids"].size
+        tokens["torch"] += len(chosen) * length
         if step % 20 == 19 or step + 1 == total:
             means = (f"{side} {statistics.mean(losses[side][-20:]):.4f}" for side in losses)
             print(f"seed {seed}, step {step + 1} of {total}: loss {', '.join(means)}", flush=True)
-    run = {"seed": seed, "losses": losses, "seconds": seconds}
+    means = {side: count / total for side, count in tokens.items()}
+    run = {"seed": seed, "losses": losses, "seconds": seconds, "tokens_of_a_batch": means}
     if arguments.steps is None:
         (split,) = data.dev.values()
         forward = Forward(config, outputs_of(config.head.parts), batch_size=64)
@@ -244,6 +251,8 @@ def report(runs: list[dict]) -> None:
         f"seconds a step: ours {medians['ours']:.3f}, torch {medians['torch']:.3f}, "
         f"ratio {medians['torch'] / medians['ours']:.2f}"
     )
+    shown = (f"{side} {count:.0f}" for side, count in runs[-1]["tokens_of_a_batch"].items())
+    print(f"tokens of a batch: {', '.join(shown)}")
     apart = max(
         abs(a - b)
         for run in runs

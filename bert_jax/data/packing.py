@@ -1,9 +1,10 @@
 """Several examples in one row, so that a step of fine-tuning computes hardly any padding.
 
 Drawn at random, the rows of a batch have many lengths, and the longest sets the cost of all: of the
-tokens of SST-2's batches two thirds are padding. Here they stand behind each other. What comes out
-is the same, as a token sees its own sequence only (`sequence_ids`), and positions and token types
-begin anew with each (Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination").
+tokens of SST-2's batches two thirds are padding. Here they stand behind each other. Losses and
+gradients stay the same, as a token sees its own sequence only (`sequence_ids`), and positions and
+token types begin anew with each (Krell et al. 2021, "Efficient Sequence Packing without
+Cross-contamination").
 
 Dims: B examples of a batch, R rows they are packed into, L row length, P places for examples in a
 row.
@@ -28,6 +29,7 @@ class PackedBatches:
         assert features.labels is not None and features.weights is not None
         lengths, full = features.lengths, features.input_ids.shape[1]
         self._features, self._size = features, size
+        self._labels, self._weights = features.labels, features.weights
         self.length = min(full, -(-int(lengths.max()) // 8) * 8)
         # Twice what fits on average: short ones come together in the last rows.
         average = max(1, int(self.length // lengths.mean()))
@@ -41,7 +43,7 @@ class PackedBatches:
         Of texts `text_positions`, `labels` and `weights` `[R, P]`, where a place without a text has
         weight 0; of tokens `labels` and `weights` `[R, L]`.
         """
-        features, (labels, weights) = self._features, self._learned()
+        features, labels, weights = self._features, self._labels, self._weights
         lengths = features.lengths[rows]
         row_of, start_of, place_of = pack(lengths, length=self.length, places=self.places)
         count = min(-(-(int(row_of.max()) + 1) // self._step) * self._step, self._size)
@@ -71,11 +73,6 @@ class PackedBatches:
                 batch["labels"][here] = labels[example, :length]
                 batch["weights"][here] = weights[example, :length]
         return batch
-
-    def _learned(self) -> tuple[np.ndarray, np.ndarray]:
-        features = self._features
-        assert features.labels is not None and features.weights is not None
-        return features.labels, features.weights
 
 
 def pack(

@@ -129,8 +129,8 @@ class Bert(nnx.Module):
         if "pooler" in self.parts:
             rows = batch["input_ids"].shape[0]
             first_B1 = jnp.zeros((rows, 1), jnp.int32, out_sharding=batch_spec())
-            given = (batch[name] for name in ("nsp_positions", "text_positions") if name in batch)
-            positions["pooler"] = next(given, first_B1)
+            pairs_BP = batch.get("nsp_positions", first_B1)
+            positions["pooler"] = batch.get("text_positions", pairs_BP)
         if "mlm" in self.parts and "mlm_positions" in batch:
             positions["mlm"] = batch["mlm_positions"]
         return positions

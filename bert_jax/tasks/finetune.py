@@ -244,7 +244,7 @@ def training_batches(
 ) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     """What makes a batch of the numbers of its examples.
 
-    Packed, but for spans: a window of a long text fills its row.
+    Packed, but for spans, whose loss is over the tokens of a row.
     """
     size = config.phases[0].global_batch_size
     if LOGITS["span_classifier"] == outputs_of(config.head.parts):
