@@ -378,7 +378,8 @@ def test_pages_quote_the_plans_that_are_kept():
 
 # --- compilations ---------------------------------------------------------------------------------
 
-TINY = ("--set", "phases.0.global_batch_size=64", "--set", "model.num_hidden_layers=1")
+_ROWS = {"sequence_length": 64, "steps": 9000, "global_batch_size": 64, "max_predictions": 10}
+TINY = ("--set", f"phases={json.dumps([_ROWS])}", "--set", "model.num_hidden_layers=1")
 
 
 def _plan(capsys, topology: str, *more: str, code: int = 0) -> dict[str, Any]:
