@@ -37,7 +37,7 @@ def config() -> TrainConfig:
         # for its absence. Many small updates: at this size they teach more than few large ones.
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=300, bias_correction=True),
         # Short rows first, as BERT does it, and for one more reason here: attention begins to work
-        # after 1,800 updates on 32 tokens, and after 4,500 on as many in rows of 64.
+        # after 1,800 updates on rows of 32 tokens, and after 4,500 on rows of 64.
         phases=(
             PhaseConfig(sequence_length=32, steps=2500, global_batch_size=32, max_predictions=5),
             PhaseConfig(sequence_length=64, steps=2000, global_batch_size=16, max_predictions=10),
