@@ -18,7 +18,7 @@ from bert_jax.tasks.embed import embed
 from bert_jax.tasks.load import Sources, base_spec, load
 from bert_jax.training.optimizer import learning_rate
 from bert_jax.training.state import TrainState
-from bert_jax.training.task_step import layer_rates, train_step
+from bert_jax.training.task_step import layer_rates, task_sums, train_step
 from tests import tiny_tasks
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
@@ -143,6 +143,77 @@ def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
     print(f"\ndropout: deviations {spread}, torch {expected}, from step to step {next_one:.4f}")
     np.testing.assert_allclose(spread, expected, rtol=0.05)
     assert abs(next_one) < 0.02
+
+
+@pytest.mark.parametrize(("hidden", "attention"), [(0.1, 0.0), (0.0, 0.1)])
+def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention):
+    """Of each tensor: the mean gradient over 600 masks, and how much it varies between masks.
+
+    Two samples of masks have means as far apart as the variances say, and no further.
+    """
+    from transformers import BertForSequenceClassification
+
+    draws, size = 600, 16
+    encoder = tiny_tasks.encoder(tmp_path / "encoder")
+    sources = Sources(data=str(tiny_tasks.sst2(tmp_path / "sst2")))
+    data = load(base_spec("sst2"), sources, tokenizers.load(encoder), length=48)
+    model = dataclasses.replace(
+        tiny_tasks.MODEL,
+        hidden_dropout_prob=hidden,
+        attention_probs_dropout_prob=attention,
+        # Scores that differ, without which attention's own gradients are hardly there.
+        initializer_range=0.3,
+    )
+    head = data.task.head()
+    params = heads.init_params(model, head, seed=0)
+    huggingface.write(tmp_path / "hf", params, model, tokenizer=encoder, head=head)
+    theirs = BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
+    torch.manual_seed(0)
+    features, rows = data.train.encoded.features, np.arange(size)
+    packed, apart = PackedBatches(features, size=size)(rows), Batches(features, size=size)(rows)
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+
+    @jax.jit
+    def gradient(step):
+        rows_B = jnp.arange(len(packed["input_ids"]), dtype=jnp.uint32)
+        key = DropoutKey.create(seed=0, step=step, rows_B=rows_B)
+
+        def loss(params):
+            compute = ComputeConfig(dtype="float32")
+            outputs = heads.apply(params, packed, config=model, head=head, compute=compute, key=key)
+            sums = task_sums(outputs, packed)
+            return sums["loss"] / sums["count"]
+
+        return jax.grad(loss)(params)
+
+    ours, torchs = [], []
+    with jax.set_mesh(mesh):
+        for step in range(draws):
+            ours.append(huggingface.to_tensors(gradient(jnp.int32(step))))
+    for _ in range(draws):
+        theirs.zero_grad()
+        theirs(
+            input_ids=torch.from_numpy(apart["input_ids"]).long(),
+            token_type_ids=torch.from_numpy(apart["token_type_ids"]).long(),
+            attention_mask=torch.from_numpy(apart["sequence_ids"]).long(),
+            labels=torch.from_numpy(apart["labels"]).long(),
+        ).loss.backward()
+        torchs.append({name: p.grad.numpy().copy() for name, p in theirs.named_parameters()})
+    distances, variances = {}, {}
+    for name in torchs[0]:
+        if name.endswith("key.bias"):  # zero but for rounding (encoder.py)
+            continue
+        both = [np.stack([np.asarray(draw[name]) for draw in side]) for side in (ours, torchs)]
+        spread = [found.var(axis=0, ddof=1).sum() for found in both]
+        distance = np.square(both[0].mean(axis=0) - both[1].mean(axis=0)).sum()
+        distances[name], variances[name] = distance / (sum(spread) / draws), spread[0] / spread[1]
+    worst = max(distances, key=distances.__getitem__)
+    middle = float(np.median(list(distances.values())))
+    print(f"\ngradients: {middle:.2f} of the expected distance, {worst} {distances[worst]:.2f}")
+    print(f"variances: {min(variances.values()):.2f} to {max(variances.values()):.2f} of torch's")
+    assert middle < 1.5
+    assert distances[worst] < 4, worst
+    np.testing.assert_allclose(list(variances.values()), 1, atol=0.25)
 
 
 def test_vectors_of_every_layer_are_those_of_transformers(tmp_path):
