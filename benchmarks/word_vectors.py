@@ -73,7 +73,9 @@ def main() -> None:
                 continue
             length = np.linalg.norm(found, axis=1).mean()
             common = np.linalg.norm(found.mean(axis=0))
-            print(f"  seen {least:,} times and more: length {length:.2f}, of the mean {common:.2f}")
+            most = 10 * least - 1
+            seen = f"seen {least:,} to {most:,} times"
+            print(f"  {seen}: length {length:.2f}, of the mean {common:.2f}")
         show_neighbours(words, unit)
 
 
