@@ -25,13 +25,41 @@ torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
 pytestmark = pytest.mark.parity
 
 
-def test_the_losses_are_those_of_transformers(tmp_path):
+def _one_device():
+    return sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+
+
+def _sst2(folder, *, length):
+    words = tokenizers.load(tiny_tasks.encoder(folder / "encoder"))
+    sources = Sources(data=str(tiny_tasks.sst2(folder / "sst2")))
+    return load(base_spec("sst2"), sources, words, length=length)
+
+
+def _both_sides(folder, model, head):
+    """The same fresh classifier: our parameters, and a module of torch's with dropout on."""
     from transformers import BertForSequenceClassification
 
-    encoder = tiny_tasks.encoder(tmp_path / "encoder")
-    words = tokenizers.load(encoder)
-    sources = Sources(data=str(tiny_tasks.sst2(tmp_path / "sst2")))
-    data = load(base_spec("sst2"), sources, words, length=16)
+    params = heads.init_params(model, head, seed=0)
+    huggingface.write(folder / "hf", params, model, tokenizer=folder / "encoder", head=head)
+    torch.manual_seed(0)
+    return params, BertForSequenceClassification.from_pretrained(folder / "hf").train()
+
+
+def _long(array):
+    return torch.from_numpy(array).long()
+
+
+def _inputs(batch):
+    """What transformers calls the arrays of a batch that has a row for each text."""
+    return {
+        "input_ids": _long(batch["input_ids"]),
+        "token_type_ids": _long(batch["token_type_ids"]),
+        "attention_mask": _long(batch["sequence_ids"]),
+    }
+
+
+def test_the_losses_are_those_of_transformers(tmp_path):
+    data = _sst2(tmp_path, length=16)
     rule = OptimizerConfig(learning_rate=1e-3, warmup_steps=5, bias_correction=True)
     phase = PhaseConfig(sequence_length=16, steps=50, global_batch_size=16, max_predictions=1)
     config = TrainConfig(
@@ -41,9 +69,7 @@ def test_the_losses_are_those_of_transformers(tmp_path):
         optimizer=rule,
         phases=(phase,),
     )
-    params = heads.init_params(config.model, config.head, seed=0)
-    huggingface.write(tmp_path / "hf", params, config.model, tokenizer=encoder, head=config.head)
-    theirs = BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
+    params, theirs = _both_sides(tmp_path, config.model, config.head)
     named = list(theirs.named_parameters())
     groups = [
         {"params": [p for n, p in named if is_plain == ("LayerNorm" in n or n.endswith("bias"))],
@@ -52,9 +78,9 @@ def test_the_losses_are_those_of_transformers(tmp_path):
     ]  # fmt: skip
     optimizer = torch.optim.AdamW(groups, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
 
-    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     features, apart = data.train.encoded.features, []
     batches, packed = Batches(features, size=16), PackedBatches(features, size=16)
+    mesh = _one_device()
     with jax.set_mesh(mesh):
         rates = layer_rates(params, decay=1.0, frozen_layers=0)
         step_of = jax.jit(lambda s, b: train_step(s, b, config=config, rates=rates))
@@ -63,12 +89,7 @@ def test_the_losses_are_those_of_transformers(tmp_path):
             chosen = training_rows(step, rows=len(features), batch_size=16, seed=0)
             batch = batches(chosen)
             state, values = step_of(state, packed(chosen))
-            loss = theirs(
-                input_ids=torch.from_numpy(batch["input_ids"]).long(),
-                token_type_ids=torch.from_numpy(batch["token_type_ids"]).long(),
-                attention_mask=torch.from_numpy(batch["sequence_ids"]).long(),
-                labels=torch.from_numpy(batch["labels"]).long(),
-            ).loss
+            loss = theirs(**_inputs(batch), labels=_long(batch["labels"])).loss
             apart.append(abs(float(values["loss"]) - loss.item()))
             optimizer.zero_grad()
             loss.backward()
@@ -87,18 +108,11 @@ def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
     Over 400 masks: the deviation of each output, that of the mean over the batch, which would grow
     if examples shared masks, and the correlation from one step's masks to the next one's.
     """
-    from transformers import BertForSequenceClassification
-
     draws, size = 400, 16
-    encoder = tiny_tasks.encoder(tmp_path / "encoder")
-    sources = Sources(data=str(tiny_tasks.sst2(tmp_path / "sst2")))
-    data = load(base_spec("sst2"), sources, tokenizers.load(encoder), length=48)
+    data = _sst2(tmp_path, length=48)
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     model, head = dataclasses.replace(tiny_tasks.MODEL, **rates), data.task.head()
-    params = heads.init_params(model, head, seed=0)
-    huggingface.write(tmp_path / "hf", params, model, tokenizer=encoder, head=head)
-    theirs = BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
-    torch.manual_seed(0)
+    params, theirs = _both_sides(tmp_path, model, head)
 
     found = data.train.encoded.features
     number = np.arange(len(found), dtype=np.int32)
@@ -107,7 +121,6 @@ def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
     features = dataclasses.replace(found, lengths=lengths, labels=number)
     batch = PackedBatches(features, size=size)(np.arange(size))
     assert len(batch["input_ids"]) < size
-    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
 
     @jax.jit
     def pooled(step):
@@ -117,21 +130,14 @@ def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
             params, batch, config=model, head=head, compute=ComputeConfig(dtype="float32"), key=key
         )["pooled"]
 
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(_one_device()):
         ours = np.stack([np.asarray(pooled(jnp.int32(step))) for step in range(draws)])
     is_text = batch["weights"] > 0
     ours = ours[:, is_text][:, np.argsort(batch["labels"][is_text])]
     apart = Batches(features, size=size)(np.arange(size))
     with torch.no_grad():
-        outputs = [
-            theirs.bert(
-                input_ids=torch.from_numpy(apart["input_ids"]).long(),
-                token_type_ids=torch.from_numpy(apart["token_type_ids"]).long(),
-                attention_mask=torch.from_numpy(apart["sequence_ids"]).long(),
-            ).pooler_output.numpy()
-            for _ in range(draws)
-        ]
-    torchs = np.stack(outputs)
+        inputs = _inputs(apart)
+        torchs = np.stack([theirs.bert(**inputs).pooler_output.numpy() for _ in range(draws)])
     assert ours.shape == torchs.shape == (draws, size, model.hidden_size)
 
     def facts(found):
@@ -151,12 +157,8 @@ def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention)
 
     Two samples of masks have means as far apart as the variances say, and no further.
     """
-    from transformers import BertForSequenceClassification
-
     draws, size = 600, 16
-    encoder = tiny_tasks.encoder(tmp_path / "encoder")
-    sources = Sources(data=str(tiny_tasks.sst2(tmp_path / "sst2")))
-    data = load(base_spec("sst2"), sources, tokenizers.load(encoder), length=48)
+    data = _sst2(tmp_path, length=48)
     model = dataclasses.replace(
         tiny_tasks.MODEL,
         hidden_dropout_prob=hidden,
@@ -165,13 +167,9 @@ def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention)
         initializer_range=0.3,
     )
     head = data.task.head()
-    params = heads.init_params(model, head, seed=0)
-    huggingface.write(tmp_path / "hf", params, model, tokenizer=encoder, head=head)
-    theirs = BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
-    torch.manual_seed(0)
+    params, theirs = _both_sides(tmp_path, model, head)
     features, rows = data.train.encoded.features, np.arange(size)
     packed, apart = PackedBatches(features, size=size)(rows), Batches(features, size=size)(rows)
-    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
 
     @jax.jit
     def gradient(step):
@@ -187,17 +185,12 @@ def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention)
         return jax.grad(loss)(params)
 
     ours, torchs = [], []
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(_one_device()):
         for step in range(draws):
             ours.append(huggingface.to_tensors(gradient(jnp.int32(step))))
     for _ in range(draws):
         theirs.zero_grad()
-        theirs(
-            input_ids=torch.from_numpy(apart["input_ids"]).long(),
-            token_type_ids=torch.from_numpy(apart["token_type_ids"]).long(),
-            attention_mask=torch.from_numpy(apart["sequence_ids"]).long(),
-            labels=torch.from_numpy(apart["labels"]).long(),
-        ).loss.backward()
+        theirs(**_inputs(apart), labels=_long(apart["labels"])).loss.backward()
         torchs.append({name: p.grad.numpy().copy() for name, p in theirs.named_parameters()})
     distances, variances = {}, {}
     for name in torchs[0]:
