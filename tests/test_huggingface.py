@@ -142,6 +142,13 @@ def test_a_model_in_several_files(copied, exported):
     assert_same(read(copied), read(exported))
 
 
+def test_an_index_that_was_left_behind(copied, exported):
+    """transformers removes the files that one replaces, and leaves their index."""
+    index = {"weight_map": {"bert.pooler.dense.bias": "model-00001-of-00002.safetensors"}}
+    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_same(read(copied), read(exported))
+
+
 def test_half_precision_is_read_as_float32(copied):
     rewrite(copied, lambda t: t.update({n: x.astype(np.float16) for n, x in t.items()}))
     leaves = jax.tree.leaves(read(copied))

@@ -285,11 +285,11 @@ def test_configs_that_do_not_fit(tmp_path, changes, message):
 # --- RoBERTa -------------------------------------------------------------------------------------
 
 
-def as_roberta(folder, name):
+def as_roberta(folder, name, pad=1):
     """A directory of ours in RoBERTa's names and rows, made without the reader's table."""
     directory, params = written(folder, name, "wider")
     tensors = load_file(directory / "model.safetensors")
-    unused = np.full((2, 96), np.nan, np.float32)
+    unused = np.full((pad + 1, 96), np.nan, np.float32)
     old = "bert.embeddings.position_embeddings.weight"
     tensors = {
         n if n.startswith(("bert", "c", "q")) else f"bert.{n}": t for n, t in tensors.items()
@@ -312,9 +312,9 @@ def as_roberta(folder, name):
         directory,
         model_type="roberta",
         architectures=[f"Roberta{name}"],
-        max_position_embeddings=35,
+        max_position_embeddings=33 + pad + 1,
         type_vocab_size=1,
-        pad_token_id=1,
+        pad_token_id=pad,
     )
     word = params["encoder"]["embeddings"]["token_type"]["embedding"]
     word[1] = word[0]
@@ -330,6 +330,15 @@ def test_roberta_is_read(tmp_path, name):
     back = huggingface.read(directory)
     assert (back.model, back.head) == (SIZES["wider"], HEADS[name])
     assert_same(back.params, params)
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_robertas_positions_begin_behind_its_padding(tmp_path, pad):
+    directory, params = as_roberta(tmp_path, "ForMaskedLM", pad)
+    assert_same(huggingface.read(directory).params, params)
+    edit(directory, pad_token_id=-1)
+    with pytest.raises(UsageError, match="pad_token_id is -1; RoBERTa's positions begin behind it"):
+        huggingface.read(directory)
 
 
 def test_a_pooler_that_a_roberta_classifier_does_not_use(tmp_path):
@@ -475,17 +484,19 @@ def test_what_their_class_saves_is_read(tmp_path, name, size):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", _ROBERTA_CLASSES)
-def test_roberta_gives_our_logits(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "pad"), [*((name, 1) for name in _ROBERTA_CLASSES), ("ForMaskedLM", 0)]
+)
+def test_roberta_gives_our_logits(tmp_path, name, pad):
     torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
     import transformers
 
     torch.manual_seed(0)
     fields = dataclasses.asdict(SIZES["wider"]) | {
-        "max_position_embeddings": 35,
+        "max_position_embeddings": 33 + pad + 1,
         "type_vocab_size": 1,
         "layer_norm_eps": 1e-5,
-        "pad_token_id": 1,
+        "pad_token_id": pad,
     }
     labels = HEADS[name].labels
     options = {"id2label": dict(enumerate(labels))} if labels else {}
@@ -497,7 +508,7 @@ def test_roberta_gives_our_logits(tmp_path, name):
     theirs.save_pretrained(tmp_path)
     assert huggingface.read(tmp_path).head == HEADS[name]
     assert huggingface.read(tmp_path).model.layer_norm_eps == 1e-5
-    assert_same_outputs(tmp_path, name, theirs, pad=1)
+    assert_same_outputs(tmp_path, name, theirs, pad=pad)
 
 
 def test_every_class_is_known():

@@ -341,6 +341,17 @@ def test_what_the_original_cannot_compute_is_not_written(tmp_path):
     wrong = Foreign(model=small, head=tokens, params=random_params(small, tokens))
     with pytest.raises(UsageError, match="no token classifier"):
         tf1.write(tmp_path / "tf1", wrong, tokenizer=words)
+    # That accents stay is nothing that a vocab.txt can say.
+    config = {"do_lower_case": True, "strip_accents": False}
+    path = words / "tokenizer_config.json"
+    kept = path.read_text() if path.is_file() else None
+    (words / "tokenizer.json").unlink(missing_ok=True)
+    path.write_text(json.dumps(config))
+    right = Foreign(model=small, head=HeadConfig(), params=random_params(small, HeadConfig()))
+    with pytest.raises(UsageError, match="tokens that a vocab\\.txt cannot say"):
+        tf1.write(tmp_path / "tf1", right, tokenizer=words)
+    path.write_text(kept or json.dumps({"do_lower_case": True}))
+    tf1.write(tmp_path / "words" / "tf1", right, tokenizer=words)
     assert [p.name for p in tmp_path.iterdir()] == ["words"]
 
 

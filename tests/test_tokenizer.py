@@ -309,6 +309,37 @@ def test_contradictions_about_case_are_errors(wordpiece, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"strip_accents": False}, "strip_accents=True, but .* has strip_accents=False"),
+        ({"tokenize_chinese_chars": False}, "handle_chinese_chars=True, but .* has tokenize_ch"),
+        ({"strip_accents": None, "tokenize_chinese_chars": None}, None),
+        ({"strip_accents": True}, None),
+    ],
+)
+def test_contradictions_about_the_preparation_of_text(wordpiece, tmp_path, declared, message):
+    """transformers obeys tokenizer_config.json, where nothing said of accents is as of case."""
+    wordpiece.save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | declared))
+    if message is None:
+        assert load(tmp_path).hash == wordpiece.hash
+        return
+    with pytest.raises(UsageError, match=message):
+        load(tmp_path)
+
+
+def test_tokens_that_a_vocabulary_file_lacks(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(SMALL))
+    added = tmp_path / "added_tokens.json"
+    added.write_text(json.dumps({SMALL[3]: 3}))
+    assert load(tmp_path).vocab_size == len(SMALL)
+    added.write_text(json.dumps({"[E1]": len(SMALL)}))
+    with pytest.raises(UsageError, match=r"added_tokens.json adds '\[E1\]' to vocab.txt"):
+        load(tmp_path)
+
+
 # --- training -------------------------------------------------------------------------------------
 
 TRAIN = """

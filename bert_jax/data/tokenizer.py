@@ -246,13 +246,7 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     _require_ids(backend.get_vocab(with_added_tokens=True), str(path))
     state = json.loads(backend.to_str())
     if _is_bert(state):
-        written, declared = state["normalizer"]["lowercase"], config.get("do_lower_case")
-        # The classes of `transformers` obey the second, most others the first.
-        if declared is not None and declared != written:
-            raise UsageError(
-                f"{path} has lowercase={written}, but {path.parent / 'tokenizer_config.json'} has "
-                f"do_lower_case={declared}; make them agree"
-            )
+        tokenizer_files.require_agreement(state["normalizer"], config, path)
     return Tokenizer(backend, source=str(path), names=_configured_names(config))
 
 
@@ -272,6 +266,7 @@ def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None)
                 "a token has one id"
             )
         first_line[token] = number
+    tokenizer_files.require_no_added_tokens(path, first_line)
     if lowercase is None:
         lowercase = config.get("do_lower_case")
     if lowercase is None:

@@ -33,8 +33,9 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_new",
 }
 _BERT, _ROBERTA = ("bert",), ("roberta", "xlm-roberta", "camembert")
-# Their first position is behind the padding's, and that one behind another.
-_ROBERTA_UNUSED_POSITIONS = 2
+# RoBERTa's positions begin behind the number of its padding token, which is 1 unless it says so
+# (transformers modeling_roberta.py, create_position_ids_from_input_ids).
+_ROBERTA_PAD = 1
 
 
 def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, str]:
@@ -156,7 +157,7 @@ def read(directory: Path, *, allow_missing_heads: bool = False) -> Foreign:
     classifier = _classifier(declared, tensors)
     table = _table(theirs, classifier, declared, tensors)
     untied = _untied(tensors)
-    tensors = _with_our_rows(tensors, theirs)
+    tensors = _with_our_rows(tensors, theirs, directory / CONFIG)
     held = table.parts(tensors, classifier=classifier)
     # The hub's BertForMaskedLM keep the pooler and the next-sentence head of their pre-training;
     # a task's head, though, is there because the class says so.
@@ -220,7 +221,7 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     values = {name: value for name, value in theirs.items() if name in fields}
     model = from_dict(values | {"hidden_act": _ACTIVATIONS[activation]}, ModelConfig, str(path))
     if kind in _ROBERTA:
-        positions = model.max_position_embeddings - _ROBERTA_UNUSED_POSITIONS
+        positions = model.max_position_embeddings - _unused_positions(theirs, path)
         model = dataclasses.replace(model, max_position_embeddings=positions)
     # One segment becomes two that are alike: pairs are no error to the model, and no difference.
     return dataclasses.replace(model, type_vocab_size=max(2, model.type_vocab_size))
@@ -287,14 +288,27 @@ def _untied(tensors: dict[str, np.ndarray]) -> list[str]:
 _NONE = np.empty(())
 
 
-def _with_our_rows(tensors: dict[str, np.ndarray], theirs: dict[str, Any]) -> dict[str, np.ndarray]:
+def _unused_positions(theirs: dict[str, Any], path: Path) -> int:
+    """Rows of RoBERTa's position table before that of the first token."""
+    pad = theirs.get("pad_token_id", _ROBERTA_PAD)
+    if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
+        raise UsageError(
+            f"{path}: pad_token_id is {brief(pad)}; RoBERTa's positions begin behind it: give the "
+            "id of its padding token"
+        )
+    return pad + 1
+
+
+def _with_our_rows(
+    tensors: dict[str, np.ndarray], theirs: dict[str, Any], path: Path
+) -> dict[str, np.ndarray]:
     """Position and segment tables with the rows that `_model` counts."""
     changed = dict(tensors)
     kind = theirs.get("model_type", "bert")
     base = "bert" if kind in _BERT else "roberta"
     position = f"{base}.embeddings.position_embeddings.weight"
     if kind in _ROBERTA and tensors.get(position, _NONE).ndim:
-        changed[position] = tensors[position][_ROBERTA_UNUSED_POSITIONS:]
+        changed[position] = tensors[position][_unused_positions(theirs, path) :]
     segment = f"{base}.embeddings.token_type_embeddings.weight"
     if theirs.get("type_vocab_size") == 1 and tensors.get(segment, _NONE).shape[:1] == (1,):
         changed[segment] = np.repeat(tensors[segment], 2, axis=0)

@@ -51,11 +51,15 @@ def write_file(path: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -
 
 
 def read(directory: Path) -> dict[str, np.ndarray]:
-    """All tensors of a directory. Raises UsageError if there are none, or a file is damaged."""
-    if (directory / INDEX).exists():
-        return _read_sharded(directory)
+    """All tensors of a directory. Raises UsageError if there are none, or a file is damaged.
+
+    Of a single file and an index the file counts, as it does to transformers, which leaves the
+    index behind where it replaces several files by one.
+    """
     if (directory / WEIGHTS).exists():
         return read_file(directory / WEIGHTS)[0]
+    if (directory / INDEX).exists():
+        return _read_sharded(directory)
     found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
     raise UsageError(
         f"{directory} has no {WEIGHTS} (found {found}); pickled weights are not read: convert "

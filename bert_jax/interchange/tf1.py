@@ -233,7 +233,14 @@ def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
         (building / CONFIG).write_text(text + "\n", encoding="utf-8")
         # Only the vocabulary: the original knows no other tokenizer file.
         rows = sub_words.tokens(list(range(sub_words.vocab_size)))
-        (building / "vocab.txt").write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
+        vocabulary = building / "vocab.txt"
+        vocabulary.write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
+        if tokenizers.load(vocabulary, lowercase=sub_words.lowercase).hash != sub_words.hash:
+            raise UsageError(
+                f"tokenizer {tokenizer} has settings or tokens that a vocab.txt cannot say "
+                "(accents, Chinese characters, added tokens): the original would cut text "
+                "otherwise; export --format hf"
+            )
         listing = f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n'
         (building / "checkpoint").write_text(listing, encoding="utf-8")
 
