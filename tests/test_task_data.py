@@ -102,6 +102,17 @@ _BAD_ROWS = {
         'sentence,label\n"hi,1\n' + "a,1\n" * 40_000,
         "line 32769: field larger than field limit (131072); is a quote not closed",
     ),
+    "empty label": ("a.csv", "sentence,label\nhi,1\nho,\n", "line 3: column 'label' is empty"),
+    "label of nothing": (
+        "a.jsonl",
+        '{"sentence": "hi", "label": NaN}\n',
+        "line 1: column 'label' is nan; write text or a number",
+    ),
+    "list of texts": (
+        "a.jsonl",
+        '{"sentence": ["a", "b"], "label": 1}\n',
+        "line 1: column 'sentence' is ['a', 'b']; write text",
+    ),
     "another format": ("a.parquet", "", "must end in .tsv, .csv, .jsonl"),
 }
 
@@ -113,6 +124,18 @@ def test_what_is_wrong_with_a_file_of_rows_is_said(tmp_path, case):
     with pytest.raises(UsageError) as error:
         task_files.read_rows(path, text_columns=["sentence"], label_column="label")
     assert str(path) in str(error.value) and message in str(error.value)
+
+
+def test_numbers_and_truth_values_of_json_are_text(tmp_path):
+    lines = ('{"sentence": 7, "label": true}', '{"sentence": 2.5, "label": 0}',
+             '{"sentence": "half \\ud83d an emoji", "label": "a"}')  # fmt: skip
+    path = write(tmp_path / "a.jsonl", "\n".join(lines))
+    rows, _ = task_files.read_rows(path, text_columns=["sentence"], label_column="label")
+    assert [(row.texts, row.label) for row in rows] == [
+        (("7",), "true"),
+        (("2.5",), "0"),
+        (("half \ufffd an emoji",), "a"),
+    ]
 
 
 def test_a_file_that_is_not_text(tmp_path):
@@ -243,6 +266,14 @@ def test_conll_columns(tmp_path):
     assert [s.tags for s in unlabelled] == [None, None]
 
 
+def test_a_word_may_be_any_other_space(tmp_path):
+    path = write(tmp_path / "a.conll", "the\tO\n\u00a0\tO\n\u2003x\tO\n")
+    (found,) = conll.read_sentences(path)
+    assert found.words == ("the", "\u00a0", "\u2003x")
+    (found,) = conll.read_sentences(write(path, "the\n\u00a0\ncat\n"), labelled=False)
+    assert found.words == ("the", "\u00a0", "cat")
+
+
 def test_iob1_becomes_iob2(tmp_path):
     path = write(tmp_path / "a.conll", "Jo I-per\nRome I-loc\nYork B-loc\nCity I-loc\n")
     (found,) = conll.read_sentences(path, scheme="IOB1")
@@ -296,13 +327,13 @@ def test_no_word_of_a_long_sentence_is_lost(tokenizer):
 # --- questions -----------------------------------------------------------------------------------
 
 
-def squad_file(path: Path, **changes) -> Path:
+def squad_file(path: Path, *, context: str = "The cat sat.", **changes) -> Path:
     entry = {
         "id": "q1",
         "question": "Who sat?",
         "answers": [{"text": "cat", "answer_start": 4}],
     } | changes
-    paragraph = {"context": "The cat sat.", "qas": [entry]}
+    paragraph = {"context": context, "qas": [entry]}
     return write(path, json.dumps({"data": [{"title": "T", "paragraphs": [paragraph]}]}))
 
 
@@ -335,8 +366,22 @@ def test_what_is_wrong_with_a_question_is_said(tmp_path, case):
     assert all(part in str(error.value) for part in (str(path), message, place))
 
 
+def test_half_an_emoji_moves_no_answer(tmp_path):
+    context = "A \ud83d cat sat."
+    answer = {"text": "cat", "answer_start": 4}
+    path = squad_file(tmp_path / "a.json", context=context, answers=[answer])
+    (question,) = squad.read_questions(path)
+    assert question.context == "A \ufffd cat sat." and question.starts == (4,)
+
+
 def test_a_file_that_is_not_squad(tmp_path):
-    for text, message in (("{", "is not JSON"), ("{}", "needs `data`"), ("[]", "needs `data`")):
+    number = '{"data": ' + "9" * 5000 + "}"
+    for text, message in (
+        (number, "is not JSON"),
+        ("{", "is not JSON"),
+        ("{}", "needs `data`"),
+        ("[]", "needs `data`"),
+    ):
         with pytest.raises(UsageError, match=message):
             squad.read_questions(write(tmp_path / "a.json", text))
 

@@ -13,6 +13,8 @@ from bert_jax.data.task_files import read_text
 from bert_jax.errors import UsageError
 
 SCHEMES = ("IOB2", "IOB1")
+# What stands between columns. Other white space may be a word.
+_SPACES = " \t\r"
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ def read_sentences(path: Path, *, scheme: str = "IOB2", labelled: bool = True) -
 
     for number, line in enumerate(read_text(path).replace("\r\n", "\n").split("\n"), 1):
         # A tab separates where there is one: a word may hold a no-break space.
-        cells = line.split("\t") if "\t" in line.strip() else line.split(" ")
-        cells = [cell.strip() for cell in cells if cell.strip()]
+        line = line.strip(_SPACES)
+        cells = line.split("\t") if "\t" in line else line.split(" ")
+        cells = [cell.strip(_SPACES) for cell in cells if cell.strip(_SPACES)]
         if not cells or cells[0] == "-DOCSTART-":
             close()
             continue

@@ -87,12 +87,21 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def paragraphs_of(text: str) -> Document:
-    """The non-empty lines of a text; half a surrogate pair, which UTF-8 cannot hold, as U+FFFD."""
+    """The non-empty lines of a text, without half characters."""
+    text = whole_characters(text)
+    return tuple(line for line in map(str.strip, text.split("\n")) if line)
+
+
+def whole_characters(text: str) -> str:
+    """`text`, each half of a surrogate pair as U+FFFD: JSON can write it, UTF-8 cannot.
+
+    An emoji that something has cut in two. The text keeps its length.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return tuple(line for line in map(str.strip, text.split("\n")) if line)
+    return text
 
 
 def _find_files(source: str) -> list[Path]:

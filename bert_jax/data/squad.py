@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_jax.data.corpus import whole_characters
 from bert_jax.data.task_files import read_text, read_tfds
 from bert_jax.errors import UsageError
 
@@ -58,7 +59,7 @@ def read_questions(
 def _from_json(path: Path, *, labelled: bool) -> Iterator[Question]:
     try:
         values = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
     for a, article in enumerate(_field(values, "data", list, str(path))):
         title = article.get("title", f"article {a}") if isinstance(article, dict) else ""
@@ -116,7 +117,7 @@ def _field(value: Any, name: str, kind: Any, place: str) -> Any:
     found = value.get(name) if isinstance(value, dict) else None
     if not isinstance(found, kind) or isinstance(found, bool):
         raise UsageError(f"{place}: needs `{name}`; is this SQuAD's JSON?")
-    return found
+    return whole_characters(found) if isinstance(found, str) else found
 
 
 def _short(text: str) -> str:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from bert_jax.errors import UsageError
+from bert_jax.data.corpus import whole_characters
+from bert_jax.errors import UsageError, brief
 
 _FORMATS = (".tsv", ".csv", ".jsonl")
 
@@ -82,13 +84,29 @@ def read_rows(
                 f"{place}: no column {missing!r}, only {there}; name the columns of the file, or "
                 "repair the line"
             )
-        texts = tuple(str(record[column]) for column in text_columns)
-        label = None if label_column is None else str(record[label_column]).strip()
+        texts = tuple(_text(record[column], place, column) for column in text_columns)
+        label = None
+        if label_column is not None:
+            label = _text(record[label_column], place, label_column).strip()
+            if not label:
+                raise UsageError(
+                    f"{place}: column {label_column!r} is empty; give the row its label, or leave "
+                    "it out"
+                )
         number = str(record.get(id_column, len(rows))) if id_column else str(len(rows))
         rows.append(TextRow(place, texts, label, number))
     if not rows:
         raise UsageError(f"{path} has no rows")
     return rows, skipped
+
+
+def _text(value: Any, place: str, column: str) -> str:
+    """A cell as text; of JSON numbers and truth values, too, as JSON writes them."""
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        raise UsageError(f"{place}: column {column!r} is {brief(value)}; write text or a number")
+    return whole_characters(value)
 
 
 def _csv_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
