@@ -6,9 +6,8 @@ FOLDER has GLUE's files for `sst2`, `cola` and `stsb`, `train.json` and `dev.jso
 WNUT-17's files for `ner`. Each seed is trained by both sides in turns of one step, on
 the same batches from the same encoder and the same fresh head, with AdamW that corrects its bias on
 both. The scores are those of `bert_jax.tasks` for both. With `--dropout 0` the two losses of a step
-may differ by rounding only (for `squad` more: transformers counts padding among the places of an
-answer). Needs the `parity` extra. Prints a table, and writes WORKDIR/TASK.json after every seed;
-the same command, or one with more seeds, goes on from there.
+may differ by rounding only. Needs the `parity` extra. Prints a table, and writes WORKDIR/TASK.json
+after every seed; the same command, or one with more seeds, goes on from there.
 """
 
 import argparse
@@ -58,6 +57,7 @@ def main() -> None:
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--train-rows", type=int)
     parser.add_argument("--length", type=int, default=128)
@@ -109,6 +109,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     ]
     settings = Settings(
         length=arguments.length,
+        batch_size=arguments.batch_size,
         learning_rate=arguments.learning_rate,
         recipe=recipe,
         seed=seed,
@@ -206,12 +207,20 @@ def torch_inputs(features, rows, length: int) -> dict[str, torch.Tensor]:
 
 
 def torch_loss(model, features: Features, rows, length: int) -> torch.Tensor:
-    """What transformers' own models compute of such labels."""
+    """What transformers' own models compute of such labels; but of spans without the padding.
+
+    Theirs counts padding among the places of an answer, so that a row's loss depends on the longest
+    one of its batch. Ours does not.
+    """
     inputs = torch_inputs(features, rows, length)
     labels = torch.from_numpy(features.labels[rows])
     if isinstance(model, BertForQuestionAnswering):
         start, end = labels.long().unbind(dim=1)
-        return model(**inputs, start_positions=start, end_positions=end).loss
+        outputs, is_padding = model(**inputs), inputs["attention_mask"] == 0
+        scores = (outputs.start_logits, outputs.end_logits)
+        first, last = (found.masked_fill(is_padding, -torch.inf) for found in scores)
+        cross_entropy = torch.nn.functional.cross_entropy
+        return (cross_entropy(first, start) + cross_entropy(last, end)) / 2
     if isinstance(model, BertForTokenClassification):
         has_label = torch.from_numpy(features.weights[rows]) > 0
         known = labels.long().where(has_label, -100)[:, :length]
@@ -244,9 +253,11 @@ def torch_outputs(model, features: Features) -> np.ndarray:
 
 def report(runs: list[dict]) -> None:
     medians = {}
+    steps = min(len(run["losses"]["ours"]) for run in runs)
+    later = max(1, steps - 5)
     for side in ("ours", "torch"):
         # The first steps compile.
-        medians[side] = statistics.median(s for run in runs for s in run["seconds"][side][5:])
+        medians[side] = statistics.median(s for run in runs for s in run["seconds"][side][-later:])
     print(
         f"seconds a step: ours {medians['ours']:.3f}, torch {medians['torch']:.3f}, "
         f"ratio {medians['torch'] / medians['ours']:.2f}"
