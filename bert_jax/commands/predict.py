@@ -53,8 +53,8 @@ def add_embed_options(parser: Any) -> None:
         "--layers",
         default="-1",
         metavar="N",
-        help="layers to join, from 1 (0 is the embeddings) or from the end; -4,-3,-2,-1 are the "
-        "last four (default: %(default)s)",
+        help="layers to join, from 1 (0 is the embeddings) or from the end; "
+        "--layers=-4,-3,-2,-1 joins the last four (default: %(default)s)",
     )
     parser.add_argument(
         "--pooling",
@@ -90,7 +90,9 @@ def run_embed(arguments: Any) -> None:
     try:
         layers = [int(part) for part in arguments.layers.split(",")]
     except ValueError:
-        raise UsageError(f"--layers {arguments.layers}: write numbers, as -4,-3,-2,-1") from None
+        raise UsageError(
+            f"--layers {arguments.layers}: write numbers, as --layers=-4,-3,-2,-1"
+        ) from None
     if arguments.length < 3:
         raise UsageError(f"--length {arguments.length}: it must be at least 3")
     if arguments.output.suffix != ".npz":

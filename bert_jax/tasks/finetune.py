@@ -100,6 +100,7 @@ def train(
         watchdog.at("restoring", patience=COMPILE_PATIENCE)
         last = recovery.prepare(home) if is_held else None
         if not is_held:
+            workdir.claim(home)
             tokenizers.load(source.tokenizer).save(home / workdir.TOKENIZER)
             workdir.write_config(home, config, **facts)
         if last is None:
@@ -274,13 +275,15 @@ def _diverged(data: TaskData, scores: dict[str, dict[str, float]]) -> bool:
     """Whether the model knows no more of the held-out rows than one that always says the same.
 
     The "failed runs" of Mosbach et al. 2021, section 3. WNLI's development rows contradict its
-    training rows: below chance is usual there.
+    training rows: below chance is usual there. Where all held-out rows have one answer, nothing is
+    better than that one, and nothing is to be said.
     """
     if data.task.spec.name == "wnli":
         return False
     main = data.task.spec.metrics[0]
-    return all(found[main] <= data.task.chance(data.dev[name].rows)
-               for name, found in scores.items())  # fmt: skip
+    chances = {name: data.task.chance(data.dev[name].rows) for name in scores}
+    telling = [name for name, chance in chances.items() if chance < 1]
+    return bool(telling) and all(scores[name][main] <= chances[name] for name in telling)
 
 
 class _Compiled:
@@ -344,14 +347,13 @@ def _holds_run(home: Path, config: TrainConfig, facts: dict[str, Any]) -> bool:
     """Whether `home` is this run's already. Raises as `train` says; writes nothing."""
     path = home / workdir.CONFIG
     if not path.is_file():
-        others = [p for p in home.glob("*") if not p.name.startswith(DIVERGED)]
-        if others or (home.exists() and not home.is_dir()):
+        if home.exists() and not (home.is_dir() and workdir.is_free(home, but_for=(DIVERGED,))):
             raise UsageError(f"--workdir {home} is not empty and holds no run; choose another one")
         return False
     stored = json.loads(path.read_text(encoding="utf-8"))
     old = {"config": stored.get("config"), **{name: stored.get(name) for name in facts}}
     new = json.loads(json.dumps({"config": configs.to_dict(config), **facts}))
-    before, now = _flat(old), _flat(new)
+    before, now = flat(old), flat(new)
     changed = [
         f"{name}: {before.get(name)!r} -> {now.get(name)!r}"
         for name in sorted(before.keys() | now.keys())
@@ -379,11 +381,12 @@ _FREE = (
 )
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    """The values of nested dicts by their dotted names."""
     if isinstance(value, dict):
         return {
             name: leaf
             for key, child in value.items()
-            for name, leaf in _flat(child, f"{path}.{key}" if path else key).items()
+            for name, leaf in flat(child, f"{path}.{key}" if path else key).items()
         }
     return {path: value}

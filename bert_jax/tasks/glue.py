@@ -150,9 +150,7 @@ def find_file(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    raise UsageError(
-        f"{folder} has no {name} (or {name}.gz); --data names a folder of GLUE's files"
-    )
+    raise UsageError(f"{folder} has no {name} (or {name}.gz); name a folder of GLUE's files")
 
 
 def _from_tfds(task: GlueTask, source: str, split: str) -> Iterator[TextRow]:

@@ -107,14 +107,20 @@ def _read(spec: TaskSpec, sources: Sources) -> tuple[list[Any], dict[str, list[A
                 f"--task {spec.name} needs --data: a folder of GLUE's files, or "
                 f"tfds:glue/{of_glue.tfds}"
             )
+        if sources.train is not None or sources.dev is not None:
+            raise UsageError(f"--task {spec.name} takes its rows from --data, not --train or --dev")
         train = glue.read_split(of_glue, sources.data, "train.tsv", "train")
         dev = {name: glue.read_split(of_glue, sources.data, *rest) for name, *rest in of_glue.dev}
         return train, dev
     if spec.kind == "spans" and sources.data is not None:
         if not sources.data.startswith("tfds:"):
             raise UsageError(f"--data {sources.data}: name --train and --dev, or tfds:squad/...")
+        if sources.train is not None or sources.dev is not None:
+            raise UsageError(f"--data {sources.data} has all rows; leave out --train and --dev")
         train = read_questions(sources.data, split="train")
         return train, {"dev": read_questions(sources.data, split="validation")}
+    if sources.data is not None:
+        raise UsageError(f"--task {spec.name} takes --train FILE and --dev FILE, not --data")
     if sources.train is None or sources.dev is None:
         raise UsageError(f"--task {spec.name} needs --train FILE and --dev FILE")
     return read_file(spec, sources.train), {"dev": read_file(spec, sources.dev)}

@@ -18,6 +18,7 @@ from bert_jax.config import (
     OptimizerConfig,
     PhaseConfig,
     TrainConfig,
+    to_dict,
     validate,
 )
 from bert_jax.data import tokenizer as tokenizers
@@ -25,7 +26,7 @@ from bert_jax.errors import NonFinite, UsageError
 from bert_jax.model import sharding
 from bert_jax.progress import note
 from bert_jax.tasks import results
-from bert_jax.tasks.finetune import DIVERGED, Recipe, train, write_json
+from bert_jax.tasks.finetune import DIVERGED, Recipe, flat, train, write_json
 from bert_jax.tasks.load import Sources, TaskData, load
 from bert_jax.tasks.task import TaskSpec
 from bert_jax.training import require, workdir
@@ -34,9 +35,27 @@ from bert_jax.training import require, workdir
 WARMUP = 0.1
 # Devlin et al. 2019, appendix A.3.
 _PAPER_GRID = tuple(itertools.product((16, 32), (5e-5, 4e-5, 3e-5, 2e-5), (2.0, 3.0, 4.0)))
-# Fields of a config that nothing here reads.
-_UNUSED = ("data.", "optimizer.spike_factor", "optimizer.max_skipped_updates",
-           "checkpoint.max_failed_saves", "evaluation.num_examples")  # fmt: skip
+_PRE_TRAINING = "only pre-training has this field; leave it out"
+# What the beginnings of fields that `--set` cannot change are to be replaced by.
+_NOT_SET = {
+    "data.": _PRE_TRAINING,
+    "optimizer.spike_factor": _PRE_TRAINING,
+    "optimizer.max_skipped_updates": _PRE_TRAINING,
+    "checkpoint.max_failed_saves": _PRE_TRAINING,
+    "evaluation.num_examples": _PRE_TRAINING,
+    "name": "it is the task's; leave it out",
+    "seed": "use --seed and --seeds",
+    "head.": "it is the task's; leave it out",
+    "model.": "the model is the checkpoint's; of it only dropout and initializer_range can be set",
+    "optimizer.learning_rate": "use --learning-rate",
+    "phases": "use --length, --batch-size and --epochs",
+}
+_SETTABLE = ("model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
+             "model.initializer_range")  # fmt: skip
+# Where an attempt is moved while it is set aside.
+_ASIDE = "aside-"
+# Tokens of a row: validate() asks for as many.
+_SHORTEST = 8
 # What a restart adds to a seed: away from the seeds of other runs.
 _NEXT_SEED = 1000
 
@@ -74,6 +93,8 @@ def finetune(
     """
     if settings.seeds < 1:
         raise UsageError(f"--seeds {settings.seeds}: it must be at least 1")
+    if settings.restarts < 0:
+        raise UsageError(f"--restarts {settings.restarts}: it must be 0 or more")
     mesh = sharding.make_mesh(
         **require.mesh_shape(resolve.override(TrainConfig(), list(settings.overrides)))
     )
@@ -86,6 +107,7 @@ def finetune(
                 f"model embeddings for {source.config.model.vocab_size}; put the right tokenizer "
                 "beside it"
             )
+        _require_fitting(settings.length, source)
         data = load(spec, sources, tokenizer, length=settings.length)
         runs = list(_runs(settings))
         configs = [_config(source, data, run) for run in runs]
@@ -99,6 +121,15 @@ def finetune(
     write_json(home / "results.json", summary)
     (home / "results.md").write_text(results.markdown(summary), encoding="utf-8")
     return summary
+
+
+def _require_fitting(length: int, source: workdir.LoadedCheckpoint) -> None:
+    most = source.config.model.max_position_embeddings
+    if not _SHORTEST <= length <= most:
+        raise UsageError(
+            f"--length {length}: checkpoint {source.directory} takes {_SHORTEST} to {most} tokens "
+            f"a row; use --length {most} or less"
+        )
 
 
 def _runs(settings: Settings) -> Iterator[Settings]:
@@ -132,9 +163,6 @@ def _config(source: workdir.LoadedCheckpoint, data: TaskData, run: Settings) -> 
     rows = len(data.train.encoded.features)
     steps = max(1, int(rows * run.recipe.epochs / run.batch_size))
     an_epoch = max(1, rows // run.batch_size)
-    for text in run.overrides:
-        if text.startswith(_UNUSED):
-            raise UsageError(f"--set {text}: only pre-training has this field; leave it out")
     config = TrainConfig(
         name=data.task.spec.name,
         seed=run.seed,
@@ -156,7 +184,13 @@ def _config(source: workdir.LoadedCheckpoint, data: TaskData, run: Settings) -> 
         checkpoint=CheckpointConfig(every_steps=an_epoch, keep_last=1),
         log_every_steps=max(1, steps // 200),
     )
-    return validate(resolve.override(config, list(run.overrides)))
+    changed = resolve.override(config, list(run.overrides))
+    before, after = (flat(to_dict(values)) for values in (config, changed))
+    for name, value in after.items():
+        remedy = next((why for start, why in _NOT_SET.items() if name.startswith(start)), None)
+        if remedy is not None and name not in _SETTABLE and value != before.get(name):
+            raise UsageError(f"--set {name}: {remedy}")
+    return validate(changed)
 
 
 def _with_restarts(
@@ -173,6 +207,9 @@ def _with_restarts(
     An attempt that diverged lies in `home/diverged-N`. The last one that is allowed counts
     whatever comes of it; where its loss is no number, the result has no scores.
     """
+    # One that was being set aside when the process ended.
+    for begun in [*home.glob(f"{_ASIDE}[0-9]*")] if home.is_dir() else []:
+        _set_aside(home, int(begun.name.removeprefix(_ASIDE)))
     attempt = len(list(home.glob(f"{DIVERGED}*"))) if home.is_dir() else 0
     while attempt <= run.restarts or (home / workdir.CONFIG).is_file():
         seed = config.seed + _NEXT_SEED * attempt
@@ -206,9 +243,9 @@ def _with_restarts(
 
 
 def _set_aside(home: Path, attempt: int) -> None:
-    building = home / f"aside-{attempt}"
-    building.mkdir()
+    building = home / f"{_ASIDE}{attempt}"
+    building.mkdir(exist_ok=True)
     for entry in list(home.iterdir()):
-        if not entry.name.startswith((DIVERGED, "aside-")):
+        if not entry.name.startswith((DIVERGED, _ASIDE)):
             shutil.move(entry, building / entry.name)
     building.rename(home / f"{DIVERGED}{attempt}")

@@ -137,6 +137,8 @@ def _results(
     workdir: Path, config: TrainConfig, stored: dict[str, Any], step: int
 ) -> Iterable[str]:
     result = _json(workdir / "result.json")
+    if result.get("steps") != step:  # those of the run's end are not these parameters'
+        result = {}
     if result.get("scores"):
         rows = [
             (split, metric, f"{value:.4f}")
@@ -157,7 +159,10 @@ def _results(
         )
     if task:
         if not result.get("scores"):
-            yield "## Scores\n\nThe run was not finished."
+            yield (
+                f"## Scores\n\nNone: a run is scored at its end, step {config.total_steps:,}; "
+                f"this is step {step:,}."
+            )
         return
     if not curve:
         yield "## Held-out loss\n\nNot recorded."

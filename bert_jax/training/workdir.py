@@ -54,17 +54,26 @@ def holds_run(
         return True, changes
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--workdir {directory} is a file; choose a directory")
-    if directory.is_dir() and not _is_free(directory):
+    if directory.is_dir() and not is_free(directory):
         raise UsageError(
             f"--workdir {directory} is not empty and holds no run; choose another directory"
         )
     return False, []
 
 
-def _is_free(directory: Path) -> bool:
-    """Whether nothing is there, or only what `create` had made when it was cut short."""
-    names = {path.name for path in directory.iterdir()}
+def is_free(directory: Path, *, but_for: tuple[str, ...] = ()) -> bool:
+    """Whether nothing is there, or only what a beginning had made when it was cut short.
+
+    Names that begin with one of `but_for` do not count.
+    """
+    names = {path.name for path in directory.iterdir() if not path.name.startswith(but_for)}
     return not names or (_NEW_CONFIG in names and names <= {_NEW_CONFIG, TOKENIZER})
+
+
+def claim(directory: Path) -> None:
+    """Makes the directory, and says whose tokenizer it gets should its beginning be cut short."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _NEW_CONFIG).touch()
 
 
 def create(
@@ -76,9 +85,7 @@ def create(
     imported_from: Path | None = None,
 ) -> None:
     """Makes `directory` the home of a new run: its config and its tokenizer."""
-    directory.mkdir(parents=True, exist_ok=True)
-    # Whose tokenizer it is, should this be cut short.
-    (directory / _NEW_CONFIG).touch()
+    claim(directory)
     shutil.copytree(corpus.directory / "tokenizer", directory / TOKENIZER, dirs_exist_ok=True)
     write_config(
         directory,
