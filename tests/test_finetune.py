@@ -366,6 +366,14 @@ def test_predictions_are_those_that_were_scored(tmp_path, classified, glue, caps
     gold = [line.split("\t")[1] for line in (glue / "dev.tsv").read_text().splitlines()[1:]]
     assert [record["label"] for record in records] == gold
     assert all(sum(r["probabilities"].values()) == pytest.approx(1) for r in records)
+    table = tmp_path / "table.csv"
+    table.write_text("tweet,sentence\nx7,the cat is fine\nx9,an owl\n")
+    named = ["predict", "--checkpoint", str(classified), "--input", str(table), "--id"]
+    assert main([*named, "tweet"]) == 0
+    said = [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["x7", "x9"]
+    assert main([*named, "number"]) == 2
+    assert "line 2: no column 'number', only tweet, sentence" in capsys.readouterr().err
     output = tmp_path / "submission"
     command = ["predict", "--checkpoint", str(classified), "--glue", str(glue)]
     assert main([*command, "--output", str(output)]) == 0

@@ -31,6 +31,11 @@ def add_predict_options(parser: Any) -> None:
         help="the column of the text, twice for a pair, where the file has other names for them",
     )
     parser.add_argument(
+        "--id",
+        metavar="COLUMN",
+        help="the column that names a row of a table (default: its number, from 0)",
+    )
+    parser.add_argument(
         "--glue",
         type=Path,
         metavar="DIR",
@@ -77,7 +82,7 @@ def run_predict(arguments: Any) -> None:
         for path in write_submission(predictor, arguments.glue, arguments.output):
             print(f"wrote {path}")
         return
-    records = predictor.file(arguments.input, columns=tuple(arguments.text))
+    records = predictor.file(arguments.input, columns=tuple(arguments.text), id_column=arguments.id)
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     if arguments.output is None:
         sys.stdout.write(text)

@@ -70,7 +70,8 @@ def read_rows(
     if not name.endswith(_FORMATS):
         raise UsageError(f"{path}: the name must end in {', '.join(_FORMATS)} (or these and .gz)")
     records = _json_lines(path) if name.endswith(".jsonl") else _table(path, header, name)
-    wanted = [*text_columns, *([] if label_column is None else [label_column])]
+    others = (column for column in (label_column, id_column) if column is not None)
+    wanted = [*text_columns, *others]
     rows: list[TextRow] = []
     skipped = 0
     for place, record in records:
@@ -93,8 +94,8 @@ def read_rows(
                     f"{place}: column {label_column!r} is empty; give the row its label, or leave "
                     "it out"
                 )
-        number = str(record.get(id_column, len(rows))) if id_column else str(len(rows))
-        rows.append(TextRow(place, texts, label, number))
+        id_ = str(len(rows)) if id_column is None else _text(record[id_column], place, id_column)
+        rows.append(TextRow(place, texts, label, id_))
     if not rows:
         raise UsageError(f"{path} has no rows")
     return rows, skipped

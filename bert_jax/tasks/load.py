@@ -126,8 +126,10 @@ def _read(spec: TaskSpec, sources: Sources) -> tuple[list[Any], dict[str, list[A
     return read_file(spec, sources.train), {"dev": read_file(spec, sources.dev)}
 
 
-def read_file(spec: TaskSpec, path: Path, *, labelled: bool = True) -> list[Any]:
-    """The rows of one file of a task."""
+def read_file(
+    spec: TaskSpec, path: Path, *, labelled: bool = True, id_column: str | None = None
+) -> list[Any]:
+    """The rows of one file of a task. `id_column` is of tables only."""
     if spec.kind == "tokens":
         return list(read_sentences(path, scheme=spec.tag_scheme, labelled=labelled))
     if spec.kind == "spans":
@@ -138,7 +140,13 @@ def read_file(spec: TaskSpec, path: Path, *, labelled: bool = True) -> list[Any]
     header = None
     if spec.name in glue.TASKS and path.name.removesuffix(".gz").endswith(".tsv"):
         header = glue.header_of(glue.TASKS[spec.name], path)
-    return read_rows(path, text_columns=spec.text_columns, label_column=label, header=header)[0]
+    return read_rows(
+        path,
+        text_columns=spec.text_columns,
+        label_column=label,
+        header=header,
+        id_column=id_column,
+    )[0]
 
 
 def _with_labels(spec: TaskSpec, train: Sequence[Any]) -> TaskSpec:

@@ -58,15 +58,20 @@ class Predictor:
             outputs = forward(self._source.params, encoded.features)
         return task.predictions(rows, encoded, outputs)
 
-    def file(self, path: Path, *, columns: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    def file(
+        self, path: Path, *, columns: tuple[str, ...] = (), id_column: str | None = None
+    ) -> list[dict[str, Any]]:
         """Predictions for a file of the task's format; a label in it is not read.
 
-        `columns` are those of the texts, where the file calls them otherwise.
+        `columns` are those of the texts, where the file calls them otherwise; `id_column` the one
+        that names a row of a table, which else has its number from 0.
         """
+        if id_column is not None and self.spec.kind in ("tokens", "spans"):
+            raise UsageError(f"--id: a file of {self.spec.name} has no columns with names")
         spec = dataclasses.replace(self.spec, text_columns=columns) if columns else self.spec
         if columns and len(columns) != len(self.spec.text_columns):
             raise UsageError(f"--text: the task has {len(self.spec.text_columns)} column(s)")
-        return self.rows(read_file(spec, path, labelled=False))
+        return self.rows(read_file(spec, path, labelled=False, id_column=id_column))
 
 
 def write_submission(predictor: Predictor, folder: Path, output: Path) -> list[Path]:
