@@ -337,6 +337,29 @@ def test_chance_is_the_best_of_all_constant_answers():
     assert task_of(base_spec("qqp")).chance(rows) == pytest.approx(2 * 3 / (3 + 8))
 
 
+def test_chance_where_all_rows_have_one_answer():
+    """Nothing is better than that answer: a run that gives it has not failed."""
+    from bert_jax.data.conll import Sentence
+    from bert_jax.data.squad import Question
+    from bert_jax.data.task_files import TextRow
+
+    yes, no = (TextRow("line 1", ("a",), label, "0") for label in "10")
+    without = Question("q", "q", "who?", "A cat.", (), ())
+    answered = dataclasses.replace(without, id="r", answers=("cat",), starts=(2,))
+    outside = Sentence("line 1", ("a", "b"), ("O", "O"))
+    inside = Sentence("line 1", ("a", "b"), ("O", "B-x"))
+    for task, alike, other, chance in (
+        ("sst2", yes, no, 0.5),
+        ("cola", yes, no, 0.0),
+        ("stsb", yes, no, 0.0),
+        ("squad2", without, answered, 50.0),
+        ("ner", outside, inside, 0.0),
+    ):
+        found = task_of(base_spec(task))
+        assert found.chance([alike, alike]) == -np.inf
+        assert found.chance([alike, other]) == chance, task
+
+
 def test_what_comes_of_it_can_be_exported(tmp_path, classified, glue):
     """With a card of what it was trained on, how it came there, and how long it took."""
     assert main(["export", "--checkpoint", str(classified), "--output", str(tmp_path / "hf")]) == 0

@@ -5,6 +5,7 @@ best pairs of all windows of a question compete; an answer lies within one windo
 than allowed, and begins where its token has most context. Its text is cut from the paragraph.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,8 @@ class SpanTask:
         return scores
 
     def chance(self, rows: Sequence[Question]) -> float:
+        if not any(question.answers for question in rows):
+            return -math.inf
         silent = {question.id: "" for question in rows}
         scores = squad_metrics.score(rows, silent, with_unanswerable=self.spec.with_unanswerable)
         return scores[self.spec.metrics[0]]

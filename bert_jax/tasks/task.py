@@ -77,7 +77,10 @@ class Task(Protocol):
         ...
 
     def chance(self, rows: Sequence[Any]) -> float:
-        """The main metric of a model that says the same of every row."""
+        """The main metric of a model that says the same of every row.
+
+        -inf where all rows have one answer: no model is better than the one that gives it.
+        """
         ...
 
     def predictions(

@@ -69,6 +69,8 @@ class TextTask:
 
     def chance(self, rows: Sequence[TextRow]) -> float:
         gold = self._gold(rows)
+        if len(np.unique(gold)) == 1:
+            return -math.inf
         if self.spec.kind == "regression":
             return 0.0
         # Not the most frequent class alone: F1 is highest for saying yes everywhere.

@@ -1,5 +1,6 @@
 """A tag for each word: named entities in CoNLL columns."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +58,8 @@ class WordTask:
         return {name: found[name] for name in self.spec.metrics}
 
     def chance(self, rows: Sequence[Sentence]) -> float:
-        del rows
-        return 0.0
+        has_entity = any(tag != "O" for sentence in rows for tag in sentence.tags or ())
+        return 0.0 if has_entity else -math.inf
 
     def predictions(
         self, rows: Sequence[Sentence], encoded: Encoded, outputs: np.ndarray
