@@ -253,11 +253,10 @@ def torch_outputs(model, features: Features) -> np.ndarray:
 
 def report(runs: list[dict]) -> None:
     medians = {}
-    steps = min(len(run["losses"]["ours"]) for run in runs)
-    later = max(1, steps - 5)
     for side in ("ours", "torch"):
+        seconds = [run["seconds"][side] for run in runs]
         # The first steps compile.
-        medians[side] = statistics.median(s for run in runs for s in run["seconds"][side][-later:])
+        medians[side] = statistics.median(s for all_ in seconds for s in all_[5:] or all_)
     print(
         f"seconds a step: ours {medians['ours']:.3f}, torch {medians['torch']:.3f}, "
         f"ratio {medians['torch'] / medians['ours']:.2f}"

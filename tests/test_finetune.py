@@ -513,7 +513,7 @@ def test_a_label_that_is_none_is_named_and_nothing_is_written(tmp_path, encoder,
     assert error.count("\n") == 1 and not home.exists()
 
 
-@pytest.mark.parametrize("score", ["nan", "inf", "much"])
+@pytest.mark.parametrize("score", ["nan", "inf", "", "much"])
 def test_a_score_that_is_no_number_is_named(tmp_path, encoder, capsys, score):
     train = tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0)
     dev = tmp_path / "dev.jsonl"
@@ -522,7 +522,8 @@ def test_a_score_that_is_no_number_is_named(tmp_path, encoder, capsys, score):
     home = tmp_path / "run"
     files = ["--train", str(train), "--dev", str(dev)]
     assert main(finetune(encoder, home, "--task", "text", *files, *columns, *_FAST)) == 2
-    assert f"{dev}, line 1: score {score!r} is not a finite number" in capsys.readouterr().err
+    wrong = f"score {score!r} is not a finite number" if score else "column 'alike' is empty"
+    assert f"{dev}, line 1: {wrong}" in capsys.readouterr().err
     assert not home.exists()
 
 
@@ -542,57 +543,33 @@ _REFUSED = {
     "epochs": (["--task", "sst2", "--data", ".", "--epochs", "0"], "--epochs 0.0"),
     "decay": (["--task", "sst2", "--data", ".", "--layer-decay", "2"], "--layer-decay 2.0"),
     "seeds": (["--task", "sst2", "--data", ".", "--seeds", "0"], "--seeds 0"),
-    "a field of pre-training": (
-        [
-            "--task",
-            "sst2",
-            "--data",
-            "{glue}",
-            "--length",
-            "16",
-            "--set",
-            "optimizer.spike_factor=3",
-        ],
-        "--set optimizer.spike_factor: only pre-training has this field",
-    ),
-    "the model's shape": (
-        ["--task", "sst2", "--data", "{glue}", "--length", "16", "--set", "model.vocab_size=32"],
-        "--set model.vocab_size: the model is the checkpoint's",
-    ),
-    "the head": (
-        ["--task", "sst2", "--data", "{glue}", "--length", "16", "--set", 'head={"parts": []}'],
-        "--set head.parts: it is the task's",
-    ),
-    "an option's field": (
-        ["--task", "sst2", "--data", "{glue}", "--length", "16", "--set", "seed=5"],
-        "--set seed: use --seed",
-    ),
-    "the rate": (
-        [
-            "--task",
-            "sst2",
-            "--data",
-            "{glue}",
-            "--length",
-            "16",
-            "--set",
-            "optimizer.learning_rate=1",
-        ],
-        "--set optimizer.learning_rate: use --learning-rate",
-    ),
-    "the batch": (
-        [
-            "--task",
-            "sst2",
-            "--data",
-            "{glue}",
-            "--length",
-            "16",
-            "--set",
-            "phases.0.global_batch_size=8",
-        ],
-        "--set phases: use --length, --batch-size",
-    ),
+    **{
+        field: (["--task", "sst2", "--data", "{glue}", "--length", "16", "--set", given], message)
+        for field, given, message in (
+            (
+                "a field of pre-training",
+                "optimizer.spike_factor=3",
+                "--set optimizer.spike_factor: only pre-training has this field",
+            ),
+            (
+                "the model's shape",
+                "model.vocab_size=32",
+                "--set model.vocab_size: the model is the checkpoint's",
+            ),
+            ("the head", 'head={"parts": []}', "--set head.parts: it is the task's"),
+            ("an option's field", "seed=5", "--set seed: use --seed"),
+            (
+                "the rate",
+                "optimizer.learning_rate=1",
+                "--set optimizer.learning_rate: use --learning-rate",
+            ),
+            (
+                "the batch",
+                "phases.0.global_batch_size=8",
+                "--set phases: use --length, --batch-size",
+            ),
+        )
+    },
     "too long": (["--task", "sst2", "--data", "{glue}"], "--length 128: checkpoint"),
     "too short": (["--task", "sst2", "--data", "{glue}", "--length", "1"], "takes 8 to 48 tokens"),
     "restarts": (["--task", "sst2", "--data", "{glue}", "--restarts", "-1"], "--restarts -1"),
