@@ -20,7 +20,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 # The files with such a test: no process has to import all the others.
 marked = $(shell grep -rl --include=test_*.py "mark\.$(1)\b" tests | sort)
 
-.PHONY: demo test chaos lint types parity compiler core clean help
+.PHONY: demo smoke test launch chaos compatible lint types parity compiler core clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -45,11 +45,17 @@ TORCH ?= 2.13.0
 demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes, on a CPU
 	@BIN=$(abspath $(BIN)) sh examples/demo.sh runs/demo
 
-test: $(VENV)/.dev  ## the whole suite but the comparisons with torch
-	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m "not parity and not chaos"
+smoke: $(VENV)/.demo  ## does it work here? text to a filled-in word, with a kill: within a minute
+	@BIN=$(abspath $(BIN)) sh examples/smoke.sh
 
-chaos: $(VENV)/.dev  ## faults put into real processes: a sample of each; BERT_JAX_CHAOS=long for all
-	$(if $(filter long,$(BERT_JAX_CHAOS)),,$(QUICK)) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m chaos tests/chaos
+test: $(VENV)/.dev  ## the package's suite, in one process a worker
+	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m "not parity and not chaos and not compatible" --ignore=tests/launch
+
+launch: $(VENV)/.dev  ## the launch scripts, on a fake cloud
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not chaos and not tpu_compiler" tests/launch
+
+chaos: $(VENV)/.dev  ## several processes, a bucket, faults in real processes: a sample of each; BERT_JAX_CHAOS=long for all
+	$(if $(filter long,$(BERT_JAX_CHAOS)),,$(QUICK)) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=15 -m chaos $(call marked,chaos)
 
 core: $(VENV)/.dev  ## model, step, checkpoint and end to end: what a second version pair must pass
 	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m core $(call marked,core)
@@ -66,10 +72,13 @@ compiler: $(VENV)-libtpu/.there  ## steps compiled for TPUs, by the real compile
 parity: $(VENV)/.parity  ## numbers against transformers on torch
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m parity $(call marked,parity)
 
+compatible: $(VENV)/.dev  ## go on with files that an earlier version wrote, to the same bits
+	$(BIN)/python -m pytest -m compatible $(call marked,compatible)
+
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/shellcheck -x tpu_setup.sh examples/demo.sh launch/tpu launch/worker.sh launch/gke/render launch/lib/*.sh .ci/run
+	$(BIN)/shellcheck -x tpu_setup.sh examples/*.sh launch/tpu launch/worker.sh launch/gke/render launch/lib/*.sh .ci/run
 
 types: $(VENV)/.dev  ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python

@@ -2,13 +2,17 @@
 # Makes a TPU host ready to train: its own Python, the locked packages, this checkout, free chips. Run it on every host
 # (launch/tpu does), as often as you like: what is done already is not done again. It asks nothing.
 #
-#   tpu_setup.sh [--type TYPE]     TYPE as in launch/accelerators.tsv; without it the machine is asked
+#   tpu_setup.sh [--type TYPE] [--smoke]
+#
+# TYPE is as in launch/accelerators.tsv; without it the machine is asked. --smoke trains on this host alone at the end, a
+# minute, as `make smoke` does: text to a filled-in word, with a kill on the way.
 #
 # Settings: BERT_JAX_HOME (~/bert-jax) is where everything goes. BERT_JAX_PYTHON: an interpreter to use in place of a
-# downloaded one. CHECK_CHIPS=0 leaves out the last step.
+# downloaded one. CHECK_CHIPS=0 leaves out the last step. FREE_CHIPS=all ends any process that holds a chip, not only what a
+# trainer has left.
 #
 # Exit codes: 0 ready; 2 wrong usage; 30 not a machine for this; 31 no uv; 32 no Python; 33 packages not installed;
-# 34 a trainer is running, or the chips cannot be freed; 35 JAX does not see the chips.
+# 34 a trainer is running, or the chips cannot be freed; 35 JAX does not see the chips; 36 the smoke test failed.
 set -Eeuo pipefail
 
 UV_VERSION=0.13.8
@@ -22,6 +26,9 @@ VENV=$PLACE/venv
 DEVICES_AT=${DEVICES_AT:-/dev}
 # A path of the system: libtpu itself puts its lock there, and its error message names it.
 LIBTPU_LOCKFILE=${LIBTPU_LOCKFILE:-/tmp/libtpu_lockfile}
+
+# shellcheck source=launch/lib/unit.sh
+source "$HERE/launch/lib/unit.sh"
 
 say() { printf '%s tpu_setup: %s\n' "$(date '+%T')" "$*"; }
 
@@ -54,7 +61,7 @@ read_type() { # TYPE
         die 30 "this machine does not say that it is a TPU host; if it is one, give --type TYPE"
     row=$(awk -F'\t' -v type="$type" '$1 == type' "$HERE/launch/accelerators.tsv")
     [[ $row ]] || die 2 "accelerator type '$type' is not in launch/accelerators.tsv"
-    IFS=$'\t' read -r TYPE _ _ _ _ CHIPS DEVICES BOUNDS _ <<<"$row"
+    IFS=$'\t' read -r TYPE _ _ _ HOSTS CHIPS DEVICES BOUNDS _ <<<"$row"
 }
 
 # uv comes from PyPI, by version and hash; only pip is needed, of whatever Python the image has.
@@ -115,12 +122,28 @@ holders() { # processes that have a chip open
         cut -d / -f 3 | sort -u
 }
 
-# A trainer that died badly can leave a process that holds the chips; only then is the lock file in the way.
+# What is known to be left of a trainer: it runs bert_jax, or this environment's own Python. FREE_CHIPS=all takes any.
+is_ours() { # PID
+    [[ ${FREE_CHIPS:-} != all ]] || return 0
+    [[ $(as_root readlink "/proc/$1/exe" 2>/dev/null) == "$PLACE"/* ]] ||
+        tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -qE "bert[-_]jax|$VENV/"
+}
+
+named() { # PID
+    printf '%s (%s)' "$1" "$(tr '\0\n' '  ' <"/proc/$1/cmdline" 2>/dev/null | cut -c 1-80)"
+}
+
+# A trainer that died badly can leave a process that holds the chips; only then is the lock file in the way. Anything else that
+# holds them is somebody's: it is named and left alone.
 free_chips() {
-    local signal pids
+    local signal pid pids
     for signal in TERM TERM TERM KILL KILL ''; do
         mapfile -t pids < <(holders || true)
         ((${#pids[@]})) || break
+        for pid in "${pids[@]}"; do
+            is_ours "$pid" || die 34 "the chips are held by process $(named "$pid"), which is not bert-jax's: end it, or set \
+FREE_CHIPS=all"
+        done
         [[ $signal ]] || die 34 "the chips are still held by ${pids[*]}"
         say "chips are held by ${pids[*]}: SIG$signal"
         as_root kill "-$signal" "${pids[@]}" 2>/dev/null || true
@@ -129,28 +152,53 @@ free_chips() {
     as_root rm -f "$LIBTPU_LOCKFILE"
 }
 
-# JAX on this host alone: the first use of a pod's devices would otherwise wait for all the other hosts.
+# JAX on this host alone, with the limits that the trainer will have: the first use of a pod's devices would otherwise wait
+# for all the other hosts.
+alone() { # SECONDS COMMAND...
+    as_root systemd-run --quiet --pipe --wait --collect --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
+        "${UNIT_PROPERTIES[@]}" --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" --setenv=PATH="$PATH" \
+        --setenv=BIN="$VENV/bin" --setenv=JAX_PLATFORMS=tpu --setenv=TPU_MIN_LOG_LEVEL=2 \
+        --setenv=TPU_PROCESS_BOUNDS=1,1,1 --setenv=TPU_CHIPS_PER_PROCESS_BOUNDS="$BOUNDS" \
+        --setenv=TPU_VISIBLE_DEVICES="$(seq -s , 0 $((CHIPS - 1)))" timeout --foreground "$@"
+}
+
+# A slice of several hosts may refuse to be looked at one by one, and be well all the same: a warning, there.
+complain() { # MESSAGE
+    ((HOSTS > 1)) || die 35 "$1"
+    say "warning: $1. One host of $HOSTS was looked at alone, which may be the reason: going on"
+}
+
 check_chips() {
     local seen
     [[ ${CHECK_CHIPS:-1} != 0 ]] || return 0
-    seen=$(timeout 300 env JAX_PLATFORMS=tpu TPU_MIN_LOG_LEVEL=2 TPU_PROCESS_BOUNDS=1,1,1 \
-        TPU_CHIPS_PER_PROCESS_BOUNDS="$BOUNDS" TPU_VISIBLE_DEVICES="$(seq -s , 0 $((CHIPS - 1)))" \
-        "$VENV/bin/python" -c 'import jax; print(jax.local_device_count())' 2>"$PLACE/check.log" </dev/null) || {
+    seen=$(alone 300 "$VENV/bin/python" -c 'import jax; print(jax.local_device_count())' \
+        2>"$PLACE/check.log" </dev/null) || {
         tail -n 5 "$PLACE/check.log" >&2
-        die 35 "JAX finds no TPU on this host; all of its words are in $PLACE/check.log"
+        complain "JAX finds no TPU on this host; all of its words are in $PLACE/check.log"
+        return 0
     }
-    [[ $seen == "$DEVICES" ]] || die 35 "JAX sees $seen devices on this host; a host of $TYPE has $DEVICES"
-    say "JAX sees $seen devices"
+    if [[ $seen == "$DEVICES" ]]; then
+        say "JAX sees $seen devices"
+    else
+        complain "JAX sees $seen devices on this host; a host of $TYPE has $DEVICES"
+    fi
+}
+
+smoke() {
+    alone 600 sh "$HERE/examples/smoke.sh" </dev/null || die 36 "the smoke test failed"
 }
 
 main() {
-    local type=''
-    case ${1:-} in
-        --type) type=${2:-} ;;
-        --type=*) type=${1#--type=} ;;
-        '') ;;
-        *) die 2 "unknown argument $1; usage: tpu_setup.sh [--type TYPE]" ;;
-    esac
+    local type='' smoke=''
+    while (($#)); do
+        case $1 in
+            --type) type=${2:-} && shift $(($# > 1)) ;;
+            --type=*) type=${1#--type=} ;;
+            --smoke) smoke=yes ;;
+            *) die 2 "unknown argument $1; usage: tpu_setup.sh [--type TYPE] [--smoke]" ;;
+        esac
+        shift
+    done
     check_machine
     read_type "$type"
     mkdir -p "$PLACE"
@@ -166,6 +214,7 @@ main() {
     install_package
     free_chips
     check_chips
+    [[ ! $smoke ]] || smoke
     say "ready"
 }
 

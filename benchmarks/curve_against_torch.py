@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bert_jax.training.host_memory import keep_freed_memory
+from bert_jax.runtime.host_memory import keep_freed_memory
 
 keep_freed_memory()  # as `bert-jax pretrain` does, before jax is there; torch has it too
 
@@ -30,16 +30,18 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from transformers import BertConfig, BertForPreTraining  # noqa: E402
 
-from bert_jax import resolve  # noqa: E402
-from bert_jax.data.pipeline import EvaluationSet, Pipeline  # noqa: E402
-from bert_jax.data.store import open_corpus  # noqa: E402
+from bert_jax import config_loader  # noqa: E402
+from bert_jax.data.corpus.store import open_corpus  # noqa: E402
+from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline  # noqa: E402
 from bert_jax.interchange import huggingface  # noqa: E402
-from bert_jax.model import heads, sharding  # noqa: E402
-from bert_jax.training import feed, metrics  # noqa: E402
+from bert_jax.model import bert, sharding  # noqa: E402
+from bert_jax.objectives.mlm_nsp import MLM_NSP  # noqa: E402
+from bert_jax.training import device_feed  # noqa: E402
 from bert_jax.training.evaluate import EVALUATION_SEED  # noqa: E402
-from bert_jax.training.optimizer import learning_rate  # noqa: E402
-from bert_jax.training.state import TrainState  # noqa: E402
-from bert_jax.training.step import compile_lowered, lower_train_step  # noqa: E402
+from bert_jax.update.schedules import learning_rate  # noqa: E402
+from bert_jax.update.state import TrainState  # noqa: E402
+from bert_jax.update.step import compile_lowered, lower_train_step  # noqa: E402
+from bert_jax.workdir import log_reader  # noqa: E402
 
 
 def losses(model, batch) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -78,13 +80,13 @@ def held_out_loss(model, examples: EvaluationSet, rows: int) -> float:
 
 
 def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
-    config = resolve.load_json(workdir / "config.json")
+    config = config_loader.load_config_json(workdir / "config.json")
     corpus = open_corpus(corpus_directory)
     assert config.optimizer.bias_correction and len(config.phases) == 1
     phase, rule, evaluation = config.phases[0], config.optimizer, config.evaluation
     shared = {
-        "special": corpus.special,
-        "vocab_size": corpus.vocab_size,
+        "collator": MLM_NSP,
+        "vocabulary": corpus.vocabulary,
         "options": config.data,
     }
     pipeline = Pipeline(corpus.train, phases=config.phases, seed=config.seed, **shared)
@@ -97,14 +99,14 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
         seed=EVALUATION_SEED,
         **shared,
     )
-    rows = metrics.read_rows(workdir)
+    rows = log_reader.read_rows(workdir)
     ours = {r["step"]: r["mlm_loss"] for r in rows if r.get("split") == "validation"}
 
     torch.manual_seed(config.seed)
     torch.set_num_threads(os.cpu_count() or 1)
     their_config = huggingface.their_config(config.model)
     model = BertForPreTraining(BertConfig(attn_implementation="sdpa", **their_config))
-    weights = huggingface.to_tensors(heads.init_params(config.model, seed=config.seed))
+    weights = huggingface.to_tensors(bert.init_params(config.model, seed=config.seed))
     model.load_state_dict({n: torch.tensor(t) for n, t in weights.items()}, strict=False)
     model.tie_weights()
     model.train()
@@ -151,9 +153,8 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         state = TrainState.initial(config, mesh)
-        train = compile_lowered(
-            lower_train_step(config, state, feed.abstract_batch(phase, mesh=mesh))
-        )
+        batch = device_feed.abstract_batch(phase, fields=MLM_NSP.fields, mesh=mesh)
+        train = compile_lowered(lower_train_step(config, state, batch, objective=MLM_NSP))
         seconds: dict[str, list[float]] = {"ours": [], "torch": []}
         for step in range(40):
             batch = pipeline.batch_at(step, every_row)

@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,17 +27,18 @@ from transformers import (
     BertForTokenClassification,
 )
 
-from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.features import Features, training_rows
+from bert_jax.data.tasks.encode_rows import Features, training_rows
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.interchange import huggingface
 from bert_jax.model import sharding
-from bert_jax.tasks.finetune import Recipe, _beginning, _Compiled, training_batches
-from bert_jax.tasks.forward import Forward
-from bert_jax.tasks.load import Sources, base_spec, load
+from bert_jax.objectives.task import TaskObjective
+from bert_jax.tasks.batch_inference import Forward
+from bert_jax.tasks.finetune import Recipe, _beginning, training_batches
 from bert_jax.tasks.sweep import Settings, _config
-from bert_jax.training import workdir
-from bert_jax.training.optimizer import learning_rate
-from bert_jax.training.task_step import outputs_of
+from bert_jax.tasks.task_data import Sources, base_spec, load_task
+from bert_jax.update.schedules import learning_rate
+from bert_jax.update.step import compile_lowered, lower_train_step
+from bert_jax.workdir.load import load_checkpoint
 
 # Files of a folder that is not GLUE's.
 FILES = {"squad": ("train.json", "dev.json"), "ner": ("wnut17train.conll", "emerging.dev.conll")}
@@ -66,10 +68,10 @@ def main() -> None:
     arguments = parser.parse_args()
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
-        source = workdir.load_checkpoint(arguments.encoder, mesh=mesh, allow_missing_heads=True)
+        source = load_checkpoint(arguments.encoder, mesh=mesh, allow_missing_heads=True)
         sources = sources_of(arguments)
-        words = tokenizers.load(source.tokenizer)
-        data = load(base_spec(arguments.task), sources, words, length=arguments.length)
+        words = load_tokenizer(source.tokenizer)
+        data = load_task(base_spec(arguments.task), sources, words, length=arguments.length)
         arguments.workdir.mkdir(parents=True, exist_ok=True)
         path = arguments.workdir / f"{arguments.task}.json"
         recipe = {name: str(value) for name, value in vars(arguments).items() if name not in _FREE}
@@ -116,12 +118,14 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
         overrides=tuple(overrides),
     )
     config = _config(source, data, settings)
-    state = _beginning(config, source).place(mesh)
+    state = _beginning(config, source).to_mesh(mesh)
     theirs = torch_model(state.params, config)
     rule, size = config.optimizer, config.phases[0].global_batch_size
     optimizer = torch_optimizer(theirs, rule)
     torch.manual_seed(seed)
-    step_of, losses = _Compiled(config, recipe), {"ours": [], "torch": []}
+    objective, losses = TaskObjective(config.head), {"ours": [], "torch": []}
+    # One for each shape of a batch.
+    steps: dict[tuple, Any] = {}
     seconds: dict[str, list[float]] = {"ours": [], "torch": []}
     features = data.train.encoded.features
     batches = training_batches(features, config, mesh)
@@ -131,11 +135,13 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     for step in range(total):
         chosen = training_rows(step, rows=len(features), batch_size=size, seed=seed)
         batch = jax.device_put(batches(chosen), layout)
-        if not step_of.has(batch):
-            step_of.add(state, batch)
+        shape = tuple(array.shape for _, array in sorted(batch.items()))
+        if shape not in steps:
+            lowered = lower_train_step(config, state, batch, objective=objective)
+            steps[shape] = compile_lowered(lowered)
         began = time.perf_counter()
         batch = jax.device_put(batches(chosen), layout)
-        state, values = step_of(state, batch)
+        state, values = steps[shape](state, batch)
         losses["ours"].append(float(values["loss"]))
         jax.block_until_ready(state)
         between = time.perf_counter()
@@ -162,7 +168,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     run = {"seed": seed, "losses": losses, "seconds": seconds, "tokens_of_a_batch": means}
     if arguments.steps is None:
         (split,) = data.dev.values()
-        forward = Forward(config, outputs_of(config.head.parts), batch_size=64)
+        forward = Forward(config, objective.output, batch_size=64)
         ours = forward(state.params, split.encoded.features)
         predicted = {"ours": ours, "torch": torch_outputs(theirs, split.encoded.features)}
         run["scores"] = {
@@ -176,7 +182,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
 def torch_model(params, config) -> torch.nn.Module:
     described = huggingface.their_config(config.model, config.head)
     described = {k: v for k, v in described.items() if k not in ("architectures", "torch_dtype")}
-    model = MODELS[outputs_of(config.head.parts)](BertConfig(**described))
+    model = MODELS[TaskObjective(config.head).output](BertConfig(**described))
     tensors = {
         name: torch.from_numpy(np.array(tensor))
         for name, tensor in huggingface.to_tensors(params).items()
@@ -207,7 +213,7 @@ def torch_inputs(features, rows, length: int) -> dict[str, torch.Tensor]:
 
 
 def torch_loss(model, features: Features, rows, length: int) -> torch.Tensor:
-    """What transformers' own models compute of such labels; but of spans without the padding.
+    """Returns the loss of transformers' own models for such labels; of spans without the padding.
 
     Theirs counts padding among the places of an answer, so that a row's loss depends on the longest
     one of its batch. Ours does not.

@@ -24,11 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.config import DataConfig, PhaseConfig
-from bert_jax.data import counter
-from bert_jax.data.examples import plan_epoch
-from bert_jax.data.pipeline import Pipeline, tf_batches
-from bert_jax.data.store import Split, open_corpus
-from bert_jax.data.tokenizer import SpecialIds
+from bert_jax.data import counter_rng
+from bert_jax.data.corpus.store import Split, open_corpus
+from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
+from bert_jax.data.pretraining.sentence_pairs import plan_epoch
+from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
+from bert_jax.objectives.mlm_nsp import MLM_NSP
 
 ROWS, LENGTH, VOCAB_SIZE = 256, 128, 30522
 SPECIAL = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
@@ -38,15 +39,15 @@ def synthetic_split(directory: Path, *, tokens: int = 20_000_000, shards: int = 
     """Documents of 12 sentences and sentences of 20 tokens on average, geometrically spread."""
 
     def geometric(size: int, mean: int, seed: int) -> np.ndarray:
-        uniform = 1 - counter.unit(counter.bits(seed, np.arange(size)))
+        uniform = 1 - counter_rng.uniform(counter_rng.bits(seed, np.arange(size)))
         return 1 + np.floor(np.log(uniform) / np.log1p(-1 / mean)).astype(np.int64)
 
     documents = geometric(tokens // 240, 12, 1)
     sentences = geometric(int(documents.sum()), 20, 2)
     document_starts = np.concatenate([[0], np.cumsum(documents)])
     sentence_starts = np.concatenate([[0], np.cumsum(sentences)])
-    words = counter.bits(3, np.arange(sentence_starts[-1]))
-    ids = (1000 + counter.below(words, VOCAB_SIZE - 1000)).astype(np.uint16)
+    words = counter_rng.bits(3, np.arange(sentence_starts[-1]))
+    ids = (1000 + counter_rng.randint(words, VOCAB_SIZE - 1000)).astype(np.uint16)
     cuts = np.linspace(0, documents.size, shards + 1).astype(np.int64)
     shard_starts = sentence_starts[document_starts[cuts]]
     mapped = []
@@ -90,7 +91,9 @@ def collate(form: str, steps: int) -> float:
         mask_token="[MASK]",
     )
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, return_tensors="np")
-    ids = 1000 + counter.below(counter.bits(4, np.arange(ROWS * LENGTH)), VOCAB_SIZE - 1000)
+    ids = 1000 + counter_rng.randint(
+        counter_rng.bits(4, np.arange(ROWS * LENGTH)), VOCAB_SIZE - 1000
+    )
     ids = ids.reshape(ROWS, LENGTH)
     ids[:, 0], ids[:, 64], ids[:, -1] = 101, 102, 102
     is_special = np.isin(ids, (101, 102)).astype(np.int64)
@@ -119,19 +122,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         if arguments.corpus:
             corpus = open_corpus(arguments.corpus)
-            split, special, vocab_size = corpus.train, corpus.special, corpus.vocab_size
+            split, vocabulary = corpus.train, corpus.vocabulary
         else:
-            split, special, vocab_size = synthetic_split(Path(directory)), SPECIAL, VOCAB_SIZE
-        compare(split, special, vocab_size, steps=arguments.steps, rounds=arguments.rounds)
+            split, vocabulary = synthetic_split(Path(directory)), Vocabulary(SPECIAL, VOCAB_SIZE)
+        compare(split, vocabulary, steps=arguments.steps, rounds=arguments.rounds)
 
 
-def compare(split: Split, special: SpecialIds, vocab_size: int, *, steps: int, rounds: int) -> None:
+def compare(split: Split, vocabulary: Vocabulary, *, steps: int, rounds: int) -> None:
     options = DataConfig()
     phase = PhaseConfig(sequence_length=LENGTH, global_batch_size=ROWS, max_predictions=20)
     pipeline = Pipeline(
         split,
-        special=special,
-        vocab_size=vocab_size,
+        collator=MLM_NSP,
+        vocabulary=vocabulary,
         options=options,
         phases=(replace(phase, steps=10**9),),
         seed=0,
@@ -162,6 +165,7 @@ def compare(split: Split, special: SpecialIds, vocab_size: int, *, steps: int, r
             position - steps,
             position,
             range(ROWS),
+            fields=MLM_NSP.fields,
             num_workers=options.num_workers,
             prefetch=options.prefetch,
         )

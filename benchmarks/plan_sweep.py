@@ -108,7 +108,7 @@ def write_docs() -> None:
 
 
 def _summary(entry: Entry, plan: dict) -> list[str]:
-    """Of one plan, for the docstring of its config."""
+    """Returns the figures of one plan, for the docstring of its config."""
     lines = [f"`{entry.command}` predicts:", ""]
     for phase in plan["phases"]:
         lines.append(
@@ -160,7 +160,7 @@ def _table() -> list[str]:
 
 def _arithmetic(plan: dict) -> list[str]:
     """From cycles and bytes to hours, step by step."""
-    from bert_jax.training.topologies import CHIPS
+    from bert_jax.planning.topologies import CHIPS
 
     chip = CHIPS[plan["topology"].partition(":")[0]]
     phases = plan["phases"]
@@ -211,7 +211,7 @@ def _arithmetic(plan: dict) -> list[str]:
 
 
 def _replace(page: Path, mark: str, text: str, *, html: bool = False) -> None:
-    """What stands between the two marks becomes `text`."""
+    """Replaces by `text` what stands between the two marks."""
     start, end = (f"<!-- {mark} -->", f"<!-- /{mark} -->") if html else (f"<{mark}>", f"</{mark}>")
     before = page.read_text()
     after = re.sub(

@@ -22,7 +22,7 @@ import psutil
 
 def ours(source: str, tokenizer: str, workers: int) -> tuple[int, float]:
     """(tokens, seconds) of `prepare`, from the sources to a corpus that was opened and checked."""
-    from bert_jax.data.prepare import prepare
+    from bert_jax.data.corpus.prepare import prepare
 
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
@@ -33,9 +33,9 @@ def ours(source: str, tokenizer: str, workers: int) -> tuple[int, float]:
 
 def theirs(source: str, tokenizer: str, call: str) -> tuple[int, float]:
     """(tokens, seconds) of one call of `tokenizers` on every sentence of the sources."""
-    from bert_jax.data import tokenizer as tokenizers
-    from bert_jax.data.corpus import split_sentences
-    from bert_jax.data.survey import Survey
+    from bert_jax.data.corpus.dedup import Survey
+    from bert_jax.data.corpus.sources import split_sentences
+    from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 
     sentences = [
         sentence
@@ -43,7 +43,7 @@ def theirs(source: str, tokenizer: str, call: str) -> tuple[int, float]:
         for paragraph in document.text.decode().split("\n")
         for sentence in split_sentences(paragraph)
     ]
-    backend = tokenizers.load(tokenizer)._backend
+    backend = load_tokenizer(tokenizer)._backend
     encode = getattr(backend, call)
     started = time.perf_counter()
     encodings = encode(sentences, add_special_tokens=False)

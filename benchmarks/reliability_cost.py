@@ -1,9 +1,9 @@
-"""What safety costs: host calls a step, logs, the choice in the step, a save, a restart.
+"""Measures what safety costs: host calls a step, logs, the choice in the step, a save, a restart.
 
     python benchmarks/reliability_cost.py [calls|rows|choice|save|restart] ...
 
-`calls`    what a training step asks of watchdog, preemption and ledger, and a row of metrics with
-           TensorBoard's at every step, timed alone; as a share of a step of 100 ms
+`calls`    what a training step asks of watchdog, preemption and step timer, and a row of metrics
+           with TensorBoard's at every step, timed alone; as a share of a step of 100 ms
 `rows`     the TensorBoard file that a resumed run writes anew, with 10,000 rows
 `choice`   the train step as it is, against the same step without the choice that leaves out a
            non-finite update; both compiled twice, in turns, and the median of their differences
@@ -32,16 +32,17 @@ ROUNDS = 7
 
 
 def calls() -> None:
-    from bert_jax.training import metrics
-    from bert_jax.training.distributed import Preemption
-    from bert_jax.training.watchdog import Watchdog
+    from bert_jax.runtime.distributed import Preemption
+    from bert_jax.runtime.watchdog import Watchdog
+    from bert_jax.training import step_timer
+    from bert_jax.workdir import metrics_log
 
     ready: Future[None] = Future()
     ready.set_result(None)
     values = {f"value_{n}": 0.1 * n for n in range(12)}
     count = 3000
     with tempfile.TemporaryDirectory() as directory, Watchdog(900.0) as watchdog:
-        journal, clock = metrics.Journal(Path(directory)), metrics.Clock()
+        journal, clock = metrics_log.MetricsLogger(Path(directory)), step_timer.StepTimer()
         journal.open_tensorboard([])
         with Preemption() as preemption:
             began = time.perf_counter()
@@ -58,11 +59,11 @@ def calls() -> None:
 
 
 def rows() -> None:
-    from bert_jax.training import metrics
+    from bert_jax.workdir import metrics_log
 
     values = {f"value_{n}": 0.1 * n for n in range(12)}
     with tempfile.TemporaryDirectory() as directory:
-        journal = metrics.Journal(Path(directory))
+        journal = metrics_log.MetricsLogger(Path(directory))
         began = time.perf_counter()
         journal.open_tensorboard([{"step": step} | values for step in range(10_000)])
         print(f"rows: {time.perf_counter() - began:.2f} s for 10,000 rows of TensorBoard")
@@ -76,8 +77,9 @@ def _trainer(rows: int, *, hidden: int, layers: int, choice: bool = True):
 
     from bert_jax.config import ComputeConfig, ModelConfig, PhaseConfig, TrainConfig
     from bert_jax.model import sharding
-    from bert_jax.training.state import TrainState
-    from bert_jax.training.step import compile_lowered, lower_train_step
+    from bert_jax.objectives.mlm_nsp import MLM_NSP
+    from bert_jax.update.state import TrainState
+    from bert_jax.update.step import compile_lowered, lower_train_step
     from tests.batches import random_batch
 
     config = TrainConfig(
@@ -96,14 +98,14 @@ def _trainer(rows: int, *, hidden: int, layers: int, choice: bool = True):
     )
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     jax.set_mesh(mesh)
-    state = TrainState.create(config).place(mesh)
+    state = TrainState.create(config).to_mesh(mesh)
     batch = random_batch(rows=rows, length=128, predictions=20, vocab_size=config.model.vocab_size)
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     isfinite = jnp.isfinite
     if not choice:  # a choice between new and old that is always the new: the compiler drops it
         jnp.isfinite = lambda x: jnp.ones_like(x, bool)  # type: ignore[assignment]
     try:
-        step = compile_lowered(lower_train_step(config, state, batch))
+        step = compile_lowered(lower_train_step(config, state, batch, objective=MLM_NSP))
     finally:
         jnp.isfinite = isfinite
     return state, batch, step
@@ -112,7 +114,7 @@ def _trainer(rows: int, *, hidden: int, layers: int, choice: bool = True):
 def choice() -> None:
     import jax
 
-    from bert_jax.training import host_memory
+    from bert_jax.runtime import host_memory
 
     host_memory.keep_freed_memory()  # as `pretrain` does
     # Each side is compiled twice: two programs that are equal differ by what is noise.
@@ -142,7 +144,7 @@ def save() -> None:
     import jax
 
     from bert_jax.config import CheckpointConfig
-    from bert_jax.training.checkpoint import Checkpoints
+    from bert_jax.workdir.checkpoint import Checkpoints
 
     state, batch, step = _trainer(2, hidden=768, layers=12)
     done: dict[int, float] = {}
@@ -174,7 +176,7 @@ def save() -> None:
 
 
 def restart() -> None:
-    from bert_jax.data.prepare import prepare
+    from bert_jax.data.corpus.prepare import prepare
     from tests import tiny_corpus
 
     with tempfile.TemporaryDirectory() as name:
@@ -191,7 +193,7 @@ def restart() -> None:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
-        metrics = place / "workdir" / "metrics.jsonl"
+        metrics_log = place / "workdir" / "metrics.jsonl"
         events = place / "workdir" / "events.jsonl"
         seconds: list[float] = []
         killed_at = None
@@ -199,7 +201,7 @@ def restart() -> None:
             began, saves = time.time(), _count(events, '"event": "save"')
             with (place / "log").open("ab") as log:
                 run = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
-            while _last_row_at(metrics) < began:
+            while _last_row_at(metrics_log) < began:
                 if run.poll() is not None:
                     sys.exit((place / "log").read_text())
                 time.sleep(0.02)

@@ -9,7 +9,7 @@ counted as often as it runs, so both columns cover the same work; what differs i
 import argparse
 import dataclasses
 
-from bert_jax.training import topologies
+from bert_jax.planning import topologies
 
 
 def main() -> None:
@@ -19,16 +19,19 @@ def main() -> None:
     arguments = parser.parse_args()
     topologies.prepare_environment()
 
-    from bert_jax import resolve
-    from bert_jax.training import ahead
+    from bert_jax import config_loader
+    from bert_jax.planning import aot_compile
 
     topology = topologies.parse(arguments.topology)
-    base = resolve.load("bert_base", [f"model.num_hidden_layers={arguments.layers}"])
+    base = config_loader.load_config("bert_base", [f"model.num_hidden_layers={arguments.layers}"])
     found = {}
     for layers in ("unroll", "scan"):
         config = dataclasses.replace(base, compute=dataclasses.replace(base.compute, layers=layers))
-        found[layers] = ahead.train_figures(
-            config, config.phases[0], mesh=ahead.make_mesh(config, topology), topology=topology
+        found[layers] = aot_compile.train_figures(
+            config,
+            config.phases[0],
+            mesh=aot_compile.make_mesh(config, topology),
+            topology=topology,
         )
     unrolled, scanned = found["unroll"], found["scan"]
     names = sorted(

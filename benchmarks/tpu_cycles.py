@@ -13,7 +13,7 @@ what 24 layers come to (`bert-jax plan` compiles all of them: minutes; the two a
 
 import argparse
 
-from bert_jax.training import topologies
+from bert_jax.planning import topologies
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
         action="append",
         default=[],
         metavar="OPTION",
-        help="leave out an option of bert_jax/training/compiler_options.py",
+        help="leave out an option of bert_jax/update/compiler_options.py",
     )
     parser.add_argument(
         "--option",
@@ -49,8 +49,9 @@ def main() -> None:
 
     import tpu_variants
 
-    from bert_jax import resolve
-    from bert_jax.training import ahead, compiler_options
+    from bert_jax import config_loader
+    from bert_jax.planning import aot_compile
+    from bert_jax.update import compiler_options
 
     for option in arguments.without:
         del compiler_options.TPU_COMPILER_OPTIONS[option]
@@ -63,12 +64,12 @@ def main() -> None:
     few, many = arguments.depths
     cycles = {}
     for layers in (few, many):
-        config = resolve.load(
+        config = config_loader.load_config(
             "bert_large", [f"model.num_hidden_layers={layers}", *arguments.overrides]
         )
         (phase,) = [p for p in config.phases if p.sequence_length == arguments.length]
-        mesh = ahead.make_mesh(config, topology)
-        figures = ahead.train_figures(config, phase, mesh=mesh, topology=topology)
+        mesh = aot_compile.make_mesh(config, topology)
+        figures = aot_compile.train_figures(config, phase, mesh=mesh, topology=topology)
         cycles[layers] = figures.cycles
         print(f"{layers} layers: {cycles[layers] / 1e6:.2f} M cycles", flush=True)
         for kernel in figures.kernels:

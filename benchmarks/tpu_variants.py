@@ -53,12 +53,12 @@ def gather_float32() -> None:
         mesh = jax.sharding.get_abstract_mesh()
 
         def copy(path, leaf):
-            leaf = jax.reshard(leaf, sharding.used(path, leaf.shape, mesh=mesh))
+            leaf = jax.reshard(leaf, sharding.compute_spec(path, leaf.shape, mesh=mesh))
             return leaf.astype(dtype) if {"kernel", "embedding"} & names(path) else leaf
 
         return jax.tree_util.tree_map_with_path(copy, params)
 
-    encoder.gather = gather
+    encoder.to_compute_params = gather
 
 
 def no_norm() -> None:
@@ -75,17 +75,18 @@ def flash_attention() -> None:
     """
     from jax.experimental.pallas.ops.tpu import flash_attention as kernels
 
-    plain = attention.attend
+    fused = attention.fused
 
-    def attend(q_BHKL, k_BHKS, v_BHKS, *, query_ids_BL, key_ids_BS, key, dropout_rate):
+    def attend(q_BHKL, k_BHKS, v_BHKS, *, query_ids_BL, key_ids_BS, bias_BHLS, key, dropout_rate):
         length = q_BHKL.shape[3]
         if length != k_BHKS.shape[3]:
-            return plain(
+            return fused(
                 q_BHKL,
                 k_BHKS,
                 v_BHKS,
                 query_ids_BL=query_ids_BL,
                 key_ids_BS=key_ids_BS,
+                bias_BHLS=bias_BHLS,
                 key=key,
                 dropout_rate=dropout_rate,
             )
@@ -111,7 +112,8 @@ def flash_attention() -> None:
         mapped = jax.shard_map(local, in_specs=(rows,) * 5, out_specs=rows, check_vma=False)
         return mapped(q_BHKL, k_BHKS, v_BHKS, query_ids_BL, key_ids_BS)
 
-    encoder.attend = attend
+    # Where `compute.attention=fused` finds it (registry.ATTENTION), when it is first asked for.
+    attention.fused = attend
 
 
 VARIANTS: dict[str, Callable[[], None]] = {

@@ -53,15 +53,16 @@ def random_batch(rows: int) -> dict:
 
 
 def ours(shape: dict):
-    from bert_jax.training.host_memory import keep_freed_memory
+    from bert_jax.runtime.host_memory import keep_freed_memory
 
     keep_freed_memory()  # as `bert-jax pretrain` does
     import jax
 
     from bert_jax.config import ComputeConfig, ModelConfig, PhaseConfig, TrainConfig
     from bert_jax.model import sharding
-    from bert_jax.training.state import TrainState
-    from bert_jax.training.step import compile_lowered, lower_train_step
+    from bert_jax.objectives.mlm_nsp import MLM_NSP
+    from bert_jax.update.state import TrainState
+    from bert_jax.update.step import compile_lowered, lower_train_step
 
     model = {k: v for k, v in shape.items() if k not in ("rows", "steps")}
     config = TrainConfig(
@@ -78,9 +79,9 @@ def ours(shape: dict):
     )
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     jax.set_mesh(mesh)
-    state = TrainState.create(config).place(mesh)
+    state = TrainState.create(config).to_mesh(mesh)
     batch = jax.device_put(random_batch(shape["rows"]), sharding.batch_sharding(mesh))
-    step = compile_lowered(lower_train_step(config, state, batch))
+    step = compile_lowered(lower_train_step(config, state, batch, objective=MLM_NSP))
 
     def run(steps: int) -> None:
         nonlocal state

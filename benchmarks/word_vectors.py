@@ -1,4 +1,4 @@
-"""What the words of a corpus say about a sentence task: counts, and the vectors of checkpoints.
+"""Measures what a corpus's words say about a sentence task: counts, and vectors of checkpoints.
 
     python benchmarks/word_vectors.py CORPUS TASK GLUE_FOLDER [--train-rows N] [HF_FOLDER ...]
 
@@ -22,10 +22,10 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.extmath import randomized_svd
 
-from bert_jax.data import store
-from bert_jax.data import tokenizer as tokenizers
+from bert_jax.data.corpus import store
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.interchange import safetensors_files
-from bert_jax.tasks.load import Sources, base_spec, load
+from bert_jax.tasks.task_data import Sources, base_spec, load_task
 
 WINDOW = 5
 WORDS = ("good", "funny", "boring", "beautiful")
@@ -40,9 +40,9 @@ def main() -> None:
     parser.add_argument("encoders", type=Path, nargs="*")
     parser.add_argument("--train-rows", type=int)
     arguments = parser.parse_args()
-    words = tokenizers.load(arguments.corpus / "tokenizer")
+    words = load_tokenizer(arguments.corpus / "tokenizer")
     split = store.open_corpus(arguments.corpus).train
-    data = load(
+    data = load_task(
         base_spec(arguments.task),
         Sources(data=arguments.glue, train_rows=arguments.train_rows),
         words,

@@ -1,6 +1,6 @@
 """The errors a user can meet, each with the exit code the supervisor acts on.
 
-A message names the file, field or value that is wrong and says what to do next. Codes from 2 to 7
+A message names the file, field or value that is wrong and says what to do next. Codes from 2 to 8
 mean "do not restart: a restart would meet the same error"; 42 means "restart at will".
 """
 
@@ -38,15 +38,27 @@ class NoUsableCheckpoint(BertJaxError):
 
 
 class NonFinite(BertJaxError):
-    """Loss or gradient is no longer a number: training on would only spoil the parameters."""
+    """Too many updates had to be left out, or outputs are not finite: training on is no use."""
 
     exit_code = 6
+
+
+class Diverged(BertJaxError):
+    """The loss has stayed far above that of guessing: training on is no use."""
+
+    exit_code = 8
 
 
 class Preempted(BertJaxError):
     """The machine is being taken away. The state is saved; the same command goes on from it."""
 
     exit_code = 42
+
+
+class Interrupted(Preempted):
+    """Ctrl-C. The state is saved; the same command goes on from it."""
+
+    exit_code = 130
 
 
 class StorageFailed(BertJaxError):
@@ -56,13 +68,15 @@ class StorageFailed(BertJaxError):
 
 
 def with_exit_code(code: int, message: str) -> BertJaxError:
-    """The error of that exit code: another process's, seen from here."""
+    """Returns the error of that exit code: another process's, seen from here."""
     kinds = {kind.exit_code: kind for kind in BertJaxError.__subclasses__()}
     return kinds.get(code, BertJaxError)(message)
 
 
 def brief(value: object) -> str:
-    """A value from outside as a message quotes it: one line, of bounded length and depth."""
+    """Returns a value from outside as a message quotes it: one line, of bounded length and
+    depth.
+    """
     short = reprlib.Repr()
     short.maxstring = short.maxother = 120
     return short.repr(value)

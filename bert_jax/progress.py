@@ -1,6 +1,8 @@
-"""Progress on stderr: a live bar on a terminal, a line now and then in a log file."""
+"""Progress: a live bar on a terminal, else a line now and then in the log of `bert_jax`."""
 
 import contextlib
+import functools
+import logging
 import sys
 import threading
 import time
@@ -11,23 +13,36 @@ from typing import Self
 _SECONDS_BETWEEN_LINES = 15.0
 
 
+_LOGGER = logging.getLogger("bert_jax")
 _is_silent = False
 
 
-def silence() -> None:
-    """No more lines and bars from this process: of many that do the same, one talks."""
+def silence(is_silent: bool = True) -> None:
+    """Shows no more messages and bars of this process: of many that do the same, one talks.
+
+    `silence(False)` shows them again.
+    """
     global _is_silent
-    _is_silent = True
+    _is_silent = is_silent
 
 
 def note(text: str) -> None:
-    """One line for the person watching. Results go to stdout, everything else through here."""
+    """Logs one line for the person watching (level INFO of the logger `bert_jax`)."""
     if not _is_silent:
-        say(text)
+        _LOGGER.info(text)
+
+
+@functools.lru_cache(maxsize=256)
+def note_once(text: str) -> None:
+    """Logs a line that a process has not logged yet: of a file that it reads several times."""
+    note(text)
 
 
 def say(text: str) -> None:
-    """A line on stderr, from every process. A log on a full disk must not end what it tells of."""
+    """Writes a line on stderr, from every process, whatever is logged.
+
+    A log on a full disk must not end what it tells of.
+    """
     with contextlib.suppress(OSError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -35,7 +50,9 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def ticking(title: str) -> Iterator[None]:
-    """A line every few seconds for work that cannot tell how far it is, such as a compilation."""
+    """Writes a line every few seconds for work that cannot tell how far it is, such as a
+    compilation.
+    """
     began, done = time.monotonic(), threading.Event()
 
     def tick() -> None:
@@ -120,7 +137,7 @@ class Progress:
             self._line()
 
     def print(self, text: str) -> None:
-        """A line that stays, above the bar."""
+        """Prints a line that stays, above the bar."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:

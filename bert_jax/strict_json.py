@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-from bert_jax.errors import brief
+from bert_jax.errors import UsageError, brief
 
 
 def parse(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Returns the value of a JSON text.
 
     Raises ValueError for what is no JSON, is nested too deeply or has a number of thousands of
     digits; and for an object with a key twice, of which Python keeps the last without a word.
@@ -16,6 +16,25 @@ def parse(text: str | bytes) -> Any:
         return json.loads(text, object_pairs_hook=_without_repeats)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def parse_file(path: object, text: str | bytes) -> Any:
+    """Returns the value of a file's text. Raises UsageError, which names the file."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+
+
+def parse_record(location: str, line: str) -> Any:
+    """Returns the value of a line of data, whose keys may be repeated.
+
+    Raises UsageError, which names the location.
+    """
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{location}: not JSON ({error})") from error
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -22,10 +22,10 @@ they were v2 or v3.
 
 from dataclasses import replace
 
-from bert_jax import resolve
+from bert_jax import config_loader
 from bert_jax.config import TrainConfig
 
 
 def config() -> TrainConfig:
-    recipe = resolve.load("bert_base")
+    recipe = config_loader.load_config("bert_base")
     return replace(recipe, name="bert_base_16chip", data=replace(recipe.data, num_workers=4))

@@ -22,10 +22,10 @@ or v3.
 
 from dataclasses import replace
 
-from bert_jax import resolve
+from bert_jax import config_loader
 from bert_jax.config import TrainConfig
 
 
 def config() -> TrainConfig:
-    recipe = resolve.load("bert_large")
+    recipe = config_loader.load_config("bert_large")
     return replace(recipe, name="bert_large_64chip", data=replace(recipe.data, num_workers=4))

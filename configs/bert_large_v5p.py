@@ -21,10 +21,10 @@ The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 
 
 from dataclasses import replace
 
-from bert_jax import resolve
+from bert_jax import config_loader
 from bert_jax.config import TrainConfig
 
 
 def config() -> TrainConfig:
-    recipe = resolve.load("bert_large")
+    recipe = config_loader.load_config("bert_large")
     return replace(recipe, name="bert_large_v5p", data=replace(recipe.data, num_workers=4))

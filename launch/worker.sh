@@ -3,14 +3,17 @@
 # its units, so the trainer gets SIGTERM, saves, and exits with 42.
 #
 #   worker.sh stage gs://BUCKET/CORPUS DIRECTORY    copy a corpus to local disk, and check it
+#   worker.sh copy gs://BUCKET/MODEL DIRECTORY      copy anything else there
+#   worker.sh mount                                 make the data disk readable at /mnt/bert-jax
 #   worker.sh start RUN ARGUMENT...                 start `bert-jax pretrain ARGUMENT...`, unless it runs
 #   worker.sh state RUN                             running, the exit code, none, or other (another run is running)
 #   worker.sh stop                                  SIGTERM, and wait
-#   worker.sh logs LINES
-#   worker.sh train                                 the unit's own command
+#   worker.sh logs LINES, worker.sh follow LINES
+#   worker.sh train, worker.sh guard                the units' own commands
 set -Eeuo pipefail
 
 UNIT=bert-jax
+GUARD=bert-jax-guard
 PLACE=${BERT_JAX_HOME:-$HOME/bert-jax}
 LOG=$PLACE/log/train.log
 
@@ -37,6 +40,25 @@ state() { # RUN
     fi
 }
 
+# A systemd unit for this script's VERB; mixed: SIGTERM goes to this script alone, which hands it on once.
+unit() { # NAME VERB
+    # shellcheck source=launch/lib/unit.sh
+    source "$PLACE/src/launch/lib/unit.sh"
+    as_root systemctl reset-failed "$1" 2>/dev/null || true
+    as_root systemd-run --unit="$1" --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
+        --property=KillMode=mixed --property=TimeoutStopSec="${STOP_SECONDS:-300}" "${UNIT_PROPERTIES[@]}" \
+        --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" \
+        /bin/bash "$PLACE/src/launch/worker.sh" "$2"
+}
+
+# Writes down variables, for a unit to read.
+keep() { # VARIABLE...
+    local name
+    for name in "$@"; do
+        [[ ! ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
+    done
+}
+
 start() { # RUN ARGUMENT...
     local run=$1 name
     shift
@@ -52,20 +74,18 @@ start() { # RUN ARGUMENT...
         ARGUMENTS=("${@//%i/${TPU_WORKER_ID:-${name##*-w-}}}")
         declare -p ARGUMENTS
         # The launcher's choices, and what it should know of the host.
-        for name in LIBTPU_INIT_ARGS JAX_COMPILATION_CACHE_DIR BERT_JAX_HOME; do
-            [[ ! ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
-        done
+        keep LIBTPU_INIT_ARGS JAX_COMPILATION_CACHE_DIR BERT_JAX_HOME WORKDIR
     } >"$PLACE/run.env"
     echo "$run" >"$PLACE/run"
-    as_root systemctl reset-failed "$UNIT" 2>/dev/null || true
-    # mixed: SIGTERM to this script alone, which hands it on once. Units stop before what they are ordered after: the
-    # network has to be there while the trainer saves.
-    as_root systemd-run --unit="$UNIT" --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
-        --property=KillMode=mixed --property=TimeoutStopSec="${STOP_SECONDS:-300}" \
-        --property=LimitNOFILE=100000 --property=After=network-online.target \
-        --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" \
-        /bin/bash "$PLACE/src/launch/worker.sh" train
+    check_host || return
+    unit "$UNIT" train
+    start_guard
     say "started"
+}
+
+# Called on every host, with run.env and run in place, before anything is trained: what must not begin returns a code.
+check_host() {
+    return 0 # here `bert-jax doctor` will be asked
 }
 
 train() {
@@ -91,8 +111,107 @@ train() {
     echo "== $(date '+%F %T') $(hostname): exit code $code" >>"$LOG"
     echo "$code" >"$PLACE/exit.new"
     mv "$PLACE/exit.new" "$PLACE/exit"
+    keep_log
     exit "$code"
 }
+
+# The machine may be gone tomorrow. In a directory, only beside a run: another file would make it no free workdir.
+keep_log() {
+    local name
+    name=$(hostname).log
+    if [[ ${WORKDIR:-} == gs://* ]]; then
+        timeout "${LOG_SECONDS:-20}" gcloud --quiet storage cp "$LOG" "$WORKDIR/logs/$name" </dev/null >/dev/null 2>&1 ||
+            echo "== the log could not be copied to $WORKDIR/logs" >>"$LOG"
+    elif [[ ${WORKDIR:-} && -f $WORKDIR/config.json ]]; then
+        mkdir -p "$WORKDIR/logs" && cp "$LOG" "$WORKDIR/logs/$name" || true
+    fi
+}
+
+# --- the guard -------------------------------------------------------------------------------------
+
+# Worker 0 has a second unit beside the trainer, for runs whose workdir is in a bucket. With several slices each has one, and
+# they do the same.
+start_guard() {
+    [[ ${TPU:-} && ${WORKDIR:-} == gs://* && $(hostname) == *-w-0 ]] || return 0
+    as_root systemctl stop "$GUARD" 2>/dev/null || true
+    keep TPU WORKDIR DELETE_WHEN_DONE MAX_MINUTES >"$PLACE/guard.env"
+    unit "$GUARD" guard
+}
+
+# Sees to the end of the costs, whether or not anybody watches from elsewhere:
+# - leaves a sign of life in WORKDIR/launched_alive: RUN, the minutes that the run has had machines, and the time. A
+#   supervisor whose ssh fails then knows that the hosts are well.
+# - deletes the TPU when the run is done, some time later, so that all hosts have copied their logs;
+# - ends the run and deletes the TPU when its minutes are spent.
+guard() {
+    local run minutes done_since='' signed=-1000
+    # shellcheck source=/dev/null
+    source "$PLACE/guard.env"
+    run=$(run_of)
+    while :; do
+        minutes=$(minutes_of "$run")
+        if ((SECONDS - signed >= ${ALIVE_SECONDS:-240})); then
+            note "$run $minutes $(date +%FT%T.%N)" launched_alive && signed=$SECONDS
+        fi
+        if [[ ${MAX_MINUTES:-} ]] && ((minutes >= MAX_MINUTES)); then
+            tell "the run has had machines for $minutes of $MAX_MINUTES minutes: ending it, and deleting the TPU"
+            note "$run $minutes $(date +%FT%T.%N)" launched_alive || true
+            as_root systemctl stop "$UNIT" || true
+            delete_tpu && return
+            sleep "${ALIVE_SECONDS:-240}"
+        elif [[ ${DELETE_WHEN_DONE:-} == 1 && $(state "$run") == 0 ]]; then
+            done_since=${done_since:-$SECONDS}
+            if ((SECONDS - done_since >= ${LAST_SECONDS:-120})); then
+                tell "the run is done: deleting the TPU"
+                # First the mark: a supervisor that finds no machine would make another one.
+                note "$run" launched_and_done && delete_tpu && return
+            fi
+        else
+            done_since=''
+        fi
+        sleep "${GUARD_SECONDS:-20}"
+    done
+}
+
+tell() { echo "== $(date '+%F %T') $(hostname): guard: $*" >>"$LOG"; }
+
+note() { # TEXT NAME: an object of the workdir
+    echo "$1" >"$PLACE/$2"
+    timeout 60 gcloud --quiet storage cp "$PLACE/$2" "$WORKDIR/$2" </dev/null >/dev/null 2>"$PLACE/guard.err" ||
+        { tell "cannot write $WORKDIR/$2: $(tail -n 1 "$PLACE/guard.err")" && return 1; }
+}
+
+# The minutes that the run has had machines: what it says in the bucket of others, and since this one was booted; or since
+# the run began here, if it is not the first one here.
+minutes_of() { # RUN
+    local run minutes=0 up said try
+    if [[ ! -f $PLACE/began.$1 ]]; then
+        for try in 1 2 3; do
+            ! said=$(gcloud --quiet storage cat "$WORKDIR/launched_alive" </dev/null 2>"$PLACE/guard.err") || break
+            ! grep -qE 'matched no|not found|404' "$PLACE/guard.err" || break
+            sleep "$try"
+        done
+        read -r run minutes _ <<<"$said"
+        [[ $run == "$1" ]] || minutes=0
+        read -r up _ <"${UPTIME_FILE:-/proc/uptime}"
+        ! compgen -G "$PLACE/began.*" >/dev/null || up=0
+        echo $(($(date +%s) - ${up%.*} - minutes * 60)) >"$PLACE/began.$1"
+    fi
+    echo $((($(date +%s) - $(cat "$PLACE/began.$1")) / 60))
+}
+
+delete_tpu() {
+    local project zone name
+    IFS=/ read -r project zone name <<<"$TPU"
+    LOG_SECONDS=60 keep_log
+    gcloud --quiet "--project=$project" compute tpus queued-resources delete "$name" "--zone=$zone" --force --async \
+        </dev/null >/dev/null 2>"$PLACE/guard.err" || {
+        tell "cannot delete $name: $(tail -n 1 "$PLACE/guard.err"); its service account needs roles/tpu.admin (docs/launch.md)"
+        return 1
+    }
+}
+
+# --- files -----------------------------------------------------------------------------------------
 
 stop() {
     if running; then
@@ -121,6 +240,40 @@ if not (directory / "tokenizer").is_dir():
 if wrong:
     sys.exit(f"incomplete: {len(wrong)} of {len(sizes)} files, {wrong[0]} among them")
 PYTHON
+}
+
+# The first disk beside the boot disk, to read: several hosts have it together. One with partitions is mounted by its first.
+mount_disk() { # not `mount`: as root, that would be called instead of the program
+    local at=${DATA_DISK_AT:-/mnt/bert-jax} boot disk
+    if mountpoint -q "$at"; then
+        say "$at is mounted already"
+        return
+    fi
+    boot=$(lsblk -no PKNAME "$(findmnt -nvo SOURCE /)")
+    disk=$(lsblk -lnpo NAME,TYPE,FSTYPE,PKNAME | awk -v boot="$boot" '
+        index($1, "/dev/" boot) != 1 && ($2 == "disk" || $2 == "part") && $3 != "" { print $1; exit }')
+    [[ $disk ]] || {
+        say "there is no data disk with a file system on this host"
+        return 7
+    }
+    as_root mkdir -p "$at"
+    # noload: a journal cannot be played back on a disk that others read, too.
+    as_root mount -o ro,noload "$disk" "$at" || as_root mount -o ro "$disk" "$at"
+    say "mounted $disk at $at"
+}
+
+copy() { # SOURCE DIRECTORY
+    local try
+    mkdir -p "$2"
+    for try in 1 2 3; do
+        if gcloud --quiet storage rsync --recursive "${1%/}" "$2" </dev/null; then
+            say "copied $1 to $2"
+            return
+        fi
+        ((try == 3)) || sleep "$((try * ${STAGE_PAUSE_SECONDS:-10}))"
+    done
+    say "$1 cannot be copied: is it there, and may this machine's service account read it?"
+    return 4
 }
 
 stage() { # SOURCE DIRECTORY
@@ -161,7 +314,9 @@ stage() { # SOURCE DIRECTORY
 
 verb=${1:-}
 case $verb in
-    state | start | train | stop | stage) shift && "$verb" "$@" ;;
+    state | start | train | guard | stop | stage | copy) shift && "$verb" "$@" ;;
+    mount) mount_disk ;;
     logs) echo "== $(hostname)" && tail -n "${2:-50}" "$LOG" ;;
-    *) echo "usage: worker.sh state|start|train|stop|stage|logs" >&2 && exit 2 ;;
+    follow) exec tail -n "${2:-50}" -F "$LOG" ;;
+    *) echo "usage: worker.sh state|start|train|guard|stop|stage|copy|mount|logs|follow" >&2 && exit 2 ;;
 esac

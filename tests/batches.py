@@ -1,6 +1,18 @@
-"""Random batches of the contract's shape, for tests of model and step."""
+"""Batches of pre-training: random ones, for tests of model and step, and what holds for all."""
 
+import jax
 import numpy as np
+
+from bert_jax.data.pretraining.batch import Batch
+from bert_jax.model import sharding
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+
+
+def mesh_of(shape: int | tuple[int, int, int]) -> jax.sharding.Mesh:
+    """The first devices as a mesh of slices x fsdp x tensor, or of so many along fsdp."""
+    slices, fsdp, tensor = (1, shape, 1) if isinstance(shape, int) else shape
+    devices = jax.devices()[: slices * fsdp * tensor]
+    return sharding.make_mesh(slices=slices, fsdp=fsdp, tensor=tensor, devices=devices)
 
 
 def random_batch(
@@ -27,3 +39,37 @@ def random_batch(
         "nsp_labels": rng.integers(0, 2, (rows, 1)).astype(np.int32),
         "nsp_weights": np.ones((rows, 1), np.float32),
     }
+
+
+def check_batch(
+    batch: Batch, *, rows: int, sequence_length: int, max_predictions: int, vocab_size: int
+) -> None:
+    """Asserts the table of the objective's fields and what holds between its columns."""
+    fields = MLM_NSP.fields
+    assert set(batch) == set(fields), set(batch) ^ set(fields)
+    for name, field in fields.items():
+        columns = field.columns(sequence_length=sequence_length, max_predictions=max_predictions)
+        assert batch[name].dtype == field.dtype, (name, batch[name].dtype)
+        assert batch[name].shape == (rows, columns), (name, batch[name].shape)
+    for name, bound in (
+        ("input_ids", vocab_size),
+        ("mlm_targets", vocab_size),
+        ("token_type_ids", 2),
+        ("position_ids", sequence_length),
+        ("mlm_positions", sequence_length),
+        ("nsp_positions", sequence_length),
+        ("nsp_labels", 2),
+        ("mlm_weights", 2),
+        ("nsp_weights", 2),
+    ):
+        assert (batch[name] >= 0).all() and (batch[name] < bound).all(), name
+    is_token = batch["sequence_ids"] != 0
+    assert is_token.any(axis=1).all(), "a row without tokens"
+    weights = batch["mlm_weights"]
+    assert np.isin(weights, (0, 1)).all() and np.isin(batch["nsp_weights"], (0, 1)).all()
+    used = weights != 0
+    at = np.take_along_axis(is_token, batch["mlm_positions"], axis=1)
+    assert at[used].all(), "a prediction on padding"
+    apart = np.diff(batch["mlm_positions"], axis=1) > 0
+    assert apart[used[:, 1:]].all(), "predictions do not ascend"
+    assert (np.diff(weights, axis=1) <= 0).all(), "a prediction after the last one"

@@ -19,7 +19,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if "--xla_backend_optimization_level=0" in os.environ.get(
     "XLA_FLAGS", ""
 ) and importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] += (
+        " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
 # Many tests, and the processes they start, compile the same few programs: once is enough. Made by
 # the process that began, and inherited by all others.
 if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -33,6 +35,23 @@ else:
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture(autouse=True)
+def messages():
+    """Shows what the library says on stderr, in its own words unless `main` is called."""
+    from bert_jax.cli import output
+
+    output.show_messages({})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once():
+    from tests.compiled_once import CompiledOnce
+
+    with pytest.MonkeyPatch.context() as patch:
+        CompiledOnce().install(patch)
+        yield
 
 
 def pytest_unconfigure():
@@ -62,7 +81,7 @@ def shared(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
 @pytest.fixture(scope="session")
 def corpus(shared) -> Path:
     """A corpus directory of the tiny stories."""
-    from bert_jax.data.prepare import prepare
+    from bert_jax.data.corpus.prepare import prepare
     from tests import tiny_corpus
 
     def fill(directory: Path) -> None:

@@ -9,15 +9,16 @@ batch, token ids and masks included).
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from bert_jax.__main__ import main
-from bert_jax.training import feed
+from bert_jax.training import device_feed
 
 
-def watch_rows(output: Path) -> None:
+def watch_rows(output: Path, patch: Callable[..., None] = setattr) -> None:
     seen: dict[int, dict[int, str]] = {}
-    make = feed.host_batch
+    make = device_feed.host_batch
 
     def host_batch(batch_at, step, ranges):
         batch = make(batch_at, step, ranges)
@@ -30,7 +31,7 @@ def watch_rows(output: Path) -> None:
         output.write_text(json.dumps(seen))
         return batch
 
-    feed.host_batch = host_batch
+    patch(device_feed, "host_batch", host_batch)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.model import heads
+from bert_jax.interchange.name_map import MODEL_FIELDS
+from bert_jax.model import bert
 
 _LABELS = ("neutral", "für", "contra")
 HEADS = {
@@ -50,8 +51,13 @@ def random_params(model: ModelConfig, head: HeadConfig, *, seed: int = 0) -> Any
         lambda path, leaf: np.float32(
             (path[-1].key == "scale") + 0.2 * draw.standard_normal(leaf.shape)
         ),
-        heads.abstract_params(model, head),
+        bert.abstract_params(model, head),
     )
+
+
+def their_fields(model: ModelConfig) -> dict[str, Any]:
+    """Returns the fields of a model that a config of transformers knows."""
+    return {name: getattr(model, name) for name in MODEL_FIELDS}
 
 
 def vocabulary(directory: Path, size: int = 60) -> Path:

@@ -1,15 +1,16 @@
 """`create_instances_from_document` of google-research/bert, restated in plain Python.
 
 Same control flow, token by token, with the draws taken from an object: `SequentialDraws` draws as
-the original does, from one generator; `KeyedDraws` draws what `bert_jax.data.examples` draws, so
-that the two must agree exactly. It makes pairs only; masks are another function in the original.
+the original does, from one generator; `KeyedDraws` draws what
+`bert_jax.data.pretraining.sentence_pairs` draws, so that the two must agree exactly. It makes pairs
+only; masks are another function in the original.
 """
 
 import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bert_jax.data import counter
+from bert_jax.data import counter_rng
 
 Sentence = list[int]
 
@@ -58,24 +59,24 @@ class KeyedDraws:
     """The draws of one lane, under the key of the epoch."""
 
     def __init__(self, key: int, lane: int):
-        self._lane = counter.derive(key, lane)
+        self._lane = counter_rng.derive(key, lane)
         self._turn = -1
 
     def target(self, short_prob: float, max_tokens: int) -> int:
-        if counter.unit(counter.bits(self._lane, 0))[0] < short_prob:
+        if counter_rng.uniform(counter_rng.bits(self._lane, 0))[0] < short_prob:
             return 2 + self._below(self._lane, 1, max_tokens - 1)
         return max_tokens
 
     def begin_chunk(self) -> None:
         self._turn += 1
-        self._chunk = counter.derive(self._lane, self._turn)
+        self._chunk = counter_rng.derive(self._lane, self._turn)
         self._dropped = {"a": 0, "b": 0}
 
     def a_end(self, sentences: int) -> int:
         return 1 + self._below(self._chunk, 2, sentences - 1)
 
     def is_random(self, probability: float) -> bool:
-        return counter.unit(counter.bits(self._chunk, 3))[0] < probability
+        return counter_rng.uniform(counter_rng.bits(self._chunk, 3))[0] < probability
 
     def other_document(self, own: int, documents: int) -> int:
         other = self._below(self._chunk, 4, documents - 1)
@@ -87,12 +88,12 @@ class KeyedDraws:
     def drops_front(self, segment: str) -> bool:
         coin = self._dropped[segment]
         self._dropped[segment] += 1
-        word = counter.derive(self._chunk, {"a": 6, "b": 7}[segment], coin // 64)
+        word = counter_rng.derive(self._chunk, {"a": 6, "b": 7}[segment], coin // 64)
         return bool(word >> (coin % 64) & 1)
 
     @staticmethod
     def _below(key: int, draw: int, bound: int) -> int:
-        return int(counter.below(counter.bits(key, draw), bound)[0])
+        return int(counter_rng.randint(counter_rng.bits(key, draw), bound)[0])
 
 
 def make_pairs(

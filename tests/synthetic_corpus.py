@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from bert_jax.data import counter
-from bert_jax.data.store import Split
-from bert_jax.data.tokenizer import SpecialIds
+from bert_jax.data import counter_rng
+from bert_jax.data.corpus.store import Split
+from bert_jax.data.tokenizer.tokenizer import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 FIRST_WORD = 5  # ids below it are special
@@ -24,7 +24,7 @@ def split_from_lengths(
     if vocab_size is None:  # every token of the split is unlike every other
         tokens = (FIRST_WORD + index).astype(np.uint32)
     else:
-        words = counter.below(counter.bits(99, index), vocab_size - FIRST_WORD)
+        words = counter_rng.randint(counter_rng.bits(99, index), vocab_size - FIRST_WORD)
         tokens = (FIRST_WORD + words).astype(np.uint16)
     cuts = np.linspace(0, document_starts.size - 1, num_shards + 1).astype(np.int64)
     shard_starts = sentence_starts[document_starts[cuts]]
@@ -48,5 +48,5 @@ def random_split(
 
 
 def _geometric(size: int, mean: float, seed: int) -> np.ndarray:
-    uniform = 1 - counter.unit(counter.bits(seed, np.arange(size)))
+    uniform = 1 - counter_rng.uniform(counter_rng.bits(seed, np.arange(size)))
     return 1 + np.floor(np.log(uniform) / np.log1p(-1 / mean)).astype(np.int64)

@@ -1,4 +1,6 @@
-"""Attention's own derivative beside what jax derives from the formula, with dropout."""
+"""The back ends of attention beside the formula, beside jax's own, and beside each other."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +8,30 @@ import numpy as np
 import pytest
 
 from bert_jax.model import sharding
-from bert_jax.model.attention import attend
 from bert_jax.model.dropout import DropoutKey, keep_mask
+from bert_jax.registry import ATTENTION
 
 pytestmark = pytest.mark.core
 
 _ROWS, _HEADS, _SIZE, _LENGTH = 8, 2, 4, 9
+_BACK_ENDS = ATTENTION.names()
+
+
+def arrays(count: int) -> list[np.ndarray]:
+    draw = np.random.default_rng(0)
+    shape = (_ROWS, _HEADS, _SIZE, _LENGTH)
+    return [draw.normal(size=shape).astype(np.float32) for _ in range(count)]
+
+
+def sequence_ids() -> np.ndarray:
+    """Two sequences of 4 and 3 tokens, and padding."""
+    return np.tile(np.array([1] * 4 + [2] * 3 + [0] * 2, np.int32), (_ROWS, 1))
+
+
+def assert_close(found, expected) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
+    )
 
 
 def formula(q_BHKL, k_BHKS, v_BHKS, *, ids_BL, key, rate):
@@ -23,23 +43,20 @@ def formula(q_BHKL, k_BHKS, v_BHKS, *, ids_BL, key, rate):
     return jnp.einsum("bhls,bhks->bhkl", kept_BHLS, v_BHKS)
 
 
+@pytest.mark.parametrize("name", _BACK_ENDS)
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
-def test_outputs_and_derivatives_are_the_formulas(rate):
-    draw = np.random.default_rng(0)
-    shape = (_ROWS, _HEADS, _SIZE, _LENGTH)
-    q, k, v, weights = (draw.normal(size=shape).astype(np.float32) for _ in range(4))
-    # Two sequences of 4 and 3 tokens, and padding.
-    ids = np.tile(np.array([1] * 4 + [2] * 3 + [0] * 2, np.int32), (_ROWS, 1))
+def test_outputs_and_derivatives_are_the_formulas(rate, name):
+    q, k, v, weights = arrays(4)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         layout = sharding.batch_sharding(mesh)
         q, k, v, weights, ids, rows = jax.device_put(
-            (q, k, v, weights, ids, np.arange(_ROWS, dtype=np.uint32)), layout
+            (q, k, v, weights, sequence_ids(), np.arange(_ROWS, dtype=np.uint32)), layout
         )
         key = DropoutKey.create(seed=3, step=jnp.int32(5), rows_B=rows)
 
         def ours(q, k, v):
-            out = attend(
+            out = ATTENTION[name](
                 q, k, v, query_ids_BL=ids, key_ids_BS=ids, key=key, dropout_rate=rate
             )  # fmt: skip
             return jnp.sum(out * weights), out
@@ -52,6 +69,57 @@ def test_outputs_and_derivatives_are_the_formulas(rate):
             jax.jit(jax.grad(function, argnums=(0, 1, 2), has_aux=True))(q, k, v)
             for function in (ours, theirs)
         )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", _BACK_ENDS)
+@pytest.mark.parametrize("has_bias", [False, True], ids=["without", "with"])
+def test_with_and_without_a_bias_it_is_what_jax_computes(name, has_bias):
+    """Outputs and all derivatives, that of the bias included; no mesh is set."""
+    q, k, v, weights = arrays(4)
+    ids, bias = sequence_ids(), None
+    if has_bias:
+        bias = np.random.default_rng(1).normal(size=(_ROWS, _HEADS, _LENGTH, _LENGTH))
+        bias = bias.astype(np.float32)
+
+    def ours(q, k, v, bias):
+        return ATTENTION[name](
+            q, k, v, query_ids_BL=ids, key_ids_BS=ids, bias_BHLS=bias, key=None, dropout_rate=0.1
+        )  # fmt: skip
+
+    def theirs(q, k, v, bias):
+        by_token = [x.transpose(0, 3, 1, 2) for x in (q, k, v)]
+        allowed = ids[:, None, :, None] == ids[:, None, None, :]
+        out = jax.nn.dot_product_attention(*by_token, bias=bias, mask=allowed)
+        return out.transpose(0, 2, 3, 1)
+
+    def weighted(function, *arguments):
+        out = function(*arguments)
+        return jnp.sum(out * weights), out
+
+    used = (0, 1, 2, 3) if has_bias else (0, 1, 2)
+    found, expected = (
+        jax.jit(jax.grad(partial(weighted, function), argnums=used, has_aux=True))(q, k, v, bias)
+        for function in (ours, theirs)
     )
+    assert_close(found, expected)
+
+
+def test_both_round_alike_in_bfloat16():
+    """Scores and softmax are float32 in either, and the result has the type of the values."""
+    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in arrays(3))
+    ids = sequence_ids()
+    outputs = [
+        ATTENTION[name](q, k, v, query_ids_BL=ids, key_ids_BS=ids, key=None, dropout_rate=0.0)
+        for name in _BACK_ENDS
+    ]
+    exact = formula(
+        *(jnp.asarray(x, jnp.float32) for x in (q, k, v)),
+        ids_BL=ids,
+        key=DropoutKey.create(seed=0, step=jnp.int32(0), rows_B=jnp.arange(_ROWS)),
+        rate=0.0,
+    )
+    for out in outputs:
+        assert out.dtype == jnp.bfloat16
+        # A few roundings of 2^-9 each, of values up to 3.
+        np.testing.assert_allclose(np.asarray(out, np.float32), exact, atol=0.03)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from bert_jax.errors import StorageFailed, UsageError
-from bert_jax.training import bucket
+from bert_jax.workdir import remote_workdir
 from tests import tiny_corpus
 
 _SERVER = """
@@ -23,7 +25,11 @@ server.start()
 print("ready", flush=True)
 sys.stdin.read()
 """
-_CONFIG = tiny_corpus.tiny_config()
+_CONFIG = tiny_corpus.tiny_config(
+    phases=(PhaseConfig(sequence_length=32, steps=120, global_batch_size=16, max_predictions=5),),
+    evaluation=EvaluationConfig(every_steps=60, num_examples=20, batch_size=16),
+    checkpoint=CheckpointConfig(every_steps=20, keep_last=3),
+)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +99,7 @@ def numbers_of(rows: str) -> list[tuple]:
 
 
 def ask(cloud: dict, what: str, name: str) -> str:
-    """What Python says of `what`, where `path` is a place in the bucket."""
+    """Returns what Python says of `what`, where `path` is a place in the bucket."""
     code = f"import sys; from etils import epath; path = epath.Path(sys.argv[1])\n{what}"
     return subprocess.run(
         [sys.executable, "-c", code, f"gs://bucket/{name}"],
@@ -112,10 +118,13 @@ def listed(cloud: dict, name: str) -> list[str]:
     return ask(cloud, "for p in path.iterdir(): print(p.name)", name).split()
 
 
-def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus, trained):
+@pytest.mark.chaos
+def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus):
     """Killed after a save; its directory here is gone; the same command ends with the same rows."""
     config = str(tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG))
     command = ("pretrain", config, "--corpus", str(corpus), "--workdir", "gs://bucket/runs/tiny")
+    here = str(tmp_path / "here")
+    assert main(["pretrain", config, "--corpus", str(corpus), "--workdir", here]) == 0
     first = subprocess.Popen(
         [sys.executable, "-m", "bert_jax", *command],
         env=cloud | {"BERT_JAX_CACHE": str(tmp_path / "one")},
@@ -139,16 +148,16 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus,
     assert second.returncode == 0, second.stderr
     assert "resuming at step" in second.stderr
     rows = read(cloud, "runs/tiny/metrics.jsonl")
-    assert numbers_of(rows) == numbers_of((trained / "metrics.jsonl").read_text())
+    assert numbers_of(rows) == numbers_of((tmp_path / "here" / "metrics.jsonl").read_text())
     (events,) = (tmp_path / "two").glob("workdirs/*/events.jsonl")
     assert read(cloud, "runs/tiny/events.jsonl") == events.read_text()
 
     # Older steps were removed there, too.
     steps = sorted(int(name) for name in listed(cloud, "runs/tiny/checkpoints"))
-    assert steps == [120, 160, 200]
+    assert steps == [80, 100, 120]
 
     # From a third machine: the newest step, or one by its address, and nothing is written there.
-    there = ("gs://bucket/runs/tiny", "gs://bucket/runs/tiny/checkpoints/200")
+    there = ("gs://bucket/runs/tiny", "gs://bucket/runs/tiny/checkpoints/120")
     nowhere = ("gs://bucket/runs/none", "gs://bucket/runs/tiny/checkpoints/last")
     found = run_in_turn(
         cloud,
@@ -158,7 +167,7 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus,
     last = [r for r in map(json.loads, rows.splitlines()) if r.get("split")][-1]
     for code, out, err in found[:2]:
         assert code == 0, err
-        assert json.loads(out)["step"] == 200
+        assert json.loads(out)["step"] == 120
         assert json.loads(out)["mlm_loss"] == last["mlm_loss"]
     for place, (code, _, err) in zip(nowhere, found[2:], strict=True):
         assert code == 2 and f"--checkpoint {place}: there is no" in err
@@ -175,32 +184,34 @@ def test_what_is_copied_and_taken_back(tmp_path, monkeypatch):
 
     there = tmp_path / "bucket" / "run"
     monkeypatch.setattr(
-        bucket, "_path", lambda place: epath.Path(str(place).replace("gs://b/run", str(there)))
+        remote_workdir,
+        "_path",
+        lambda place: epath.Path(str(place).replace("gs://b/run", str(there))),
     )
 
     def machine(name: str) -> Path:
         monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / name))
-        return bucket.directory_of("gs://b/run")
+        return remote_workdir.directory_of("gs://b/run")
 
     def fill(home: Path, *names: str) -> None:
         for name in names:
-            (home / name).parent.mkdir(exist_ok=True)
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text(name)
             os.utime(home / name, (1, 1))  # as a copy keeps the time of its source
-        bucket.copy_back(home)
+        remote_workdir.copy_back(home)
 
     def files(folder: Path) -> set[str]:
         return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
     fill(machine("one"), "config.json", "tokenizer/vocab.txt", "metrics.aside.jsonl")
-    fill(machine("one"), "tensorboard/first")
+    fill(machine("one"), "tensorboard/run/train/first")
     taken = {"config.json", "tokenizer/vocab.txt", "metrics.aside.jsonl"}
-    assert files(there) == {*taken, "tensorboard/first"}
+    assert files(there) == {*taken, "tensorboard/run/train/first"}
     # Another machine has the logs, and writes the curves anew.
     two = machine("two")
     assert files(two) == taken
-    fill(two, "tensorboard/second")
-    assert files(there) == {*taken, "tensorboard/second"}
+    fill(two, "tensorboard/run/train/second")
+    assert files(there) == {*taken, "tensorboard/run/train/second"}
     # Somebody removes the run from the bucket, and begins another one there.
     shutil.rmtree(there)
     assert files(machine("two")) == set()
@@ -212,20 +223,20 @@ def test_whatever_a_bucket_raises_is_a_failure_of_storage(tmp_path, monkeypatch)
     class HttpError(Exception):  # as gcsfs has it
         pass
 
-    with pytest.raises(HttpError), bucket.failures(tmp_path):
+    with pytest.raises(HttpError), remote_workdir.failures(tmp_path):
         raise HttpError("a directory has no such errors: this one is ours")
-    monkeypatch.setattr(bucket, "address_of", lambda _: "gs://b/run")
+    monkeypatch.setattr(remote_workdir, "address_of", lambda _: "gs://b/run")
     refused = pytest.raises(StorageFailed, match="gs://b/run cannot be written to: 503")
-    with refused, bucket.failures(tmp_path):
+    with refused, remote_workdir.failures(tmp_path):
         raise HttpError("503")
 
 
 def test_a_place_that_is_not_in_a_bucket(tmp_path):
-    assert bucket.directory_of(tmp_path) == tmp_path
-    assert bucket.address_of(tmp_path) == str(tmp_path)
+    assert remote_workdir.directory_of(tmp_path) == tmp_path
+    assert remote_workdir.address_of(tmp_path) == str(tmp_path)
     for place in ("s3://b/run", "gs://bucket"):
         with pytest.raises(UsageError, match="gs://BUCKET/PATH"):
-            bucket.directory_of(place)
+            remote_workdir.directory_of(place)
 
 
 def test_a_bucket_that_cannot_be_read(tmp_path, monkeypatch):
@@ -233,6 +244,29 @@ def test_a_bucket_that_cannot_be_read(tmp_path, monkeypatch):
         raise PermissionError("403: no permission")
 
     monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path))
-    monkeypatch.setattr(bucket, "_take_back", refuse)
+    monkeypatch.setattr(remote_workdir, "_take_back", refuse)
     with pytest.raises(StorageFailed, match="gs://b/run cannot be read: 403: no permission"):
-        bucket.directory_of("gs://b/run")
+        remote_workdir.directory_of("gs://b/run")
+
+
+@pytest.mark.chaos
+def test_fine_tuning_in_a_bucket_goes_on_from_another_machine(cloud, tmp_path):
+    """Attempts, results and checkpoints are in the bucket; another machine only reports them."""
+    from tests import tiny_tasks
+
+    tiny_tasks.sst2(tmp_path / "sst2")
+    tiny_tasks.encoder(tmp_path / "encoder")
+    words = [
+        *("finetune", "--checkpoint", str(tmp_path / "encoder"), "--task", "sst2"),
+        *("--data", str(tmp_path / "sst2"), "--workdir", "gs://bucket/tuned", "--length", "24"),
+        *("--epochs", "1", "--batch-size", "16", "--learning-rate", "1e-2", "--restarts", "1"),
+    ]
+    done = run(cloud, tmp_path / "one", *words)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(read(cloud, "tuned/result.json"))
+    assert result["steps"] == 10
+    assert "sst2" in read(cloud, "tuned/results.md")
+    again = run(cloud, tmp_path / "two", *words)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(read(cloud, "tuned/result.json")) == result
+    assert '"save"' in read(cloud, "tuned/events.jsonl")

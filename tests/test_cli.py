@@ -1,4 +1,4 @@
-"""What can go wrong, told in one line, with the exit code that a supervisor acts on."""
+"""Whatever goes wrong is told in one line, with the exit code that a supervisor acts on."""
 
 import json
 import os
@@ -11,7 +11,9 @@ import pytest
 
 from bert_jax import __version__
 from bert_jax.__main__ import main
+from bert_jax.cli import output
 from bert_jax.config import OptimizerConfig, PhaseConfig
+from bert_jax.progress import note
 from tests import tiny_corpus
 from tests.tiny_corpus import tiny_config
 
@@ -52,6 +54,33 @@ def other_corpus(tmp_path_factory) -> Path:
     options = ["--vocab-size", "120", "--validation-fraction", "0.2"]
     assert main(["prepare", "--source", str(source), *output, *options]) == 0
     return directory / "c"
+
+
+# --- the library's words -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("`init_from` x has no mlm", "--init-from x has no mlm"),
+        ("needs an `object`", "needs an `object`"),
+        ("it does with set compute.remat=full", "it does with --set compute.remat=full"),
+        ("use --set model.x=1", "use --set model.x=1"),
+        ("vocab_size: 2; set the config to match", "vocab_size: 2; set the config to match"),
+        ("override a b: write it as c", "--set a b: write it as c"),
+        ("cannot override seed: no", "cannot override seed: no"),
+    ],
+)
+def test_the_library_speaks_in_options(said, shown, capsys):
+    options = {"init_from": "--init-from"}
+    assert output.in_options(said, options) == shown
+    output.show_messages(options)
+    note(said)
+    assert capsys.readouterr() == ("", shown + "\n")
+
+
+def test_an_assignment_without_a_value(refused):
+    assert refused(2, "show", "bert_base", "--set", "a b").startswith("--set a b: write it as")
 
 
 # --- prepare -------------------------------------------------------------------------------------

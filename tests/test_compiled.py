@@ -4,8 +4,8 @@
 
 import pytest
 
-from bert_jax.training import compiled
-from bert_jax.training.compiled import Collective, Kernel
+from bert_jax.planning import hlo_cost
+from bert_jax.planning.hlo_cost import Collective, Kernel
 
 _CYCLES = 'backend_config={"flag_configs":[],"estimated_cycles":"%d"}'
 
@@ -43,7 +43,7 @@ def test_cycles_of_a_loop_count_as_often_as_it_runs():
 }}
 """,
     )
-    cost = compiled.cost(text)
+    cost = hlo_cost.cost(text)
     assert cost.cycles == 7 + (24 + 3) * 100, "what is inside a fusion is in the fusion's estimate"
     assert cost.by_operation == {"copy": 7, "dot_general": 2700}
     assert cost.traffic == 2 * 4096 * (1 + 24 + 3)
@@ -51,8 +51,8 @@ def test_cycles_of_a_loop_count_as_often_as_it_runs():
 
 def test_memory_near_the_core_is_not_traffic():
     shape = "(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/bf16[2,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)})"
-    assert compiled.array_bytes(shape) == 2 * 1024 + 2 * 256 + 4
-    assert compiled.array_bytes(shape, large_memory_only=True) == 2 * 256
+    assert hlo_cost.array_bytes(shape) == 2 * 1024 + 2 * 256 + 4
+    assert hlo_cost.array_bytes(shape, large_memory_only=True) == 2 * 256
 
 
 def test_copies_beside_the_computation_are_traffic():
@@ -61,7 +61,7 @@ def test_copies_beside_the_computation_are_traffic():
   %copy-start.1 = (bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, bf16[8,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%p)
   %copy-done.1 = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} copy-done(%copy-start.1)
 """)
-    cost = compiled.cost(text)
+    cost = hlo_cost.cost(text)
     assert (cost.cycles, cost.traffic) == (0, 2048)
 
 
@@ -74,7 +74,7 @@ def test_collectives_of_a_plain_program():
   %all-reduce.1 = (f32[1024]{0:T(1024)}, f32[]{:T(128)}) all-reduce(%g, %s), channel_id=3, replica_groups=[2,4]<=[8], to_apply=%add
   %reduce-scatter.1 = f32[256]{0:T(256)} reduce-scatter(%g), channel_id=4, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}, to_apply=%add
 """)
-    assert compiled.cost(text).collectives == {
+    assert hlo_cost.cost(text).collectives == {
         Collective("all-gather", 512 * 1024 * 2, tuple(range(64))): 1,
         Collective("all-reduce", 1024 * 4 + 4, (0, 1, 2, 3)): 1,
         Collective("reduce-scatter", 1024 * 4, (0, 1, 2, 3)): 1,
@@ -96,7 +96,7 @@ def test_an_all_reduce_of_which_a_part_is_kept_is_a_reduce_scatter():
 }
 """,
     )
-    assert compiled.cost(text).collectives == {
+    assert hlo_cost.cost(text).collectives == {
         Collective("reduce-scatter", 512 * 1024 * 2, (0, 1)): 1
     }
 
@@ -120,7 +120,7 @@ def test_several_reduced_and_scattered_at_once():
 }
 """,
     )
-    assert compiled.cost(text).collectives == {
+    assert hlo_cost.cost(text).collectives == {
         Collective("all-gather", 32 * 128 * 4, (0, 1, 2, 3)): 1,
         Collective("reduce-scatter", 40 * 128 * 4, (0, 1, 2, 3)): 1,
     }
@@ -131,7 +131,7 @@ def test_what_the_compiler_cannot_estimate_is_charged_like_a_kernel():
   %p = f32[8,128]{{1,0:T(8,128)}} parameter(0)
   %f = f32[8,128]{{1,0:T(8,128)}} fusion(%p), kind=kCustom, calls=%c, metadata={{op_name="jit(step)/scatter-add"}}, {_CYCLES % (2**63 - 1)}
 """)
-    cost = compiled.cost(text)
+    cost = hlo_cost.cost(text)
     assert cost.cycles == 0
     assert cost.kernels == {Kernel("scatter-add", None, 2 * 4096): 1}
 
@@ -152,7 +152,7 @@ def test_an_asynchronous_collective_in_several_fusions_is_one():
         ),
         "".join(piece % (i, i) for i in range(3)),
     )
-    cost = compiled.cost(text)
+    cost = hlo_cost.cost(text)
     assert cost.collectives == {Collective("all-gather", 16 * 256 * 2, (0, 1, 2, 3)): 1}
     assert cost.cycles == 15
 
@@ -175,7 +175,7 @@ def test_a_collective_on_another_core_is_found():
 }, execution_thread="sparsecore"
 """,
     )
-    cost = compiled.cost(text)
+    cost = hlo_cost.cost(text)
     assert cost.collectives == {Collective("all-gather", 8192 * 128 * 4, tuple(range(8))): 1}
     assert not cost.kernels
 
@@ -186,7 +186,7 @@ def test_what_goes_to_other_slices_goes_through_the_host():
   %send.5 = (f32[256,8,128]{2,1,0:T(8,128)}, u32[]{:S(2)}, token[]) send(%p, %after-all.5), channel_id=5, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.61_0",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
   %recv.5 = (f32[256,8,128]{2,1,0:T(8,128)}, u32[]{:S(2)}, token[]) recv(%after-all.5), channel_id=6, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.61_0",_xla_megascale_transfer_type="ALL_REDUCE"}
 """)
-    assert compiled.cost(text).collectives == {
+    assert hlo_cost.cost(text).collectives == {
         Collective("all-reduce", 256 * 8 * 128 * 4, (), over_slices=True): 1
     }
 
@@ -198,7 +198,7 @@ def test_kernels_are_listed_and_marks_are_not():
   %k.1 = f32[512,512]{1,0:T(8,128)} custom-call(%a, %a), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/pallas_call"}, backend_config={"custom_call_config":{"body":"TUzvU","cost_estimate":{"flops":"268435456","transcendentals":"0","bytes_accessed":"123456"}}}
   %k.2 = f32[512,512]{1,0:T(8,128)} custom-call(%a, %a), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/other"}, backend_config={"custom_call_config":{"body":"TUzvU"}}
 """)
-    assert compiled.cost(text).kernels == {
+    assert hlo_cost.cost(text).kernels == {
         Kernel("jit(step)/pallas_call", 268435456.0, 123456): 1,
         Kernel("jit(step)/other", None, 2 * 512 * 512 * 2 + 512 * 512 * 4): 1,
     }
@@ -218,9 +218,9 @@ def test_kernels_are_listed_and_marks_are_not():
     ],
 )
 def test_replica_groups(notation, group):
-    assert compiled.parse_group(f"channel_id=1, {notation}, dimensions={{0}}") == group
+    assert hlo_cost.parse_group(f"channel_id=1, {notation}, dimensions={{0}}") == group
 
 
 def test_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="ENTRY"):
-        compiled.cost("HloModule nothing\n")
+        hlo_cost.cost("HloModule nothing\n")

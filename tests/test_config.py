@@ -6,8 +6,9 @@ import json
 import pytest
 
 from bert_jax import config as configs
-from bert_jax import resolve
+from bert_jax import config_loader
 from bert_jax.config import ModelConfig, PhaseConfig, TrainConfig
+from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.errors import UsageError
 
 _TWO_PHASES = TrainConfig(
@@ -33,13 +34,15 @@ _TWO_PHASES = TrainConfig(
     ],
 )
 def test_an_override_has_the_type_of_its_field(assignment, read, expected):
-    value = read(resolve.override(_TWO_PHASES, [assignment]))
+    value = read(config_loader.override(_TWO_PHASES, [assignment]))
     assert value == expected
     assert type(value) is type(expected)
 
 
 def test_an_override_changes_nothing_else_and_the_last_one_wins():
-    changed = resolve.override(_TWO_PHASES, ["phases.0.steps=5", "seed=3", "phases.0.steps=6"])
+    changed = config_loader.override(
+        _TWO_PHASES, ["phases.0.steps=5", "seed=3", "phases.0.steps=6"]
+    )
     first, second = _TWO_PHASES.phases
     assert changed == dataclasses.replace(
         _TWO_PHASES, seed=3, phases=(dataclasses.replace(first, steps=6), second)
@@ -71,14 +74,14 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
         (f"seed={2**63}", "seed: 9223372036854775808 does not fit in 64 bits"),
         ("model.hidden_size=1e300", "does not fit in 64 bits"),
         (f"optimizer.learning_rate=1{'0' * 400}", "does not fit in 64 bits"),
-        (f"seed=1{'0' * 5000}", "--set seed: Exceeds the limit"),
-        (f"seed={'[' * 100_000}", "--set seed: nested too deeply"),
-        ('mesh={"fsdp": 1, "fsdp": 2}', "--set mesh: the key 'fsdp' occurs twice in an object"),
+        (f"seed=1{'0' * 5000}", "override seed: Exceeds the limit"),
+        (f"seed={'[' * 100_000}", "override seed: nested too deeply"),
+        ('mesh={"fsdp": 1, "fsdp": 2}', "override mesh: the key 'fsdp' occurs twice in an object"),
     ],
 )
 def test_a_wrong_override_is_explained(assignment, message):
     with pytest.raises(UsageError) as caught:
-        resolve.override(_TWO_PHASES, [assignment])
+        config_loader.override(_TWO_PHASES, [assignment])
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -92,7 +95,7 @@ def test_json_round_trip():
     assert configs.from_dict({}) == TrainConfig()
     flat = configs.flatten(_TWO_PHASES)
     assert flat["phases.1.sequence_length"] == 512 and flat["model.hidden_size"] == 768
-    assert resolve.override(TrainConfig(phases=_TWO_PHASES.phases), [
+    assert config_loader.override(TrainConfig(phases=_TWO_PHASES.phases), [
         f"{path}={json.dumps(value)}" for path, value in flat.items()
     ]) == _TWO_PHASES  # fmt: skip
 
@@ -100,7 +103,9 @@ def test_json_round_trip():
 def test_a_runs_config_json_is_parsed_with_what_lies_beside_it(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"config": configs.to_dict(_TWO_PHASES), "versions": {"jax": "1"}}))
-    assert resolve.load(str(path), ["seed=7"]) == dataclasses.replace(_TWO_PHASES, seed=7)
+    assert config_loader.load_config(str(path), ["seed=7"]) == dataclasses.replace(
+        complete(_TWO_PHASES), seed=7
+    )
 
 
 def test_json_is_never_executed(tmp_path):
@@ -108,7 +113,7 @@ def test_json_is_never_executed(tmp_path):
     path, proof = tmp_path / "config.json", tmp_path / "executed"
     path.write_text(f"open({str(proof)!r}, 'w').close()\ndef config(): ...\n")
     with pytest.raises(UsageError, match=r"config\.json is not JSON"):
-        resolve.load(str(path))
+        config_loader.load_config(str(path))
     assert not proof.exists()
 
 
@@ -131,7 +136,7 @@ def test_json_that_is_no_config(tmp_path, text, message):
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError) as caught:
-        resolve.load(str(path))
+        config_loader.load_config(str(path))
     assert message in str(caught.value)
     assert "config" in str(caught.value) and "\n" not in str(caught.value)
 
@@ -141,19 +146,19 @@ def test_json_that_is_no_config(tmp_path, text, message):
 
 @pytest.mark.parametrize("name", ["tiny_docs_cpu", "bert_small_cpu", "bert_base", "bert_large"])
 def test_shipped_configs_load(name):
-    assert name in resolve.shipped_names()
-    config = resolve.load(name)
+    assert name in config_loader.shipped_names()
+    config = config_loader.load_config(name)
     assert config.name == name
     assert configs.from_dict(configs.to_dict(config)) == config
 
 
 def test_every_shipped_config_is_valid():
-    for name in resolve.shipped_names():
-        resolve.load(name)
+    for name in config_loader.shipped_names():
+        config_loader.load_config(name)
 
 
 def test_base_and_large_are_the_published_recipe():
-    base, large = resolve.load("bert_base"), resolve.load("bert_large")
+    base, large = config_loader.load_config("bert_base"), config_loader.load_config("bert_large")
     assert base.model == ModelConfig()
     assert (large.model.hidden_size, large.model.num_hidden_layers) == (1024, 24)
     for config in (base, large):
@@ -172,7 +177,9 @@ def test_a_python_config_is_the_users_own(tmp_path):
         "from bert_jax.config import TrainConfig\n"
         "def config():\n    return TrainConfig(name='mine', seed=4)\n"
     )
-    assert resolve.load(str(path), ["seed=5"]) == TrainConfig(name="mine", seed=5)
+    assert config_loader.load_config(str(path), ["seed=5"]) == complete(
+        TrainConfig(name="mine", seed=5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,7 +197,7 @@ def test_a_name_that_leads_nowhere(tmp_path, name, text, message):
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        resolve.load(str(path) if path.suffix else name)
+        config_loader.load_config(str(path) if path.suffix else name)
     assert message in str(caught.value)
 
 
@@ -199,8 +206,8 @@ def test_a_name_that_leads_nowhere(tmp_path, name, text, message):
 _IMPOSSIBLE = [
     ("optimizer.learning_rate=Infinity", "optimizer.learning_rate", "must be finite"),
     ("model.initializer_range=NaN", "model.initializer_range", "must be finite"),
-    ("data.short_seq_prob=1.5", "data.short_seq_prob", "between 0 and 1"),
-    ("data.masked_lm_prob=-0.1", "data.masked_lm_prob", "between 0 and 1"),
+    ("data.short_seq_prob=1.5", "data.short_seq_prob", "at most 1"),
+    ("data.masked_lm_prob=-0.1", "data.masked_lm_prob", "at least 0"),
     *(
         (f"model.{name}=0", f"model.{name}", "at least 1")
         for name in (
@@ -219,11 +226,25 @@ _IMPOSSIBLE = [
     ("compute.dtype=float16", "compute.dtype", "choose one of bfloat16, float32"),
     ("compute.remat=some", "compute.remat", "choose one of none, full, dots"),
     ("compute.layers=loop", "compute.layers", "choose one of unroll, scan"),
-    ("model.hidden_dropout_prob=1", "model.hidden_dropout_prob", "nothing would be left"),
-    (
-        "model.attention_probs_dropout_prob=1",
-        "model.attention_probs_dropout_prob",
-        "nothing would be left",
+    ("model.hidden_dropout_prob=1", "model.hidden_dropout_prob", "below 1"),
+    ("model.attention_probs_dropout_prob=1", "model.attention_probs_dropout_prob", "below 1"),
+    ("model.layer_norm_eps=0", "model.layer_norm_eps", "must be positive"),
+    ("optimizer.beta1=1", "optimizer.beta1", "below 1"),
+    ("optimizer.beta2=-0.1", "optimizer.beta2", "at least 0"),
+    ("optimizer.clip_norm=-1", "optimizer.clip_norm", "0 switches it off"),
+    ("optimizer.spike_factor=0.5", "optimizer.spike_factor", "0 or more than 1"),
+    ("optimizer.max_skipped_updates=-1", "optimizer.max_skipped_updates", "at least 0"),
+    *(
+        (f"{name}={value}", name, f"Did you mean {meant!r}?")
+        for name, value, meant in (
+            ("objective", "mlm-nsp", "mlm+nsp"),
+            ("model.position_embedding_type", "learnt", "learned"),
+            ("compute.attention", "fuse", "fused"),
+            ("data.rows", "sentences", "sentence_pairs"),
+            ("data.mask", "token", "tokens"),
+            ("optimizer.kind", "adamw", "bert_adamw"),
+            ("optimizer.schedule", "linear", "bert_linear"),
+        )
     ),
     ("data.random_token_prob=0.3", "data.random_token_prob", "together exceed 1"),
     ("data.num_workers=0", "data.num_workers", "at least 1"),
@@ -267,9 +288,9 @@ _IMPOSSIBLE = [
 
 @pytest.mark.parametrize("assignment, path, message", _IMPOSSIBLE, ids=[i[0] for i in _IMPOSSIBLE])
 def test_the_impossible_is_refused_by_name(assignment, path, message):
-    config = resolve.override(_TWO_PHASES, [assignment])
+    config = config_loader.override(_TWO_PHASES, [assignment])
     with pytest.raises(UsageError) as caught:
-        configs.validate(config)
+        validate(config)
     start = str(caught.value).removeprefix("config 'unnamed': ")
     assert start.startswith(path + " ")
     assert message in start
@@ -290,5 +311,41 @@ def test_the_impossible_is_refused_by_name(assignment, path, message):
 )
 def test_the_edge_of_the_possible_is_accepted(assignment):
     phases = (PhaseConfig(), PhaseConfig(steps=100_000, sequence_length=512, max_predictions=5))
-    config = resolve.override(TrainConfig(phases=phases), [assignment])
-    assert configs.validate(config) is config
+    config = config_loader.override(TrainConfig(phases=phases), [assignment])
+    assert validate(config) is config
+
+
+@pytest.mark.parametrize(
+    ("length", "rate", "expected"),
+    [(128, 0.15, 20), (512, 0.15, 77), (64, 0.4, 26), (20, 0.15, 3), (16, 0, 1), (16, 1, 13)],
+)
+def test_the_number_of_predictions_follows_the_mask_rate(length, rate, expected):
+    config = config_loader.override(
+        TrainConfig(), [f"phases.0.sequence_length={length}", f"data.masked_lm_prob={rate}"]
+    )
+    assert validate(complete(config)).phases[0].max_predictions == expected
+    set_by_hand = config_loader.override(config, ["phases.0.max_predictions=7"])
+    assert complete(set_by_hand).phases[0].max_predictions == 7
+
+
+def test_too_little_room_for_the_mask_rate_is_said_with_what_would_do():
+    phases = (
+        PhaseConfig(sequence_length=64, max_predictions=10),
+        PhaseConfig(sequence_length=512, max_predictions=76),
+    )
+    config = TrainConfig(phases=phases)
+    assert not [*mask_warnings(config)]  # as published
+    more = config_loader.override(config, ["data.masked_lm_prob=0.4"])
+    first, second = mask_warnings(more)
+    assert "phases.0.max_predictions is 10, so that a full row of 64 has 15.6 % of its" in first
+    assert "not 40 % (data.masked_lm_prob); set phases.0.max_predictions=26" in first
+    assert "set phases.1.max_predictions=205" in second
+    said = [line.partition("; set ")[2] for line in (first, second)]
+    assert not [*mask_warnings(config_loader.override(more, said))]
+    # A fine-tuned model masks nothing.
+    assert not [*mask_warnings(config_loader.override(more, ['head.parts=["pooler"]']))]
+
+
+@pytest.mark.parametrize("name", config_loader.shipped_names())
+def test_no_shipped_config_masks_less_than_its_rate(name):
+    assert not [*mask_warnings(config_loader.load_config(name))]

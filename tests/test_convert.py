@@ -1,5 +1,6 @@
 """`bert-jax import` and `export`: every way through, and runs that go on elsewhere."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,15 +9,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_jax import resolve
+from bert_jax import config_loader
 from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig, to_dict
+from bert_jax.config_loader import load_config_json
 from bert_jax.errors import StorageFailed
 from bert_jax.interchange import huggingface, tf1
-from bert_jax.interchange.layout import Foreign
+from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import sharding
-from bert_jax.training import checkpoint, workdir
-from bert_jax.training.convert import import_checkpoint
+from bert_jax.workdir import checkpoint
+from bert_jax.workdir.import_export import import_checkpoint
+from bert_jax.workdir.load import load_checkpoint
 from tests import tiny_corpus
 from tests.models import HEADS, SIZES, assert_same, random_params, vocabulary
 from tests.test_tf1 import variables
@@ -28,7 +31,7 @@ def convert(*arguments) -> None:
 
 @pytest.fixture
 def refused(capsys):
-    """What a command that fails with code 2 says after 'error: '."""
+    """Returns what a command that fails with code 2 says after 'error: '."""
 
     def run(*arguments) -> str:
         assert main([str(argument) for argument in arguments]) == 2
@@ -42,7 +45,7 @@ def refused(capsys):
 def as_tf1(folder):
     model, head = SIZES["small"], HeadConfig()
     params, *moments = (random_params(model, head, seed=s) for s in range(3))
-    foreign = Foreign(model=model, head=head, params=params, moments=tuple(moments), step=77)
+    foreign = ImportedModel(model=model, head=head, params=params, moments=tuple(moments), step=77)
     tf1.write(folder / "tf1", foreign, tokenizer=vocabulary(folder / "words"))
     return folder / "tf1"
 
@@ -97,7 +100,7 @@ def test_an_import_that_is_cut_short_is_no_run(tmp_path, trained, corpus, monkey
         raise StorageFailed("no space left")
 
     monkeypatch.setattr(checkpoint.Checkpoints, "save", full)
-    config = resolve.load(str(trained / "config.json"), ["phases.1.steps=5000"])
+    config = config_loader.load_config(str(trained / "config.json"), ["phases.1.steps=5000"])
     with pytest.raises(StorageFailed):
         import_checkpoint(
             tmp_path / "tf1", tmp_path / "home", config=config, corpus_directory=corpus
@@ -152,7 +155,7 @@ def test_a_run_of_tf1_goes_on(tmp_path, trained, corpus):
     assert max(checkpoint.steps(home)) == last
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
-        ends = [workdir.load_checkpoint(path, mesh=mesh) for path in (trained, home)]
+        ends = [load_checkpoint(path, mesh=mesh) for path in (trained, home)]
     assert_same(ends[0].params, ends[1].params)
 
 
@@ -210,7 +213,7 @@ def test_an_encoder_without_heads(tmp_path, refused, capsys):
 def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, capsys):
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
-        source = workdir.load_checkpoint(trained, mesh=mesh)
+        source = load_checkpoint(trained, mesh=mesh)
         bare = {part: source.params[part] for part in ("encoder", "pooler")}
         huggingface.write(
             tmp_path / "hf",
@@ -219,23 +222,97 @@ def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, 
             head=HEADS["Model"],
             tokenizer=source.tokenizer,
         )
-    config = tiny_corpus.write_config(tmp_path / "tiny.json", source.config)
+    # Another shape than the checkpoint has.
+    model = dataclasses.replace(source.config.model, hidden_size=64,
+                                hidden_dropout_prob=0.3)  # fmt: skip
+    config = dataclasses.replace(source.config, model=model)
+    config = tiny_corpus.write_config(tmp_path / "tiny.json", config)
     command = ("pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "new")
     command = (*command, "--init-from", tmp_path / "hf", "--set", "phases.0.steps=2")
     command = (*command, "--set", "phases.1.steps=1", "--set", "optimizer.warmup_steps=1")
-    said = refused(*command)
-    assert "has no masked-LM head and the next-sentence head: it holds encoder, pooler" in said
-    assert "--allow-missing-heads begins with fresh ones" in said
+    said = refused(*command, "--set", "model.hidden_size=64")
+    assert f"model.hidden_size is 64, the checkpoint's {source.config.model.hidden_size}" in said
     assert not (tmp_path / "new").exists()
-    convert(*command, "--allow-missing-heads")
-    assert "has no mlm, nsp: fresh, from seed" in capsys.readouterr().err
+    tensors = load_file(tmp_path / "hf/model.safetensors")
+    extra = {f"cls.chain.{name}": np.zeros(2, np.float32) for name in ("weight", "bias")}
+    save_file(tensors | extra, tmp_path / "hf/model.safetensors")
+    said = refused(*command)
+    assert "unexpected cls.chain.bias; unexpected cls.chain.weight. --ignore-unexpected" in said
+    assert said.endswith("'cls.chain.*' reads the rest without them")
+    command = (*command, "--ignore-unexpected", "cls.chain.*")
+    convert(*command)
+    said = capsys.readouterr().err
+    assert f"layers of {source.config.model.hidden_size}, " in said
+    assert "2 tensors are ignored: cls.chain.bias, cls.chain.weight" in said
+    assert "has no mlm, nsp: fresh, from seed" in said
     assert max(checkpoint.steps(tmp_path / "new")) == 3
+    ran = load_config_json(tmp_path / "new/config.json").model
+    assert ran == dataclasses.replace(source.config.model, hidden_dropout_prob=0.3)
+    # The run has its model now: neither the checkpoint nor its name is needed.
+    shutil.rmtree(tmp_path / "hf")
+    convert(*command)
+    convert(*(part for part in command if part not in ("--init-from", tmp_path / "hf")))
+    assert "is already at its last step, 3" in capsys.readouterr().err
 
 
-def test_evaluation_needs_both_heads(tmp_path, corpus, refused):
-    source = as_hf(tmp_path, "ForMaskedLM")
+def test_weights_that_are_pickled_and_a_model_without_its_tokenizer(tmp_path, refused):
+    """One message names both steps of transformers: the model, and its tokenizer."""
+    source = as_hf(tmp_path, "Model")
+    weights = source / "model.safetensors"
+    (source / "pytorch_model.bin").write_bytes(b"pickle")
+    for name in ("vocab.txt", "tokenizer.json"):
+        (source / name).unlink()
+    said = refused("fill-mask", "--checkpoint", source, "a [MASK]")
+    assert "AutoTokenizer" not in said and "save the tokenizer to the same directory" in said
+    weights.unlink()
+    said = refused("fill-mask", "--checkpoint", source, "a [MASK]")
+    assert "pickled weights are not read" in said
+    assert "AutoModelForPreTraining.from_pretrained(" in said and "AutoTokenizer.from_pre" in said
+
+
+def test_a_tokenizer_that_is_not_the_models(tmp_path, trained, refused):
+    source = as_hf(tmp_path, "ForPreTraining")
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token_id": 3}))
+    said = refused("fill-mask", "--checkpoint", source, "a [MASK]")
+    assert "pad_token_id is 3 in config.json, but 0 in its tokenizer (tokenizer.json)" in said
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(workdir / "tokenizer")
+    shutil.copytree(source, workdir / "tokenizer")
+    said = refused("fill-mask", "--checkpoint", workdir, "a [MASK]")
+    assert "config.json says that it was trained with tokenizer " in said
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Model", "no masked-LM head and the next-sentence head: it holds encoder, pooler"),
+        ("ForNextSentencePrediction", "no masked-LM head: it holds encoder, pooler, nsp"),
+    ],
+)
+def test_evaluation_needs_the_heads_of_an_objective(tmp_path, corpus, refused, name, message):
+    source = as_hf(tmp_path, name)
     said = refused("evaluate", "--checkpoint", source, "--corpus", corpus)
-    assert said.endswith("has no next-sentence head: it holds encoder, mlm")
+    assert said.endswith(f"has {message}")
+
+
+def test_a_masked_lm_alone_is_evaluated_as_one(tmp_path, corpus, exported, capsys):
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        whole = load_checkpoint(exported, mesh=mesh)
+        head = HEADS["ForMaskedLM"]
+        params = {part: whole.params[part] for part in ("encoder", *head.parts)}
+        model, words = whole.config.model, whole.tokenizer
+        huggingface.write(tmp_path / "hf", params, model, head=head, tokenizer=words)
+    found = []
+    for source in (tmp_path / "hf", exported):
+        convert("evaluate", "--checkpoint", source, "--corpus", corpus)
+        found.append(json.loads(capsys.readouterr().out))
+    alone, both = found
+    assert both.keys() - alone.keys() == {"nsp_loss", "nsp_accuracy"}
+    for name in ("mlm_loss", "mlm_accuracy", "perplexity"):
+        assert alone[name] == pytest.approx(both[name], rel=1e-5)
+    assert alone["loss"] == alone["mlm_loss"] < both["loss"]
 
 
 # --- what is wrong: clear, and nothing written ---------------------------------------------------

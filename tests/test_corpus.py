@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from bert_jax.data import corpus
-from bert_jax.data.corpus import read_documents, split_sentences
+from bert_jax.data.corpus import records, sources
+from bert_jax.data.corpus.sources import read_documents, split_sentences
 from bert_jax.errors import UsageError
 
 DOCUMENTS = [
@@ -72,7 +72,7 @@ def test_a_file_with_brackets_in_its_name_is_a_file(tmp_path):
 @pytest.mark.parametrize("character", ["a", "é", "漢", "😀"])
 @pytest.mark.parametrize("shift", range(4))
 def test_a_line_too_long_is_cut_and_nothing_is_lost(tmp_path, monkeypatch, character, shift):
-    monkeypatch.setattr(corpus, "LONGEST_LINE_BYTES", 64)
+    monkeypatch.setattr(sources, "LONGEST_LINE_BYTES", 64)
     words = ["x" * (1 + i % 13) for i in range(40)]
     lines = [" ".join(words), "y" * shift + character * 100, "z" * 64, "z" * 63 + " "]
     (tmp_path / "a.txt").write_text("\n".join(lines) + "\nend\n\nnext\n", encoding="utf-8")
@@ -92,7 +92,7 @@ def test_memory_is_bounded_by_the_limits_not_by_the_file(tmp_path):
             stream.write(b"many words and no newline " * 40330)
     script = (
         "import resource, sys\n"
-        "from bert_jax.data.corpus import read_documents\n"
+        "from bert_jax.data.corpus.sources import read_documents\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "size = count = 0\n"
         "for document in read_documents(sys.argv[1:]):\n"
@@ -116,7 +116,8 @@ def test_bytes_that_are_not_utf8_are_refused(tmp_path, name):
     message = refusal(tmp_path / name)
     line = data.count("\n") + 1
     assert f"{name}, line {line}:" in message
-    assert "0xe9 at position 14" in message and "iconv" in message
+    offset = len(data.encode()) + 13
+    assert f"(byte 0xe9 at offset {offset}); " in message and "`encoding` cp1252" in message
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_bad_json_line_is_named(tmp_path, line, expected):
 
 
 def test_a_json_line_too_long_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "LONGEST_RECORD_BYTES", 1 << 10)
+    monkeypatch.setattr(records, "LONGEST_RECORD_BYTES", 1 << 10)
     (tmp_path / "a.jsonl").write_text(
         '{"text": "short"}\n' + json.dumps({"text": "x" * 2000}) + "\n", encoding="utf-8"
     )
@@ -166,13 +167,13 @@ def test_damaged_gzip_is_refused(tmp_path, damage):
 def test_sources_that_are_not_there_are_refused_before_reading(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "a.csv").write_text("x")
+    (tmp_path / "a.pdf").write_text("x")
     good = str(tmp_path / "a.txt")
     for bad, expected in {
         "missing.txt": "no such file or folder",
         "*.jsonl": "no file matches",
-        "empty": "no .txt, .txt.gz, .jsonl, .jsonl.gz file in this folder",
-        "a.csv": "not one of .txt",
+        "empty": "no .txt, .jsonl, .csv, .tsv, .parquet (each also .gz, .bz2, .xz, .zst) file in",
+        "a.pdf": "not one of .txt",
     }.items():
         with pytest.raises(UsageError) as caught:
             read_documents([good, str(tmp_path / bad)])
@@ -200,8 +201,8 @@ def test_white_space_of_several_bytes_behind_an_initial(space):
 def test_a_sentence_too_long_is_cut_at_a_space():
     sentence = " ".join(f"word{i}" for i in range(1000))
     cut = split_sentences(sentence)
-    assert len(cut) > 5 and max(map(len, cut)) <= corpus.LONGEST_SENTENCE
-    assert min(map(len, cut[:-1])) > corpus.LONGEST_SENTENCE - 10
+    assert len(cut) > 5 and max(map(len, cut)) <= sources.LONGEST_SENTENCE
+    assert min(map(len, cut[:-1])) > sources.LONGEST_SENTENCE - 10
     assert " ".join(cut) == sentence
     solid = split_sentences("x" * 2500)
     assert [len(piece) for piece in solid] == [1000, 1000, 500]
@@ -271,3 +272,5 @@ def test_tfds(tfds_folder, monkeypatch):
 def test_tfds_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert "pip install 'bert-jax[tfds]'" in refusal("tfds:wikipedia")
+    with pytest.raises(UsageError, match="needs tensorflow-datasets"):
+        list(read_documents(["tfds:wikipedia"], bad={}))

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from bert_jax.errors import UsageError
-from bert_jax.training.distributed import Connection
-from tests import tiny_corpus
+from bert_jax.runtime.distributed import Connection
+from tests import distributed_worker, tiny_corpus
+from tests.chaos import long_form
 
 _ROOT = Path(__file__).parents[1]
 _CONFIG = tiny_corpus.tiny_config(
@@ -96,26 +98,38 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_one_two_and_four_processes_train_the_same_run(tmp_path, corpus):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, corpus) -> tuple[list[dict], dict[str, dict[str, str]]]:
+    """Curve and rows of the same run in this process, on its eight devices."""
+    directory = tmp_path_factory.mktemp("alone")
+    config = tiny_corpus.write_config(directory / "config.json", _CONFIG)
+    command = ["pretrain", str(config), "--corpus", str(corpus)]
+    with pytest.MonkeyPatch.context() as patch:
+        distributed_worker.watch_rows(directory / "rows.0.json", patch.setattr)
+        assert main([*command, "--workdir", str(directory / "workdir")]) == 0
+    return curve(directory), rows_fed(directory)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=long_form)])
+def test_several_processes_train_the_same_run(tmp_path, corpus, alone, processes):
     """The same rows and masks, hashed, and the same losses; only process 0 writes and talks."""
-    curves, rows = {}, {}
-    for processes in (1, 2, 4):
-        directory = tmp_path / f"{processes}"
-        started = start(directory, corpus, processes=processes, devices=4 // processes)
-        assert finish(directory, started) == [0] * processes, (directory / "log.0").read_text()
-        curves[processes], rows[processes] = curve(directory), rows_fed(directory)
-        assert len(list(directory.glob("rows.*.json"))) == processes
-        assert "a new run" in (directory / "log.0").read_text()
-        for rank in range(1, processes):
-            assert "step" not in (directory / f"log.{rank}").read_text()
-    assert set(rows[1]) >= {str(step) for step in range(12)}
-    assert rows[1] == rows[2] == rows[4]
-    for processes in (2, 4):
-        assert len(curves[processes]) == len(curves[1]) == 13
-        for one, several in zip(curves[1], curves[processes], strict=True):
-            assert several["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    directory = tmp_path / "run"
+    started = start(directory, corpus, processes=processes, devices=4 // processes)
+    assert finish(directory, started) == [0] * processes, (directory / "log.0").read_text()
+    assert len(list(directory.glob("rows.*.json"))) == processes
+    assert "a new run" in (directory / "log.0").read_text()
+    for rank in range(1, processes):
+        assert "step" not in (directory / f"log.{rank}").read_text()
+    lines, rows = alone
+    assert set(rows) >= {str(step) for step in range(12)}
+    assert rows_fed(directory) == rows
+    assert len(curve(directory)) == len(lines) == 13
+    for one, several in zip(lines, curve(directory), strict=True):
+        assert several["loss"] == pytest.approx(one["loss"], rel=1e-5)
 
 
+@pytest.mark.chaos
 def test_processes_of_different_programs_do_not_start(tmp_path, corpus):
     """Their collectives would wait for each other; the error names the rank and what differs."""
     directory = tmp_path / "run"

@@ -5,18 +5,20 @@ import dataclasses
 import json
 import re
 import shlex
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
 import jax
 import pytest
 
-from bert_jax import errors, resolve
+from bert_jax import config_loader, errors
 from bert_jax.__main__ import _EPILOG, _parser
 from bert_jax.config import ModelConfig, TrainConfig
-from bert_jax.data.pipeline import FIELDS
-from bert_jax.model import heads, sharding
-from bert_jax.training import same_run
+from bert_jax.model import bert, sharding
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.workdir import resume_policy
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "bert_jax"
@@ -47,7 +49,7 @@ def blocks(text: str) -> str:
 
 
 def spans(text: str) -> list[str]:
-    """What stands in back-ticks, outside of blocks."""
+    """Returns what stands in back-ticks, outside of blocks."""
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(text))
 
 
@@ -66,7 +68,7 @@ def table(text: str, number: int = 0) -> list[list[str]]:
 
 
 def anchors(document: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Returns the anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", prose(document.read_text(encoding="utf-8")), re.M)
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
@@ -97,6 +99,9 @@ def fields() -> dict[str, typing.Any]:
     for field in dataclasses.fields(TrainConfig):
         kind = typing.get_type_hints(TrainConfig)[field.name]
         prefix = field.name
+        if kind == tuple[str, ...]:
+            found[prefix] = list(field.default)
+            continue
         if typing.get_origin(kind) is tuple:
             kind, prefix = typing.get_args(kind)[0], f"{field.name}.N"
         if dataclasses.is_dataclass(kind):
@@ -129,7 +134,7 @@ def test_every_field_is_described_with_its_default():
 
 def test_what_may_change_on_resume_is_said():
     part = section(_CONFIGURATION, "What may change on resume")
-    for number, expected in enumerate((same_run.FREE, same_run.WITH_FLAG)):
+    for number, expected in enumerate((resume_policy.FREE, resume_policy.WITH_FLAG)):
         rows = table(part, number)
         said = {name.removesuffix("*") for cell, _ in rows for name in cell.split(", ")}
         assert said == set(expected)
@@ -137,8 +142,8 @@ def test_what_may_change_on_resume_is_said():
 
 def test_the_shipped_configs_are_as_described():
     expected = []
-    for name in resolve.shipped_names():
-        config = resolve.load(name)
+    for name in config_loader.shipped_names():
+        config = config_loader.load_config(name)
         model, optimizer = config.model, config.optimizer
         phases = [
             f"{p.global_batch_size} x {p.sequence_length}, {p.steps:,}" for p in config.phases
@@ -182,7 +187,10 @@ def options(verb: str) -> dict[str, argparse.Action]:
 @pytest.mark.parametrize("verb", _VERBS)
 def test_every_option_is_described(verb):
     described = {}
-    for name, default, _ in table(section(_CONFIGURATION, f"`bert-jax {verb}`")):
+    # The first table of the chapter has what all verbs have.
+    chapters = ("Command line", f"`bert-jax {verb}`")
+    rows = [row for chapter in chapters for row in table(section(_CONFIGURATION, chapter))]
+    for name, default, _ in rows:
         described[re.sub(r"(?<=[a-z]) [A-Z|:=]+$", "", name)] = default
     assert described.keys() == options(verb).keys()
     for name, action in options(verb).items():
@@ -218,10 +226,10 @@ def test_every_command_is_understood(file, capsys):
             if end.code:
                 pytest.fail(f"{shlex.join(command)}: {capsys.readouterr().err}")
             continue
-        if getattr(arguments, "config", None) in resolve.shipped_names():
-            resolve.load(arguments.config, arguments.overrides)
+        if getattr(arguments, "config", None) in config_loader.shipped_names():
+            config_loader.load_config(arguments.config, arguments.overrides)
         elif hasattr(arguments, "overrides"):
-            resolve.override(TrainConfig(), arguments.overrides)
+            config_loader.override(TrainConfig(), arguments.overrides)
 
 
 @each_document
@@ -240,7 +248,7 @@ def test_no_verb_or_option_is_named_that_does_not_exist(document):
 
 
 def test_exit_codes():
-    classes = [errors.BertJaxError, *errors.BertJaxError.__subclasses__()]
+    classes = [errors.BertJaxError, *errors.BertJaxError.__subclasses__(), errors.Interrupted]
     rows = table(section(_ARCHITECTURE, "Exit codes"))
     assert {name: int(code) for code, name, _ in rows if name} == {
         c.__name__: c.exit_code for c in classes
@@ -250,7 +258,7 @@ def test_exit_codes():
 def test_the_batch():
     rows = table(section(_ARCHITECTURE, "Batch"))
     assert {name: (shape, dtype) for name, shape, dtype, _ in rows} == {
-        name: (f"[B, {size}]", dtype.__name__) for name, (size, dtype) in FIELDS.items()
+        name: (f"[B, {size}]", dtype.__name__) for name, (size, dtype) in MLM_NSP.fields.items()
     }
 
 
@@ -269,7 +277,7 @@ def test_the_parameters():
     for name, shape in table(section(_ARCHITECTURE, "Parameters")):
         sized = tuple(sizes[letter] for letter in shape.strip("[]").split(", "))
         described |= {name.replace("_N", f"_{n}"): sized for n in range(2)}
-    leaves = jax.tree_util.tree_leaves_with_path(heads.abstract_params(model))
+    leaves = jax.tree_util.tree_leaves_with_path(bert.abstract_params(model))
     assert described == {".".join(k.key for k in path): leaf.shape for path, leaf in leaves}
 
 
@@ -302,8 +310,7 @@ def test_the_work_directory(trained):
     for kind, names in seen.items():
         assert names == {name for name, where, _ in fields if where in (kind, "both")}
 
-    names = ("pretrain", "loop", "recovery")
-    sources = [(_PACKAGE / f"training/{name}.py").read_text(encoding="utf-8") for name in names]
+    sources = [module.read_text(encoding="utf-8") for module in sorted(_PACKAGE.rglob("*.py"))]
     written = re.findall(r"event\(\s*(?:workdir, )?\"(\w+)\"", "".join(sources))
     assert {name for name, _ in events} == set(written)
     extra = {name: set(re.findall(r"\w+", said)) for name, said in events}
@@ -312,39 +319,47 @@ def test_the_work_directory(trained):
         assert event.keys() - {"event", "time", "seconds"} <= extra[event["event"]]
 
 
-def test_the_tree_is_the_tree():
-    block = blocks(section(_ARCHITECTURE, "The tree"))
-    described: set[str] = set()
-    folders: list[str] = []
-    for line in block.splitlines():
-        name, _, comment = line.strip().partition("  ")
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders[depth:] = [name] if name.endswith("/") else []
-        if name.endswith(".py"):
-            assert comment.strip(), f"{name} has no comment"
-            described.add("".join(folders[:depth]) + name)
-        else:
-            assert (_ROOT / "".join(folders)).is_dir()
-    assert described == {
-        str(path.relative_to(_ROOT))
-        for path in _PACKAGE.rglob("*.py")
-        if path.name != "__init__.py" and path.parent.name != "configs"
-    }
+def test_the_generated_parts_are_up_to_date():
+    command = [sys.executable, str(_ROOT / "docs" / "generate.py"), "--check"]
+    assert subprocess.run(command).returncode == 0, "run python docs/generate.py"
 
 
 # --- links and names ------------------------------------------------------------------------------
 
 
+def links(document: Path) -> list[tuple[str, Path, str]]:
+    """Returns the links to files: each as it is written, the file, and the anchor or ""."""
+    found = []
+    for target in re.findall(r"\]\(([^()\s]+)\)", prose(document.read_text(encoding="utf-8"))):
+        name, _, anchor = target.partition("#")
+        if not re.match(r"[a-z]+:", target):
+            linked = (document.parent / name).resolve() if name else document
+            found.append((target, linked, anchor))
+    return found
+
+
 @each_document
 def test_links_lead_somewhere(document):
-    text = prose(document.read_text(encoding="utf-8"))
-    for target in re.findall(r"\]\(([^()\s]+)\)", text):
-        if re.match(r"[a-z]+:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        linked = document.parent / name if name else document
+    for target, linked, anchor in links(document):
         assert linked.exists(), f"{document.name}: {target}"
         assert not anchor or anchor in anchors(linked), f"{document.name}: {target}"
+
+
+def test_every_question_has_an_answer_two_links_away():
+    """That its anchor exists is for the test of all links."""
+    questions = _ROOT / "docs" / "questions.md"
+    listed = re.findall(r"^(?:- |### )(.+?\?)(.*)$", questions.read_text(encoding="utf-8"), re.M)
+    assert len(listed) >= 20
+    for question, rest in listed:
+        assert re.match(r"\s.*\]\([^()\s]+\)", rest), f"no link after: {question}"
+
+    readme = _ROOT / "README.md"
+    pages, reached = {readme}, {readme}
+    for _ in range(2):
+        pages = {linked for page in pages for _, linked, _ in links(page) if page.suffix == ".md"}
+        reached |= pages
+    for target, linked, _ in links(questions):
+        assert linked in reached, f"{target} is more than two links away from the README"
 
 
 def test_what_the_code_refers_to_is_there():

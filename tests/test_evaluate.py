@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from bert_jax.data.pipeline import EvaluationSet
-from bert_jax.data.store import open_corpus
-from bert_jax.model import heads, sharding
-from bert_jax.training import evaluate, metrics
-from bert_jax.training.evaluate import Evaluator, evaluate_checkpoint
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.pretraining.pipeline import EvaluationSet
+from bert_jax.model import bert, sharding
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.training import evaluate
+from bert_jax.training.evaluate import HeldOut, evaluate_checkpoint
+from bert_jax.workdir import log_reader
 from tests.tiny_corpus import tiny_config
 
 _CONFIG = tiny_config()
@@ -22,7 +24,7 @@ _CONFIG = tiny_config()
 @pytest.fixture(scope="module")
 def params():
     """Far from the beginning, where all losses are alike."""
-    fresh = jax.device_get(jax.jit(lambda: heads.init_params(_CONFIG.model, seed=1))())
+    fresh = jax.device_get(jax.jit(lambda: bert.init_params(_CONFIG.model, seed=1))())
     return jax.tree.map(lambda x: 6 * x, fresh)
 
 
@@ -32,10 +34,12 @@ def evaluated(params, corpus, *, devices: int, batch_size: int, **changes) -> di
     mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, NamedSharding(mesh, jax.P()))
-        evaluator = Evaluator(
+        held_out = HeldOut(
             config, config.phases[0], corpus=open_corpus(corpus), mesh=mesh, params=placed
         )
-        return evaluator.run(placed)
+        scores = held_out.run(placed)
+    assert scores is not None and scores.keys() == {"validation"}
+    return scores["validation"]
 
 
 def by_hand(params, corpus, *, num_examples: int) -> dict[str, float]:
@@ -43,8 +47,8 @@ def by_hand(params, corpus, *, num_examples: int) -> dict[str, float]:
     opened, phase = open_corpus(corpus), _CONFIG.phases[0]
     examples = EvaluationSet(
         opened.validation,
-        special=opened.special,
-        vocab_size=opened.vocab_size,
+        collator=MLM_NSP,
+        vocabulary=opened.vocabulary,
         options=_CONFIG.data,
         sequence_length=phase.sequence_length,
         max_predictions=phase.max_predictions,
@@ -57,7 +61,7 @@ def by_hand(params, corpus, *, num_examples: int) -> dict[str, float]:
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         outputs = jax.jit(
-            lambda p, b: heads.apply(p, b, config=_CONFIG.model, compute=_CONFIG.compute)
+            lambda p, b: bert.apply(p, b, config=_CONFIG.model, compute=_CONFIG.compute)
         )(params, batch)
     result = {}
     for name, targets in (("mlm", batch["mlm_targets"]), ("nsp", batch["nsp_labels"])):
@@ -94,34 +98,34 @@ def test_runs_of_other_seeds_see_the_same_examples(params, corpus):
     results = []
     with jax.set_mesh(mesh):
         for seed in (0, 1):
-            evaluator = Evaluator(
+            held_out = HeldOut(
                 dataclasses.replace(_CONFIG, seed=seed),
                 _CONFIG.phases[0],
                 corpus=open_corpus(corpus),
                 mesh=mesh,
                 params=params,
             )
-            results.append(evaluator.run(params))
-    assert results[0] == results[1]
+            results.append(held_out.run(params))
+    assert results[0] == results[1] is not None
 
 
 def test_nothing_counted_is_a_loss_of_zero():
     sums = {f"{n}_{k}": 0.0 for n in ("mlm", "nsp") for k in ("loss", "hits", "count")}
-    assert evaluate.summarise(sums)["loss"] == 0.0
-    assert evaluate.summarise(sums)["perplexity"] == 1.0
+    assert MLM_NSP.summarise(sums)["loss"] == 0.0
+    assert MLM_NSP.summarise(sums)["perplexity"] == 1.0
 
 
 def test_a_hopeless_loss_has_a_perplexity_that_json_can_write():
     sums = {"mlm_loss": 1e6, "mlm_hits": 0.0, "mlm_count": 10.0}
     sums |= {"nsp_loss": 1.0, "nsp_hits": 1.0, "nsp_count": 2.0}
-    values = evaluate.summarise(sums)
+    values = MLM_NSP.summarise(sums)
     assert values["mlm_loss"] == pytest.approx(1e5)
     assert json.loads(json.dumps(values, allow_nan=False)) == values
 
 
 @pytest.mark.core
 def test_any_step_of_a_workdir_is_evaluated_as_during_the_run(trained, corpus):
-    rows = [r for r in metrics.read_rows(trained) if r.get("split") == "validation"]
+    rows = [r for r in log_reader.read_rows(trained) if r.get("split") == "validation"]
     by_step = {row["step"]: row for row in rows}
     last = max(by_step)
     assert last == _CONFIG.total_steps

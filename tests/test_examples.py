@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.config import DataConfig
-from bert_jax.data.examples import NUM_SPECIAL, Plan, plan_epoch, read_rows
-from bert_jax.data.store import Split
+from bert_jax.data.corpus.store import Split
+from bert_jax.data.pretraining.sentence_pairs import NUM_SPECIAL, PairPlan, plan_epoch, read_rows
 from tests.original_examples import KeyedDraws, SequentialDraws, make_pairs
 from tests.synthetic_corpus import SPECIAL, random_split, split_from_lengths
 
@@ -110,7 +110,7 @@ def test_another_key_is_another_epoch_and_the_same_key_the_same():
     assert (plans[0].b_start[:size] != plans[2].b_start[:size]).mean() > 0.9
 
 
-def first_pairs(split: Split, plan: Plan) -> np.ndarray:
+def first_pairs(split: Split, plan: PairPlan) -> np.ndarray:
     """Index of the first pair of every document."""
     return np.unique(document_of(split, plan.a_start), return_index=True)[1]
 

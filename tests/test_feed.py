@@ -6,18 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.pipeline import FIELDS, Pipeline
-from bert_jax.data.store import open_corpus
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.model import sharding
-from bert_jax.training import feed
-from tests.batches import random_batch
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.training import device_feed
+from tests.batches import mesh_of, random_batch
 from tests.tiny_corpus import tiny_config
 
 _ROWS = 16
-
-
-def mesh_of(devices: int):
-    return sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
 
 
 def batch_at(step: int, rows: range) -> dict[str, np.ndarray]:
@@ -27,7 +24,7 @@ def batch_at(step: int, rows: range) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_one_process_holds_every_row(devices):
-    assert feed.local_rows(mesh_of(devices), _ROWS) == [range(_ROWS)]
+    assert device_feed.local_rows(mesh_of(devices), _ROWS) == [range(_ROWS)]
 
 
 def test_rows_of_a_process_are_maximal_ranges(monkeypatch):
@@ -39,18 +36,18 @@ def test_rows_of_a_process_are_maximal_ranges(monkeypatch):
             return {d: (slice(d * size, (d + 1) * size),) for d in (5, 0, 4, 1)}
 
     monkeypatch.setattr(sharding, "batch_sharding", lambda mesh: Layout())
-    assert feed.local_rows(mesh_of(8), _ROWS) == [range(0, 4), range(8, 12)]
+    assert device_feed.local_rows(mesh_of(8), _ROWS) == [range(0, 4), range(8, 12)]
 
 
 def test_devices_that_hold_the_same_rows_count_once():
     mesh = sharding.make_mesh(fsdp=4, tensor=2)
-    assert feed.local_rows(mesh, _ROWS) == [range(_ROWS)]
+    assert device_feed.local_rows(mesh, _ROWS) == [range(_ROWS)]
 
 
 def test_a_host_batch_is_its_ranges_one_after_the_other():
     ranges = [range(0, 4), range(8, 16)]
-    batch, whole = feed.host_batch(batch_at, 3, ranges), batch_at(3, range(_ROWS))
-    assert set(batch) == set(FIELDS)
+    batch, whole = device_feed.host_batch(batch_at, 3, ranges), batch_at(3, range(_ROWS))
+    assert set(batch) == set(MLM_NSP.fields)
     for name, values in batch.items():
         np.testing.assert_array_equal(values, np.delete(whole[name], range(4, 8), axis=0))
 
@@ -61,8 +58,8 @@ def test_a_host_batch_is_its_ranges_one_after_the_other():
 )
 def test_a_global_array_is_the_host_batch(devices, ranges):
     mesh = mesh_of(devices)
-    host = feed.host_batch(batch_at, 0, ranges)
-    placed = feed.to_global(host, mesh=mesh, ranges=ranges, global_rows=_ROWS)
+    host = device_feed.host_batch(batch_at, 0, ranges)
+    placed = device_feed.to_global(host, mesh=mesh, ranges=ranges, global_rows=_ROWS)
     whole = batch_at(0, range(_ROWS))
     assert set(placed) == set(whole)
     for name, array in placed.items():
@@ -87,7 +84,7 @@ def test_ahead_keeps_order_and_depth(depth):
             yield {"number": number}
 
     seen = []
-    for future in feed.ahead(source(), depth=depth):
+    for future in device_feed.ahead(source(), depth=depth):
         # `depth` batches, this one among them, are under way when it is handed out.
         deadline = time.monotonic() + 30
         while len(made) < min(len(seen) + depth, 6) and time.monotonic() < deadline:
@@ -101,7 +98,7 @@ def test_ahead_keeps_order_and_depth(depth):
 
 
 def test_nothing_ahead_of_nothing():
-    assert next(feed.ahead(iter([]), depth=2)).result() is None
+    assert next(device_feed.ahead(iter([]), depth=2)).result() is None
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -109,18 +106,20 @@ def test_the_step_is_compiled_for_what_the_pipeline_makes(corpus, number):
     opened, config = open_corpus(corpus), tiny_config()
     pipeline = Pipeline(
         opened.train,
-        special=opened.special,
-        vocab_size=opened.vocab_size,
+        collator=MLM_NSP,
+        vocabulary=opened.vocabulary,
         options=config.data,
         phases=config.phases,
         seed=0,
     )
     phase, mesh = config.phases[number], mesh_of(8)
     step = sum(earlier.steps for earlier in config.phases[:number])
-    ranges = feed.local_rows(mesh, phase.global_batch_size)
-    host = feed.host_batch(pipeline.batch_at, step, ranges)
-    batch = feed.to_global(host, mesh=mesh, ranges=ranges, global_rows=phase.global_batch_size)
-    abstract = feed.abstract_batch(phase, mesh=mesh)
+    ranges = device_feed.local_rows(mesh, phase.global_batch_size)
+    host = device_feed.host_batch(pipeline.batch_at, step, ranges)
+    batch = device_feed.to_global(
+        host, mesh=mesh, ranges=ranges, global_rows=phase.global_batch_size
+    )
+    abstract = device_feed.abstract_batch(phase, fields=MLM_NSP.fields, mesh=mesh)
     assert set(abstract) == set(batch)
     for name, array in batch.items():
         assert (array.shape, array.dtype) == (abstract[name].shape, abstract[name].dtype), name

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data import tokenizer
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
-from bert_jax.model import heads, sharding
+from bert_jax.model import bert, sharding
 from bert_jax.tasks.fill_mask import fill_mask
-from bert_jax.training.workdir import load_checkpoint
+from bert_jax.workdir.load import load_checkpoint
 
 pytestmark = pytest.mark.core
 
@@ -21,7 +21,7 @@ def loaded(trained):
         mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
         with jax.set_mesh(mesh):
             checkpoint = load_checkpoint(trained, mesh=mesh)
-            return fill_mask(checkpoint, tokenizer.load(checkpoint.tokenizer), text, **options)
+            return fill_mask(checkpoint, load_tokenizer(checkpoint.tokenizer), text, **options)
 
     return run
 
@@ -42,7 +42,7 @@ def test_candidates_are_those_of_the_model(loaded, trained):
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         checkpoint = load_checkpoint(trained, mesh=mesh)
-        sub_words = tokenizer.load(checkpoint.tokenizer)
+        sub_words = load_tokenizer(checkpoint.tokenizer)
         ids = sub_words.encode("In winter the bear sleeps in the [MASK].")
         place = ids.index(sub_words.special.mask)
         batch = {
@@ -55,7 +55,7 @@ def test_candidates_are_those_of_the_model(loaded, trained):
         }
         batch = jax.device_put(batch, sharding.batch_sharding(mesh))
         config = checkpoint.config
-        logits = heads.apply(checkpoint.params, batch, config=config.model, compute=config.compute)[
+        logits = bert.apply(checkpoint.params, batch, config=config.model, compute=config.compute)[
             "mlm_logits"
         ]
     best = int(np.argmax(np.asarray(logits)[0, 0, : sub_words.vocab_size]))

@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ComputeConfig, OptimizerConfig, PhaseConfig, TrainConfig
-from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.features import Batches, training_rows
-from bert_jax.data.packing import PackedBatches
+from bert_jax.data.tasks.encode_rows import Batches, training_rows
+from bert_jax.data.tasks.packing import PackedBatches
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.interchange import huggingface
-from bert_jax.model import heads, sharding
+from bert_jax.model import bert, sharding
 from bert_jax.model.dropout import DropoutKey
+from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.embed import embed
-from bert_jax.tasks.load import Sources, base_spec, load
-from bert_jax.training.optimizer import learning_rate
-from bert_jax.training.state import TrainState
-from bert_jax.training.task_step import layer_rates, task_sums, train_step
+from bert_jax.tasks.task_data import Sources, base_spec, load_task
+from bert_jax.update.layer_rates import layer_rates
+from bert_jax.update.schedules import learning_rate
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import train_step
 from tests import tiny_tasks
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
@@ -30,16 +32,16 @@ def _one_device():
 
 
 def _sst2(folder, *, length):
-    words = tokenizers.load(tiny_tasks.encoder(folder / "encoder"))
+    words = load_tokenizer(tiny_tasks.encoder(folder / "encoder"))
     sources = Sources(data=str(tiny_tasks.sst2(folder / "sst2")))
-    return load(base_spec("sst2"), sources, words, length=length)
+    return load_task(base_spec("sst2"), sources, words, length=length)
 
 
 def _both_sides(folder, model, head):
     """The same fresh classifier: our parameters, and a module of torch's with dropout on."""
     from transformers import BertForSequenceClassification
 
-    params = heads.init_params(model, head, seed=0)
+    params = bert.init_params(model, head, seed=0)
     huggingface.write(folder / "hf", params, model, tokenizer=folder / "encoder", head=head)
     torch.manual_seed(0)
     return params, BertForSequenceClassification.from_pretrained(folder / "hf").train()
@@ -50,7 +52,7 @@ def _long(array):
 
 
 def _inputs(batch):
-    """What transformers calls the arrays of a batch that has a row for each text."""
+    """Returns the arrays of a batch that has a row for each text, as transformers names them."""
     return {
         "input_ids": _long(batch["input_ids"]),
         "token_type_ids": _long(batch["token_type_ids"]),
@@ -83,8 +85,11 @@ def test_the_losses_are_those_of_transformers(tmp_path):
     mesh = _one_device()
     with jax.set_mesh(mesh):
         rates = layer_rates(params, decay=1.0, frozen_layers=0)
-        step_of = jax.jit(lambda s, b: train_step(s, b, config=config, rates=rates))
-        state = TrainState.create(config, params).place(mesh)
+        objective = TaskObjective(config.head)
+        step_of = jax.jit(
+            lambda s, b: train_step(s, b, config=config, objective=objective, rates=rates)
+        )
+        state = TrainState.create(config, params).to_mesh(mesh)
         for step in range(50):
             chosen = training_rows(step, rows=len(features), batch_size=16, seed=0)
             batch = batches(chosen)
@@ -103,7 +108,7 @@ def test_the_losses_are_those_of_transformers(tmp_path):
 
 
 def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
-    """How outputs vary from mask to mask, in examples that share rows here and not there.
+    """Outputs vary from mask to mask alike, in examples that share rows here and not there.
 
     Over 400 masks: the deviation of each output, that of the mean over the batch, which would grow
     if examples shared masks, and the correlation from one step's masks to the next one's.
@@ -126,7 +131,7 @@ def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
     def pooled(step):
         rows_B = jnp.arange(len(batch["input_ids"]), dtype=jnp.uint32)
         key = DropoutKey.create(seed=0, step=step, rows_B=rows_B)
-        return heads.apply(
+        return bert.apply(
             params, batch, config=model, head=head, compute=ComputeConfig(dtype="float32"), key=key
         )["pooled"]
 
@@ -153,7 +158,7 @@ def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
 
 @pytest.mark.parametrize(("hidden", "attention"), [(0.1, 0.0), (0.0, 0.1)])
 def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention):
-    """Of each tensor: the mean gradient over 600 masks, and how much it varies between masks.
+    """Compares, for each tensor, the mean gradient over 600 masks and its variation between masks.
 
     Two samples of masks have means as far apart as the variances say, and no further.
     """
@@ -178,9 +183,9 @@ def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention)
 
         def loss(params):
             compute = ComputeConfig(dtype="float32")
-            outputs = heads.apply(params, packed, config=model, head=head, compute=compute, key=key)
-            sums = task_sums(outputs, packed)
-            return sums["loss"] / sums["count"]
+            outputs = bert.apply(params, packed, config=model, head=head, compute=compute, key=key)
+            sums = TaskObjective(head).sums(outputs, packed)
+            return sums["task_loss"] / sums["task_count"]
 
         return jax.grad(loss)(params)
 

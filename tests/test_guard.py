@@ -12,9 +12,10 @@ import pytest
 
 from bert_jax.config import OptimizerConfig, PhaseConfig
 from bert_jax.model import sharding
-from bert_jax.training import guard
-from bert_jax.training.state import TrainState
-from bert_jax.training.step import train_step
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.update import skip_updates
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import train_step
 from tests.batches import random_batch
 from tests.tiny_corpus import tiny_config
 
@@ -26,21 +27,21 @@ _CONFIG = tiny_config(
 
 
 def decisions(norms: list[float], *, factor: float = _FACTOR) -> list[bool]:
-    """Of one norm after the other, in one compiled loop."""
+    """Returns the decisions on one norm after the other, in one compiled loop."""
 
     def one(recent, norm):
-        good = guard.is_good(jnp.float32(1), norm, recent, spike_factor=factor)
-        return guard.remember(norm, recent), good
+        good = skip_updates.should_apply(jnp.float32(1), norm, recent, spike_factor=factor)
+        return skip_updates.push_norm(norm, recent), good
 
-    return np.asarray(jax.lax.scan(one, guard.no_norms(), jnp.array(norms))[1]).tolist()
+    return np.asarray(jax.lax.scan(one, skip_updates.empty_norms(), jnp.array(norms))[1]).tolist()
 
 
 def by_the_rule(norms: list[float]) -> list[bool]:
     finite: list[float] = []
     found = []
     for norm in norms:
-        last = finite[-guard.WINDOW :]
-        is_full = len(last) == guard.WINDOW
+        last = finite[-skip_updates.WINDOW :]
+        is_full = len(last) == skip_updates.WINDOW
         usual = statistics.median_high(last) if is_full else math.inf
         found.append(math.isfinite(norm) and norm <= _FACTOR * usual)
         finite += [norm] if math.isfinite(norm) else []
@@ -70,7 +71,7 @@ def test_neither_a_nan_nor_a_spike_hides_the_next_spike():
 
 def test_a_level_that_lasts_is_accepted():
     found = decisions([1.0] * 200 + [10.0] * 100)
-    assert found.index(False) == 200 and all(found[200 + guard.WINDOW // 2 + 1 :])
+    assert found.index(False) == 200 and all(found[200 + skip_updates.WINDOW // 2 + 1 :])
 
 
 def test_off_and_at_the_beginning():
@@ -85,12 +86,13 @@ def test_a_spike_costs_exactly_its_update(usual):
     config = dataclasses.replace(_CONFIG, optimizer=optimizer)
     mesh = sharding.make_mesh(fsdp=8, tensor=1)
     with jax.set_mesh(mesh):
-        fresh = TrainState.create(config).place(mesh)
-        state = dataclasses.replace(fresh, recent_norms=jnp.full(guard.WINDOW, usual))
+        fresh = TrainState.create(config).to_mesh(mesh)
+        state = dataclasses.replace(fresh, recent_norms=jnp.full(skip_updates.WINDOW, usual))
         vocab_size = config.model.vocab_size
         batch = random_batch(rows=8, length=16, predictions=3, vocab_size=vocab_size)
         batch = jax.device_put(batch, sharding.batch_sharding(mesh))
-        after, metrics = jax.jit(lambda s, b: train_step(s, b, config=config))(state, batch)
+        step = jax.jit(lambda s, b: train_step(s, b, config=config, objective=MLM_NSP))
+        after, metrics = step(state, batch)
     assert int(after.step) == 1
     assert float(after.recent_norms[0]) == float(metrics["grad_norm"])
     assert float(metrics["applied"]) == (usual > 1)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig, TrainConfig, validate
+from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig, TrainConfig
+from bert_jax.config_checks import validate
 from bert_jax.errors import UsageError
-from bert_jax.model import heads, sharding
+from bert_jax.model import bert, sharding
 from bert_jax.model.dropout import DropoutKey
 
 _MODEL = ModelConfig(
@@ -47,11 +48,18 @@ def batch(rows: int = 8, length: int = 12) -> dict[str, np.ndarray]:
 
 
 def outputs_of(
-    head: HeadConfig, *, key_seed: int | None = None, extra=None, hidden_states: bool = False
+    head: HeadConfig,
+    *,
+    key_seed: int | None = None,
+    extra=None,
+    hidden_states: bool = False,
+    model: ModelConfig = _MODEL,
+    compute: ComputeConfig = _FLOAT32,
 ) -> dict:
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
-        params = heads.init_params(_MODEL, head, seed=0)
+        # The first layers of a model begin with the same numbers, however many follow.
+        params = bert.init_params(model, head, seed=0)
         arrays = jax.device_put(batch() | (extra or {}), sharding.batch_sharding(mesh))
 
         def run(params, arrays):
@@ -61,12 +69,12 @@ def outputs_of(
                     jnp.uint32, (8,), 0, out_sharding=sharding.batch_spec()
                 )
                 key = DropoutKey.create(seed=key_seed, step=jnp.int32(0), rows_B=rows)
-            return heads.apply(
+            return bert.apply(
                 params,
                 arrays,
-                config=_MODEL,
+                config=model,
                 head=head,
-                compute=_FLOAT32,
+                compute=compute,
                 key=key,
                 hidden_states=hidden_states,
             )
@@ -86,17 +94,17 @@ def test_one_pooler_for_the_classifier_and_for_next_sentence():
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_part_is_a_subtree(kind):
-    params = heads.abstract_params(_MODEL, HEADS[kind])
+    params = bert.abstract_params(_MODEL, HEADS[kind])
     assert set(params) == {"encoder", *HEADS[kind].parts}
-    shared = heads.init_params(_MODEL, HEADS["encoder"], seed=0)["encoder"]
-    own = heads.init_params(_MODEL, HEADS[kind], seed=0)["encoder"]
+    shared = bert.init_params(_MODEL, HEADS["encoder"], seed=0)["encoder"]
+    own = bert.init_params(_MODEL, HEADS[kind], seed=0)["encoder"]
     assert jax.tree.all(jax.tree.map(np.array_equal, shared, own))
 
 
 @pytest.mark.parametrize(
     "kind, name, shape",
     [
-        ("encoder", "hidden_states", (8, 12, 16)),
+        ("encoder", "last_hidden_state", (8, 12, 16)),
         ("pooled", "pooled", (8, 16)),
         ("sequence", "sequence_logits", (8, 3)),
         ("regression", "sequence_logits", (8, 1)),
@@ -110,7 +118,7 @@ def test_outputs(kind, name, shape):
     assert np.isfinite(found).all() and np.ptp(found) > 0
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "sequence"])
+@pytest.mark.parametrize("kind", ["pretraining", "sequence"])
 @pytest.mark.parametrize("layers", ["unroll", "scan"])
 def test_the_last_block_computes_what_is_read(kind, layers):
     """The same outputs and the same gradients as where it computes every position."""
@@ -122,11 +130,11 @@ def test_the_last_block_computes_what_is_read(kind, layers):
         extra["mlm_positions"] = positions
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
-        params = heads.init_params(_MODEL, HEADS[kind], seed=0)
+        params = bert.init_params(_MODEL, HEADS[kind], seed=0)
         arrays = jax.device_put(batch() | extra, sharding.batch_sharding(mesh))
 
         def run(params, hidden_states):
-            outputs = heads.apply(
+            outputs = bert.apply(
                 params,
                 arrays,
                 config=_MODEL,
@@ -134,8 +142,8 @@ def test_the_last_block_computes_what_is_read(kind, layers):
                 compute=dataclasses.replace(_FLOAT32, layers=layers),
                 hidden_states=hidden_states,
             )
-            assert ("hidden_states" in outputs) == hidden_states
-            outputs.pop("hidden_states", None)
+            for name in ("hidden_states", "last_hidden_state"):
+                assert (outputs.pop(name, None) is not None) == hidden_states
             return sum(jnp.sum(jnp.sin(x)) for x in outputs.values()), outputs
 
         found, expected = (
@@ -149,17 +157,51 @@ def test_the_last_block_computes_what_is_read(kind, layers):
 
 
 @pytest.mark.parametrize(
+    ("compute", "key_seed"),
+    [
+        (_FLOAT32, None),
+        (_FLOAT32, 1),
+        (ComputeConfig(dtype="float32", layers="scan"), 1),
+        (ComputeConfig(layers="scan"), None),
+    ],
+    ids=["unrolled", "unrolled, dropout", "scanned, dropout", "scanned, bfloat16"],
+)
+def test_hidden_states_of_one_pass_are_those_of_models_cut_short(compute, key_seed):
+    """The embeddings, and the output of each block: that of a model which ends there."""
+    # Far enough from the beginning for layers to differ.
+    model = dataclasses.replace(_MODEL, num_hidden_layers=3, initializer_range=0.3)
+    # Padding too: what it holds is of no use, and yet the same.
+    extra = {"sequence_ids": np.tile(np.repeat(np.array([1, 0], np.int32), [9, 3]), (8, 1))}
+    options = {"key_seed": key_seed, "extra": extra, "hidden_states": True, "compute": compute}
+    whole = outputs_of(HEADS["encoder"], model=model, **options)
+    states = whole["hidden_states"]
+    assert len(states) == 4
+    assert {(s.shape, s.dtype) for s in states} == {((8, 12, 16), np.dtype(compute.dtype))}
+    np.testing.assert_array_equal(states[-1], whole["last_hidden_state"])
+    for depth in (1, 2):
+        cut = dataclasses.replace(model, num_hidden_layers=depth)
+        short = outputs_of(HEADS["encoder"], model=cut, **options)
+        assert len(short["hidden_states"]) == depth + 1
+        tolerance = 2e-2 if compute.dtype == "bfloat16" else 1e-5
+        for ours, theirs in zip(states[: depth + 1], short["hidden_states"], strict=True):
+            np.testing.assert_allclose(
+                *(np.asarray(x, np.float32) for x in (ours, theirs)), atol=tolerance
+            )
+        assert np.abs(states[depth] - states[depth - 1]).max() > 0.5
+
+
+@pytest.mark.parametrize(
     "kind, under, drops",
     [
         ("sequence", "pooled", True),
-        ("tokens", "hidden_states", True),
-        ("spans", "hidden_states", False),
+        ("tokens", "last_hidden_state", True),
+        ("spans", "last_hidden_state", False),
     ],
 )
 def test_where_heads_have_dropout(kind, under, drops):
-    """Whether the logits are the affine map of what lies under them, with the key of a step."""
+    """With the key of a step, logits are the affine map of what lies under them, or not."""
     part = HEADS[kind].parts[-1]
-    affine = heads.init_params(_MODEL, HEADS[kind], seed=0)[part]
+    affine = bert.init_params(_MODEL, HEADS[kind], seed=0)[part]
     for seed, expected in ((None, True), (1, not drops), (2, not drops)):
         found = outputs_of(HEADS[kind], key_seed=seed)
         logits = found[under] @ affine["kernel"] + affine["bias"]

@@ -7,7 +7,7 @@ import pytest
 
 _PROGRAM = """
 import sys
-from bert_jax.training.host_memory import keep_freed_memory
+from bert_jax.runtime.host_memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 import resource
@@ -37,7 +37,7 @@ def test_freed_memory_is_not_faulted_in_again():
 
 
 def test_the_platform_named_by_the_user_decides(monkeypatch):
-    from bert_jax.training.host_memory import computes_on_cpu
+    from bert_jax.runtime.host_memory import computes_on_cpu
 
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert computes_on_cpu()

@@ -1,6 +1,5 @@
 """Hugging Face directories: every name once, every bit back, equal logits in their library."""
 
-import dataclasses
 import json
 import re
 
@@ -10,13 +9,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.config import ModelConfig
-from bert_jax.data import tokenizer
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
-from bert_jax.model import heads, sharding
+from bert_jax.model import bert, sharding
 from bert_jax.tasks.fill_mask import fill_mask
-from bert_jax.training.workdir import load_checkpoint
-from tests.models import assert_same
+from bert_jax.workdir.load import load_checkpoint
+from tests.models import assert_same, their_fields
 
 _TEXT = "In winter the [MASK] of Ada sleeps in the stable."
 
@@ -43,7 +42,7 @@ def copied(tmp_path, exported):
 def test_every_parameter_has_one_name(layers):
     config = ModelConfig(num_hidden_layers=layers)
     names = huggingface.tensor_names(config)
-    assert len(names) == len(jax.tree.leaves(heads.abstract_params(config))) == 16 * layers + 14
+    assert len(names) == len(jax.tree.leaves(bert.abstract_params(config))) == 16 * layers + 14
     assert len(set(names.values())) == len(names)
 
 
@@ -68,7 +67,7 @@ def test_written_and_read_is_the_same(trained, exported, on_one_device):
     back = load_checkpoint(exported, mesh=on_one_device)
     assert back.config.model == source.config.model
     assert_same(source.params, back.params)
-    assert tokenizer.load(back.tokenizer).hash == tokenizer.load(source.tokenizer).hash
+    assert load_tokenizer(back.tokenizer).hash == load_tokenizer(source.tokenizer).hash
 
 
 def test_what_is_written(exported):
@@ -260,7 +259,7 @@ def our_logits(directory, ids, mesh) -> dict[str, np.ndarray]:
         "nsp_positions": np.zeros((2, 1), np.int32),
     }
     config = loaded.config
-    outputs = jax.jit(lambda p, b: heads.apply(p, b, config=config.model, compute=config.compute))(
+    outputs = jax.jit(lambda p, b: bert.apply(p, b, config=config.model, compute=config.compute))(
         loaded.params, batch
     )
     return {"batch": batch, **{name: np.asarray(value) for name, value in outputs.items()}}
@@ -274,7 +273,7 @@ def test_their_classes_give_our_logits(exported, on_one_device):
     ids = np.array(
         AutoTokenizer.from_pretrained(exported)([_TEXT, "The owl."], padding=True).input_ids
     )
-    assert ids.tolist()[0] == tokenizer.load(exported).encode(_TEXT)
+    assert ids.tolist()[0] == load_tokenizer(exported).encode(_TEXT)
     ours = our_logits(exported, ids, on_one_device)
     arguments = {
         "input_ids": torch.tensor(ids),
@@ -302,7 +301,7 @@ def test_their_pipeline_gives_our_words(exported, on_one_device):
 
     theirs = pipeline("fill-mask", model=str(exported), device="cpu")(_TEXT, top_k=5)
     loaded = load_checkpoint(exported, mesh=on_one_device)
-    ((*ours,),) = fill_mask(loaded, tokenizer.load(exported), _TEXT, top=5)
+    ((*ours,),) = fill_mask(loaded, load_tokenizer(exported), _TEXT, top=5)
     assert [c.token for c in ours] == [c["token_str"] for c in theirs]
     assert [c.text for c in ours] == [c["sequence"] for c in theirs]
     # Relative to the first: they also give a share to ids that are no token.
@@ -317,7 +316,7 @@ def test_what_they_save_is_read_bit_for_bit(tmp_path, exported):
     from transformers import BertConfig, BertForPreTraining
 
     torch.manual_seed(0)
-    config = dataclasses.asdict(huggingface.read_config(exported)) | {"hidden_act": "gelu"}
+    config = their_fields(huggingface.read_config(exported)) | {"hidden_act": "gelu"}
     theirs = BertForPreTraining(BertConfig(**config))
     theirs.save_pretrained(tmp_path)
     read_back = huggingface.to_tensors(read(tmp_path))

@@ -1,6 +1,5 @@
 """Every class of Hugging Face's BERT and RoBERTa: out and in again, and logits in their library."""
 
-import dataclasses
 import json
 import re
 
@@ -10,13 +9,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.config import ComputeConfig, HeadConfig
-from bert_jax.data import tokenizer
-from bert_jax.data.conll import Sentence
-from bert_jax.data.features import encode_words
+from bert_jax.data.tasks.conll import Sentence
+from bert_jax.data.tasks.encode_rows import encode_words
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, huggingface_names
-from bert_jax.model import heads, sharding
-from tests.models import HEADS, SIZES, assert_same, batch, random_params, vocabulary
+from bert_jax.model import bert, sharding
+from tests.models import HEADS, SIZES, assert_same, batch, random_params, their_fields, vocabulary
 
 each_class = pytest.mark.parametrize("name", HEADS)
 each_size = pytest.mark.parametrize("size", SIZES)
@@ -47,7 +46,7 @@ def our_outputs(directory) -> dict[str, np.ndarray]:
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         outputs = jax.jit(
-            lambda params, arrays: heads.apply(
+            lambda params, arrays: bert.apply(
                 params,
                 arrays,
                 config=foreign.model,
@@ -246,7 +245,7 @@ def test_a_head_that_is_not_whole(tmp_path):
     with pytest.raises(UsageError) as caught:
         huggingface.read(directory)
     assert "missing cls.seq_relationship.bias [2]" in str(caught.value)
-    assert "--allow-missing-heads reads the rest" in str(caught.value)
+    assert "`allow_missing_heads` reads the rest" in str(caught.value)
     allowed = huggingface.read(directory, allow_missing_heads=True)
     assert allowed.missing == ("cls.seq_relationship.bias [2]",)
     assert allowed.head.parts == ("pooler", "mlm")
@@ -259,7 +258,7 @@ def test_the_encoder_is_never_left_out(tmp_path):
     rewrite(directory, lambda tensors: {n: t for n, t in tensors.items() if n != lost})
     with pytest.raises(UsageError, match=re.escape(f"missing {lost} [24]")) as caught:
         huggingface.read(directory, allow_missing_heads=True)
-    assert "--allow-missing-heads" not in str(caught.value)
+    assert "allow_missing_heads" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -371,10 +370,10 @@ def byte_level(directory, texts):
 def test_roberta_sub_words(tmp_path):
     texts = ["Ein Bär frißt Honig 🐻.", "the bear eats honey", "  two  spaces, (brackets)"] * 3
     backend = byte_level(tmp_path / "theirs", texts)
-    ours = tokenizer.load(tmp_path / "theirs")
+    ours = load_tokenizer(tmp_path / "theirs")
     assert (ours.kind, ours.pair_separators, ours.lowercase) == ("bpe", 2, False)
     ours.save(tmp_path / "ours")
-    again = tokenizer.load(tmp_path / "ours")
+    again = load_tokenizer(tmp_path / "ours")
     assert again.hash == ours.hash and again.pair_separators == 2
     from transformers import AutoTokenizer
 
@@ -385,13 +384,13 @@ def test_roberta_sub_words(tmp_path):
     pair = backend.encode(texts[0], texts[1]).ids
     assert theirs(texts[0], texts[1]).input_ids == pair
     byte_level(tmp_path / "others", [*texts, "other merges for other words"] * 2)
-    assert tokenizer.load(tmp_path / "others").hash != ours.hash
+    assert load_tokenizer(tmp_path / "others").hash != ours.hash
 
 
 def test_words_of_a_byte_level_tokenizer_begin_as_words(tmp_path):
     """As in running text, where a space is part of the word after it."""
     backend = byte_level(tmp_path / "theirs", ["the bear eats honey", "a bear and a bee"] * 3)
-    ours = tokenizer.load(tmp_path / "theirs")
+    ours = load_tokenizer(tmp_path / "theirs")
     sentence = Sentence("line 1", ("the", "bear", "eats"), None)
     rows = encode_words([sentence], ours, length=16, labels=None)
     ids = rows.features.input_ids[0][: rows.features.lengths[0]].tolist()
@@ -408,7 +407,7 @@ _OUTPUTS = {
     "ForSequenceClassification": {"sequence_logits": "logits"},
     "ForTokenClassification": {"token_logits": "logits"},
     "ForQuestionAnswering": {"span_logits": ("start_logits", "end_logits")},
-    "Model": {"hidden_states": "last_hidden_state", "pooled": "pooler_output"},
+    "Model": {"last_hidden_state": "last_hidden_state", "pooled": "pooler_output"},
 }
 
 
@@ -463,7 +462,7 @@ def test_what_their_class_saves_is_read(tmp_path, name, size):
     torch.manual_seed(0)
     labels = HEADS[name].labels
     options = {"id2label": dict(enumerate(labels))} if labels else {}
-    config = transformers.BertConfig(**dataclasses.asdict(SIZES[size]), **options)
+    config = transformers.BertConfig(**their_fields(SIZES[size]), **options)
     theirs = getattr(transformers, f"Bert{name}")(config)
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -492,7 +491,7 @@ def test_roberta_gives_our_logits(tmp_path, name, pad):
     import transformers
 
     torch.manual_seed(0)
-    fields = dataclasses.asdict(SIZES["wider"]) | {
+    fields = their_fields(SIZES["wider"]) | {
         "max_position_embeddings": 33 + pad + 1,
         "type_vocab_size": 1,
         "layer_norm_eps": 1e-5,

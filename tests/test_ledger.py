@@ -1,11 +1,11 @@
-"""Where the time went: every part from its own record, and all of them together the wall time."""
+"""Every part of the time is read from its own record, and all together are the wall time."""
 
 import json
 
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.training import ledger
+from bert_jax.workdir import curves, goodput
 
 
 def write(path, lines):
@@ -42,7 +42,7 @@ def interrupted(tmp_path):
 
 
 def test_the_parts_add_up(interrupted):
-    account = ledger.account(interrupted)
+    account = goodput.account(interrupted)
     seconds = account["seconds"]
     assert account["wall_seconds"] == pytest.approx(122.0)
     assert sum(seconds.values()) == pytest.approx(122.0)
@@ -65,14 +65,35 @@ def test_report(interrupted, tmp_path, capsys):
     assert "2 starts, step 30" in said and "lost work" in said and "skipped updates: 1" in said
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert main(["report", str(interrupted), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == ledger.account(interrupted)
+    assert json.loads(capsys.readouterr().out) == goodput.account(interrupted)
     assert main(["report", str(tmp_path / "none")]) == 2
 
 
 def test_of_a_real_run(trained):
-    account = ledger.account(trained)
+    account = goodput.account(trained)
     assert account["step"] == 200 and account["starts"] == 1
     assert sum(account["seconds"].values()) == pytest.approx(account["wall_seconds"])
     assert account["seconds"]["training"] > 0 and account["seconds"]["lost_work"] == 0
     # What no record explains is small.
     assert abs(account["seconds"]["unaccounted"]) < 0.2 * account["wall_seconds"]
+
+
+def test_runs_are_compared_on_one_page(trained, interrupted, tmp_path, capsys):
+    """Both losses of each run and the entropy in one chart, on a page without another file."""
+    page, plot = tmp_path / "runs.html", tmp_path / "runs.svg"
+    command = ["report", str(trained), str(interrupted), "--html", str(page), "--plot", str(plot)]
+    assert main(command) == 0
+    assert capsys.readouterr().out.count("goodput") == 0
+    text = page.read_text()
+    assert text.count("<svg") == 1 and 'href="http' not in text and "src=" not in text
+    assert "unigram entropy" in text and "<h2>Configs differ in</h2>" in text
+    assert f"<th>{trained.name}</th><th>{interrupted.name}</th>" in text
+    one, two = (curves.read(path, name=path.name) for path in (trained, interrupted))
+    assert one.entropy is not None
+    name, steps, losses = one.curve(held_out=True)
+    assert (name, steps) == ("mlm_loss", [40, 80, 120, 160, 200]) and losses[-1] < one.entropy
+    assert len(one.curve(held_out=False)[1]) == 200
+    assert plot.read_text().count('<g id="line2d') > 4 and two.account["starts"] >= 1
+    assert main(["report", str(trained), str(interrupted), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+    assert main(["report", str(trained), "--plot", str(tmp_path / "x.txt")]) == 2

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.config import DataConfig
-from bert_jax.data import counter
-from bert_jax.data.masking import mask_rows
+from bert_jax.data import counter_rng
+from bert_jax.data.pretraining.masking import mask_rows
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL
 
 VOCAB_SIZE = 1000
@@ -25,8 +25,8 @@ def within(hits: int, trials: int, probability: float) -> bool:
 def make_rows(lengths: np.ndarray, row_length: int) -> np.ndarray:
     """`[CLS] words [SEP] words [SEP]` of the given lengths, no word being special."""
     shape = (lengths.size, row_length)
-    words = counter.bits(11, np.arange(lengths.size * row_length)).reshape(shape)
-    ids = (FIRST_WORD + counter.below(words, VOCAB_SIZE - FIRST_WORD)).astype(np.int32)
+    words = counter_rng.bits(11, np.arange(lengths.size * row_length)).reshape(shape)
+    ids = (FIRST_WORD + counter_rng.randint(words, VOCAB_SIZE - FIRST_WORD)).astype(np.int32)
     ids[np.arange(row_length) >= lengths[:, None]] = SPECIAL.pad
     rows = np.arange(lengths.size)
     ids[:, 0] = SPECIAL.cls
@@ -183,3 +183,21 @@ def test_long_rows_and_other_shares():
     masked = mask(make_rows(lengths, 512), lengths, max_predictions=160, options=options)
     assert (masked["mlm_weights"].sum(axis=1) == 154).all()  # round(153.6)
     assert masked["mlm_positions"].max() > 500
+
+
+def test_a_run_says_that_it_has_too_little_room(corpus, tmp_path, monkeypatch, capsys):
+    from bert_jax.__main__ import main
+    from bert_jax.errors import UsageError
+
+    def stop(*_, **__):
+        raise UsageError("far enough")
+
+    monkeypatch.setattr("bert_jax.training.pretrain._home", stop)
+    # A rate that is raised, and the room of a config that was made for the old one.
+    command = ["pretrain", "tiny_docs_cpu", "--corpus", str(corpus), "--workdir", str(tmp_path)]
+    assert main([*command, "--set", "data.masked_lm_prob=0.4"]) == 2
+    said = capsys.readouterr().err
+    assert "warning: phases.1.max_predictions is 10, so that a full row of 64 has 15.6 %" in said
+    assert "(data.masked_lm_prob); --set phases.1.max_predictions=26\n" in said
+    assert main(command) == 2
+    assert "max_predictions" not in capsys.readouterr().err

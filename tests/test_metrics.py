@@ -1,4 +1,4 @@
-"""What a run writes about itself: rows that can be rewound, and honest FLOPs."""
+"""A run writes rows about itself that can be rewound, and honest FLOPs."""
 
 import json
 import resource
@@ -8,7 +8,10 @@ import pytest
 
 from bert_jax.config import ModelConfig, PhaseConfig
 from bert_jax.model import sharding
-from bert_jax.training import metrics, watchdog
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.runtime import watchdog
+from bert_jax.update.flops import peak_flops, train_flops
+from bert_jax.workdir import log_reader, metrics_log
 
 
 def write_rows(path, steps, *, tail: str = "") -> None:
@@ -24,7 +27,7 @@ def test_rows_after_a_step_are_set_aside(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write_rows(path, [10, 20, 30, 40])
     original = path.read_text().splitlines()
-    kept = metrics.set_aside_after(tmp_path, 20)
+    kept = log_reader.set_aside_after(tmp_path, 20)
     assert [row["step"] for row in kept] == [10, 20]
     assert path.read_text().splitlines() == original[:2]
     text = (tmp_path / "metrics.aside.jsonl").read_text()
@@ -33,21 +36,21 @@ def test_rows_after_a_step_are_set_aside(tmp_path):
 
     # A second rewind adds to what was set aside and loses nothing.
     write_rows(path, [10, 20, 30])
-    metrics.set_aside_after(tmp_path, 10)
+    log_reader.set_aside_after(tmp_path, 10)
     assert steps_of(path) == [10]
     assert steps_of(tmp_path / "metrics.aside.jsonl") == [30, 40, 20, 30]
 
 
 def test_rewinding_to_the_last_row_sets_nothing_aside(tmp_path):
     write_rows(tmp_path / "metrics.jsonl", [1, 2, 3])
-    assert len(metrics.set_aside_after(tmp_path, 3)) == 3
+    assert len(log_reader.set_aside_after(tmp_path, 3)) == 3
     assert steps_of(tmp_path / "metrics.jsonl") == [1, 2, 3]
     assert not (tmp_path / "metrics.aside.jsonl").exists()
 
 
 def test_a_new_workdir_has_no_rows(tmp_path):
-    assert metrics.read_rows(tmp_path) == []
-    assert metrics.set_aside_after(tmp_path, 0) == []
+    assert log_reader.read_rows(tmp_path) == []
+    assert log_reader.set_aside_after(tmp_path, 0) == []
 
 
 def test_updates_left_out_on_an_abandoned_branch_do_not_count(tmp_path):
@@ -55,8 +58,8 @@ def test_updates_left_out_on_an_abandoned_branch_do_not_count(tmp_path):
 
     def count(*events, at: int) -> int:
         lines = [json.dumps({"event": event, "step": step}) for event, step in events]
-        (tmp_path / metrics.EVENTS).write_text("\n".join(lines) + "\n")
-        return metrics.skipped_steps(tmp_path, at)
+        (tmp_path / metrics_log.EVENTS).write_text("\n".join(lines) + "\n")
+        return log_reader.skipped_steps(tmp_path, at)
 
     branch = [("start", 0), ("skip", 5), ("skip", 6), ("stop", 6)]
     assert count(*branch, at=6) == 2 and count(*branch, at=5) == 1
@@ -71,9 +74,9 @@ def test_a_half_written_last_line_is_dropped(tmp_path, cut):
     """A kill between two writes leaves the beginning of a row."""
     path = tmp_path / "metrics.jsonl"
     write_rows(path, [1, 2], tail=(json.dumps({"step": 3, "loss": 0.25}))[:cut])
-    assert [row["step"] for row in metrics.read_rows(tmp_path)] == [1, 2]
-    assert len(metrics.set_aside_after(tmp_path, 2)) == 2
-    journal = metrics.Journal(tmp_path)
+    assert [row["step"] for row in log_reader.read_rows(tmp_path)] == [1, 2]
+    assert len(log_reader.set_aside_after(tmp_path, 2)) == 2
+    journal = metrics_log.MetricsLogger(tmp_path)
     journal.row(step=3, loss=0.5)
     journal.close()
     assert steps_of(path) == [1, 2, 3]
@@ -81,8 +84,8 @@ def test_a_half_written_last_line_is_dropped(tmp_path, cut):
 
 
 def test_a_row_is_on_disk_before_the_next_step(tmp_path):
-    """What was logged survives a kill: nothing waits in a buffer."""
-    journal = metrics.Journal(tmp_path)
+    """A row that was logged survives a kill: nothing waits in a buffer."""
+    journal = metrics_log.MetricsLogger(tmp_path)
     journal.row(step=1, loss=0.1)
     journal.event("save", step=1, seconds=0.5)
     assert steps_of(tmp_path / "metrics.jsonl") == [1]
@@ -95,8 +98,8 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_does(tmp_path):
     """Here a limit on the size of files stands for the disk: the first writes are cut short."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    journal = metrics.Journal(tmp_path)
-    journal.open_tensorboard([])
+    journal = metrics_log.MetricsLogger(tmp_path)
+    journal.open_curves([])
     journal.row(step=1, loss=6.0)
     sizes = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, sizes[1]))
@@ -105,17 +108,20 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_does(tmp_path):
             journal.row(step=step, loss=6.0 - step)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, sizes)
-    files = [tmp_path / metrics.METRICS, *(tmp_path / metrics.TENSORBOARD).iterdir()]
+    files = [
+        tmp_path / metrics_log.METRICS,
+        *(tmp_path / "tensorboard" / tmp_path.name / "train").iterdir(),
+    ]
     assert [path.stat().st_size for path in files] == [200, 200]
     journal.row(step=20, loss=0.0)
     journal.close()
-    assert [row["step"] for row in metrics.read_rows(tmp_path)] == list(range(1, 21))
-    events = EventAccumulator(str(tmp_path / metrics.TENSORBOARD))
+    assert [row["step"] for row in log_reader.read_rows(tmp_path)] == list(range(1, 21))
+    events = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name / "train"))
     events.Reload()
-    assert [e.step for e in events.Scalars("train/loss")] == list(range(1, 21))
+    assert [e.step for e in events.Scalars("loss")] == list(range(1, 21))
 
 
-def test_slowness_is_judged_when_all_can_be_compared(capsys):
+def test_slowness_is_judged_when_all_can_be_compared(caplog):
     """Process 0 may begin long before the others; until they have, there is nothing to say."""
     watching = watchdog.Watchdog(900.0)
     watching._ranks = 3
@@ -125,7 +131,7 @@ def test_slowness_is_judged_when_all_can_be_compared(capsys):
         watching._name_slow(spent, set())
     assert slow == []
     watching._name_slow({0: 9.0, 1: 0.1, 2: 0.2}, set())
-    assert slow == [0] and "process 0 keeps the others waiting" in capsys.readouterr().err
+    assert slow == [0] and "process 0 keeps the others waiting" in caplog.text
 
 
 def test_flops_of_bert_base():
@@ -140,24 +146,24 @@ def test_flops_of_bert_base():
     heads = 20 * (768 * 768 + 768 * 30522) + (768 * 768 + 768 * 2)
     unread = 107 * (2 * 768 * 768 + 2 * 768 * 3072 + 2 * 128 * 768)
     forward = 2 * (128 * blocks + scores_and_mixing + heads - unread)
-    assert metrics.forward_flops(ModelConfig(), phase) == forward
-    assert metrics.train_flops(ModelConfig(), phase) == 256 * 3 * forward
+    assert MLM_NSP.forward_flops(ModelConfig(), phase) == forward
+    assert train_flops(MLM_NSP, ModelConfig(), phase) == 256 * 3 * forward
 
 
 def test_recomputation_and_batch_do_not_change_the_cost_of_a_row():
     small, large = (PhaseConfig(global_batch_size=n) for n in (1, 64))
-    assert metrics.forward_flops(ModelConfig(), small) == metrics.forward_flops(
+    assert MLM_NSP.forward_flops(ModelConfig(), small) == MLM_NSP.forward_flops(
         ModelConfig(), large
     )
-    assert 64 * metrics.train_flops(ModelConfig(), small) == metrics.train_flops(
-        ModelConfig(), large
+    assert 64 * train_flops(MLM_NSP, ModelConfig(), small) == train_flops(
+        MLM_NSP, ModelConfig(), large
     )
 
 
 def test_the_speed_of_this_machine_is_measured():
     """Eight devices that share its cores are not eight times as fast."""
     assert jax.device_count() == 8
-    peak = metrics.peak_flops("float32")
+    peak = peak_flops("float32")
     assert 1e8 < peak < 1e14
 
 
@@ -168,7 +174,7 @@ def test_an_accelerator_is_looked_up(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [Device()] * 64)
     monkeypatch.setattr(jax, "device_count", lambda: 64)
     # 32 chips of 123 TFLOP/s, two devices each.
-    assert metrics.peak_flops("bfloat16") == pytest.approx(32 * 123e12)
+    assert peak_flops("bfloat16") == pytest.approx(32 * 123e12)
 
 
 def test_a_batch_must_divide_over_the_devices():

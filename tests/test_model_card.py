@@ -6,7 +6,7 @@ import re
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.training import metrics
+from bert_jax.workdir import log_reader
 from tests import tiny_corpus
 
 
@@ -55,7 +55,7 @@ def test_model_and_data(card, exported, corpus):
 
 
 def test_the_curve_is_that_of_the_log(card, trained):
-    logged = {r["step"]: r for r in metrics.read_rows(trained) if r.get("split")}
+    logged = {r["step"]: r for r in log_reader.read_rows(trained) if r.get("split")}
     rows = cells(card, "Held-out loss")
     assert rows and int(rows[-1][0]) == max(logged)
     for step, loss, *_ in rows:

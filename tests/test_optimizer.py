@@ -7,7 +7,8 @@ import optax
 import pytest
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.training.optimizer import adamw, decay_mask, learning_rate
+from bert_jax.update.optimizers import bert_adamw, decay_mask
+from bert_jax.update.schedules import learning_rate
 
 pytestmark = pytest.mark.core
 
@@ -81,7 +82,7 @@ def test_200_updates_equal_tf1():
             tree.setdefault(part, {})[leaf] = jnp.asarray(value, jnp.float32)
         return tree
 
-    optimizer = adamw(config)
+    optimizer = bert_adamw(config)
 
     @jax.jit
     def update(params, opt_state, gradient, step):
@@ -105,7 +106,7 @@ def test_bias_correction_is_optax_adamw():
     params = {"dense": {"kernel": jnp.full((3, 2), 0.5), "bias": jnp.full(2, 0.5)}}
     gradient = {"dense": {"kernel": jnp.arange(6.0).reshape(3, 2), "bias": jnp.arange(2.0)}}
     reference = optax.adamw(1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.02, mask=decay_mask)
-    ours = adamw(config)
+    ours = bert_adamw(config)
     direction, _ = ours.update(gradient, ours.init(params), params)
     expected, _ = reference.update(gradient, reference.init(params), params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(-a, b, rtol=1e-6), direction, expected)
@@ -113,9 +114,9 @@ def test_bias_correction_is_optax_adamw():
 
 def test_decay_goes_by_name_and_knows_every_parameter():
     from bert_jax.config import ModelConfig
-    from bert_jax.model.heads import abstract_params
+    from bert_jax.model import bert
 
-    mask = decay_mask(abstract_params(ModelConfig(num_hidden_layers=1)))
+    mask = decay_mask(bert.abstract_params(ModelConfig(num_hidden_layers=1)))
     decayed = {
         jax.tree_util.keystr(path, simple=True, separator=".")
         for path, on in jax.tree_util.tree_leaves_with_path(mask)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import ComputeConfig, HeadConfig
-from bert_jax.data.features import Batches, Features
-from bert_jax.data.packing import PackedBatches, pack
-from bert_jax.model import heads, sharding
-from bert_jax.training.task_step import task_sums
+from bert_jax.data.tasks.encode_rows import Batches, Features
+from bert_jax.data.tasks.packing import PackedBatches, pack
+from bert_jax.model import bert, sharding
+from bert_jax.objectives.task import TaskObjective
 from tests.tiny_tasks import MODEL
 
 _LABELS = ("no", "yes", "perhaps")
@@ -43,7 +43,7 @@ def features(kind: str, *, count: int = 64, length: int = 48, seed: int = 0) -> 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(1, 6))
 def test_examples_do_not_overlap(lengths, places):
-    row, start, place = pack(np.array(lengths), length=20, places=places)
+    row, start, place = pack(np.array(lengths), length=20, slots=places)
     tokens = [(r, s + i) for r, s, n in zip(row, start, lengths, strict=True) for i in range(n)]
     assert len(set(tokens)) == len(tokens), "no token stands where another one does"
     assert max(token for _, token in tokens) < 20
@@ -51,7 +51,7 @@ def test_examples_do_not_overlap(lengths, places):
     assert len(set(zip(row, place, strict=True))) == len(lengths)
     assert set(row) == set(range(row.max() + 1)), "no row is empty"
     # But for the limit of places, no two rows would fit into one.
-    row = pack(np.array(lengths), length=20, places=len(lengths))[0]
+    row = pack(np.array(lengths), length=20, slots=len(lengths))[0]
     used = sorted(np.bincount(row, weights=lengths))
     assert len(used) < 2 or used[0] + used[1] > 20
 
@@ -107,7 +107,7 @@ def test_examples_as_long_as_a_row_have_one_each():
     full = dataclasses.replace(found, lengths=np.full(64, 41, np.int32))
     batches = PackedBatches(full, size=16)
     batch = batches(np.arange(16))
-    assert batches.places == 1 and batch["input_ids"].shape == (16, 48)
+    assert batches.slots == 1 and batch["input_ids"].shape == (16, 48)
     assert batch["labels"][:, 0].tolist() == found.labels[:16].tolist()
 
 
@@ -119,14 +119,14 @@ def test_losses_and_gradients_are_those_of_separate_rows(kind):
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
 
     def mean(params, batch):
-        outputs = heads.apply(
+        outputs = bert.apply(
             params, batch, config=MODEL, head=head, compute=ComputeConfig(dtype="float32")
         )
-        sums = task_sums(outputs, batch)
-        return sums["loss"] / sums["count"], sums
+        sums = TaskObjective(head).sums(outputs, batch)
+        return sums["task_loss"] / sums["task_count"], sums
 
     with jax.set_mesh(mesh):
-        params = heads.init_params(MODEL, head, seed=0)
+        params = bert.init_params(MODEL, head, seed=0)
         results = []
         for batches in (
             Batches(found, size=16),
@@ -152,9 +152,9 @@ def test_no_text_sees_another_one():
     changed["input_ids"][row, here] = 63 - batch["input_ids"][row, here]
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
-        params = heads.init_params(MODEL, head, seed=0)
+        params = bert.init_params(MODEL, head, seed=0)
         logits = jax.jit(
-            lambda batch: heads.apply(
+            lambda batch: bert.apply(
                 params, batch, config=MODEL, head=head, compute=ComputeConfig(dtype="float32")
             )["sequence_logits"]
         )

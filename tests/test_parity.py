@@ -8,9 +8,10 @@ import pytest
 
 from bert_jax.config import ComputeConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
 from bert_jax.interchange import huggingface
-from bert_jax.model import heads, losses, sharding
-from bert_jax.training.state import TrainState
-from bert_jax.training.step import train_step
+from bert_jax.model import bert, sharding
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import train_step
 from tests.batches import random_batch
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
@@ -55,11 +56,11 @@ def test_logits_and_gradients_equal_transformers(size):
     batch = random_batch(
         rows=rows, length=length, predictions=predictions, vocab_size=model.vocab_size
     )
-    params = heads.init_params(model, seed=3)
+    params = bert.init_params(model, seed=3)
 
     def loss(params):
-        outputs = heads.apply(params, batch, config=model, compute=ComputeConfig(dtype="float32"))
-        return losses.means(losses.pretraining_sums(outputs, batch))["loss"], outputs
+        outputs = bert.apply(params, batch, config=model, compute=ComputeConfig(dtype="float32"))
+        return MLM_NSP.metrics(MLM_NSP.sums(outputs, batch))["loss"], outputs
 
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
@@ -106,12 +107,12 @@ def test_training_curve_equals_torch():
         random_batch(rows=8, length=32, predictions=5, vocab_size=_TINY.vocab_size, seed=s % 10)
         for s in range(steps)
     ]
-    params = heads.init_params(_TINY, seed=1)
+    params = bert.init_params(_TINY, seed=1)
     theirs = torch_model(params, _TINY)
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
-        state = TrainState.create(config, params).place(mesh)
-        step = jax.jit(lambda s, b: train_step(s, b, config=config))
+        state = TrainState.create(config, params).to_mesh(mesh)
+        step = jax.jit(lambda s, b: train_step(s, b, config=config, objective=MLM_NSP))
         our_losses = []
         for batch in batches:
             state, metrics = step(state, batch)

@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 
 from bert_jax.config import DataConfig, PhaseConfig
-from bert_jax.data.examples import Plan, plan_epoch
-from bert_jax.data.pipeline import (
-    FIELDS,
-    Batch,
-    EvaluationSet,
-    Pipeline,
-    _PlanCache,
-    check_batch,
-    tf_batches,
-)
-from bert_jax.data.store import Split
+from bert_jax.data.corpus.store import Split
+from bert_jax.data.pretraining.batch import Batch
+from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline, _PlanCache, tf_batches
+from bert_jax.data.pretraining.sentence_pairs import PairPlan, plan_epoch
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from tests.batches import check_batch
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split, split_from_lengths
 
 SMALL = PhaseConfig(sequence_length=32, steps=100, global_batch_size=16, max_predictions=5)
@@ -39,8 +35,8 @@ def vocab_size(split: Split) -> int:
 def make_pipeline(split: Split, *phases: PhaseConfig, seed: int = 0) -> Pipeline:
     return Pipeline(
         split,
-        special=SPECIAL,
-        vocab_size=vocab_size(split),
+        collator=MLM_NSP,
+        vocabulary=Vocabulary(SPECIAL, vocab_size(split)),
         options=DataConfig(),
         phases=phases or (SMALL,),
         seed=seed,
@@ -51,8 +47,8 @@ def make_evaluation(split: Split, **kw) -> EvaluationSet:
     arguments = {"sequence_length": 32, "max_predictions": 5, "num_examples": 50, "batch_size": 16}
     return EvaluationSet(
         split,
-        special=SPECIAL,
-        vocab_size=vocab_size(split),
+        collator=MLM_NSP,
+        vocabulary=Vocabulary(SPECIAL, vocab_size(split)),
         options=DataConfig(),
         seed=0,
         **(arguments | kw),
@@ -74,7 +70,7 @@ def assert_same(one: Batch, other: Batch) -> None:
 
 
 def join(batches: list[Batch]) -> Batch:
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in FIELDS}
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in MLM_NSP.fields}
 
 
 def steps_of_epoch(pipeline: Pipeline, split: Split, epochs: int, batch_size: int) -> list[list]:
@@ -86,7 +82,7 @@ def steps_of_epoch(pipeline: Pipeline, split: Split, epochs: int, batch_size: in
     return [rows[epoch * size : (epoch + 1) * size] for epoch in range(epochs)]
 
 
-def rows_of_plan(split: Split, plan: Plan) -> set[tuple[int, ...]]:
+def rows_of_plan(split: Split, plan: PairPlan) -> set[tuple[int, ...]]:
     tokens = np.concatenate(split.shards)
     rows = set()
     for i in range(len(plan)):
@@ -192,7 +188,12 @@ def test_shares_over_a_large_sample():
     split = random_split(5000, vocab_size=5000)
     phase = PhaseConfig(sequence_length=128, steps=40, global_batch_size=256, max_predictions=20)
     pipeline = Pipeline(
-        split, special=SPECIAL, vocab_size=5000, options=DataConfig(), phases=(phase,), seed=0
+        split,
+        collator=MLM_NSP,
+        vocabulary=Vocabulary(SPECIAL, 5000),
+        options=DataConfig(),
+        phases=(phase,),
+        seed=0,
     )
     batch = join([pipeline.batch_at(step, range(256)) for step in range(40)])
     lengths = batch["sequence_ids"].sum(axis=1)
@@ -218,7 +219,6 @@ def test_an_epoch_shows_every_pair_once():
     pipeline = make_pipeline(split)
     first, second = steps_of_epoch(pipeline, split, 2, 16)
     assert len(set(first)) == len(first) == pipeline.examples_per_epoch(0)
-    assert pipeline.steps_per_epoch(0) == len(first) / 16
     assert first != sorted(first)
     # The second epoch has pairs of its own, and repeats one only if it has fewer than the first.
     assert len(set(second) & set(first)) < 0.2 * len(first)
@@ -302,13 +302,13 @@ def test_phases_follow_each_other():
 def test_one_thread_computes_what_several_ask_for():
     calls, release = [], threading.Event()
 
-    def plan(epoch: int) -> Plan:
+    def plan(epoch: int) -> PairPlan:
         calls.append(epoch)
         release.wait(10)
-        return Plan.empty(epoch)
+        return PairPlan.empty(epoch)
 
     cache = _PlanCache(plan)
-    results: list[Plan] = []
+    results: list[PairPlan] = []
     threads = [threading.Thread(target=lambda: results.append(cache.get(3))) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -322,9 +322,9 @@ def test_one_thread_computes_what_several_ask_for():
 def test_two_plans_are_kept():
     calls = []
 
-    def plan(epoch: int) -> Plan:
+    def plan(epoch: int) -> PairPlan:
         calls.append(epoch)
-        return Plan.empty(epoch + 1)
+        return PairPlan.empty(epoch + 1)
 
     cache = _PlanCache(plan)
     for epoch in (0, 1, 0, 1, 2, 1, 0):
@@ -336,11 +336,11 @@ def test_two_plans_are_kept():
 def test_a_failed_plan_is_tried_again():
     calls = []
 
-    def plan(epoch: int) -> Plan:
+    def plan(epoch: int) -> PairPlan:
         calls.append(epoch)
         if len(calls) == 1:
             raise OSError("disk gone")
-        return Plan.empty(1)
+        return PairPlan.empty(1)
 
     cache = _PlanCache(plan)
     with pytest.raises(OSError, match="disk gone"):
@@ -352,7 +352,7 @@ def test_the_next_plan_is_computed_ahead():
     split = make_split()
     pipeline = make_pipeline(split)
     (cache,) = pipeline._plans
-    per_epoch = pipeline.steps_per_epoch(0)
+    per_epoch = pipeline.examples_per_epoch(0) / 16
     pipeline.batch_at(int(0.7 * per_epoch), range(16))
     assert list(cache._futures) == [0]
     pipeline.batch_at(int(0.9 * per_epoch), range(16))
@@ -421,6 +421,28 @@ def test_one_document_is_not_enough(make: Callable):
         make(split)
 
 
+def test_room_for_predictions_follows_the_rate_unless_it_is_set():
+    split = make_split()
+
+    def rows(max_predictions, **options):
+        phase = PhaseConfig(sequence_length=32, steps=9, max_predictions=max_predictions)
+        pipeline = Pipeline(
+            split,
+            collator=MLM_NSP,
+            vocabulary=Vocabulary(SPECIAL, vocab_size(split)),
+            options=DataConfig(**options),
+            phases=(phase,),
+            seed=0,
+        )
+        return pipeline.batch_at(0, range(64))["mlm_weights"]
+
+    assert rows(-1).shape[1] == 5 and np.array_equal(rows(-1), rows(5))
+    assert rows(-1, masked_lm_prob=0.4).shape[1] == 13
+    assert (
+        rows(-1, masked_lm_prob=0.4).sum(1).max() == 13 > rows(5, masked_lm_prob=0.4).sum(1).max()
+    )
+
+
 @pytest.mark.parametrize("max_predictions", [0, 30])
 def test_impossible_predictions(max_predictions: int):
     with pytest.raises(UsageError, match=rf"max_predictions {max_predictions} is impossible"):
@@ -433,7 +455,17 @@ def test_impossible_predictions(max_predictions: int):
 def test_tf_data_gives_the_same_batches_in_order():
     split = make_split()
     pipeline = make_pipeline(split)
-    batches = list(tf_batches(pipeline.batch_at, 5, 25, range(4, 12), num_workers=3, prefetch=2))
+    batches = list(
+        tf_batches(
+            pipeline.batch_at,
+            5,
+            25,
+            range(4, 12),
+            fields=MLM_NSP.fields,
+            num_workers=3,
+            prefetch=2,
+        )
+    )
     assert len(batches) == 20
     for step, batch in enumerate(batches, 5):
         check_batch(
@@ -453,7 +485,9 @@ def test_tf_data_raises_what_the_batch_raised():
             raise Broken(f"step {step}")
         return pipeline.batch_at(step, rows)
 
-    batches = tf_batches(batch_at, 0, 10, range(4), num_workers=2, prefetch=2)
+    batches = tf_batches(
+        batch_at, 0, 10, range(4), fields=MLM_NSP.fields, num_workers=2, prefetch=2
+    )
     assert len([next(batches) for _ in range(3)]) == 3
     with pytest.raises(Broken, match="step 3"):
         next(batches)

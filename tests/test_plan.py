@@ -14,22 +14,23 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import resolve
+from bert_jax import config_loader
 from bert_jax.__main__ import main
 from bert_jax.config import MeshConfig, PhaseConfig
 from bert_jax.errors import UsageError
-from bert_jax.training import (
-    ahead,
-    compiled,
-    compiler_options,
-    frontier,
-    host_duty,
-    metrics,
-    placement,
+from bert_jax.planning import (
+    aot_compile,
+    hlo_cost,
+    input_throughput,
+    max_batch,
+    param_sharding,
     topologies,
 )
-from bert_jax.training import plan as planning
-from bert_jax.training.topologies import CHIPS
+from bert_jax.planning import plan as planning
+from bert_jax.planning.topologies import CHIPS
+from bert_jax.registry import OBJECTIVES
+from bert_jax.update import compiler_options
+from bert_jax.update.flops import _PEAK_BF16, train_flops
 from tests import tiny_corpus
 
 _ROOT = Path(__file__).parents[1]
@@ -65,10 +66,10 @@ def test_the_launcher_and_the_planner_know_the_same_slices(row):
 
 def test_training_and_planning_divide_by_the_same_peak():
     known = {c.device_kind: c.peak_flops for c in CHIPS.values()}
-    both = known.keys() & metrics._PEAK_BF16.keys()
+    both = known.keys() & _PEAK_BF16.keys()
     assert len(both) >= 6
     for kind in both:
-        assert metrics._PEAK_BF16[kind] == known[kind], kind
+        assert _PEAK_BF16[kind] == known[kind], kind
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda c: c.generation)
@@ -106,36 +107,36 @@ def test_options_are_for_tpus_only():
 def test_time_on_the_links():
     """Rings by hand: 64 v5e chips, 50 GB/s a link and direction."""
     chip = CHIPS["v5e"]
-    one = compiled.Collective("all-gather", 10**9, tuple(range(64)))
-    gather = ahead.seconds_on_the_links(one, size=64, chip=chip)
+    one = hlo_cost.Collective("all-gather", 10**9, tuple(range(64)))
+    gather = aot_compile.seconds_on_the_links(one, size=64, chip=chip)
     assert gather == pytest.approx(63 / 64 * 1e9 / 100e9)
     both = dataclasses.replace(one, kind="all-reduce")
-    assert ahead.seconds_on_the_links(both, size=64, chip=chip) == pytest.approx(2 * gather)
-    across = compiled.Collective("all-reduce", 10**9, (), over_slices=True)
-    assert ahead.seconds_on_the_links(across, size=2, chip=chip) == pytest.approx(1 / 3.125)
+    assert aot_compile.seconds_on_the_links(both, size=64, chip=chip) == pytest.approx(2 * gather)
+    across = hlo_cost.Collective("all-reduce", 10**9, (), over_slices=True)
+    assert aot_compile.seconds_on_the_links(across, size=2, chip=chip) == pytest.approx(1 / 3.125)
 
 
 def test_rings_of_one_core_of_each_chip_share_the_links():
     chip = CHIPS["v3"]
-    both = compiled.Collective("all-gather", 10**9, tuple(range(8)))
-    halves = compiled.Collective("all-gather", 10**9, tuple(range(0, 8, 2)))
-    seconds = ahead.seconds_on_the_links(both, size=8, chip=chip)
+    both = hlo_cost.Collective("all-gather", 10**9, tuple(range(8)))
+    halves = hlo_cost.Collective("all-gather", 10**9, tuple(range(0, 8, 2)))
+    seconds = aot_compile.seconds_on_the_links(both, size=8, chip=chip)
     assert seconds == pytest.approx(7 / 8 * 1e9 / 140e9)
-    assert ahead.seconds_on_the_links(halves, size=4, chip=chip) == pytest.approx(
+    assert aot_compile.seconds_on_the_links(halves, size=4, chip=chip) == pytest.approx(
         3 / 4 * 1e9 / 70e9
     )
 
 
 def test_kernels_are_charged_the_larger_of_work_and_traffic():
     chip = CHIPS["v5e"]
-    cost = compiled.Cost(
+    cost = hlo_cost.Cost(
         kernels={
-            compiled.Kernel("busy", 197e9, 1): 2,
-            compiled.Kernel("hungry", 1.0, 819 * 10**6): 1,
-            compiled.Kernel("silent", None, 819 * 10**6): 1,
+            hlo_cost.Kernel("busy", 197e9, 1): 2,
+            hlo_cost.Kernel("hungry", 1.0, 819 * 10**6): 1,
+            hlo_cost.Kernel("silent", None, 819 * 10**6): 1,
         }
     )
-    for kernel in ahead._kernels(cost, chip):
+    for kernel in aot_compile._kernels(cost, chip):
         assert kernel.cycles == pytest.approx(kernel.count * 1e-3 * chip.clock_hz)
 
 
@@ -156,13 +157,15 @@ def test_kernels_are_charged_the_larger_of_work_and_traffic():
     ],
 )
 def test_a_refusal_says_both_sizes(message, needed, available):
-    refusal = ahead._refusal(RuntimeError(message), CHIPS["v3"])
+    refusal = aot_compile._refusal(RuntimeError(message), CHIPS["v3"])
     assert refusal is not None
     assert (refusal.needed, refusal.available) == (int(needed), int(available))
 
 
 def test_other_errors_are_no_refusals():
-    assert ahead._refusal(RuntimeError("INVALID_ARGUMENT: no such option"), CHIPS["v3"]) is None
+    assert (
+        aot_compile._refusal(RuntimeError("INVALID_ARGUMENT: no such option"), CHIPS["v3"]) is None
+    )
 
 
 @pytest.mark.parametrize(("limit", "found_rows"), [(7, 4), (64, 64), (100, 96), (5000, 4608)])
@@ -175,22 +178,24 @@ def test_the_frontier_is_found_in_few_tries(monkeypatch, limit, found_rows):
         size = 10**6 * (50 + phase.global_batch_size)
         available = 10**6 * (50 + limit)
         if size > available:
-            raise ahead.DoesNotFit(size, available)
-        memory = ahead.Memory(weights=size, moments=0, batch=0, padding=0, temporaries=0, program=0)
+            raise aot_compile.DoesNotFit(size, available)
+        memory = aot_compile.Memory(
+            weights=size, moments=0, batch=0, padding=0, temporaries=0, program=0
+        )
         return dataclasses.replace(_NO_FIGURES, memory=memory)
 
-    monkeypatch.setattr(ahead, "train_figures", figures)
+    monkeypatch.setattr(aot_compile, "train_figures", figures)
     topology = topologies.parse("v5e:2x2")
     chip = dataclasses.replace(topology.chip, compiler_bytes=10**6 * (50 + limit))
     topology = dataclasses.replace(topology, chip=chip)
     config = dataclasses.replace(
         tiny_corpus.tiny_config(), phases=(PhaseConfig(global_batch_size=16),)
     )
-    mesh = placement.abstract_mesh(config, topology)
-    found = frontier._limit(config, config.phases[0], mesh=mesh, topology=topology)
+    mesh = param_sharding.abstract_mesh(config, topology)
+    found = max_batch._limit(config, config.phases[0], mesh=mesh, topology=topology)
     assert found.global_batch_size == found_rows
     assert found.is_exact
-    assert found.tries == len(tried) <= frontier._MOST_TRIES
+    assert found.tries == len(tried) <= max_batch._MOST_TRIES
 
 
 def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
@@ -198,17 +203,17 @@ def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
 
     def figures(config, shape, *, mesh, topology):
         if shape.global_batch_size > 20:
-            raise ahead.DoesNotFit(shape.global_batch_size, 20)
+            raise aot_compile.DoesNotFit(shape.global_batch_size, 20)
         return _NO_FIGURES
 
-    monkeypatch.setattr(ahead, "eval_figures", figures)
+    monkeypatch.setattr(aot_compile, "eval_figures", figures)
     topology = topologies.parse("v5e:2x2")
     config = tiny_corpus.tiny_config()
-    mesh = placement.abstract_mesh(config, topology)
+    mesh = param_sharding.abstract_mesh(config, topology)
 
     def advice(rows: int) -> str:
         shape = PhaseConfig(global_batch_size=rows)
-        return frontier.evaluation_remedy(config, shape, mesh=mesh, topology=topology)
+        return max_batch.evaluation_remedy(config, shape, mesh=mesh, topology=topology)
 
     assert "evaluation.batch_size=16 " in advice(128)
     assert "more chips" in advice(4 * 21)  # 42 do not divide over four
@@ -224,8 +229,8 @@ def test_hosts_that_share_a_shard_each_make_its_rows(tensor, rows):
     assert planning._host_rows(mesh, 256) == rows
 
 
-_NO_FIGURES = ahead.Figures(
-    memory=ahead.Memory(weights=0, moments=0, batch=0, padding=0, temporaries=0, program=0),
+_NO_FIGURES = aot_compile.Figures(
+    memory=aot_compile.Memory(weights=0, moments=0, batch=0, padding=0, temporaries=0, program=0),
     compiler_cycles=0,
     kernels=(),
     memory_traffic=0,
@@ -236,9 +241,12 @@ _NO_FIGURES = ahead.Figures(
 
 
 def test_the_host_is_measured_in_rows_a_second():
-    config = resolve.load("bert_base")
-    rate = host_duty.rows_per_second(
-        config.phases[0], data=config.data, vocab_size=config.model.vocab_size
+    config = config_loader.load_config("bert_base")
+    rate = input_throughput.rows_per_second(
+        config.phases[0],
+        objective=config.objective,
+        data=config.data,
+        vocab_size=config.model.vocab_size,
     )
     assert 100 < rate < 10_000_000
 
@@ -250,7 +258,9 @@ def test_show_sharding_adds_up(capsys):
     assert main(["show", "sharding", "bert_large", "--topology", "v3:4x8"]) == 0
     printed = capsys.readouterr().out
     assert "encoder.layer_23.intermediate.kernel" in printed
-    rows = placement.placements(resolve.load("bert_large"), topologies.parse("v3:4x8"))
+    rows = param_sharding.placements(
+        config_loader.load_config("bert_large"), topologies.parse("v3:4x8")
+    )
     by_name = {row.name: row for row in rows}
     word = by_name["encoder.embeddings.word.embedding"]
     assert word.spec == (None, "fsdp"), "64 does not divide 30,522"
@@ -261,8 +271,8 @@ def test_show_sharding_adds_up(capsys):
 
 
 def test_show_sharding_knows_tensor_parallelism():
-    config = dataclasses.replace(resolve.load("bert_large"), mesh=MeshConfig(tensor=4))
-    rows = placement.placements(config, topologies.parse("v5e:4x4"))
+    config = dataclasses.replace(config_loader.load_config("bert_large"), mesh=MeshConfig(tensor=4))
+    rows = param_sharding.placements(config, topologies.parse("v5e:4x4"))
     kernel = next(row for row in rows if row.name == "encoder.layer_0.intermediate.kernel")
     assert kernel.spec == ("fsdp", "tensor")
     assert kernel.bytes == 1024 * 4096 * 4 // 16
@@ -350,9 +360,9 @@ def test_the_plans_that_are_kept(path):
     assert plan["fits"]
     topology = topologies.parse(plan["topology"], slices=plan["slices"])
     assert (plan["devices"], plan["chips"]) == (topology.devices, topology.chips)
-    config = resolve.load(plan["config"])
+    config = config_loader.load_config(plan["config"])
     for phase, configured in zip(plan["phases"], config.phases, strict=True):
-        flops = metrics.train_flops(config.model, configured)
+        flops = train_flops(OBJECTIVES[config.objective], config.model, configured)
         assert phase["flops_per_device"] == pytest.approx(flops / topology.devices, rel=1e-12)
 
 
@@ -460,7 +470,7 @@ class TestGenerations:
         options: Any = compiler_options.for_platform("tpu")
         with pytest.raises(Exception, match="RESOURCE_EXHAUSTED") as caught:
             lowered.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
-        refusal = ahead._refusal(caught.value, chip)
+        refusal = aot_compile._refusal(caught.value, chip)
         assert refusal is not None and refusal.available == chip.compiler_bytes
 
     def test_its_compiler_accepts_the_flags_of_the_launcher(self, generation):

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.encode import encode_parts, parts, read_part
-from bert_jax.data.prepare import prepare
-from bert_jax.data.store import SPLITS
-from bert_jax.data.survey import HashSet, SourceDocument, Survey, sample
+from bert_jax.data.corpus.dedup import HashSet, SourceDocument, Survey, sample
+from bert_jax.data.corpus.encode import encode_parts, parts, read_part
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import SPLITS
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer, train_wordpiece
 from bert_jax.errors import BertJaxError, DataDamaged, StorageFailed, UsageError
 
 WORDS = ["the", "a", "red", "blue", "old", "new", "cat", "dog", "bird", "sees", "hears", "likes"]
@@ -52,8 +52,8 @@ def vocabulary(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr("bert_jax.data.encode._PART_BYTES", 4000)
-    monkeypatch.setattr("bert_jax.data.prepare._SHARD_TOKENS", 4000)
+    monkeypatch.setattr("bert_jax.data.corpus.encode._PART_BYTES", 4000)
+    monkeypatch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 4000)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -96,7 +96,7 @@ def test_the_manifest(tmp_path, source, vocabulary):
     assert manifest["sources"] == [str(source)]
     assert manifest["tokenizer"] == {
         "kind": "wordpiece",
-        "hash": tokenizers.load(vocabulary).hash,
+        "hash": load_tokenizer(vocabulary).hash,
         "vocab_size": 41,
         "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
         "lowercase": True,
@@ -169,7 +169,7 @@ def test_a_finished_corpus_is_not_made_again(tmp_path, source, capsys):
     ]:
         with pytest.raises(UsageError) as caught:
             run(**changes)
-        assert difference in str(caught.value) and "another --output" in str(caught.value)
+        assert difference in str(caught.value) and "another `output`" in str(caught.value)
     source.write_text(text_of(301))
     with pytest.raises(UsageError, match="its sources had other text"):
         run()
@@ -194,21 +194,21 @@ def test_another_given_tokenizer_is_another_corpus(tmp_path, source, vocabulary)
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from bert_jax.data import encode, prepare as module
+from bert_jax.data.corpus import encode, join, prepare as module
 
 encode._PART_BYTES = 4000
-module._SHARD_TOKENS = 4000
+join.SHARD_TOKENS = 4000
 
 def main():
     if sys.argv[3] == "slowly":
-        read = module.Survey.read
+        parts = module.parts
 
-        def slowly(self):
-            for document in read(self):
+        def slowly(documents):
+            for document in documents:
                 time.sleep(0.02)
                 yield document
 
-        module.Survey.read = slowly
+        module.parts = lambda documents, **options: parts(slowly(documents), **options)
     corpus = module.prepare(
         [sys.argv[1]], Path(sys.argv[2]), tokenizer=sys.argv[4], vocab_size=120,
         validation_fraction=0.1, workers=2,
@@ -305,19 +305,19 @@ def test_a_trained_tokenizer_is_taken_again_unless_the_request_changed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.data.prepare.encode_parts", stop)
+        patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
         with pytest.raises(KeyboardInterrupt):
             run(120)
     trained = []
-    train = tokenizers.train_wordpiece
+    train = train_wordpiece
 
     def watched(*arguments, **options):
         trained.append(options["vocab_size"])
         return train(*arguments, **options)
 
-    monkeypatch.setattr(tokenizers, "train_wordpiece", watched)
+    monkeypatch.setattr("bert_jax.data.corpus.prepare.train_wordpiece", watched)
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.data.prepare.encode_parts", stop)
+        patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
         with pytest.raises(KeyboardInterrupt):
             run(120)
         assert trained == []
@@ -338,7 +338,7 @@ def test_a_given_tokenizer_between_two_runs_that_train(tmp_path, source, vocabul
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.data.prepare.encode_parts", stop)
+        patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
         for options in ({"vocab_size": 120}, {"tokenizer": str(vocabulary)}):
             with pytest.raises(KeyboardInterrupt):
                 run(**options)
@@ -371,7 +371,7 @@ def test_a_damaged_part_is_removed_and_made_again(tmp_path, source, vocabulary, 
         return read_part(part)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.data.prepare.read_part", damage)
+        patch.setattr("bert_jax.data.corpus.join.read_part", damage)
         with pytest.raises(DataDamaged, match="run the same command again"):
             run()
     assert run().manifest["counts"]["total"]["documents"] == 300
@@ -395,7 +395,7 @@ def test_an_error_of_the_reader_stops_the_workers(tmp_path, source, vocabulary):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_killed_worker_is_reported(tmp_path, vocabulary):
-    tokenizers.load(vocabulary).save(tmp_path / "tokenizer")
+    load_tokenizer(vocabulary).save(tmp_path / "tokenizer")
     me = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
 
     def documents():
@@ -448,7 +448,7 @@ def test_the_validation_fraction_that_is_proposed_works(tmp_path, vocabulary):
         for useless in (0.001, 0.999):
             with pytest.raises(UsageError, match="of 20 documents and needs at least 2") as caught:
                 run(useless)
-        proposed = str(caught.value).split("--validation-fraction ")[1].split(" ")[0]
+        proposed = str(caught.value).split("`validation_fraction` ")[1].split(" ")[0]
         assert 0 < float(proposed) < 1
         counts = run(float(proposed)).manifest["counts"]
         assert min(counts[split]["documents"] for split in SPLITS) >= 2
@@ -457,11 +457,11 @@ def test_the_validation_fraction_that_is_proposed_works(tmp_path, vocabulary):
 @pytest.mark.parametrize(
     "changes, expected",
     [
-        ({"sources": []}, "no --source"),
-        ({"validation_fraction": 0}, "--validation-fraction 0 is not between 0 and 1"),
-        ({"validation_fraction": 1.0}, "--validation-fraction 1.0 is not between 0 and 1"),
-        ({"seed": -1}, "--seed -1"),
-        ({"workers": 0}, "--workers 0 is less than 1"),
+        ({"sources": []}, "no `source`"),
+        ({"validation_fraction": 0}, "`validation_fraction` 0 is not between 0 and 1"),
+        ({"validation_fraction": 1.0}, "`validation_fraction` 1.0 is not between 0 and 1"),
+        ({"seed": -1}, "`seed` -1"),
+        ({"workers": 0}, "`workers` 0 is less than 1"),
         ({"tokenizer": "wordpeice"}, "tokenizer wordpeice: no such file"),
         ({"sources": ["missing.txt"]}, "missing.txt: no such file or folder"),
     ],
@@ -477,7 +477,7 @@ def test_a_folder_with_other_things_is_not_written_to(tmp_path, source):
     (tmp_path / "c/train/mine").write_text("precious")
     (tmp_path / "file").write_text("precious")
     for name in ("c", "file"):
-        with pytest.raises(UsageError, match="exists and is not a corpus: choose another --output"):
+        with pytest.raises(UsageError, match="exists and is not a corpus: choose another `output`"):
             prepare([str(source)], tmp_path / name, workers=1)
     assert (tmp_path / "c/train/mine").read_text() == "precious"
 

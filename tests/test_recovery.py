@@ -10,8 +10,8 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig
 from bert_jax.errors import NoUsableCheckpoint, UsageError
-from bert_jax.training import checkpoint, manifest, metrics, recovery
-from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.workdir import checkpoint, log_reader, manifest, metrics_log, recovery
+from bert_jax.workdir.checkpoint import Checkpoints
 from tests.test_checkpoint import _CONFIG, mesh_of, numbers
 
 pytestmark = pytest.mark.core
@@ -24,12 +24,12 @@ def three(tmp_path_factory):
         workdir,
         CheckpointConfig(keep_last=5),
         facts={"corpus": "abc"},
-        on_saved=lambda step, seconds: metrics.append_event(
+        on_saved=lambda step, seconds: metrics_log.append_event(
             workdir, "save", step=step, seconds=seconds
         ),
     )
     for step in (4, 8, 12):
-        saved.save(numbers(_CONFIG, step=step).place(mesh_of(8)), step=step)
+        saved.save(numbers(_CONFIG, step=step).to_mesh(mesh_of(8)), step=step)
     saved.close()
     return workdir
 
@@ -83,11 +83,11 @@ def test_a_manifest_that_is_none(saved, text):
 
 
 def test_the_newest_good_step(saved, capsys):
-    assert recovery.prepare(saved) == 12
+    assert recovery.prepare_resume(saved) == 12
     largest = max(step_of(saved, 12).rglob("*"), key=lambda p: p.is_file() and p.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])
     assert recovery.newest_good_step(saved) == 8 and checkpoint.steps(saved) == [4, 8, 12]
-    assert recovery.prepare(saved) == 8
+    assert recovery.prepare_resume(saved) == 8
     assert "step 12 of" in capsys.readouterr().err and checkpoint.steps(saved) == [4, 8]
     assert [p.name.split("-")[0] for p in (saved / "set_aside").iterdir()] == ["12"]
 
@@ -97,7 +97,7 @@ def test_a_step_that_lost_its_manifest_is_kept_and_one_that_never_had_one_is_not
     shutil.copytree(step_of(saved, 8), step_of(saved, 16))
     (step_of(saved, 16) / "manifest.json").unlink()
     assert checkpoint.cut_off(saved) == [12, 16]
-    assert recovery.prepare(saved) == 8
+    assert recovery.prepare_resume(saved) == 8
     assert checkpoint.cut_off(saved) == []
     assert [p.name.split("-")[0] for p in (saved / "set_aside").iterdir()] == ["12"]
 
@@ -106,42 +106,42 @@ def test_nothing_good(saved):
     for step in (4, 8, 12):
         (step_of(saved, step) / "_CHECKPOINT_METADATA").write_text("{}")
     with pytest.raises(NoUsableCheckpoint, match=r"step 12: .*step 8: .*step 4: _CHECKPOINT"):
-        recovery.prepare(saved)
+        recovery.prepare_resume(saved)
     shutil.rmtree(saved / "checkpoints")
     with pytest.raises(NoUsableCheckpoint, match="no longer there"):
-        recovery.prepare(saved)
+        recovery.prepare_resume(saved)
 
 
 def test_going_back_once(saved, capsys):
-    assert recovery.prepare(saved, resume_step=4) == 4
+    assert recovery.prepare_resume(saved, resume_step=4) == 4
     assert checkpoint.steps(saved) == [4]
     aside = sorted(p.name.split("-")[0] for p in (saved / "set_aside").iterdir())
     assert aside == ["12", "8"]
     again = Checkpoints(saved, CheckpointConfig(keep_last=5))
-    again.save(numbers(_CONFIG, step=8).place(mesh_of(1)), step=8)
+    again.save(numbers(_CONFIG, step=8).to_mesh(mesh_of(1)), step=8)
     again.close()
     # The same command, started again by a supervisor.
-    assert recovery.prepare(saved, resume_step=4) == 8
+    assert recovery.prepare_resume(saved, resume_step=4) == 8
     assert "was done before" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no step 5; there are 4, 8"):
-        recovery.prepare(saved, resume_step=5)
+        recovery.prepare_resume(saved, resume_step=5)
     assert recovery.roll_back(saved, 4) == 4
     assert len(list((saved / "set_aside").iterdir())) == 3
-    loaded = checkpoint.load(saved, step=4, config=_CONFIG, mesh=mesh_of(1))
+    loaded = checkpoint.load_state(saved, step=4, config=_CONFIG, mesh=mesh_of(1))
     jax.tree.map(np.testing.assert_array_equal, loaded, numbers(_CONFIG, step=4))
 
 
 def test_an_evaluation_that_is_owed_at_the_end(tmp_path, trained, corpus, capsys):
     """SIGTERM in the last evaluation: the next start evaluates, trains nothing, and tells all."""
     workdir = shutil.copytree(trained, tmp_path / "run")
-    log = workdir / metrics.METRICS
-    rows = metrics.read_rows(workdir)
+    log = workdir / metrics_log.METRICS
+    rows = log_reader.read_rows(workdir)
     assert rows[-1]["split"] == "validation"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
     command = ["pretrain", str(workdir / "config.json"), "--corpus", str(corpus)]
     assert main([*command, "--workdir", str(workdir)]) == 0
     told = capsys.readouterr().out
-    again = metrics.read_rows(workdir)
+    again = log_reader.read_rows(workdir)
     times = {"time", "seconds"}
     assert {k: v for k, v in again[-1].items() if k not in times} == {
         k: v for k, v in rows[-1].items() if k not in times
@@ -166,7 +166,8 @@ def test_a_workdir_whose_making_was_cut_short_is_free(tmp_path, trained, corpus,
     workdir = tmp_path / "run"
     shutil.copytree(trained / "tokenizer", workdir / "tokenizer")
     command = ["pretrain", str(trained / "config.json"), "--corpus", str(corpus)]
-    command += ["--workdir", str(workdir), "--set", "phases.0.steps=5", "--set", "phases.1.steps=5"]
+    short = '[{"sequence_length": 32, "steps": 10, "global_batch_size": 16, "max_predictions": 5}]'
+    command += ["--workdir", str(workdir), "--set", f"phases={short}"]
     command += ["--set", "optimizer.warmup_steps=2"]
     # A folder of somebody's own.
     assert main(command) == 2

@@ -8,9 +8,9 @@ import pytest
 
 from bert_jax.config import ComputeConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
 from bert_jax.model import sharding
-from bert_jax.training import metrics
-from bert_jax.training.state import TrainState
-from bert_jax.training.step import compile_lowered, eval_step, lower_train_step
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import compile_lowered, lower_eval_step, lower_train_step
 from tests.batches import random_batch
 
 pytestmark = pytest.mark.core
@@ -19,7 +19,7 @@ _CONFIG = TrainConfig(
     model=ModelConfig(
         vocab_size=211,
         hidden_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         intermediate_size=64,
         max_position_embeddings=32,
@@ -37,9 +37,10 @@ def batch_of(seed: int) -> dict:
 def train(config: TrainConfig, *, devices: int, steps: int = 20, batches=batch_of):
     mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
     with jax.set_mesh(mesh):
-        state = TrainState.create(config).place(mesh)
+        state = TrainState.create(config).to_mesh(mesh)
         layout = sharding.batch_sharding(mesh)
-        step = compile_lowered(lower_train_step(config, state, jax.device_put(batches(0), layout)))
+        batch = jax.device_put(batches(0), layout)
+        step = compile_lowered(lower_train_step(config, state, batch, objective=MLM_NSP))
         rows = []
         for number in range(steps):
             state, row = step(state, jax.device_put(batches(number), layout))
@@ -91,10 +92,13 @@ def test_rows_of_weight_zero_count_for_nothing():
         padded[name][16:] = 0
     with jax.set_mesh(mesh):
         params = TrainState.create(_CONFIG).params
-        evaluate = jax.jit(lambda p, b: eval_step(p, b, config=_CONFIG))
         # Under an explicit mesh jax 0.12 takes only arrays that say how they lie.
-        sums = evaluate(params, jax.device_put(batch, sharding.batch_sharding(mesh)))
-        padded_sums = evaluate(params, jax.device_put(padded, sharding.batch_sharding(mesh)))
+        sums, padded_sums = (
+            compile_lowered(lower_eval_step(_CONFIG, params, arrays, objective=MLM_NSP))(
+                params, arrays
+            )
+            for arrays in jax.device_put((batch, padded), sharding.batch_sharding(mesh))
+        )
     for name, value in sums.items():
         assert float(value) == pytest.approx(float(padded_sums[name]), rel=1e-6)
     assert float(sums["nsp_count"]) == 16
@@ -107,10 +111,12 @@ def test_flops_are_those_of_the_matrix_products():
     with jax.set_mesh(mesh):
         params = TrainState.create(_CONFIG).params
         batch = jax.device_put(batch_of(0), sharding.batch_sharding(mesh))
-        jaxpr = jax.make_jaxpr(lambda p, b: eval_step(p, b, config=_CONFIG))(params, batch)
+        jaxpr = jax.make_jaxpr(lambda p, b: MLM_NSP.forward(p, b, config=_CONFIG, key=None))(
+            params, batch
+        )
     # Picking rows by a one-hot product is bookkeeping, not the model's work.
     picking = 2 * 32 * 32 * (phase.max_predictions + 1)
-    expected = metrics.forward_flops(_CONFIG.model, phase) + picking
+    expected = MLM_NSP.forward_flops(_CONFIG.model, phase) + picking
     assert _dot_flops(jaxpr.jaxpr) == phase.global_batch_size * expected
 
 

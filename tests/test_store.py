@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.prepare import prepare
-from bert_jax.data.store import SPLITS, fingerprint, open_corpus
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import SPLITS, fingerprint, open_corpus
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import DataDamaged, UsageError
 
 WORDS = ["apple", "bread", "cloud", "door", "earth", "fire", "glass", "house"]
@@ -37,8 +37,8 @@ def built(tmp_path_factory, vocabulary):
     source = folder / "source.txt"
     source.write_text("\n\n".join(" ".join(document) for document in documents))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.data.encode._PART_BYTES", 200)
-        patch.setattr("bert_jax.data.prepare._SHARD_TOKENS", 500)
+        patch.setattr("bert_jax.data.corpus.encode._PART_BYTES", 200)
+        patch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 500)
         prepare(
             [str(source)],
             folder / "corpus",
@@ -73,7 +73,7 @@ def read_back(split, tokenizer):
 def test_what_was_written_is_read(built):
     folder, documents = built
     corpus = open_corpus(folder, verify=SPLITS)
-    tokenizer = tokenizers.load(folder / "tokenizer")
+    tokenizer = load_tokenizer(folder / "tokenizer")
     expected = {
         tuple(sentence.lower().replace(".", " .") for sentence in document)
         for document in documents
@@ -163,7 +163,7 @@ def test_another_tokenizer_is_refused(corpus_folder, tmp_path, tokens):
     shutil.rmtree(folder)
     if tokens:
         (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
-        tokenizers.load(tmp_path / "vocab.txt").save(folder)
+        load_tokenizer(tmp_path / "vocab.txt").save(folder)
     with pytest.raises(DataDamaged) as caught:
         open_corpus(corpus_folder)
     assert str(folder) in str(caught.value)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.data.squad import Question
-from bert_jax.tasks import metrics, squad_metrics
+from bert_jax.data.tasks.squad import Question
+from bert_jax.tasks import scores, squad_metrics
 
 # --- classes and numbers -------------------------------------------------------------------------
 
@@ -30,17 +30,17 @@ def test_classes(case):
     tp, fp, fn, tn = (
         float(np.sum((gold == g) & (predicted == p))) for g, p in ((1, 1), (0, 1), (1, 0), (0, 0))
     )
-    assert metrics.accuracy(gold, predicted) == (tp + tn) / len(gold)
-    assert metrics.f1(gold, predicted) == pytest.approx(2 * tp / max(2 * tp + fp + fn, 1))
+    assert scores.accuracy(gold, predicted) == (tp + tn) / len(gold)
+    assert scores.f1(gold, predicted) == pytest.approx(2 * tp / max(2 * tp + fp + fn, 1))
     root = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
     expected = (tp * tn - fp * fn) / root if root else 0.0
-    assert metrics.matthews(gold, predicted) == pytest.approx(expected)
+    assert scores.matthews(gold, predicted) == pytest.approx(expected)
 
 
 def test_macro_f1_is_the_mean_over_classes():
     gold, predicted = np.array([0, 0, 1, 2, 2, 2]), np.array([0, 1, 1, 2, 2, 0])
-    one_by_one = [metrics.f1((gold == c) * 1, (predicted == c) * 1) for c in range(3)]
-    assert metrics.macro_f1(gold, predicted) == pytest.approx(np.mean(one_by_one))
+    one_by_one = [scores.f1((gold == c) * 1, (predicted == c) * 1) for c in range(3)]
+    assert scores.macro_f1(gold, predicted) == pytest.approx(np.mean(one_by_one))
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -52,14 +52,14 @@ def test_correlations(ties):
     draw = np.random.default_rng(3)
     gold = draw.normal(size=40).round(1 if ties else 9)
     predicted = (gold + draw.normal(size=40)).round(1 if ties else 9)
-    assert metrics.pearson(gold, predicted) == pytest.approx(np.corrcoef(gold, predicted)[0, 1])
+    assert scores.pearson(gold, predicted) == pytest.approx(np.corrcoef(gold, predicted)[0, 1])
     expected = np.corrcoef(ranks(gold), ranks(predicted))[0, 1]
-    assert metrics.spearman(gold, predicted) == pytest.approx(expected)
+    assert scores.spearman(gold, predicted) == pytest.approx(expected)
 
 
 def test_a_constant_correlates_with_nothing():
     gold = np.array([1.0, 2.0, 3.0])
-    for function in (metrics.pearson, metrics.spearman):
+    for function in (scores.pearson, scores.spearman):
         assert function(gold, np.full(3, 2.5)) == 0.0
         assert function(np.full(3, 2.5), gold) == 0.0
 
@@ -97,10 +97,10 @@ def test_entities(case):
     gold, predicted = _TAGS[case]
     there, found = spans(gold), spans(predicted)
     right = len(there & found)
-    scores = metrics.entities([gold, ["O"]], [predicted, ["O"]])
-    assert scores["precision"] == pytest.approx(right / max(len(found), 1))
-    assert scores["recall"] == pytest.approx(right / max(len(there), 1))
-    assert scores["f1"] == pytest.approx(2 * right / max(len(there) + len(found), 1))
+    rates = scores.entities([gold, ["O"]], [predicted, ["O"]])
+    assert rates["precision"] == pytest.approx(right / max(len(found), 1))
+    assert rates["recall"] == pytest.approx(right / max(len(there), 1))
+    assert rates["f1"] == pytest.approx(2 * right / max(len(there) + len(found), 1))
 
 
 def test_entities_of_random_tags():
@@ -111,7 +111,7 @@ def test_entities_of_random_tags():
     there, found = ([spans(tags) for tags in side] for side in (gold, predicted))
     right = sum(len(a & b) for a, b in zip(there, found, strict=True))
     total = sum(map(len, there)) + sum(map(len, found))
-    assert metrics.entities(gold, predicted)["f1"] == pytest.approx(2 * right / total)
+    assert scores.entities(gold, predicted)["f1"] == pytest.approx(2 * right / total)
 
 
 # --- SQuAD ---------------------------------------------------------------------------------------

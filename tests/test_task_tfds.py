@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from bert_jax.data import squad
+from bert_jax.data.tasks import squad
 from bert_jax.errors import UsageError
 from bert_jax.tasks import glue
 

@@ -1,4 +1,4 @@
-"""bert_jax.data.tokenizer: what needs neither `transformers` nor data from elsewhere."""
+"""bert_jax.data.tokenizer.tokenizer: what needs neither `transformers` nor data from elsewhere."""
 
 import json
 import os
@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data import sentencepiece_model
-from bert_jax.data.tokenizer import load, train_sentencepiece, train_wordpiece
+from bert_jax.data.tokenizer.tokenizer import (
+    load_tokenizer,
+    sentencepiece_model,
+    train_sentencepiece,
+    train_wordpiece,
+)
 from bert_jax.errors import UsageError
 
 GOLDEN = json.loads((Path(__file__).parent / "golden/tokenizer_legacy.json").read_text("utf-8"))
@@ -82,7 +86,7 @@ FACTS = [
 @pytest.mark.parametrize(("lowercase", "text", "expected"), FACTS)
 def test_facts_of_the_original(tmp_path, lowercase, text, expected):
     path = vocabulary(tmp_path, [*SMALL, "x", "##x"])
-    tokenizer = load(path, lowercase=lowercase)
+    tokenizer = load_tokenizer(path, lowercase=lowercase)
     (ids,) = tokenizer.encode_sentences([text])
     assert tokenizer.tokens(ids) == expected
 
@@ -90,7 +94,7 @@ def test_facts_of_the_original(tmp_path, lowercase, text, expected):
 @pytest.mark.parametrize("name", ["uncased", "cased"])
 def test_ids_of_the_pure_python_tokenizer(tmp_path, name):
     path = vocabulary(tmp_path, GOLDEN["vocabulary"])
-    ours = load(path, lowercase=name == "uncased").encode_sentences(GOLDEN["lines"])
+    ours = load_tokenizer(path, lowercase=name == "uncased").encode_sentences(GOLDEN["lines"])
     different = [
         line
         for line, ids, expected in zip(GOLDEN["lines"], ours, GOLDEN["ids"][name], strict=True)
@@ -134,7 +138,7 @@ def test_survives_pickling(trained):
 
 def test_saved_directory_is_the_same_tokenizer(trained, tmp_path):
     trained.save(tmp_path / "a")
-    again = load(tmp_path / "a")
+    again = load_tokenizer(tmp_path / "a")
     again.save(tmp_path / "b")
     assert again.hash == trained.hash
     assert again.encode_sentences(corpus()) == trained.encode_sentences(corpus())
@@ -154,7 +158,9 @@ def test_vocabulary_file_and_its_directory_have_one_hash(wordpiece, tmp_path):
     bare = vocabulary(tmp_path / "bare", tokens)
     windows = tmp_path / "windows.txt"
     windows.write_bytes(bare.read_bytes().replace(b"\n", b"\r\n"))
-    found = {load(path).hash for path in (tmp_path, tmp_path / "tokenizer.json", bare, windows)}
+    found = {
+        load_tokenizer(path).hash for path in (tmp_path, tmp_path / "tokenizer.json", bare, windows)
+    }
     assert found == {wordpiece.hash}
 
 
@@ -169,27 +175,27 @@ def test_hash_ignores_layout_and_what_does_not_decide_ids(trained, tmp_path):
         "stride": 0,
     }
     path.write_text(json.dumps(content, indent=7), encoding="utf-8")
-    again = load(tmp_path)
+    again = load_tokenizer(tmp_path)
     assert again.hash == trained.hash and len(again.encode("ba ke di fo gu")) > 4
 
 
 def test_hash_sees_everything_that_decides_ids(tmp_path):
     swapped = [*SMALL[:-2], SMALL[-1], SMALL[-2]]
     hashes = [
-        load(vocabulary(tmp_path / str(i), tokens), lowercase=lowercase).hash
+        load_tokenizer(vocabulary(tmp_path / str(i), tokens), lowercase=lowercase).hash
         for i, (tokens, lowercase) in enumerate(
             [(SMALL, True), (SMALL, False), (swapped, True), ([*SMALL, "more"], True)]
         )
     ]
     path = vocabulary(tmp_path / "accents", SMALL)
     (path.parent / "tokenizer_config.json").write_text('{"strip_accents": false}')
-    hashes.append(load(path, lowercase=True).hash)
+    hashes.append(load_tokenizer(path, lowercase=True).hash)
     assert len(set(hashes)) == 5
 
 
 def test_hash_is_pinned(tmp_path):
     # A change here makes every corpus and checkpoint in the world look like a stranger's.
-    tokenizer = load(vocabulary(tmp_path, SMALL))
+    tokenizer = load_tokenizer(vocabulary(tmp_path, SMALL))
     assert tokenizer.hash == "f1408c2f7a68aa3bc379b4ce731a171be9b2b7a226db2b3d7d5a98c52bee869c"
 
 
@@ -209,18 +215,87 @@ def test_case_of_a_vocabulary_file(tmp_path, tokens, config, keyword, lowercase)
     path = vocabulary(tmp_path, tokens)
     if config:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert load(path, lowercase=keyword).lowercase is lowercase
-    assert load(tmp_path, lowercase=keyword).lowercase is lowercase
+    assert load_tokenizer(path, lowercase=keyword).lowercase is lowercase
+    assert load_tokenizer(tmp_path, lowercase=keyword).lowercase is lowercase
+
+
+def english(*, cased: bool) -> list[str]:
+    """A vocabulary as large ones are: letters, and 2,000 words."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    small = [*letters, *("##" + letter for letter in letters)]
+    words = [f"{a}{b}{c}" for a in letters for b in "aeiou" for c in letters[:15]]
+    unused = [f"[unused{n}]" for n in range(20)]
+    vocabulary = [*SPECIALS, *unused, *small, *words]
+    return [*vocabulary, *(t.upper() for t in [*small, *words])] if cased else vocabulary
+
+
+def test_a_few_renamed_entries_do_not_change_the_case(tmp_path, capsys):
+    """Ids stay the same for all text without them, which is said; in doubt it is refused."""
+    plain = load_tokenizer(vocabulary(tmp_path / "plain", english(cased=False)))
+    texts = ["Bad GOB, dac.", "[unused9] Zaö", "bab " * 30]
+    renamed = {"[unused0]": "[USER]", "[unused1]": "NASA", "[unused2]": "<URL>", "[unused3]": "Ü"}
+    tokens = [renamed.get(token, token) for token in english(cased=False)]
+    capsys.readouterr()
+    altered = load_tokenizer(vocabulary(tmp_path / "altered", tokens))
+    said = capsys.readouterr().err
+    assert (
+        "only 2 of 2,004 entries with letters have a capital ('NASA', 'Ü'), so text is low" in said
+    )
+    assert altered.encode_sentences(texts) == plain.encode_sentences(texts)
+    assert plain.lowercase and altered.lowercase
+    cased = load_tokenizer(vocabulary(tmp_path / "cased", english(cased=True)))
+    assert not cased.lowercase and "so text is taken with its case" in capsys.readouterr().err
+    tokens += [f"{token}X" for token in tokens[200:260]]
+    path = vocabulary(tmp_path / "between", tokens)
+    with pytest.raises(UsageError, match=r"62 of 2,064 entries .* too few .* Say it: `lowercase`"):
+        load_tokenizer(path)
+    assert not load_tokenizer(path, lowercase=False).lowercase
+
+
+def test_files_of_a_tokenizer_that_contradict_each_other(wordpiece, tmp_path):
+    wordpiece.save(tmp_path)
+    path = tmp_path / "vocab.txt"
+    lines = path.read_text("utf-8").split("\n")
+    path.write_text("\n".join([*lines[:7], "[USER]", *lines[8:]]), "utf-8")
+    message = r"tokenizer.json and .*vocab.txt are two vocabularies: id 7 is .* and '\[USER\]'"
+    with pytest.raises(UsageError, match=message):
+        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path / "tokenizer.json").hash == wordpiece.hash  # named outright
+    path.unlink()
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": lines[9]}))
+    with pytest.raises(UsageError, match=r"_config.json has mask_token .*special_tokens_map.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_special_tokens_are_not_told_by_one_that_looks_like_them(tmp_path):
+    """A vocabulary of one family may have a token that another family calls special."""
+    roberta = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    model = {"type": "BPE", "merges": [], "unk_token": "<unk>"}
+
+    def load(tokens):
+        numbered = {token: id_ for id_, token in enumerate([*tokens, "a"])}
+        content = {"version": "1.0", "added_tokens": [], "model": model | {"vocab": numbered}}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        return load_tokenizer(tmp_path)
+
+    assert load([*roberta, "[MASK]"]).special.mask == 4
+    with pytest.raises(UsageError, match=r"has \[PAD\] and <pad>; say which one is the pad_token"):
+        load([*roberta, *SPECIALS])
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({f"{role}_token": t for role, t in zip(("pad", "unk", "cls", "sep", "mask"),
+                                                         SPECIALS, strict=True)})
+    )  # fmt: skip
+    assert load([*roberta, *SPECIALS]).special.pad == 5
 
 
 def test_other_names_of_special_tokens(tmp_path):
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "hello"]
-    tokenizer = load(vocabulary(tmp_path, names))
+    tokenizer = load_tokenizer(vocabulary(tmp_path, names))
     assert tokenizer.encode("Hello <mask> [MASK]")[:3] == [0, 5, 4]
     assert tokenizer.special.pad == 1 and tokenizer.special.sep == tokenizer.encode("")[-1] == 2
     config = {"mask_token": {"content": "hello", "__type": "AddedToken"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert load(tmp_path).special.mask == 5
+    assert load_tokenizer(tmp_path).special.mask == 5
 
 
 def test_vocabulary_size_covers_added_tokens(wordpiece, tmp_path):
@@ -230,7 +305,7 @@ def test_vocabulary_size_covers_added_tokens(wordpiece, tmp_path):
     added = {**content["added_tokens"][0], "id": wordpiece.vocab_size, "content": "<extra>"}
     content["added_tokens"].append(added)
     path.write_text(json.dumps(content), encoding="utf-8")
-    again = load(tmp_path)
+    again = load_tokenizer(tmp_path)
     assert again.vocab_size == wordpiece.vocab_size + 1 and again.hash != wordpiece.hash
     assert again.encode_sentences(["<extra>"]) == [[wordpiece.vocab_size]]
 
@@ -295,18 +370,18 @@ def test_what_cannot_be_loaded_is_a_clear_error(tmp_path, name):
     elif content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=message) as caught:
-        load(path)
+        load_tokenizer(path)
     assert name in str(caught.value)
 
 
 def test_contradictions_about_case_are_errors(wordpiece, tmp_path):
     wordpiece.save(tmp_path)
     with pytest.raises(UsageError, match="cannot be loaded with lowercase=False"):
-        load(tmp_path, lowercase=False)
+        load_tokenizer(tmp_path, lowercase=False)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": False}))
     with pytest.raises(UsageError, match="make them agree"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -324,20 +399,20 @@ def test_contradictions_about_the_preparation_of_text(wordpiece, tmp_path, decla
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | declared))
     if message is None:
-        assert load(tmp_path).hash == wordpiece.hash
+        assert load_tokenizer(tmp_path).hash == wordpiece.hash
         return
     with pytest.raises(UsageError, match=message):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_tokens_that_a_vocabulary_file_lacks(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(SMALL))
     added = tmp_path / "added_tokens.json"
     added.write_text(json.dumps({SMALL[3]: 3}))
-    assert load(tmp_path).vocab_size == len(SMALL)
+    assert load_tokenizer(tmp_path).vocab_size == len(SMALL)
     added.write_text(json.dumps({"[E1]": len(SMALL)}))
     with pytest.raises(UsageError, match=r"added_tokens.json adds '\[E1\]' to vocab.txt"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -345,7 +420,7 @@ def test_tokens_that_a_vocabulary_file_lacks(tmp_path):
 TRAIN = """
 import sys
 from pathlib import Path
-from bert_jax.data.tokenizer import train_sentencepiece, train_wordpiece
+from bert_jax.data.tokenizer.tokenizer import train_sentencepiece, train_wordpiece
 from tests.test_tokenizer import corpus
 train_wordpiece(corpus(), vocab_size=650, lowercase=True).save(Path(sys.argv[1], "w"))
 train_sentencepiece(corpus(), vocab_size=500, lowercase=True).save(Path(sys.argv[1], "s"))
@@ -469,7 +544,7 @@ def test_converted_model_gives_the_ids_of_the_library(tmp_path, options):
 
     path = model_file(tmp_path / "m.model", **options)
     library = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    ours = load(path)
+    ours = load_tokenizer(path)
     lines = [
         *corpus()[300:],
         "  two  spaces ",
@@ -480,19 +555,19 @@ def test_converted_model_gives_the_ids_of_the_library(tmp_path, options):
     assert ours.encode_sentences(lines) == library.encode(lines)
     assert ours.vocab_size == len(library) and ours.kind == "sentencepiece"
     assert ours.special.mask == library.piece_to_id("<mask>")
-    assert load(tmp_path).hash == ours.hash
+    assert load_tokenizer(tmp_path).hash == ours.hash
     ours.save(tmp_path / "saved")
-    assert load(tmp_path / "saved").hash == ours.hash
+    assert load_tokenizer(tmp_path / "saved").hash == ours.hash
 
 
 def test_albert_preparation_of_a_model(tmp_path):
     path = model_file(tmp_path / "m.model")
-    plain, prepared = load(path), load(path, lowercase=True)
+    plain, prepared = load_tokenizer(path), load_tokenizer(path, lowercase=True)
     assert prepared.lowercase and not plain.lowercase and prepared.hash != plain.hash
     assert prepared.encode("BÀ ``ke''") == plain.encode('ba "ke"') != plain.encode("BÀ ``ke''")
     folding = model_file(tmp_path / "f.model", normalization_rule_name="nmt_nfkc_cf")
     with pytest.raises(UsageError, match="folds case itself"):
-        load(folding, lowercase=False)
+        load_tokenizer(folding, lowercase=False)
 
 
 @pytest.mark.parametrize(
@@ -506,14 +581,14 @@ def test_albert_preparation_of_a_model(tmp_path):
 def test_models_that_cannot_be_used(tmp_path, options, message):
     path = model_file(tmp_path / "m.model", **options)
     with pytest.raises(UsageError, match=message):
-        load(path)
+        load_tokenizer(path)
 
 
 def require_named(path, whole, part, damaged, message):
     assert part in whole
     path.write_bytes(whole.replace(part, damaged, 1))
     with pytest.raises(UsageError, match=message) as caught:
-        load(path)
+        load_tokenizer(path)
     assert str(path) in str(caught.value)
 
 
@@ -536,9 +611,9 @@ def test_a_damaged_table_of_characters(tmp_path):
 def test_importing_is_light_and_encoding_needs_no_transformers(tmp_path):
     vocabulary(tmp_path, SMALL)
     code = (
-        "import sys; import bert_jax.data.tokenizer as t; "
+        "import sys; import bert_jax.data.tokenizer.tokenizer as t; "
         "assert not {'tokenizers', 'sentencepiece'} & set(sys.modules); "
-        "assert t.load(sys.argv[1]).encode('hello'); "
+        "assert t.load_tokenizer(sys.argv[1]).encode('hello'); "
         "assert not {'transformers', 'torch', 'jax', 'tensorflow'} & set(sys.modules)"
     )
     root = Path(__file__).parent.parent

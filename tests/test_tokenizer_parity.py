@@ -1,8 +1,5 @@
-"""bert_jax.data.tokenizer against `transformers`, in Python and as loaded by users, and against
+"""Our tokenizer against `transformers`, in Python and as loaded by users, and against
 `sentencepiece`. The last tests use real vocabularies and text, and skip where those are absent.
-
-The plain BertTokenizer of transformers 5 is the Rust library that we use ourselves, so its ids
-prove nothing about the encoding; BertTokenizerLegacy is an implementation of its own.
 """
 
 import gzip
@@ -17,8 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data import wordpiece_model
-from bert_jax.data.tokenizer import load, train_sentencepiece, train_wordpiece
+from bert_jax.data.tokenizer.tokenizer import (
+    load_tokenizer,
+    train_sentencepiece,
+    train_wordpiece,
+    wordpiece_model,
+)
 from tests.test_tokenizer import corpus, model_file, vocabulary
 
 pytest.importorskip("transformers", reason="needs the `dev` extra")
@@ -118,7 +119,7 @@ def test_adversarial_lines(tmp_path, lowercase):
     tokens += [t for c in known for t in (c, "##" + c)]
     path = vocabulary(tmp_path, list(dict.fromkeys(tokens)))
     theirs = legacy(path, lowercase=lowercase)
-    ours = load(path, lowercase=lowercase)
+    ours = load_tokenizer(path, lowercase=lowercase)
     unknown = 0
     for line in lines:
         line = without_documented(line, lowercase=lowercase)
@@ -129,10 +130,10 @@ def test_adversarial_lines(tmp_path, lowercase):
 
 
 def test_documented_differences_are_real(tmp_path):
-    """What docs/data.md lists is what happens; a library that changes it should be noticed."""
+    """The list of docs/data.md is what happens; a library that changes it should be noticed."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "o", "##σ", "##ς", "é", "e", "##\u0301"]
     path = vocabulary(tmp_path, [*tokens, "ab", "\u0378"])
-    low, cased = load(path, lowercase=True), load(path, lowercase=False)
+    low, cased = load_tokenizer(path, lowercase=True), load_tokenizer(path, lowercase=False)
     low_theirs, cased_theirs = legacy(path, lowercase=True), legacy(path, lowercase=False)
     for ours, theirs, text, expected in (
         (low, low_theirs, "OΣ", (["o", "##σ"], ["o", "##ς"])),
@@ -159,8 +160,8 @@ def saved(tmp_path_factory):
         tokenizer = train(corpus(), vocab_size=size, lowercase=lowercase)
         folders[name] = (tokenizer, root / name)
     model = model_file(root / "m.model", user_defined_symbols=["(", "-"])
-    folders["converted"] = (load(model), root / "converted")
-    folders["albert"] = (load(model, lowercase=True), root / "albert")
+    folders["converted"] = (load_tokenizer(model), root / "converted")
+    folders["albert"] = (load_tokenizer(model, lowercase=True), root / "albert")
     for tokenizer, folder in folders.values():
         tokenizer.save(folder)
     return folders
@@ -195,7 +196,7 @@ def test_auto_tokenizer_gives_the_same_ids(saved, tmp_path, name, model_type):
     boundary = pair["input_ids"].index(sep) + 1
     assert kinds == [0] * boundary + [1] * (len(kinds) - boundary) and kinds[-1] == 1
     theirs.save_pretrained(tmp_path / "again")
-    assert load(tmp_path / "again").hash == tokenizer.hash
+    assert load_tokenizer(tmp_path / "again").hash == tokenizer.hash
 
 
 # --- real vocabularies and text -------------------------------------------------------------------
@@ -242,6 +243,7 @@ def lines() -> tuple[list[str], dict[str, int]]:
 
 
 @with_shared
+@pytest.mark.parity
 @pytest.mark.parametrize(
     ("file", "lowercase"),
     [("bert-base-uncased-vocab.txt", True), ("bert-base-cased-vocab.txt", False)],
@@ -250,7 +252,7 @@ def test_official_vocabularies_on_real_text(lines, file, lowercase):
     text, counts = lines
     assert len(text) == 20_000 and all(counts.values()), counts
     path = SHARED / "data/vocab" / file
-    ours, theirs = load(path), legacy(path, lowercase=lowercase)
+    ours, theirs = load_tokenizer(path), legacy(path, lowercase=lowercase)
     assert ours.lowercase is lowercase
     documented = 0
     for line, ids in zip(text, ours.encode_sentences(text), strict=True):
@@ -269,7 +271,7 @@ def test_albert_model_on_real_text(lines):
     text, _ = lines
     path = SHARED / "data/vocab/albert_30k-clean.model"
     library = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    ours, theirs = load(path).encode_sentences(text), library.encode(text)
+    ours, theirs = load_tokenizer(path).encode_sentences(text), library.encode(text)
     different = [i for i in range(len(text)) if ours[i] != theirs[i]]
     # Equal but for ties between cuts of one word, and characters normalised otherwise.
     print(f"\n{len(different)} of {len(text)} lines differ")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bert_jax.config import ModelConfig
 from bert_jax.interchange import huggingface
-from bert_jax.model import heads
+from bert_jax.model import bert
 from tests.models import HEADS
 
 _NOUNS = ("cat", "dog", "owl", "bee", "cow")
@@ -35,7 +35,7 @@ def encoder(directory: Path) -> Path:
     vocabulary.mkdir(parents=True)
     rows = "\n".join([*_VOCABULARY, *WORDS])
     (vocabulary / "vocab.txt").write_text(rows + "\n", encoding="utf-8")
-    params = heads.init_params(MODEL, HEADS["Model"], seed=0)
+    params = bert.init_params(MODEL, HEADS["Model"], seed=0)
     huggingface.write(directory, params, MODEL, tokenizer=vocabulary, head=HEADS["Model"])
     return directory
 

@@ -6,7 +6,7 @@ from transformers import BertConfig, BertForPreTraining
 
 from bert_jax.config import ModelConfig
 from bert_jax.interchange import huggingface
-from bert_jax.model.heads import Params
+from bert_jax.model.bert import Params
 
 
 def torch_model(params: Params, config: ModelConfig) -> BertForPreTraining:

@@ -1,1 +1,1 @@
-"""From text to batches: NumPy and (lazily) tf.data. Nothing here imports jax."""
+"""Text becomes batches: NumPy and (lazily) tf.data. Nothing here imports jax."""

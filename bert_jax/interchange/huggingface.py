@@ -7,17 +7,21 @@ class that `config.json` names; what is read may be of any of these classes, and
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig, from_dict
-from bert_jax.data import tokenizer as tokenizers
+from bert_jax.config_checks import validate_model
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import huggingface_names as names
-from bert_jax.interchange import layout, safetensors_files
-from bert_jax.interchange.layout import Foreign, Layout
+from bert_jax.interchange import name_map, safetensors_files
+from bert_jax.interchange.huggingface_names import Family
+from bert_jax.interchange.name_map import ImportedModel, NameMap
+from bert_jax.registry import FAMILIES, PARTS
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = safetensors_files.WEIGHTS, safetensors_files.INDEX
@@ -32,20 +36,16 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_new",
     "gelu_fast": "gelu_new",
 }
-_BERT, _ROBERTA = ("bert",), ("roberta", "xlm-roberta", "camembert")
-# RoBERTa's positions begin behind the number of its padding token, which is 1 unless it says so
-# (transformers modeling_roberta.py, create_position_ids_from_input_ids).
-_ROBERTA_PAD = 1
 
 
 def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, str]:
-    """Our dotted path of every parameter -> the name Hugging Face's BERT gives it."""
+    """Returns our dotted path of every parameter -> the name Hugging Face's BERT gives it."""
     found = names.BERT.names(config, head or HeadConfig())
     return {".".join(path): name for path, name in found.items()}
 
 
 def to_tensors(params: Any) -> dict[str, np.ndarray]:
-    """Their name -> tensor in their layout, of parameters or of gradients."""
+    """Returns their name -> tensor in their layout, of parameters or of gradients."""
     return names.BERT.to_tensors(params)
 
 
@@ -71,13 +71,14 @@ def write(
     beyond the range of `dtype`.
     """
     head = head or HeadConfig()
+    name_map.require_expressible(config, head, names.BERT)
     tensors = to_tensors(params)
     if names.class_of(head.parts) == "Model":
         tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
-    sub_words = tokenizers.load(tokenizer)
-    with layout.new_directory(directory) as building:
+    sub_words = load_tokenizer(tokenizer)
+    with name_map.new_directory(directory) as building:
         halved = {name: _cast(name, tensor, dtype) for name, tensor in tensors.items()}
-        safetensors_files.write(building, halved, max_file_bytes=max_file_bytes)
+        safetensors_files.write_tensors(building, halved, max_file_bytes=max_file_bytes)
         if moments is not None:
             both = {
                 f"{kind}.{name}": tensor
@@ -108,12 +109,12 @@ def _cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
 def their_config(
     config: ModelConfig, head: HeadConfig | None = None, *, dtype: str = "float32", pad: int = 0
 ) -> dict[str, Any]:
-    """The content of `config.json`: our model fields carry their names."""
+    """Returns the content of `config.json`: our model fields carry their names."""
     head = head or HeadConfig()
     described = {
         "architectures": [f"Bert{names.class_of(head.parts)}"],
         "model_type": "bert",
-        **dataclasses.asdict(config),
+        **{name: getattr(config, name) for name in name_map.MODEL_FIELDS},
         "pad_token_id": pad,
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
@@ -135,17 +136,21 @@ def their_config(
 
 
 def is_directory(path: Path) -> bool:
-    """Whether `path` looks like a Hugging Face model rather than a workdir of ours."""
+    """Returns whether `path` looks like a Hugging Face model rather than a workdir of ours."""
     return any((path / name).exists() for name in (WEIGHTS, INDEX, CONFIG))
 
 
-def read(directory: Path, *, allow_missing_heads: bool = False) -> Foreign:
-    """The model of a directory, with the parts that its config names and those it holds besides.
+def read(
+    directory: Path, *, allow_missing_heads: bool = False, ignore_unexpected: Sequence[str] = ()
+) -> ImportedModel:
+    """Returns the model of a directory, with the parts that its config names and those it holds
+    besides.
 
     Raises UsageError if it is no BERT we can run, or lists the tensors that are missing, extra or
-    misshapen. With `allow_missing_heads`, heads that are not whole are left out.
+    misshapen. With `allow_missing_heads`, heads that are not whole are left out; extra tensors
+    that `ignore_unexpected` matches are ignored.
     """
-    theirs = layout.read_json(directory / CONFIG, hint=_HINT)
+    theirs = name_map.read_json(directory / CONFIG, hint=_HINT)
     model = _model(theirs, directory / CONFIG)
     tensors = {
         _modern_name(name, theirs): tensor
@@ -154,8 +159,9 @@ def read(directory: Path, *, allow_missing_heads: bool = False) -> Foreign:
     declared = names.declared_parts(_architectures(theirs, directory / CONFIG))
     if theirs.get("add_pooling_layer") is False:
         declared -= {"pooler"}
-    classifier = _classifier(declared, tensors)
-    table = _table(theirs, classifier, declared, tensors)
+    family = _family(theirs, directory / CONFIG)
+    classifier = _classifier(family, declared, tensors)
+    table = _table(family, classifier, declared, tensors)
     untied = _untied(tensors)
     tensors = _with_our_rows(tensors, theirs, directory / CONFIG)
     held = table.parts(tensors, classifier=classifier)
@@ -163,30 +169,41 @@ def read(directory: Path, *, allow_missing_heads: bool = False) -> Foreign:
     # a task's head, though, is there because the class says so.
     parts = declared | (held & _PRETRAINED if declared else held)
     head = HeadConfig(
-        parts=tuple(part for part in _ORDER if part in parts),
+        parts=tuple(part for part in PARTS.names() if part in parts),
         labels=_labels(theirs, directory / CONFIG) if classifier in parts else (),
     )
     ignored = [*names.COPIES, *names.COUNTERS]
-    if table is names.ROBERTA_CLASSIFIER:  # some keep the pooler that its classifier replaces
-        ignored += ["roberta.pooler.dense.weight", "roberta.pooler.dense.bias"]
-    foreign = layout.collect(
+    if table is family.pooled_names:  # some keep the pooler that its classifier replaces
+        ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
+    foreign = name_map.collect(
         tensors,
         table,
-        model=layout.validate_model(model, head),
+        model=validate_model(model, head),
         head=head,
         source=str(directory),
         described_by=CONFIG,
         redundant=ignored,
         problems=untied,
         allow_missing_heads=allow_missing_heads,
+        ignore_unexpected=ignore_unexpected,
     )
     return _with_moments(foreign, directory, table)
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The encoder of a directory's `config.json`; raises UsageError if it is none we can run."""
-    model = _model(layout.read_json(directory / CONFIG, hint=_HINT), directory / CONFIG)
-    return layout.validate_model(model, HeadConfig())
+    """Returns the encoder of a directory's `config.json`; raises UsageError if it is none we can
+    run.
+    """
+    model = _model(name_map.read_json(directory / CONFIG, hint=_HINT), directory / CONFIG)
+    return validate_model(model, HeadConfig())
+
+
+def declared_pad(directory: Path) -> int | None:
+    """Returns the id of padding that a directory's `config.json` names, if it names one."""
+    if not (directory / CONFIG).is_file():
+        return None
+    pad = name_map.read_json(directory / CONFIG, hint=_HINT).get("pad_token_id")
+    return pad if isinstance(pad, int) and not isinstance(pad, bool) else None
 
 
 def _architectures(theirs: dict[str, Any], path: Path) -> list[str]:
@@ -197,15 +214,19 @@ def _architectures(theirs: dict[str, Any], path: Path) -> list[str]:
 
 
 _PRETRAINED = {"pooler", "mlm", "nsp"}
-_ORDER = ("pooler", "mlm", "nsp", "sequence_classifier", "token_classifier", "span_classifier")
+
+
+def _family(theirs: dict[str, Any], path: Path) -> Family:
+    kind = theirs.get("model_type", "bert")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise UsageError(
+            f"{path}: model_type is {brief(kind)}; only {', '.join(FAMILIES.names())} are read"
+        )
+    return FAMILIES[kind]
 
 
 def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
-    kind = theirs.get("model_type", "bert")
-    if kind not in (*_BERT, *_ROBERTA):
-        raise UsageError(
-            f"{path}: model_type is {brief(kind)}; only {', '.join((*_BERT, *_ROBERTA))} are read"
-        )
+    family = _family(theirs, path)
     if theirs.get("position_embedding_type", "absolute") != "absolute":
         raise UsageError(f"{path}: only absolute position embeddings are read")
     if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
@@ -217,41 +238,33 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
         raise UsageError(
             f"{path}: hidden_act {brief(activation)} is not one of {', '.join(_ACTIVATIONS)}"
         )
-    fields = {f.name for f in dataclasses.fields(ModelConfig)}
-    values = {name: value for name, value in theirs.items() if name in fields}
+    values = {name: theirs[name] for name in name_map.MODEL_FIELDS if name in theirs}
     model = from_dict(values | {"hidden_act": _ACTIVATIONS[activation]}, ModelConfig, str(path))
-    if kind in _ROBERTA:
-        positions = model.max_position_embeddings - _unused_positions(theirs, path)
-        model = dataclasses.replace(model, max_position_embeddings=positions)
+    positions = model.max_position_embeddings - _unused_positions(family, theirs, path)
+    model = dataclasses.replace(model, max_position_embeddings=positions)
     # One segment becomes two that are alike: pairs are no error to the model, and no difference.
     return dataclasses.replace(model, type_vocab_size=max(2, model.type_vocab_size))
 
 
-def _classifier(declared: set[str], tensors: dict[str, np.ndarray]) -> str:
-    """Which of the two that BERT calls `classifier` is meant: the class says, or the pooler."""
+def _classifier(family: Family, declared: set[str], tensors: dict[str, np.ndarray]) -> str:
+    """Returns which of the two that BERT calls `classifier` is meant: class or pooler say so."""
     if "token_classifier" in declared:
         return "token_classifier"
-    if declared or _POOLED_CLASSIFIER in tensors or "bert.pooler.dense.weight" in tensors:
+    if declared or family.pooled_classifier in tensors or "bert.pooler.dense.weight" in tensors:
         return "sequence_classifier"
     return "token_classifier"
 
 
-# Only RoBERTa's sentence classifier has it.
-_POOLED_CLASSIFIER = "classifier.out_proj.weight"
-
-
 def _table(
-    theirs: dict[str, Any], classifier: str, declared: set[str], tensors: dict[str, np.ndarray]
-) -> Layout:
-    if theirs.get("model_type", "bert") in _BERT:
-        return names.BERT
-    is_sequence = classifier in declared or _POOLED_CLASSIFIER in tensors
-    pooled = is_sequence and classifier == "sequence_classifier"
-    return names.ROBERTA_CLASSIFIER if pooled else names.ROBERTA
+    family: Family, classifier: str, declared: set[str], tensors: dict[str, np.ndarray]
+) -> NameMap:
+    is_sequence = classifier in declared or family.pooled_classifier in tensors
+    is_pooled = is_sequence and classifier == "sequence_classifier"
+    return family.pooled_names if family.pooled_names and is_pooled else family.names
 
 
 def _labels(theirs: dict[str, Any], path: Path) -> tuple[str, ...]:
-    """The names of the classes; a regression has one at most."""
+    """Returns the names of the classes; a regression has one at most."""
     # Their default, which their writer leaves out, is two.
     given = theirs.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     try:
@@ -268,10 +281,10 @@ def _labels(theirs: dict[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def _modern_name(name: str, theirs: dict[str, Any]) -> str:
-    """Old converters call a norm's scale gamma and its bias beta; bare models have no prefix."""
+    """Returns the name as it is today: once a norm had gamma and beta, and names no prefix."""
     name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
     name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
-    base = "bert" if theirs.get("model_type", "bert") in _BERT else "roberta"
+    base = FAMILIES[theirs.get("model_type", "bert")].base
     return f"{base}.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
 
 
@@ -288,9 +301,11 @@ def _untied(tensors: dict[str, np.ndarray]) -> list[str]:
 _NONE = np.empty(())
 
 
-def _unused_positions(theirs: dict[str, Any], path: Path) -> int:
-    """Rows of RoBERTa's position table before that of the first token."""
-    pad = theirs.get("pad_token_id", _ROBERTA_PAD)
+def _unused_positions(family: Family, theirs: dict[str, Any], path: Path) -> int:
+    """Returns how many rows of the position table come before that of the first token."""
+    if family.default_pad is None:
+        return 0
+    pad = theirs.get("pad_token_id", family.default_pad)
     if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
         raise UsageError(
             f"{path}: pad_token_id is {brief(pad)}; RoBERTa's positions begin behind it: give the "
@@ -302,26 +317,26 @@ def _unused_positions(theirs: dict[str, Any], path: Path) -> int:
 def _with_our_rows(
     tensors: dict[str, np.ndarray], theirs: dict[str, Any], path: Path
 ) -> dict[str, np.ndarray]:
-    """Position and segment tables with the rows that `_model` counts."""
+    """Returns the tensors, with those rows of the two small tables that `_model` counts."""
     changed = dict(tensors)
-    kind = theirs.get("model_type", "bert")
-    base = "bert" if kind in _BERT else "roberta"
-    position = f"{base}.embeddings.position_embeddings.weight"
-    if kind in _ROBERTA and tensors.get(position, _NONE).ndim:
-        changed[position] = tensors[position][_unused_positions(theirs, path) :]
-    segment = f"{base}.embeddings.token_type_embeddings.weight"
+    family = _family(theirs, path)
+    position = f"{family.base}.embeddings.position_embeddings.weight"
+    unused = _unused_positions(family, theirs, path)
+    if unused and tensors.get(position, _NONE).ndim:
+        changed[position] = tensors[position][unused:]
+    segment = f"{family.base}.embeddings.token_type_embeddings.weight"
     if theirs.get("type_vocab_size") == 1 and tensors.get(segment, _NONE).shape[:1] == (1,):
         changed[segment] = np.repeat(tensors[segment], 2, axis=0)
     return changed
 
 
-def _with_moments(foreign: Foreign, directory: Path, table: Layout) -> Foreign:
+def _with_moments(foreign: ImportedModel, directory: Path, table: NameMap) -> ImportedModel:
     path = directory / MOMENTS
     if not path.is_file() or foreign.missing:
         return foreign
     tensors, metadata = safetensors_files.read_file(path)
     trees = [
-        layout.collect(
+        name_map.collect(
             {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)},
             table,
             model=foreign.model,

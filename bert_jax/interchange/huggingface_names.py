@@ -1,4 +1,5 @@
-"""What Hugging Face calls the parameters: one table for BERT, one for RoBERTa, and the classes.
+"""The names of the parameters in Hugging Face's files: one table for BERT, one for RoBERTa, and the
+classes.
 
 RoBERTa is BERT with other names, byte-level sub-words, positions that begin behind two unused rows
 and one segment (transformers `modeling_roberta.py`). Its sentence classifier has a dense layer and
@@ -6,8 +7,9 @@ tanh of its own, where BERT has the pooler: the same computation under another n
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from bert_jax.interchange.layout import Layout
+from bert_jax.interchange.name_map import NameMap
 
 _LAYER = {
     "query": "attention.self.query",
@@ -55,8 +57,8 @@ _LEAF = {
 }
 
 
-def _layout(base: str, fixed: dict[str, str]) -> Layout:
-    return Layout(
+def _layout(base: str, fixed: dict[str, str]) -> NameMap:
+    return NameMap(
         fixed={ours: f"{base}.{theirs}" for ours, theirs in _EMBEDDINGS.items()} | fixed,
         layer=_LAYER,
         layer_prefix=f"{base}.encoder.layer.{{}}.",
@@ -70,6 +72,34 @@ def _layout(base: str, fixed: dict[str, str]) -> Layout:
 BERT = _layout("bert", _BERT)
 ROBERTA = _layout("roberta", _ROBERTA)
 ROBERTA_CLASSIFIER = _layout("roberta", _ROBERTA | {"pooler.dense": "classifier.dense"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """An entry of `registry.FAMILIES`: how the models of one `model_type` map to ours."""
+
+    # What the names of the encoder's tensors begin with.
+    base: str
+    names: NameMap
+    # The names where the sentence classifier has a dense layer of its own in place of the pooler,
+    # and the tensor that only such a classifier has.
+    pooled_names: NameMap | None = None
+    pooled_classifier: str | None = None
+    # Rows of the position table before that of the first token: one more than `pad_token_id`, whose
+    # default this is; None where the first row is the first token's.
+    default_pad: int | None = None
+
+
+BERT_FAMILY = Family(base="bert", names=BERT)
+# RoBERTa's positions begin behind the number of its padding token, which is 1 unless it says so
+# (transformers modeling_roberta.py, create_position_ids_from_input_ids).
+ROBERTA_FAMILY = Family(
+    base="roberta",
+    names=ROBERTA,
+    pooled_names=ROBERTA_CLASSIFIER,
+    pooled_classifier="classifier.out_proj.weight",
+    default_pad=1,
+)
 
 # Copies of other tensors that some writers store (the tied output and its bias), and counters:
 # name -> what it must equal.
@@ -94,12 +124,12 @@ CLASSES = {
 
 
 def class_of(parts: Sequence[str]) -> str:
-    """The name, without "Bert" before it, of the class that `parts` make up."""
+    """Returns the name, without "Bert" before it, of the class that `parts` make up."""
     return next(name for name, needed in CLASSES.items() if set(needed) <= set(parts))
 
 
 def declared_parts(architectures: Sequence[str]) -> set[str]:
-    """The parts of the classes a `config.json` names, as far as they are known here."""
+    """Returns the parts of the classes a `config.json` names, as far as they are known here."""
     found: set[str] = set()
     for architecture in architectures:
         for name, parts in CLASSES.items():

@@ -16,8 +16,10 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 5_000_000_000
 
 
-def write(directory: Path, tensors: Mapping[str, np.ndarray], *, max_file_bytes: int) -> None:
-    """`model.safetensors`, or files of about `max_file_bytes` and their index."""
+def write_tensors(
+    directory: Path, tensors: Mapping[str, np.ndarray], *, max_file_bytes: int
+) -> None:
+    """Writes `model.safetensors`, or files of about `max_file_bytes` and their index."""
     groups: list[dict[str, np.ndarray]] = [{}]
     size = 0
     for name, tensor in tensors.items():
@@ -51,7 +53,8 @@ def write_file(path: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -
 
 
 def read(directory: Path) -> dict[str, np.ndarray]:
-    """All tensors of a directory. Raises UsageError if there are none, or a file is damaged.
+    """Returns all tensors of a directory. Raises UsageError if there are none, or a file is
+    damaged.
 
     Of a single file and an index the file counts, as it does to transformers, which leaves the
     index behind where it replaces several files by one.
@@ -61,10 +64,14 @@ def read(directory: Path) -> dict[str, np.ndarray]:
     if (directory / INDEX).exists():
         return _read_sharded(directory)
     found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
-    raise UsageError(
-        f"{directory} has no {WEIGHTS} (found {found}); pickled weights are not read: convert "
-        "them with transformers' save_pretrained"
+    remedy = (
+        "; pickled weights are not read: convert them with transformers, where you trust them, and "
+        f"save the tokenizer as well: AutoModelForPreTraining.from_pretrained({str(directory)!r})"
+        f".save_pretrained('NEW') and AutoTokenizer.from_pretrained({str(directory)!r})"
+        ".save_pretrained('NEW')"
     )
+    is_pickled = any(directory.glob(f"*{ending}") for ending in (".bin", ".pt", ".pth", ".ckpt"))
+    raise UsageError(f"{directory} has no {WEIGHTS} (found {found})" + remedy * is_pickled)
 
 
 def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
@@ -86,7 +93,7 @@ def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
 
 
 def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Tensors and metadata of one file."""
+    """Returns the tensors and the metadata of one file."""
     import ml_dtypes  # noqa: F401  # teaches NumPy the name bfloat16
     from safetensors import SafetensorError, safe_open
 

@@ -7,21 +7,24 @@ written is what TF1's `Saver` restores, with a `checkpoint` file that makes the 
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig, from_dict
-from bert_jax.data import tokenizer as tokenizers
+from bert_jax.config_checks import validate_model
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
-from bert_jax.interchange import layout
-from bert_jax.interchange.layout import Foreign, Layout
+from bert_jax.interchange import name_map
+from bert_jax.interchange.name_map import ImportedModel, NameMap
+from bert_jax.registry import PARTS
 
 CONFIG, NAME, STEP = "bert_config.json", "bert_model.ckpt", "global_step"
 _MOMENTS = ("/adam_m", "/adam_v")
 
-TABLE = Layout(
+TABLE = NameMap(
     fixed={
         "encoder.embeddings.word": "bert/embeddings/word_embeddings",
         "encoder.embeddings.position": "bert/embeddings/position_embeddings",
@@ -63,21 +66,24 @@ TABLE = Layout(
     separator="/",
     transposed=frozenset({"nsp", "sequence_classifier", "span_classifier"}),
 )
-_PARTS = ("pooler", "mlm", "nsp", "sequence_classifier", "span_classifier")
 
 
 # --- finding -------------------------------------------------------------------------------------
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether `path` is a TF1 checkpoint's prefix (`DIR/bert_model.ckpt`) or a directory of one."""
+    """Returns whether `path` is a TF1 checkpoint's prefix (`DIR/bert_model.ckpt`) or a directory of
+    one.
+    """
     if path.is_dir():
         return any(path.glob("*.index"))
     return path.with_name(path.name + ".index").is_file()
 
 
 def _prefix(path: Path) -> Path:
-    """The checkpoint that `path` names: itself, the only one inside, or the newest by its list."""
+    """Returns the checkpoint that `path` names: itself, the only one inside, or the newest by its
+    list.
+    """
     if not path.is_dir():
         return path
     found = sorted(p.with_name(p.name.removesuffix(".index")) for p in path.glob("*.index"))
@@ -96,7 +102,7 @@ def _prefix(path: Path) -> Path:
 
 
 def directory_of(path: Path) -> Path:
-    """Where config and vocabulary lie."""
+    """Returns the directory where config and vocabulary lie."""
     return path if path.is_dir() else path.parent
 
 
@@ -106,15 +112,18 @@ _READ_THE_POOLER = {"nsp", "sequence_classifier"}
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read(path: Path, *, allow_missing_heads: bool = False) -> Foreign:
-    """The model at a prefix or in a directory, with moments and step where it has them.
+def read(
+    path: Path, *, allow_missing_heads: bool = False, ignore_unexpected: Sequence[str] = ()
+) -> ImportedModel:
+    """Returns the model at a prefix or in a directory, with moments and step where it has them.
 
     Raises UsageError if it is no BERT we can run, or lists the tensors that are missing, extra or
-    misshapen. With `allow_missing_heads`, heads that are not whole are left out.
+    misshapen. With `allow_missing_heads`, heads that are not whole are left out; extra tensors
+    that `ignore_unexpected` matches are ignored.
     """
     prefix = _prefix(path)
     tensors = _read_tensors(prefix)
-    described = layout.read_json(
+    described = name_map.read_json(
         prefix.parent / CONFIG, hint=f"put the model's {CONFIG} (and vocab.txt) beside it"
     )
     step = int(tensors.pop(STEP, np.int64(0)))
@@ -129,11 +138,11 @@ def read(path: Path, *, allow_missing_heads: bool = False) -> Foreign:
     pooler = {name: array for name, array in tensors.items() if name.startswith("bert/pooler/")}
     parts = TABLE.parts(tensors, classifier="sequence_classifier")
     head = HeadConfig(
-        parts=tuple(part for part in _PARTS if part in parts),
+        parts=tuple(part for part in PARTS.names() if part in parts),
         labels=_labels(described, tensors, prefix) if "sequence_classifier" in parts else (),
     )
-    model = layout.validate_model(_model(described, prefix.parent / CONFIG), head)
-    foreign = layout.collect(
+    model = validate_model(_model(described, prefix.parent / CONFIG), head)
+    foreign = name_map.collect(
         tensors,
         TABLE,
         model=model,
@@ -141,6 +150,7 @@ def read(path: Path, *, allow_missing_heads: bool = False) -> Foreign:
         source=str(prefix),
         described_by=CONFIG,
         allow_missing_heads=allow_missing_heads,
+        ignore_unexpected=ignore_unexpected,
     )
     moments = None
     if any(slots.values()) and not foreign.missing:
@@ -151,7 +161,7 @@ def read(path: Path, *, allow_missing_heads: bool = False) -> Foreign:
                 if slot.keys().isdisjoint(pooler):
                     slot |= {name: np.zeros_like(array) for name, array in pooler.items()}
         mu, nu = (
-            layout.collect(
+            name_map.collect(
                 slot,
                 TABLE,
                 model=model,
@@ -178,11 +188,14 @@ def _read_tensors(prefix: Path) -> dict[str, np.ndarray]:
 
 
 def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
-    """google-research/bert modeling.py: its "gelu" is the tanh approximation; epsilon is fixed."""
+    """Returns the model that a config describes.
+
+    In google-research/bert modeling.py, "gelu" is the tanh approximation; epsilon is fixed.
+    """
     if theirs.get("hidden_act", "gelu") != "gelu":
         raise UsageError(f"{path}: hidden_act {theirs['hidden_act']!r} is not gelu")
-    fields = {f.name for f in dataclasses.fields(ModelConfig)} - {"hidden_act", "layer_norm_eps"}
-    values = {name: value for name, value in theirs.items() if name in fields}
+    fields = [f for f in name_map.MODEL_FIELDS if f not in ("hidden_act", "layer_norm_eps")]
+    values = {name: theirs[name] for name in fields if name in theirs}
     activation = "gelu" if theirs.get(_EXACT) else "gelu_new"
     return from_dict(values | {"hidden_act": activation}, ModelConfig, str(path))
 
@@ -194,7 +207,7 @@ _EXACT, _LABELS = "exact_gelu", "labels"
 def _labels(
     theirs: dict[str, Any], tensors: dict[str, np.ndarray], prefix: Path
 ) -> tuple[str, ...]:
-    """Those of the config, else numbers: the checkpoint itself has no names."""
+    """Returns the labels of the config, else numbers: the checkpoint itself has no names."""
     given = theirs.get(_LABELS)
     if given is not None:
         if not isinstance(given, list) or not all(isinstance(label, str) for label in given):
@@ -208,7 +221,7 @@ def _labels(
 # --- writing -------------------------------------------------------------------------------------
 
 
-def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
+def write(directory: Path, foreign: ImportedModel, *, tokenizer: Path) -> None:
     """Writes `bert_model.ckpt`, its config and vocabulary as a new directory, whole or not at all.
 
     With moments or a step there is a `global_step`. Raises UsageError where the original's code
@@ -216,7 +229,7 @@ def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
     """
     config, head = foreign.model, foreign.head
     _require_expressible(config, head)
-    sub_words = tokenizers.load(tokenizer)
+    sub_words = load_tokenizer(tokenizer)
     if sub_words.kind != "wordpiece":
         raise UsageError(
             f"tokenizer {tokenizer} is of kind {sub_words.kind}; the original reads a WordPiece "
@@ -227,7 +240,7 @@ def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
         tensors |= {name + suffix: t for name, t in TABLE.to_tensors(tree).items()}
     if foreign.step or foreign.moments:
         tensors[STEP] = np.asarray(foreign.step, np.int64)
-    with layout.new_directory(directory) as building:
+    with name_map.new_directory(directory) as building:
         _save(building / NAME, tensors)
         text = json.dumps(_their_config(config, head), indent=2, ensure_ascii=False)
         (building / CONFIG).write_text(text + "\n", encoding="utf-8")
@@ -235,29 +248,30 @@ def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
         rows = sub_words.tokens(list(range(sub_words.vocab_size)))
         vocabulary = building / "vocab.txt"
         vocabulary.write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
-        if tokenizers.load(vocabulary, lowercase=sub_words.lowercase).hash != sub_words.hash:
+        if load_tokenizer(vocabulary, lowercase=sub_words.lowercase).hash != sub_words.hash:
             raise UsageError(
                 f"tokenizer {tokenizer} has settings or tokens that a vocab.txt cannot say "
                 "(accents, Chinese characters, added tokens): the original would cut text "
-                "otherwise; export --format hf"
+                "otherwise; export `format` hf"
             )
         listing = f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n'
         (building / "checkpoint").write_text(listing, encoding="utf-8")
 
 
 def _require_expressible(config: ModelConfig, head: HeadConfig) -> None:
+    name_map.require_expressible(config, head, TABLE, but_for=("token_classifier",))
     if config.layer_norm_eps != 1e-12:
         raise UsageError(
             f"layer_norm_eps is {config.layer_norm_eps}; the original's code has 1e-12, fixed"
         )
     if "token_classifier" in head.parts:
         raise UsageError(
-            "the original has no token classifier, and no name for it; export --format hf"
+            "the original has no token classifier, and no name for it; export `format` hf"
         )
 
 
 def _their_config(config: ModelConfig, head: HeadConfig) -> dict[str, Any]:
-    described: dict[str, Any] = dataclasses.asdict(config)
+    described: dict[str, Any] = {f: getattr(config, f) for f in name_map.MODEL_FIELDS}
     del described["layer_norm_eps"]
     described["hidden_act"] = "gelu"
     if config.hidden_act == "gelu":

@@ -1,4 +1,4 @@
-"""Self-attention: one function, one signature, so that a kernel can take its place.
+"""Self-attention: back ends of one signature, which `compute.attention` chooses from.
 
 Dims: B batch, H heads, K head size, L length of the queries, S length of the keys.
 """
@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.dropout import DropoutKey, keep_mask
-from bert_jax.model.sharding import batch_spec, spec_of
+from bert_jax.model.dropout import DropoutKey, dropout, keep_mask
+from bert_jax.model.sharding import over_batch, spec_of
 
 # What a forbidden score becomes. Finite, so that a row of padding has no NaN, and far below any
 # score, so that its softmax is exactly zero beside an allowed one.
@@ -18,38 +18,79 @@ _FORBIDDEN = -1e9
 
 
 def split_heads(x_BDL: jax.Array, num_heads: int) -> jax.Array:
-    """`[B, H, K, L]`; the tensor axis, where it cuts the width, cuts between heads."""
+    """Returns `[B, H, K, L]`; the tensor axis, where it cuts the width, cuts between heads."""
     batch, width, length = x_BDL.shape
     shape = (batch, num_heads, width // num_heads, length)
-    return jnp.reshape(x_BDL, shape, out_sharding=batch_spec(spec_of(x_BDL)[1]))
+    return jnp.reshape(x_BDL, shape, out_sharding=over_batch(spec_of(x_BDL)[1]))
 
 
 def join_heads(x_BHKL: jax.Array) -> jax.Array:
-    """`[B, D, L]`, the inverse of `split_heads`."""
+    """Returns `[B, D, L]`, the inverse of `split_heads`."""
     batch, heads, size, length = x_BHKL.shape
     shape = (batch, heads * size, length)
-    return jnp.reshape(x_BHKL, shape, out_sharding=batch_spec(spec_of(x_BHKL)[1]))
+    return jnp.reshape(x_BHKL, shape, out_sharding=over_batch(spec_of(x_BHKL)[1]))
 
 
-def attend(
+def fused(
     q_BHKL: jax.Array,
     k_BHKS: jax.Array,
     v_BHKS: jax.Array,
     *,
     query_ids_BL: jax.Array,
     key_ids_BS: jax.Array,
+    bias_BHLS: jax.Array | None = None,
     key: DropoutKey | None,
     dropout_rate: float,
 ) -> jax.Array:
-    """softmax(q k^T / sqrt(K)) v, in which a token sees the tokens of its own sequence only.
+    """Returns softmax(q k^T / sqrt(K)) v, in which a token sees its own sequence only.
 
     `query_ids_BL` and `key_ids_BS` number the sequences of a row from 1; padding is 0. Scores and
-    softmax are float32; the result has the type of `v_BHKS` and the shape of `q_BHKL`.
+    softmax are float32; the result has the type of `v_BHKS` and the shape of `q_BHKL`. A bias of
+    the scores is left to `plain`.
     """
+    if bias_BHLS is not None:
+        return plain(
+            q_BHKL,
+            k_BHKS,
+            v_BHKS,
+            query_ids_BL=query_ids_BL,
+            key_ids_BS=key_ids_BS,
+            bias_BHLS=bias_BHLS,
+            key=key,
+            dropout_rate=dropout_rate,
+        )
     scale = q_BHKL.shape[2] ** -0.5
     rate = 0.0 if key is None else dropout_rate
     allowed_BLS = query_ids_BL[:, :, None] == key_ids_BS[:, None, :]
     return _attend(q_BHKL * scale, k_BHKS, v_BHKS, allowed_BLS, key, rate)
+
+
+def plain(
+    q_BHKL: jax.Array,
+    k_BHKS: jax.Array,
+    v_BHKS: jax.Array,
+    *,
+    query_ids_BL: jax.Array,
+    key_ids_BS: jax.Array,
+    bias_BHLS: jax.Array | None = None,
+    key: DropoutKey | None,
+    dropout_rate: float,
+) -> jax.Array:
+    """Returns the same by the formula, its derivative by jax; `bias_BHLS` is added to the scores.
+
+    For new ideas, and what `fused` is compared with: it keeps three arrays of L x S for the
+    backward pass instead of one.
+    """
+    scale = q_BHKL.shape[2] ** -0.5
+    scores_BHLS = jnp.einsum(
+        "bhkl,bhks->bhls", q_BHKL * scale, k_BHKS, preferred_element_type=jnp.float32
+    )
+    if bias_BHLS is not None:
+        scores_BHLS = scores_BHLS + bias_BHLS
+    allowed_BLS = query_ids_BL[:, :, None] == key_ids_BS[:, None, :]
+    scores_BHLS = jnp.where(allowed_BLS[:, None], scores_BHLS, _FORBIDDEN)
+    weights_BHLS = dropout(jax.nn.softmax(scores_BHLS, axis=-1), key, rate=dropout_rate)
+    return jnp.einsum("bhls,bhks->bhkl", weights_BHLS.astype(v_BHKS.dtype), v_BHKS)
 
 
 # The derivative is written out, for what passes between memory and the units that compute: one
@@ -104,7 +145,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _dropped(x_BHLS: jax.Array, key: DropoutKey | None, rate: float) -> jax.Array:
-    """`x` where the mask keeps it, not scaled."""
+    """Returns `x` where the mask keeps it, not scaled."""
     if not rate:
         return x_BHLS
     assert key is not None

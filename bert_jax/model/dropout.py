@@ -3,7 +3,7 @@
 The random bits come from a short integer hash of counters, not from a generator with state and not
 from threefry: they fuse into the multiplication they gate, the backward pass computes them again
 instead of storing them, and they are the same on every mesh, since an element is known by its row
-in the *global* batch and its place in that row. Row and place are separate 32-bit words, so nothing
+in the *global* batch and its index in that row. Row and index are separate 32-bit words, so nothing
 repeats when a tensor has more than 2^32 elements.
 
 The mixing steps are those of Wellons' `lowbias32` (https://nullprogram.com/blog/2018/07/31/) with a
@@ -26,7 +26,9 @@ _GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: moves small counters far apa
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 in which every input bit moves about half of the output bits."""
+    """Applies a bijection of uint32 in which every input bit moves about half of the output
+    bits.
+    """
     x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
     x = (x ^ (x >> 15)) * jnp.uint32(_MULTIPLIER_2)
     return x ^ (x >> 16)
@@ -41,13 +43,16 @@ class DropoutKey(NamedTuple):
 
     @classmethod
     def create(cls, *, seed: int, step: jax.Array, rows_B: jax.Array) -> Self:
-        """The key of one training step. `rows_B` numbers the rows within the global batch."""
+        """Returns the key of one training step.
+
+        `rows_B` numbers the rows within the global batch.
+        """
         word_1 = _mix(jnp.uint32(seed & 0xFFFFFFFF))
         word_2 = _mix(jnp.uint32((seed >> 32) & 0xFFFFFFFF) ^ jnp.uint32(_GOLDEN))
         return cls(word_1, word_2, rows_B.astype(jnp.uint32)).fold(step)
 
     def fold(self, number: int | jax.Array) -> Self:
-        """An independent key for a numbered part: a step, a layer, a site."""
+        """Returns an independent key for a numbered part: a step, a layer, a site."""
         number = jnp.asarray(number, jnp.uint32)
         return self._replace(
             word_1=_mix(self.word_1 ^ _mix(number + jnp.uint32(_GOLDEN))),
@@ -56,7 +61,8 @@ class DropoutKey(NamedTuple):
 
 
 def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) -> jax.Array:
-    """uint32 of `shape`, whose first dim is the rows of `key`; laid out over the mesh like them.
+    """Returns uint32 of `shape`, whose first dim is the rows of `key`; laid out over the mesh like
+    them.
 
     `cuts` are the mesh axes that cut each dim, the first included; none by default. They decide
     where bits are computed, never which.
@@ -64,9 +70,9 @@ def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) ->
     rows = key.rows_B.reshape(key.rows_B.shape + (1,) * (len(shape) - 1))
     row_1 = _mix(rows ^ key.word_1)
     row_2 = _mix(rows + key.word_2)
-    # A place in a row is below 2^32 for any tensor that fits in memory.
+    # An index in a row is below 2^32 for any tensor that fits in memory.
     assert math.prod(shape[1:]) < 2**32
-    place = jnp.zeros((1,) * len(shape), jnp.uint32)
+    index = jnp.zeros((1,) * len(shape), jnp.uint32)
     stride = 1
     for dim in reversed(range(1, len(shape))):
         counter_shape = tuple(n if i == dim else 1 for i, n in enumerate(shape))
@@ -74,16 +80,16 @@ def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) ->
         cut = cuts[dim] if cuts else None
         layout = jax.P(*(None,) * dim, cut) if cut else None
         counter = jax.lax.broadcasted_iota(jnp.uint32, counter_shape, dim, out_sharding=layout)
-        place = place + counter * jnp.uint32(stride)
+        index = index + counter * jnp.uint32(stride)
         stride *= shape[dim]
-    x = place + row_1
+    x = index + row_1
     x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
     x = (x ^ (x >> 15) ^ row_2) * jnp.uint32(_MULTIPLIER_2)
     return x ^ (x >> 16)
 
 
 def keep_mask(key: DropoutKey, x: jax.Array, *, rate: float) -> jax.Array:
-    """True with probability 1 - `rate` for each element of `x`, laid out like it."""
+    """Returns true with probability 1 - `rate` for each element of `x`, laid out like it."""
     return random_bits(key, x.shape, spec_of(x)) >= jnp.uint32(round(rate * 2**32))
 
 

@@ -4,6 +4,7 @@ Dims: B batch, L length, R positions that are read, D width, H heads, K head siz
 width, N layers.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,17 +13,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import ComputeConfig, ModelConfig
-from bert_jax.model.attention import attend, join_heads, split_heads
+from bert_jax.model.attention import join_heads, split_heads
 from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.layers import (
     Embeddings,
     LayerNorm,
     Linear,
     activation,
-    pick,
-    pick_numbers,
+    gather_ids,
+    gather_positions,
 )
-from bert_jax.model.sharding import gather
+from bert_jax.model.positions import Position
+from bert_jax.model.sharding import to_compute_params
+from bert_jax.registry import ATTENTION, POSITIONS
 
 # Numbers of the places where dropout is drawn, folded into the key of a layer.
 _PROBABILITIES, _ATTENTION_OUTPUT, _FEED_FORWARD_OUTPUT = range(3)
@@ -41,9 +44,11 @@ class Block(nnx.Module):
         self.attention_dropout = config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads
         self.query = linear(width, width)
-        # A key's bias adds the same to all scores of a query, which softmax does not see: its
-        # gradient is zero, and what could be computed would be rounding.
-        self.key = linear(width, width, is_bias_trained=False)
+        # Where no position kind says otherwise, a key's bias adds the same to all scores of a
+        # query, which softmax does not see: its gradient is zero, and what could be computed would
+        # be rounding.
+        sees_key_bias = POSITIONS[config.position_embedding_type].sees_key_bias
+        self.key = linear(width, width, is_bias_trained=sees_key_bias)
         self.value = linear(width, width)
         self.attention_output = linear(width, width)
         self.attention_norm = LayerNorm(width, config=config)
@@ -56,10 +61,13 @@ class Block(nnx.Module):
         x_BLD: jax.Array,
         *,
         sequence_ids_BL: jax.Array,
+        position_ids_BL: jax.Array,
+        position: Position,
+        attend: Callable[..., jax.Array],
         key: DropoutKey | None,
         read_BR: jax.Array | None = None,
     ) -> jax.Array:
-        """`[B, L, D]`; with the positions `read_BR`, `[B, R, D]`: nothing else is computed.
+        """Returns `[B, L, D]`; with the positions `read_BR`, `[B, R, D]`: nothing else is computed.
 
         Every position is still attended to. A dropout mask is that of a place in the result.
         """
@@ -69,13 +77,24 @@ class Block(nnx.Module):
 
         x_BRD, ids_BR = x_BLD, sequence_ids_BL
         if read_BR is not None:
-            x_BRD, ids_BR = pick(x_BLD, read_BR), pick_numbers(sequence_ids_BL, read_BR)
+            x_BRD, ids_BR = gather_positions(x_BLD, read_BR), gather_ids(sequence_ids_BL, read_BR)
+        query_BHKR = split_heads(self.query.to_columns(x_BRD), self.num_heads)
+        key_BHKL = split_heads(self.key.to_columns(x_BLD), self.num_heads)
+        bias_BHRL = None
+        if position.is_in_attention:
+            where_BR = position_ids_BL
+            if read_BR is not None:
+                where_BR = gather_ids(position_ids_BL, read_BR)
+            where = {"query_positions_BL": where_BR, "key_positions_BS": position_ids_BL}
+            query_BHKR, key_BHKL = position.rotate(query_BHKR, key_BHKL, **where)
+            bias_BHRL = position.bias(**where, num_heads=self.num_heads)
         context_BHKR = attend(
-            split_heads(self.query.to_columns(x_BRD), self.num_heads),
-            split_heads(self.key.to_columns(x_BLD), self.num_heads),
+            query_BHKR,
+            key_BHKL,
             split_heads(self.value.to_columns(x_BLD), self.num_heads),
             query_ids_BL=ids_BR,
             key_ids_BS=sequence_ids_BL,
+            bias_BHLS=bias_BHRL,
             key=site(_PROBABILITIES),
             dropout_rate=self.attention_dropout,
         )
@@ -103,11 +122,13 @@ class Encoder(nnx.Module):
         compute: ComputeConfig,
         key: DropoutKey | None,
         read_BR: jax.Array | None = None,
+        hidden_states: list[jax.Array] | None = None,
     ) -> jax.Array:
-        """`[B, L, D]` in the compute type. Reads the four `[B, L]` arrays of `batch`.
+        """Returns `[B, L, D]` in the compute type. Reads the four `[B, L]` arrays of `batch`.
 
         With the positions `read_BR`, `[B, R, D]`: the last block computes these alone. Pre-training
-        reads a sixth of the positions, a classifier one of them.
+        reads a sixth of the positions, a classifier one of them. `hidden_states` is a list that
+        gets the embeddings and each block's output.
         """
         x_BLD = self.embeddings(
             input_ids=batch["input_ids"],
@@ -116,16 +137,25 @@ class Encoder(nnx.Module):
             dtype=jnp.dtype(compute.dtype),
             key=None if key is None else key.fold(_EMBEDDINGS_LAYER),
         )
+        if hidden_states is not None:
+            hidden_states.append(x_BLD)
+        attend = ATTENTION[compute.attention]
+        position = self.embeddings.position
         blocks = [nnx.split(getattr(self, f"layer_{i}")) for i in range(self.num_layers)]
-        if not blocks:  # as for the vectors of layer 0
-            return x_BLD if read_BR is None else pick(x_BLD, read_BR)
         graph = blocks[0][0]
 
         def apply_block(x_BLD, layer, params, read_BR=None):
             layer_key = None if key is None else key.fold(layer)
-            block = nnx.merge(graph, gather(params, dtype=compute.dtype))
-            ids_BL = batch["sequence_ids"]
-            return block(x_BLD, sequence_ids_BL=ids_BL, key=layer_key, read_BR=read_BR)
+            block = nnx.merge(graph, to_compute_params(params, dtype=compute.dtype))
+            return block(
+                x_BLD,
+                sequence_ids_BL=batch["sequence_ids"],
+                position_ids_BL=batch["position_ids"],
+                position=position,
+                attend=attend,
+                key=layer_key,
+                read_BR=read_BR,
+            )
 
         apply_block = _rematerialised(apply_block, compute)
         # All blocks but the last are alike.
@@ -133,21 +163,33 @@ class Encoder(nnx.Module):
         if compute.layers == "scan" and alike:
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[p for _, p in alike])
             layers = jnp.arange(len(alike))
-            x_BLD, _ = jax.lax.scan(
-                lambda x, layer: (apply_block(x, *layer), None), x_BLD, (layers, stacked)
-            )
+
+            def scanned(x_BLD, layer):
+                y_BLD = apply_block(x_BLD, *layer)
+                return y_BLD, None if hidden_states is None else y_BLD
+
+            x_BLD, states = jax.lax.scan(scanned, x_BLD, (layers, stacked))
+            if hidden_states is not None and states is not None:
+                hidden_states.extend(states)
         else:
             for i, (_, params) in enumerate(alike):
                 x_BLD = apply_block(x_BLD, i, params)
-        return apply_block(x_BLD, len(alike), last, read_BR)
+                if hidden_states is not None:
+                    hidden_states.append(x_BLD)
+        x_BLD = apply_block(x_BLD, len(alike), last, read_BR)
+        if hidden_states is not None:
+            hidden_states.append(x_BLD)
+        return x_BLD
 
 
 def gather_early(params: dict[str, Any], compute: ComputeConfig) -> dict[str, Any]:
-    """Working copies of all of a model's parameters but those that its blocks gather themselves."""
+    """Returns working copies of all of a model's parameters but those that its blocks gather
+    themselves.
+    """
     encoder = params["encoder"]
     late = encoder.keys() - {"embeddings"} if compute.gather == "per_layer" else set()
     early = {name: part for name, part in encoder.items() if name not in late}
-    gathered = gather(params | {"encoder": early}, dtype=compute.dtype)
+    gathered = to_compute_params(params | {"encoder": early}, dtype=compute.dtype)
     return gathered | {"encoder": encoder | gathered["encoder"]}
 
 
@@ -156,7 +198,7 @@ _WAY_OF_WEIGHTS = {"convert_element_type", "reshard", "reshape"}
 
 
 def _rematerialised(function, compute: ComputeConfig):
-    """`function`, whose backward pass computes again what `compute` says."""
+    """Returns `function`, whose backward pass computes again what `compute` says."""
     if compute.remat == "full":
         return jax.checkpoint(function)
     if compute.remat == "dots":

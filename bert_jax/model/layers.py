@@ -14,11 +14,13 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.sharding import batch_spec, spec_of
+from bert_jax.model.sharding import mesh_size, over_batch, spec_of
+from bert_jax.registry import POSITIONS
 
 
 def truncated_normal(rngs: nnx.Rngs, shape: tuple[int, ...], *, stddev: float) -> nnx.Param:
-    """BERT's initial weights: a normal cut at two deviations (TF's `truncated_normal_initializer`).
+    """Returns BERT's initial weights: a normal cut at two deviations (TF's
+    `truncated_normal_initializer`).
 
     The cut is not compensated for, as in the original: the deviation of what is drawn is
     0.8796 `stddev`.
@@ -27,11 +29,12 @@ def truncated_normal(rngs: nnx.Rngs, shape: tuple[int, ...], *, stddev: float) -
 
 
 def _reshape(x: jax.Array, shape: tuple[int, ...], *rest: str | None) -> jax.Array:
-    """Activations in another shape, whose first dim still has the rows of the batch outermost.
+    """Returns activations in another shape, whose first dim still has the rows of the batch
+    outermost.
 
     `rest` are the axes that cut the dims after the first.
     """
-    return jnp.reshape(x, shape, out_sharding=batch_spec(*rest))
+    return jnp.reshape(x, shape, out_sharding=over_batch(*rest))
 
 
 class Linear(nnx.Module):
@@ -58,26 +61,26 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[B, ..., inputs]` to `[B, ..., outputs]`."""
+        """Maps `[B, ..., inputs]` to `[B, ..., outputs]`."""
         kernel, bias = self._in_type_of(x)
         cut_in, cut_out = spec_of(kernel)
         leading = x.shape[:-1]
         # As a product of two matrices, which XLA's CPU back end computes half as fast again as the
         # same product with more dims.
         flat = _reshape(x, (math.prod(leading), x.shape[-1]), cut_in)
-        y = jnp.matmul(flat, kernel, out_sharding=batch_spec(cut_out)) + bias
+        y = jnp.matmul(flat, kernel, out_sharding=over_batch(cut_out)) + bias
         return _reshape(y, (*leading, y.shape[-1]), *(None,) * (len(leading) - 1), cut_out)
 
     def to_columns(self, x_BLD: jax.Array) -> jax.Array:
-        """`[B, L, inputs]` to `[B, outputs, L]`."""
+        """Maps `[B, L, inputs]` to `[B, outputs, L]`."""
         kernel, bias = self._in_type_of(x_BLD)
-        cut = batch_spec(spec_of(kernel)[1])
+        cut = over_batch(spec_of(kernel)[1])
         return jnp.einsum("bld,de->bel", x_BLD, kernel, out_sharding=cut) + bias[:, None]
 
     def from_columns(self, x_BDL: jax.Array) -> jax.Array:
-        """`[B, inputs, L]` to `[B, L, outputs]`; a cut of the inputs is summed away."""
+        """Maps `[B, inputs, L]` to `[B, L, outputs]`; a cut of the inputs is summed away."""
         kernel, bias = self._in_type_of(x_BDL)
-        return jnp.einsum("bdl,de->ble", x_BDL, kernel, out_sharding=batch_spec()) + bias
+        return jnp.einsum("bdl,de->ble", x_BDL, kernel, out_sharding=over_batch()) + bias
 
     def _in_type_of(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         bias = self.bias[...].astype(x.dtype)
@@ -109,10 +112,10 @@ class Embed(nnx.Module):
         self.embedding = truncated_normal(rngs, (rows, size), stddev=config.initializer_range)
 
     def __call__(self, ids_BL: jax.Array) -> jax.Array:
-        return self.embedding[...].at[ids_BL].get(out_sharding=batch_spec(), mode="clip")
+        return look_up(self.embedding[...], ids_BL)
 
-    def attend(self, x: jax.Array) -> jax.Array:
-        """Scores in float32 `[..., V]` of `x` `[..., D]` against every row.
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Returns the scores in float32 `[..., V]` of `x` `[..., D]` against every row.
 
         Under tensor parallelism the rows are shared out, after as many of them as it takes to
         divide; the extra rows are zero.
@@ -125,15 +128,22 @@ class Embed(nnx.Module):
             table,
             (((1,), (1,)), ((), ())),
             preferred_element_type=jnp.float32,
-            out_sharding=batch_spec(cut),
+            out_sharding=over_batch(cut),
         )
         shape = (*x.shape[:-1], table.shape[0])
         return _reshape(scores, shape, *(None,) * (x.ndim - 2), cut)
 
 
+def look_up(table: jax.Array, ids_BL: jax.Array) -> jax.Array:
+    """Returns the rows `ids_BL` of a table: `[B, L, D]`."""
+    return table.at[ids_BL].get(out_sharding=over_batch(), mode="clip")
+
+
 def split_rows(table: jax.Array, *, fill: float) -> jax.Array:
-    """`table`, whose first dim is the vocabulary, cut over `tensor`; filled up where it must be."""
-    size = jax.sharding.get_abstract_mesh().shape["tensor"]
+    """Returns `table`, whose first dim is the vocabulary, cut over `tensor`; filled up where it
+    must be.
+    """
+    size = mesh_size("tensor")
     if size == 1:
         return table
     extra = [(0, -table.shape[0] % size)] + [(0, 0)] * (table.ndim - 1)
@@ -141,13 +151,13 @@ def split_rows(table: jax.Array, *, fill: float) -> jax.Array:
 
 
 class Embeddings(nnx.Module):
-    """Sum of word, position and segment embeddings, normalised, with dropout."""
+    """The sum of word, position and segment embeddings, normalised, with dropout."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width = config.hidden_size
         self.dropout_rate = config.hidden_dropout_prob
         self.word = Embed(config.vocab_size, width, config=config, rngs=rngs)
-        self.position = Embed(config.max_position_embeddings, width, config=config, rngs=rngs)
+        self.position = POSITIONS[config.position_embedding_type](config, rngs=rngs)
         self.token_type = Embed(config.type_vocab_size, width, config=config, rngs=rngs)
         self.layer_norm = LayerNorm(width, config=config)
 
@@ -160,13 +170,14 @@ class Embeddings(nnx.Module):
         dtype: jnp.dtype,
         key: DropoutKey | None,
     ) -> jax.Array:
-        x_BLD = self.word(input_ids) + self.position(position_ids) + self.token_type(token_type_ids)
+        x_BLD = self.position.add(self.word(input_ids), position_ids)
+        x_BLD = x_BLD + self.token_type(token_type_ids)
         x_BLD = self.layer_norm(x_BLD).astype(dtype)
         return dropout(x_BLD, key, rate=self.dropout_rate)
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:
-    """GELU (Hendrycks & Gimpel 2016): "gelu" is exact, "gelu_new" the tanh approximation.
+    """Applies GELU (Hendrycks & Gimpel 2016): "gelu" is exact, "gelu_new" the tanh approximation.
 
     The exact form through erf, as Hugging Face has it: `jax.nn.gelu` goes through erfc, which costs
     as much as the two matrix products around it on a CPU.
@@ -176,8 +187,8 @@ def activation(name: str, x: jax.Array) -> jax.Array:
     return 0.5 * x * (1 + jax.lax.erf(x * np.asarray(0.5**0.5, x.dtype)))
 
 
-def pick(x_BLD: jax.Array, positions_BR: jax.Array) -> jax.Array:
-    """The rows of `x_BLD` at `positions_BR`: `[B, R, D]`.
+def gather_positions(x_BLD: jax.Array, positions_BR: jax.Array) -> jax.Array:
+    """Returns the rows of `x_BLD` at `positions_BR`: `[B, R, D]`.
 
     A product with one-hot rows: exact (one term is not zero), a hundredth of the encoder's work,
     and neither it nor its transpose needs a gather or a scatter across a sharded dim.
@@ -186,7 +197,9 @@ def pick(x_BLD: jax.Array, positions_BR: jax.Array) -> jax.Array:
     return jnp.einsum("brl,bld->brd", onehot_BRL, x_BLD, precision=jax.lax.Precision.HIGHEST)
 
 
-def pick_numbers(numbers_BL: jax.Array, positions_BR: jax.Array) -> jax.Array:
-    """The integers of `numbers_BL` at `positions_BR`: `[B, R]`, as `pick` does it."""
+def gather_ids(numbers_BL: jax.Array, positions_BR: jax.Array) -> jax.Array:
+    """Returns the integers of `numbers_BL` at `positions_BR`: `[B, R]`, as `gather_positions` does
+    it.
+    """
     onehot_BRL = jax.nn.one_hot(positions_BR, numbers_BL.shape[1], dtype=bool)
     return jnp.sum(jnp.where(onehot_BRL, numbers_BL[:, None], 0), axis=-1)

@@ -1,6 +1,6 @@
-"""Losses and accuracies as (sum, count): a mean is formed once, over the whole global batch.
+"""Cross-entropy and hits, ready to be summed: a mean is formed once, over the whole global batch.
 
-Dims: B batch, M masked positions, P pairs in a row, V vocabulary.
+Dims: V vocabulary.
 """
 
 import jax
@@ -8,13 +8,14 @@ import jax.numpy as jnp
 
 from bert_jax.model.sharding import spec_of
 
-# What a step accumulates: sums over its rows, ready to be added to another slice's.
+# What a step accumulates: sums over its rows, ready to be added to another microbatch's.
 Sums = dict[str, jax.Array]
 
 
 @jax.custom_vjp
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """-log softmax(logits)[target], and whether no logit exceeds the target's; both float32.
+    """Returns -log softmax(logits)[target], and whether no logit exceeds the target's; both
+    float32.
 
     `logits` `[..., V]` is float32, `targets` `[...]` integer. The backward pass is written out, so
     that it is one pass over the logits: softmax minus one-hot. What XLA derives from the forward
@@ -44,29 +45,3 @@ def _cross_entropy_backward(residuals, cotangents):
 
 
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
-
-
-def pretraining_sums(outputs: dict[str, jax.Array], batch: dict[str, jax.Array]) -> Sums:
-    """Weighted sums of loss and hits, and the weights' sum, of both objectives."""
-    sums = {}
-    for name in ("mlm", "nsp"):
-        logits, targets = outputs[f"{name}_logits"], batch[f"{name}_" + _TARGETS[name]]
-        weights = batch[f"{name}_weights"]
-        loss, hits = cross_entropy(logits, targets)
-        sums[f"{name}_loss"] = jnp.sum(weights * loss)
-        sums[f"{name}_hits"] = jnp.sum(weights * hits)
-        sums[f"{name}_count"] = jnp.sum(weights)
-    return sums
-
-
-_TARGETS = {"mlm": "targets", "nsp": "labels"}
-
-
-def means(sums: Sums) -> dict[str, jax.Array]:
-    """`loss` (of both objectives), `mlm_loss`, `mlm_accuracy`, `nsp_loss`, `nsp_accuracy`."""
-    result = {}
-    for name in ("mlm", "nsp"):
-        count = jnp.maximum(sums[f"{name}_count"], 1.0)  # nothing counted: 0 / 1
-        result[f"{name}_loss"] = sums[f"{name}_loss"] / count
-        result[f"{name}_accuracy"] = sums[f"{name}_hits"] / count
-    return {"loss": result["mlm_loss"] + result["nsp_loss"], **result}

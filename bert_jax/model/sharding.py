@@ -17,6 +17,7 @@ tensor dimension.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -48,7 +49,8 @@ _SMALL = 2**16
 
 
 def make_mesh(*, fsdp: int, tensor: int, slices: int = 1, devices=None) -> Mesh:
-    """A mesh over all of `devices` (default: every device of every process); `fsdp=-1` is the rest.
+    """Returns a mesh over all of `devices` (default: every device of every process); `fsdp=-1` is
+    the rest.
 
     Raises ValueError when `slices` x `fsdp` x `tensor` does not use each device exactly once.
     """
@@ -74,39 +76,66 @@ def make_mesh(*, fsdp: int, tensor: int, slices: int = 1, devices=None) -> Mesh:
 
 
 def batch_spec(*rest: Any) -> jax.P:
-    """The partition of an array whose first dim is rows of a batch; `rest` names further axes."""
+    """Returns the partition of an array whose first dim is rows of a batch; `rest` names further
+    axes.
+    """
     return jax.P(_BATCH, *rest)
 
 
+def over_batch(*rest: Any) -> jax.P | None:
+    """Returns `batch_spec(*rest)` for the mesh that is set; None where none of ours is.
+
+    So a model can be called without any mesh, on one device.
+    """
+    return batch_spec(*rest) if _has_mesh() else None
+
+
+def mesh_size(axis: str) -> int:
+    """Returns the devices along an axis of the mesh that is set; 1 where none of ours is."""
+    return jax.sharding.get_abstract_mesh().shape[axis] if _has_mesh() else 1
+
+
+def _has_mesh() -> bool:
+    return jax.sharding.get_abstract_mesh().axis_names == AXES
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """How every array of a batch lies."""
+    """Returns the sharding of every array of a batch."""
     return NamedSharding(mesh, batch_spec())
 
 
 def row_shards(mesh: Mesh) -> int:
-    """Into how many parts the rows of a batch are cut."""
+    """Returns into how many parts the rows of a batch are cut."""
     return math.prod(mesh.shape[axis] for axis in _BATCH)
 
 
 def rows_per_device(mesh: Mesh, rows: int) -> int:
-    """Rows of a global batch that one device holds. Raises ValueError if they do not divide."""
+    """Returns how many rows of a global batch one device holds.
+
+    Raises ValueError if they do not divide.
+    """
     shards = row_shards(mesh)
     if rows % shards:
         raise ValueError(f"{rows} rows do not divide over {shards} devices")
     return rows // shards
 
 
-def used(path: tuple, shape: tuple[int, ...], *, mesh: Any) -> jax.P:
-    """The partition in which the step uses the parameter of that name: cut over `tensor` alone."""
+def compute_spec(path: tuple, shape: tuple[int, ...], *, mesh: Any) -> jax.P:
+    """Returns the partition in which the step uses the parameter of that name: cut over `tensor`
+    alone.
+    """
     dim = _TENSOR_DIM.get(_name(path))
-    if dim is None or mesh.shape["tensor"] == 1 or shape[dim] % mesh.shape["tensor"]:
+    # An optimiser may keep fewer dims of a parameter than it has.
+    if dim is None or dim >= len(shape):
+        return jax.P()
+    if mesh.shape["tensor"] == 1 or shape[dim] % mesh.shape["tensor"]:
         return jax.P()
     return jax.P(*(None,) * dim, "tensor")
 
 
-def stored(path: tuple, shape: tuple[int, ...], *, mesh: Any, shard_weights: bool) -> jax.P:
-    """The partition in which the parameter of that name, or a moment of it, is kept."""
-    spec = list(used(path, shape, mesh=mesh)) + [None] * len(shape)
+def param_spec(path: tuple, shape: tuple[int, ...], *, mesh: Any, shard_weights: bool) -> jax.P:
+    """Returns the partition in which the parameter of that name, or a moment of it, is kept."""
+    spec = list(compute_spec(path, shape, mesh=mesh)) + [None] * len(shape)
     spec, size = spec[: len(shape)], mesh.shape["fsdp"]
     if shard_weights and size > 1 and math.prod(shape) >= _SMALL:
         free = [i for i, axis in enumerate(spec) if axis is None and shape[i] % size == 0]
@@ -117,17 +146,20 @@ def stored(path: tuple, shape: tuple[int, ...], *, mesh: Any, shard_weights: boo
     return jax.P(*spec)
 
 
-def layout(tree: Any, *, mesh: Mesh, shard_weights: bool) -> Any:
-    """The stored sharding of every leaf of `tree`: parameters, moments, counters."""
+def param_shardings(tree: Any, *, mesh: Mesh, shard_weights: bool) -> Any:
+    """Returns the stored sharding of every leaf of `tree`: parameters, moments, counters."""
 
     def of(path, leaf):
-        return NamedSharding(mesh, stored(path, leaf.shape, mesh=mesh, shard_weights=shard_weights))
+        return NamedSharding(
+            mesh, param_spec(path, leaf.shape, mesh=mesh, shard_weights=shard_weights)
+        )
 
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
-def gather(params: Any, *, dtype: Any) -> Any:
-    """The working copy of stored parameters; matrices in the type that they are computed in.
+def to_compute_params(params: Any, *, dtype: Any) -> Any:
+    """Returns the working copy of stored parameters; matrices in the type that they are computed
+    in.
 
     Cast first, so that half the bytes travel. The transpose takes the gradient the same way back.
     """
@@ -136,16 +168,40 @@ def gather(params: Any, *, dtype: Any) -> Any:
     def copy(path, leaf):
         if _name(path)[-1] in ("kernel", "embedding"):
             leaf = leaf.astype(dtype)
-        return jax.reshard(leaf, used(path, leaf.shape, mesh=mesh))
+        if not _has_mesh():
+            return leaf
+        return jax.reshard(leaf, compute_spec(path, leaf.shape, mesh=mesh))
 
     return jax.tree_util.tree_map_with_path(copy, params)
 
 
+def in_automatic_layout(function: Callable, *, like: Any) -> Callable:
+    """Returns `function`, inside of which the compiler decides how things lie.
+
+    What it returns, a tree such as `like`, lies as `like` does. For code that knows of no mesh:
+    where axes are explicit, it would have to say how its results lie.
+    """
+    if not _has_mesh():
+        return function
+    layout = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, like)
+    return jax.sharding.auto_axes(function, axes=AXES, out_sharding=layout)
+
+
 def spec_of(x: jax.Array) -> list:
-    """The axes over which each dim of `x` is cut, one entry a dim."""
+    """Returns the axes over which each dim of `x` is cut, one entry a dim."""
     spec = list(jax.typeof(x).sharding.spec)
     return spec + [None] * (jnp.ndim(x) - len(spec))
 
 
 def _name(path: tuple) -> tuple:
     return tuple(getattr(entry, "key", None) for entry in path[-2:])
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Returns how many bytes of the described arrays one device holds, without padding."""
+
+    def size(leaf):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        return math.prod(shape) * np.dtype(leaf.dtype).itemsize
+
+    return sum(size(leaf) for leaf in jax.tree.leaves(tree))

@@ -1,1 +1,1 @@
-"""What the encoder is used for once it is trained."""
+"""The uses of a trained encoder: fine-tuning, prediction, vectors, filled words."""

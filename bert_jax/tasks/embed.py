@@ -8,16 +8,18 @@ import jax
 import numpy as np
 
 from bert_jax.config import HeadConfig
-from bert_jax.data import tokenizer as tokenizers
-from bert_jax.data.features import encode_texts
-from bert_jax.data.task_files import TextRow, read_text
+from bert_jax.data.tasks.encode_rows import encode_texts
+from bert_jax.data.tasks.tables import TextRow, read_text
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.progress import Progress
-from bert_jax.tasks.forward import Forward
-from bert_jax.training import workdir
+from bert_jax.tasks.batch_inference import Forward
+from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
 
 _BATCH = 64
+POOLINGS = ("mean", "cls", "none")
 
 
 def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -34,16 +36,13 @@ def embed(
     layers: Sequence[int] = (-1,),
     pooling: str = "mean",
     length: int = 128,
+    ignore_unexpected: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Vectors of the lines of a file: `vectors` float32 `[N, W]`, W = width x number of layers.
+    """Returns `vectors` of the lines of a file, and `offsets`, as `vectors_of` makes them.
 
-    Lines without text have none; `lines` int64 `[N]` says which line, counted from 1, each is of.
-
-    `layers` count from 1 to the last one, 0 being the embeddings, negative ones from the end; the
-    outputs of several are joined. "mean" is over all tokens of the text but padding, [CLS] and
-    [SEP] included; "cls" takes the first; "none" gives `[tokens, W]` of all texts one after the
-    other, and `offsets` int64 `[N + 1]`, where each begins. Raises UsageError for a layer that is
-    not there or a file without lines.
+    Lines without text have none; `lines` int64 `[N]` says which line, counted from 1, each is of,
+    and `blank_lines` int64 `[]` how many have none.
+    Raises UsageError for a file without lines.
     """
     # No other character ends a line, whatever str.splitlines says.
     split = read_text(texts).replace("\r\n", "\n").split("\n")
@@ -53,45 +52,85 @@ def embed(
         raise UsageError(f"{texts} has no lines")
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
-        source = workdir.load_checkpoint(checkpoint, mesh=mesh, allow_missing_heads=True)
-        config = dataclasses.replace(source.config, head=HeadConfig(parts=()))
-        depth, limit = config.model.num_hidden_layers, config.model.max_position_embeddings
-        if length > limit:
-            raise UsageError(f"--length {length}: the model has {limit} positions")
-        rows = [TextRow(f"{texts}", (line,), None, "") for line in lines]
-        features = encode_texts(
-            rows, tokenizers.load(source.tokenizer), length=length, truncation="longest_first"
+        source = load_checkpoint(
+            checkpoint, mesh=mesh, allow_missing_heads=True, ignore_unexpected=ignore_unexpected
         )
-        runs = []
-        for layer in layers:
-            number = layer if layer >= 0 else depth + 1 + layer
-            if not 0 <= number <= depth:
-                raise UsageError(
-                    f"--layers {layer}: the model has layers 1 to {depth}, and 0, the embeddings"
-                )
-            model = dataclasses.replace(config.model, num_hidden_layers=number)
-            names = {f"layer_{i}" for i in range(number, depth)}
-            encoder = {k: v for k, v in source.params["encoder"].items() if k not in names}
-            cut = dataclasses.replace(config, model=model)
-            forward = Forward(cut, "hidden_states", batch_size=_BATCH)
-            runs.append(forward.batches({"encoder": encoder}, features))
-        parts: list[np.ndarray] = []
-        done = 0
-        with Progress("embed", total=len(features)) as progress:
-            for of_layers in zip(*runs, strict=True):
-                hidden_NLW = np.concatenate(of_layers, axis=-1)
-                lengths = features.lengths[done : done + len(hidden_NLW)]
-                parts.append(_pooled(hidden_NLW, lengths, pooling))
-                done += len(hidden_NLW)
-                progress.advance(len(hidden_NLW))
-    arrays = {"vectors": np.concatenate(parts), "lines": np.array(numbers, np.int64)}
+    tokenizer = load_tokenizer(source.tokenizer)
+    arrays = vectors_of(source, tokenizer, lines, layers=layers, pooling=pooling, length=length)
+    # What follows the last line's end is no line.
+    blank = len(split) - (split[-1] == "") - len(numbers)
+    return arrays | {"lines": np.array(numbers, np.int64), "blank_lines": np.int64(blank)}
+
+
+def forward_of(checkpoint: LoadedCheckpoint, layers: Sequence[int]) -> Forward:
+    """Returns what computes the hidden states of some layers. Raises UsageError as `vectors_of`."""
+    depth = checkpoint.config.model.num_hidden_layers
+    return Forward(
+        dataclasses.replace(checkpoint.config, head=HeadConfig(parts=())),
+        "last_hidden_state",
+        batch_size=_BATCH,
+        layers=[_layer_number(layer, depth) for layer in layers],
+        mesh=checkpoint.mesh,
+    )
+
+
+def vectors_of(
+    checkpoint: LoadedCheckpoint,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    layers: Sequence[int] = (-1,),
+    pooling: str = "mean",
+    length: int = 128,
+    hidden: bool = False,
+    forward: Forward | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns vectors of texts: `vectors` float32 `[N, W]`, W = width x number of layers.
+
+    `layers` count from 1 to the last one, 0 being the embeddings, negative ones from the end; the
+    outputs of several are joined. "mean" is over all tokens of the text but padding, [CLS] and
+    [SEP] included; "cls" takes the first; "none" gives `[tokens, W]` of all texts one after the
+    other, and `offsets` int64 `[N + 1]`, where each begins. A text of more than `length` tokens is
+    cut. `forward` is `forward_of(checkpoint, layers)`, which is compiled once for many calls.
+    Raises UsageError for a layer that is not there, or a length that the model has no positions
+    for. `hidden` shows no bar.
+    """
+    if pooling not in POOLINGS:
+        raise UsageError(f"`pooling` {pooling}: choose one of {', '.join(POOLINGS)}")
+    limit = checkpoint.config.model.max_position_embeddings
+    if length > limit:
+        raise UsageError(f"`length` {length}: the model has {limit} positions")
+    forward = forward_of(checkpoint, layers) if forward is None else forward
+    rows = [TextRow(f"text {i}", (text,), None, "") for i, text in enumerate(texts)]
+    features = encode_texts(rows, tokenizer, length=length, truncation="longest_first")
+    note_unknown_ids(features.input_ids, tokenizer.special)
+    parts: list[np.ndarray] = []
+    done = 0
+    encoder = {"encoder": checkpoint.params["encoder"]}
+    with Progress("embed", total=len(features), hidden=hidden) as progress:
+        for hidden_NLW in forward.batches(encoder, features):
+            lengths = features.lengths[done : done + len(hidden_NLW)]
+            parts.append(_pooled(hidden_NLW, lengths, pooling))
+            done += len(hidden_NLW)
+            progress.advance(len(hidden_NLW))
+    arrays = {"vectors": np.concatenate(parts)}
     if pooling == "none":
         arrays["offsets"] = np.concatenate([[0], np.cumsum(features.lengths)]).astype(np.int64)
     return arrays
 
 
+def _layer_number(layer: int, depth: int) -> int:
+    """Returns a layer's number from 0, the embeddings."""
+    number = layer if layer >= 0 else depth + 1 + layer
+    if not 0 <= number <= depth:
+        raise UsageError(
+            f"`layers` {layer}: the model has layers 1 to {depth}, and 0, the embeddings"
+        )
+    return number
+
+
 def _pooled(hidden_NLW: np.ndarray, lengths_N: np.ndarray, pooling: str) -> np.ndarray:
-    """What is kept of some rows, whose hidden states are far larger than that."""
+    """Returns the part that is kept of some rows, whose hidden states are far larger."""
     if pooling == "cls":
         return hidden_NLW[:, 0].copy()
     is_token_NL = np.arange(hidden_NLW.shape[1]) < lengths_N[:, None]

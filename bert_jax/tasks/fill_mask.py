@@ -3,13 +3,15 @@
 import itertools
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tasks.encode_rows import Batches, encode_texts
+from bert_jax.data.tasks.tables import TextRow
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
-from bert_jax.model import heads
-from bert_jax.training.workdir import LoadedCheckpoint, require_parts
+from bert_jax.tasks.batch_inference import Forward
+from bert_jax.workdir.load import LoadedCheckpoint, require_parts
 
 
 @dataclass(frozen=True)
@@ -21,18 +23,29 @@ class Prediction:
     text: str
 
 
+def forward_of(checkpoint: LoadedCheckpoint) -> Forward:
+    """Returns what computes the logits of masked places, one text at a time."""
+    return Forward(checkpoint.config, "mlm_logits", batch_size=1, mesh=checkpoint.mesh)
+
+
 def fill_mask(
-    checkpoint: LoadedCheckpoint, tokenizer: Tokenizer, text: str, *, top: int = 5
+    checkpoint: LoadedCheckpoint,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    top: int = 5,
+    forward: Forward | None = None,
 ) -> list[list[Prediction]]:
     """For each [MASK] in `text`, in order, its `top` most probable tokens, best first.
 
-    Each place is filled on its own; in `Prediction.text` the other masks stay. Raises UsageError if
-    there is no mask, or more tokens than the model has positions.
+    Each place is filled on its own; in `Prediction.text` the other masks stay. `forward` is
+    `forward_of(checkpoint)`, which is compiled once for many texts. Raises UsageError if there is
+    no mask, no masked-LM head, or more tokens than the model has positions.
     """
     ids = tokenizer.encode(text)
-    places = [i for i, token in enumerate(ids) if token == tokenizer.special.mask]
+    positions = [i for i, token in enumerate(ids) if token == tokenizer.special.mask]
     mask = tokenizer.tokens([tokenizer.special.mask])[0]
-    if not places:
+    if not positions:
         raise UsageError(f"{text!r} has no {mask}; write {mask} where a word should be guessed")
     require_parts(checkpoint, "mlm")
     model = checkpoint.config.model
@@ -41,30 +54,29 @@ def fill_mask(
             f"the text has {len(ids)} tokens, the model {model.max_position_embeddings} positions; "
             "shorten it"
         )
-    rows = jax.device_count()  # a batch lies over all devices; copies fill it
-    row = np.asarray(ids, np.int32)
-
-    def copies(values) -> np.ndarray:
-        return np.tile(np.asarray(values, np.int32), (rows, 1))
-
-    batch = {
-        "input_ids": copies(row),
-        "token_type_ids": copies(np.zeros_like(row)),
-        "position_ids": copies(np.arange(len(row))),
-        "sequence_ids": copies(np.ones_like(row)),
-        "mlm_positions": copies(places),
-    }
-    logits = _logits(checkpoint, batch)[: len(places), : tokenizer.vocab_size]
+    note_unknown_ids(np.asarray(ids), tokenizer.special, what=repr(text))
+    forward = forward_of(checkpoint) if forward is None else forward
+    features = encode_texts(
+        [TextRow("the text", (text,), None, "")],
+        tokenizer,
+        length=model.max_position_embeddings,
+        truncation="never",
+    )
+    size = forward.size(1)  # a batch lies over all devices; copies fill it
+    batch = Batches(features, size=size)(np.arange(1))
+    batch["mlm_positions"] = np.tile(np.asarray(positions, np.int32), (size, 1))
+    (logits, *_) = forward.batch(checkpoint.params, batch).astype(np.float64)
+    logits = logits[:, : tokenizer.vocab_size]
     probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
     results = []
-    for place, row_probabilities in zip(places, probabilities, strict=True):
+    for position, row_probabilities in zip(positions, probabilities, strict=True):
         best = np.argsort(-row_probabilities, kind="stable")[:top]
         results.append(
             [
                 Prediction(
                     probability=float(row_probabilities[token]),
                     token=tokenizer.tokens([int(token)])[0],
-                    text=_text(tokenizer, [*ids[1:place], int(token), *ids[place + 1 : -1]]),
+                    text=_text(tokenizer, [*ids[1:position], int(token), *ids[position + 1 : -1]]),
                 )
                 for token in best
             ]
@@ -80,17 +92,3 @@ def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
         part = list(run)
         pieces += tokenizer.tokens(part) if is_mask else [tokenizer.decode(part)]
     return " ".join(pieces)
-
-
-def _logits(checkpoint: LoadedCheckpoint, batch: dict[str, np.ndarray]) -> np.ndarray:
-    """float64 `[masks, V]` of the first row."""
-    from bert_jax.model.sharding import batch_sharding
-
-    config = checkpoint.config
-    arrays = jax.device_put(batch, batch_sharding(jax.sharding.get_mesh()))
-    outputs = jax.jit(
-        lambda params, arrays: heads.apply(
-            params, arrays, config=config.model, head=config.head, compute=config.compute
-        )
-    )(checkpoint.params, arrays)
-    return np.asarray(jax.device_get(outputs["mlm_logits"])[0], np.float64)

@@ -1,14 +1,16 @@
 """GLUE's nine tasks (Wang et al. 2019): columns, labels, metrics, files, and what BERT scored."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.task_files import TextRow, read_rows, read_text, read_tfds
+from bert_jax.data.tasks.tables import TextRow, read_rows, read_text, read_tfds
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
-from bert_jax.tasks.task import TaskSpec
+from bert_jax.tasks.task import NamedTask, Sources, Splits, Task, TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +124,24 @@ TASKS: dict[str, GlueTask] = {
 }
 
 
+def _read(task: Task, sources: Sources) -> Splits:
+    """Reads all splits from GLUE's folder, or `tfds:glue/NAME`."""
+    name = task.spec.name
+    if sources.data is None:
+        raise UsageError(
+            f"`task` {name} needs `data`: a folder of GLUE's files, or tfds:glue/{TASKS[name].tfds}"
+        )
+    if sources.train is not None or sources.dev is not None:
+        raise UsageError(f"`task` {name} takes its rows from `data`, not `train` or `dev`")
+    train = read_split(TASKS[name], sources.data, "train.tsv", "train")
+    dev = {n: read_split(TASKS[name], sources.data, *rest) for n, *rest in TASKS[name].dev}
+    return train, dev
+
+
 def read_split(task: GlueTask, source: str, file: str, split: str) -> list[TextRow]:
-    """The labelled rows of a split, from GLUE's folder `source` or from `tfds:glue/NAME`."""
+    """Returns the labelled rows of a split, from GLUE's folder `source` or from
+    `tfds:glue/NAME`.
+    """
     if source.startswith("tfds:"):
         return list(_from_tfds(task, source, split))
     path = find_file(Path(source), file)
@@ -140,13 +158,15 @@ def read_split(task: GlueTask, source: str, file: str, split: str) -> list[TextR
 
 
 def header_of(task: GlueTask, path: Path) -> tuple[str, ...] | None:
-    """The columns of a TSV that has no line of names: CoLA's, but for the test rows."""
+    """Returns the columns of a TSV that has no line of names: CoLA's, but for the test rows."""
+    if not path.name.removesuffix(".gz").endswith(".tsv"):
+        return None
     first = read_text(path).split("\n", 1)[0].split("\t")
     return None if set(task.spec.text_columns) <= set(first) else task.header
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """`name` or `name.gz` in the folder. Raises UsageError if neither is there."""
+    """Returns `name` or `name.gz` in the folder. Raises UsageError if neither is there."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -155,14 +175,60 @@ def find_file(folder: Path, name: str) -> Path:
 
 def _from_tfds(task: GlueTask, source: str, split: str) -> Iterator[TextRow]:
     labels = task.spec.labels
-    for place, record in read_tfds(source, split):
+    for location, record in read_tfds(source, split):
         missing = [name for name in (*task.tfds_columns, "label", "idx") if name not in record]
         if missing:
-            raise UsageError(f"{place}: no {missing[0]!r}; use tfds:glue/{task.tfds}")
+            raise UsageError(f"{location}: no {missing[0]!r}; use tfds:glue/{task.tfds}")
         label = record["label"]
         known = labels[label] if labels and 0 <= label < len(labels) else str(label)
         texts = tuple(record[name] for name in task.tfds_columns)
-        yield TextRow(place, texts, known, str(record["idx"]))
+        yield TextRow(location, texts, known, str(record["idx"]))
+
+
+# The entries of registry.TASKS.
+NAMED = {
+    name: NamedTask(spec=task.spec, read=_read, header=partial(header_of, task))
+    for name, task in TASKS.items()
+}
+
+
+# Rows of the official splits, training set first, and the checksum of all of them where it is known
+# (`checksum`); of others the address of TFDS says it, which compares what it downloads.
+OFFICIAL: dict[str, tuple[dict[str, int], str | None]] = {
+    "cola": ({"train": 8_551, "dev": 1_043}, "2c9e2ff2cfb1f914"),
+    "sst2": ({"train": 67_349, "dev": 872}, "6ab54f64a1616033"),
+    "mrpc": ({"train": 3_668, "dev": 408}, None),
+    "stsb": ({"train": 5_749, "dev": 1_500}, "73f35eaef552f2bd"),
+    "qqp": ({"train": 363_846, "dev": 40_430}, None),
+    "mnli": ({"train": 392_702, "matched": 9_815, "mismatched": 9_832}, None),
+    "qnli": ({"train": 104_743, "dev": 5_463}, None),
+    "rte": ({"train": 2_490, "dev": 277}, None),
+    "squad": ({"train": 87_599, "dev": 10_570}, None),
+    "squad2": ({"train": 130_319, "dev": 11_873}, None),
+}
+
+
+def is_official(name: str, splits: Mapping[str, Sequence[Any]], sources: Sequence[str]) -> bool:
+    """Returns whether these are the official rows of a task, told by their counts and checksum.
+
+    `splits` are the rows that are trained on and scored, by split; `sources` the names of where
+    they are from.
+    """
+    counts, known = OFFICIAL.get(name, ({}, None))
+    if not counts or {split: len(rows) for split, rows in splits.items()} != counts:
+        return False
+    is_tfds = any(source.startswith(("tfds:glue/", "tfds:squad/")) for source in sources)
+    return is_tfds or (known is not None and checksum(splits.values()) == known)
+
+
+def checksum(splits: Iterable[Sequence[TextRow]]) -> str:
+    """Returns a hash of texts and labels, whatever the order of the rows and the space around."""
+    lines = (
+        sorted(repr(([t.strip() for t in row.texts], row.label)) for row in rows) for rows in splits
+    )
+    return hashlib.sha256("\n\n".join("\n".join(found) for found in lines).encode()).hexdigest()[
+        :16
+    ]
 
 
 # Devlin et al. 2019: GLUE's test server (table 1; QQP and MRPC: F1, STS-B: Spearman) and SQuAD's

@@ -5,15 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.errors import NonFinite
+from bert_jax.registry import TASK_KINDS
 from bert_jax.tasks.glue import PUBLISHED
 from bert_jax.tasks.task import TaskSpec
-from bert_jax.training.model_card import markdown_table
+from bert_jax.workdir.model_card import markdown_table
 
 _SETTINGS = ("batch_size", "learning_rate", "epochs")
 
 
-def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Everything `results.json` says: the runs by setting, the best setting, the published row.
+def summarise(
+    spec: TaskSpec, results: Sequence[dict[str, Any]], *, is_official: bool = True
+) -> dict[str, Any]:
+    """Returns everything `results.json` says: the runs by setting, the best setting, the published
+    row, which is comparable where the rows are the official ones only (`is_official`).
 
     A setting's score is the median over its seeds; the spread is the lowest, the highest and the
     sample deviation. Of a seed that diverged and was restarted its last attempt counts, and the
@@ -46,12 +50,16 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
     if not scored:
         raise NonFinite(
             f"all {len(results)} runs of {spec.name} diverged without a score; "
-            "lower --learning-rate"
+            "lower `learning_rate`"
         )
     # The task's first metric decides, on the first split where there are several.
     main = next(n for n in scored[0]["scores"] if n.split()[-1] == spec.metrics[0])
     best = max(scored, key=lambda setting: setting["scores"][main]["median"])
-    published = {model: rows[spec.name] for model, rows in PUBLISHED.items() if spec.name in rows}
+    published = {
+        model: rows[spec.name]
+        for model, rows in PUBLISHED.items()
+        if is_official and spec.name in rows
+    }
     return {
         "task": spec.name,
         "metric": main,
@@ -62,8 +70,8 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
 
 
 def _flat(spec: TaskSpec, scores: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Metric -> percent; with the split's name before it where there are several."""
-    scale = 1.0 if spec.kind == "spans" else 100.0
+    """Returns metric -> percent; with the split's name before it where there are several."""
+    scale = 1.0 if TASK_KINDS[spec.kind].has_percent_scores else 100.0
     return {
         metric if len(scores) == 1 else f"{split} {metric}": scale * value
         for split, found in scores.items()
@@ -81,7 +89,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: every setting, the best one first, then the published models."""
+    """Returns columns and rows: every setting, the best one first, then the published models."""
     names = list(summary["best"]["scores"])
     columns = ["run", "batch", "learning rate", "epochs", "seeds", *names, "divergent"]
     others = [setting for setting in summary["settings"] if setting is not summary["best"]]
@@ -113,11 +121,10 @@ def _cell(setting: dict[str, Any], name: str) -> str:
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """The table, and what its figures are."""
-    return f"# {summary['task']}\n\n{markdown_table(*table(summary))}\n\n{NOTE}\n"
+    """Returns the table, and what its figures are."""
+    note = f"{NOTE} {PUBLISHED_NOTE}" if summary["published"] else NOTE
+    return f"# {summary['task']}\n\n{markdown_table(*table(summary))}\n\n{note}\n"
 
 
-NOTE = (
-    "Development set; the median over seeds, lowest to highest in brackets. Published: Devlin et "
-    "al. 2019, GLUE's test server and SQuAD's development sets."
-)
+NOTE = "Development set; the median over seeds, lowest to highest in brackets."
+PUBLISHED_NOTE = "Published: Devlin et al. 2019, GLUE's test server and SQuAD's development sets."

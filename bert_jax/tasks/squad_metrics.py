@@ -10,13 +10,13 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 
-from bert_jax.data.squad import Question
+from bert_jax.data.tasks.squad import Question
 
 _PUNCTUATION = set(string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Lower case, without punctuation, articles and superfluous white space."""
+    """Returns a text in lower case, without punctuation, articles and superfluous white space."""
     text = "".join(character for character in text.lower() if character not in _PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
@@ -26,7 +26,7 @@ def exact(predicted: str, gold: str) -> float:
 
 
 def overlap(predicted: str, gold: str, *, empty_may_match: bool) -> float:
-    """F1 of the words in common, each as often as both have it."""
+    """Returns F1 of the words in common, each as often as both have it."""
     ours, theirs = normalise(predicted).split(), normalise(gold).split()
     if empty_may_match and not (ours and theirs):
         return float(ours == theirs)
@@ -40,7 +40,8 @@ def overlap(predicted: str, gold: str, *, empty_may_match: bool) -> float:
 def score(
     questions: Sequence[Question], predicted: Mapping[str, str], *, with_unanswerable: bool
 ) -> dict[str, float]:
-    """`exact_match` and `f1` in percent over all questions; one that was not answered has 0.
+    """Returns `exact_match` and `f1` in percent over all questions; one that was not answered has
+    0.
 
     `with_unanswerable` follows the script of 2.0, and adds both scores of the questions that have
     an answer and of those that have none.
@@ -59,7 +60,8 @@ def score(
 def best_threshold(
     questions: Sequence[Question], answers: Mapping[str, tuple[str, float]]
 ) -> dict[str, float]:
-    """The F1 over all questions with the best threshold for "no answer", and that threshold.
+    """Returns the F1 over all questions with the best threshold for "no answer", and that
+    threshold.
 
     `answers` has the best answer of each question and its margin, by how much no answer scores
     better: an answer is given where the margin is not above the threshold. As in the script of 2.0
@@ -82,7 +84,7 @@ def best_threshold(
 def _best(
     question: Question, predicted: str | None, with_unanswerable: bool
 ) -> tuple[float, float]:
-    """The scores against the gold answer that fits best."""
+    """Returns the scores against the gold answer that fits best."""
     golds: Sequence[str] = question.answers
     if with_unanswerable:
         golds = [gold for gold in golds if normalise(gold)] or [""]

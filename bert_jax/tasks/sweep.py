@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-import shutil
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,44 +11,46 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import resolve
+from bert_jax import config_loader
 from bert_jax.config import (
     CheckpointConfig,
     EvaluationConfig,
     OptimizerConfig,
     PhaseConfig,
     TrainConfig,
-    to_dict,
-    validate,
+    flatten,
 )
-from bert_jax.data import tokenizer as tokenizers
+from bert_jax.config_checks import validate
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
 from bert_jax.model import sharding
 from bert_jax.progress import note
-from bert_jax.tasks import results
-from bert_jax.tasks.finetune import DIVERGED, Recipe, flat, train, write_json
-from bert_jax.tasks.load import Sources, TaskData, load
+from bert_jax.runtime import distributed
+from bert_jax.tasks import glue, results
+from bert_jax.tasks.finetune import DIVERGED, Recipe, train
 from bert_jax.tasks.task import TaskSpec
-from bert_jax.training import require, workdir
+from bert_jax.tasks.task_data import Sources, TaskData, load_task
+from bert_jax.training import preflight
+from bert_jax.workdir import remote_workdir, resume_policy, run_directory
+from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
 
 # Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
 WARMUP = 0.1
 # Devlin et al. 2019, appendix A.3.
 _PAPER_GRID = tuple(itertools.product((16, 32), (5e-5, 4e-5, 3e-5, 2e-5), (2.0, 3.0, 4.0)))
 _PRE_TRAINING = "only pre-training has this field; leave it out"
-# What the beginnings of fields that `--set` cannot change are to be replaced by.
+_OF_THE_TASK = "it is the task's; leave it out"
+# What the beginnings of fields that overrides cannot change are to be replaced by.
 _NOT_SET = {
     "data.": _PRE_TRAINING,
-    "optimizer.spike_factor": _PRE_TRAINING,
-    "optimizer.max_skipped_updates": _PRE_TRAINING,
-    "checkpoint.max_failed_saves": _PRE_TRAINING,
+    "objective": _PRE_TRAINING,
     "evaluation.num_examples": _PRE_TRAINING,
-    "name": "it is the task's; leave it out",
-    "seed": "use --seed and --seeds",
-    "head.": "it is the task's; leave it out",
+    "name": _OF_THE_TASK,
+    "seed": "use `seed` and `seeds`",
+    "head.": _OF_THE_TASK,
     "model.": "the model is the checkpoint's; of it only dropout and initializer_range can be set",
-    "optimizer.learning_rate": "use --learning-rate",
-    "phases": "use --length, --batch-size and --epochs",
+    "optimizer.learning_rate": "use `learning_rate`",
+    "phases": "use `length`, `batch_size` and `epochs`",
 }
 _SETTABLE = ("model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
              "model.initializer_range")  # fmt: skip
@@ -62,7 +64,7 @@ _NEXT_SEED = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all runs share, and how many there are."""
+    """The settings that all runs share, and how many runs there are."""
 
     length: int
     batch_size: int = 32
@@ -73,13 +75,15 @@ class Settings:
     grid: str | None = None
     # Attempts with another seed after a run has diverged.
     restarts: int = 2
-    # `--set` of a command line: fields of the config, after everything else.
+    # Fields of the config as FIELD=VALUE, applied after everything else.
     overrides: tuple[str, ...] = ()
+    # Names of extra tensors that the checkpoint may have.
+    ignore_unexpected: tuple[str, ...] = ()
 
 
 def finetune(
     checkpoint: Path | str,
-    home: Path,
+    home: Path | str,
     spec: TaskSpec,
     sources: Sources,
     settings: Settings,
@@ -92,15 +96,20 @@ def finetune(
     checked.
     """
     if settings.seeds < 1:
-        raise UsageError(f"--seeds {settings.seeds}: it must be at least 1")
+        raise UsageError(f"`seeds` {settings.seeds}: it must be at least 1")
     if settings.restarts < 0:
-        raise UsageError(f"--restarts {settings.restarts}: it must be 0 or more")
+        raise UsageError(f"`restarts` {settings.restarts}: it must be 0 or more")
     mesh = sharding.make_mesh(
-        **require.mesh_shape(resolve.override(TrainConfig(), list(settings.overrides)))
+        **preflight.mesh_shape(config_loader.override(TrainConfig(), list(settings.overrides)))
     )
     with jax.set_mesh(mesh):
-        source = workdir.load_checkpoint(checkpoint, mesh=mesh, allow_missing_heads=True)
-        tokenizer = tokenizers.load(source.tokenizer)
+        source = load_checkpoint(
+            checkpoint,
+            mesh=mesh,
+            allow_missing_heads=True,
+            ignore_unexpected=settings.ignore_unexpected,
+        )
+        tokenizer = load_tokenizer(source.tokenizer)
         if tokenizer.vocab_size > source.config.model.vocab_size:
             raise UsageError(
                 f"checkpoint {source.directory}: its tokenizer has {tokenizer.vocab_size} ids, its "
@@ -108,32 +117,35 @@ def finetune(
                 "beside it"
             )
         _require_fitting(settings.length, source)
-        data = load(spec, sources, tokenizer, length=settings.length)
+        data = load_task(spec, sources, tokenizer, length=settings.length)
         runs = list(_runs(settings))
         configs = [_config(source, data, run) for run in runs]
         found = []
         for run, config in zip(runs, configs, strict=True):
-            place = home if len(runs) == 1 else home / "runs" / _name(run)
-            found.append(_with_restarts(config, run, data, source, place, mesh=mesh))
+            path = home if len(runs) == 1 else remote_workdir.join(home, "runs", _name(run))
+            found.append(_with_restarts(config, run, data, source, path, mesh=mesh))
             if len(runs) > 1:
                 note(f"run {len(found)} of {len(runs)} is done")
-        summary = results.summarise(data.task.spec, found)
-    write_json(home / "results.json", summary)
-    (home / "results.md").write_text(results.markdown(summary), encoding="utf-8")
+        rows = {"train": data.train.rows} | {name: split.rows for name, split in data.dev.items()}
+        is_official = glue.is_official(spec.name, rows, data.sources)
+        summary = results.summarise(data.task.spec, found, is_official=is_official)
+    if distributed.is_main():
+        remote_workdir.write_text(home, "results.json", json.dumps(summary, indent=2) + "\n")
+        remote_workdir.write_text(home, "results.md", results.markdown(summary))
     return summary
 
 
-def _require_fitting(length: int, source: workdir.LoadedCheckpoint) -> None:
+def _require_fitting(length: int, source: LoadedCheckpoint) -> None:
     most = source.config.model.max_position_embeddings
     if not _SHORTEST <= length <= most:
         raise UsageError(
-            f"--length {length}: checkpoint {source.directory} takes {_SHORTEST} to {most} tokens "
-            f"a row; use --length {most} or less"
+            f"`length` {length}: checkpoint {source.directory} takes {_SHORTEST} to {most} tokens "
+            f"a row; use `length` {most} or less"
         )
 
 
 def _runs(settings: Settings) -> Iterator[Settings]:
-    """One `Settings` with a single seed for each run."""
+    """Yields one `Settings` with a single seed for each run."""
     grid: Sequence[tuple[int, float, float]] = [
         (settings.batch_size, settings.learning_rate, settings.recipe.epochs)
     ]
@@ -159,7 +171,7 @@ def _name(run: Settings) -> str:
     )
 
 
-def _config(source: workdir.LoadedCheckpoint, data: TaskData, run: Settings) -> TrainConfig:
+def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainConfig:
     rows = len(data.train.encoded.features)
     steps = max(1, int(rows * run.recipe.epochs / run.batch_size))
     an_epoch = max(1, rows // run.batch_size)
@@ -184,12 +196,12 @@ def _config(source: workdir.LoadedCheckpoint, data: TaskData, run: Settings) -> 
         checkpoint=CheckpointConfig(every_steps=an_epoch, keep_last=1),
         log_every_steps=max(1, steps // 200),
     )
-    changed = resolve.override(config, list(run.overrides))
-    before, after = (flat(to_dict(values)) for values in (config, changed))
-    for name, value in after.items():
+    changed = config_loader.override(config, list(run.overrides))
+    # Also of a list that has become shorter.
+    for name, _, _ in resume_policy.differences(flatten(config), flatten(changed)):
         remedy = next((why for start, why in _NOT_SET.items() if name.startswith(start)), None)
-        if remedy is not None and name not in _SETTABLE and value != before.get(name):
-            raise UsageError(f"--set {name}: {remedy}")
+        if remedy is not None and name not in _SETTABLE:
+            raise UsageError(f"override {name}: {remedy}")
     return validate(changed)
 
 
@@ -197,21 +209,18 @@ def _with_restarts(
     config: TrainConfig,
     run: Settings,
     data: TaskData,
-    source: workdir.LoadedCheckpoint,
-    home: Path,
+    source: LoadedCheckpoint,
+    home: Path | str,
     *,
     mesh: Mesh,
 ) -> dict[str, Any]:
-    """The run, or the first attempt that has learned something; the others are set aside.
+    """Returns the result of the run, or of the first attempt that has learned something.
 
     An attempt that diverged lies in `home/diverged-N`. The last one that is allowed counts
     whatever comes of it; where its loss is no number, the result has no scores.
     """
-    # One that was being set aside when the process ended.
-    for begun in [*home.glob(f"{_ASIDE}[0-9]*")] if home.is_dir() else []:
-        _set_aside(home, int(begun.name.removeprefix(_ASIDE)))
-    attempt = len(list(home.glob(f"{DIVERGED}*"))) if home.is_dir() else 0
-    while attempt <= run.restarts or (home / workdir.CONFIG).is_file():
+    attempt, is_begun = _look(home, mesh=mesh)
+    while attempt <= run.restarts or is_begun:
         seed = config.seed + _NEXT_SEED * attempt
         is_last = attempt >= run.restarts
         try:
@@ -226,7 +235,10 @@ def _with_restarts(
             if result["diverged"]:
                 note(f"{config.name}: seed {seed} diverged, too; it was the last attempt")
             return result | {"attempts": attempt, "directory": str(home)}
-        _set_aside(home, attempt)
+        if distributed.is_main():
+            _set_aside(home, attempt)
+        distributed.barrier(mesh)
+        is_begun = False
         then = "it was the last attempt" if is_last else f"again with {seed + _NEXT_SEED}"
         note(f"{config.name}: seed {seed} diverged ({why}); {then}")
     return {
@@ -242,10 +254,31 @@ def _with_restarts(
     }
 
 
-def _set_aside(home: Path, attempt: int) -> None:
-    building = home / f"{_ASIDE}{attempt}"
-    building.mkdir(exist_ok=True)
-    for entry in list(home.iterdir()):
-        if not entry.name.startswith((DIVERGED, _ASIDE)):
-            shutil.move(entry, building / entry.name)
-    building.rename(home / f"{DIVERGED}{attempt}")
+def _look(home: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
+    """Returns how many attempts are set aside, and whether another one has begun.
+
+    One that was being set aside when a process ended is first set aside to its end.
+    """
+
+    def look() -> int:
+        names = remote_workdir.names(home)
+        for name in names:
+            if name.startswith(_ASIDE):
+                _set_aside(home, int(name.removeprefix(_ASIDE)))
+        names = remote_workdir.names(home)
+        attempts = sum(name.startswith(DIVERGED) for name in names)
+        return 2 * attempts + (run_directory.CONFIG in names)
+
+    # Process 0 looks, before any of them has begun to write.
+    found = distributed.broadcast_from_main(look, mesh=mesh) or 0
+    return found // 2, bool(found % 2)
+
+
+def _set_aside(home: Path | str, attempt: int) -> None:
+    """Moves what an attempt has left to `diverged-ATTEMPT`; goes on where that was interrupted."""
+    remote_workdir.set_aside(
+        home,
+        building=f"{_ASIDE}{attempt}",
+        target=f"{DIVERGED}{attempt}",
+        but_for=(DIVERGED, _ASIDE),
+    )

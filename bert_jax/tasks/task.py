@@ -1,22 +1,26 @@
-"""What a task is: a value that is stored with the run, and what each kind of task can do with it.
+"""A task is a value that is stored with the run, and a kind says what can be done with it.
 
-`TaskSpec` says what the rows are, which head they need and how they are scored. Three kinds of task
-read it: texts (`texts.py`: a class or a number), words (`words.py`: a tag for each), spans
-(`spans.py`: questions answered by a part of a paragraph). The loop knows none of them; it asks for
-what `Task` lists.
+`TaskSpec` says what the rows are, which head they need and how they are scored; a kind (`Task`)
+reads it: texts with a class or a number, a tag for each word, questions answered by a part of a
+paragraph. A `NamedTask` is a spec with a name and a place where its rows are. Loop, evaluation and
+prediction know none of them; they ask for what `Task` lists.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bert_jax.config import HeadConfig
-from bert_jax.data.features import Features
-from bert_jax.data.tokenizer import Tokenizer
-
-KINDS = ("classification", "regression", "tokens", "spans")
+from bert_jax.data import counter_rng
+from bert_jax.data.tasks.encode_rows import Features
+from bert_jax.data.tasks.tables import Reading
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.errors import UsageError
+from bert_jax.progress import note
+from bert_jax.registry import TASK_KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,48 +55,155 @@ class Encoded:
     """Rows as the model takes them, and whatever leads from its outputs back to the texts."""
 
     features: Features
-    places: Any = None
+    alignment: Any = None
 
 
-class Task(Protocol):
-    """What the loop and the predictor ask of a kind of task.
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The place of a task's rows: a folder or `tfds:` address of all splits, or two files."""
 
-    `rows` are what the kind's reader gives; `outputs` are the head's, float32, one entry a row of
-    features: `[N, C]`, `[N, L, C]` or `[N, L, 2]`.
+    data: str | None = None
+    train: Path | None = None
+    dev: Path | None = None
+    # The first of the training file's rows to use; none uses all.
+    train_rows: int | None = None
+    # Which tenth of the training rows is held out where there is no `dev`.
+    seed: int = 0
+    reading: Reading = field(default_factory=Reading)
+
+
+class Task:
+    """The base of all kinds of task (registry.TASK_KINDS): what the loop and the predictor ask.
+
+    `rows` are what `read` gives; `outputs` are the head's, float32, one entry a row of features:
+    `[N, C]`, `[N, L, C]` or `[N, L, 2]`.
     """
 
-    @property
-    def spec(self) -> TaskSpec: ...
+    # Tokens of a row, where nobody says otherwise (google-research/bert run_classifier.py).
+    default_length = 128
+    # Whether its files are tables, whose columns have names.
+    has_columns = False
+    # Whether its scores are percent already, and no shares.
+    has_percent_scores = False
 
-    def head(self) -> HeadConfig: ...
+    # How its files are to be read, beside what the spec says.
+    reading = Reading()
+
+    def __init__(self, spec: TaskSpec):
+        self.spec = spec
+
+    def read(self, path: Path, *, labelled: bool = True, id_column: str | None = None) -> list[Any]:
+        """Returns the rows of one file. `id_column` is for tables only.
+
+        Raises UsageError that names file, line and field.
+        """
+        raise NotImplementedError
+
+    def row(self, given: Any, *, number: int) -> Any:
+        """Returns a row that was written in Python as `read` gives those of a file, unlabelled.
+
+        Raises UsageError that names the row, which is counted from 0.
+        """
+        del number
+        return given
+
+    def with_labels(self, train: Sequence[Any]) -> TaskSpec:
+        """Returns the spec with the labels that the training rows name, where it has none."""
+        del train
+        return self.spec
+
+    def usable(self, train: list[Any]) -> list[Any]:
+        """Returns the training rows that something can be learned from."""
+        return train
+
+    def head(self) -> HeadConfig:
+        """Returns the parts of the model that the task needs."""
+        raise NotImplementedError
 
     def encode(
         self, rows: Sequence[Any], tokenizer: Tokenizer, *, length: int, labelled: bool
     ) -> Encoded:
         """Raises UsageError that names the row whose text or label is not usable."""
-        ...
+        raise NotImplementedError
+
+    def describe(self, rows: Sequence[Any], encoded: Encoded, *, length: int) -> str | None:
+        """Returns what is worth saying of the training rows, if anything is."""
+        del rows, encoded, length
+
+    def fingerprint(self, rows: Sequence[Any]) -> str:
+        """Returns what scores depend on beside the encoded rows."""
+        del rows
+        return ""
 
     def score(self, rows: Sequence[Any], encoded: Encoded, outputs: np.ndarray) -> dict[str, float]:
-        """Every metric of the task, the main one first."""
-        ...
+        """Returns every metric of the task, the main one first."""
+        raise NotImplementedError
 
-    def chance(self, rows: Sequence[Any]) -> float:
-        """The main metric of a model that says the same of every row.
+    def majority_baseline(self, rows: Sequence[Any]) -> float:
+        """Returns the main metric of a model that says the same of every row.
 
         -inf where all rows have one answer: no model is better than the one that gives it.
         """
-        ...
+        raise NotImplementedError
 
     def predictions(
         self, rows: Sequence[Any], encoded: Encoded, outputs: np.ndarray
     ) -> list[dict[str, Any]]:
-        """What the model says of each row, ready for JSON."""
-        ...
+        """Returns what the model says of each row, ready for JSON."""
+        raise NotImplementedError
 
 
-def task_of(spec: TaskSpec) -> Task:
-    """The kind that handles `spec`."""
-    from bert_jax.tasks import spans, texts, words
+Splits = tuple[list[Any], dict[str, list[Any]]]
 
-    kinds = {"tokens": words.WordTask, "spans": spans.SpanTask}
-    return kinds.get(spec.kind, texts.TextTask)(spec)
+
+def read_files(task: Task, sources: Sources) -> Splits:
+    """Reads the training and the development rows of a task from two files."""
+    name = task.spec.name
+    if sources.data is not None:
+        raise UsageError(f"`task` {name} takes `train` FILE and `dev` FILE, not `data`")
+    if sources.train is None:
+        raise UsageError(f"`task` {name} needs `train` FILE, and perhaps `dev` FILE")
+    train = task.read(sources.train)
+    if sources.dev is not None:
+        return train, {"dev": task.read(sources.dev)}
+    kept, held_out = hold_out(train, seed=sources.seed)
+    note(
+        f"no `dev`: {len(held_out):,} of the {len(train):,} rows of {sources.train} are held out "
+        f"to score on, chosen by seed {sources.seed}"
+    )
+    return kept, {"dev": held_out}
+
+
+def hold_out(rows: list[Any], *, seed: int) -> tuple[list[Any], list[Any]]:
+    """Returns nine tenths of the rows and a tenth, each in their order.
+
+    Questions about one paragraph stay together. Raises UsageError where that leaves nothing.
+    """
+    of = [getattr(row, "context", number) for number, row in enumerate(rows)]
+    groups = {group: number for number, group in enumerate(dict.fromkeys(of))}
+    places = counter_rng.permute(np.arange(len(groups)), len(groups), counter_rng.derive(seed))
+    is_held = [bool(places[groups[group]] < len(groups) // 10) for group in of]
+    if not any(is_held):
+        raise UsageError(f"`dev`: {len(groups)} rows are too few to hold out a tenth; name a file")
+    kept = [row for row, held in zip(rows, is_held, strict=True) if not held]
+    return kept, [row for row, held in zip(rows, is_held, strict=True) if held]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedTask:
+    """An entry of `registry.TASKS`: what it is, and where its rows come from."""
+
+    spec: TaskSpec
+    read: Callable[[Task, Sources], Splits] = read_files
+    # Whether the columns of its texts are the user's to name.
+    takes_columns: bool = False
+    # Returns the columns of a file that has no line of names.
+    header: Callable[[Path], tuple[str, ...] | None] = lambda path: None
+
+
+def task_of(spec: TaskSpec, *, reading: Reading | None = None) -> Task:
+    """Returns the task of the kind that `spec` names."""
+    task = TASK_KINDS[spec.kind](spec)
+    if reading is not None:
+        task.reading = reading
+    return task

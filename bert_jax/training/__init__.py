@@ -1,1 +1,1 @@
-"""Optimiser, step, loop, checkpoints, evaluation."""
+"""One run: its loop, its data on the devices, its evaluation."""

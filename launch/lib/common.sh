@@ -10,7 +10,8 @@ EXIT_WAITED=21   # PROVISION_SECONDS are over and there is no machine
 EXIT_CRASHES=22  # too many failures in a row
 EXIT_SETUP=23    # tpu_setup.sh or the staging of the corpus fails on a host
 EXIT_CONTACT=24  # hosts do not answer
-export EXIT_USAGE EXIT_CLOUD EXIT_WAITED EXIT_CRASHES EXIT_SETUP EXIT_CONTACT
+EXIT_HOURS=25    # the run has had its --max-hours
+export EXIT_USAGE EXIT_CLOUD EXIT_WAITED EXIT_CRASHES EXIT_SETUP EXIT_CONTACT EXIT_HOURS
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ACCELERATORS=$ROOT/launch/accelerators.tsv
@@ -77,6 +78,11 @@ retry() { # TRIES COMMAND...
     done
 }
 
+need_gcloud() {
+    [[ $DRY_RUN ]] || command -v gcloud >/dev/null ||
+        die "$EXIT_CLOUD" "gcloud is not installed, or not on the PATH: https://cloud.google.com/sdk/docs/install"
+}
+
 gc() { # gcloud, which never asks
     run gcloud --quiet "--project=$PROJECT" "$@"
 }
@@ -85,11 +91,18 @@ gc() { # gcloud, which never asks
 accelerator() { # TYPE
     local row
     row=$(awk -F'\t' -v type="$1" '$1 == type' "$ACCELERATORS")
-    [[ $row ]] || die "$EXIT_USAGE" "accelerator type '$1' is not known; one of: $(
+    [[ $row ]] || die "$EXIT_USAGE" "accelerator type '$1' is not known; $(meant "$1")one of: $(
         awk -F'\t' '!/^#/ && $1 != "type" { printf "%s%s", gap, $1; gap = " " }' "$ACCELERATORS"
     )"
     IFS=$'\t' read -r _ GENERATION API RUNTIME HOSTS CHIPS DEVICES BOUNDS TOPOLOGY GKE_ACCELERATOR <<<"$row"
     export GENERATION API RUNTIME HOSTS CHIPS DEVICES BOUNDS TOPOLOGY GKE_ACCELERATOR
+}
+
+# A hint for other names of a slice: v5e-64 as everybody says it, v5e:8x8 as `bert-jax plan` has it.
+meant() { # TYPE -> "did you mean NAME? ", or nothing
+    awk -F'\t' -v said="$1" '!/^#/ {
+        number = $1; sub(/.*-/, "", number)
+        if (said == $2 "-" number || said == $2 ":" $9) { printf "did you mean %s? ", $1; exit } }' "$ACCELERATORS"
 }
 
 # LIBTPU_INIT_ARGS for a generation: what flags.tsv has for it.

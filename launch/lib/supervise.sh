@@ -1,12 +1,16 @@
 # shellcheck shell=bash
 # Keeps one run going on one TPU until it is done, from a machine that is not the TPU. It remembers nothing: what there is
-# to do follows from what the cloud and the hosts say, so it may be ended and started again at any time.
+# to do follows from what the cloud, the hosts and the workdir say, so it may be ended and started again at any time.
+#
+# It deletes a machine that the cloud calls dead, and one that is lost for certain: the cloud calls it ready, its hosts are
+# silent, and so is the sign of life that worker 0 leaves in the workdir. Nothing else is a reason: an outage between here
+# and there, a login that has expired and a repair are waited for.
 
 # What a trainer's exit code asks for; docs/launch.md has the table.
 meaning() { # CODE
     case $1 in
         0) echo 'done' ;;
-        2 | 3 | 4 | 5 | 6 | 7) echo stop ;;              # the same would happen again
+        2 | 3 | 4 | 5 | 6 | 7 | 8) echo stop ;;          # the same would happen again
         42) echo preempted ;;                            # state saved
         134 | 137 | 143 | 200) echo restart ;;           # peer lost, killed, hang
         *) echo crash ;;
@@ -26,51 +30,15 @@ verdict() {
     done
 }
 
-# Waits until the TPU is ready; asks for it where there is none, and replaces one that is dead. A state that nobody has
-# heard of is dead after UNKNOWN_POLLS looks at it.
-ensure_ready() {
-    local now last='' unknown=0 errors=0 dead=0 began=$SECONDS
-    while :; do
-        now=$(condition)
-        [[ $now == "$last" ]] || log "$NAME: $now"
-        last=$now
-        [[ $now == error ]] || errors=0
-        [[ $now == unknown:* ]] || unknown=0
-        case $now in
-            ready) return ;;
-            absent) create_resource && continue ;;
-            dead) ;;
-            waiting)
-                ((${PROVISION_SECONDS:-0} == 0 || SECONDS - began < PROVISION_SECONDS)) ||
-                    die "$EXIT_WAITED" "no machine after $PROVISION_SECONDS s; the request stays (launch/tpu delete)"
-                ;;
-            error)
-                ((++errors < ${CLOUD_TRIES:-5})) || die "$EXIT_CLOUD" "the cloud does not answer: $(why)"
-                backoff "$errors" && continue
-                ;;
-            unknown:*) ((++unknown < ${UNKNOWN_POLLS:-10})) || now=dead ;;
-        esac
-        if [[ $now == dead ]]; then
-            ((++dead <= ${MAX_FAILURES:-5})) || die "$EXIT_CLOUD" "$NAME was made and failed $((dead - 1)) times"
-            log "$NAME is lost: deleting it and asking again"
-            delete_resource
-            backoff "$dead"
-        else
-            pause "$POLL_SECONDS"
-        fi
-    done
-}
+# --- what the workdir says -------------------------------------------------------------------------
 
-why() {
-    tail -n 1 "$SCRATCH/describe" 2>/dev/null || true
+# An object of the workdir; nothing if there is none. Returns 1 if the bucket does not answer.
+noted() { # NAME
+    [[ $WORKDIR == gs://* && ! $DRY_RUN ]] || return 0
+    gc storage cat "$WORKDIR/$1" 2>"$SCRATCH/describe" || grep -qE 'matched no|not found|404' "$SCRATCH/describe"
 }
 
 # The mark of a run that is done, beside its checkpoints: a later supervisor then makes no machine for it.
-finished() {
-    [[ $WORKDIR == gs://* && ! $DRY_RUN ]] || return 1
-    [[ $(gc storage cat "$WORKDIR/launched_and_done" 2>/dev/null) == "$RUN" ]]
-}
-
 mark_finished() {
     [[ $WORKDIR == gs://* ]] || return 0
     echo "$RUN" >"$SCRATCH/done"
@@ -78,9 +46,42 @@ mark_finished() {
         log "the mark could not be written"
 }
 
-# Watches the trainers until none runs. OUTCOME is then one exit code, or `lost`: the machine is gone or silent.
+# Ends here if the run is done, or has had its hours. Asked before a machine is made: worker 0 may have deleted the last one.
+end_if_over() {
+    local mark alive run minutes errors=0
+    while ! { mark=$(noted launched_and_done) && alive=$(noted launched_alive); }; do
+        has_answered || ((++errors < ${CLOUD_TRIES:-5})) || die "$EXIT_CLOUD" "$WORKDIR cannot be read: $(why)"
+        log "$WORKDIR does not answer: $(why)"
+        if has_answered; then pause "$POLL_SECONDS"; else backoff "$errors"; fi
+    done
+    if [[ $mark == "$RUN" ]]; then
+        log "run $RUN is done, says $WORKDIR/launched_and_done; delete that to run it again"
+        # The supervisor that wrote the mark may have ended before its TPU was gone.
+        [[ $DELETE_WHEN_DONE != 1 ]] || delete_resource
+        exit 0
+    fi
+    read -r run minutes _ <<<"$alive" || true
+    if [[ $MAX_MINUTES && $run == "$RUN" ]] && ((minutes >= MAX_MINUTES)); then
+        delete_resource
+        die "$EXIT_HOURS" "the run has had machines for $minutes minutes, --max-hours is $MAX_HOURS: a larger one goes on"
+    fi
+}
+
+# Whether worker 0 has left a new sign of life in the workdir since this was last asked. Returns 2 if nobody can say.
+SIGN=''
+is_alive() {
+    local before=$SIGN
+    [[ $WORKDIR == gs://* ]] || return 2
+    SIGN=$(noted launched_alive) || { SIGN=$before && return 2; }
+    [[ $SIGN != "$before" ]]
+}
+
+# --- the run ---------------------------------------------------------------------------------------
+
+# Watches the trainers until none runs. OUTCOME is then one exit code; or `lost`: the machine is gone, or silent for
+# certain; or `silent`: it is, and nothing can tell whether it trains.
 watch_trainer() {
-    local silent=0 ending=0 now
+    local silent=0 ending=0 now code
     while :; do
         if ask_trainer; then
             silent=0
@@ -97,12 +98,45 @@ watch_trainer() {
                 log "some hosts have ended and others have not: stopping them"
                 stop_trainer || true
             fi
+        elif grep -q ' running$' <<<"$REPORT"; then
+            # The trainers of a host that is gone end by themselves within minutes. While some train, all do.
+            log "not all hosts answer; those that do are training"
+            silent=0
         else
             now=$(condition)
-            log "not all hosts answer; $NAME: $now"
-            if [[ $now == dead || $now == absent ]] || ((++silent >= ${UNKNOWN_POLLS:-10})); then
+            log "no host says that it trains; $NAME: $now$([[ $now != error ]] || printf ' (%s)' "$(why)")"
+            case $now in
+                dead | absent)
+                    OUTCOME=lost
+                    return
+                    ;;
+                ready) silent=$((silent + 1)) ;;
+                *) silent=0 ;; # nobody knows, or it is being repaired
+            esac
+            if ((silent == 1)); then
+                is_alive || true # what a later sign is compared with
+            elif ((silent == ${UNKNOWN_POLLS:-10})); then
+                log "silent for $silent looks, while the cloud calls it ready: one more look"
+            elif ((silent > ${UNKNOWN_POLLS:-10})); then
                 OUTCOME=lost
-                return
+                if [[ $REPORT ]]; then
+                    # This network reaches some hosts, whose trainers have ended: the others are gone.
+                    [[ $(meaning "$(verdict)") != stop ]] || OUTCOME=$(verdict)
+                    return
+                fi
+                code=0
+                is_alive || code=$?
+                case $code in
+                    0) log "worker 0 has left a sign of life in $WORKDIR: the hosts are well, but ssh does not reach them" ;;
+                    1) return ;;
+                    2)
+                        if [[ $WORKDIR != gs://* ]]; then
+                            OUTCOME=silent
+                            return
+                        fi
+                        ;;
+                esac
+                silent=0
             fi
         fi
         pause "$POLL_SECONDS"
@@ -111,21 +145,22 @@ watch_trainer() {
 
 # Sets up all hosts and starts the trainer, unless it runs or has ended already. CAUSE says what went wrong.
 begin() {
+    local all=yes
     CAUSE=''
-    ask_trainer || REPORT=''
+    ask_trainer || all=''
     if grep -q ' other$' <<<"$REPORT"; then
         die "$EXIT_USAGE" "another run is running on $NAME; launch/tpu stop ends it"
     elif grep -q ' running$' <<<"$REPORT"; then
         log "the trainer runs already: watching it"
         return
-    elif [[ $REPORT ]] && ! grep -qv ' 0$' <<<"$REPORT"; then
+    elif [[ $all && $REPORT ]] && ! grep -qv ' 0$' <<<"$REPORT"; then
         log "the trainer is done already"
         return
     fi
     log "setting up $((SLICES * HOSTS)) hosts"
     if ! setup_hosts; then
         CAUSE=$EXIT_SETUP
-    elif ! stage_corpus; then
+    elif ! stage; then
         CAUSE=$EXIT_SETUP
     elif ! start_trainer; then
         CAUSE=$EXIT_CONTACT
@@ -136,15 +171,10 @@ begin() {
 }
 
 supervise() {
-    local failures=0 began OUTCOME CAUSE
-    if finished; then
-        log "run $RUN is done, says $WORKDIR/launched_and_done; delete that to run it again"
-        # The supervisor that wrote the mark may have ended before its TPU was gone.
-        [[ ! ${DELETE_WHEN_DONE:-} ]] || delete_resource
-        return
-    fi
+    local failures=0 began now OUTCOME CAUSE
     log "run $RUN: pretrain ${ARGUMENTS[*]}"
     while :; do
+        end_if_over
         ensure_ready
         if begin; then
             began=$SECONDS
@@ -157,29 +187,37 @@ supervise() {
             OUTCOME=failed
         fi
         case $OUTCOME in
-            failed) # preempted meanwhile is nobody's failure
-                [[ $(condition) == dead || $(condition) == absent ]] || failures=$((failures + 1))
+            failed)
+                # Preempted meanwhile, or out of reach, or being repaired: nobody's failure.
+                now=$(condition)
+                if [[ $now == ready ]] && ! { [[ ! $REPORT ]] && is_alive; }; then failures=$((failures + 1)); fi
                 ;;
             lost)
                 log "the machine is lost"
-                case $(condition) in
-                    dead | absent) ;;
-                    *)
-                        CAUSE=$EXIT_CONTACT
-                        failures=$((failures + 1))
-                        ((failures >= ${MAX_FAILURES:-5})) || delete_resource
-                        ;;
-                esac
+                now=$(condition)
+                # Ready and silent for certain. Anything but ready is looked at again before it is touched.
+                if [[ $now == ready ]]; then
+                    CAUSE=$EXIT_CONTACT
+                    failures=$((failures + 1))
+                    ((failures >= ${MAX_FAILURES:-5})) || delete_resource
+                fi
+                ;;
+            silent)
+                die "$EXIT_CONTACT" "the hosts of $NAME are silent, and the cloud calls it ready. It may be training, and" \
+                    "$WORKDIR is in no bucket that could say so: nothing is deleted. If it is lost, launch/tpu delete"
                 ;;
             *)
                 log "the trainer ended with $OUTCOME: $(meaning "$OUTCOME")"
                 case $(meaning "$OUTCOME") in
                     'done')
                         mark_finished
-                        [[ ! ${DELETE_WHEN_DONE:-} ]] || delete_resource
+                        [[ $DELETE_WHEN_DONE != 1 ]] || delete_resource
                         return
                         ;;
-                    stop) die "$OUTCOME" "a restart would meet the same error; launch/tpu logs has its words" ;;
+                    stop)
+                        die "$OUTCOME" "a restart would meet the same error; launch/tpu logs has its words." \
+                            "$NAME is still there and costs; launch/tpu delete ends that"
+                        ;;
                     preempted) ;;
                     *) failures=$((failures + 1)) ;;
                 esac

@@ -1,4 +1,4 @@
-"""What the faults are compared with."""
+"""Makes the run that runs with faults are compared with."""
 
 from pathlib import Path
 

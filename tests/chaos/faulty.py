@@ -9,6 +9,9 @@
 | `loader=5:60` | the loader sleeps 60 s at step 5 |
 | `gil=5:60` | the loader holds the interpreter's lock for 60 s at step 5 |
 | `step=0.05` | every batch takes so long |
+| `task-step=0.05` | every batch of fine-tuning does |
+| `fails=4:9` | the loader raises the error of exit code 4 at step 9 (also: `os`, `uncaught`) |
+| `unopened=4` | the corpus cannot be opened: the error of exit code 4, before any step |
 | `save=60` | a save that is committed waits 60 s before its manifest |
 | `barrier=60` | the process comes late to where all meet |
 | `failing-saves=2` | the first two saves find no space |
@@ -34,9 +37,9 @@ def _say(what: str) -> None:
 
 
 def _around_batches(change: Callable[[int, dict], dict]) -> None:
-    from bert_jax.training import feed
+    from bert_jax.training import device_feed
 
-    make = feed.host_batch
+    make = device_feed.host_batch
 
     def host_batch(batch_at: Any, step: int, ranges: Any) -> dict:
         # Evaluation makes its batches in the main thread, and of a set of its own.
@@ -44,7 +47,7 @@ def _around_batches(change: Callable[[int, dict], dict]) -> None:
         is_training = getattr(batch_at, "__self__", None).__class__.__name__ == "Pipeline"
         return change(int(step), batch) if is_training else batch
 
-    feed.host_batch = host_batch
+    device_feed.host_batch = host_batch
 
 
 def _at_step(value: str, act: Callable[[float], Any]) -> None:
@@ -75,9 +78,12 @@ def omit(value: str) -> None:
 
     import jax
 
-    from bert_jax.training import loop
+    from bert_jax.training import compiled_steps
 
-    steps, compile_lowered = {int(step) for step in value.split(",")}, loop.compile_lowered
+    steps, compile_lowered = (
+        {int(step) for step in value.split(",")},
+        compiled_steps.compile_lowered,
+    )
 
     def omitting(lowered: Any) -> Any:
         train = compile_lowered(lowered)
@@ -88,9 +94,10 @@ def omit(value: str) -> None:
             _, metrics = train(jax.tree.map(lambda x: x.copy(), state), batch)
             return dataclasses.replace(state, step=state.step + 1), metrics
 
+        step.memory_analysis = train.memory_analysis
         return step
 
-    loop.compile_lowered = omitting
+    compiled_steps.compile_lowered = omitting
 
 
 def loader(value: str) -> None:
@@ -102,6 +109,37 @@ def gil(value: str) -> None:
     _at_step(value, lambda seconds: ctypes.PyDLL(None).sleep(int(seconds)))
 
 
+def _error(kind: str) -> Exception:
+    from bert_jax import errors
+
+    if kind == "os":
+        return OSError(errno.EIO, "Input/output error", "shard")
+    return RuntimeError("uncaught") if kind == "uncaught" else errors.with_exit_code(int(kind), "!")
+
+
+def fails(value: str) -> None:
+    kind, at = value.split(":")
+
+    def change(step: int, batch: dict) -> dict:
+        if step >= int(at):
+            _say(f"fails at {step}")
+            raise _error(kind)
+        return batch
+
+    _around_batches(change)
+
+
+def unopened(value: str) -> None:
+    from bert_jax.training import pretrain
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        _say("fails")
+        raise _error(value)
+
+    assert hasattr(pretrain, "open_corpus")
+    pretrain.open_corpus = refuse
+
+
 def step(value: str) -> None:
     def change(_: int, batch: dict) -> dict:
         time.sleep(float(value))
@@ -110,8 +148,21 @@ def step(value: str) -> None:
     _around_batches(change)
 
 
+def task_step(value: str) -> None:
+    from bert_jax.tasks import finetune
+
+    make = finetune.FineTuning.batches
+
+    def slow(self: Any, phase: int, start: int, stop: int) -> Any:
+        for batch in make(self, phase, start, stop):
+            time.sleep(float(value))
+            yield batch
+
+    finetune.FineTuning.batches = slow
+
+
 def save(value: str) -> None:
-    from bert_jax.training import manifest
+    from bert_jax.workdir import manifest
 
     write = manifest.write
 
@@ -124,7 +175,7 @@ def save(value: str) -> None:
 
 
 def barrier(value: str) -> None:
-    from bert_jax.training import distributed
+    from bert_jax.runtime import distributed
 
     meet = distributed.barrier
 
@@ -162,7 +213,7 @@ def commit_files(_: str) -> None:
 
 
 def compared(value: str) -> None:
-    from bert_jax.training import watchdog
+    from bert_jax.runtime import watchdog
 
     watchdog._COMPARED_SECONDS = float(value)
 
@@ -179,14 +230,15 @@ def say(value: str) -> None:
 
         builtins.__import__ = watched
         return
-    from bert_jax.training import loop
-    from bert_jax.training.evaluate import Evaluator
+    from bert_jax.training import compiled_steps, loop
+    from bert_jax.training.evaluate import HeldOut
+    from bert_jax.training.saver import Saver
 
     owner, name = {
-        "evaluate": (Evaluator, "run"),
-        "compile": (loop, "compile_lowered"),
-        "save": (loop.Run, "_save"),
-        "data": (loop.Run, "_next_batch"),
+        "evaluate": (HeldOut, "run"),
+        "compile": (compiled_steps, "compile_lowered"),
+        "save": (Saver, "save"),
+        "data": (loop, "_next_batch"),
     }[value]
     original = getattr(owner, name)
 

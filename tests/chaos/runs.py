@@ -16,7 +16,7 @@ import numpy as np
 
 from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
 from bert_jax.model import sharding
-from bert_jax.training import checkpoint
+from bert_jax.workdir import checkpoint
 from tests import tiny_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ def state_digest(workdir: Path, *, step: int | None = None, config=CONFIG) -> st
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     newest = max(checkpoint.steps(workdir)) if step is None else step
     assert checkpoint.problem(workdir, newest) is None
-    state = checkpoint.load(workdir, step=newest, config=config, mesh=mesh)
+    state = checkpoint.load_state(workdir, step=newest, config=config, mesh=mesh)
     digest = hashlib.sha256()
     for path, leaf in jax.tree.leaves_with_path(state):
         digest.update(jax.tree_util.keystr(path).encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.training import checkpoint, recovery
+from bert_jax.workdir import checkpoint, recovery
 from tests.chaos import IS_LONG
 from tests.chaos.runs import STEPS, Started, losses
 

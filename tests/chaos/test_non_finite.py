@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.training import checkpoint
+from bert_jax.workdir import checkpoint
 from tests.chaos import IS_LONG, long_form
 from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
 

@@ -5,9 +5,12 @@ types, keys that are lost or come twice, numbers out of range, bytes flipped, cu
 is read is then used, so that what is wrong with it cannot wait for step one million.
 """
 
+import bz2
 import contextlib
 import gzip
+import io
 import json
+import lzma
 import os
 import pickle
 import shutil
@@ -23,15 +26,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_jax import config as configs
-from bert_jax import resolve
+from bert_jax import config_loader
 from bert_jax.config import HeadConfig, ModelConfig, TrainConfig
-from bert_jax.data import encode, store, tokenizer
-from bert_jax.data.corpus import read_documents
-from bert_jax.data.prepare import prepare
+from bert_jax.data.corpus import encode, store
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.sources import read_documents
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, train_sentencepiece
 from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.interchange import huggingface, safetensors_files
-from bert_jax.model import heads
+from bert_jax.model import bert
 from tests.chaos import IS_LONG
+
+pytestmark = pytest.mark.chaos
 
 _SECONDS = 30  # for one file: more is a hang
 _LONGEST_MESSAGE = 3000
@@ -47,7 +53,7 @@ _MODEL = ModelConfig(
 
 
 def examples(number: int):
-    """How many files a test reads; five times as many in the long form."""
+    """Sets how many files a test reads; five times as many in the long form."""
     return settings(
         max_examples=5 * number if IS_LONG else number,
         derandomize=True,
@@ -77,7 +83,7 @@ def limited() -> Iterator[None]:
 
 
 def clearly(read: Callable[[], Any], *, names: str) -> Any:
-    """What `read` returns, or None after an error that a user can act upon."""
+    """Returns what `read` does, or None after an error that a user can act upon."""
     with limited():
         try:
             return read()
@@ -194,13 +200,13 @@ def home(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory) -> tokenizer.Tokenizer:
+def vocabulary(tmp_path_factory) -> Tokenizer:
     path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
     path.write_text("\n".join(_VOCABULARY) + "\n")
-    return tokenizer.load(path)
+    return load_tokenizer(path)
 
 
-def _require_readable(file: Path, data: bytes, vocabulary: tokenizer.Tokenizer) -> None:
+def _require_readable(file: Path, data: bytes, vocabulary: Tokenizer) -> None:
     file.write_bytes(data)
     with unchanged(file.parent):
         documents = clearly(lambda: list(read_documents([str(file)])), names=str(file))
@@ -209,22 +215,62 @@ def _require_readable(file: Path, data: bytes, vocabulary: tokenizer.Tokenizer) 
         encode.encode_documents(texts, vocabulary)
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+_WHOLE = {
+    ".txt": _STORY,
+    ".jsonl": _RECORDS,
+    ".csv": b'id;text\r\n1;"a b; ""ab"".\n\nab"\r\n2;ab\r\n',
+    ".tsv": b"id\ttext\n1\ta b\n2\tab.\n",
+    ".TXT": _STORY.decode().encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("suffix", _WHOLE)
 @examples(100)
 @given(data=st.data())
 def test_text(home, vocabulary, suffix, data):
-    whole = _STORY if suffix == ".txt" else _RECORDS
+    whole = _WHOLE[suffix]
     found = data.draw(damaged(whole) | st.binary(max_size=200))
     _require_readable(home / f"corpus{suffix}", found, vocabulary)
 
 
-@pytest.mark.parametrize("suffix", [".txt.gz", ".jsonl.gz"])
+def _zstd(data: bytes) -> bytes:
+    return pytest.importorskip("zstandard").compress(data)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"),
+    [
+        (".txt.gz", gzip.compress),
+        (".jsonl.gz", gzip.compress),
+        (".txt.bz2", bz2.compress),
+        (".txt.xz", lzma.compress),
+        (".jsonl.zst", _zstd),
+    ],
+)
 @examples(100)
 @given(data=st.data())
-def test_compressed_text(home, vocabulary, suffix, data):
-    whole = gzip.compress(_STORY if suffix == ".txt.gz" else _RECORDS, mtime=0)
+def test_compressed_text(home, vocabulary, suffix, compress, data):
+    whole = compress(_STORY if ".txt" in suffix else _RECORDS)
     found = data.draw(damaged(whole) | damaged(whole + whole) | st.binary(max_size=200))
     _require_readable(home / f"corpus{suffix}", found, vocabulary)
+
+
+@pytest.fixture(scope="module")
+def parquet() -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    stream = io.BytesIO()
+    table = pyarrow.table({"id": [1, 2, 3], "text": ["a b.", None, "ab a\nb"]})
+    parquet.write_table(table, stream, row_group_size=2)
+    return stream.getvalue()
+
+
+@examples(100)
+@given(data=st.data())
+def test_parquet(home, vocabulary, parquet, data):
+    found = data.draw(damaged(parquet) | st.binary(max_size=200))
+    _require_readable(home / "corpus.parquet", found, vocabulary)
 
 
 @examples(100)
@@ -246,7 +292,7 @@ def test_any_text_is_encoded(home, vocabulary, text):
 def _require_usable(path: Path, folder: Path) -> None:
     """A vocabulary that loads has ids for every text, and is the same when it was saved."""
     with unchanged(folder):
-        loaded = clearly(lambda: tokenizer.load(path), names=str(folder))
+        loaded = clearly(lambda: load_tokenizer(path), names=str(folder))
     if loaded is None:
         return
     with limited():
@@ -257,7 +303,7 @@ def _require_usable(path: Path, folder: Path) -> None:
         copy = folder.parent / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         loaded.save(copy)
-        assert tokenizer.load(copy).hash == loaded.hash
+        assert load_tokenizer(copy).hash == loaded.hash
         shutil.rmtree(copy)
 
 
@@ -293,10 +339,10 @@ def _saved(kind: str, folder: Path) -> dict[str, bytes]:
     if kind == "wordpiece":
         source = folder / "vocab.txt"
         source.write_bytes(_VOCAB_TXT)
-        tokenizer.load(source).save(folder)
+        load_tokenizer(source).save(folder)
     else:
         texts = [" ".join("ab" * i for i in range(1, 9)) + "cdefg hij klm" * 3] * 9
-        tokenizer.train_sentencepiece(texts, vocab_size=24, lowercase=True).save(folder)
+        train_sentencepiece(texts, vocab_size=24, lowercase=True).save(folder)
     return {file.name: file.read_bytes() for file in sorted(folder.glob("*.json"))}
 
 
@@ -332,7 +378,7 @@ def test_tokenizer_config_json(folder, saved, beside, data):
 
 @pytest.fixture(scope="module")
 def sentencepiece_model() -> bytes:
-    from bert_jax.data import sentencepiece_model
+    from bert_jax.data.tokenizer import sentencepiece_model
 
     texts = ["the cat sat on the mat", "a b c d e f g h"] * 9
     return sentencepiece_model.train(texts, vocab_size=20, lowercase=False)
@@ -366,7 +412,7 @@ def _require_possible(config: TrainConfig | None) -> None:
 def test_config_json(home, data):
     file = home / "config.json"
     file.write_bytes(data)
-    _require_possible(clearly(lambda: resolve.load(str(file)), names="config"))
+    _require_possible(clearly(lambda: config_loader.load_config(str(file)), names="config"))
 
 
 _PATHS = st.sampled_from([*_FIELDS, *(f.partition(".")[0] for f in _FIELDS)]) | st.text(
@@ -380,7 +426,7 @@ _PATHS = st.sampled_from([*_FIELDS, *(f.partition(".")[0] for f in _FIELDS)]) | 
 )
 def test_set(path, text):
     def read() -> TrainConfig:
-        return resolve.load("bert_base", [f"{path}={text}"])
+        return config_loader.load_config("bert_base", [f"{path}={text}"])
 
     _require_possible(clearly(read, names=path.strip().partition(".")[0]))
 
@@ -462,7 +508,7 @@ def test_arrays_that_their_checksums_agree_with(corpus, array, data):
 def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     (folder / "vocab.txt").write_bytes(_VOCAB_TXT)
-    params = heads.init_params(_MODEL, HeadConfig(), seed=0)
+    params = bert.init_params(_MODEL, HeadConfig(), seed=0)
     huggingface.write(folder / "hf", params, _MODEL, tokenizer=folder / "vocab.txt")
     return folder / "hf"
 
@@ -472,7 +518,7 @@ def sharded(tmp_path_factory, model) -> Path:
     folder = tmp_path_factory.mktemp("sharded") / "hf"
     folder.mkdir()
     tensors, _ = safetensors_files.read_file(model / "model.safetensors")
-    safetensors_files.write(folder, tensors, max_file_bytes=600)
+    safetensors_files.write_tensors(folder, tensors, max_file_bytes=600)
     return folder
 
 
@@ -622,7 +668,7 @@ def test_an_index_of_pickles_is_refused(tmp_path, model, trap):
 def test_a_pickled_vocabulary_is_refused(tmp_path, trap, name):
     (tmp_path / name).write_bytes(trap)
     with pytest.raises(BertJaxError, match=name):
-        tokenizer.load(tmp_path / name)
+        load_tokenizer(tmp_path / name)
 
 
 def test_a_pickled_array_is_refused(corpus, trap):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bert_jax.training import checkpoint
+from bert_jax.workdir import checkpoint
 from tests.chaos import IS_LONG
 from tests.chaos.runs import Started, lines, losses, state_digest
 

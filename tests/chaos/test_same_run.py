@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from bert_jax import config as configs
-from bert_jax.data.store import open_corpus
+from bert_jax.data.corpus.store import open_corpus
 from bert_jax.errors import ResumeRefused, UsageError
-from bert_jax.training import checkpoint, same_run, workdir
+from bert_jax.workdir import checkpoint, resume_policy, run_directory
 from tests.chaos import long_form
 from tests.chaos.runs import CONFIG, Started, lines
 
@@ -69,10 +69,10 @@ def _changed(field: str, value):
 def test_each_field(finished, corpus, field):
     value, expected = _CHANGES[field]
     config, tokens = _changed(field, value), open_corpus(corpus)
-    assert same_run.classify(field) == expected
+    assert resume_policy.classify(field) == expected
 
     def ask(*allowed: str):
-        return workdir.holds_run(finished, config, tokens, init_from=None, allowed=allowed)
+        return run_directory.holds_run(finished, config, tokens, init_from=None, allowed=allowed)
 
     if expected == "free":
         assert ask() == (True, [])
@@ -84,10 +84,10 @@ def test_each_field(finished, corpus, field):
         ask()
     assert f"{field}: {old!r} -> {value!r}" in str(refused.value)
     if expected == "flag":
-        assert f"--allow-change {field}" in str(refused.value)
+        assert f"`allow_change` {field}" in str(refused.value)
         assert ask(field) == (True, [(field, old, value)])
     else:
-        assert "--allow-change" not in str(refused.value)
+        assert "allow_change" not in str(refused.value)
         with pytest.raises(UsageError, match="defines the run"):
             ask(field)
 
@@ -95,8 +95,8 @@ def test_each_field(finished, corpus, field):
 def test_every_field_is_classified():
     """A new field has to be thought about: what is not named in docs/reliability.md is refused."""
     for field in configs.flatten(CONFIG):
-        assert same_run.classify(field) in ("free", "flag", "refused")
-    assert {same_run.classify(field) for field in _CHANGES} == {"free", "flag", "refused"}
+        assert resume_policy.classify(field) in ("free", "flag", "refused")
+    assert {resume_policy.classify(field) for field in _CHANGES} == {"free", "flag", "refused"}
     assert len(_CHANGES) >= 30
 
 

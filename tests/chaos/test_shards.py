@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.data.prepare import prepare
-from bert_jax.data.store import SPLITS, open_corpus
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import SPLITS, open_corpus
 from bert_jax.errors import DataDamaged
 from tests import tiny_corpus
 from tests.chaos import IS_LONG
@@ -35,8 +35,8 @@ def built(tmp_path_factory) -> Path:
     ]
     (folder / "source.txt").write_text("\n\n".join(documents))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.data.encode._PART_BYTES", 1000)
-        patch.setattr("bert_jax.data.prepare._SHARD_TOKENS", 1)
+        patch.setattr("bert_jax.data.corpus.encode._PART_BYTES", 1000)
+        patch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 1)
         prepare(
             [str(folder / "source.txt")],
             folder / "corpus",

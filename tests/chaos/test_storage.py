@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.training import checkpoint
+from bert_jax.workdir import checkpoint
 from tests.chaos import IS_LONG, long_form
 from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
 

@@ -79,7 +79,7 @@ def differing_characters() -> list[int]:
     """Assigned characters that are cleaned or cut otherwise; composition (NFC) set aside."""
     from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer
 
-    from bert_jax.data import wordpiece_model
+    from bert_jax.data.tokenizer import wordpiece_model
 
     found = set()
     for lowercase in (True, False):

@@ -32,14 +32,26 @@ fi
 """
 
 
+# gcloud fails as often as the file `outage` says, with the words in the file beside it, on its way
+# from the launcher to the cloud. A shell, as there may be many such calls.
+_OUTAGE = """#!/bin/sh
+if [ -z "$FAKE_HOST" ] && read -r left 2>/dev/null <"$FAKE_CLOUD/outage" && [ "$left" -gt 0 ]; then
+    echo $((left - 1)) >"$FAKE_CLOUD/outage"
+    cat "$FAKE_CLOUD/outage.words" >&2
+    exit 1
+fi
+"""
+_TYPES = {1: "v4-8", 2: "v4-16", 8: "v4-64"}
+
+
 class Cloud:
-    """A v4-16 has two hosts, with four devices each; a v4-8 has one."""
+    """A v4-8 has one host, a v4-16 two and a v4-64 eight, with four devices each."""
 
     def __init__(self, directory: Path, *, number_of_hosts: int = 2, **scenario: Any) -> None:
         self.directory = directory
         self.started: list[subprocess.Popen[str]] = []
-        self.hosts = ("pod-w-0", "pod-w-1")[:number_of_hosts]
-        self.options = (*RUN, "--type=v4-16" if number_of_hosts == 2 else "--type=v4-8")
+        self.hosts = tuple(f"pod-w-{number}" for number in range(number_of_hosts))
+        self.options = (*RUN, f"--type={_TYPES[number_of_hosts]}")
         (directory / "bin").mkdir(parents=True)
         for name in PROGRAMS:
             fake_programs.wrapper(directory / "bin" / name, name)
@@ -47,6 +59,8 @@ class Cloud:
         (directory / "bin" / "hostname").write_text('#!/bin/sh\necho "$FAKE_HOST"\n')
         systemctl = directory / "bin" / "systemctl"
         systemctl.write_text(_IS_ACTIVE + systemctl.read_text().removeprefix("#!/bin/sh\n"))
+        gcloud = directory / "bin" / "gcloud"
+        gcloud.write_text(_OUTAGE + gcloud.read_text().removeprefix("#!/bin/sh\n"))
         for folder in ("home", "buckets", "hosts"):
             (directory / folder).mkdir()
         exists = scenario.pop("exists", [])
@@ -95,6 +109,7 @@ class Cloud:
             "TMPDIR": str(self.directory),
             "POLL_SECONDS": "0.02",
             "RETRY_MS": "1",
+            "DELETE_WHEN_DONE": "0",
             "LC_ALL": "C.UTF-8",
         }
 
@@ -145,7 +160,7 @@ class Cloud:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def commands(self) -> list[str]:
-        """What changed something, in order: create, delete, copy, and worker.sh verbs by host."""
+        """Returns what changed something, in order: create, delete, copy, verbs of worker.sh."""
         found = []
         for call in self.calls():
             words = [w for w in call["argv"] if not w.startswith("--") and w != "alpha"]
@@ -162,8 +177,16 @@ class Cloud:
     def state(self) -> dict:
         return json.loads((self.directory / "state.json").read_text())
 
+    def cut(self, calls: int, words: str) -> None:
+        """The next calls of gcloud by the launcher do not reach the cloud."""
+        (self.directory / "outage.words").write_text(f"ERROR: (gcloud) {words}\n")
+        (self.directory / "outage").write_text(f"{calls}\n")
+
+    def cut_calls_left(self) -> int:
+        return int((self.directory / "outage").read_text() or 1)
+
     def set_states(self, *states: str) -> None:
-        """What the cloud says of the resource from now on, whatever it was about to say."""
+        """Sets what the cloud says of the resource from now on, whatever it was about to say."""
         with (self.directory / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             changed = self.state() | {"states": states, "current": states[0]}
@@ -183,11 +206,12 @@ class Cloud:
         for host in self.hosts:
             home = self.directory / "hosts" / host
             if home.is_dir():
-                subprocess.run(
-                    [str(self.directory / "bin" / "systemctl"), "stop", "bert-jax"],
-                    env=environment | {"HOME": str(home)},
-                    check=True,
-                )
+                for unit in ("bert-jax-guard", "bert-jax"):
+                    subprocess.run(
+                        [str(self.directory / "bin" / "systemctl"), "stop", unit],
+                        env=environment | {"HOME": str(home)},
+                        check=True,
+                    )
         shutil.rmtree(self.directory / "hosts")
 
 

@@ -27,7 +27,7 @@ HOSTS = SCENARIO.get("hosts", ())
 
 @contextlib.contextmanager
 def state():
-    """What has happened, to be read and changed by one program at a time."""
+    """Yields what has happened, to be read and changed by one program at a time."""
     with (CLOUD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         path = CLOUD / "state.json"
@@ -81,7 +81,10 @@ def describe_resource(words: list[str], argv: list[str]) -> int:
         if now["current"] == "GONE":
             now["states"] = []
             return fail(f"NOT_FOUND: Resource {words[0]} was not found")
-        print(now["current"].partition("/")[0])
+        if option(argv, "format") == "value(state.failedData.error.message)":
+            print("There is no more capacity in the zone" if now["current"] == "FAILED" else "")
+        else:
+            print(now["current"].partition("/")[0])
     return 0
 
 
@@ -125,7 +128,8 @@ def delete(words: list[str], argv: list[str]) -> int:
         if not now["states"]:
             return fail(f"NOT_FOUND: Resource {words[0]} was not found")
         now["states"] = ["DELETING", "GONE"]
-        kill_units()
+    # Afterwards: the caller may be on one of the hosts.
+    kill_units()
     return 0
 
 
@@ -247,21 +251,25 @@ def systemd_run(argv: list[str]) -> int:
         for word in argv[:first]
         if word.startswith("--setenv=")
     )
+    environment = {**os.environ, **settings}
+    if "--pipe" in argv:
+        return subprocess.call(argv[first:], env=environment)
     process = subprocess.Popen(
         argv[first:],
         cwd=option(argv, "working-directory"),
-        env={**os.environ, **settings},
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    unit_file().write_text(f"{process.pid}\n")
+    unit_file(option(argv, "unit") or "").write_text(f"{process.pid}\n")
     return 0
 
 
-def unit_file() -> Path:
-    return Path(os.environ["HOME"]) / "unit.pid"
+def unit_file(unit: str) -> Path:
+    name = {"bert-jax": "unit.pid", "bert-jax-guard": "guard.pid"}[unit]
+    return Path(os.environ["HOME"]) / name
 
 
 def alive(pid: int) -> bool:
@@ -277,7 +285,7 @@ def pid_of(file: Path) -> int | None:
 
 
 def systemctl(argv: list[str]) -> int:
-    pid = pid_of(unit_file())
+    pid = pid_of(unit_file(argv[1]))
     if argv[0] == "stop" and pid:
         stop_unit(pid, signal.SIGTERM, seconds=60)
     return 0
@@ -294,7 +302,7 @@ def stop_unit(pid: int, number: int, *, seconds: float) -> None:
 
 
 def kill_units() -> None:
-    for file in (CLOUD / "hosts").glob("*/unit.pid"):
+    for file in (CLOUD / "hosts").glob("*/*.pid"):
         if pid := pid_of(file):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
@@ -361,8 +369,10 @@ def trainer() -> int:
     code = entry["codes"][host] if "codes" in entry else entry["code"]
     received: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
-    if code == "waits":  # for SIGTERM
+    if code == "waits":  # for SIGTERM, or for the end of the run
         while not received:
+            if (CLOUD / "done").exists():
+                return 0
             time.sleep(0.01)
         return 42
     if host == 0 and "states" in entry:

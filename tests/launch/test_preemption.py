@@ -7,6 +7,8 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
+
 from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from tests import tiny_corpus
 from tests.launch.cloud import ROOT
@@ -32,6 +34,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+@pytest.mark.chaos
 def test_two_processes_train_are_preempted_and_resume(cloud, corpus, tmp_path):
     """On a spot machine that is taken away: both processes save, a new machine goes on."""
     here = cloud(

@@ -16,7 +16,7 @@ from tests.launch.cloud import ROOT
 _LAUNCH = ROOT / "launch"
 _SCRIPTS = sorted(
     path
-    for path in [ROOT / "tpu_setup.sh", ROOT / "examples" / "demo.sh", *_LAUNCH.rglob("*")]
+    for path in [ROOT / "tpu_setup.sh", *(ROOT / "examples").glob("*.sh"), *_LAUNCH.rglob("*")]
     if path.suffix == ".sh" or (path.is_file() and path.read_bytes()[:2] == b"#!")
 )
 _RUN = ("--config=bert_large_64core", "--corpus=gs://b/corpus", "--workdir=gs://b/run")
@@ -29,8 +29,10 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 def test_every_script_is_known():
     assert {path.relative_to(ROOT).as_posix() for path in _SCRIPTS} >= {
-        "tpu_setup.sh", "examples/demo.sh", "launch/tpu", "launch/worker.sh",
-        "launch/lib/common.sh", "launch/lib/cloud.sh", "launch/lib/supervise.sh",
+        "tpu_setup.sh", "examples/demo.sh", "examples/smoke.sh", "launch/tpu", "launch/worker.sh",
+        "launch/lib/common.sh", "launch/lib/settings.sh", "launch/lib/cloud.sh",
+        "launch/lib/provision.sh", "launch/lib/hosts.sh", "launch/lib/supervise.sh",
+        "launch/lib/unit.sh",
         "launch/gke/render",
     }  # fmt: skip
 
@@ -157,7 +159,9 @@ def test_status_logs_stop_profile_fetch_delete(cloud):
     (bucket / "checkpoints/10/array").write_text("1")
     results = here.directory / "results"
     assert here.tpu("fetch", *_RUN, f"--output={results}").returncode == 0
-    assert [p.name for p in results.rglob("*") if p.is_file()] == ["metrics.jsonl"]
+    assert {p.name for p in results.rglob("*") if p.is_file()} == {
+        "metrics.jsonl", "launched_alive", "pod-w-0.log", "pod-w-1.log"
+    }  # fmt: skip
     assert here.tpu("fetch", *_RUN, f"--output={results}", "--checkpoints").returncode == 0
     assert (results / "checkpoints/10/array").exists()
     for _ in range(2):
@@ -221,84 +225,41 @@ def test_the_lock_pins_by_hash_what_belongs_together():
     assert all("--hash=sha256:" in package for package in packages)
 
 
-# --- GKE -----------------------------------------------------------------------------------------
-
-
-def render(cloud, *options: str):
-    arguments = ("--name=pod", "--image=example/bert-jax:1", *_RUN, *options)
-    return cloud().run(_LAUNCH / "gke" / "render", *arguments)
-
-
-def test_a_jobset_for_tpu7x(cloud):
-    yaml = pytest.importorskip("yaml")
-    done = render(cloud, "--type=tpu7x-64", "--slices=2", "--spot", "--", "--set", "seed=1")
-    assert done.returncode == 0, done.stderr
-    jobset = yaml.safe_load(done.stdout)
-    assert jobset["kind"] == "JobSet" and jobset["metadata"]["name"] == "pod"
-    (replicated,) = jobset["spec"]["replicatedJobs"]
-    job = replicated["template"]["spec"]
-    assert (replicated["replicas"], job["parallelism"], job["completions"]) == (2, 8, 8)
-    assert job["backoffLimit"] == 0 and job["completionMode"] == "Indexed"
-    pod = job["template"]["spec"]
-    assert pod["restartPolicy"] == "Never" and pod["terminationGracePeriodSeconds"] >= 60
-    assert pod["nodeSelector"] == {
-        "cloud.google.com/gke-tpu-accelerator": "tpu7x",
-        "cloud.google.com/gke-tpu-topology": "2x4x4",
-        "cloud.google.com/gke-spot": "true",
-    }
-    (trainer,) = pod["containers"]
-    assert trainer["resources"]["limits"]["google.com/tpu"] == 4
-    assert trainer["args"][:2] == ["pretrain", "bert_large_64core"]
-    slices, own = ["--set", "mesh.slices=2"], ["--set", "seed=1"]
-    assert trainer["args"][-5:] == ["--distributed", *slices, *own]
-    variables = {entry["name"]: entry["value"] for entry in trainer["env"]}
-    assert variables["JAX_COORDINATOR_PORT"] == "8476" and "--xla" in variables["LIBTPU_INIT_ARGS"]
-    # What is not worth a restart ends the job for good; all else restarts the whole set.
-    (stage,) = pod["initContainers"]
-    rules = job["podFailurePolicy"]["rules"]
-    assert {rule["action"] for rule in rules} == {"FailJob"}
-    codes = [rule["onExitCodes"] for rule in rules]
-    assert {code["containerName"]: code["values"] for code in codes} == {
-        trainer["name"]: [2, 3, 4, 5, 6, 7],
-        stage["name"]: [4, 7],
-    }
-    (whole,) = jobset["spec"]["failurePolicy"]["rules"]
-    assert whole["action"] == "FailJobSet"
-    assert whole["onJobFailureReasons"] == ["PodFailurePolicy"]
-    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
-    # The corpus is staged by the same script as on a TPU VM.
-    assert stage["args"] == ["worker.sh", "stage", "gs://b/corpus", "/data/corpus"]
-    assert not re.search(r"@[A-Z_]+@", done.stdout)
-
-
-def test_a_jobset_is_refused_where_there_is_no_such_accelerator(cloud):
-    assert "has no accelerator name on GKE" in render(cloud, "--type=v2-8").stderr
-    assert render(cloud, "--type=v2-8").returncode == 2
-    assert "not known" in render(cloud, "--type=v9").stderr
-
-
-def test_the_image_copies_what_exists():
-    text = (_LAUNCH / "gke" / "Dockerfile").read_text()
-    sources = [
-        word
-        for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.M)
-        for word in line.split()[:-1]
-    ]
-    assert sources
-    for source in sources:
-        assert (ROOT / source).exists(), source
-    setup = (ROOT / "tpu_setup.sh").read_text()
-    version = re.search(r"UV_VERSION=(\S+)", setup)
-    assert version and f"uv=={version[1]}" in text
-
-
 def test_the_documented_dry_run_is_what_is_printed(cloud):
+    """The lines shown are some of those printed, in their order."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "docs/launch.md").read_text(), re.M | re.S)
     here = cloud()
-    match = re.search(r"<<'END'\n(.*?)END", blocks[0], re.S)
+    (settings,) = [m[1] for m in (re.search(r"<<'END'\n(.*?)END", b, re.S) for b in blocks) if m]
+    (here.directory / "run.env").write_text(settings)
+    command = ("supervise", "--dry-run", "--settings", "run.env")
+    done = here.run(ROOT / "launch" / "tpu", *command, settings={"DELETE_WHEN_DONE": ""})
+    assert done.returncode == 0, done.stderr
+    printed = re.sub(r"/\S*tmp\.\w+", "$SCRATCH", done.stdout).replace(str(ROOT), ".").splitlines()
+    (shown,) = [b.splitlines() for b in blocks if b.startswith("+ gcloud")]
+    places = [printed.index(line) for line in shown]
+    assert len(shown) >= 4 and places == sorted(places)
+
+
+def test_every_command_of_the_page_is_one(cloud):
+    """From an empty project on, each `launch/tpu` line runs dry, with the settings of the page."""
+    here = cloud()
+    text = (ROOT / "docs/launch.md").read_text()
+    match = re.search(r"<<'END'\n(.*?)END", text, re.S)
     assert match
     (here.directory / "run.env").write_text(match[1])
-    done = here.run(ROOT / "launch" / "tpu", "supervise", "--dry-run", "--settings", "run.env")
-    assert done.returncode == 0, done.stderr
-    printed = re.sub(r"/\S*tmp\.\w+", "$SCRATCH", done.stdout).replace(str(ROOT), ".")
-    assert printed == blocks[1]
+    lines = re.findall(r"^launch/tpu .+$", text, re.M)
+    assert len(lines) >= 4
+    for line in lines:
+        words = shlex.split(line)[1:]
+        done = here.run(ROOT / "launch" / "tpu", *words, "--dry-run")
+        assert done.returncode == 0 and done.stdout.startswith("+ "), line + done.stderr
+
+
+def test_every_setting_that_the_scripts_read_is_known():
+    """One that is not in the list would be refused in a file."""
+    text = "".join(p.read_text() for p in [_LAUNCH / "tpu", *(_LAUNCH / "lib").glob("*.sh")])
+    listed = re.findall(r"_SETTINGS=\(([^)]*)\)", text)
+    known = " ".join(listed).split()
+    read = set(re.findall(r"\$\{([A-Z][A-Z_]+):?-", text))
+    own = {"BASH_SOURCE", "COMMAND", "REPORT", "SSH_AUTH_SOCK"}
+    assert read - own <= set(known) and len(known) == len(set(known)) > 35

@@ -1,0 +1,111 @@
+"""Corpora to look into: documents in memory, batches, and batches as text."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.config import TrainConfig
+from bert_jax.config_checks import complete, validate
+from bert_jax.data.corpus.encode import split_of
+from bert_jax.data.corpus.store import Corpus, open_corpus
+from bert_jax.data.pretraining.batch import Batch
+from bert_jax.data.pretraining.pipeline import Pipeline
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.errors import UsageError
+from bert_jax.registry import OBJECTIVES
+from bert_jax.training import preflight
+
+
+def corpus_of(texts: Sequence[str], tokenizer: Tokenizer) -> Corpus:
+    """Returns documents in memory as a corpus, all of it to train on.
+
+    A text is a document; newlines separate its paragraphs. Raises UsageError if nothing is in them.
+    """
+    if isinstance(texts, str):
+        raise UsageError("the texts are one string; make it a list of documents")
+    train = split_of(texts, tokenizer, name="train")
+    if not len(train.shards[0]):
+        raise UsageError("the texts have no words")
+    return Corpus(
+        directory=Path("memory"),
+        manifest={},
+        fingerprint="",
+        tokenizer_hash=tokenizer.hash,
+        vocab_size=tokenizer.vocab_size,
+        special=tokenizer.special,
+        train=train,
+        validation=split_of([], tokenizer, name="validation"),
+    )
+
+
+def pipeline_of(corpus: Corpus, config: TrainConfig) -> Pipeline:
+    """Returns the training batches of a run.
+
+    Raises UsageError if the config is impossible, or the corpus and the objective do not fit it.
+    """
+    preflight.require_fitting(config, corpus)
+    return Pipeline(
+        corpus.train,
+        collator=OBJECTIVES[config.objective],
+        vocabulary=corpus.vocabulary,
+        options=config.data,
+        phases=config.phases,
+        seed=config.seed,
+    )
+
+
+def batches(
+    corpus: Corpus | str | Path, config: TrainConfig, *, start: int = 0, stop: int | None = None
+) -> Iterator[Batch]:
+    """Yields the global batches of the steps `[start, stop)` of a run, as NumPy arrays by name.
+
+    They are those that `pretrain` trains on, whatever was asked for before: a batch is a function
+    of corpus, config and step. `stop` is the end of the run by default. Raises UsageError if the
+    config is impossible or does not fit the corpus, or the run has no such steps.
+    """
+    config = validate(complete(config))
+    corpus = corpus if isinstance(corpus, Corpus) else open_corpus(corpus)
+    stop = config.total_steps if stop is None else stop
+    if not 0 <= start <= stop <= config.total_steps:
+        raise UsageError(f"steps {start} to {stop}: the run has {config.total_steps}")
+    pipeline = pipeline_of(corpus, config)
+    return (whole_batch(pipeline, config, step) for step in range(start, stop))
+
+
+def whole_batch(pipeline: Pipeline, config: TrainConfig, step: int) -> Batch:
+    """Returns the global batch of `step`, which counts from 0 over all phases."""
+    phase = config.phases[phase_at(config, step)]
+    return pipeline.batch_at(step, range(phase.global_batch_size))
+
+
+def phase_at(config: TrainConfig, step: int) -> int:
+    """Returns the number of the phase that `step` lies in."""
+    ends = np.cumsum([phase.steps for phase in config.phases])
+    return int(np.searchsorted(ends, step, side="right"))
+
+
+def show_batch(batch: Mapping[str, np.ndarray], tokenizer: Tokenizer, *, rows: int = 3) -> str:
+    """Returns the first rows of a batch as text, a line each, without padding.
+
+    A masked place shows what the model reads there and what it is to say: `[MASK]{horse}`. Behind a
+    pair stands whether its second text follows the first.
+    """
+    lines = []
+    for row in range(min(rows, len(batch["input_ids"]))):
+        tokens = tokenizer.tokens(batch["input_ids"][row].tolist())
+        if "mlm_targets" in batch:
+            targets = tokenizer.tokens(batch["mlm_targets"][row].tolist())
+            for place, target, weight in zip(
+                batch["mlm_positions"][row], targets, batch["mlm_weights"][row], strict=True
+            ):
+                if weight > 0:
+                    tokens[place] += "{" + target + "}"
+        line = " ".join(
+            token for token, is_used in zip(tokens, batch["sequence_ids"][row], strict=True)
+            if is_used
+        )  # fmt: skip
+        if "nsp_labels" in batch and batch["nsp_weights"][row, 0] > 0:
+            line += " (is not next)" if batch["nsp_labels"][row, 0] else " (is next)"
+        lines.append(line)
+    return "\n".join(lines)

@@ -1,0 +1,287 @@
+"""A model to ask things of, from any checkpoint.
+
+Dims: N texts, L tokens of the longest one (filled up to a multiple of 8), D width, W width x number
+of layers, V rows of the word embedding.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import TrainConfig
+from bert_jax.data.tasks.encode_rows import Batches, Features, encode_texts
+from bert_jax.data.tasks.tables import text_row
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.errors import UsageError
+from bert_jax.interchange import huggingface
+from bert_jax.model import bert, sharding
+from bert_jax.progress import note
+from bert_jax.tasks import embed, fill_mask
+from bert_jax.tasks.batch_inference import OF_TOKENS, Forward
+from bert_jax.tasks.fill_mask import Prediction
+from bert_jax.tasks.predict import Predictor
+from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
+
+# A text, texts, or pairs of texts.
+Texts = str | Sequence[str] | Sequence[tuple[str, str]]
+# Texts at a time, where every token of each has an output as wide as the vocabulary.
+_BATCH = 8
+# Texts whose vectors are there before a bar would be.
+_WORTH_NO_BAR = 64
+
+
+def load(
+    path: str | Path, *, allow_missing_heads: bool = True, ignore_unexpected: Sequence[str] = ()
+) -> "Model":
+    """Reads a workdir (its newest good step), a step of one, a Hugging Face directory or a TF1 one.
+
+    A workdir or step of one may be in a bucket (`gs://BUCKET/PATH`). Heads of a foreign model that
+    are not whole are left out, which is said; with `allow_missing_heads=False` they are an error.
+    Extra tensors of a foreign model are an error, unless one of the patterns matches their name.
+    Raises UsageError if `path` is none of these or its tensors do not fit its config, and
+    NoUsableCheckpoint if it holds nothing to read.
+    """
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        source = load_checkpoint(
+            path,
+            mesh=mesh,
+            allow_missing_heads=allow_missing_heads,
+            ignore_unexpected=ignore_unexpected,
+        )
+    if source.missing:
+        note(f"{path} has no {', '.join(source.missing)}: loaded without")
+    return Model(source)
+
+
+class Model:
+    """A checkpoint, ready to compute: what `load` returns.
+
+    It lies on all devices. Its methods take texts and return NumPy arrays, float32; they set the
+    mesh that they need for as long as they compute, whatever mesh is set outside. What is compiled
+    for some shapes is kept for the next call.
+    """
+
+    def __init__(self, source: LoadedCheckpoint):
+        self._source = source
+        self._tokenizer = load_tokenizer(source.tokenizer)
+        self._forwards: dict[Any, Forward] = {}
+        self._predictor: Predictor | None = None
+
+    @property
+    def config(self) -> TrainConfig:
+        """The run's config; for a foreign model only `model` and `head` are meaningful."""
+        return self._source.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The sub-words that the model was trained with."""
+        return self._tokenizer
+
+    @property
+    def step(self) -> int:
+        """Updates that the parameters have seen; 0 where nobody knows."""
+        return self._source.step
+
+    @property
+    def params(self) -> bert.Params:
+        """The parameters, float32: a nested dict with a subtree for the encoder and each part.
+
+        They lie on `mesh`. `jax.device_get(model.params)` gives arrays that know of no mesh.
+        """
+        return self._source.params
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices that the parameters lie on."""
+        return self._source.mesh
+
+    @property
+    def source(self) -> LoadedCheckpoint:
+        """The checkpoint as the rest of the library takes it."""
+        return self._source
+
+    def __repr__(self) -> str:
+        model, parts = self.config.model, ("encoder", *self.config.head.parts)
+        return (
+            f"<Model of {self._source.directory}, step {self.step}: {', '.join(parts)}; "
+            f"{model.num_hidden_layers} layers of {model.hidden_size}, "
+            f"{self.tokenizer.vocab_size:,} sub-words>"
+        )
+
+    def encode(self, texts: Texts, *, length: int | None = None) -> dict[str, np.ndarray]:
+        """Returns texts as the model reads them: four arrays int32 `[N, L]`.
+
+        `texts` is a text, a list of texts, or a list of pairs. `input_ids` begin with [CLS] and
+        have [SEP] behind each text; `token_type_ids` are 1 for the second text of a pair;
+        `position_ids` count from 0; `sequence_ids` are 1, and 0 for padding. A row of more than
+        `length` tokens is cut; by default that is what the model has positions for. Raises
+        UsageError if there are no texts.
+        """
+        return _batch(self._features(texts, length))
+
+    def fill_mask(self, text: str, *, top: int = 5) -> list[list[Prediction]]:
+        """Returns for each [MASK] in `text`, in order, its `top` most probable tokens, best first.
+
+        A `Prediction` has a `probability`, a `token`, and the `text` with the token in its place;
+        other masks stay. Raises UsageError if there is no mask, the model has no masked-LM head, or
+        the text has more tokens than the model has positions.
+        """
+        forward = self._kept("mask", lambda: fill_mask.forward_of(self._source))
+        return fill_mask.fill_mask(self._source, self._tokenizer, text, top=top, forward=forward)
+
+    @overload
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        layers: int | Sequence[int] = ...,
+        pooling: Literal["mean", "cls"] = ...,
+        length: int | None = ...,
+    ) -> np.ndarray: ...
+    @overload
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        layers: int | Sequence[int] = ...,
+        pooling: Literal["none"],
+        length: int | None = ...,
+    ) -> list[np.ndarray]: ...
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        layers: int | Sequence[int] = (-1,),
+        pooling: Literal["mean", "cls", "none"] = "mean",
+        length: int | None = None,
+    ) -> np.ndarray | list[np.ndarray]:
+        """Returns a vector for each text, `[N, W]`; those of several `layers` are joined.
+
+        Layers count from 1 to the last one, 0 being the embeddings, negative ones from the end.
+        "mean" is over the tokens of a text, [CLS] and [SEP] included; "cls" takes the first; "none"
+        returns a list with `[tokens, W]` for each text. A text of more than `length` tokens is cut;
+        by default that is 128, or what the model has positions for. Raises UsageError if there are
+        no texts, or not that layer or length.
+        """
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if not texts:
+            raise UsageError("there are no texts")
+        if length is None:
+            length = min(128, self.config.model.max_position_embeddings)
+        chosen = (layers,) if isinstance(layers, int) else tuple(layers)
+        arrays = embed.vectors_of(
+            self._source,
+            self._tokenizer,
+            texts,
+            layers=chosen,
+            pooling=pooling,
+            length=length,
+            hidden=len(texts) <= _WORTH_NO_BAR,
+            forward=self._layers(chosen),
+        )
+        if pooling == "none":
+            return np.split(arrays["vectors"], arrays["offsets"][1:-1])
+        return arrays["vectors"]
+
+    def logits(self, texts: Texts, *, length: int | None = None) -> dict[str, np.ndarray]:
+        """Returns what each head of the model says of texts, from one pass.
+
+        `texts` and `length` are as in `encode`, and so are the rows. With its head, `mlm_logits`
+        `[N, L, V]` for *every* position (at a [MASK] they are what `fill_mask` ranks),
+        `nsp_logits` `[N, 2]` (is next, is not next), `sequence_logits` `[N, labels]`,
+        `token_logits` `[N, L, labels]`, `span_logits` `[N, L, 2]` (start, end). At padding they are
+        0. Raises UsageError if there are no texts.
+        """
+        features = self._features(texts, length)
+        found = self._kept(
+            "logits",
+            lambda: Forward(self.config, _logits, batch_size=_BATCH, mesh=self.mesh),
+        )(self.params, features)
+        is_token_NL = _batch(features)["sequence_ids"] > 0
+        for name in found.keys() & set(OF_TOKENS):
+            found[name][~is_token_NL] = 0.0
+        if "nsp_logits" in found:
+            found["nsp_logits"] = found["nsp_logits"][:, 0]
+        return found
+
+    def hidden_states(self, texts: Texts, *, length: int | None = None) -> np.ndarray:
+        """Returns the outputs of all layers, `[layers + 1, N, L, D]`, from one pass.
+
+        The first are the embeddings, the last what the heads read. At padding they are 0. `texts`
+        and `length` are as in `encode`, and so are the rows. Raises UsageError if there are no
+        texts.
+        """
+        features = self._features(texts, length)
+        layers = tuple(range(self.config.model.num_hidden_layers + 1))
+        joined = self._layers(layers)({"encoder": self.params["encoder"]}, features)
+        joined[_batch(features)["sequence_ids"] == 0] = 0.0
+        return np.stack(np.split(joined, len(layers), axis=-1))
+
+    def predict(self, rows: Sequence[Any]) -> list[dict[str, Any]]:
+        """Returns what a fine-tuned model says of rows, as `bert-jax predict` writes it.
+
+        A row is a text, a pair of texts or a dict of the task's columns; for tags of words a text
+        (cut at white space) or a list of words; for questions a dict with `question`, `context` and
+        perhaps `id`. Raises UsageError if the model is no workdir of `finetune`, or names the row
+        that is not usable.
+        """
+        if self._predictor is None:
+            self._predictor = Predictor(self._source)
+        if isinstance(rows, str | Mapping) or not rows:
+            raise UsageError("expected a list of rows, with one at least")
+        return self._predictor.given(rows)
+
+    def export(self, directory: str | Path) -> None:
+        """Writes a new Hugging Face directory, which `load` and `transformers` read.
+
+        It has parameters and tokenizer only; `bert-jax export` writes a model card, too. Raises
+        UsageError if the directory exists and is not empty.
+        """
+        huggingface.write(
+            Path(directory),
+            self.params,
+            self.config.model,
+            head=self.config.head,
+            tokenizer=self._source.tokenizer,
+            step=self.step,
+        )
+
+    def _features(self, texts: Texts, length: int | None) -> Features:
+        given = [texts] if isinstance(texts, str) else texts
+        rows = [text_row(row, number=number) for number, row in enumerate(given)]
+        if not rows:
+            raise UsageError("there are no texts")
+        if len({len(row.texts) for row in rows}) > 1:
+            raise UsageError("expected texts or pairs of texts, not some of each")
+        limit = self.config.model.max_position_embeddings
+        length = limit if length is None else length
+        if length > limit:
+            raise UsageError(f"`length` {length}: the model has {limit} positions")
+        found = encode_texts(rows, self._tokenizer, length=length, truncation="longest_first")
+        longest = min(length, -(-int(found.lengths.max()) // 8) * 8)
+        return Features(
+            found.input_ids[:, :longest], found.token_type_ids[:, :longest], found.lengths
+        )
+
+    def _layers(self, layers: tuple[int, ...]) -> Forward:
+        return self._kept(layers, lambda: embed.forward_of(self._source, layers))
+
+    def _kept(self, what: Any, make: Any) -> Forward:
+        if what not in self._forwards:
+            self._forwards[what] = make()
+        return self._forwards[what]
+
+
+def _batch(features: Features) -> dict[str, np.ndarray]:
+    """Returns all rows as one batch of their own length."""
+    count = len(features)
+    return Batches(features, size=count)(np.arange(count))
+
+
+def _logits(outputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: array for name, array in outputs.items() if name.endswith("_logits")}

@@ -1,0 +1,193 @@
+"""A training to step through by hand: for a notebook, a lesson, a look at one update.
+
+A run that is to survive its process is `pretrain`'s, which does the same updates.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.api.corpora import corpus_of, phase_at, pipeline_of, whole_batch
+from bert_jax.api.model import Model
+from bert_jax.config import HeadConfig, MeshConfig, PhaseConfig, TrainConfig
+from bert_jax.config_checks import complete, validate
+from bert_jax.data.corpus.store import Corpus, open_corpus
+from bert_jax.data.pretraining.batch import Batch
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.errors import UsageError
+from bert_jax.model import sharding
+from bert_jax.registry import OBJECTIVES
+from bert_jax.training import device_feed, preflight
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import compile_lowered, lower_train_step
+from bert_jax.workdir import load
+from bert_jax.workdir.load import LoadedCheckpoint
+
+
+def config_for(
+    model: Model,
+    *,
+    steps: int = 100,
+    batch_size: int = 16,
+    sequence_length: int = 128,
+    learning_rate: float = 5e-5,
+) -> TrainConfig:
+    """Returns the config of a short run that goes on from a model, with the model's other settings.
+
+    One phase; the learning rate falls from the first step on, without a warm-up. Rows are rounded
+    up to what the devices divide, and no longer than the model has positions for.
+    """
+    config = model.config
+    length = min(sequence_length, config.model.max_position_embeddings)
+    devices = jax.device_count()
+    phase = PhaseConfig(
+        sequence_length=length,
+        steps=steps,
+        global_batch_size=-(-batch_size // devices) * devices,
+        max_predictions=max(1, round(config.data.masked_lm_prob * length)),
+    )
+    optimizer = dataclasses.replace(
+        config.optimizer,
+        learning_rate=learning_rate,
+        warmup_steps=0,
+        gradient_accumulation_steps=1,
+    )
+    return dataclasses.replace(
+        config,
+        head=HeadConfig(parts=OBJECTIVES[config.objective].parts),
+        optimizer=optimizer,
+        phases=(phase,),
+        mesh=MeshConfig(),
+    )
+
+
+class Training:
+    """A run in memory, an update at a time. `state` is a pytree, the present `TrainState`.
+
+    The update takes over the memory of the state before it: of what you keep of `state`, make a
+    copy, or ask for a `model()`.
+    """
+
+    def __init__(
+        self,
+        start: Model | TrainConfig,
+        *,
+        texts: Sequence[str] | None = None,
+        corpus: Corpus | str | Path | None = None,
+        config: TrainConfig | None = None,
+        tokenizer: str | Path | None = None,
+        allow_missing_heads: bool = False,
+    ):
+        """`start` is a model, whose parameters are copied, or a config, whose run begins anew.
+
+        The data are `texts`, documents whose paragraphs are separated by newlines, or a `corpus`, a
+        directory of `bert-jax prepare`. A model is trained as `config` says, by default
+        `config_for(model)`; heads that it lacks are an error, or begin fresh with
+        `allow_missing_heads`. `tokenizer`, a directory or file, is needed for texts without a
+        model. Raises UsageError where these do not fit each other.
+        """
+        if (texts is None) == (corpus is None):
+            raise UsageError("a training needs either texts or a corpus")
+        model = start if isinstance(start, Model) else None
+        if model is not None:
+            config = config_for(model) if config is None else config
+            tokenizer = model.source.tokenizer
+        elif not isinstance(start, TrainConfig) or config is not None:
+            raise UsageError("a training begins from a config, or from a model that load() gave")
+        else:
+            config = start
+        self.config = validate(complete(config))
+        self.objective = OBJECTIVES[self.config.objective]
+        self.mesh = sharding.make_mesh(**preflight.mesh_shape(self.config))
+        for phase in self.config.phases:
+            preflight.require_divisible(phase, self.mesh, self.config)
+        self.corpus = _corpus(texts, corpus, tokenizer)
+        self._tokenizer = Path(tokenizer or self.corpus.directory / "tokenizer")
+        self._pipeline = pipeline_of(self.corpus, self.config)
+        self._steps_done = 0
+        # Phase -> the step that is compiled for its batches.
+        self._compiled: dict[int, Any] = {}
+        self.state: TrainState
+        with jax.set_mesh(self.mesh):
+            if model is None:
+                self.state = TrainState.initial(self.config, self.mesh)
+            else:
+                self.state = _state_of(
+                    model.source, self.corpus, self.config, allow_missing_heads
+                ).to_mesh(self.mesh, shard_weights=self.config.mesh.shard_weights)
+
+    @property
+    def steps_done(self) -> int:
+        """Updates so far."""
+        return self._steps_done
+
+    def batch(self) -> Batch:
+        """Returns the global batch that the next step learns from, as NumPy arrays by name."""
+        self._require_a_step()
+        return whole_batch(self._pipeline, self.config, self._steps_done)
+
+    def step(self) -> dict[str, float]:
+        """Makes one update; returns its metrics, which are those before the update.
+
+        `loss`, each part of it with its accuracy, `learning_rate`, `grad_norm`, and `applied`,
+        which is 0 if the update was left out. The first step of a phase compiles. Raises UsageError
+        after the last step.
+        """
+        self._require_a_step()
+        number = phase_at(self.config, self._steps_done)
+        rows = self.config.phases[number].global_batch_size
+        ranges = device_feed.local_rows(self.mesh, rows)
+        host = device_feed.host_batch(self._pipeline.batch_at, self._steps_done, ranges)
+        with jax.set_mesh(self.mesh):
+            batch = device_feed.to_global(host, mesh=self.mesh, ranges=ranges, global_rows=rows)
+            if number not in self._compiled:
+                self._compiled[number] = compile_lowered(
+                    lower_train_step(self.config, self.state, batch, objective=self.objective)
+                )
+            self.state, metrics = self._compiled[number](self.state, batch)
+        self._steps_done += 1
+        return {name: float(value) for name, value in jax.device_get(metrics).items()}
+
+    def model(self) -> Model:
+        """Returns a model of the present parameters, which later steps leave as they are."""
+        with jax.set_mesh(self.mesh):
+            params = jax.tree.map(jnp.copy, self.state.params)
+        return Model(
+            LoadedCheckpoint(
+                directory=self.corpus.directory,
+                step=self._steps_done,
+                config=self.config,
+                params=params,
+                tokenizer=self._tokenizer,
+            )
+        )
+
+    def _require_a_step(self) -> None:
+        if self._steps_done == self.config.total_steps:
+            raise UsageError(f"the run has ended: its config has {self._steps_done} steps")
+
+
+def _corpus(
+    texts: Sequence[str] | None, corpus: Corpus | str | Path | None, tokenizer: str | Path | None
+) -> Corpus:
+    if texts is None:
+        assert corpus is not None
+        return corpus if isinstance(corpus, Corpus) else open_corpus(corpus)
+    if tokenizer is None:
+        raise UsageError("texts without a model need a tokenizer, to be encoded with")
+    return corpus_of(texts, load_tokenizer(tokenizer))
+
+
+def _state_of(
+    source: LoadedCheckpoint, corpus: Corpus, config: TrainConfig, allow_missing_heads: bool
+) -> TrainState:
+    """Returns the beginning of a run with the parameters of `source`, copied."""
+    if source.config.model != config.model:
+        raise UsageError("the config has another model section than the model itself")
+    load.require_same_tokenizer(source, corpus)
+    params, _ = load.with_parts(source, config, allow_missing_heads=allow_missing_heads)
+    return TrainState.create(config, jax.tree.map(jnp.copy, params))

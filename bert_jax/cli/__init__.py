@@ -1,0 +1,1 @@
+"""The command line: one module for each verb, its options and what it prints."""

@@ -1,0 +1,75 @@
+"""The verb `embed`: options, call, and what is said at the end."""
+
+from pathlib import Path
+from typing import Any
+
+from bert_jax.cli.options import add_checkpoint, local, standard_input
+from bert_jax.errors import UsageError
+
+SUMMARY = "turn texts into vectors"
+DETAILS = (
+    "A line of the input is a text. Writes a NumPy archive with 'vectors', float32, a row a text; "
+    "with --pooling none a row a token, and 'offsets' says where each text begins."
+)
+
+
+def add_options(parser: Any) -> None:
+    add_checkpoint(parser)
+    parser.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE",
+        help="texts; - reads standard input, as no --input does where texts are piped in",
+    )
+    parser.add_argument("--output", type=local, required=True, metavar="FILE", help="an .npz file")
+    parser.add_argument(
+        "--layers",
+        default="-1",
+        metavar="N",
+        help="layers to join, from 1 (0 is the embeddings) or from the end; "
+        "--layers=-4,-3,-2,-1 joins the last four (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pooling",
+        choices=("mean", "cls", "none"),
+        default="mean",
+        help="of the tokens of a text (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--length",
+        type=int,
+        default=128,
+        metavar="N",
+        help="tokens of a text, [CLS] and [SEP] included (default: %(default)s)",
+    )
+
+
+def run(arguments: Any) -> None:
+    try:
+        layers = [int(part) for part in arguments.layers.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--layers {arguments.layers}: write numbers, as --layers=-4,-3,-2,-1"
+        ) from None
+    if arguments.length < 3:
+        raise UsageError(f"--length {arguments.length}: it must be at least 3")
+    if arguments.output.suffix != ".npz":
+        raise UsageError(f"--output {arguments.output}: the name must end in .npz")
+    source = standard_input(arguments.input)
+    if source is None:
+        raise UsageError("name --input FILE, or pipe texts in")
+    from bert_jax.tasks.embed import embed, save
+
+    arrays = embed(
+        arguments.checkpoint,
+        source,
+        layers=layers,
+        pooling=arguments.pooling,
+        length=arguments.length,
+        ignore_unexpected=arguments.ignore_unexpected,
+    )
+    blank = int(arrays.pop("blank_lines"))  # for the eye: the file has the numbers of the others
+    save(arguments.output, arrays)
+    count, width = arrays["vectors"].shape
+    left_out = f"; {blank:,} blank lines have none ('lines' has the numbers of the others)"
+    print(f"wrote {arguments.output}: {count:,} vectors of {width}" + left_out * bool(blank))

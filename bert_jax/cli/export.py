@@ -1,0 +1,92 @@
+"""The verb `export`: options, call, and what is said at the end."""
+
+from typing import Any
+
+from bert_jax.cli.options import add_checkpoint, local
+from bert_jax.errors import UsageError
+
+SUMMARY = "write a checkpoint for other systems"
+DETAILS = (
+    "'hf' writes a directory that transformers loads as the class its config.json names: "
+    "BertForPreTraining, ...ForMaskedLM, ...ForSequenceClassification, ...ForTokenClassification, "
+    "...ForQuestionAnswering or BertModel, whichever heads there are. 'tf1' writes what "
+    "google-research/bert reads, with Adam's moments and the step."
+)
+
+
+def add_options(parser: Any) -> None:
+    add_checkpoint(parser)
+    parser.add_argument("--format", choices=("hf", "tf1"), default="hf")
+    parser.add_argument("--output", type=local, required=True, metavar="DIR")
+    parser.add_argument(
+        "--moments",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="whether to write Adam's moments and the step; 'auto' does for tf1 where there are "
+        "any (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="type of the parameters, hf only (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-file-size",
+        type=float,
+        default=5000,
+        metavar="MB",
+        help="begin a new safetensors file beyond this many million bytes (default: %(default)s)",
+    )
+
+
+def run(arguments: Any) -> None:
+    from bert_jax.interchange.huggingface_names import class_of
+    from bert_jax.interchange.tf1 import NAME
+    from bert_jax.progress import note
+    from bert_jax.workdir.import_export import export_checkpoint
+
+    if arguments.format == "tf1" and arguments.dtype != "float32":
+        raise UsageError(f"--dtype {arguments.dtype}: --format tf1 is float32 always")
+    if not 0 < arguments.max_file_size < float("inf"):
+        raise UsageError(f"--max-file-size {arguments.max_file_size}: it must be positive")
+    written = export_checkpoint(
+        arguments.checkpoint,
+        arguments.output,
+        to=arguments.format,
+        ignore_unexpected=arguments.ignore_unexpected,
+        moments={"auto": None, "yes": True, "no": False}[arguments.moments],
+        dtype=arguments.dtype,
+        max_file_bytes=int(arguments.max_file_size * 1e6),
+    )
+    state = "with Adam's moments" if written.moments is not None else "parameters only"
+    print(f"wrote {arguments.output} (step {written.step:,}, {state})")
+    if arguments.format == "tf1":
+        if written.model.hidden_act == "gelu":
+            note(
+                "the model computes GELU exactly, google-research/bert by tanh: its outputs will "
+                "differ by about 0.1 % of their range"
+            )
+        print(
+            f"start from it in TensorFlow 1 with\n  --init_checkpoint={arguments.output}/{NAME}"
+            + (
+                f"\nor go on, moments and step included, with\n  --output_dir={arguments.output}"
+                if written.moments is not None and "pooler" in written.head.parts
+                else ""
+            )
+        )
+        return
+    loader = f"transformers.AutoModel{_AUTO[class_of(written.head.parts)]}"
+    print(f'load it with\n  {loader}.from_pretrained("{arguments.output}")')
+
+
+# Their automatic class for each of the classes that are written.
+_AUTO = {
+    "ForSequenceClassification": "ForSequenceClassification",
+    "ForTokenClassification": "ForTokenClassification",
+    "ForQuestionAnswering": "ForQuestionAnswering",
+    "ForPreTraining": "ForMaskedLM",
+    "ForMaskedLM": "ForMaskedLM",
+    "ForNextSentencePrediction": "ForNextSentencePrediction",
+    "Model": "",
+}

@@ -1,0 +1,255 @@
+"""The verb `finetune`: options, call, and what is said at the end."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from bert_jax.cli.options import (
+    add_checkpoint,
+    add_json,
+    add_overrides,
+    add_processes,
+    add_reading,
+    add_trackers,
+    overrides,
+    processes,
+    reading,
+)
+from bert_jax.config_loader import path_or_address
+from bert_jax.errors import UsageError
+from bert_jax.runtime.start import Start
+
+SUMMARY = "train a task on a checkpoint"
+DETAILS = (
+    "Puts a fresh head on the encoder of any checkpoint, trains all of it, and scores it on the "
+    "development set. The same command goes on with an interrupted run. The result is a workdir "
+    "that predict, export and another finetune take."
+)
+
+
+def add_options(parser: Any) -> None:
+    add_checkpoint(parser)
+    parser.add_argument(
+        "--task",
+        required=True,
+        metavar="NAME",
+        help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli (GLUE); text (your own table); "
+        "ner (CoNLL columns); squad or squad2; or one that an --extend file registers",
+    )
+    parser.add_argument(
+        "--workdir", type=path_or_address, required=True, metavar="DIR", help="or gs://BUCKET/PATH"
+    )
+    add_processes(parser)
+    add_json(parser, "print what results.json holds, instead of the table")
+    rows = parser.add_argument_group("rows")
+    rows.add_argument(
+        "--data",
+        metavar="DIR|ADDRESS",
+        help="a folder of GLUE's files, tfds:glue/NAME or tfds:squad/NAME",
+    )
+    rows.add_argument("--train", type=Path, metavar="FILE", help="of text, ner and squad")
+    rows.add_argument(
+        "--dev",
+        type=Path,
+        metavar="FILE",
+        help="to score on (default: a tenth of --train, chosen by --seed, which is held out)",
+    )
+    rows.add_argument(
+        "--text",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="of --task text: the column of the text; twice for a pair",
+    )
+    rows.add_argument("--label", default="label", metavar="COLUMN", help="default: %(default)s")
+    rows.add_argument(
+        "--regression", action="store_true", help="of --task text: the label is a number"
+    )
+    add_reading(rows)
+    rows.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="of squad: leave out answers that do not stand where the file says, and count them",
+    )
+    rows.add_argument(
+        "--train-rows", type=int, metavar="N", help="use the first N training rows only"
+    )
+    rows.add_argument(
+        "--length", type=int, metavar="N", help="tokens of a row (default: 128; 384 for squad)"
+    )
+    rows.add_argument(
+        "--truncation",
+        choices=("longest_first", "only_first", "only_second", "never"),
+        default="longest_first",
+        help="which text is cut where a row is too long (default: %(default)s)",
+    )
+    rows.add_argument(
+        "--tag-scheme",
+        choices=("IOB2", "IOB1"),
+        default="IOB2",
+        help="of ner: how the files are tagged (default: %(default)s)",
+    )
+    rows.add_argument(
+        "--doc-stride",
+        type=int,
+        default=128,
+        metavar="N",
+        help="of squad: tokens from window to window (default: %(default)s)",
+    )
+    rows.add_argument("--max-question-length", type=int, default=64, metavar="N",
+                      help="of squad: tokens that are kept (default: %(default)s)")  # fmt: skip
+    rows.add_argument("--max-answer-length", type=int, default=30, metavar="N",
+                      help="of squad: tokens of the longest (default: %(default)s)")  # fmt: skip
+    rows.add_argument("--n-best", type=int, default=20, metavar="N",
+                      help="of squad: answers to keep (default: %(default)s)")  # fmt: skip
+    rows.add_argument(
+        "--null-threshold",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="squad2: how much better no answer must be than the best one (default: %(default)s)",
+    )
+    runs = parser.add_argument_group("runs")
+    for name, default, metavar, meaning in (
+        ("--epochs", 3.0, "X", "passes over the training rows"),
+        ("--batch-size", 32, "N", "rows of an update, over all devices"),
+        ("--learning-rate", 5e-5, "X", "its peak, after a tenth of the steps"),
+        ("--seed", 0, "N", "of the head, the order of the rows, dropout, and what is held out"),
+        ("--seeds", 1, "N", "runs, with seeds from --seed on"),
+    ):
+        runs.add_argument(
+            name,
+            type=type(default),
+            default=default,
+            metavar=metavar,
+            help=f"{meaning} (default: %(default)s)",
+        )
+    runs.add_argument(
+        "--grid",
+        choices=("paper",),
+        help="batch 16 and 32, learning rate 5e-5 to 2e-5, 2 to 4 epochs: 24 settings",
+    )
+    runs.add_argument(
+        "--restarts",
+        type=int,
+        default=2,
+        metavar="N",
+        help="attempts with other seeds after a run has diverged (default: %(default)s)",
+    )
+    runs.add_argument(
+        "--layer-decay",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="factor of the learning rate from each layer to the one below it (default: "
+        "%(default)s)",
+    )
+    runs.add_argument(
+        "--freeze-layers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="hold the embeddings and the first N layers (default: %(default)s, nothing)",
+    )
+    add_trackers(runs)
+    add_overrides(runs, "change a field of the run's config, such as model.hidden_dropout_prob=0")
+
+
+def run(arguments: Any) -> None:
+    with Start("bert-jax finetune", **processes(arguments)) as start:
+        spec = _spec(arguments)
+        start.connect()
+        from bert_jax.runtime import distributed
+
+        summary = _finetune(arguments, spec)
+        is_main = distributed.is_main()
+    if not is_main:
+        return
+    if arguments.json:
+        print(json.dumps(summary, indent=2))
+        return
+    from bert_jax.cli.output import table
+    from bert_jax.tasks import results
+
+    table(f"{arguments.task}, development set", *results.table(summary))
+    best = summary["best"]
+    print(
+        f"{best['examples_per_second']:,.0f} rows/s; {arguments.workdir}/results.md has the table"
+    )
+    print(f"predict with\n  bert-jax predict --checkpoint {best['directories'][0]} --input FILE")
+
+
+def _spec(arguments: Any) -> Any:
+    """Returns the task with what the options say of it."""
+    from bert_jax.registry import TASKS
+
+    spec = TASKS[arguments.task].spec
+    changes: dict[str, Any] = {
+        name: getattr(arguments, name)
+        for name in (
+            "truncation",
+            "tag_scheme",
+            "doc_stride",
+            "max_question_length",
+            "max_answer_length",
+            "n_best",
+            "null_threshold",
+        )
+    }
+    for name in ("doc_stride", "max_question_length", "max_answer_length", "n_best"):
+        _require_positive(name, changes[name])
+    for name in ("batch_size", "train_rows", "length"):
+        if getattr(arguments, name) is not None:
+            _require_positive(name, getattr(arguments, name))
+    if TASKS[arguments.task].takes_columns:
+        changes |= {"text_columns": tuple(arguments.text), "label_column": arguments.label}
+        if not 1 <= len(arguments.text) <= 2:
+            raise UsageError(f"--task {arguments.task} needs --text COLUMN, once or twice")
+        if arguments.regression:
+            changes |= {"kind": "regression", "metrics": ("spearman", "pearson")}
+    elif arguments.text or arguments.regression:
+        raise UsageError(f"--text and --regression are of --task text, not of {arguments.task}")
+    return dataclasses.replace(spec, **changes)
+
+
+def _finetune(arguments: Any, spec: Any) -> dict[str, Any]:
+    from bert_jax.registry import TASK_KINDS
+    from bert_jax.tasks.finetune import Recipe
+    from bert_jax.tasks.sweep import Settings, finetune
+    from bert_jax.tasks.task import Sources
+
+    return finetune(
+        arguments.checkpoint,
+        arguments.workdir,
+        spec,
+        Sources(
+            data=arguments.data,
+            train=arguments.train,
+            dev=arguments.dev,
+            train_rows=arguments.train_rows,
+            seed=arguments.seed,
+            reading=reading(arguments, skip_bad=arguments.skip_bad),
+        ),
+        Settings(
+            length=arguments.length or TASK_KINDS[spec.kind].default_length,
+            batch_size=arguments.batch_size,
+            learning_rate=arguments.learning_rate,
+            recipe=Recipe(
+                epochs=arguments.epochs,
+                layer_decay=arguments.layer_decay,
+                freeze_layers=arguments.freeze_layers,
+            ),
+            seed=arguments.seed,
+            seeds=arguments.seeds,
+            grid=arguments.grid,
+            restarts=arguments.restarts,
+            overrides=tuple(overrides(arguments)),
+            ignore_unexpected=tuple(arguments.ignore_unexpected),
+        ),
+    )
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"--{name.replace('_', '-')} {value}: it must be at least 1")

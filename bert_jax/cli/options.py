@@ -1,0 +1,182 @@
+"""Options that several verbs have, and the types of their values."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config_loader import path_or_address, shipped_names
+from bert_jax.errors import UsageError
+
+ANY_MODEL = (
+    "a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face "
+    "directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"
+)
+
+
+def add_config(parser: Any) -> None:
+    """Adds the positional argument CONFIG and --set."""
+    parser.add_argument(
+        "config",
+        metavar="CONFIG",
+        help=f"a shipped config ({', '.join(shipped_names())}), a .py file that defines config(), "
+        "or a run's config.json",
+    )
+    add_overrides(
+        parser,
+        "change a field, such as model.hidden_size=256 or phases.0.steps=100; repeat for "
+        "several. 'bert-jax show CONFIG' lists them all",
+    )
+
+
+def add_overrides(parser: Any, help_text: str) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="FIELD=VALUE",
+        help=help_text,
+    )  # fmt: skip
+
+
+def add_checkpoint(parser: Any, what: str = ANY_MODEL) -> None:
+    parser.add_argument(
+        "--checkpoint", type=path_or_address, required=True, metavar="DIR", help=what
+    )
+    if what == ANY_MODEL:
+        add_ignore_unexpected(parser)
+
+
+def add_ignore_unexpected(parser: Any) -> None:
+    parser.add_argument(
+        "--ignore-unexpected",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="of another system's model: leave out extra tensors of such names, as 'cls.extra.*'; "
+        "repeat for several",
+    )
+
+
+def add_allow_missing_heads(parser: Any, help_text: str) -> None:
+    parser.add_argument("--allow-missing-heads", action="store_true", help=help_text)
+
+
+def add_processes(parser: Any) -> None:
+    """Adds the options of a run over several hosts."""
+    group = parser.add_argument_group(
+        "several processes",
+        "One run over several hosts: start the same command on each. SIGTERM to any of them makes "
+        "all of them save and exit with 42.",
+    )
+    group.add_argument(
+        "--distributed",
+        action="store_true",
+        help="find the other processes through Cloud TPU, GKE or Slurm",
+    )
+    elsewhere = "elsewhere: where process 0 listens"
+    group.add_argument("--coordinator", metavar="HOST:PORT", help=elsewhere)
+    group.add_argument("--num-processes", type=int, metavar="N")
+    group.add_argument("--process-id", type=int, metavar="I", help="from 0 to N - 1")
+
+
+def processes(arguments: Any) -> dict[str, Any]:
+    """Returns how the processes find each other, as `runtime.start.Start` takes it."""
+    return {
+        "detect": arguments.distributed,
+        "coordinator": arguments.coordinator,
+        "num_processes": arguments.num_processes,
+        "process_id": arguments.process_id,
+    }
+
+
+def add_json(parser: Any, help_text: str) -> None:
+    parser.add_argument("--json", action="store_true", help=help_text)
+
+
+def add_trackers(parser: Any) -> None:
+    """Adds --tracker, which changes a field of the config."""
+    parser.add_argument(
+        "--tracker",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="show the curves in wandb or trackio, too (pip install 'bert-jax[wandb]'); repeat "
+        "for several",
+    )
+
+
+def overrides(arguments: Any) -> list[str]:
+    """Returns the changes of the config, as --set and --tracker ask for them."""
+    chosen = [f"trackers={json.dumps(arguments.tracker)}"] if arguments.tracker else []
+    return [*arguments.overrides, *chosen]
+
+
+def add_reading(parser: Any) -> None:
+    """Adds the options that say how a table is written."""
+    parser.add_argument(
+        "--columns",
+        metavar="NAMES",
+        help="the columns of a table that has no first line of their names, as a,b,c",
+    )
+    parser.add_argument(
+        "--delimiter",
+        metavar="CHARACTER",
+        help="what stands between the cells of a table, such as ';' or 'tab' (default: the tab of "
+        "a .tsv; for a .csv the first of , tab ; | with which the first line has the columns)",
+    )
+
+
+def reading(arguments: Any, *, skip_bad: bool = False) -> Any:
+    """Returns how a table is written, as `Sources.reading` takes it."""
+    from bert_jax.data.tasks.tables import Reading
+
+    delimiter = {"tab": "\t", "\\t": "\t"}.get(arguments.delimiter, arguments.delimiter)
+    if delimiter is not None and len(delimiter) != 1:
+        raise UsageError(f"--delimiter {arguments.delimiter}: write one character, or 'tab'")
+    columns = tuple(name.strip() for name in (arguments.columns or "").split(",") if name.strip())
+    return Reading(delimiter=delimiter, columns=columns, skip_bad=skip_bad)
+
+
+def standard_input(given: Path | None) -> Path | None:
+    """Returns the file that is to be read: standard input for `-`, and for nothing where text is
+    piped in.
+    """
+    from bert_jax.data.tasks.tables import STDIN
+
+    if given == Path("-") or (given is None and not sys.stdin.isatty()):
+        return STDIN
+    return given
+
+
+def add_extend(parser: Any) -> None:
+    parser.add_argument(
+        "--extend", action="append", default=[], type=Path, metavar="FILE",
+        help="execute this Python file first: it registers objectives, optimisers, tasks, ... "
+        "(docs/extend.md); repeat for several",
+    )  # fmt: skip
+
+
+def local(text: str) -> Path:
+    """Returns a path on this machine.
+
+    Raises argparse's error for an address such as gs://BUCKET/PATH.
+    """
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text} is an address, and this is written to a local directory; copy it there "
+            "afterwards, with gcloud storage cp --recursive"
+        )
+    return Path(text)
+
+
+def run_directory(name: Path | str) -> Path:
+    """Returns the directory of a workdir, which may be in a bucket.
+
+    Raises UsageError if it is none.
+    """
+    from bert_jax.workdir import remote_workdir
+    from bert_jax.workdir.run_directory import CONFIG
+
+    directory = remote_workdir.directory_of(name)
+    if not (directory / CONFIG).is_file():
+        raise UsageError(f"{name} is no workdir: it has no {CONFIG}")
+    return directory

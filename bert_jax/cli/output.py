@@ -1,0 +1,87 @@
+"""The output of the command line: tables on stdout, the library's messages on stderr."""
+
+import contextlib
+import logging
+import os
+import re
+import select
+import sys
+from collections.abc import Mapping, Sequence
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    found = Table(title=Text(title), title_justify="left")
+    for column in columns:
+        found.add_column(column)
+    for row in rows:
+        found.add_row(*(Text(cell) for cell in row))
+
+    class Raising(Console):
+        def on_broken_pipe(self) -> None:
+            """Leaves it to `main`: the console would end the process with a code of its own."""
+            raise
+
+    # A file or a pipe has no width of its own.
+    Raising(width=None if sys.stdout.isatty() else 110).print(found)
+
+
+def is_closed() -> bool:
+    """Returns whether whoever read what is printed has left, as `head` does."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return False
+    asked = select.poll()
+    asked.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in asked.poll(0))
+
+
+def discard() -> None:
+    """Lets what is still to be printed go nowhere: at the exit it would fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def in_options(text: str, options: Mapping[str, str]) -> str:
+    """Returns a message of the library in the words of the command line.
+
+    The library names an argument `init_from`, and a change of the config "set model.x=1"; whoever
+    types a command knows them as --init-from and --set model.x=1. `options` maps an argument's name
+    to the option that gives it.
+    """
+    text = re.sub(r"`([a-z_]+)`", lambda m: options.get(m[1], m[0]), text)
+    text = re.sub(r"(?<![\w-])set (?=[a-z][\w.]*=)", "--set ", text)
+    # What is wrong with a --set comes first in its message, whatever was typed there.
+    return re.sub(r"^override (?=.*:)", "--set ", text, flags=re.DOTALL)
+
+
+class MessageHandler(logging.Handler):
+    """Writes the library's messages on stderr, one a line, in the words of the command line."""
+
+    def __init__(self, options: Mapping[str, str]):
+        """`options` is that of `in_options`."""
+        super().__init__()
+        self._options = options
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # A log on a full disk must not end what it tells of.
+        with contextlib.suppress(OSError):
+            sys.stderr.write(in_options(record.getMessage(), self._options) + "\n")
+            sys.stderr.flush()
+
+
+def show_messages(options: Mapping[str, str]) -> None:
+    """Shows the messages of `bert_jax` on stderr from now on, in the words of `in_options`."""
+    logger = logging.getLogger("bert_jax")
+    for handler in [*logger.handlers]:
+        if isinstance(handler, MessageHandler):
+            logger.removeHandler(handler)
+    logger.addHandler(MessageHandler(options))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

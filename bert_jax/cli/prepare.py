@@ -1,0 +1,135 @@
+"""The verb `prepare`: options, call, and what is said at the end."""
+
+import argparse
+import shutil
+import textwrap
+from typing import Any
+
+from bert_jax.cli.options import local
+
+SUMMARY = "turn text into a tokenised corpus"
+DETAILS = (
+    "Reads the sources, trains or loads a tokenizer, cuts documents into sentences and writes "
+    "token ids with a held-out split. An interrupted run goes on where it stopped; the result "
+    "does not depend on the number of workers."
+)
+# To go on from a model comes first: with another vocabulary its vectors mean other words.
+_EXAMPLES = """\
+to train on from a model, take its tokenizer:
+  bert-jax prepare --tokenizer DIR --source texts/ --output corpus
+other examples:
+  bert-jax prepare --source texts/ --output corpus --vocab-size 8192
+  bert-jax prepare --source rows.csv --text-field content --output corpus
+  zcat dump.jsonl.gz | bert-jax prepare --source stdin:.jsonl --output corpus
+"""
+
+
+def add_options(parser: Any) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    width = shutil.get_terminal_size().columns - 2
+    parser.description = textwrap.fill(parser.description, width)
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "--source",
+        action="append",
+        required=True,
+        metavar="SRC",
+        help="a file, folder or glob of .txt (one paragraph a line, a blank line between "
+        "documents), .jsonl, .csv, .tsv or .parquet (see --text-field), also as .gz, .bz2, .xz or "
+        ".zst; - is text on standard input, stdin:.jsonl another kind there; "
+        "tfds:NAME[/CONFIG][:SPLIT]; or docs: (the Python documentation found on this machine). "
+        "Repeat for several",
+    )
+    parser.add_argument("--output", type=local, required=True, metavar="DIR")
+    parser.add_argument(
+        "--text-field",
+        default="text",
+        metavar="NAME",
+        help="the field or column of a record that holds its text (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--encoding",
+        metavar="NAME",
+        help="of text without a byte order mark, such as cp1252 (default: UTF-8)",
+    )
+    parser.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="leave out the files that cannot be read, and say how many (default: stop, and list "
+        "them all)",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        default="wordpiece",
+        metavar="KIND|PATH",
+        help="train 'wordpiece' (default) or 'sentencepiece', or load a vocab.txt, tokenizer.json, "
+        ".model file or tokenizer directory",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        default=30522,
+        metavar="N",
+        help="sub-words to train (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lowercase",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="lower-case the text and strip accents (default: yes when training; as the vocabulary "
+        "is when loading)",
+    )
+    parser.add_argument(
+        "--validation-fraction",
+        type=float,
+        default=0.01,
+        metavar="X",
+        help="share of documents held out (default: %(default)s)",
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the split and of the sample the tokenizer is trained on (default: %(default)s)",
+    )
+
+
+def run(arguments: Any) -> None:
+    from bert_jax.cli.output import table
+    from bert_jax.data.corpus.prepare import prepare
+
+    corpus = prepare(
+        arguments.source,
+        arguments.output,
+        tokenizer=arguments.tokenizer,
+        vocab_size=arguments.vocab_size,
+        lowercase=arguments.lowercase,
+        workers=arguments.workers,
+        validation_fraction=arguments.validation_fraction,
+        seed=arguments.seed,
+        text_field=arguments.text_field,
+        encoding=arguments.encoding,
+        skip_bad=arguments.skip_bad,
+    )
+    manifest = corpus.manifest
+    shares = manifest.get("unknown_share", {})
+    rows = [
+        (
+            split,
+            *(f"{manifest['counts'][split][name]:,}" for name in _COUNTS),
+            f"{100 * shares.get(split, 0):.2f} %",
+        )
+        for split in ("train", "validation")
+    ]
+    table(f"corpus {corpus.directory}", ("split", *_COUNTS, "[UNK]"), rows)
+    print(
+        f"tokenizer: {manifest['tokenizer']['kind']}, {corpus.vocab_size:,} sub-words; "
+        f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "
+        f"fingerprint {corpus.fingerprint[:16]}"
+    )
+    if skipped := manifest.get("skipped_files"):
+        print(f"left out: {len(skipped):,} bad file(s), which corpus.json names")
+
+
+_COUNTS = ("documents", "sentences", "tokens", "words")

@@ -1,0 +1,64 @@
+"""The verb `show`: a config as it would run, and how its parameters lie on devices."""
+
+import dataclasses
+import json
+from typing import Any
+
+from bert_jax.cli.options import add_config, add_json
+from bert_jax.cli.output import table
+from bert_jax.cli.plan import TOPOLOGY
+from bert_jax.errors import UsageError
+
+SUMMARY = "print a config as it would run, as JSON"
+DETAILS = "'show sharding CONFIG --topology NAME' lists how each parameter lies on its devices."
+
+
+def add_options(parser: Any) -> None:
+    parser.add_argument("what", nargs="?", choices=("config", "sharding"), default="config")
+    add_config(parser)
+    parser.add_argument("--topology", metavar="NAME", help=f"for 'show sharding': {TOPOLOGY}")
+    add_json(parser, "for 'show sharding': an object a parameter ('show' is JSON anyway)")
+    parser.add_argument("--slices", type=int, metavar="N", help="slices of that size")
+
+
+def run(arguments: Any) -> None:
+    from bert_jax import config, config_loader
+
+    if arguments.what == "sharding":
+        _show_sharding(arguments)
+        return
+    resolved = config_loader.load_config(arguments.config, arguments.overrides)
+    print(json.dumps(config.to_dict(resolved), indent=2))
+
+
+def _show_sharding(arguments: Any) -> None:
+    """Prints every parameter's name, shape, stored partition and MiB a device. Compiles nothing."""
+    from bert_jax import config_loader
+    from bert_jax.planning import topologies
+
+    config = config_loader.load_config(arguments.config, arguments.overrides)
+    if arguments.topology is None:
+        raise UsageError("show sharding needs --topology, such as --topology v3:4x8")
+    topology = topologies.parse(arguments.topology, slices=arguments.slices or config.mesh.slices)
+    from bert_jax.planning.param_sharding import placements
+
+    rows = placements(config, topology)
+    if arguments.json:
+        for row in rows:
+            print(json.dumps(dataclasses.asdict(row)))
+        return
+    table(
+        f"{config.name} on {topology.name}: {topology.devices} devices",
+        ("parameter", "shape", "stored over", "MiB a device"),
+        [
+            (
+                row.name,
+                " x ".join(map(str, row.shape)),
+                ", ".join(axis or "-" for axis in row.spec) or "-",
+                f"{row.bytes / 2**20:.3f}",
+            )
+            for row in rows
+        ],
+    )
+    whole = sum(row.bytes for row in rows)
+    print(f"weights {whole / 2**20:,.1f} MiB a device; Adam's two moments twice that")

@@ -1,0 +1,212 @@
+"""Says what is impossible in a config, by the name of the field, before anything starts."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from bert_jax.config import HeadConfig, ModelConfig, PhaseConfig, TrainConfig, flatten
+from bert_jax.errors import UsageError, brief
+from bert_jax.registry import OBJECTIVES, PARTS, TRACKERS, Registry
+
+
+def complete(config: TrainConfig) -> TrainConfig:
+    """Returns the config with what follows from other fields of it: the head that its objective
+    needs, where none was chosen, and room for the predictions of each phase.
+    """
+    phases = tuple(phase.resolved(config.data.masked_lm_prob) for phase in config.phases)
+    if phases != config.phases:
+        config = dataclasses.replace(config, phases=phases)
+    is_default = config.objective == TrainConfig.objective
+    if is_default or config.head != HeadConfig() or config.objective not in OBJECTIVES:
+        return config
+    head = HeadConfig(parts=OBJECTIVES[config.objective].parts)
+    return dataclasses.replace(config, head=head)
+
+
+def validate(config: TrainConfig) -> TrainConfig:
+    """Returns `config`, or raises a `UsageError` that names the first impossible field."""
+    for path, problem in _problems(config):
+        raise UsageError(f"config {config.name!r}: {path} {problem}")
+    return config
+
+
+def mask_warnings(config: TrainConfig) -> Iterator[str]:
+    """Yields a line for each phase without room for a tenth or more of the tokens to predict."""
+    if "mlm" not in config.head.parts:
+        return
+    rate = config.data.masked_lm_prob
+    for i, phase in enumerate(config.phases):
+        wanted, room = rate * phase.sequence_length, phase.max_predictions
+        if 0 < room < 0.9 * wanted and room < phase.sequence_length - 3:
+            enough = dataclasses.replace(phase, max_predictions=-1).resolved(rate).max_predictions
+            yield (
+                f"warning: phases.{i}.max_predictions is {room}, so that a full row of "
+                f"{phase.sequence_length} has {100 * room / phase.sequence_length:.1f} % of its "
+                f"tokens predicted, not {100 * rate:.3g} % (data.masked_lm_prob); "
+                f"set phases.{i}.max_predictions={enough}"
+            )
+
+
+def require_registered(config: TrainConfig) -> None:
+    """Raises `UsageError` for a name in `config` that no table has: of a file not yet executed.
+
+    Only what computes outputs is asked for: who trains or scores finds the rest missing when it is
+    looked up, and who fills a mask needs no optimiser.
+    """
+    problems, needed = [], ("model", "compute", "head")
+    sections = ("", "model", "compute", "optimizer", "data")
+    for prefix in sections:
+        section = getattr(config, prefix) if prefix else config
+        for field in dataclasses.fields(section):
+            table, value = field.metadata.get("choices"), getattr(section, field.name)
+            if isinstance(table, Registry) and value not in table:
+                path = f"{prefix}.{field.name}" if prefix else field.name
+                problems.append((prefix, f"{path} {table.problem(value)}"))
+    for part in config.head.parts:
+        if part not in PARTS:
+            problems.append(("head", f"head.parts {PARTS.problem(part)}"))
+    if any(section in needed for section, _ in problems):
+        raise UsageError(f"config {config.name!r}: {problems[0][1]}")
+
+
+def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
+    """Returns `model`, or raises a `UsageError`: the model of another system, without a run."""
+    labels = _value_problems(head, "head.")
+    for path, problem in (*_model_problems(model), *labels, *_head_problems(head)):
+        raise UsageError(f"{path} {problem}")
+    return model
+
+
+def _field_problems(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    """Checks each field of a section, and of those inside it, against its own limits."""
+    for field in dataclasses.fields(section):
+        value, limits = getattr(section, field.name), field.metadata
+        path = f"{prefix}.{field.name}" if prefix else field.name
+        if dataclasses.is_dataclass(value):
+            yield from _field_problems(value, path)
+        elif limits:
+            yield from ((path, text) for text in _limit_problems(value, limits))
+
+
+def _limit_problems(value: Any, limits: Any) -> Iterator[str]:
+    choices = limits.get("choices")
+    if isinstance(choices, Registry):
+        if value not in choices:
+            yield choices.problem(value)
+    elif choices is not None and value not in choices:
+        yield f"is {value!r}; choose one of {', '.join(choices)}"
+    if "least" in limits and value < limits["least"]:
+        is_switch = isinstance(value, float) and set(limits) == {"least"} and not limits["least"]
+        off = "; 0 switches it off" if is_switch else ""
+        yield f"is {value}; it must be at least {limits['least']}{off}"
+    if "most" in limits and value > limits["most"]:
+        yield f"is {value}; it must be at most {limits['most']}"
+    if "above" in limits and value <= limits["above"]:
+        yield f"is {value}; it must be positive"
+    if "below" in limits and value >= limits["below"]:
+        yield f"is {value}; it must be below {limits['below']}"
+
+
+def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    model, data, optimizer = config.model, config.data, config.optimizer
+    yield from _value_problems(config, "")
+    yield from _field_problems(config, "")
+    yield from _model_problems(model)
+    yield from _head_problems(config.head)
+    if data.mask_token_prob + data.random_token_prob > 1 + 1e-9:
+        yield "data.random_token_prob", "and data.mask_token_prob together exceed 1"
+    if 0 < optimizer.spike_factor <= 1:
+        yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
+    for name in config.trackers:
+        if name not in TRACKERS:
+            yield "trackers", TRACKERS.problem(name)
+    if not config.phases:
+        yield "phases", "is empty; a run needs at least one phase"
+    for i, phase in enumerate(config.phases):
+        yield from ((f"phases.{i}.{name}", text) for name, text in _phase_problems(phase, config))
+    if not 0 <= optimizer.warmup_steps < max(config.total_steps, 1):
+        yield (
+            "optimizer.warmup_steps",
+            f"is {optimizer.warmup_steps}, but the run has {config.total_steps} steps: "
+            "the learning rate would never come down",
+        )
+    for name, size in (
+        ("num_attention_heads", model.num_attention_heads),
+        ("intermediate_size", model.intermediate_size),
+    ):
+        if size % max(config.mesh.tensor, 1):
+            yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {name} {size}"
+    if config.mesh.fsdp != -1 and config.mesh.fsdp < 1:
+        yield "mesh.fsdp", "must be -1 (all devices) or at least 1"
+
+
+def _value_problems(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yields what no field may be, whatever it is for."""
+    for name, value in flatten(section).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{prefix}{name}", f"is {value}; it must be finite"
+        if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            yield (
+                f"{prefix}{name}",
+                f"is {brief(value)}, which has half a surrogate pair: it cannot be written",
+            )
+
+
+def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
+    yield from _value_problems(model, "model.")
+    yield from _field_problems(model, "model")
+    if model.hidden_size % model.num_attention_heads:
+        yield (
+            "model.num_attention_heads",
+            f"is {model.num_attention_heads}, which does not divide hidden_size "
+            f"{model.hidden_size}",
+        )
+    if model.type_vocab_size < 2:
+        yield "model.type_vocab_size", "is 1; sentence pairs need 2 segments"
+
+
+_CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")
+
+
+def _head_problems(head: HeadConfig) -> Iterator[tuple[str, str]]:
+    for part in head.parts:
+        if part not in PARTS:
+            yield "head.parts", f"has {part!r}; choose from {', '.join(PARTS.names())}"
+    if len(set(head.parts) & set(_CLASSIFIERS)) > 1 or len(set(head.parts)) < len(head.parts):
+        yield "head.parts", f"is {', '.join(head.parts)}; each once, and one classifier at most"
+    if {"nsp", "sequence_classifier"} & set(head.parts) and "pooler" not in head.parts:
+        yield "head.parts", f"is {', '.join(head.parts)}; these stand on the pooler, too"
+    if len(set(head.labels)) < len(head.labels):
+        yield "head.labels", f"is {', '.join(head.labels)}; each label once"
+
+
+def _phase_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    if phase.steps < 1:
+        yield "steps", f"is {phase.steps}; it must be at least 1"
+    if phase.global_batch_size < 1:
+        yield "global_batch_size", f"is {phase.global_batch_size}; it must be at least 1"
+    if phase.sequence_length < 8:
+        yield "sequence_length", f"is {phase.sequence_length}; a pair of segments needs at least 8"
+    if phase.sequence_length > config.model.max_position_embeddings:
+        yield (
+            "sequence_length",
+            f"is {phase.sequence_length}, longer than the position table "
+            f"(model.max_position_embeddings = {config.model.max_position_embeddings}); "
+            "shorten the sequence or enlarge the table",
+        )
+    if phase.max_predictions != -1 and not 1 <= phase.max_predictions <= phase.sequence_length - 3:
+        yield (
+            "max_predictions",
+            f"is {phase.max_predictions}; a row of {phase.sequence_length} has "
+            f"{phase.sequence_length - 3} tokens to choose from (three are [CLS] and [SEP]); "
+            f"the usual value is {round(phase.sequence_length * config.data.masked_lm_prob)}, and "
+            "-1 follows data.masked_lm_prob",
+        )
+    microbatches = config.optimizer.gradient_accumulation_steps
+    if phase.global_batch_size % microbatches:
+        yield (
+            "global_batch_size",
+            f"is {phase.global_batch_size}, which gradient_accumulation_steps = {microbatches} "
+            "does not divide",
+        )

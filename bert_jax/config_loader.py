@@ -1,0 +1,213 @@
+"""Finds the config that a command line means: a shipped name, a file, and fields changed one by
+one.
+
+A config is a Python function (`configs/NAME.py`, `def config() -> TrainConfig`), can be changed
+field by field (`model.hidden_size=256`, `phases.0.steps=100`), and is stored with a run
+as JSON, which is only ever parsed. `bert-jax show CONFIG` prints what comes of it.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import json
+import re
+import sys
+import traceback
+import types
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax import config as configs
+from bert_jax import strict_json
+from bert_jax.config import TrainConfig, from_dict, nearest, to_dict
+from bert_jax.config_checks import complete, validate
+from bert_jax.errors import UsageError, brief
+
+
+def override(config: TrainConfig, assignments: list[str]) -> TrainConfig:
+    """Applies `section.field=value` assignments in order.
+
+    Values are read as JSON where that succeeds (`3`, `1e-4`, `true`), else taken as text. Indices
+    reach into tuples (`phases.0.steps=100`); `phases=[{...}]` replaces the whole tuple.
+    """
+    values = to_dict(config)
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"override {assignment}: write it as section.field=value")
+        try:
+            value = strict_json.parse(text)
+        except json.JSONDecodeError:
+            value = text
+        except ValueError as error:
+            raise UsageError(f"override {path.strip()}: {error}") from error
+        _assign(values, path.strip(), value)
+    return from_dict(values)
+
+
+def _assign(values: Any, path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    here: Any = values
+    seen: list[str] = []
+    for name in [*parents, last]:
+        key: Any = name
+        if isinstance(here, list):
+            indices = {str(index): index for index in range(len(here))}
+            if name not in indices:
+                listed = f"entries 0 to {len(here) - 1}" if here else "no entries"
+                raise UsageError(
+                    f"override {path}: {'.'.join(seen)} has {listed}, not {brief(name)}"
+                )
+            key = indices[name]
+        elif not isinstance(here, dict):
+            raise UsageError(f"override {path}: {'.'.join(seen)} is a value, not a section")
+        elif key not in here:
+            raise UsageError(f"override {path}: no field {brief(key)}.{nearest(key, here)}")
+        seen.append(str(key))
+        if len(seen) <= len(parents):
+            here = here[key]
+        else:
+            here[key] = value
+
+
+def config_directory() -> Path:
+    """Returns the directory of the shipped configs: inside the wheel, or at the root of a
+    checkout.
+    """
+    package = Path(__file__).parent
+    shipped = package / "configs"
+    return shipped if shipped.is_dir() else package.parent / "configs"
+
+
+def shipped_names() -> list[str]:
+    return sorted(p.stem for p in config_directory().glob("*.py") if p.stem != "__init__")
+
+
+def load_config(
+    name_or_path: str, overrides: list[str] | None = None, *, checked: bool = True
+) -> TrainConfig:
+    """Returns the checked config behind a shipped name, a `.py` file, or a run's `config.json`.
+
+    A `.py` config is code and is executed: it is the user's own, named on the command line.
+    A `.json` one is only ever parsed. With `checked=False` its values may not go together yet.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".json":
+        config = load_config_json(path)
+    elif path.suffix == ".py":
+        config = _run(path)
+    elif name_or_path in shipped_names():
+        config = _run(config_directory() / f"{name_or_path}.py")
+    else:
+        raise UsageError(
+            f"config {name_or_path!r} is neither a file ending in .py or .json nor a shipped "
+            f"config ({', '.join(shipped_names())})"
+        )
+    config = complete(override(config, overrides or []))
+    return validate(config) if checked else config
+
+
+def load_config_json(path: Path) -> TrainConfig:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read config {path}: {error.strerror}") from error
+    values = strict_json.parse_file(f"config {path}", text)
+    # A run's config.json holds the config in a field of its own, beside versions and fingerprint.
+    try:
+        return from_dict(values.get("config", values) if isinstance(values, dict) else values)
+    except UsageError as error:
+        raise UsageError(f"config {path}: {error}") from error
+
+
+def _run(path: Path) -> TrainConfig:
+    """Returns the config of a `.py` file, which may also register entries (registry.py)."""
+    namespace = execute(path)
+    if not callable(namespace.get("config")):
+        functions = [name for name, value in namespace.items() if callable(value)]
+        raise UsageError(
+            f"config {path} must define a function: def config() -> TrainConfig"
+            + _close("config", functions)
+        )
+    with _named(path):
+        config = namespace["config"]()
+    if not isinstance(config, TrainConfig):
+        raise UsageError(f"config {path}: config() returned {type(config).__name__}")
+    try:
+        return from_dict(to_dict(config))  # every value is of the type of its field
+    except UsageError as error:
+        raise UsageError(f"config {path}: {error}") from error
+    except TypeError as error:
+        raise UsageError(
+            f"config {path}: a field holds what no config can: {error}; is a call's () missing?"
+        ) from error
+
+
+def execute(path: Path) -> dict[str, Any]:
+    """Executes a Python file of the user's, and returns what it defines.
+
+    Raises UsageError, with file and line, if it cannot be read or fails.
+    """
+    name = f"config_{path.stem}"
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {path}: {reason}") from error
+    # A module of its own, so that its classes can be named and its functions found.
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    with _named(path):
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    return module.__dict__
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turns what goes wrong in a user's file into one line that names the line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except SyntaxError as error:
+        raise UsageError(f"{path}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
+        ]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        said = re.sub(r" \(/[^()]*\)$", "", str(error))  # where the module lies, of an ImportError
+        raise UsageError(f"{where}: {type(error).__name__}: {said}{_suggestion(error)}") from error
+
+
+def _suggestion(error: Exception) -> str:
+    """Returns the name that an unknown one resembles: `TrainConfig(max_step=...)`."""
+    if isinstance(error, AttributeError) and error.name:
+        return _close(error.name, dir(error.obj))
+    if isinstance(error, NameError) and error.name:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        known = {} if trace is None else trace.tb_frame.f_globals | trace.tb_frame.f_locals
+        return _close(error.name, known)
+    if isinstance(error, ImportError):
+        lost = re.search(r"cannot import name '(\w+)'", str(error))
+        module = sys.modules.get(error.name or "")
+        return _close(lost[1], dir(module)) if lost and module else ""
+    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    section = getattr(configs, found[1], None) if found else None
+    if found is None or not dataclasses.is_dataclass(section):
+        return ""
+    return "." + nearest(found[2], [field.name for field in dataclasses.fields(section)])
+
+
+def _close(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f". Did you mean {close[0]!r}?" if close else ""
+
+
+def path_or_address(text: str) -> Path | str:
+    """Returns a path; or an address such as gs://BUCKET/PATH, in which Path would drop a slash."""
+    return text if "://" in text else Path(text)

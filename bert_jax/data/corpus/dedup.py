@@ -1,0 +1,149 @@
+"""The documents of the sources as `prepare` takes them: once each, and on a side of the split."""
+
+import hashlib
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data.corpus.source_stream import Reading
+from bert_jax.data.corpus.sources import read_documents
+from bert_jax.data.corpus.store import SPLITS
+from bert_jax.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SourceDocument:
+    """A document on its way to the encoders."""
+
+    text: bytes  # UTF-8, paragraphs separated by newlines
+    digest: bytes  # of the text
+    split: str
+    priority: int  # a seeded draw: the lowest are the tokenizer's sample
+
+
+class Survey:
+    """Reads sources, drops exact duplicates, splits by seeded hash, and counts what it saw.
+
+    `bad` are the files that could not be read to their end, with the reasons.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        *,
+        validation_fraction: float,
+        seed: int,
+        reading: Reading | None = None,
+    ) -> None:
+        self.sources = tuple(sources)
+        self.bad: dict[str, UsageError] = {}
+        self._reading = reading
+        self.documents = dict.fromkeys(SPLITS, 0)
+        self.duplicates = dict.fromkeys(SPLITS, 0)
+        self._fraction = validation_fraction
+        self._salt = seed.to_bytes(8, "little")
+        self._hash = hashlib.sha256()
+        self._seen = HashSet()
+        # The two lowest and the two highest draws: which fractions would give either side two.
+        self._lowest, self._highest = [1.0, 1.0], [0.0, 0.0]
+
+    @property
+    def source_hash(self) -> str:
+        """Returns the hash of all documents that were read, in their order."""
+        return self._hash.hexdigest()
+
+    def read(self) -> Iterator[SourceDocument]:
+        """Yields every document when it comes for the first time.
+
+        Raises UsageError for sources that are not there.
+        """
+        for document in read_documents(self.sources, self._reading, bad=self.bad):
+            text = "\n".join(document).encode()
+            digest = hashlib.blake2b(text, digest_size=16).digest()
+            self._hash.update(digest)
+            drawn = hashlib.blake2b(digest, digest_size=16, salt=self._salt).digest()
+            draw = int.from_bytes(drawn[:6], "little") / 2**48
+            split = "validation" if draw < self._fraction else "train"
+            if not self._seen.add(int.from_bytes(digest[:8], "little")):
+                self.duplicates[split] += 1
+                continue
+            self.documents[split] += 1
+            if draw < self._lowest[1]:
+                self._lowest = sorted([self._lowest[0], draw])
+            if draw > self._highest[0]:
+                self._highest = sorted([self._highest[1], draw])
+            yield SourceDocument(text, digest, split, int.from_bytes(drawn[8:], "little"))
+
+    def check(self, documents: Mapping[str, int]) -> None:
+        """Refuses a split in which a document has no other; `documents` are those of each side."""
+        where = ", ".join(self.sources)
+        total = sum(documents[split] for split in SPLITS)
+        if total == 0:
+            raise UsageError(f"{where}: empty: no document with text")
+        if total == 1:
+            raise UsageError(
+                f"{where}: only one document; next-sentence pairs need another document. "
+                "Documents in .txt files are separated by a blank line"
+            )
+        for split in SPLITS:
+            if documents[split] < 2:
+                enough = math.floor(100 * self._lowest[1] + 1) / 100
+                remedy = (
+                    f"`validation_fraction` {enough} would do"
+                    if enough <= self._highest[0]
+                    else "more documents are needed"
+                )
+                raise UsageError(
+                    f"{where}: {split} would get {documents[split]} of {total} documents and needs "
+                    f"at least 2: {remedy}"
+                )
+
+
+class HashSet:
+    """A set of 64-bit hashes at 8 bytes each, where Python's own takes a hundred.
+
+    Among a hundred million documents, two different ones share a hash with a chance of 3 in 10,000.
+    """
+
+    _RECENT = 1 << 20
+
+    def __init__(self) -> None:
+        self._sorted = np.empty(0, np.uint64)
+        self._recent: set[int] = set()
+
+    def add(self, value: int) -> bool:
+        """Returns false where it was there already."""
+        if value in self._recent:
+            return False
+        if len(self._sorted):
+            at = int(np.searchsorted(self._sorted, np.uint64(value)))
+            if at < len(self._sorted) and int(self._sorted[at]) == value:
+                return False
+        self._recent.add(value)
+        if len(self._recent) == self._RECENT:
+            recent = np.sort(np.fromiter(self._recent, np.uint64, self._RECENT))
+            self._sorted = np.concatenate([self._sorted, recent])
+            self._sorted.sort(kind="stable")  # merges two sorted runs
+            self._recent.clear()
+        return True
+
+
+def sample(documents: Iterable[SourceDocument], *, budget: int) -> list[SourceDocument]:
+    """Returns the training documents of lowest priority, up to and with the one that fills the
+    budget.
+
+    `budget` is in bytes of text, and bounds the memory. The same documents in another order give
+    the same sample in the same order.
+    """
+    heap: list[tuple[int, bytes, SourceDocument]] = []  # the highest priority on top
+    size = 0
+    for document in documents:
+        if document.split == "train":
+            heapq.heappush(heap, (-document.priority, document.digest, document))
+            size += len(document.text)
+            while heap and size - len(heap[0][2].text) >= budget:
+                size -= len(heapq.heappop(heap)[2].text)
+    return [document for _, _, document in sorted(heap, key=lambda entry: entry[:2], reverse=True)]

@@ -1,0 +1,100 @@
+"""The first reading of the sources: what is wrong with them is found before anything is made."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.data.corpus.dedup import SourceDocument, Survey, sample
+from bert_jax.data.corpus.source_stream import Reading
+from bert_jax.data.corpus.sources import is_stdin
+from bert_jax.errors import UsageError
+from bert_jax.progress import Progress, note
+
+# Bad files that are listed; of more, how many they are.
+_LISTED = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstLook:
+    """The findings of the first reading."""
+
+    survey: Survey  # of all documents, those of bad files left out
+    reading: Reading  # without the bad files
+    bad: dict[str, str]  # the files that were left out, and why
+    sample: list[SourceDocument]
+
+
+def first_look(
+    sources: Sequence[str],
+    reading: Reading,
+    *,
+    validation_fraction: float,
+    seed: int,
+    sample_bytes: int,
+    skip_bad: bool,
+    title: str,
+) -> FirstLook:
+    """Reads all sources to their end, and takes a sample of `sample_bytes` of training text.
+
+    Raises UsageError that lists all files that cannot be read. With `skip_bad` they are left out:
+    what they hold before the place that cannot be read, too, so that it is read once more.
+    """
+    bad: dict[str, str] = {}
+    while True:
+        survey = Survey(
+            sources, validation_fraction=validation_fraction, seed=seed, reading=reading
+        )
+        with Progress(title, total=None) as progress:
+            progress.describe = lambda progress=progress: f"{progress.done:,} documents"
+            chosen = sample(_counted(survey, progress), budget=sample_bytes)
+        if not survey.bad:
+            break
+        if not skip_bad:
+            raise _refusal(survey)
+        bad |= {name: str(error) for name, error in survey.bad.items()}
+        note(_listed(survey.bad, "left out, since they cannot be read"))
+        reading = dataclasses.replace(reading, without=frozenset(bad))
+    return FirstLook(survey=survey, reading=reading, bad=bad, sample=chosen)
+
+
+def _counted(survey: Survey, progress: Progress) -> Iterator[SourceDocument]:
+    for document in survey.read():
+        progress.advance()
+        yield document
+
+
+def _refusal(survey: Survey) -> UsageError:
+    (first, *others) = survey.bad.values()
+    if others:
+        listed = _listed(survey.bad, "cannot be read")
+        return UsageError(f"{listed}\nmend them, or leave them out with `skip_bad`")
+    rest = "; `skip_bad` leaves the file out" if any(survey.documents.values()) else ""
+    return UsageError(f"{first}{rest}")
+
+
+def _listed(bad: dict[str, UsageError], what: str) -> str:
+    lines = [f"  {error}" for error in [*bad.values()][:_LISTED]]
+    more = [f"  and {len(bad) - _LISTED:,} more"] if len(bad) > _LISTED else []
+    return "\n".join([f"{len(bad):,} file{'s' * (len(bad) > 1)} {what}:", *lines, *more])
+
+
+def keep_standard_input(sources: Sequence[str], file: Path) -> Path | None:
+    """Copies standard input to a file, to be read more than once, if it is one of the sources."""
+    found = [source for source in sources if is_stdin(source)]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise UsageError(f"`source` {' and '.join(found)}: standard input can be read once")
+    if sys.stdin is None:
+        raise UsageError(f"`source` {found[0]}: standard input is closed")
+    if sys.stdin.isatty():
+        note("reading standard input; Ctrl-D ends it")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as copy, Progress("standard input", total=None) as progress:
+        progress.describe = lambda: f"{progress.done / 1e6:,.0f} MB"
+        while data := sys.stdin.buffer.read(1 << 20):
+            copy.write(data)
+            progress.advance(len(data))
+    return file

@@ -1,0 +1,72 @@
+"""Encoded parts become the shards of a split, in the reader's order, and are counted."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.data.corpus.encode import EncodedPart, read_part
+from bert_jax.data.corpus.store import describe_file, token_type
+
+SHARD_TOKENS = 32 << 20
+COUNTS = ("documents", "sentences", "tokens", "words", "duplicate_documents", "empty_documents")
+
+
+class JoinedSplit:
+    """The shards of a split, and what is counted while they are written."""
+
+    def __init__(self, output: Path, split: str, vocab_size: int) -> None:
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self.token_counts = np.zeros(vocab_size, np.int64)
+        self.files: dict[str, dict[str, int]] = {}
+        self._output, self._split = output, split
+        self._dtype = token_type(vocab_size)
+
+    def join(self, files: Sequence[Path]) -> None:
+        """Writes consecutive parts as shards of at most SHARD_TOKENS, or of a single part."""
+        (self._output / self._split).mkdir()
+        shard: list[EncodedPart] = []
+        for file in files:
+            part = read_part(file)
+            self.counts.update(
+                documents=len(part.documents),
+                sentences=len(part.sentences),
+                tokens=len(part.tokens),
+                words=part.words,
+                empty_documents=part.empty_documents,
+            )
+            self.token_counts += np.bincount(part.tokens, minlength=len(self.token_counts))
+            if shard and sum(len(p.tokens) for p in [*shard, part]) > SHARD_TOKENS:
+                self._write_shard(shard)
+                shard = []
+            shard.append(part)
+        if self.counts["documents"]:
+            self._write_shard(shard)
+
+    def unknown(self, unknown_id: int) -> int:
+        """Returns how many tokens are the unknown one."""
+        return int(self.token_counts[unknown_id])
+
+    def _write_shard(self, shard: list[EncodedPart]) -> None:
+        stem = f"{self._split}/{len(self.files) // 3:05}"
+        for name, array in {
+            "tokens": np.concatenate([part.tokens for part in shard]),
+            "sentences": _starts([part.sentences for part in shard]),
+            "documents": _starts([part.documents for part in shard]),
+        }.items():
+            file = f"{stem}.{name}.npy"
+            np.save(self._output / file, array)
+            self.files[file] = describe_file(self._output / file)
+
+
+def _starts(lengths: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([[0], *lengths]).cumsum().astype(np.uint32)
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Returns the entropy of the distribution with these counts, in nats: the loss of the best
+    constant guess.
+    """
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())

@@ -1,0 +1,353 @@
+"""Sources -> tokenizer -> corpus directory.
+
+The sources are read twice: once to find what is wrong with them, and the tokenizer's sample
+(`first_look.py`), and once to encode. One reader, in this process, takes the documents once each,
+chooses their side of the split and groups them into parts (`dedup.py`); many processes encode the
+parts (`encode.py`) into files under OUTPUT/.parts; at the end these are joined, in the reader's
+order, to the shards of `store.py` (`join.py`). A restarted run reads the sources again and keeps
+the parts that it finds. The bytes of the result do not depend on the number of processes.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from bert_jax.data.corpus.dedup import Survey
+from bert_jax.data.corpus.encode import Part, encode_parts, parts
+from bert_jax.data.corpus.first_look import FirstLook, first_look, keep_standard_input
+from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy
+from bert_jax.data.corpus.source_stream import Reading, require_encoding
+from bert_jax.data.corpus.sources import left_out, split_sentences
+from bert_jax.data.corpus.store import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SPLITS,
+    Corpus,
+    fingerprint,
+    open_corpus,
+    read_manifest,
+)
+from bert_jax.data.tokenizer.tokenizer import (
+    Tokenizer,
+    load_tokenizer,
+    train_sentencepiece,
+    train_wordpiece,
+)
+from bert_jax.data.tokenizer.unknown import note_unknown
+from bert_jax.errors import StorageFailed, UsageError
+from bert_jax.progress import Progress, note
+
+_PARTS = ".parts"
+_STDIN = "stdin"
+# Text that the tokenizer is trained on.
+_SAMPLE_BYTES = 64 << 20
+# What to do where the vocabulary does not fit the text.
+_NO_UNKNOWN = (
+    "the vocabulary is not for this text, or was altered: take another `tokenizer`, such as "
+    "wordpiece or sentencepiece, which are trained on it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """The choices that decide the content of the corpus."""
+
+    sources: tuple[str, ...]
+    tokenizer: str
+    vocab_size: int
+    lowercase: bool
+    validation_fraction: float
+    seed: int
+    reading: Reading
+    skip_bad: bool
+
+    @property
+    def trains(self) -> bool:
+        return self.tokenizer in ("wordpiece", "sentencepiece")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Returns the options as the manifest keeps them; what a given tokenizer is, its hash
+        says.
+        """
+        options = {
+            "tokenizer": self.tokenizer if self.trains else "given",
+            "vocab_size": self.vocab_size if self.trains else None,
+            "lowercase": self.lowercase if self.trains else None,
+            "validation_fraction": self.validation_fraction,
+            "seed": self.seed,
+        }
+        # Where they are the usual ones, the manifest does not name them.
+        if self.reading.text_field != Reading.text_field:
+            options["text_field"] = self.reading.text_field
+        if self.reading.encoding is not None:
+            options["encoding"] = self.reading.encoding
+        return options
+
+    def look(self, stdin: Path, title: str, *, sample_bytes: int = 0) -> FirstLook:
+        """Reads the sources for the first time; standard input is kept as the file `stdin`."""
+        kept = keep_standard_input(self.sources, stdin)
+        return first_look(
+            self.sources,
+            dataclasses.replace(self.reading, stdin=kept),
+            validation_fraction=self.validation_fraction,
+            seed=self.seed,
+            sample_bytes=sample_bytes,
+            skip_bad=self.skip_bad,
+            title=title,
+        )
+
+
+def prepare(
+    sources: Sequence[str],
+    output: Path,
+    *,
+    tokenizer: str = "wordpiece",
+    vocab_size: int = 30522,
+    lowercase: bool | None = None,
+    workers: int | None = None,
+    validation_fraction: float = 0.01,
+    seed: int = 0,
+    text_field: str = Reading.text_field,
+    encoding: str | None = None,
+    skip_bad: bool = False,
+) -> Corpus:
+    """Writes the corpus directory `output`, or goes on writing it, or finds it finished.
+
+    `sources` are as `sources.read_documents` takes them; `text_field` is the field or column of
+    records that holds the text, and `encoding` that of text which has no byte order mark (None is
+    UTF-8). Files that cannot be read are an error that lists all of them, unless `skip_bad` leaves
+    them out. `tokenizer` is "wordpiece" or "sentencepiece", trained on a sample of the training
+    documents with `vocab_size` sub-words, or the path of one. `lowercase` None means yes when
+    training, and as the vocabulary itself is when loading. `workers` is the number of encoding
+    processes, by default one a core.
+
+    Raises UsageError for what is wrong with sources or options and where `output` holds something
+    else, StorageFailed where it cannot be written, DataDamaged where what is there is damaged.
+    """
+    if not sources:
+        raise UsageError("no `source` given")
+    if not 0 < validation_fraction < 1:
+        raise UsageError(f"`validation_fraction` {validation_fraction} is not between 0 and 1")
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"`seed` {seed} is not between 0 and 2**64 - 1")
+    if workers is not None and workers < 1:
+        raise UsageError(f"`workers` {workers} is less than 1")
+    require_encoding(encoding)
+    request = _Request(
+        sources=tuple(sources),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        lowercase=lowercase is not False,
+        validation_fraction=validation_fraction,
+        seed=seed,
+        reading=Reading(text_field=text_field, encoding=encoding),
+        skip_bad=skip_bad,
+    )
+    for source in sources:
+        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
+            raise UsageError(
+                f"`output` {output} lies in the folder `source` {source}, and would itself be read "
+                "as text; choose a place outside"
+            )
+    given = None if request.trains else load_tokenizer(tokenizer, lowercase=lowercase)
+    try:
+        if (output / MANIFEST).exists():
+            return _reopen(request, output, given)
+        return _write(request, output, given, workers or os.cpu_count() or 1)
+    except OSError as error:
+        raise StorageFailed(f"{error.filename or output}: {error.strerror or error}") from error
+
+
+def _reopen(request: _Request, output: Path, given: Tokenizer | None) -> Corpus:
+    """Returns the finished corpus that is there, if it is the one asked for."""
+    manifest = read_manifest(output)
+    differences = [
+        f"its {name} is {manifest['options'].get(name)!r}, not {value!r}"
+        for name, value in request.options.items()
+        if manifest["options"].get(name) != value
+    ]
+    if given is not None and given.hash != manifest["tokenizer"]["hash"]:
+        differences.append("its tokenizer is another one")
+    if not differences:
+        stdin = output / _PARTS / _STDIN
+        try:
+            look = request.look(stdin, "compare sources")
+        finally:
+            stdin.unlink(missing_ok=True)
+        if look.survey.source_hash != manifest.get("source_hash"):
+            differences.append("its sources had other text")
+    if differences:
+        raise UsageError(
+            f"{output} holds another corpus ({'; '.join(differences)}): "
+            "choose another `output`, or delete it"
+        )
+    corpus = open_corpus(output, verify=SPLITS)
+    shutil.rmtree(output / _PARTS, ignore_errors=True)
+    note(f"{output} is finished already, and its checksums are right: nothing to do")
+    return corpus
+
+
+def _write(request: _Request, output: Path, given: Tokenizer | None, workers: int) -> Corpus:
+    folder = output / _PARTS
+    if output.exists() and not folder.is_dir() and (output.is_file() or any(output.iterdir())):
+        raise UsageError(f"{output} exists and is not a corpus: choose another `output`")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    for line in left_out(request.sources):
+        note(line)
+    look = request.look(
+        folder / _STDIN,
+        "sample text" if given is None else "look through sources",
+        sample_bytes=_SAMPLE_BYTES if given is None else 0,
+    )
+    look.survey.check(look.survey.documents)
+    if given is None:
+        tokenizer = _train_tokenizer(request, output, look)
+    else:
+        tokenizer = given
+        _forget_trained(output)
+        tokenizer.save(output / "tokenizer")
+    survey = Survey(
+        request.sources,
+        validation_fraction=request.validation_fraction,
+        seed=request.seed,
+        reading=look.reading,
+    )
+    total = sum(look.survey.documents.values())
+    files = _encode(survey, tokenizer, output, workers=workers, total=total)
+    for error in survey.bad.values():  # of files that changed since the first look
+        raise error
+    for split in SPLITS:
+        shutil.rmtree(output / split, ignore_errors=True)
+    joined = {split: JoinedSplit(output, split, tokenizer.vocab_size) for split in SPLITS}
+    for split in SPLITS:
+        joined[split].join(files[split])
+        joined[split].counts["duplicate_documents"] = survey.duplicates[split]
+    survey.check({split: joined[split].counts["documents"] for split in SPLITS})
+
+    counts = {split: joined[split].counts for split in SPLITS}
+    total_counts = counts["train"] + counts["validation"]
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "tokenizer": {
+            "kind": tokenizer.kind,
+            "hash": tokenizer.hash,
+            "vocab_size": tokenizer.vocab_size,
+            "special_ids": dataclasses.asdict(tokenizer.special),
+            "lowercase": tokenizer.lowercase,
+        },
+        "sources": request.sources,
+        "source_hash": survey.source_hash,
+        "options": request.options,
+        "counts": {
+            name: {key: split_counts[key] for key in COUNTS}
+            for name, split_counts in [*counts.items(), ("total", total_counts)]
+        },
+        "unigram_entropy_nats": entropy(joined["train"].token_counts),
+        "files": joined["train"].files | joined["validation"].files,
+        "versions": {name: version(name) for name in ("sentencex", "tokenizers")},
+    }
+    unknown = {split: joined[split].unknown(tokenizer.special.unk) for split in SPLITS}
+    unknown["total"] = sum(unknown.values())
+    if unknown["total"]:
+        counted = manifest["counts"]
+        manifest["unknown_share"] = {
+            name: round(count / counted[name]["tokens"], 6) for name, count in unknown.items()
+        }
+    if look.bad:
+        manifest["skipped_files"] = look.bad
+    manifest["fingerprint"] = fingerprint(manifest)
+    _write_durably(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    shutil.rmtree(folder)
+    note_unknown(unknown["total"], total_counts["tokens"], "the corpus", _NO_UNKNOWN)
+    return open_corpus(output)
+
+
+def _train_tokenizer(request: _Request, output: Path, look: FirstLook) -> Tokenizer:
+    """Returns the tokenizer, trained now or by an interrupted run."""
+    chosen = look.sample
+    key = hashlib.sha256(json.dumps(request.options, sort_keys=True).encode())
+    for document in chosen:
+        key.update(document.digest)
+    folder, marker = output / "tokenizer", output / _PARTS / f"tokenizer-{key.hexdigest()}"
+    if marker.exists():
+        return load_tokenizer(folder)
+
+    size = sum(len(document.text) for document in chosen)
+    note(
+        f"train {request.tokenizer} on {size / 1e6:.1f} MB of text "
+        f"({len(chosen):,} of {look.survey.documents['train']:,} training documents)"
+    )
+    train = train_wordpiece if request.tokenizer == "wordpiece" else train_sentencepiece
+    sentences = (
+        sentence
+        for document in chosen
+        for paragraph in document.text.decode().split("\n")
+        for sentence in split_sentences(paragraph)
+    )
+    trained = train(sentences, vocab_size=request.vocab_size, lowercase=request.lowercase)
+    _forget_trained(output)
+    trained.save(folder)
+    marker.touch()
+    return trained
+
+
+def _forget_trained(output: Path) -> None:
+    """Removes a tokenizer of an earlier request, and first what says that it is there."""
+    for old in (output / _PARTS).glob("tokenizer-*"):
+        old.unlink()
+    shutil.rmtree(output / "tokenizer", ignore_errors=True)
+
+
+def _encode(
+    survey: Survey, tokenizer: Tokenizer, output: Path, *, workers: int, total: int
+) -> dict[str, list[Path]]:
+    """Makes sure that every part is on disk. Returns the files of each split, in order."""
+    files: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    started = time.monotonic()
+    tokens = kept = 0
+    with Progress("prepare", total=total) as progress:
+
+        def describe() -> str:
+            seconds = time.monotonic() - started
+            return (
+                f"{progress.done:,} documents ({(progress.done - kept) / seconds:,.0f}/s), "
+                f"{tokens:,} tokens ({tokens / seconds:,.0f}/s)"
+                + (f", {kept:,} documents from before" if kept else "")
+            )
+
+        def missing() -> Iterator[Part]:
+            nonlocal kept
+            for part in parts(survey.read(), tokenizer_hash=tokenizer.hash, folder=output / _PARTS):
+                files[part.split].append(part.file)
+                if part.file.exists():
+                    kept += len(part.texts)
+                    progress.advance(len(part.texts))
+                else:
+                    yield part
+
+        progress.describe = describe
+        for part_documents, part_tokens in encode_parts(
+            missing(), tokenizer=output / "tokenizer", workers=workers
+        ):
+            tokens += part_tokens
+            progress.advance(part_documents)
+    return files
+
+
+def _write_durably(file: Path, text: str) -> None:
+    unfinished = file.with_suffix(".tmp")
+    with unfinished.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.replace(file)

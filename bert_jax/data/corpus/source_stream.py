@@ -1,0 +1,236 @@
+"""The bytes of a source file as a format's reader gets them: unpacked, and as UTF-8 on demand."""
+
+import bz2
+import codecs
+import gzip
+import importlib.util
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bert_jax.errors import UsageError, brief
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The user's choices of how the files of sources are read, and which are not."""
+
+    # The field of a JSON object, or the column of a table, that holds the text.
+    text_field: str = "text"
+    # Of text without a byte order mark; None is UTF-8.
+    encoding: str | None = None
+    # The file that standard input was copied to.
+    stdin: Path | None = None
+    # Files that cannot be read, by the names that messages give them.
+    without: frozenset[str] = frozenset()
+
+
+class SourceStream(io.BufferedReader):
+    """A file's bytes, unpacked, past a UTF-8 byte order mark.
+
+    `reading` says what was asked for; a reader of text takes `text()`, one of anything else the
+    bytes themselves.
+    """
+
+    def __init__(self, raw: Any, path: Path, reading: Reading):
+        """`path` names the file in messages."""
+        super().__init__(raw, buffer_size=1 << 20)
+        self.reading = reading
+        self._path = path
+        self._head = self.peek(8)[:8]
+        self._skipped = 3 if self._head.startswith(codecs.BOM_UTF8) else 0
+        self.read(self._skipped)
+
+    def text(self) -> IO[bytes]:
+        """Returns the text as UTF-8, whatever it is written in.
+
+        A byte order mark says what that is, else `reading.encoding`. Reading from it raises
+        UsageError, with line and offset, at the first bytes that are none.
+        """
+        marked = next((name for mark, name in _MARKS.items() if self._head.startswith(mark)), None)
+        encoding = marked or self.reading.encoding or "utf-8"
+        return io.BufferedReader(_Decoded(self, encoding, self._explain), buffer_size=1 << 20)
+
+    def _explain(self, encoding: str, line: int, byte: int, offset: int) -> UsageError:
+        packed = next((kind for magic, kind in _MAGIC.items() if self._head.startswith(magic)), "")
+        if packed:
+            remedy = f"it begins as {packed} does: let its name end so, or unpack it"
+        elif encoding == "utf-8":
+            remedy = "if Windows wrote it, `encoding` cp1252 reads it"
+        else:
+            remedy = "give it another `encoding`, or convert the file to UTF-8"
+        name = {"utf-8": "UTF-8"}.get(encoding, encoding)
+        return UsageError(
+            f"{self._path}, line {line}: not {name} (byte 0x{byte:02x} at offset "
+            f"{offset + self._skipped}); {remedy}"
+        )
+
+
+# The longer marks first: that of UTF-32 begins with that of UTF-16.
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# How files begin that are no text.
+_MAGIC = {
+    b"\x1f\x8b": "a .gz file",
+    b"BZh": "a .bz2 file",
+    b"\xfd7zXZ": "an .xz file",
+    b"\x28\xb5\x2f\xfd": "a .zst file",
+    b"PAR1": "a .parquet file",
+    b"PK\x03\x04": "a .zip file",
+    b"%PDF": "a .pdf file",
+}
+
+
+class _Decoded(io.RawIOBase):
+    """Text of any encoding as UTF-8."""
+
+    def __init__(self, source: IO[bytes], encoding: str, explain: Callable[..., UsageError]):
+        self._source, self._encoding, self._explain = source, encoding, explain
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._waiting = memoryview(b"")
+        self._lines = self._read = 0
+        self._is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting and not self._is_over:
+            data = self._source.read(1 << 18)
+            self._is_over = not data
+            self._read += len(data)
+            try:
+                text = self._decoder.decode(data, final=self._is_over)
+            except UnicodeDecodeError as error:
+                before = error.object[: error.start].decode(self._encoding, "ignore").count("\n")
+                raise self._explain(
+                    self._encoding,
+                    1 + self._lines + before,
+                    error.object[error.start],
+                    self._read - len(error.object) + error.start,
+                ) from error
+            self._lines += text.count("\n")
+            self._waiting = memoryview(text.encode())
+        size = min(len(buffer), len(self._waiting))
+        buffer[:size] = self._waiting[:size]
+        self._waiting = self._waiting[size:]
+        return size
+
+
+def require_encoding(name: str | None) -> None:
+    """Raises UsageError unless `name` is None or an encoding of text that Python knows."""
+    try:
+        is_text = name is None or codecs.lookup(name)._is_text_encoding
+        if is_text and name is not None:
+            codecs.getincrementaldecoder(name)()
+    except LookupError:
+        is_text = False
+    if not is_text:
+        raise UsageError(
+            f"`encoding` {name}: no such encoding of text; usual ones are cp1252 (Western European "
+            "Windows), cp1251, latin-2, utf-16, gb18030, shift_jis, euc_kr"
+        )
+
+
+@contextmanager
+def opened(path: Path, *, name: Path, suffix: str, reading: Reading) -> Iterator[SourceStream]:
+    """Opens a file that is packed as `suffix` says ("" is not at all); messages call it `name`.
+
+    Raises UsageError for one that cannot be opened or, also while it is being read, is damaged.
+    """
+    try:
+        with io.FileIO(path) as file:
+            yield SourceStream(_UNPACKERS[suffix](file), name, reading)
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise _damaged(name, suffix, error) from error
+    except OSError as error:
+        # Those of the operating system have a number; the others are an unpacker's.
+        if error.errno is None and suffix:
+            raise _damaged(name, suffix, error) from error
+        raise UsageError(f"{name}: {error.strerror or error}") from error
+
+
+def _damaged(name: Path, suffix: str, error: Exception) -> UsageError:
+    tool = _TOOLS[suffix]
+    return UsageError(
+        f"{name}: damaged {tool} file ({brief(str(error))[1:-1]}); check it with `{tool} -t` and "
+        "fetch it again"
+    )
+
+
+class _ZstdFile(io.RawIOBase):
+    """The content of a file of zstd frames; one that ends within a frame is an EOFError."""
+
+    _CHUNK = 1 << 14  # of packed bytes: at the highest ratio, some hundred megabytes
+
+    def __init__(self, file: IO[bytes]):
+        import zstandard  # pyright: ignore[reportMissingImports]
+
+        self._file, self._error = file, zstandard.ZstdError
+        # As wide a window as `zstd --long=31` writes.
+        self._new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
+        self._frame: Any = None
+        self._packed = b""
+        self._waiting = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting:
+            packed = self._packed or self._file.read(self._CHUNK)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("it ends within a frame")
+                return 0
+            self._frame = self._frame or self._new()
+            try:
+                self._waiting = memoryview(self._frame.decompress(packed))
+            except self._error as error:
+                raise EOFError(str(error)) from error
+            self._packed = self._frame.unused_data if self._frame.eof else b""
+            self._frame = None if self._frame.eof else self._frame
+        size = min(len(buffer), len(self._waiting))
+        buffer[:size] = self._waiting[:size]
+        self._waiting = self._waiting[size:]
+        return size
+
+
+# Ending of a packed file -> what unpacks a stream, and the program of that name.
+_UNPACKERS: dict[str, Callable[[Any], Any]] = {
+    "": lambda file: file,
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": _ZstdFile,
+}
+_TOOLS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+PACKED = tuple(_TOOLS)
+# What an ending needs that is not installed with the rest.
+_PACKAGES = {".zst": "zstandard", ".parquet": "pyarrow"}
+
+
+def require_packages(endings: dict[str, Path]) -> None:
+    """Raises UsageError if a package is not installed that files of such an ending need.
+
+    `endings` has one file for each ending, to name it.
+    """
+    missing = [
+        (package, file)
+        for ending, file in endings.items()
+        if (package := _PACKAGES.get(ending)) and importlib.util.find_spec(package) is None
+    ]
+    if missing:
+        packages = " and ".join(package for package, _ in missing)
+        files = ", ".join(str(file) for _, file in missing)
+        raise UsageError(f"{files}: needs {packages}: pip install 'bert-jax[formats]'")

@@ -1,0 +1,270 @@
+"""A tokenised corpus on disk: its format, and reading it.
+
+    corpus.json               written last: counts, options, tokenizer, size and checksum of files
+    tokenizer/                loadable by transformers.AutoTokenizer
+    train/ validation/
+      00000.tokens.npy        token ids of a shard, document after document, no special tokens;
+                              uint16 where the vocabulary allows, else uint32
+      00000.sentences.npy     where each of the shard's sentences starts in it, and the end
+      00000.documents.npy     which of the shard's sentences each of its documents starts with,
+                              and the end
+
+A shard holds whole documents. Tokens are memory-mapped; offsets are read, and made global.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax import strict_json
+from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary, load_tokenizer
+from bert_jax.errors import DataDamaged, UsageError
+from bert_jax.files import measure
+from bert_jax.progress import Progress
+
+FORMAT_VERSION = 1
+SPLITS: tuple[str, ...] = ("train", "validation")
+MANIFEST = "corpus.json"
+# The arrays of a shard, and what their names begin with.
+_ARRAYS = ("tokens", "sentences", "documents")
+_STEM = re.compile(rf"({'|'.join(SPLITS)})/[0-9]{{5,}}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The documents of one side of the split.
+
+    Token t, counted over the whole split, is `shards[s][t - shard_starts[s]]`. Sentence i is the
+    tokens from `sentence_starts[i]` to `sentence_starts[i + 1]`, document d the sentences from
+    `document_starts[d]` to `document_starts[d + 1]`; neither is ever empty, and a document lies in
+    one shard.
+    """
+
+    name: str
+    shards: tuple[np.ndarray, ...]  # 1-D memory maps, uint16 or uint32
+    shard_starts: np.ndarray  # int64[shards + 1]
+    sentence_starts: np.ndarray  # int64[sentences + 1]
+    document_starts: np.ndarray  # int64[documents + 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """A corpus directory, opened."""
+
+    directory: Path
+    manifest: dict[str, Any]
+    fingerprint: str
+    tokenizer_hash: str
+    vocab_size: int
+    special: SpecialIds
+    train: Split
+    validation: Split
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.special, self.vocab_size)
+
+
+def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpus:
+    """Checks and maps a corpus directory.
+
+    Raises UsageError where there is no corpus, or one of another format version, and DataDamaged
+    where the manifest was altered, a file is missing or has another size than the manifest says (to
+    read a mapped file past its end kills the process), or the tokenizer is not the one that the ids
+    are from. The files of the splits in `verify` are read whole, too, before they are mapped, and
+    the first whose checksum is another raises DataDamaged.
+    """
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    for name, entry in manifest["files"].items():
+        file = directory / name
+        if not file.is_file():
+            raise _damaged(file, "is missing")
+        if file.stat().st_size != entry["bytes"]:
+            raise _damaged(file, f"has {file.stat().st_size} bytes, not {entry['bytes']}")
+    _verify(directory, {n: e for n, e in manifest["files"].items() if n.split("/")[0] in verify})
+
+    expected = manifest["tokenizer"]
+    folder = directory / "tokenizer"
+    try:
+        found = load_tokenizer(folder)
+    except UsageError as error:
+        raise _damaged(folder, f"cannot be loaded ({error})") from error
+    if found.hash != expected["hash"]:
+        raise _damaged(
+            folder,
+            f"was altered: it has {found.vocab_size} tokens and hash {found.hash[:12]}, the ids "
+            f"are from one with hash {str(expected['hash'])[:12]}",
+        )
+    train, validation = (_open_split(directory, name, manifest) for name in SPLITS)
+    return Corpus(
+        directory=directory,
+        manifest=manifest,
+        fingerprint=manifest["fingerprint"],
+        tokenizer_hash=found.hash,
+        vocab_size=found.vocab_size,
+        special=found.special,
+        train=train,
+        validation=validation,
+    )
+
+
+# Bytes that take about a second.
+_WORTH_A_BAR = 2_000_000_000
+
+
+def _verify(directory: Path, files: dict[str, dict[str, int]]) -> None:
+    if not files:
+        return
+    total = sum(entry["bytes"] for entry in files.values())
+    with Progress("verify corpus", total=total, hidden=total < _WORTH_A_BAR) as bar:
+        bar.describe = lambda: f"{bar.done / 1e9:,.1f} GB"
+        for name, entry in files.items():
+            if describe_file(directory / name)["crc32"] != entry["crc32"]:
+                raise _damaged(directory / name, "has another checksum than when it was written")
+            bar.advance(entry["bytes"])
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Returns the content of corpus.json.
+
+    Raises UsageError and DataDamaged as `open_corpus` does.
+    """
+    file = directory / MANIFEST
+    try:
+        manifest = strict_json.parse(file.read_bytes())
+        version = manifest["format_version"]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(
+            f"{directory} is not a corpus: it has no {MANIFEST}; "
+            f"bert-jax prepare `source` ... `output` {directory} makes one"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(file, "cannot be read") from error
+    if version != FORMAT_VERSION:
+        raise UsageError(
+            f"{directory} is a corpus of format {version}, this bert-jax reads {FORMAT_VERSION}: "
+            "delete it and run prepare again"
+        )
+    if problem := _problem(manifest):
+        raise _damaged(file, problem)
+    return manifest
+
+
+def _problem(manifest: dict[str, Any]) -> str | None:
+    """Returns what of the things that are read from a manifest is not as it was written, if
+    anything.
+    """
+    try:
+        if manifest["fingerprint"] != fingerprint(manifest):
+            return "was altered: its content has another fingerprint"
+        files, stems = manifest["files"], {name.split(".")[0] for name in manifest["files"]}
+        if files.keys() != {f"{stem}.{array}.npy" for stem in stems for array in _ARRAYS}:
+            return "was altered: it does not list three files a shard"
+        if not all(map(_STEM.fullmatch, stems)):
+            return "was altered: it names files that are no shards"
+        if not all(type(entry[of]) is int for entry in files.values() for of in ("bytes", "crc32")):
+            return "was altered: it has sizes or checksums that are no numbers"
+        float(manifest["unigram_entropy_nats"])
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return f"was altered: it lacks what prepare writes ({type(error).__name__}: {error})"
+    return None
+
+
+def describe_file(file: Path) -> dict[str, int]:
+    """Returns the size and CRC-32 of a file, as the manifest keeps them."""
+    return dict(zip(("bytes", "crc32"), measure(file), strict=True))
+
+
+def fingerprint(manifest: dict[str, Any]) -> str:
+    """Returns sha256 over what decides the content of a corpus; no path, date or library version in
+    it.
+    """
+    decisive = {
+        "format_version": manifest["format_version"],
+        "tokenizer": manifest["tokenizer"]["hash"],
+        "validation_fraction": manifest["options"]["validation_fraction"],
+        "seed": manifest["options"]["seed"],
+        "counts": manifest["counts"],
+        "files": manifest["files"],
+    }
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def token_type(vocab_size: int) -> np.dtype:
+    """Returns the smallest type that the ids of a vocabulary are stored in."""
+    return np.dtype(np.uint16 if vocab_size <= 65535 else np.uint32)
+
+
+def _open_split(directory: Path, name: str, manifest: dict[str, Any]) -> Split:
+    stems = sorted(
+        file.removesuffix(".tokens.npy")
+        for file in manifest["files"]
+        if file.startswith(f"{name}/") and file.endswith(".tokens.npy")
+    )
+    shards, sentences, documents = (
+        [_map(directory / f"{stem}.{array}.npy") for stem in stems] for array in _ARRAYS
+    )
+    for stem, *arrays in zip(stems, shards, sentences, documents, strict=True):
+        _require_fit(directory / stem, *arrays)
+    return Split(
+        name=name,
+        shards=tuple(shards),
+        shard_starts=np.cumsum([0, *(len(shard) for shard in shards)], dtype=np.int64),
+        sentence_starts=_globally(sentences),
+        document_starts=_globally(documents),
+    )
+
+
+def _globally(offsets: list[np.ndarray]) -> np.ndarray:
+    """Returns each shard's offsets shifted past those before it; int64[sum of (length - 1), +
+    1].
+    """
+    starts = np.zeros(1 + sum(len(local) - 1 for local in offsets), np.int64)
+    at = 0
+    for local in offsets:
+        # In place: the offsets of a large corpus are gigabytes.
+        np.add(local[1:], starts[at], out=starts[at + 1 : at + len(local)], casting="unsafe")
+        at += len(local) - 1
+    return starts
+
+
+def _map(file: Path) -> np.ndarray:
+    try:
+        array = np.lib.format.open_memmap(file, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # whatever NumPy's reader of headers meets in a damaged one
+        raise _damaged(file, "is not a NumPy array") from error
+    if array.ndim != 1 or array.dtype not in (np.uint16, np.uint32):
+        raise _damaged(file, f"is not a row of ids or offsets, but {array.dtype}{[*array.shape]}")
+    return array
+
+
+def _require_fit(
+    stem: Path, tokens: np.ndarray, sentences: np.ndarray, documents: np.ndarray
+) -> None:
+    """Checks that no damaged header gives another length.
+
+    Offsets in between are not looked at.
+    """
+    for name, offsets, end in (
+        ("sentences", sentences, len(tokens)),
+        ("documents", documents, len(sentences) - 1),
+    ):
+        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end:
+            raise _damaged(Path(f"{stem}.{name}.npy"), f"does not go from 0 to {end}")
+
+
+def _damaged(file: Path, what: str) -> DataDamaged:
+    return DataDamaged(
+        f"{file} {what}; delete the corpus directory and run prepare again, or copy it again"
+    )

@@ -1,0 +1,1 @@
+"""Rows of a corpus become batches of pre-training."""

@@ -1,0 +1,1 @@
+"""Files of tasks become rows of ids, and rows become batches."""

@@ -1,0 +1,254 @@
+"""Texts of a task become rows of ids, and rows become batches.
+
+Dims: N rows, L sequence length, B rows of a batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data import counter_rng
+from bert_jax.data.tasks.conll import Sentence
+from bert_jax.data.tasks.tables import TextRow
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.errors import UsageError
+
+# Of a row that stands for no word of its own: padding, [CLS], [SEP] and later sub-words.
+NO_WORD = -1
+
+
+@dataclass(frozen=True)
+class Features:
+    """Rows of a task. `labels` and `weights` are what the loss reads; none where nothing is known.
+
+    `input_ids`, `token_type_ids` int32 `[N, L]`; `lengths` int32 `[N]`. `labels` is int32 or
+    float32 `[N]` for a class or a number, int32 `[N, L]` for a class a token, int32 `[N, 2]` for a
+    span; `weights` float32 `[N]`, or `[N, L]` for classes of tokens.
+    """
+
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    lengths: np.ndarray
+    labels: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class Batches:
+    """Batches of `size` rows of `features`, each as long as its rows ask for."""
+
+    def __init__(self, features: Features, *, size: int):
+        self._features, self._size = features, size
+        self.lengths = batch_lengths(features, size=size)
+
+    def __call__(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the batch of the given rows, filled up to `size` with rows of weight 0."""
+        features, size = self._features, self._size
+        filled = np.concatenate([rows, np.zeros(size - len(rows), rows.dtype)])
+        longest = int(features.lengths[filled].max())
+        length = next(n for n in self.lengths if n >= longest)
+        position = np.arange(length, dtype=np.int32)
+        batch = {
+            "input_ids": features.input_ids[filled, :length],
+            "token_type_ids": features.token_type_ids[filled, :length],
+            "position_ids": np.tile(position, (size, 1)),
+            "sequence_ids": (position < features.lengths[filled, None]).astype(np.int32),
+        }
+        if features.labels is not None and features.weights is not None:
+            a_token = features.weights.ndim == 2
+            cut = (filled, slice(length)) if a_token else (filled,)
+            batch["labels"] = features.labels[cut]
+            batch["weights"] = features.weights[cut].copy()
+            batch["weights"][len(rows) :] = 0.0
+        return batch
+
+
+def batch_lengths(features: Features, *, size: int) -> tuple[int, ...]:
+    """Returns the lengths that batches are filled up to, ascending: at most three, as each is
+    compiled.
+
+    Multiples of 8 (or all that a row has), the last of which holds the longest row. Of all such
+    three those that fill up batches of rows drawn at random the least.
+    """
+    full = features.input_ids.shape[1]
+    limits = np.minimum(np.arange(8, int(features.lengths.max()) + 8, 8), full)
+    up_to = np.searchsorted(np.sort(features.lengths), limits, side="right") / len(features)
+    fits = up_to**size  # the share of batches whose rows are all within a limit
+    short, middle = np.meshgrid(np.arange(len(limits)), np.arange(len(limits)), indexing="ij")
+    expected = (
+        limits[short] * fits[short]
+        + limits[middle] * (fits[middle] - fits[short])
+        + limits[-1] * (1 - fits[middle])
+    )
+    chosen = np.argmin(np.where(short <= middle, expected, np.inf))
+    return tuple(np.unique(limits[[short.flat[chosen], middle.flat[chosen], -1]]).tolist())
+
+
+def training_rows(step: int, *, rows: int, batch_size: int, seed: int) -> np.ndarray:
+    """Returns which rows the batch of `step` has: a function of nothing else.
+
+    Epoch after epoch, each in an order of its own, without a break between them (as
+    google-research/bert run_classifier.py repeats its records): a batch may end one and begin the
+    next.
+    """
+    numbers = step * batch_size + np.arange(batch_size)
+    chosen = np.empty(batch_size, np.int64)
+    for epoch in np.unique(numbers // rows).tolist():
+        of_epoch = numbers // rows == epoch
+        key = counter_rng.derive(seed, epoch)
+        chosen[of_epoch] = counter_rng.permute(numbers[of_epoch] % rows, rows, key)
+    return chosen
+
+
+# --- one or two texts ----------------------------------------------------------------------------
+
+
+def encode_texts(
+    rows: Sequence[TextRow], tokenizer: Tokenizer, *, length: int, truncation: str
+) -> Features:
+    """Returns `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, cut to `length` tokens.
+
+    `truncation`: "longest_first" takes tokens off the end of the longer text, one at a time (the
+    second where both are equal; google-research/bert run_classifier.py); "only_first" and
+    "only_second" shorten one of them; "never" is an error. Raises UsageError that names the row
+    where its texts cannot be made to fit.
+    """
+    sides = len(rows[0].texts)
+    separators = tokenizer.pair_separators
+    encoded = [
+        tokenizer.encode_sentences([row.texts[side] for row in rows]) for side in range(sides)
+    ]
+    room = length - (2 if sides == 1 else 2 + separators)
+    found = RowArrays(len(rows), length, tokenizer)
+    for number, (row, texts) in enumerate(zip(rows, zip(*encoded, strict=True), strict=True)):
+        keep = _kept([len(ids) for ids in texts], room, truncation)
+        if keep is None:
+            raise UsageError(
+                f"{row.location}: {' + '.join(str(len(ids)) for ids in texts)} tokens do not fit "
+                f"in {room} with `truncation` {truncation}; use a longer `length` or another one"
+            )
+        first = [tokenizer.special.cls, *texts[0][: keep[0]], tokenizer.special.sep]
+        second = []
+        if sides == 2:
+            between = [tokenizer.special.sep] * (separators - 1)
+            first += between
+            second = [*texts[1][: keep[1]], tokenizer.special.sep]
+        found.put(number, first, second)
+    return found.features()
+
+
+def _kept(sizes: list[int], room: int, truncation: str) -> list[int] | None:
+    """Returns how many tokens stay of each text; None if they cannot be made to fit."""
+    excess = sum(sizes) - room
+    if excess <= 0:
+        return sizes
+    if truncation == "never":
+        return None
+    if len(sizes) == 1:
+        return [room]
+    if truncation == "longest_first":
+        a, b = sizes
+        # Half of the room for each, and what the other one leaves; an odd token is the first's.
+        first = max(room - b, min(a, (room + 1) // 2))
+        return [first, room - first]
+    cut = 0 if truncation == "only_first" else 1
+    kept = sizes[cut] - excess
+    if kept < 0:
+        return None
+    return [kept, sizes[1]] if cut == 0 else [sizes[0], kept]
+
+
+class RowArrays:
+    """Arrays that are filled row by row."""
+
+    def __init__(self, count: int, length: int, tokenizer: Tokenizer):
+        self._ids = np.full((count, length), tokenizer.special.pad, np.int32)
+        self._types = np.zeros((count, length), np.int32)
+        self._lengths = np.zeros(count, np.int32)
+
+    def put(self, row: int, first: list[int], second: list[int]) -> None:
+        """Puts token type 0 for the ids of `first`, 1 for those of `second`."""
+        used = len(first) + len(second)
+        self._ids[row, :used] = first + second
+        self._types[row, len(first) : used] = 1
+        self._lengths[row] = used
+
+    def features(self, **labels: np.ndarray) -> Features:
+        return Features(self._ids, self._types, self._lengths, **labels)
+
+
+# --- a tag for each word -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WordRows:
+    """Rows of sentences, of which a long one has several.
+
+    `sentences` int32 `[N]` says whose part a row is, `words` int32 `[N, L]` which of its words a
+    token is the first sub-word of, or `NO_WORD`.
+    """
+
+    features: Features
+    sentences: np.ndarray
+    words: np.ndarray
+
+
+def encode_words(
+    sentences: Sequence[Sentence],
+    tokenizer: Tokenizer,
+    *,
+    length: int,
+    labels: Sequence[str] | None,
+) -> WordRows:
+    """Encodes the words of sentences, each alone; its first sub-word carries its label.
+
+    No word is lost: a sentence with more than `length` - 2 sub-words becomes several rows, cut
+    between words; a word with more than that alone is cut off. A word of which the tokenizer leaves
+    nothing becomes the unknown token. To a byte-level tokenizer each comes with the space before
+    it, without which it would be the inside of a word. `labels` gives numbers to tags, none leaves
+    them out; a tag that is not among them is a UsageError that names the sentence.
+    """
+    distinct = sorted({word for sentence in sentences for word in sentence.words})
+    room = length - 2
+    unknown = [tokenizer.special.unk]
+    before = " " if tokenizer.kind == "bpe" else ""
+    encoded = tokenizer.encode_sentences([before + word for word in distinct])
+    pieces = {word: (ids or unknown)[:room] for word, ids in zip(distinct, encoded, strict=True)}
+    parts: list[tuple[int, list[int]]] = []  # sentence, its words in this row
+    for number, sentence in enumerate(sentences):
+        part: list[int] = []
+        used = 0
+        for index, word in enumerate(sentence.words):
+            if used + len(pieces[word]) > room:
+                parts.append((number, part))
+                part, used = [], 0
+            part.append(index)
+            used += len(pieces[word])
+        parts.append((number, part))
+    found = RowArrays(len(parts), length, tokenizer)
+    words = np.full((len(parts), length), NO_WORD, np.int32)
+    targets = np.zeros((len(parts), length), np.int32)
+    numbers = {} if labels is None else {label: i for i, label in enumerate(labels)}
+    for row, (number, part) in enumerate(parts):
+        sentence, ids = sentences[number], [tokenizer.special.cls]
+        for index in part:
+            words[row, len(ids)] = index
+            if labels is not None and sentence.tags is not None:
+                targets[row, len(ids)] = _number(sentence, sentence.tags[index], numbers)
+            ids += pieces[sentence.words[index]]
+        found.put(row, [*ids, tokenizer.special.sep], [])
+    known = {} if labels is None else {"labels": targets, "weights": np.float32(words != NO_WORD)}
+    owners = np.array([number for number, _ in parts], np.int32)
+    return WordRows(found.features(**known), owners, words)
+
+
+def _number(sentence: Sentence, tag: str, numbers: dict[str, int]) -> int:
+    if tag not in numbers:
+        raise UsageError(
+            f"{sentence.location}: the tag {tag!r} does not occur in the training file, which has "
+            f"{', '.join(numbers)}; correct it"
+        )
+    return numbers[tag]

@@ -1,0 +1,173 @@
+"""Questions about paragraphs, from SQuAD's JSON (1.1 and 2.0) or TFDS."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bert_jax import strict_json
+from bert_jax.data.corpus.sources import whole_characters
+from bert_jax.data.tasks.tables import read_text, read_tfds
+from bert_jax.errors import UsageError
+from bert_jax.progress import note
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its paragraph, and every answer that people gave; none if it has no answer."""
+
+    location: str
+    id: str
+    question: str
+    context: str
+    # What the answers say, and the character of the context where each begins.
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]
+
+
+# Characters around an offset in which its answer is looked for.
+_NEARBY = 20
+
+
+def read_questions(
+    source: Path | str, *, split: str = "train", labelled: bool = True, skip_bad: bool = False
+) -> list[Question]:
+    """Returns every question of a SQuAD JSON file (`.gz` as well), or of `tfds:squad/...`.
+
+    Without `labelled`, answers in a JSON file are not read. An answer that does not stand where it
+    is said to begin is moved to where it stands once within 20 characters, and counted. Others are
+    counted and an error, or left out with `skip_bad`, with their question where it has no other.
+
+    Raises UsageError that names the file, the question and the field where one is missing, an id
+    comes twice, or answers do not stand where they are said to begin.
+    """
+    if str(source).startswith("tfds:"):
+        found = [_from_tfds(location, record) for location, record in read_tfds(str(source), split)]
+    else:
+        found = list(_from_json(Path(source), labelled=labelled))
+    seen: set[str] = set()
+    for question in found:
+        if question.id in seen:
+            raise UsageError(f"{question.location}: the id comes twice; ids name the predictions")
+        seen.add(question.id)
+    found = _aligned(found, str(source), skip_bad=skip_bad)
+    if not found:
+        raise UsageError(f"{source} has no questions")
+    return found
+
+
+def _aligned(questions: list[Question], source: str, *, skip_bad: bool) -> list[Question]:
+    """Returns the questions with their answers where they stand, and tells what was changed."""
+    kept: list[Question] = []
+    moved: list[int] = []
+    bad: list[str] = []
+    for question in questions:
+        spans = []
+        for answer, start in zip(question.answers, question.starts, strict=True):
+            place = _place(question.context, answer, start)
+            if place is not None:
+                moved += [abs(place - start)] if place != start else []
+                spans.append((answer, place))
+                continue
+            there = question.context[max(start, 0) : max(start, 0) + len(answer)]
+            bad.append(
+                f"{question.location}: answer_start {start} is not where the answer "
+                f"{_short(answer)} stands; the context has {_short(there)} there"
+            )
+        if spans or not question.answers:
+            texts, starts = tuple(text for text, _ in spans), tuple(start for _, start in spans)
+            kept.append(replace(question, answers=texts, starts=starts))
+    if bad and not skip_bad:
+        more = f", and {len(bad) - 1:,} more like it" if len(bad) > 1 else ""
+        raise UsageError(
+            f"{bad[0]}{more}: correct answer_start (it counts characters from 0), or leave such "
+            "answers out with `skip_bad`"
+        )
+    if moved:
+        note(
+            f"{source}: {len(moved):,} answers do not stand at their answer_start, but once near "
+            f"it; they are moved there, by {min(moved)} to {max(moved)} characters"
+        )
+    if bad:
+        note(
+            f"{source}: {len(bad):,} answers that do not stand at their answer_start are left out, "
+            f"and {len(questions) - len(kept):,} questions that have no other; the first: {bad[0]}"
+        )
+    return kept
+
+
+def _place(context: str, answer: str, start: int) -> int | None:
+    """Returns where an answer stands: at `start`, or at the only place that is near it."""
+    if start >= 0 and context.startswith(answer, start):
+        return start
+    places = start >= 0 and [
+        place
+        for place in range(max(start - _NEARBY, 0), start + _NEARBY + 1)
+        if context.startswith(answer, place)
+    ]
+    return places[0] if places and len(places) == 1 else None
+
+
+def _from_json(path: Path, *, labelled: bool) -> Iterator[Question]:
+    values = strict_json.parse_file(path, read_text(path))
+    for a, article in enumerate(_field(values, "data", list, str(path))):
+        title = article.get("title", f"article {a}") if isinstance(article, dict) else ""
+        for p, paragraph in enumerate(_field(article, "paragraphs", list, f"{path}, {title}")):
+            where = f"{path}, {title}, paragraph {p}"
+            context = _field(paragraph, "context", str, where)
+            for q, entry in enumerate(_field(paragraph, "qas", list, where)):
+                name = str(_field(entry, "id", (str, int), f"{where}, question {q}"))
+                location = f"{path}, question {name}"
+                yield Question(
+                    location,
+                    name,
+                    _field(entry, "question", str, location),
+                    context,
+                    *(_answers(entry, location) if labelled else ((), ())),
+                )
+
+
+def _answers(entry: dict[str, Any], location: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns texts and starts; empty for SQuAD 2.0's `is_impossible`, and where there are none.
+
+    An answer without text is none: it marks no span.
+    """
+    if entry.get("is_impossible"):
+        return (), ()
+    answers = entry.get("answers", [])
+    if not isinstance(answers, list):
+        raise UsageError(f"{location}: 'answers' must be a list")
+    found = [
+        (_field(answer, "text", str, location), _field(answer, "answer_start", int, location))
+        for answer in answers
+    ]
+    spans = [(text, start) for text, start in found if text]
+    return tuple(text for text, _ in spans), tuple(start for _, start in spans)
+
+
+def _from_tfds(location: str, record: dict[str, Any]) -> Question:
+    missing = [name for name in ("id", "question", "context", "answers") if name not in record]
+    if missing:
+        raise UsageError(f"{location}: no {missing[0]!r}; use tfds:squad/v1.1 or tfds:squad/v2.0")
+    answers = record["answers"]
+    if record.get("is_impossible"):
+        answers = {"text": [], "answer_start": []}
+    return Question(
+        location,
+        record["id"],
+        record["question"],
+        record["context"],
+        tuple(answers["text"]),
+        tuple(answers["answer_start"]),
+    )
+
+
+def _field(value: Any, name: str, kind: Any, location: str) -> Any:
+    found = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(found, kind) or isinstance(found, bool):
+        raise UsageError(f"{location}: needs {name!r}; is this SQuAD's JSON?")
+    return whole_characters(found) if isinstance(found, str) else found
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -1,0 +1,299 @@
+"""Labelled texts from files: GLUE's TSV, CSV, JSON lines, TFDS.
+
+A row knows the file and line it came from, so that whatever is wrong with it later is said by name.
+"""
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import math
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax import strict_json
+from bert_jax.data.corpus.sources import load_tfds, whole_characters
+from bert_jax.errors import UsageError, brief
+from bert_jax.progress import note
+
+_FORMATS = (".tsv", ".csv", ".jsonl")
+# Standard input, wherever a file is expected.
+STDIN = Path("/dev/stdin")
+# What may stand between the cells of a file whose name or options do not say.
+_DELIMITERS = (",", "\t", ";", "|")
+# A row with one of these for a label has none: SNLI marks so what its judges did not agree on.
+_UNLABELLED = ("", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The user's choices of how files of rows are read, beside what the task says."""
+
+    # Between the cells of a table; none finds it, or takes the tab of a .tsv.
+    delimiter: str | None = None
+    # The columns of a table without a line of names.
+    columns: tuple[str, ...] = ()
+    # Leaves out and counts rows that are not usable, instead of refusing the file.
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """One or two texts with their label, as they are written; `location` names where."""
+
+    location: str
+    texts: tuple[str, ...]
+    # None where the file has no label: text to predict.
+    label: str | None
+    # What the file calls the row: the number of the row from 0, unless it has an id column.
+    id: str
+
+
+def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow:
+    """Returns a row that was written in Python: a text, a pair of texts, or a dict of `columns`.
+
+    Raises UsageError that names the row if it is none of these, or has not as many texts as there
+    are columns.
+    """
+    texts = (given,) if isinstance(given, str) else given
+    if isinstance(given, Mapping):
+        texts = [given.get(column) for column in columns]
+    is_whole = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+    if not is_whole or len(texts) not in ((len(columns),) if columns else (1, 2)):
+        wanted = f"the text of {' and '.join(columns)}" if columns else "a text or a pair of two"
+        raise UsageError(f"row {number}: expected {wanted}, got {brief(given)}")
+    return TextRow(f"row {number}", tuple(map(str, texts)), None, str(number))
+
+
+def read_text(path: Path) -> str:
+    """Returns the content of a UTF-8 file, gzipped or not, with line ends as they are.
+
+    Raises UsageError if it is not there or is not UTF-8.
+    """
+    try:
+        data = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot read {path}: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error}; convert it") from error
+
+
+def read_rows(
+    path: Path,
+    *,
+    text_columns: Sequence[str],
+    label_column: str | None,
+    header: Sequence[str] | None = None,
+    id_column: str | None = None,
+    skip_short: bool = False,
+    reading: Reading = Reading(),
+) -> tuple[list[TextRow], int]:
+    """Returns the rows of a `.tsv`, `.csv` or `.jsonl` file (`.gz` as well), and how many were
+    skipped.
+
+    `header` names the columns of a table without a first line of names. TSV is GLUE's: tabs
+    separate, nothing is quoted; of another table the separator is found, unless `reading` has it.
+    With `skip_short`, lines that have too few columns are left out (GLUE's QQP has some). A file
+    that lacks `label_column` altogether is an error; `None` reads none. A row whose label is empty
+    or "-" has none (but beside "+", where it is one): it is left out, which is said. Raises
+    UsageError that names file, line and column.
+    """
+    name = path.name.removesuffix(".gz")
+    others = (column for column in (label_column, id_column) if column is not None)
+    wanted = [*text_columns, *others]
+    if path != STDIN and not name.endswith(_FORMATS):
+        raise UsageError(f"{path}: the name must end in {', '.join(_FORMATS)} (or these and .gz)")
+    records = _records(path, name, reading.columns or header, wanted, reading.delimiter)
+    rows: list[TextRow] = []
+    skipped = 0
+    unlabelled: list[TextRow] = []
+    for location, record in records:
+        missing = next(
+            (
+                c
+                for c in wanted
+                if record.get(c) is None and not (c == label_column and c in record)
+            ),
+            None,
+        )
+        if missing is not None and skip_short:
+            skipped += 1
+            continue
+        if missing is not None:
+            there = ", ".join(key for key, value in record.items() if value is not None)
+            raise UsageError(
+                f"{location}: no column {missing!r}, only {there}; name the columns of the file, "
+                "or repair the line"
+            )
+        texts = tuple(_text(record[column], location, column) for column in text_columns)
+        label = None
+        if label_column is not None:
+            given = record[label_column]
+            label = "" if given is None else _text(given, location, label_column).strip()
+        id_ = str(len(rows)) if id_column is None else _text(record[id_column], location, id_column)
+        row = TextRow(location, texts, label, id_)
+        (unlabelled if label in _UNLABELLED else rows).append(row)
+    if unlabelled and any(row.label == "+" for row in rows):
+        # Plus and minus: a minus says something.
+        rows = sorted([*rows, *(row for row in unlabelled if row.label)], key=_number_of)
+        unlabelled = [row for row in unlabelled if not row.label]
+    if not rows:
+        none = f": none of its {len(unlabelled)} has a label" if unlabelled else ""
+        raise UsageError(f"{path} has no rows{none}")
+    if unlabelled:
+        note(
+            f"{path}: {len(unlabelled):,} rows without a label (empty or '-') are left out, the "
+            f"first of them {unlabelled[0].location.removeprefix(f'{path}, ')}"
+        )
+    return rows, skipped
+
+
+def _number_of(row: TextRow) -> int:
+    return int(row.location.rpartition(" ")[2])
+
+
+def _records(
+    path: Path,
+    name: str,
+    header: Sequence[str] | None,
+    wanted: Sequence[str],
+    delimiter: str | None,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    if path != STDIN:
+        if name.endswith(".jsonl"):
+            return _json_lines(path, read_text(path))
+        return _table(path, read_text(path), name, header, wanted, delimiter)
+    text = read_text(path)
+    if text.lstrip().startswith("{"):
+        return _json_lines(path, text)
+    if header or delimiter or _found_delimiter(text, wanted) is not None:
+        return _table(path, text, ".csv", header, wanted, delimiter)
+    # Without a line of names, which an error would ask for: a text a line, or a pair and a tab.
+    lines = text.replace("\r\n", "\n").split("\n")
+    numbered = [(number, line.split("\t")) for number, line in enumerate(lines, 1) if line.strip()]
+    for number, cells in numbered:
+        if len(cells) != len(wanted):
+            raise UsageError(
+                f"{path}, line {number}: {len(cells)} cells; write {' and '.join(wanted)}, with a "
+                "tab between them, or a first line of their names, or JSON lines"
+            )
+    return (
+        (f"{path}, line {number}", dict(zip(wanted, cells, strict=True)))
+        for number, cells in numbered
+    )
+
+
+def _found_delimiter(text: str, wanted: Sequence[str]) -> str | None:
+    """Returns the separator with which the first line names all wanted columns, if there is one."""
+    first = next((line for line in text.split("\n") if line.strip()), "")
+    for delimiter in _DELIMITERS:
+        with contextlib.suppress(csv.Error):
+            cells = next(csv.reader([first], delimiter=delimiter), [])
+            if set(wanted) <= {cell.strip() for cell in cells}:
+                return delimiter
+    return None
+
+
+def _text(value: Any, location: str, column: str) -> str:
+    """Returns a cell as text; of JSON numbers and truth values, too, as JSON writes them."""
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        raise UsageError(f"{location}: column {column!r} is {brief(value)}; write text or a number")
+    return whole_characters(value)
+
+
+def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        for cells in reader:
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise UsageError(
+            f"{path}, line {reader.line_num}: {error}; is a quote not closed before it?"
+        ) from error
+
+
+def _table(
+    path: Path,
+    text: str,
+    name: str,
+    header: Sequence[str] | None,
+    wanted: Sequence[str],
+    delimiter: str | None,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    if name.endswith(".csv") or delimiter:
+        found = delimiter or (None if header else _found_delimiter(text, wanted))
+        if found and not delimiter and found != ",":
+            note(f"{path}: its cells are separated by {found!r}")
+        lines = _csv_lines(path, text, found or ",")
+    else:
+        split = text.replace("\r\n", "\n").split("\n")
+        lines = ((number, line.split("\t")) for number, line in enumerate(split, 1) if line)
+    columns = list(header) if header else None
+    for number, cells in lines:
+        if not cells:
+            continue
+        if columns is None:
+            columns = [cell.strip() for cell in cells]
+            lacking = [column for column in wanted if column not in columns]
+            if lacking:
+                raise _no_column(f"{path}, line {number}", lacking[0], columns)
+            continue
+        location = f"{path}, line {number}"
+        if any(map(str.strip, cells[len(columns) :])):
+            raise UsageError(
+                f"{location}: {len(cells)} cells for {len(columns)} columns "
+                f"({', '.join(columns)}); quote the text that holds a separator, or repair the line"
+            )
+        yield location, dict(zip(columns, cells, strict=False))
+
+
+def _no_column(location: str, column: str, columns: Sequence[str]) -> UsageError:
+    shown = [brief(cell if len(cell) <= 20 else f"{cell[:17]}...") for cell in columns[:6]]
+    more = f" and {len(columns) - 6} more" if len(columns) > 6 else ""
+    return UsageError(
+        f"{location}: no column {column!r}, only {', '.join(shown)}{more}. Is there a header? If "
+        "not, name the columns with `columns` a,b,c; if so, `text` and `label` say which ones to "
+        "read, and `delimiter` what stands between them"
+    )
+
+
+def _json_lines(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        location = f"{path}, line {number}"
+        record = strict_json.parse_record(location, line)
+        if not isinstance(record, dict):
+            raise UsageError(f"{location}: needs an object, found {type(record).__name__}")
+        yield location, record
+
+
+def read_tfds(source: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the records of `tfds:NAME[/CONFIG]` with their locations, bytes decoded."""
+    data, _ = load_tfds(source, source.removeprefix("tfds:"), split)
+    for number, record in enumerate(data.as_numpy_iterator(), 1):
+        yield f"{source}:{split}, record {number}", _decoded(record)
+
+
+def _decoded(value: Any) -> Any:
+    """Returns bytes as text, arrays as lists, all the way down."""
+    if isinstance(value, dict):
+        return {key: _decoded(child) for key, child in value.items()}
+    if isinstance(value, bytes):
+        return value.decode()
+    if hasattr(value, "tolist"):
+        return _decoded(value.tolist())
+    if isinstance(value, list):
+        return [_decoded(child) for child in value]
+    return value

@@ -1,0 +1,136 @@
+"""Paragraphs longer than the model: windows that overlap, and where an answer lies in them.
+
+As google-research/bert run_squad.py, but for the words: where a token begins and ends in the text
+comes from the tokenizer, not from a second one written for it.
+
+Dims: N windows, L sequence length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data.tasks.encode_rows import Features, RowArrays
+from bert_jax.data.tasks.squad import Question
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Rows `[CLS] question [SEP] window [SEP]`, and what their tokens are in the paragraph.
+
+    `questions` int32 `[N]` is whose window a row is. `characters` int32 `[N, L, 2]` has the first
+    and last + 1 character of each token of the paragraph; -1 elsewhere. `is_best` bool `[N, L]`: of
+    all windows that have a token, this one has most of its surroundings. `answered` bool
+    `[questions]`: a window holds the first answer whole.
+    """
+
+    features: Features
+    questions: np.ndarray
+    characters: np.ndarray
+    is_best: np.ndarray
+    answered: np.ndarray
+
+
+def encode_questions(
+    questions: Sequence[Question],
+    tokenizer: Tokenizer,
+    *,
+    length: int,
+    stride: int,
+    max_question: int,
+    labelled: bool,
+) -> Windows:
+    """Encodes all windows of all questions; with `labelled`, where the first answer is in each.
+
+    A window begins every `stride` tokens of the paragraph and takes what has room. The label is the
+    answer's first and last token where the window holds both, else [CLS] (0, 0): no answer here.
+    Raises UsageError that names the question if its own tokens leave no room for a paragraph.
+    """
+    separators = tokenizer.pair_separators
+    asked = tokenizer.encode_sentences([question.question for question in questions])
+    contexts: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
+    spans = []  # (question, first token, number of tokens)
+    for number, question in enumerate(questions):
+        if question.context not in contexts:
+            contexts[question.context] = tokenizer.encode_with_offsets(question.context)
+        asked[number] = asked[number][:max_question]
+        room = length - len(asked[number]) - 2 - separators
+        if room < 1:
+            raise UsageError(
+                f"{question.location}: {len(asked[number])} tokens of the question leave no room "
+                f"in {length}; use a longer `length` or a smaller `max_question_length`"
+            )
+        total = len(contexts[question.context][0])
+        spans += [(number, *span) for span in window_spans(total, room=room, stride=stride)]
+    rows = RowArrays(len(spans), length, tokenizer)
+    characters = np.full((len(spans), length, 2), -1, np.int32)
+    is_best = np.zeros((len(spans), length), bool)
+    labels = np.zeros((len(spans), 2), np.int32)
+    answered = np.zeros(len(questions), bool)
+    cls, sep = tokenizer.special.cls, tokenizer.special.sep
+    by_question: dict[int, list[tuple[int, int]]] = {}
+    for number, start, count in spans:
+        by_question.setdefault(number, []).append((start, count))
+    for row, (number, start, count) in enumerate(spans):
+        question = questions[number]
+        ids, offsets = contexts[question.context]
+        prefix = [cls, *asked[number], *[sep] * separators]
+        rows.put(row, prefix, [*ids[start : start + count], sep])
+        here = slice(len(prefix), len(prefix) + count)
+        characters[row, here] = np.array(offsets[start : start + count], np.int32).reshape(-1, 2)
+        is_best[row, here] = _is_best(by_question[number], (start, count))
+        if labelled and question.answers:
+            stop = question.starts[0] + len(question.answers[0])
+            first, last = answer_tokens(offsets, question.starts[0], stop)
+            if start <= first <= last < start + count:
+                labels[row] = len(prefix) + first - start, len(prefix) + last - start
+                answered[number] = True
+    known = {"labels": labels, "weights": np.ones(len(spans), np.float32)} if labelled else {}
+    owners = np.array([number for number, _, _ in spans], np.int32)
+    return Windows(rows.features(**known), owners, characters, is_best, answered)
+
+
+def window_spans(total: int, *, room: int, stride: int) -> list[tuple[int, int]]:
+    """Returns (first token, number of tokens) of each window of a paragraph of `total` tokens.
+
+    Each token is in one of them, whatever the stride: a window begins at most where the one before
+    it ends.
+    """
+    spans, start = [], 0
+    while True:
+        count = min(total - start, room)
+        spans.append((start, count))
+        if start + count >= total:
+            return spans
+        start += min(count, stride)
+
+
+def answer_tokens(offsets: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[int, int]:
+    """Returns first and last token that share a character with `[start, stop)`.
+
+    (0, -1) if there is none: the tokenizer dropped those characters.
+    """
+    touched = [i for i, (a, b) in enumerate(offsets) if a < stop and b > start]
+    return (touched[0], touched[-1]) if touched else (0, -1)
+
+
+def _is_best(spans: list[tuple[int, int]], own: tuple[int, int]) -> np.ndarray:
+    """Returns for each token of the window `own` whether no other window has more context around
+    it, or as much earlier.
+
+    The score is that of run_squad.py: the smaller of the tokens before and after it, plus a
+    hundredth of the window's length.
+    """
+    places = np.arange(own[0], own[0] + own[1])
+
+    def score(span: tuple[int, int]) -> np.ndarray:
+        start, count = span
+        before, after = places - start, start + count - 1 - places
+        worth = np.minimum(before, after) + 0.01 * count
+        return np.where((before >= 0) & (after >= 0), worth, -np.inf)
+
+    scores = np.stack([score(span) for span in spans])
+    return np.argmax(scores, axis=0) == spans.index(own)

@@ -1,0 +1,1 @@
+"""Sub-words: trained, read and saved."""

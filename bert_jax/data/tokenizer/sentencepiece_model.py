@@ -1,0 +1,198 @@
+"""SentencePiece unigram models: trained with `sentencepiece`, converted once to `tokenizers`.
+
+The two libraries do not always agree (docs/data.md#sub-words), so ids always come from one of them:
+a `.model` is translated when it is trained or loaded, and `tokenizers` encodes from then on.
+"""
+
+import io
+import re
+from typing import Any
+
+from bert_jax.data.tokenizer.tokenizer_files import refused_by_library
+from bert_jax.data.tokenizer.wordpiece_model import SPECIALS
+from bert_jax.errors import UsageError, brief
+
+# The fields used here, with the numbers of sentencepiece_model.proto (google/sentencepiece):
+# name, number, type (1 double, 2 float, 5 int32, 8 bool, 9 string, 11 message, 12 bytes), default.
+# `sentencepiece` ships the whole generated module, but each release of it demands the newest
+# protobuf, which TensorFlow's own bound may exclude; a description made here works with any.
+_MESSAGES = {
+    "TrainerSpec": [
+        ("model_type", 3, 5, "1"),
+        ("split_by_whitespace", 22, 8, "true"),
+        ("treat_whitespace_as_suffix", 24, 8, "false"),
+        ("byte_fallback", 35, 8, "false"),
+    ],
+    "NormalizerSpec": [
+        ("precompiled_charsmap", 2, 12, None),
+        ("add_dummy_prefix", 3, 8, "true"),
+        ("remove_extra_whitespaces", 4, 8, "true"),
+    ],
+    "Piece": [("piece", 1, 9, None), ("score", 2, 2, None), ("type", 3, 5, "1")],
+}
+_MODEL_FIELDS = [
+    ("pieces", 1, "Piece"),
+    ("trainer", 2, "TrainerSpec"),
+    ("normalizer", 3, "NormalizerSpec"),
+]
+_NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4
+_MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+
+# Expected counts are summed in this many fixed shares, one thread each: the result depends on the
+# number of shares, never on the machine's cores or the threads' timing. 16 is its default.
+_TRAINING_SHARES = 16
+
+
+def train(texts: list[str], *, vocab_size: int, lowercase: bool) -> bytes:
+    """Returns a serialised unigram model with [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4.
+
+    Text is normalised by `nmt_nfkc`, or by `nmt_nfkc_cf` (case folding) if `lowercase`. Raises
+    `UsageError` with the smallest or largest possible size when `vocab_size` does not suit.
+    """
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            pad_id=0,
+            unk_id=1,
+            bos_id=-1,
+            eos_id=-1,
+            pad_piece=SPECIALS[0],
+            unk_piece=SPECIALS[1],
+            control_symbols=list(SPECIALS[2:]),
+            # The caller sampled already: take every line, in order, however long it is.
+            input_sentence_size=0,
+            shuffle_input_sentence=False,
+            max_sentence_length=1 << 30,
+            num_threads=_TRAINING_SHARES,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _training_error(str(error), vocab_size) from error
+    return model.getvalue()
+
+
+def _training_error(message: str, vocab_size: int) -> UsageError:
+    if found := re.search(r"Vocabulary size too high.*<= (\d+)", message):
+        return UsageError(
+            f"vocabulary size {vocab_size} is too large for this text: SentencePiece finds at most "
+            f"{found[1]} tokens in it; ask for {found[1]} or fewer, or give more text"
+        )
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return UsageError(
+            f"vocabulary size {vocab_size} is too small for this text: its characters and the "
+            f"special tokens alone need {found[1]}"
+        )
+    return UsageError(f"SentencePiece could not be trained on this text: {message.strip()}")
+
+
+def convert(serialised: bytes, *, source: str) -> Any:
+    """Returns the `tokenizers.Tokenizer` that encodes as the model does. `source` names it in
+    errors.
+
+    Raises `UsageError` for bytes that are no whole SentencePiece model, and for other types of it.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    model = _parse(serialised, source)
+    kind = _MODEL_TYPES.get(model.trainer.model_type, "unknown")
+    if kind != "unigram":
+        raise UsageError(
+            f"{source} is a SentencePiece model of type {kind}; only unigram is supported"
+        )
+    if model.trainer.treat_whitespace_as_suffix:
+        raise UsageError(
+            f"{source} marks the ends of words (treat_whitespace_as_suffix): unsupported"
+        )
+    unknown = [i for i, piece in enumerate(model.pieces) if piece.type == _UNKNOWN]
+    if len(unknown) != 1:
+        raise UsageError(f"{source} has {len(unknown)} unknown pieces; a model has exactly one")
+
+    steps = []
+    with refused_by_library(f"{source} is a SentencePiece model, but damaged"):
+        tokenizer = Tokenizer(
+            models.Unigram(_scored(model.pieces), unknown[0], model.trainer.byte_fallback)
+        )
+        if model.normalizer.precompiled_charsmap:
+            steps.append(normalizers.Precompiled(model.normalizer.precompiled_charsmap))
+    if model.normalizer.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    prepend = "always" if model.normalizer.add_dummy_prefix else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme=prepend, split=model.trainer.split_by_whitespace
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=prepend)
+    return tokenizer
+
+
+def _scored(pieces: Any) -> list[tuple[str, float]]:
+    """Returns pieces with the scores that `tokenizers` needs to take the same path.
+
+    SentencePiece lets a user-defined symbol win over any other cut of its characters, by a score
+    that it computes while encoding (unigram_model.cc, EncodeOptimized); here it is written down.
+    Nine digits say all that a 32-bit score holds; longer ones come back from tokenizer.json changed
+    in the last place, because its reader is not exact beyond fifteen.
+    """
+    best = max((piece.score for piece in pieces if piece.type == _NORMAL), default=0.0)
+
+    def score(piece: Any) -> float:
+        if piece.type == _USER_DEFINED:
+            return len(piece.piece.encode()) * best - 0.1
+        return piece.score
+
+    return [(piece.piece, float(f"{score(piece):.9g}")) for piece in pieces]
+
+
+def _parse(serialised: bytes, source: str) -> Any:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="unigram.proto", package="unigram")
+    for name, fields in _MESSAGES.items():
+        described = file.message_type.add(name=name)
+        for field, number, type_, default in fields:
+            described.field.add(
+                name=field, number=number, type=type_, label=1, default_value=default
+            )
+    described = file.message_type.add(name="Model")
+    for field, number, type_ in _MODEL_FIELDS:
+        label = 3 if field == "pieces" else 1  # repeated, optional
+        described.field.add(
+            name=field, number=number, type=11, type_name=f".unigram.{type_}", label=label
+        )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    model: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("unigram.Model"))()
+    try:
+        model.ParseFromString(serialised)
+    except message.DecodeError as error:
+        raise UsageError(f"{source} is not a SentencePiece model: {error}") from error
+    if not model.pieces:
+        raise UsageError(f"{source} is not a SentencePiece model: it holds no pieces")
+    for number, piece in enumerate(model.pieces):
+        if not isinstance(piece.piece, str):  # but bytes, which are not UTF-8
+            raise UsageError(f"{source} is a SentencePiece model, but damaged: piece {number} is "
+                             f"{brief(piece.piece)}, which is not UTF-8")  # fmt: skip
+    return model
+
+
+def albert_normalizer(own: Any) -> Any:
+    """Returns ALBERT's preparation of text (google-research/albert tokenization.py), then `own`."""
+    from tokenizers import normalizers
+
+    return normalizers.Sequence(
+        [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            own,
+        ]
+    )

@@ -1,0 +1,370 @@
+"""Sub-words: WordPiece and SentencePiece behind one small class. Train, load, save, encode.
+
+Encoding is always done by `tokenizers`. WordPiece gives what `BertTokenizer` gives; a SentencePiece
+model is converted when it is trained or loaded; RoBERTa's byte-level BPE is only loaded. What
+decides ids is summed up in `Tokenizer.hash`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.data.tokenizer import (
+    casing,
+    sentencepiece_model,
+    special_tokens,
+    tokenizer_files,
+    wordpiece_model,
+)
+from bert_jax.errors import UsageError, brief
+from bert_jax.progress import note_once
+
+# No embedding has more rows. A stray id beyond would take memory and time for all before it.
+_HIGHEST_ID = (1 << 24) - 1
+# A character of no vocabulary, for which a model without an unknown token has no answer.
+_UNKNOWN = "a \U0010fffd"
+_KINDS = {"WordPiece": "wordpiece", "Unigram": "sentencepiece", "BPE": "bpe"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialIds:
+    """The ids of the five tokens that BERT gives a meaning."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+class Vocabulary(NamedTuple):
+    """The ids that a corpus is written in: the special ones, and how many there are."""
+
+    special: SpecialIds
+    size: int
+
+
+class Tokenizer:
+    """Text to ids and back. Made by `load`, `train_wordpiece` or `train_sentencepiece`.
+
+    `kind` is "wordpiece", "sentencepiece" or "bpe"; `vocab_size` is the highest id + 1, hence the
+    least number of rows of an embedding; `special` holds the special ids; `pair_separators` stand
+    between two texts (RoBERTa has two). Can be pickled.
+    """
+
+    def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
+        """`backend` is a `tokenizers.Tokenizer`, which becomes this object's own.
+
+        `source` names it in errors. `names` maps roles ("pad", "unk", "cls", "sep", "mask") to
+        tokens where they are known; the others are found by their usual names.
+        """
+        model = type(backend.model).__name__
+        if model not in _KINDS:
+            raise UsageError(
+                f"{source}: model {model} is not supported; use WordPiece, Unigram or BPE"
+            )
+        self.kind: str = _KINDS[model]
+        vocab = backend.get_vocab(with_added_tokens=True)
+        _require_ids(vocab, source)
+        self._names = special_tokens.find(vocab, names or {}, source, kind=self.kind)
+        # Special tokens are found before the text is cut up, so that [MASK] in it is one id. Those
+        # that the file registers already keep their own settings.
+        registered = {token.content for token in backend.get_added_tokens_decoder().values()}
+        backend.add_special_tokens([n for n in self._names.values() if n not in registered])
+        ids = {role: backend.token_to_id(name) for role, name in self._names.items()}
+        self.special = SpecialIds(**ids)
+        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        backend.no_truncation()
+        backend.no_padding()
+        # [CLS] A [SEP] B [SEP], or <s> A </s> </s> B </s>.
+        self.pair_separators = 2 if backend.num_special_tokens_to_add(is_pair=True) == 4 else 1
+        separators = " ".join([f"{self._names['sep']}:0"] * self.pair_separators)
+        backend.post_processor = _template(self._names, self.special, between=separators)
+        with tokenizer_files.refused_by_library(f"{source} cannot encode text"):
+            backend.encode(_UNKNOWN)
+        self._backend = backend
+
+    @property
+    def lowercase(self) -> bool:
+        """Returns whether upper-case text gives the ids of lower-case text."""
+        normalizer = self._backend.normalizer
+        return normalizer is not None and normalizer.normalize_str("A") == "a"
+
+    def encode_sentences(self, sentences: list[str]) -> list[list[int]]:
+        """Returns the ids of each sentence without special tokens around it.
+
+        The fastest call, on all cores unless TOKENIZERS_PARALLELISM=false. It holds everything.
+        """
+        encodings = self._backend.encode_batch_fast(sentences, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of `[CLS] text [SEP]`."""
+        return self._backend.encode(text).ids
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids without special tokens, and the characters (first, last + 1) of each."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns readable text, without special tokens. What normalisation removed stays lost."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def tokens(self, ids: list[int]) -> list[str]:
+        """Returns the token behind each id; the unknown token's name for an id that has none."""
+        unknown = self._names["unk"]
+        return [self._backend.id_to_token(int(id_)) or unknown for id_ in ids]
+
+    @cached_property
+    def hash(self) -> str:
+        """Returns SHA-256 of all that decides ids, and of nothing else: not of how a file is laid
+        out.
+
+        Two tokenizers with one hash give the same ids for every text.
+        """
+        state = json.loads(self._backend.to_str())
+        model = state["model"]
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        tokens = sorted((id_, token) for token, id_ in vocab.items())
+        flags = ("id", "content", "single_word", "lstrip", "rstrip", "normalized")
+        if self.kind == "wordpiece":
+            fields = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
+            settings = {field: model[field] for field in fields}
+        elif self.kind == "bpe":
+            fields = ("merges", "byte_fallback", "ignore_merges", "unk_token", "fuse_unk")
+            settings = {field: model.get(field) for field in fields}
+        else:
+            # Scores are 32-bit by origin; a file's text form may differ beyond that.
+            scores = np.array([score for _, score in model["vocab"]], dtype=np.float32).tolist()
+            fallback = model.get("byte_fallback", False)
+            settings = {"unk_id": model["unk_id"], "byte_fallback": fallback, "scores": scores}
+        content = {
+            "kind": self.kind,
+            "tokens": tokens,
+            "model": settings,
+            "normalizer": _canonical_normalizer(state["normalizer"]),
+            "pre_tokenizer": state["pre_tokenizer"],
+            "added": sorted([token[flag] for flag in flags] for token in state["added_tokens"]),
+            "special": asdict(self.special),
+        }
+        if self.pair_separators > 1:
+            content["pair_separators"] = self.pair_separators
+        text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def save(self, directory: Path, *, model_max_length: int = 512) -> None:
+        """Writes tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt.
+
+        `load` and `transformers.AutoTokenizer.from_pretrained` give the same ids from it.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        tokenizer_files.write_text(directory / "tokenizer.json", self._backend.to_str(pretty=True))
+        config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
+        config["model_max_length"] = model_max_length
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+        config["clean_up_tokenization_spaces"] = False
+        state = json.loads(self._backend.to_str())
+        if self.kind == "wordpiece" and _is_bert(state):
+            normalizer = state["normalizer"]
+            config["tokenizer_class"] = "BertTokenizer"
+            config["do_lower_case"] = normalizer["lowercase"]
+            config["strip_accents"] = normalizer["strip_accents"]
+            config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
+        else:
+            # Any named class rebuilds normaliser and pre-tokenizer its own way, and gives other ids
+            # without a word; the generic one takes tokenizer.json as it is.
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        tokenizer_files.write_text(
+            directory / "tokenizer_config.json", json.dumps(config, indent=2, sort_keys=True)
+        )
+        if self.kind == "wordpiece":
+            tokenizer_files.write_text(
+                directory / "vocab.txt", "\n".join(self.tokens(list(range(self.vocab_size))))
+            )
+
+
+def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
+    """Returns the tokenizer in a directory, `vocab.txt`, `tokenizer.json` or SentencePiece
+    `.model`.
+
+    A directory is searched for tokenizer.json, then vocab.txt, then one `.model`; a workdir and a
+    step of one for their tokenizer. `lowercase` is what a `vocab.txt` does not say; left at None it
+    is taken from the tokenizer_config.json beside it, else from its entries (casing.py), which is
+    said. On a `.model` true puts ALBERT's preparation (quotes, accents, case) before the model's
+    own. A `tokenizer.json` says itself, and is only compared. Raises `UsageError` for everything
+    that cannot be loaded.
+    """
+    path = Path(path)
+    file = tokenizer_files.find(path) if path.is_dir() else path
+    is_searched = file != path
+    if not file.is_file():
+        raise UsageError(f"tokenizer {path}: no such file or directory")
+    config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
+    if file.suffix == ".json":
+        tokenizer = _load_json(file, config)
+        if is_searched:
+            tokenizer_files.require_same_vocabulary(file, tokenizer.kind, tokenizer.tokens)
+        if lowercase is not None and lowercase != tokenizer.lowercase:
+            raise UsageError(
+                f"{file} {'lower-cases' if tokenizer.lowercase else 'keeps the case of'} text; "
+                f"it cannot be loaded with lowercase={lowercase}"
+            )
+        return tokenizer
+    if file.suffix == ".model":
+        return _load_sentencepiece(file, config, lowercase)
+    return _load_vocabulary(file, config, lowercase)
+
+
+def train_wordpiece(texts: Iterable[str], *, vocab_size: int, lowercase: bool) -> Tokenizer:
+    """Returns a WordPiece vocabulary of at most `vocab_size` tokens (fewer if the text has no
+    more).
+
+    The same texts give the same files, whatever the number of threads. The texts are held in
+    memory. Raises `UsageError` if they are empty or have more characters than there is room for.
+    """
+    tokens = wordpiece_model.train(_non_empty(texts), vocab_size=vocab_size, lowercase=lowercase)
+    return _from_vocabulary(tokens, lowercase=lowercase, source="trained vocabulary", config={})
+
+
+def train_sentencepiece(texts: Iterable[str], *, vocab_size: int, lowercase: bool) -> Tokenizer:
+    """Returns a SentencePiece unigram vocabulary of exactly `vocab_size` tokens.
+
+    Reproducible like `train_wordpiece`, given one build of the library. Raises `UsageError` if the
+    texts are empty, or `vocab_size` is too large or too small for them.
+    """
+    model = sentencepiece_model.train(_non_empty(texts), vocab_size=vocab_size, lowercase=lowercase)
+    return Tokenizer(
+        sentencepiece_model.convert(model, source="trained model"), source="trained model"
+    )
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    text = tokenizer_files.read_text(path)
+    tokenizer_files.parse_json(path)
+    with tokenizer_files.refused_by_library(f"{path} is JSON, but not a tokenizer.json"):
+        backend = Backend.from_str(text)
+    # First: to write a vocabulary down, the library counts up to its highest id.
+    _require_ids(backend.get_vocab(with_added_tokens=True), str(path))
+    state = json.loads(backend.to_str())
+    if _is_bert(state):
+        tokenizer_files.require_agreement(state["normalizer"], config, path)
+    return Tokenizer(backend, source=str(path), names=special_tokens.configured(config))
+
+
+def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
+    # Text mode turns \r\n into \n; str.splitlines would also cut at U+2028, a possible token.
+    tokens = tokenizer_files.read_text(path).removesuffix("\n").split("\n")
+    first_line: dict[str, int] = {}
+    for number, token in enumerate(tokens, start=1):
+        if not token:
+            raise UsageError(
+                f"{path}: line {number} is empty; every line of a vocabulary is a token, and ids "
+                "are line numbers"
+            )
+        if token in first_line:
+            raise UsageError(
+                f"{path}: {token!r} is on line {first_line[token]} and again on line {number}; "
+                "a token has one id"
+            )
+        first_line[token] = number
+    tokenizer_files.require_no_added_tokens(path, first_line)
+    if lowercase is None:
+        lowercase = config.get("do_lower_case")
+    if lowercase is None:
+        special = {name for names in special_tokens.USUAL.values() for name in names}
+        lowercase, why = casing.decide(tokens, special, str(path))
+        if why:
+            taken = "lower-cased" if lowercase else "taken with its case"
+            note_once(f"{path}: {why}, so text is {taken}")
+    return _from_vocabulary(tokens, lowercase=lowercase, source=str(path), config=config)
+
+
+def _load_sentencepiece(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
+    try:
+        serialised = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    backend = sentencepiece_model.convert(serialised, source=str(path))
+    if lowercase if lowercase is not None else config.get("do_lower_case", False):
+        backend.normalizer = sentencepiece_model.albert_normalizer(backend.normalizer)
+    tokenizer = Tokenizer(backend, source=str(path), names=special_tokens.configured(config))
+    if lowercase is False and tokenizer.lowercase:
+        raise UsageError(f"{path} folds case itself; it cannot be loaded with lowercase=False")
+    return tokenizer
+
+
+def _require_ids(vocab: dict[str, int], source: str) -> None:
+    """Checks that every token has an id of its own, and that none is beyond all embeddings."""
+    token_of: dict[int, str] = {}
+    for token, id_ in vocab.items():
+        if id_ > _HIGHEST_ID:
+            raise UsageError(f"{source}: {brief(token)} has id {id_}, above {_HIGHEST_ID}")
+        if id_ in token_of:
+            both = " and ".join(sorted(map(brief, (token_of[id_], token))))
+            raise UsageError(f"{source}: {both} have one id, {id_}; a token has its own")
+        token_of[id_] = token
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _from_vocabulary(
+    tokens: list[str], *, lowercase: bool, source: str, config: dict[str, Any]
+) -> Tokenizer:
+    """Returns BERT's tokenizer over `tokens`, whose ids are their places in the list."""
+    vocab = {token: i for i, token in enumerate(tokens)}
+    names = special_tokens.find(vocab, special_tokens.configured(config), source, kind="wordpiece")
+    backend = wordpiece_model.build(
+        vocab,
+        lowercase=lowercase,
+        unknown=names["unk"],
+        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
+    return Tokenizer(backend, source=source, names=names)
+
+
+def _template(names: dict[str, str], special: SpecialIds, *, between: str) -> Any:
+    from tokenizers import processors
+
+    cls, sep = names["cls"], names["sep"]
+    return processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {between} $B:1 {sep}:1",
+        special_tokens=[(cls, special.cls), (sep, special.sep)],
+    )
+
+
+def _is_bert(state: dict[str, Any]) -> bool:
+    """Returns whether a serialised backend cleans and splits text as `BertTokenizer` does."""
+    parts = [state.get("normalizer"), state.get("pre_tokenizer")]
+    return [part and part["type"] for part in parts] == ["BertNormalizer", "BertPreTokenizer"]
+
+
+def _canonical_normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    if (
+        normalizer
+        and normalizer["type"] == "BertNormalizer"
+        and normalizer["strip_accents"] is None
+    ):
+        return {**normalizer, "strip_accents": normalizer["lowercase"]}  # what null means
+    return normalizer
+
+
+def _non_empty(texts: Iterable[str]) -> list[str]:
+    lines = [text for text in texts if text.strip()]
+    if not lines:
+        raise UsageError("there is no text to train a vocabulary on")
+    return lines

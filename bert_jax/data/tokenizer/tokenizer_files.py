@@ -1,0 +1,158 @@
+"""The files of a tokenizer: which one counts, and reading them with errors that name them."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax import strict_json
+from bert_jax.data.tokenizer import special_tokens
+from bert_jax.errors import UsageError, brief
+
+# How BertTokenizer prepares text, yes, no or not said: tokenizer_config.json's name for it ->
+# tokenizer.json's.
+_FLAGS = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+
+def find(directory: Path) -> Path:
+    """Returns the file that says what a directory's tokenizer is.
+
+    A workdir, a step of one and a corpus have theirs in a folder `tokenizer`.
+    """
+    if directory.parent.name == "checkpoints" and directory.name.isdigit():
+        directory = directory.parent.parent
+    if (directory / "tokenizer").is_dir():
+        directory = directory / "tokenizer"
+    for name in ("tokenizer.json", "vocab.txt"):
+        if (directory / name).is_file():
+            return directory / name
+    found = sorted(directory.glob("*.model"))
+    if len(found) == 1:
+        return found[0]
+    raise UsageError(
+        f"tokenizer {directory}: holds neither tokenizer.json nor vocab.txt nor one .model "
+        "(transformers' save_pretrained of a model alone leaves the tokenizer out: save the "
+        "tokenizer to the same directory, too)"
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Returns the fields of a tokenizer_config.json; none if there is no such file."""
+    if not path.is_file():
+        return {}
+    config = parse_json(path)
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} is not a JSON object")
+    for flag in _FLAGS:
+        if not isinstance(config.get(flag), bool | None):
+            raise UsageError(f"{path}: {flag} is {brief(config[flag])}; write true, false or null")
+    _require_one_meaning(config, path)
+    return config
+
+
+def _require_one_meaning(config: dict[str, Any], path: Path) -> None:
+    """Raises UsageError if special_tokens_map.json names a special token otherwise."""
+    other = path.with_name("special_tokens_map.json")
+    theirs = parse_json(other) if other.is_file() else {}
+    names = special_tokens.configured(theirs if isinstance(theirs, dict) else {})
+    for role, name in special_tokens.configured(config).items():
+        if names.get(role, name) != name:
+            raise UsageError(
+                f"{path} has {role}_token {brief(name)}, but {other} has {brief(names[role])}; "
+                "make them agree, or remove the wrong one"
+            )
+
+
+def require_same_vocabulary(
+    path: Path, kind: str, tokens_of: Callable[[list[int]], list[str]]
+) -> None:
+    """Raises UsageError if the vocabulary beside a tokenizer.json numbers its tokens otherwise.
+
+    `tokens_of` gives the tokens of ids, and the unknown one for an id that has none.
+    """
+    names = {"wordpiece": "vocab.txt", "bpe": "vocab.json"}
+    if kind not in names or not (other := path.with_name(names[kind])).is_file():
+        return
+    if kind == "wordpiece":
+        lines = read_text(other).removesuffix("\n").split("\n")
+        theirs = dict(enumerate(lines))
+    else:
+        values = parse_json(other)
+        numbered = values.items() if isinstance(values, dict) else ()
+        theirs = {id_: token for token, id_ in numbered if id_ in range(1 << 24)}
+    for (id_, token), ours in zip(theirs.items(), tokens_of(list(theirs)), strict=True):
+        if token != ours:
+            raise UsageError(
+                f"{path} and {other} are two vocabularies: id {id_} is {brief(ours)} in the one "
+                f"and {brief(token)} in the other; remove the file that is wrong"
+            )
+
+
+def require_agreement(normalizer: dict[str, Any], config: dict[str, Any], path: Path) -> None:
+    """Raises UsageError if tokenizer_config.json prepares text otherwise than `path` beside it.
+
+    The classes of `transformers` obey the former, most others the latter. `normalizer` is that of
+    `path`, a BertNormalizer; `config` what `read_config` gave.
+    """
+    written, declared = dict(normalizer), dict(config)
+    for settings, lowercase in ((written, "lowercase"), (declared, "do_lower_case")):
+        if settings.get("strip_accents", False) is None:  # what null means
+            case = settings.get(lowercase)
+            settings["strip_accents"] = written["lowercase"] if case is None else case
+    for theirs, ours in _FLAGS.items():
+        if declared.get(theirs) is not None and declared[theirs] != written[ours]:
+            raise UsageError(
+                f"{path} has {ours}={written[ours]}, but {path.parent / 'tokenizer_config.json'} "
+                f"has {theirs}={declared[theirs]}; make them agree"
+            )
+
+
+def require_no_added_tokens(vocabulary: Path, line_of: Mapping[str, int]) -> None:
+    """Raises UsageError if added_tokens.json beside a vocab.txt has tokens that it lacks."""
+    path = vocabulary.parent / "added_tokens.json"
+    if not path.is_file():
+        return
+    added = parse_json(path)
+    if not isinstance(added, dict):
+        raise UsageError(f"{path} is not a JSON object")
+    other = [token for token, id_ in added.items() if line_of.get(token, 0) - 1 != id_]
+    if other:
+        raise UsageError(
+            f"{path} adds {', '.join(map(brief, other[:5]))} to {vocabulary.name}, which alone is "
+            "read: have transformers save the tokenizer as tokenizer.json"
+        )
+
+
+def parse_json(path: Path) -> Any:
+    return strict_json.parse_file(path, read_text(path))
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+
+
+@contextlib.contextmanager
+def refused_by_library(what: str) -> Iterator[None]:
+    """Raises UsageError that says `what` of a file, and why `tokenizers` does not take it.
+
+    The library raises nothing narrower than Exception, and a PanicException, which is not even one.
+    """
+    try:
+        yield
+    except (UsageError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise UsageError(f"{what}: {brief(str(error))}") from error

@@ -1,0 +1,171 @@
+"""WordPiece as BERT has it: the backend around a vocabulary, and a vocabulary from text."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import UsageError
+
+# Ids 0 to 4 of a vocabulary that we train.
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+# Words longer than this are one [UNK]. The original has 200 (google-research/bert tokenization.py);
+# the implementations in use since, and the checkpoints trained with them, have 100.
+_MAX_CHARS_PER_WORD = 100
+
+# docs/data.md#sub-words says why.
+_MAX_ALPHABET = 1000
+_MIN_COVERAGE = 0.995
+_MIN_FREQUENCY = 2
+_LINES_PER_CALL = 8192
+
+
+def build(
+    vocab: dict[str, int],
+    *,
+    lowercase: bool,
+    unknown: str = "[UNK]",
+    strip_accents: bool | None = None,
+    handle_chinese_chars: bool = True,
+) -> Any:
+    """Returns the `tokenizers.Tokenizer` that encodes as `BertTokenizer` does, special tokens
+    aside.
+    """
+    from tokenizers import models
+
+    model = models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=_MAX_CHARS_PER_WORD)
+    return _backend(
+        model,
+        lowercase=lowercase,
+        strip_accents=strip_accents,
+        handle_chinese_chars=handle_chinese_chars,
+    )
+
+
+def train(lines: list[str], *, vocab_size: int, lowercase: bool) -> list[str]:
+    """Returns at most `vocab_size` tokens in the order of their ids: specials, then by falling
+    frequency.
+
+    A function of the lines' contents alone, not of threads or hash seeds. Raises `UsageError` if
+    the text has more characters than `vocab_size` has room for.
+    """
+    from tokenizers import models, trainers
+
+    alphabet = _alphabet(lines, vocab_size=vocab_size, lowercase=lowercase)
+
+    # The distinct words, for the characters that occur after the first.
+    words = _backend(models.WordLevel(unk_token="[UNK]"), lowercase=lowercase)
+    words.train_from_iterator(
+        lines,
+        trainers.WordLevelTrainer(vocab_size=1 << 40, show_progress=False, special_tokens=[]),
+    )
+    inner = {character for word in words.get_vocab() for character in word[1:]}
+    continuing = sorted("##" + character for character in inner.intersection(alphabet))
+    units = [*SPECIALS, *alphabet, *continuing]
+    if len(units) > vocab_size:
+        raise UsageError(
+            f"vocabulary size {vocab_size} is too small for this text: its characters and the "
+            f"special tokens alone need {len(units)}"
+        )
+
+    # The trainer numbers ##-characters in the order a hash map yields them, and breaks ties between
+    # equally frequent pairs by those numbers: from run to run it even chooses other tokens. Given
+    # every unit beforehand, as "special" tokens, it has no such freedom.
+    trained = _backend(models.WordPiece(unk_token="[UNK]"), lowercase=lowercase)
+    trained.train_from_iterator(
+        lines,
+        trainers.WordPieceTrainer(
+            vocab_size=vocab_size,
+            min_frequency=_MIN_FREQUENCY,
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            special_tokens=units,
+            show_progress=False,
+        ),
+    )
+    found = sorted(set(trained.get_vocab()).difference(SPECIALS))
+    counts = _counts(lines, [*SPECIALS, *found], lowercase=lowercase)
+    return [*SPECIALS, *sorted(found, key=lambda token: (-counts[token], token))]
+
+
+def _counts(lines: list[str], tokens: list[str], *, lowercase: bool) -> dict[str, int]:
+    """Returns how often each token occurs when the lines are encoded with them."""
+    backend = build({token: i for i, token in enumerate(tokens)}, lowercase=lowercase)
+    counts = np.zeros(len(tokens), dtype=np.int64)
+    for start in range(0, len(lines), _LINES_PER_CALL):
+        encodings = backend.encode_batch_fast(lines[start : start + _LINES_PER_CALL])
+        ids = np.fromiter((i for encoding in encodings for i in encoding.ids), dtype=np.int64)
+        counts += np.bincount(ids, minlength=len(tokens))
+    return dict(zip(tokens, counts.tolist(), strict=True))
+
+
+def _alphabet(lines: list[str], *, vocab_size: int, lowercase: bool) -> list[str]:
+    """Returns the characters to have as tokens, sorted: the most frequent after normalisation.
+
+    At most `_MAX_ALPHABET`, and at most a quarter of the vocabulary, since nearly every one comes
+    twice, alone and with ##. Words with any other character become [UNK].
+    """
+    raw = np.zeros(0x110000, dtype=np.int64)
+    for start in range(0, len(lines), _LINES_PER_CALL):
+        joined = "".join(lines[start : start + _LINES_PER_CALL])
+        points = np.frombuffer(joined.encode("utf-32-le"), dtype=np.uint32)
+        raw += np.bincount(points, minlength=len(raw))
+    normalizer = _normalizer(lowercase=lowercase)
+    counts: Counter[str] = Counter()
+    for point in np.flatnonzero(raw).tolist():  # BERT's normaliser works character by character
+        for character in normalizer.normalize_str(chr(point)):
+            if not character.isspace():
+                counts[character] += int(raw[point])
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))[:_MAX_ALPHABET]
+    room = vocab_size // 4
+    covered = np.cumsum([counts[character] for character in ranked])
+    total = sum(counts.values())
+    wanted = _MIN_COVERAGE * total
+    if ranked and covered[-1] < wanted:
+        raise UsageError(
+            f"this text is written with {len(counts):,} different characters; the "
+            f"{_MAX_ALPHABET:,} that a trained WordPiece vocabulary has are "
+            f"{covered[-1] / total:.1%} of it, and words with others would be [UNK]: train "
+            "with `tokenizer` sentencepiece, or name a published vocab.txt"
+        )
+    enough = int(np.searchsorted(covered, wanted)) + 1 if ranked else 0
+    if room < enough:
+        raise UsageError(
+            f"vocabulary size {vocab_size} is too small for this text, which is written with "
+            f"{len(counts)} different characters; use at least {4 * enough}"
+        )
+    return sorted(ranked[:room])
+
+
+def _backend(
+    model: Any,
+    *,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    handle_chinese_chars: bool = True,
+) -> Any:
+    """Returns `model` behind BERT's text cleaning and word splitting."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, pre_tokenizers
+
+    backend = Backend(model)
+    backend.normalizer = _normalizer(
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def _normalizer(
+    *, lowercase: bool, strip_accents: bool | None = None, handle_chinese_chars: bool = True
+) -> Any:
+    from tokenizers import normalizers
+
+    return normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=handle_chinese_chars,
+        strip_accents=strip_accents,
+        lowercase=lowercase,
+    )

@@ -1,0 +1,280 @@
+"""The common part of all foreign layouts: a table of names, two ways to lay a matrix out, a check.
+
+A layout says what each of our parameters is called elsewhere and how it lies there. Reading goes
+through one check that names missing, extra and misshapen tensors; writing gives a directory
+that appears whole or not at all.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax import strict_json
+from bert_jax.config import HeadConfig, ModelConfig
+from bert_jax.errors import UsageError
+from bert_jax.model import bert
+from bert_jax.model.bert import Params
+from bert_jax.progress import note_once
+
+Location = tuple[str, ...]
+
+# Of the tensors that do not fit in one way, so many are named: one wrong number makes hundreds.
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter in a foreign layout."""
+
+    name: str
+    # Where our kernel `[inputs, outputs]` is a matrix `[outputs, inputs]`.
+    is_transposed: bool
+
+    def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        return ours[::-1] if self.is_transposed else ours
+
+    def to_theirs(self, ours: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(ours.T) if self.is_transposed else ours
+
+    def to_ours(self, theirs: np.ndarray) -> np.ndarray:
+        theirs = theirs.T if self.is_transposed else theirs
+        return np.ascontiguousarray(theirs, dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameMap:
+    """A name table. Modules outside the layers, modules of a layer, and what a leaf is called."""
+
+    fixed: Mapping[str, str]
+    layer: Mapping[str, str]
+    # With one place for the layer's number.
+    layer_prefix: str
+    # Of "kernel", "bias", "embedding", "scale" and "norm_bias".
+    leaf: Mapping[str, str]
+    separator: str
+    # Kernels as `[outputs, inputs]`: all of them, or those of the modules named.
+    transposed: bool | frozenset[str]
+
+    def entry(self, path: Location) -> Entry:
+        *parents, leaf = path
+        module = ".".join(parents)
+        if len(parents) == 3 and parents[1].startswith("layer_"):
+            number = parents[1].removeprefix("layer_")
+            prefix = self.layer_prefix.format(number) + self.layer[parents[2]]
+        else:
+            prefix = self.fixed[module]
+        kind = "norm_bias" if leaf == "bias" and parents[-1].endswith("norm") else leaf
+        last = self.leaf.get(f"{module}.{leaf}", self.leaf[kind])
+        transposed = self.transposed
+        return Entry(
+            name=self.separator.join(part for part in (prefix, last) if part),
+            is_transposed=leaf == "kernel"
+            and (transposed if isinstance(transposed, bool) else module in transposed),
+        )
+
+    def names(self, model: ModelConfig, head: HeadConfig) -> dict[Location, str]:
+        """Returns our path of every parameter -> its name here."""
+        abstract = bert.abstract_params(model, head)
+        return {path: self.entry(path).name for path, _ in leaves(abstract)}
+
+    def parts(self, names: Iterable[str], *, classifier: str) -> set[str]:
+        """Returns the parts of which `names` holds at least one tensor.
+
+        Both kinds of classifier may have one name here: `classifier` is the one it stands for.
+        """
+        head = HeadConfig(parts=("pooler", "mlm", "nsp", classifier, "span_classifier"))
+        there = set(names)
+        known = self.names(ModelConfig(num_hidden_layers=1), head)
+        return {path[0] for path, name in known.items() if name in there} - {"encoder"}
+
+    def to_tensors(self, params: Any) -> dict[str, np.ndarray]:
+        """Returns their name -> tensor in their layout, of parameters, moments or gradients."""
+        tensors = {}
+        for path, leaf in leaves(params):
+            entry = self.entry(path)
+            tensors[entry.name] = entry.to_theirs(np.asarray(leaf))
+        return tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedModel:
+    """A model from elsewhere: float32 NumPy parameters in our layout and what comes with them."""
+
+    model: ModelConfig
+    head: HeadConfig
+    params: Params
+    # Adam's first and second moments, trees like `params`, where the source has them.
+    moments: tuple[Params, Params] | None = None
+    step: int = 0
+    # Of heads that were left out, with permission.
+    missing: tuple[str, ...] = ()
+
+
+# The fields of a model that other systems' BERT has, by the same names.
+MODEL_FIELDS = tuple(
+    field.name
+    for field in dataclasses.fields(ModelConfig)
+    if field.name != "position_embedding_type"
+)
+
+
+def require_expressible(
+    model: ModelConfig, head: HeadConfig, table: NameMap, *, but_for: Iterable[str] = ()
+) -> None:
+    """Raises UsageError for a model that is no BERT, or has parts without a name in `table`.
+
+    Parts in `but_for` are left to the caller.
+    """
+    if model.position_embedding_type != "learned":
+        raise UsageError(
+            f"model.position_embedding_type is {model.position_embedding_type}, and this format "
+            "knows learned positions only: who loads it would compute something else"
+        )
+    known = {module.split(".")[0] for module in table.fixed}
+    unknown = [part for part in head.parts if part not in known and part not in but_for]
+    if unknown:
+        raise UsageError(
+            f"this format has no name for {', '.join(unknown)}, which the model has; export the "
+            "encoder and the parts that it knows from a checkpoint without them"
+        )
+
+
+def leaves(params: Any) -> Iterator[tuple[Location, Any]]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        yield tuple(entry.key for entry in path), leaf
+
+
+def collect(
+    tensors: dict[str, np.ndarray],
+    layout: NameMap,
+    *,
+    model: ModelConfig,
+    head: HeadConfig,
+    source: str,
+    described_by: str,
+    redundant: Iterable[str] = (),
+    problems: Iterable[str] = (),
+    allow_missing_heads: bool = False,
+    ignore_unexpected: Sequence[str] = (),
+) -> ImportedModel:
+    """Returns the parameters of `model` with the parts of `head`, from `tensors` in `layout`.
+
+    Raises UsageError that names the tensors that are missing, extra or misshapen (of many the
+    first ones, and how many more), after `problems` found before. With `allow_missing_heads` a part
+    that is not whole is left out instead; the encoder never is. Extra tensors whose names match one
+    of `ignore_unexpected` (as shells match names of files) are left out, which is said.
+    """
+    listed, params = list(problems), {}
+    missing: dict[str, list[str]] = {}
+    surplus = set(tensors) - set(redundant)
+    # Each layer of a description takes time to lay out, and a number is quickly written.
+    if model.num_hidden_layers > max(len(tensors), 1):
+        raise UsageError(
+            f"{source} does not hold the model its {described_by} describes: num_hidden_layers is "
+            f"{model.num_hidden_layers}, and there are {len(tensors)} tensors in all"
+        )
+    for path, leaf in leaves(bert.abstract_params(model, head)):
+        entry = layout.entry(path)
+        expected = entry.shape(leaf.shape)
+        tensor = tensors.get(entry.name)
+        surplus.discard(entry.name)
+        if tensor is None:
+            missing.setdefault(path[0], []).append(f"{entry.name} {list(expected)}")
+        elif tensor.shape != expected:
+            listed.append(f"{entry.name} is {list(tensor.shape)}, expected {list(expected)}")
+        elif not _is_real(tensor.dtype):
+            listed.append(f"{entry.name} is of type {tensor.dtype}, expected floating point")
+        else:
+            insert(params, path, entry.to_ours(tensor))
+    left_out: tuple[str, ...] = ()
+    if allow_missing_heads:
+        optional = missing.keys() - {"encoder"}
+        # What stands on a part that is not there goes with it.
+        optional |= {"nsp", "sequence_classifier"} if "pooler" in optional else set()
+        left_out = tuple(name for part in optional for name in missing.pop(part, ()))
+        head = dataclasses.replace(head, parts=tuple(p for p in head.parts if p not in optional))
+        params = {part: tree for part, tree in params.items() if part not in optional}
+    lost = [f"missing {name}" for names in missing.values() for name in names]
+    ignored = {name for name in surplus if any(fnmatchcase(name, p) for p in ignore_unexpected)}
+    if ignored:
+        note_once(f"{source}: {len(ignored)} tensors are ignored: {', '.join(sorted(ignored))}")
+    unexpected = [f"unexpected {name}" for name in sorted(surplus - ignored)]
+    if listed or lost or unexpected:
+        only_heads = lost and not listed and not unexpected and "encoder" not in missing
+        remedy = ". `allow_missing_heads` reads the rest without them" if only_heads else ""
+        if unexpected and not listed and not lost:
+            pattern = _pattern_of(sorted(surplus - ignored))
+            remedy = f". `ignore_unexpected` '{pattern}' reads the rest without them"
+        raise UsageError(
+            f"{source} does not hold the model its {described_by} describes: "
+            + "; ".join(_first(listed) + _first(lost) + _first(unexpected))
+            + remedy
+        )
+    return ImportedModel(model=model, head=head, params=params, missing=left_out)
+
+
+def _pattern_of(names: Sequence[str]) -> str:
+    """Returns a pattern that matches all names, or the one there is."""
+    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return names[0] if len(names) == 1 else "".join(letters[0] for letters in alike) + "*"
+
+
+def _first(problems: list[str]) -> list[str]:
+    more = len(problems) - _NAMED
+    return problems[:_NAMED] + ([f"and {more} more like it"] if more > 0 else [])
+
+
+def _is_real(dtype: np.dtype) -> bool:
+    # ml_dtypes' bfloat16 is of no kind that NumPy knows.
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def insert(tree: dict, path: Location, value: np.ndarray) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
+
+
+def read_json(path: Path, *, hint: str) -> dict[str, Any]:
+    """Returns the fields of a config file, or a UsageError; `hint` follows what the system says."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; {hint}") from error
+    values = strict_json.parse_file(path, text)
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} holds no config: expected an object of fields")
+    return values
+
+
+@contextlib.contextmanager
+def new_directory(directory: Path) -> Iterator[Path]:
+    """Yields a place to write in that becomes `directory` at the end of the block, if it ends well.
+
+    Raises UsageError if `directory` exists and is not empty.
+    """
+    require_free(directory)
+    building = directory.with_name(f".{directory.name}.new")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    try:
+        yield building
+        if directory.exists():
+            directory.rmdir()
+        building.rename(directory)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def require_free(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"`output` {directory} is not empty; choose another or remove it")

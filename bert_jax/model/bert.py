@@ -1,0 +1,157 @@
+"""The model: an encoder with any of the parts that `registry.PARTS` lists.
+
+Parameters are a nested dict with a subtree for the encoder and one for each part; a part that is
+not there has no subtree.
+
+Dims: B batch, L length, D width, M masked positions, P texts in a row, R = P + M, C classes, V
+vocabulary, N layers.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
+from bert_jax.model.dropout import DropoutKey
+from bert_jax.model.encoder import Encoder, gather_early
+from bert_jax.model.heads.part import EVERY, Context
+from bert_jax.model.layers import gather_positions
+from bert_jax.registry import PARTS
+
+Params = dict[str, Any]
+
+# Pooler, masked language model and next sentence (Devlin et al. 2019).
+PRE_TRAINING = HeadConfig()
+
+# The heads' dropout counts as a layer of its own, after that of the embeddings (encoder.py).
+_HEAD_LAYER = 2**31 + 1
+
+
+class Bert(nnx.Module):
+    """The encoder and the parts that `head` names."""
+
+    def __init__(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
+        # In the order of the table, so that the same parts always begin with the same numbers.
+        self.parts = tuple(name for name in PARTS.names() if name in head.parts)
+        self.dropout_rate = config.hidden_dropout_prob
+        self.encoder = Encoder(config, rngs=rngs)
+        for name in self.parts:
+            setattr(self, name, PARTS[name].build(config, head, rngs=rngs))
+
+    def __call__(
+        self,
+        batch: dict[str, jax.Array],
+        *,
+        compute: ComputeConfig,
+        key: DropoutKey | None,
+        hidden_states: bool = False,
+    ) -> dict[str, Any]:
+        outputs: dict[str, Any] = {}
+        positions = self._positions(batch)
+        read: dict[str, jax.Array] = {}
+        if hidden_states or not positions or any(where is EVERY for where in positions.values()):
+            states: list[jax.Array] | None = [] if hidden_states else None
+            x_BLD = self.encoder(batch, compute=compute, key=key, hidden_states=states)
+            outputs["last_hidden_state"] = x_BLD
+            if states is not None:
+                outputs["hidden_states"] = states
+            for part, where in positions.items():
+                read[part] = x_BLD if isinstance(where, str) else gather_positions(x_BLD, where)
+        else:
+            read_BR = jnp.concatenate([*positions.values()], axis=1)
+            x_BRD = self.encoder(batch, compute=compute, key=key, read_BR=read_BR)
+            ends = itertools.accumulate(where.shape[1] for where in positions.values())
+            parts = jnp.split(x_BRD, [*ends][:-1], axis=1)
+            read = dict(zip(positions, parts, strict=True))
+        context = Context(
+            batch=batch,
+            outputs=outputs,
+            word=self.encoder.embeddings.word,
+            key=None if key is None else key.fold(_HEAD_LAYER),
+            dropout_rate=self.dropout_rate,
+        )
+        for name in read:
+            outputs |= PARTS[name](getattr(self, name), read[name], context)
+            for other in self.parts:
+                if PARTS[other].needs == name:
+                    outputs |= PARTS[other](getattr(self, other), None, context)
+        return outputs
+
+    def _positions(self, batch: Mapping[str, jax.Array]) -> dict[str, Any]:
+        """Returns where each part that reads the encoder itself does so."""
+        reading = [name for name in self.parts if PARTS[name].needs is None]
+        found = {name: PARTS[name].positions(batch) for name in reading}
+        return {name: where for name, where in found.items() if where is not None}
+
+
+def init_params(config: ModelConfig, head: HeadConfig = PRE_TRAINING, *, seed: int) -> Params:
+    """Returns fresh float32 parameters: a nested dict, one subtree a part and within it one a
+    layer.
+    """
+    return nnx.to_pure_dict(nnx.split(Bert(config, head, rngs=nnx.Rngs(seed)))[1])
+
+
+def abstract_params(config: ModelConfig, head: HeadConfig = PRE_TRAINING) -> Params:
+    """Returns the shapes and types of `init_params`, without computing anything."""
+    # A dictionary of the caller's own, who may change it.
+    return jax.tree.map(lambda leaf: leaf, _abstract_params(config, head))
+
+
+def parameter_count(params: Params) -> int:
+    """Returns how many numbers there are in `params`: 110,106,428 for Base with both heads,
+    336,226,108 for Large.
+    """
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def apply(
+    params: Params,
+    batch: dict[str, jax.Array],
+    *,
+    config: ModelConfig,
+    compute: ComputeConfig,
+    head: HeadConfig = PRE_TRAINING,
+    key: DropoutKey | None = None,
+    hidden_states: bool = False,
+) -> dict[str, Any]:
+    """Returns what the parts make of a batch, by name; `key=None` means evaluation.
+
+    `params` lie as they are stored; where no mesh of ours is set, on one device. With their part:
+    `pooled` `[B, D]`, and in float32 `nsp_logits` `[B, P, 2]`, `sequence_logits` `[B, C]`,
+    `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]` (start, end), and where the batch has
+    positions for it `mlm_logits` `[B, M, V]`; under tensor parallelism V is filled up to what
+    divides. Pooler and next sentence read the first token unless the batch says where; with
+    `text_positions` `[B, P]`, for rows that hold several texts, `pooled` is `[B, P, D]` and
+    `sequence_logits` `[B, P, C]`.
+
+    `last_hidden_state` `[B, L, D]`, in the compute type, is there where no part is, where a part
+    reads every position, and with `hidden_states`, which adds a list under that name: the
+    embeddings and the output of each of the N blocks. Else the last block computes only what is
+    read.
+    """
+    params, batch = jax.tree.map(jnp.asarray, (params, batch))  # NumPy's arrays will do
+    graph, empty = _structure(config, head)
+    state = jax.tree.map(lambda shape: shape, empty)  # a copy: the next line writes into it
+    nnx.replace_by_pure_dict(state, gather_early(params, compute))
+    bert = nnx.merge(graph, state)
+    return bert(batch, compute=compute, key=key, hidden_states=hidden_states)
+
+
+@functools.cache
+def _abstract_params(config: ModelConfig, head: HeadConfig) -> Params:
+    """Traced once a process: reading one checkpoint asks three times."""
+    shapes = jax.eval_shape(lambda: init_params(config, head, seed=0))
+    # Without the mesh that is set just now, which is not that of whoever asks next.
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shapes)
+
+
+@functools.cache
+def _structure(config: ModelConfig, head: HeadConfig) -> tuple[Any, Any]:
+    """Returns the graph of a `Bert` and its state without numbers; once a process."""
+    return nnx.split(nnx.eval_shape(lambda: Bert(config, head, rngs=nnx.Rngs(0))))

@@ -1,0 +1,31 @@
+"""FLOPs of a forward pass in closed form: matrix products only, a multiply and an add are two."""
+
+from bert_jax.config import ModelConfig
+
+
+def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -> int:
+    """Returns the FLOPs of one row through the encoder.
+
+    The last block has keys and values of every position, and everything else of the `read` ones
+    only; None reads every position.
+    """
+    d, f = model.hidden_size, model.intermediate_size
+
+    def block(queries: int) -> int:
+        keys_and_values = 2 * length * 2 * d * d
+        return keys_and_values + 2 * queries * (2 * d * d + 2 * length * d + 2 * d * f)
+
+    last = block(length if read is None else read)
+    return (model.num_hidden_layers - 1) * block(length) + last
+
+
+def masked_lm_flops(model: ModelConfig, *, predictions: int) -> int:
+    """Returns the FLOPs of the masked language model's head at some positions of one row."""
+    d = model.hidden_size
+    return 2 * predictions * (d * d + d * model.vocab_size)
+
+
+def pooler_flops(model: ModelConfig, *, classes: int) -> int:
+    """Returns the FLOPs of the pooler and a classifier on it, for one text."""
+    d = model.hidden_size
+    return 2 * (d * d + classes * d)

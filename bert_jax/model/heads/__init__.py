@@ -1,0 +1,1 @@
+"""Parts of a model that stand on the encoder, one file each (registry.PARTS lists them)."""

@@ -1,0 +1,57 @@
+"""Heads of tasks: a class or a number for a text, a class for each token, a span of tokens."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.config import HeadConfig, ModelConfig
+from bert_jax.model.dropout import dropout
+from bert_jax.model.heads.part import EVERY, Context, Part
+from bert_jax.model.layers import Linear
+
+
+def classes(head: HeadConfig) -> int:
+    """Returns the outputs of a classifier: one for each label, or one number to regress."""
+    return max(1, len(head.labels))
+
+
+class _SequenceClassifier(Part):
+    needs = "pooler"
+
+    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Linear:
+        return Linear(config.hidden_size, classes(head), config=config, rngs=rngs)
+
+    def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
+        pooled = dropout(context.outputs["pooled"], context.key, rate=context.dropout_rate)
+        return {"sequence_logits": module(pooled).astype(jnp.float32)}
+
+
+class _EveryToken(Part):
+    def positions(self, batch: Mapping[str, jax.Array]) -> str:
+        return EVERY
+
+
+class _TokenClassifier(_EveryToken):
+    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Linear:
+        return Linear(config.hidden_size, classes(head), config=config, rngs=rngs)
+
+    def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
+        dropped_BLD = dropout(x_BRD, context.key, rate=context.dropout_rate)
+        return {"token_logits": module(dropped_BLD).astype(jnp.float32)}
+
+
+class _SpanClassifier(_EveryToken):
+    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Linear:
+        return Linear(config.hidden_size, 2, config=config, rngs=rngs)
+
+    def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
+        # Without dropout, as google-research/bert run_squad.py.
+        return {"span_logits": module(x_BRD).astype(jnp.float32)}
+
+
+SEQUENCE_CLASSIFIER = _SequenceClassifier()
+TOKEN_CLASSIFIER = _TokenClassifier()
+SPAN_CLASSIFIER = _SpanClassifier()

@@ -1,0 +1,3 @@
+"""Objectives, from which a model learns: one file for each objective (registry.OBJECTIVES lists
+them).
+"""

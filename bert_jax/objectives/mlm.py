@@ -1,0 +1,73 @@
+"""Masked words alone, without next sentences (Liu et al. 2019, RoBERTa, section 4.2)."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import DataConfig, ModelConfig, PhaseConfig
+from bert_jax.data.pretraining.batch import INPUTS, PREDICTIONS, Batch
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.model.flops import encoder_flops, masked_lm_flops
+from bert_jax.model.losses import Sums, cross_entropy
+from bert_jax.objectives.objective import Figure, Objective
+from bert_jax.registry import MASKS
+
+
+class MaskedLanguageModel(Objective):
+    """The mean over the predicted tokens."""
+
+    name = "mlm"
+    parts = ("mlm",)
+    losses = {"mlm": 1.0}
+    fields = {**INPUTS, **PREDICTIONS}
+    figures = (
+        Figure("mlm_loss", "MLM loss", "{:.3f} nats", "unigram entropy"),
+        Figure("mlm_accuracy", "MLM accuracy"),
+        Figure("perplexity", "perplexity", "{:.1f}"),
+    )
+
+    def collate(
+        self,
+        rows: dict[str, np.ndarray],
+        *,
+        vocabulary: Vocabulary,
+        options: DataConfig,
+        max_predictions: int,
+        key: int,
+        example_numbers: np.ndarray,
+    ) -> Batch:
+        masked = MASKS[options.mask](
+            rows["input_ids"],
+            rows["lengths"],
+            special=vocabulary.special,
+            vocab_size=vocabulary.size,
+            options=options,
+            max_predictions=max_predictions,
+            key=key,
+            example_numbers=example_numbers,
+        )
+        return {**{name: rows[name] for name in INPUTS}, **masked}
+
+    def sums(self, outputs: dict[str, Any], batch: dict[str, jax.Array]) -> Sums:
+        weights = batch["mlm_weights"]
+        loss, hits = cross_entropy(outputs["mlm_logits"], batch["mlm_targets"])
+        return {
+            "mlm_loss": jnp.sum(weights * loss),
+            "mlm_hits": jnp.sum(weights * hits),
+            "mlm_count": jnp.sum(weights),
+        }
+
+    def guessing(self, model: ModelConfig) -> float:
+        return math.log(model.vocab_size)
+
+    def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
+        """The last block computes the masked positions: what the head reads."""
+        read = phase.max_predictions
+        encoder = encoder_flops(model, length=phase.sequence_length, read=read)
+        return encoder + masked_lm_flops(model, predictions=read)
+
+
+MLM = MaskedLanguageModel()

@@ -1,0 +1,84 @@
+"""Masked words and next sentences, as BERT was trained (Devlin et al. 2019, section 3.1)."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import DataConfig, ModelConfig, PhaseConfig
+from bert_jax.data.pretraining.batch import Batch, Field
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.model.flops import encoder_flops, masked_lm_flops, pooler_flops
+from bert_jax.model.losses import Sums, cross_entropy
+from bert_jax.objectives.mlm import MLM, MaskedLanguageModel
+from bert_jax.objectives.objective import Figure
+
+
+class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
+    """The sum of two means: over the predicted tokens, and over the sentence pairs."""
+
+    name = "mlm+nsp"
+    parts = ("pooler", "mlm", "nsp")
+    losses = {"mlm": 1.0, "nsp": 1.0}
+    rows = ("sentence_pairs",)
+    fields = {
+        **MLM.fields,
+        "nsp_positions": Field("1", np.int32),
+        "nsp_labels": Field("1", np.int32),
+        "nsp_weights": Field("1", np.float32),
+    }
+    figures = (
+        *MLM.figures,
+        Figure("nsp_accuracy", "NSP accuracy", "{:.3f}", "0.5: guessing"),
+    )
+
+    def guessing(self, model: ModelConfig) -> float:
+        return super().guessing(model) + math.log(2)
+
+    def collate(
+        self,
+        rows: dict[str, np.ndarray],
+        *,
+        vocabulary: Vocabulary,
+        options: DataConfig,
+        max_predictions: int,
+        key: int,
+        example_numbers: np.ndarray,
+    ) -> Batch:
+        masked = super().collate(
+            rows,
+            vocabulary=vocabulary,
+            options=options,
+            max_predictions=max_predictions,
+            key=key,
+            example_numbers=example_numbers,
+        )
+        count = len(example_numbers)
+        return {
+            **masked,
+            "nsp_positions": np.zeros((count, 1), np.int32),
+            "nsp_labels": rows["is_random"][:, None].astype(np.int32),
+            "nsp_weights": np.ones((count, 1), np.float32),
+        }
+
+    def sums(self, outputs: dict[str, Any], batch: dict[str, jax.Array]) -> Sums:
+        weights = batch["nsp_weights"]
+        masked = super().sums(outputs, batch)
+        loss, hits = cross_entropy(outputs["nsp_logits"], batch["nsp_labels"])
+        return {
+            **masked,
+            "nsp_loss": jnp.sum(weights * loss),
+            "nsp_hits": jnp.sum(weights * hits),
+            "nsp_count": jnp.sum(weights),
+        }
+
+    def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
+        """The last block computes the masked positions and the first: what the heads read."""
+        read = phase.max_predictions
+        encoder = encoder_flops(model, length=phase.sequence_length, read=read + 1)
+        return encoder + masked_lm_flops(model, predictions=read) + pooler_flops(model, classes=2)
+
+
+MLM_NSP = MaskedLanguageModelAndNextSentence()

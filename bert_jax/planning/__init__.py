@@ -1,0 +1,1 @@
+"""A run on paper: what it needs and takes on TPUs that one does not have."""

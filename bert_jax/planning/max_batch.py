@@ -1,0 +1,151 @@
+"""Finds how far a step can grow: the largest batch that compiles, and what makes a refused one
+fit.
+"""
+
+import bisect
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.planning import aot_compile
+from bert_jax.planning.topologies import Topology
+from bert_jax.progress import note
+
+POLICIES = ("none", "dots", "full")
+# Compilations for one phase and policy.
+_MOST_TRIES = 8
+_LARGEST_BATCH = 2**20
+# Rows a group of devices that are tried: within an eighth of whatever the limit is.
+_SIZES = (*range(1, 8), *(eighths << e for e in range(18) for eighths in range(8, 16)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The largest batch that compiles, to an eighth; 0 if none does."""
+
+    sequence_length: int
+    remat: str
+    global_batch_size: int
+    memory_bytes: int
+    tries: int
+    is_exact: bool  # the next size, at most an eighth larger, was refused
+
+
+def limits(config: TrainConfig, *, mesh: Any, topology: Topology) -> tuple[Limit, ...]:
+    """Returns one limit for each phase and rematerialisation policy.
+
+    Each takes several compilations.
+    """
+    found = []
+    for phase in config.phases:
+        for policy in POLICIES:
+            compute = dataclasses.replace(config.compute, remat=policy)
+            changed = dataclasses.replace(config, compute=compute)
+            limit = _limit(changed, phase, mesh=mesh, topology=topology)
+            found.append(limit)
+            note(
+                f"frontier: length {phase.sequence_length}, remat {policy}: "
+                f"{limit.global_batch_size:,} rows after {limit.tries} compilations"
+            )
+    return tuple(found)
+
+
+def _limit(config: TrainConfig, phase: PhaseConfig, *, mesh: Any, topology: Topology) -> Limit:
+    """Bisects over `_SIZES`; two that fit predict, by a line, where the limit lies."""
+    shards = mesh.shape["slice"] * mesh.shape["fsdp"]
+    shards *= config.optimizer.gradient_accumulation_steps
+    sizes = [size for size in _SIZES if size * shards <= _LARGEST_BATCH]
+    fit: dict[int, int] = {}  # place in `sizes` -> bytes
+    low, high = -1, len(sizes)
+    guess = max(bisect.bisect_right(sizes, phase.global_batch_size // shards) - 1, 0)
+    tries = 0
+    while low + 1 < high and tries < _MOST_TRIES:
+        tries += 1
+        changed = dataclasses.replace(phase, global_batch_size=shards * sizes[guess])
+        try:
+            figures = aot_compile.train_figures(config, changed, mesh=mesh, topology=topology)
+            fit[guess], low = figures.memory.total, guess
+        except aot_compile.DoesNotFit:
+            high = guess
+        guess = _next(fit, sizes, low=low, high=high, available=topology.chip.compiler_bytes)
+    return Limit(
+        sequence_length=phase.sequence_length,
+        remat=config.compute.remat,
+        global_batch_size=shards * sizes[low] if low >= 0 else 0,
+        memory_bytes=fit.get(low, 0),
+        tries=tries,
+        is_exact=low + 1 == high and high < len(sizes),
+    )
+
+
+def _next(fit: dict[int, int], sizes: list[int], *, low: int, high: int, available: int) -> int:
+    """Returns the place in `sizes` to try next, strictly between `low` and `high`."""
+    if len(fit) >= 2:
+        (a, bytes_a), (b, bytes_b) = sorted(fit.items())[-2:]
+        slope = max((bytes_b - bytes_a) / (sizes[b] - sizes[a]), 1.0)
+        room = sizes[b] + (available - bytes_b) / slope
+        expected = bisect.bisect_right(sizes, room) - 1
+        # First what should fit, then the size above it, which should not.
+        expected = expected if expected > low else low + 1
+    elif fit:
+        expected = bisect.bisect_right(sizes, 4 * sizes[low]) - 1  # a second point for the line
+    else:
+        expected = (low + high) // 2
+    return min(max(expected, low + 1), high - 1)
+
+
+def remedy(
+    config: TrainConfig, phase: PhaseConfig, refusal: aot_compile.DoesNotFit, *, mesh: Any,
+    topology: Topology,
+) -> str:  # fmt: skip
+    """Returns what makes a refused step fit, tried by compiling it: the least change that does."""
+    shards = mesh.shape["slice"] * mesh.shape["fsdp"]
+    accumulation = config.optimizer.gradient_accumulation_steps
+    most = phase.global_batch_size // shards  # microbatches of one row a device
+    wanted = accumulation * 2 ** math.ceil(math.log2(refusal.needed / refusal.available + 0.25))
+    candidates: list[tuple[str, TrainConfig]] = []
+    for policy in POLICIES[POLICIES.index(config.compute.remat) + 1 :]:
+        compute = dataclasses.replace(config.compute, remat=policy)
+        changed = dataclasses.replace(config, compute=compute)
+        candidates.append((f"compute.remat={policy}", changed))
+    for number in sorted({min(wanted, most), most}):
+        divides = all(p.global_batch_size % (shards * number) == 0 for p in config.phases)
+        if number > accumulation and divides:
+            optimizer = dataclasses.replace(config.optimizer, gradient_accumulation_steps=number)
+            changed = dataclasses.replace(config, optimizer=optimizer)
+            name = f"optimizer.gradient_accumulation_steps={number}"
+            candidates.append((name, changed))
+            compute = dataclasses.replace(config.compute, remat="full")
+            both = dataclasses.replace(changed, compute=compute)
+            candidates.append((f"compute.remat=full set {name}", both))
+    for name, changed in candidates:
+        note(f"does not fit; trying set {name}")
+        try:
+            figures = aot_compile.train_figures(changed, phase, mesh=mesh, topology=topology)
+        except aot_compile.DoesNotFit:
+            continue
+        return f"it does with set {name} ({figures.memory.total / 2**30:.2f} GiB a device)"
+    less = "more chips, or a smaller batch"
+    return f"neither rematerialisation nor accumulation is enough: it needs {less}"
+
+
+def evaluation_remedy(
+    config: TrainConfig, shape: PhaseConfig, *, mesh: Any, topology: Topology
+) -> str:
+    """Returns what makes an evaluation step of that batch fit: fewer rows, tried by compiling
+    it.
+    """
+    rows = shape.global_batch_size // 2
+    while rows and rows % mesh.size == 0:
+        note(f"the evaluation step does not fit; trying set evaluation.batch_size={rows}")
+        try:
+            smaller = dataclasses.replace(shape, global_batch_size=rows)
+            figures = aot_compile.eval_figures(config, smaller, mesh=mesh, topology=topology)
+        except aot_compile.DoesNotFit:
+            rows //= 2
+            continue
+        fits = f"{figures.memory.total / 2**30:.2f} GiB a device"
+        return f"the evaluation step does with set evaluation.batch_size={rows} ({fits})"
+    return "the evaluation step is what does not fit, with any batch: it needs more chips"

@@ -1,0 +1,285 @@
+"""TPU generations and slices: what a device has, how devices are joined, what an hour costs.
+
+A device is what JAX calls one: a core (half a chip) on v2, v3 and tpu7x, a chip on the others.
+`parse` and the table need no compiler; `devices` asks the TPU compiler of the package libtpu, which
+runs on any Linux machine, for devices that one does not have.
+"""
+
+import importlib.util
+import math
+import os
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.errors import UsageError
+
+_GIB, _GB = 2**30, 10**9
+PRICES_DATE = "2026-10"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One generation. Rates are in bytes, FLOPs or cycles a second, sizes in bytes."""
+
+    generation: str
+    device_kind: str  # jax.Device.device_kind
+    devices_per_chip: int
+    hbm_bytes: int  # a device: data sheet
+    compiler_bytes: int  # a device: what the compiler gives one program, as its refusals say
+    peak_flops: float  # a device: bf16
+    flops_per_cycle: int  # a device: width x height x 2 of all its matrix units
+    memory_bandwidth: float  # a device
+    link_bandwidth: float  # one link of a chip, one direction
+    links: int  # of a chip: 4 in a plane, 6 in three dimensions
+    network_bandwidth: float  # a chip's share of its host's network card; 0: no multi-slice
+    chips_per_host: int  # where there are several hosts
+    largest_host: int  # chips of the largest single host
+    runtime: str  # image of the virtual machine; "-": made through Kubernetes
+    dollars_per_chip_hour: float | None  # on demand, list price; None: not found published
+
+    @property
+    def clock_hz(self) -> float:
+        """Returns what turns the compiler's cycles into seconds: the clock at which the peak is
+        reached.
+        """
+        return self.peak_flops / self.flops_per_cycle
+
+    @property
+    def is_three_dimensional(self) -> bool:
+        return self.links == 6
+
+
+# Sources, read 2026-10.
+# - peak, HBM size and bandwidth: docs.cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x};
+#   halved where a device is a core.
+# - compiler_bytes: "exceeds available HBM" in the refusals of libtpu 0.0.51.
+# - flops_per_cycle: matrix units of those pages (128 x 128: one a core on v2, two on v3, four on
+#   v4, v5e and v5p, of which v4 and v5p have two cores a device). For v6e and tpu7x, what the
+#   compiler estimates for a large product (369 k and 422 k FLOPs a cycle reached) fits 524,288
+#   only. The clocks that follow are 0.69, 0.94, 1.05, 1.50, 1.75, 1.75 and 2.20 GHz.
+# - link_bandwidth: v2, 496 Gbit/s (Jouppi et al. 2020, "A domain-specific supercomputer", CACM);
+#   v3, 70 GB/s (Jouppi et al. 2023, "TPU v4", ISCA; the former has 656 Gbit/s = 82 GB/s, the lower
+#   is taken); v4, 45 GB/s (jax-ml.github.io/scaling-book, "How to think about TPUs"; the paper has
+#   50); the rest, bidirectional bandwidth a chip of those pages, over links, over two directions.
+# - network_bandwidth: v5e 2 x 100 Gbit/s and v6e 4 x 200 Gbit/s for 8 chips, v5p 50 and tpu7x
+#   100 Gbit/s a chip (those pages); v4, 25 GB/s a host of 4 (scaling book). Multi-slice needs v4 or
+#   newer (docs.cloud.google.com/tpu/docs/multislice-introduction).
+# - runtime and hosts: launch/accelerators.tsv, which names its pages.
+# - prices: the cheapest US region. v5p 4.20 and v6e 2.70: SkyPilot's catalogue v8
+#   (github.com/skypilot-org/skypilot-catalog, commit 006059e, from Google's billing interface). v2
+#   (4.50 for 4 chips), v3 (8.00 for 4 chips), v4 and v5e: cloud.google.com/tpu/pricing. tpu7x: none
+#   found.
+_TABLE = (
+    Chip(
+        generation="v2",
+        device_kind="TPU v2",
+        devices_per_chip=2,
+        hbm_bytes=8 * _GIB,
+        compiler_bytes=int(7.48 * _GIB),
+        peak_flops=22.5e12,
+        flops_per_cycle=128 * 128 * 2,
+        memory_bandwidth=350 * _GB,
+        link_bandwidth=62 * _GB,
+        links=4,
+        network_bandwidth=0,
+        chips_per_host=4,
+        largest_host=4,
+        runtime="tpu-ubuntu2204-base",
+        dollars_per_chip_hour=1.125,
+    ),
+    Chip(
+        generation="v3",
+        device_kind="TPU v3",
+        devices_per_chip=2,
+        hbm_bytes=16 * _GIB,
+        compiler_bytes=int(15.48 * _GIB),
+        peak_flops=61.5e12,
+        flops_per_cycle=128 * 128 * 2 * 2,
+        memory_bandwidth=450 * _GB,
+        link_bandwidth=70 * _GB,
+        links=4,
+        network_bandwidth=0,
+        chips_per_host=4,
+        largest_host=4,
+        runtime="tpu-ubuntu2204-base",
+        dollars_per_chip_hour=2.00,
+    ),
+    Chip(
+        generation="v4",
+        device_kind="TPU v4",
+        devices_per_chip=1,
+        hbm_bytes=32 * _GIB,
+        compiler_bytes=int(30.75 * _GIB),
+        peak_flops=275e12,
+        flops_per_cycle=128 * 128 * 2 * 8,
+        memory_bandwidth=1200 * _GB,
+        link_bandwidth=45 * _GB,
+        links=6,
+        network_bandwidth=6.25 * _GB,
+        chips_per_host=4,
+        largest_host=4,
+        runtime="tpu-ubuntu2204-base",
+        dollars_per_chip_hour=3.22,
+    ),
+    Chip(
+        generation="v5e",
+        device_kind="TPU v5 lite",
+        devices_per_chip=1,
+        hbm_bytes=16 * _GIB,
+        compiler_bytes=int(15.75 * _GIB),
+        peak_flops=197e12,
+        flops_per_cycle=128 * 128 * 2 * 4,
+        memory_bandwidth=819 * _GB,
+        link_bandwidth=50 * _GB,
+        links=4,
+        network_bandwidth=3.125 * _GB,
+        chips_per_host=4,
+        largest_host=8,
+        runtime="v2-alpha-tpuv5-lite",
+        dollars_per_chip_hour=1.20,
+    ),
+    Chip(
+        generation="v5p",
+        device_kind="TPU v5",
+        devices_per_chip=1,
+        hbm_bytes=95 * _GIB,
+        compiler_bytes=int(95.73 * _GIB),
+        peak_flops=459e12,
+        flops_per_cycle=128 * 128 * 2 * 8,
+        memory_bandwidth=2765 * _GB,
+        link_bandwidth=100 * _GB,
+        links=6,
+        network_bandwidth=6.25 * _GB,
+        chips_per_host=4,
+        largest_host=4,
+        runtime="v2-alpha-tpuv5",
+        dollars_per_chip_hour=4.20,
+    ),
+    Chip(
+        generation="v6e",
+        device_kind="TPU v6 lite",
+        devices_per_chip=1,
+        hbm_bytes=32 * _GIB,
+        compiler_bytes=int(31.24 * _GIB),
+        peak_flops=918e12,
+        flops_per_cycle=256 * 256 * 2 * 4,
+        memory_bandwidth=1638 * _GB,
+        link_bandwidth=100 * _GB,
+        links=4,
+        network_bandwidth=12.5 * _GB,
+        chips_per_host=4,
+        largest_host=8,
+        runtime="v2-alpha-tpuv6e",
+        dollars_per_chip_hour=2.70,
+    ),
+    Chip(
+        generation="tpu7x",
+        device_kind="TPU7x",
+        devices_per_chip=2,
+        hbm_bytes=96 * _GIB,
+        compiler_bytes=int(94.74 * _GIB),
+        peak_flops=2307e12 / 2,
+        flops_per_cycle=256 * 256 * 2 * 4,
+        memory_bandwidth=7380 * _GB / 2,
+        link_bandwidth=100 * _GB,
+        links=6,
+        network_bandwidth=12.5 * _GB,
+        chips_per_host=4,
+        largest_host=4,
+        runtime="-",
+        dollars_per_chip_hour=None,
+    ),
+)
+CHIPS = {chip.generation: chip for chip in _TABLE}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One or several equal slices: `v3:4x8` has 4 x 8 chips."""
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]  # chips of a slice along each dimension
+    slices: int
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape) * self.slices
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.chip.devices_per_chip
+
+    @property
+    def hosts(self) -> int:
+        a_slice = math.prod(self.shape)
+        if a_slice <= self.chip.largest_host:
+            return self.slices
+        return self.slices * math.ceil(a_slice / self.chip.chips_per_host)
+
+
+def parse(name: str, *, slices: int = 1) -> Topology:
+    """Returns the topology that `name` means. Raises `UsageError` if there is no such thing."""
+    match = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
+    if not match:
+        raise UsageError(f"`topology` {name}: write it as GENERATION:CHIPSxCHIPS, such as v3:4x8")
+    chip = CHIPS.get(match[1])
+    if chip is None:
+        raise UsageError(f"`topology` {name}: no such generation; there are {', '.join(CHIPS)}")
+    shape = tuple(int(size) for size in match[2].split("x"))
+    dims = 3 if chip.is_three_dimensional else 2
+    if len(shape) != dims or 0 in shape:
+        example = "4x4x4" if dims == 3 else "4x8"
+        raise UsageError(
+            f"`topology` {name}: chips of {chip.generation} lie in {dims} dimensions, "
+            f"such as {chip.generation}:{example}"
+        )
+    if slices < 1:
+        raise UsageError(f"`slices` {slices}: at least 1")
+    if slices > 1 and not chip.network_bandwidth:
+        raise UsageError(f"`slices` {slices}: several slices need v4 or newer, not {name}")
+    return Topology(name, chip, shape, slices)
+
+
+def prepare_environment() -> None:
+    """Makes this process one that compiles for TPUs it has not. Call before jax is imported.
+
+    Raises `UsageError` if libtpu is not installed.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise UsageError("the TPU compiler is not installed: pip install 'bert-jax[plan]'")
+    if "jax" not in sys.modules:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # chips that are here are somebody else's
+    for name, value in {
+        "TPU_SKIP_MDS_QUERY": "1",  # do not ask the cloud what this machine is
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v3-8",  # any: else a complaint is logged
+        "TPU_MIN_LOG_LEVEL": "3",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # several plans at a time
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def devices(topology: Topology) -> list[Any]:
+    """Returns the devices of the topology as the TPU compiler sees them: to compile for, not to run
+    on.
+    """
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
+    if topology.chip.generation == "v4":
+        # Both cores of a chip as one device, which is how a v4 machine shows them.
+        options["chip_config_name"] = "megacore"
+    try:
+        found = list(topologies.get_topology_desc(topology.name, platform="tpu", **options).devices)
+    except Exception as error:  # its type depends on the version of jax
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"`topology` {topology.name}: the compiler refuses it: {reason}") from None
+    if len(found) != topology.devices:
+        raise UsageError(
+            f"`topology` {topology.name}: the compiler has {len(found)} devices where "
+            f"{topology.devices} were expected"
+        )
+    return found

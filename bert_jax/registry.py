@@ -1,0 +1,159 @@
+"""Tables lead from a name in a config to what the name stands for: one table for each axis of runs.
+
+A built-in entry is one line here and one file elsewhere, imported when it is first asked for: a
+config is read in an instant. A config that is a `.py` file, or a file given with `extend`,
+registers its own entries: `OBJECTIVES.register("mine", Mine())`.
+"""
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.errors import UsageError
+
+
+class Registry:
+    """One table. Its built-in entries are "MODULE:NAME" or "MODULE:TABLE:KEY" until asked for."""
+
+    def __init__(self, field: str, builtin: Mapping[str, str]):
+        """`field` is what chooses an entry, as messages name it."""
+        self._field = field
+        self._builtin = dict(builtin)
+        self._entries: dict[str, Any] = {}
+
+    def register(self, name: str, entry: Any) -> None:
+        """Adds an entry. A file that is executed again replaces its own; built-in ones stay.
+
+        Raises UsageError for the name of a built-in entry.
+        """
+        if name in self._builtin:
+            raise UsageError(f"{self._field} {name!r} is built in; register yours by another name")
+        self._entries[name] = entry
+
+    def names(self) -> list[str]:
+        """Returns all names, the built-in ones first."""
+        return [*self._builtin, *(name for name in self._entries if name not in self._builtin)]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._builtin or name in self._entries
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the entry. Raises UsageError, with the nearest name, if there is none."""
+        if name not in self._entries:
+            if name not in self._builtin:
+                raise UsageError(f"{self._field} {self.problem(name)}")
+            module, attribute, *key = self._builtin[name].split(":")
+            found = getattr(importlib.import_module(module), attribute)
+            self._entries[name] = found[key[0]] if key else found
+        return self._entries[name]
+
+    def problem(self, name: str) -> str:
+        """Returns what to say of a name that is not there."""
+        close = difflib.get_close_matches(name, self.names(), n=1, cutoff=0.5)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return (
+            f"is {name!r}; choose one of {', '.join(self.names())}.{hint} If a file of yours "
+            "registers it, name that file with `extend`"
+        )
+
+
+OBJECTIVES = Registry(
+    "objective",
+    {
+        "mlm+nsp": "bert_jax.objectives.mlm_nsp:MLM_NSP",
+        "mlm": "bert_jax.objectives.mlm:MLM",
+    },
+)
+# Parts of a model that stand on the encoder, in the order in which they are initialised.
+PARTS = Registry(
+    "head.parts",
+    {
+        "pooler": "bert_jax.model.heads.pooler:POOLER",
+        "mlm": "bert_jax.model.heads.masked_lm:MASKED_LM",
+        "nsp": "bert_jax.model.heads.next_sentence:NEXT_SENTENCE",
+        "sequence_classifier": "bert_jax.model.heads.classifiers:SEQUENCE_CLASSIFIER",
+        "token_classifier": "bert_jax.model.heads.classifiers:TOKEN_CLASSIFIER",
+        "span_classifier": "bert_jax.model.heads.classifiers:SPAN_CLASSIFIER",
+    },
+)
+POSITIONS = Registry(
+    "model.position_embedding_type",
+    {"learned": "bert_jax.model.positions:Learned"},
+)
+ATTENTION = Registry(
+    "compute.attention",
+    {
+        "fused": "bert_jax.model.attention:fused",
+        "plain": "bert_jax.model.attention:plain",
+    },
+)
+OPTIMIZERS = Registry(
+    "optimizer.kind",
+    {"bert_adamw": "bert_jax.update.optimizers:bert_adamw"},
+)
+SCHEDULES = Registry(
+    "optimizer.schedule",
+    {"bert_linear": "bert_jax.update.schedules:bert_linear"},
+)
+# How a corpus becomes rows, and which of their tokens are masked.
+ROWS = Registry(
+    "data.rows",
+    {"sentence_pairs": "bert_jax.data.pretraining.sentence_pairs:SENTENCE_PAIRS"},
+)
+MASKS = Registry(
+    "data.mask",
+    {"tokens": "bert_jax.data.pretraining.masking:mask_rows"},
+)
+# Endings of the files that a corpus is made of.
+FORMATS = Registry(
+    "source",
+    {
+        ".txt": "bert_jax.data.corpus.sources:read_paragraphs",
+        ".jsonl": "bert_jax.data.corpus.records:read_jsonl",
+        ".csv": "bert_jax.data.corpus.records:read_csv",
+        ".tsv": "bert_jax.data.corpus.records:read_tsv",
+        ".parquet": "bert_jax.data.corpus.parquet:read_parquet",
+    },
+)
+# Kinds of task, and the tasks by name: each names a kind and says the rest.
+TASK_KINDS = Registry(
+    "task.kind",
+    {
+        "classification": "bert_jax.tasks.sequence_classification:TextTask",
+        "regression": "bert_jax.tasks.sequence_classification:TextTask",
+        "tokens": "bert_jax.tasks.token_classification:WordTask",
+        "spans": "bert_jax.tasks.question_answering:SpanTask",
+    },
+)
+TASKS = Registry(
+    "task",
+    {
+        **{
+            name: f"bert_jax.tasks.glue:NAMED:{name}"
+            for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+        },
+        "text": "bert_jax.tasks.sequence_classification:TEXT",
+        "ner": "bert_jax.tasks.token_classification:NER",
+        "squad": "bert_jax.tasks.question_answering:SQUAD",
+        "squad2": "bert_jax.tasks.question_answering:SQUAD2",
+    },
+)
+# Services that show the curves of runs, beside metrics.jsonl and TensorBoard.
+TRACKERS = Registry(
+    "trackers",
+    {
+        "wandb": "bert_jax.workdir.trackers:WeightsAndBiases",
+        "trackio": "bert_jax.workdir.trackers:Trackio",
+    },
+)
+# `model_type` of a Hugging Face config -> how its names and tables map to ours.
+FAMILIES = Registry(
+    "model_type",
+    {
+        "bert": "bert_jax.interchange.huggingface_names:BERT_FAMILY",
+        "roberta": "bert_jax.interchange.huggingface_names:ROBERTA_FAMILY",
+        "xlm-roberta": "bert_jax.interchange.huggingface_names:ROBERTA_FAMILY",
+        "camembert": "bert_jax.interchange.huggingface_names:ROBERTA_FAMILY",
+    },
+)

@@ -1,0 +1,1 @@
+"""Processes: how they meet and stop, and what ends one that hangs."""

@@ -1,0 +1,308 @@
+"""Several processes, one run: how they meet, agree, prove that they are the same, and stop.
+
+Every process runs the same program on its own part of each batch. Process 0 writes; checkpoints are
+written by all, through orbax, to a workdir that all of them see.
+"""
+
+import contextlib
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from bert_jax.errors import (
+    BertJaxError,
+    Interrupted,
+    Preempted,
+    UsageError,
+    with_exit_code,
+)
+from bert_jax.model.sharding import AXES
+from bert_jax.progress import say
+from bert_jax.runtime.signals import Signals
+
+_T = TypeVar("_T")
+_POLL_SECONDS = 0.1
+# Seconds. A pod's hosts come up minutes apart, and a cold start compiles for minutes.
+_INITIALIZATION_TIMEOUT = 1800
+_HEARTBEAT_TIMEOUT = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """How the processes find each other: by what Cloud TPU, GKE or Slurm tell, or by address."""
+
+    detect: bool = False
+    # HOST:PORT of process 0.
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+
+    def validate(self) -> Self:
+        given = [self.coordinator, self.num_processes, self.process_id]
+        if self.detect and any(value is not None for value in given):
+            raise UsageError(
+                "`distributed` finds the processes itself; leave out either it or `coordinator`, "
+                "`num_processes` and `process_id`"
+            )
+        if any(value is not None for value in given) and any(value is None for value in given):
+            raise UsageError("`coordinator`, `num_processes` and `process_id` come together")
+        if self.num_processes is not None and self.process_id is not None:
+            if self.num_processes < 1 or not 0 <= self.process_id < self.num_processes:
+                raise UsageError(
+                    f"`process_id` {self.process_id}: with `num_processes` {self.num_processes} "
+                    f"it lies between 0 and {self.num_processes - 1}"
+                )
+            if not (self.coordinator or "").rpartition(":")[2].isdigit():
+                raise UsageError(f"`coordinator` {self.coordinator}: write it as HOST:PORT")
+        return self
+
+    def connect(self) -> None:
+        """Waits for all processes. Does nothing for a process that is alone."""
+        if not self.detect and self.coordinator is None:
+            return
+        # Between processes on CPUs, jax's collectives go through gloo.
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        try:
+            jax.distributed.initialize(
+                coordinator_address=self.coordinator,
+                num_processes=self.num_processes,
+                process_id=self.process_id,
+                initialization_timeout=_INITIALIZATION_TIMEOUT,
+                heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"`distributed`: no cluster was found here ({error}); it knows Cloud TPU, GKE and "
+                "Slurm. Elsewhere use `coordinator`, `num_processes` and `process_id`"
+            ) from error
+
+
+def disconnect() -> None:
+    """Leaves in good order, after the others: a process that just goes takes them with it."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def is_main() -> bool:
+    """Returns whether this process is the one that writes logs and talks."""
+    return jax.process_index() == 0
+
+
+# --- agreement -----------------------------------------------------------------------------------
+
+
+def _gather(mesh: Mesh, words: np.ndarray) -> np.ndarray:
+    """Returns `[processes, n]` of the int32 `[n]` that each gives. Waits for all of them."""
+    layout = NamedSharding(mesh, jax.P(AXES))
+    rows = np.broadcast_to(words, (mesh.size, len(words)))
+    spread = jax.make_array_from_callback(rows.shape, layout, lambda index: rows[index])
+    together = _replicated(spread)
+    owners = [device.process_index for device in mesh.devices.flat]
+    return np.asarray(together)[[owners.index(p) for p in sorted(set(owners))]]
+
+
+@jax.jit
+def _replicated(x: jax.Array) -> jax.Array:
+    # One function for all calls: each new one would be compiled anew.
+    return jax.reshard(x, jax.P())
+
+
+def barrier(mesh: Mesh) -> None:
+    """Returns when every process has come here. Used around what only process 0 writes."""
+    if jax.process_count() > 1:
+        _gather(mesh, np.zeros(1, np.int32))
+
+
+def assert_same_program(known: Callable[[], Mapping[str, str]], *, mesh: Mesh) -> None:
+    """Raises UsageError, in every process, if one of them knows a fact otherwise.
+
+    Processes that run different programs wait for each other in different collectives, for ever.
+    The error names the rank and the fact.
+    """
+    if jax.process_count() == 1:
+        return
+    facts = known()
+    digests = [hashlib.sha256(text.encode()).digest()[:8] for text in facts.values()]
+    words = np.frombuffer(b"".join(digests), np.int32)
+    gathered = _gather(mesh, words).reshape(jax.process_count(), len(facts), 2)
+    differing = [
+        f"process {rank}: {name}"
+        for rank in range(1, jax.process_count())
+        for i, name in enumerate(facts)
+        if (gathered[rank, i] != gathered[0, i]).any()
+    ]
+    if differing:
+        raise UsageError(
+            f"the processes do not run the same program; other than in process 0 are "
+            f"{'; '.join(differing)}. Start all of them with the same command on the same versions"
+        )
+
+
+def broadcast_from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int | None:
+    """Returns what process 0 decides (a number from 0, or None), in every process.
+
+    An error of process 0 is raised in all of them, so that none waits for it.
+    """
+    if jax.process_count() == 1:
+        return decide()
+    answer, problem = np.zeros(2, np.int32), None
+    if is_main():
+        try:
+            decided = decide()
+            answer[:] = (0 if decided is None else 1, decided or 0)
+        except BertJaxError as error:
+            problem, answer[:] = error, (2, error.exit_code)
+    kind, number = _gather(mesh, answer)[0]
+    if problem is not None:
+        raise problem
+    if kind == 2:
+        raise with_exit_code(int(number), "process 0 found it; its own message says what")
+    return int(number) if kind == 1 else None
+
+
+def any_process(flag: bool, *, mesh: Mesh) -> bool:
+    """Returns whether `flag` is true in any process. All of them ask, at the same place."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(_gather(mesh, np.array([flag], np.int32)).any())
+
+
+# --- what each is at ---------------------------------------------------------------------------
+
+_TOLD = "bert-jax/at/"
+
+
+def publish_status(text: str) -> None:
+    """Lets the other processes know. Does nothing once the coordination service is gone."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        _client().key_value_set(f"{_TOLD}{jax.process_index()}", text, allow_overwrite=True)
+
+
+def peer_statuses() -> dict[int, str]:
+    """Returns what each process has published last."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        pairs = _client().key_value_dir_get(_TOLD)
+        return {int(key.rpartition("/")[2]): text for key, text in pairs}
+    return {}
+
+
+def _client() -> Any:
+    # jax has no public name for its key-value store (0.10.2 to 0.12).
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+_LEAVE = "bert-jax/leave/"
+
+
+def any_preempted(is_told: bool) -> bool:
+    """Returns whether any process was told to go while the processes met.
+
+    Every process asks once, right after they have met.
+    """
+    if not jax.distributed.is_initialized():
+        return is_told
+    client = _client()
+    client.key_value_set(f"{_LEAVE}{jax.process_index()}", str(int(is_told)))
+    client.wait_at_barrier("bert-jax/met", 1000 * _INITIALIZATION_TIMEOUT)
+    return any(value == "1" for _, value in client.key_value_dir_get(_LEAVE))
+
+
+# --- preemption ----------------------------------------------------------------------------------
+
+
+class Preemption:
+    """SIGTERM and Ctrl-C, as a question asked between steps.
+
+    Machines that are taken away are told so by SIGTERM, a few tens of seconds before. With several
+    processes any one of them may be told; jax's coordination service then names a step to all.
+    Ctrl-C asks for the same; a second one ends the process at once.
+    """
+
+    def __init__(self):
+        self._received = threading.Event()
+        self._is_interrupted = False
+        self._asked = 0
+
+    def __enter__(self) -> Self:
+        # Where processes are connected, jax has put its own handler for SIGTERM there.
+        self._is_ours = not jax.distributed.is_initialized()
+        numbers = (signal.SIGINT, signal.SIGTERM) if self._is_ours else (signal.SIGINT,)
+        self._signals = Signals(numbers, self._receive)
+        self._signals.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._signals.__exit__(kind, error, trace)
+
+    def _receive(self, number: int) -> None:
+        """Runs in a thread, at once: what the process is at may take a while yet."""
+        if number == signal.SIGINT:
+            if self._is_interrupted:
+                say("interrupted again: ends without saving; the same command goes on from the "
+                    "newest checkpoint")  # fmt: skip
+                os._exit(Interrupted.exit_code)
+            self._is_interrupted = True
+        if not self._received.is_set():
+            say(
+                "interrupted: saves after this step (a second Ctrl-C ends at once)"
+                if self._is_interrupted
+                else "told to go (SIGTERM): saves after this step"
+            )
+        if self._is_ours:
+            self._received.set()
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)  # jax tells the others
+
+    def farewell(self, text: str) -> Preempted:
+        """Returns the error to end with, once the state is saved. `text` says what comes next."""
+        if self._is_interrupted:
+            return Interrupted(f"interrupted; {text}")
+        return Preempted(f"preempted; {text}")
+
+    def requested(self) -> bool:
+        """Returns whether to save and stop now.
+
+        Every process asks equally often, at the same places.
+        """
+        if self._is_ours:
+            return self._received.is_set()
+        from jax.experimental import multihost_utils
+
+        self._asked += 1
+        if multihost_utils.reached_preemption_sync_point(self._asked):
+            self._received.set()
+        return self._received.is_set()
+
+    def wait(self, work: Future[_T]) -> _T:
+        """Returns the result of `work`. A process that is alone does not wait for it once told to
+        go.
+
+        Raises Preempted then: there is nothing new to save, or the caller saves it. With others,
+        it waits: they must be asked, and are asked after a step.
+        """
+        while True:
+            try:
+                return work.result(timeout=_POLL_SECONDS)
+            except TimeoutError:
+                if work.done():
+                    raise
+                if self._is_ours and self._received.is_set():
+                    text = "the same command goes on from the newest checkpoint"
+                    raise self.farewell(text) from None

@@ -1,0 +1,118 @@
+"""The outputs of a model for all rows of a task, in evaluation and prediction."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import TrainConfig
+from bert_jax.data.tasks.encode_rows import Batches, Features
+from bert_jax.model import bert
+from bert_jax.training import device_feed
+
+# Outputs with a dim for the tokens of a row, which a short batch has fewer of.
+OF_TOKENS = ("token_logits", "span_logits", "mlm_logits", "last_hidden_state")
+
+
+class Forward:
+    """Outputs of a model: one, by its name, or some of them. Compiles once for each length of a
+    batch.
+
+    Every process gets the outputs of all rows. Sets its mesh for as long as it computes.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        output: str | Callable[[dict[str, Any]], dict[str, Any]],
+        *,
+        batch_size: int,
+        layers: Sequence[int] | None = None,
+        mesh: Mesh | None = None,
+    ):
+        """`output` is a name, or chooses from all outputs by name. `batch_size` is the most rows at
+        a time. `mesh` is the one that is set, by default.
+
+        `mlm_logits` are those of `mlm_positions`, where a batch has them, else of every position.
+        With `layers`, the output is the hidden states of those layers, joined: `[N, L, layers x D]`
+        from one pass; 0 is the embeddings.
+        """
+        self._output = output
+        self._mesh = jax.sharding.get_mesh() if mesh is None else mesh
+        self._batch_size = batch_size
+
+        def apply(params: bert.Params, batch: dict[str, jax.Array]) -> Any:
+            outputs = bert.apply(
+                params,
+                {"mlm_positions": batch["position_ids"]} | batch,
+                config=config.model,
+                head=config.head,
+                compute=config.compute,
+                hidden_states=layers is not None,
+            )
+            if layers is not None:
+                states = outputs["hidden_states"]
+                found = jax.numpy.concatenate([states[layer] for layer in layers], axis=-1)
+            else:
+                found = outputs[output] if isinstance(output, str) else output(outputs)
+            # All of it on all devices: a process can read what its own devices have.
+            return jax.tree.map(lambda x: jax.reshard(x, jax.P()), found)
+
+        self._apply = jax.jit(apply)
+
+    def size(self, rows: int) -> int:
+        """Returns the size of the batches that `rows` rows come in, which the devices divide.
+
+        A power of two where it is less than all may be, so that few sizes are compiled.
+        """
+        wanted = min(self._batch_size, 1 << (rows - 1).bit_length())
+        return -(-wanted // self._mesh.size) * self._mesh.size
+
+    def batch(self, params: bert.Params, batch: dict[str, np.ndarray]) -> Any:
+        """Returns the outputs of one batch of a `size`, float32."""
+        with jax.set_mesh(self._mesh):
+            outputs = self._apply(params, device_feed.whole_to_global(batch, mesh=self._mesh))
+            return jax.tree.map(lambda x: np.asarray(x, np.float32), outputs)
+
+    def batches(self, params: bert.Params, features: Features) -> Iterator[Any]:
+        """Yields the outputs of the rows in order, some rows at a time, float32."""
+        size = self.size(len(features))
+        batches = Batches(features, size=size)
+        for start in range(0, len(features), size):
+            rows = np.arange(start, min(start + size, len(features)))
+            outputs, count = self.batch(params, batches(rows)), len(rows)
+            yield jax.tree.map(lambda x, count=count: x[:count], outputs)
+
+    def __call__(
+        self,
+        params: bert.Params,
+        features: Features,
+        *,
+        cut_short: Callable[[], bool] = lambda: False,
+    ) -> Any:
+        """Returns `[N, ...]`; outputs of tokens beyond a batch's length, which are padding, are 0.
+
+        `cut_short` is asked before every batch; None comes back if it says so.
+        """
+        found: dict[str, np.ndarray] = {}
+        done = 0
+        batches = self.batches(params, features)
+        while not cut_short():
+            outputs = next(batches, None)
+            if outputs is None:
+                assert found, "no rows"
+                return found[self._output] if isinstance(self._output, str) else found
+            if isinstance(self._output, str):
+                outputs = {self._output: outputs}
+            for name, array in outputs.items():
+                if not done:
+                    shape = [len(features), *array.shape[1:]]
+                    if name in OF_TOKENS:
+                        shape[1] = features.input_ids.shape[1]
+                    found[name] = np.zeros(shape, np.float32)
+                here = found[name][done : done + len(array)]
+                here[tuple(slice(n) for n in array.shape)] = array
+            done += len(next(iter(outputs.values())))
+        return None

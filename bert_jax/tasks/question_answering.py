@@ -1,0 +1,214 @@
+"""Questions that a span of a paragraph answers: SQuAD 1.1 and 2.0.
+
+From scores of first and last tokens to an answer as google-research/bert run_squad.py has it: the
+best pairs of all windows of a question compete; an answer lies within one window, is not longer
+than allowed, and begins where its token has most context. Its text is cut from the paragraph.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import HeadConfig
+from bert_jax.data.tasks.squad import Question, read_questions
+from bert_jax.data.tasks.windows import Windows, encode_questions
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.errors import UsageError, brief
+from bert_jax.progress import note
+from bert_jax.tasks import squad_metrics
+from bert_jax.tasks.task import Encoded, NamedTask, Sources, Splits, Task, TaskSpec, read_files
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A candidate, best first in a list of them. The empty text is "no answer"."""
+
+    text: str
+    score: float
+    start: int
+
+
+class SpanTask(Task):
+    """Start and end of the answer are classified over the tokens of a window."""
+
+    default_length = 384  # google-research/bert run_squad.py
+    has_percent_scores = True
+
+    def read(
+        self, path: Path, *, labelled: bool = True, id_column: str | None = None
+    ) -> list[Question]:
+        del id_column
+        return read_questions(path, labelled=labelled, skip_bad=self.reading.skip_bad)
+
+    def row(self, given: Any, *, number: int) -> Question:
+        """Returns the question of a dict with `question`, `context` and perhaps `id`."""
+        found = dict(given) if isinstance(given, Mapping) else {}
+        question, context = found.get("question"), found.get("context")
+        if not isinstance(question, str) or not isinstance(context, str):
+            raise UsageError(
+                f"row {number}: expected a dict of question and context, got {brief(given)}"
+            )
+        return Question(
+            f"row {number}", str(found.get("id", number)), question, context, answers=(), starts=()
+        )
+
+    def usable(self, train: list[Question]) -> list[Question]:
+        if self.spec.with_unanswerable:
+            return train
+        answered = [question for question in train if question.answers]
+        if len(answered) < len(train):
+            note(f"{len(train) - len(answered)} training questions have no answer: left out")
+        return answered
+
+    def describe(self, rows: Sequence[Question], encoded: Encoded, *, length: int) -> str:
+        found: Windows = encoded.alignment
+        lost = int((~found.answered).sum()) - sum(not question.answers for question in rows)
+        return (
+            f"{len(rows):,} questions in {len(found.questions):,} windows of {length} tokens; "
+            f"{lost} answers are in no window whole"
+        )
+
+    def fingerprint(self, rows: Sequence[Question]) -> str:
+        # A question has answers that are no label.
+        return repr([(question.id, question.answers) for question in rows])
+
+    def head(self) -> HeadConfig:
+        return HeadConfig(parts=("span_classifier",))
+
+    def encode(
+        self, rows: Sequence[Question], tokenizer: Tokenizer, *, length: int, labelled: bool
+    ) -> Encoded:
+        found = encode_questions(
+            rows,
+            tokenizer,
+            length=length,
+            stride=self.spec.doc_stride,
+            max_question=self.spec.max_question_length,
+            labelled=labelled,
+        )
+        return Encoded(found.features, found)
+
+    def score(
+        self, rows: Sequence[Question], encoded: Encoded, outputs: np.ndarray
+    ) -> dict[str, float]:
+        records = self.predictions(rows, encoded, outputs)
+        predicted = {record["id"]: record["prediction"] for record in records}
+        scores = squad_metrics.score(rows, predicted, with_unanswerable=self.spec.with_unanswerable)
+        if self.spec.with_unanswerable:
+            answers = {
+                record["id"]: (
+                    next(answer["text"] for answer in record["n_best"] if answer["text"]),
+                    record["no_answer_margin"],
+                )
+                for record in records
+                if record["no_answer_margin"] is not None
+            }
+            scores |= squad_metrics.best_threshold(rows, answers)
+        return scores
+
+    def majority_baseline(self, rows: Sequence[Question]) -> float:
+        if not any(question.answers for question in rows):
+            return -math.inf
+        silent = {question.id: "" for question in rows}
+        scores = squad_metrics.score(rows, silent, with_unanswerable=self.spec.with_unanswerable)
+        return scores[self.spec.metrics[0]]
+
+    def predictions(
+        self, rows: Sequence[Question], encoded: Encoded, outputs: np.ndarray
+    ) -> list[dict[str, Any]]:
+        windows: Windows = encoded.alignment
+        of_question: list[list[int]] = [[] for _ in rows]
+        for row, number in enumerate(windows.questions.tolist()):
+            of_question[number].append(row)
+        return [
+            self._record(question, self._answers(question, windows, mine, outputs), outputs[mine])
+            for question, mine in zip(rows, of_question, strict=True)
+        ]
+
+    def _answers(
+        self, question: Question, windows: Windows, mine: Sequence[int], outputs: np.ndarray
+    ) -> list[Answer]:
+        """Returns the `n_best` answers with different texts, best first; without "no answer"."""
+        spec, found = self.spec, []
+        for row in mine:
+            in_context = windows.characters[row, :, 0] >= 0
+            starts = _best(outputs[row, :, 0], in_context & windows.is_best[row], spec.n_best)
+            ends = _best(outputs[row, :, 1], in_context, spec.n_best)
+            for first in starts:
+                for last in ends:
+                    if first <= last < first + spec.max_answer_length:
+                        score = float(outputs[row, first, 0]) + float(outputs[row, last, 1])
+                        begin, stop = windows.characters[row, [first, last], [0, 1]].tolist()
+                        text = question.context[begin:stop]
+                        # Some tokenizers count the space before a word to its sub-word.
+                        begin += len(text) - len(text.lstrip())
+                        if text := text.strip():
+                            found.append(Answer(text, score, begin))
+        found.sort(key=lambda answer: (-answer.score, answer.start, len(answer.text)))
+        different = {answer.text: answer for answer in reversed(found)}
+        kept = sorted(different.values(), key=lambda a: (-a.score, a.start, len(a.text)))
+        return kept[: spec.n_best]
+
+    def _record(
+        self, question: Question, answers: list[Answer], outputs_NL2: np.ndarray
+    ) -> dict[str, Any]:
+        if self.spec.with_unanswerable:
+            # [CLS] stands for "no answer": of all windows the one that is least sure of it.
+            null = float(np.min(outputs_NL2[:, 0, 0] + outputs_NL2[:, 0, 1]))
+            answers = sorted([*answers, Answer("", null, -1)], key=lambda answer: -answer.score)
+        candidates = answers or [Answer("", 0.0, -1)]
+        scores = np.array([answer.score for answer in candidates])
+        shares = np.exp(scores - np.logaddexp.reduce(scores))
+        record: dict[str, Any] = {
+            "id": question.id,
+            "prediction": candidates[0].text,
+            "n_best": [
+                {"text": answer.text, "probability": float(share)}
+                for answer, share in zip(candidates, shares, strict=True)
+            ],
+        }
+        if self.spec.with_unanswerable:
+            best = next((answer for answer in candidates if answer.text), None)
+            margin = null - best.score if best else float("inf")
+            has_none = best is None or margin > self.spec.null_threshold
+            record["prediction"] = "" if best is None or has_none else best.text
+            record["no_answer_margin"] = margin if best else None
+        return record
+
+
+def _best(scores: np.ndarray, allowed: np.ndarray, count: int) -> list[int]:
+    """Returns the allowed tokens with the highest scores."""
+    (allowed_positions,) = np.nonzero(allowed)
+    order = np.argsort(-scores[allowed_positions], kind="stable")[:count]
+    return allowed_positions[order].tolist()
+
+
+def _read(task: Task, sources: Sources) -> Splits:
+    """Reads `tfds:squad/...`, or two files."""
+    if sources.data is None:
+        return read_files(task, sources)
+    if not sources.data.startswith("tfds:"):
+        raise UsageError(f"`data` {sources.data}: name `train` and `dev`, or tfds:squad/...")
+    if sources.train is not None or sources.dev is not None:
+        raise UsageError(f"`data` {sources.data} has all rows; leave out `train` and `dev`")
+    skip = sources.reading.skip_bad
+    train = read_questions(sources.data, split="train", skip_bad=skip)
+    return train, {"dev": read_questions(sources.data, split="validation", skip_bad=skip)}
+
+
+def _named(name: str, *, with_unanswerable: bool) -> NamedTask:
+    spec = TaskSpec(
+        name=name,
+        kind="spans",
+        metrics=("f1", "exact_match"),
+        with_unanswerable=with_unanswerable,
+    )
+    return NamedTask(spec=spec, read=_read)
+
+
+SQUAD = _named("squad", with_unanswerable=False)
+SQUAD2 = _named("squad2", with_unanswerable=True)

@@ -1,0 +1,88 @@
+"""Scores of tasks, by the libraries the field reports with: scikit-learn, scipy, seqeval.
+
+Each is a share (0 to 1) or a correlation (-1 to 1). Where a score is not defined - a correlation
+with something constant, the F1 of a class that is neither there nor predicted - it is 0.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+# Any, since the libraries' types know only the words that they take here.
+_UNDEFINED: Any = 0.0
+
+
+def accuracy(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns the share of equal entries."""
+    return float(np.mean(gold == predicted))
+
+
+def f1(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns F1 of class 1, as GLUE has it for MRPC and QQP."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(gold, predicted, pos_label=1, zero_division=_UNDEFINED))
+
+
+def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns the mean of the F1 of every class that is there or predicted."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(gold, predicted, average="macro", zero_division=_UNDEFINED))
+
+
+def matthews(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns Matthews' correlation, as GLUE has it for CoLA."""
+    from sklearn.metrics import matthews_corrcoef
+
+    with warnings.catch_warnings():
+        # One class everywhere: the score is 0, and scikit-learn wonders about the labels.
+        warnings.filterwarnings("ignore", message="A single label was found")
+        return float(matthews_corrcoef(gold, predicted))
+
+
+def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns the correlation of two lists of numbers."""
+    from scipy import stats
+
+    if _is_constant(gold) or _is_constant(predicted):
+        return 0.0
+    return float(stats.pearsonr(gold, predicted).statistic)
+
+
+def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns the correlation of their ranks; equal numbers share the mean of theirs."""
+    from scipy import stats
+
+    if _is_constant(gold) or _is_constant(predicted):
+        return 0.0
+    return float(stats.spearmanr(gold, predicted).statistic)
+
+
+def _is_constant(values: np.ndarray) -> bool:
+    return len(values) < 2 or bool(np.all(values == values[0]))
+
+
+def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Returns precision, recall and F1 of whole entities: kind, first and last word must all be
+    right.
+
+    Tags are IOB2, and strictly so: an I- that nothing begins is no entity. The mean is over
+    entities ("micro").
+    """
+    from seqeval.metrics.v1 import precision_recall_fscore_support
+    from seqeval.scheme import IOB2
+
+    if all(tag == "O" for tags in [*gold, *predicted] for tag in tags):
+        return {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+    scores = precision_recall_fscore_support(
+        [list(tags) for tags in gold],
+        [list(tags) for tags in predicted],
+        scheme=IOB2,
+        average="micro",
+        zero_division=_UNDEFINED,
+    )
+    names = ("precision", "recall", "f1")
+    return {name: float(np.asarray(value)) for name, value in zip(names, scores, strict=False)}

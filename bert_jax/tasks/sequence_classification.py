@@ -1,0 +1,159 @@
+"""One or two texts with a class or a number: GLUE's tasks and all that are like them."""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import HeadConfig
+from bert_jax.data.tasks.encode_rows import encode_texts
+from bert_jax.data.tasks.tables import TextRow, read_rows, text_row
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.errors import UsageError
+from bert_jax.registry import TASKS
+from bert_jax.tasks import scores
+from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec
+
+# Labels that are told with their counts.
+_SHOWN = 20
+_SCORES = {
+    "accuracy": scores.accuracy,
+    "f1": scores.f1,
+    "macro_f1": scores.macro_f1,
+    "matthews": scores.matthews,
+    "pearson": scores.pearson,
+    "spearman": scores.spearman,
+}
+
+
+class TextTask(Task):
+    """Classification, or regression with the mean squared error."""
+
+    has_columns = True
+
+    def read(
+        self, path: Path, *, labelled: bool = True, id_column: str | None = None
+    ) -> list[TextRow]:
+        if not self.spec.text_columns:
+            raise UsageError(f"`task` {self.spec.name} needs `text` COLUMN, once or twice")
+        return read_rows(
+            path,
+            text_columns=self.spec.text_columns,
+            label_column=self.spec.label_column if labelled else None,
+            header=TASKS[self.spec.name].header(path) if self.spec.name in TASKS else None,
+            id_column=id_column,
+            reading=self.reading,
+        )[0]
+
+    def row(self, given: Any, *, number: int) -> TextRow:
+        return text_row(given, number=number, columns=self.spec.text_columns)
+
+    def with_labels(self, train: Sequence[TextRow]) -> TaskSpec:
+        if self.spec.labels or self.spec.kind == "regression":
+            return self.spec
+        labels = tuple(sorted({str(row.label) for row in train}))
+        if len(labels) == 1:
+            raise UsageError(
+                f"{train[0].location}: column {self.spec.label_column!r} has one label only, "
+                f"{labels[0]!r}; name the right column, or `regression`"
+            )
+        return dataclasses.replace(self.spec, labels=labels)
+
+    def describe(self, rows: Sequence[TextRow], encoded: Encoded, *, length: int) -> str:
+        del encoded, length
+        if self.spec.kind == "regression":
+            found = self._gold(rows)
+            return (
+                f"{len(rows):,} training rows with numbers from {found.min():g} to "
+                f"{found.max():g}, {found.mean():.4g} on average"
+            )
+        counts = Counter(str(row.label) for row in rows)
+        named = [f"{label} {counts[label]:,}" for label in self.spec.labels]
+        more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+        return f"{len(rows):,} training rows, by label: {', '.join(named[:_SHOWN])}{more}"
+
+    def head(self) -> HeadConfig:
+        return HeadConfig(parts=("pooler", "sequence_classifier"), labels=self.spec.labels)
+
+    def encode(
+        self, rows: Sequence[TextRow], tokenizer: Tokenizer, *, length: int, labelled: bool
+    ) -> Encoded:
+        found = encode_texts(rows, tokenizer, length=length, truncation=self.spec.truncation)
+        if labelled:
+            weights = np.ones(len(rows), np.float32)
+            found = dataclasses.replace(found, labels=self._gold(rows), weights=weights)
+        return Encoded(found)
+
+    def _gold(self, rows: Sequence[TextRow]) -> np.ndarray:
+        """Returns float32 numbers or int32 classes."""
+        if self.spec.kind == "regression":
+            return np.array([_number(row) for row in rows], np.float32)
+        numbers = {label: i for i, label in enumerate(self.spec.labels)}
+        for row in rows:
+            if row.label not in numbers:
+                raise UsageError(
+                    f"{row.location}: label {row.label!r} is not one of {', '.join(numbers)}; "
+                    "correct it, or name the right label column"
+                )
+        return np.array([numbers[str(row.label)] for row in rows], np.int32)
+
+    def _predicted(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs[:, 0] if self.spec.kind == "regression" else np.argmax(outputs, axis=-1)
+
+    def score(
+        self, rows: Sequence[TextRow], encoded: Encoded, outputs: np.ndarray
+    ) -> dict[str, float]:
+        del encoded
+        gold, predicted = self._gold(rows), self._predicted(outputs)
+        return {name: _SCORES[name](gold, predicted) for name in self.spec.metrics}
+
+    def majority_baseline(self, rows: Sequence[TextRow]) -> float:
+        gold = self._gold(rows)
+        if len(np.unique(gold)) == 1:
+            return -math.inf
+        if self.spec.kind == "regression":
+            return 0.0
+        # Not the most frequent class alone: F1 is highest for saying yes everywhere.
+        score = _SCORES[self.spec.metrics[0]]
+        return max(score(gold, np.full_like(gold, n)) for n in range(len(self.spec.labels)))
+
+    def predictions(
+        self, rows: Sequence[TextRow], encoded: Encoded, outputs: np.ndarray
+    ) -> list[dict[str, Any]]:
+        del encoded
+        if self.spec.kind == "regression":
+            return [
+                {"id": row.id, "score": float(value)}
+                for row, value in zip(rows, outputs[:, 0], strict=True)
+            ]
+        logits = outputs.astype(np.float64)
+        probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+        return [
+            {
+                "id": row.id,
+                "label": self.spec.labels[best],
+                "probabilities": dict(zip(self.spec.labels, shares.tolist(), strict=True)),
+            }
+            for row, best, shares in zip(rows, self._predicted(outputs), probabilities, strict=True)
+        ]
+
+
+def _number(row: TextRow) -> float:
+    try:
+        value = float(str(row.label))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"{row.location}: score {row.label!r} is not a finite number; correct it")
+    return value
+
+
+# A table of the user's own.
+TEXT = NamedTask(
+    spec=TaskSpec(name="text", kind="classification", metrics=("accuracy", "macro_f1")),
+    takes_columns=True,
+)

@@ -1,0 +1,91 @@
+"""Reads a task, by its name and its files, into rows of ids; says what is wrong with them."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.data.tasks.tables import Reading
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.errors import UsageError
+from bert_jax.progress import note
+from bert_jax.registry import TASKS
+from bert_jax.tasks.task import Encoded, Sources, Task, TaskSpec, task_of
+
+
+@dataclass(frozen=True)
+class TaskSplit:
+    """Rows as they were read, and as the model takes them."""
+
+    rows: Sequence[Any]
+    encoded: Encoded
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task with its rows, a fingerprint of all that a run sees of them, and their names."""
+
+    task: Task
+    train: TaskSplit
+    dev: dict[str, TaskSplit]
+    fingerprint: str
+    sources: tuple[str, ...] = ()
+
+
+def base_spec(name: str) -> TaskSpec:
+    """Returns the task of that name, before its files and options have said the rest."""
+    return TASKS[name].spec
+
+
+def read_file(
+    spec: TaskSpec,
+    path: Path,
+    *,
+    labelled: bool = True,
+    id_column: str | None = None,
+    reading: Reading | None = None,
+) -> list[Any]:
+    """Returns the rows of one file of a task. `id_column` is for tables only."""
+    task = task_of(spec, reading=reading)
+    return task.read(path, labelled=labelled, id_column=id_column)
+
+
+def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length: int) -> TaskData:
+    """Reads and encodes every split. Raises UsageError that names file, line and field."""
+    train, dev = TASKS[spec.name].read(task_of(spec, reading=sources.reading), sources)
+    if sources.train_rows is not None:
+        train = train[: sources.train_rows]
+    task = task_of(task_of(spec).with_labels(train))
+    train = task.usable(train)
+    if not train:
+        raise UsageError("there are no rows to train on")
+    splits = {
+        name: TaskSplit(rows, task.encode(rows, tokenizer, length=length, labelled=True))
+        for name, rows in {"train": train, **dev}.items()
+    }
+    told = task.describe(train, splits["train"].encoded, length=length)
+    if told is not None:
+        note(told)
+    fingerprint = _fingerprint(task, tokenizer, splits)
+    return TaskData(task, splits.pop("train"), splits, fingerprint, _names(sources))
+
+
+def _names(sources: Sources) -> tuple[str, ...]:
+    """Returns the names of addresses, folders and files, without the place where they lie."""
+    if sources.data is not None and sources.data.startswith("tfds:"):
+        return (sources.data,)
+    given = (sources.data, sources.train, sources.dev)
+    return tuple(Path(path).name for path in given if path is not None)
+
+
+def _fingerprint(task: Task, tokenizer: Tokenizer, splits: dict[str, TaskSplit]) -> str:
+    """Returns a hash of what is trained on and what is scored."""
+    digest = hashlib.sha256(f"{task.spec}{tokenizer.hash}".encode())
+    for name, split in splits.items():
+        features = split.encoded.features
+        digest.update(f"{name} {features.input_ids.shape}".encode())
+        digest.update(task.fingerprint(split.rows).encode())
+        for array in (features.input_ids, features.lengths, features.labels):
+            digest.update(b"" if array is None else array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,123 @@
+"""The beginning of a pre-training run: fresh parameters, or a checkpoint that it goes on from."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax import config_loader
+from bert_jax.config import ModelConfig, TrainConfig, flatten
+from bert_jax.data.corpus.store import Corpus
+from bert_jax.errors import UsageError
+from bert_jax.model import sharding
+from bert_jax.progress import note
+from bert_jax.training import preflight
+from bert_jax.update.state import TrainState
+from bert_jax.workdir import load, remote_workdir, run_directory
+from bert_jax.workdir.load import LoadedCheckpoint
+
+# Of the model they are the config's: they change how it is trained, not what it is.
+_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
+class Beginning:
+    """The parameters that a run begins with. A checkpoint is read once, when first asked for."""
+
+    def __init__(
+        self,
+        init_from: Path | str | None,
+        *,
+        allow_missing_heads: bool = False,
+        ignore_unexpected: Sequence[str] = (),
+    ):
+        self._init_from = init_from
+        self._allow_missing_heads = allow_missing_heads
+        self._ignore_unexpected = ignore_unexpected
+        self._source: LoadedCheckpoint | None = None
+
+    def config_of(
+        self, config: TrainConfig, workdir: Path | str, *, own_fields: Sequence[str] = ()
+    ) -> TrainConfig:
+        """Returns the config with the checkpoint's model; its dropout stays.
+
+        A run that the workdir holds already has its model there, and the checkpoint may be gone.
+        Raises UsageError if one of `own_fields` says otherwise than the checkpoint.
+        """
+        theirs = self._model_in(workdir, config)
+        if theirs is None:
+            if self._init_from is None:
+                return config
+            theirs = self._read(config).config.model
+        kept = {name: getattr(config.model, name) for name in _DROPOUT}
+        model = dataclasses.replace(theirs, **kept)
+        new, old = flatten(model), flatten(config.model)
+        differing = [
+            f"model.{name} is {old[name]!r}, the checkpoint's {new[name]!r}"
+            for name in new
+            if new[name] != old[name] and {"model", f"model.{name}"} & set(own_fields)
+        ]
+        if differing:
+            where = self._init_from or workdir
+            raise UsageError(
+                f"`init_from` {where}: {', '.join(differing)}; the model is the checkpoint's: "
+                "leave it out"
+            )
+        if self._source is not None:
+            note(
+                f"`init_from` {self._init_from}: its model, {model.num_hidden_layers} layers of "
+                f"{model.hidden_size}, {model.vocab_size:,} sub-words, "
+                f"{model.max_position_embeddings} positions; data, phases, optimiser and dropout "
+                f"are those of config {config.name!r}"
+            )
+        return dataclasses.replace(config, model=model)
+
+    def require_tokenizer_of(self, corpus: Corpus) -> None:
+        """Raises UsageError if an id would be one token to the checkpoint and another in the
+        corpus.
+        """
+        if self._source is not None:
+            load.require_same_tokenizer(self._source, corpus)
+
+    def state(self, config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
+        """Returns fresh parameters, or those of the checkpoint."""
+        if self._init_from is None:
+            return TrainState.initial(config, mesh)
+        source = self._read(config)
+        self.require_tokenizer_of(corpus)
+        params, fresh = load.with_parts(source, config, allow_missing_heads=True)
+        if fresh:
+            note(
+                f"`init_from` {self._init_from} has no {', '.join(fresh)}: fresh, from seed "
+                f"{config.seed}"
+            )
+        state = TrainState.create(config, params)
+        self._source = None  # or its parameters would stay in memory as long as the run
+        return state.to_mesh(mesh, shard_weights=config.mesh.shard_weights)
+
+    def _model_in(self, workdir: Path | str, config: TrainConfig) -> ModelConfig | None:
+        """Returns the model of the run that the workdir holds, if that began from a checkpoint."""
+        directory = remote_workdir.directory_of(workdir, owner=f"process-{jax.process_index()}")
+        path = directory / run_directory.CONFIG
+        if not path.is_file():
+            return None
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        begun = stored.get("init_from")
+        if begun is None or (self._init_from is not None and begun != str(self._init_from)):
+            return None
+        return config_loader.load_config_json(path).model
+
+    def _read(self, config: TrainConfig) -> LoadedCheckpoint:
+        if self._source is None:
+            assert self._init_from is not None
+            mesh = sharding.make_mesh(**preflight.mesh_shape(config))
+            with jax.set_mesh(mesh):
+                self._source = load.load_checkpoint(
+                    self._init_from,
+                    mesh=mesh,
+                    allow_missing_heads=self._allow_missing_heads,
+                    ignore_unexpected=self._ignore_unexpected,
+                )
+        return self._source

@@ -1,0 +1,101 @@
+"""The train step of a run, compiled once for each shape of a batch."""
+
+import json
+import os
+import time
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from bert_jax import config as configs
+from bert_jax.model import sharding
+from bert_jax.runtime import distributed
+from bert_jax.runtime.distributed import Preemption
+from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
+from bert_jax.training.memory import require_memory
+from bert_jax.training.work import Work
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import compile_lowered, lower_train_step
+from bert_jax.workdir import run_directory
+from bert_jax.workdir.metrics_log import MetricsLogger
+
+
+class CompiledSteps:
+    """Compiles in the background, so that a signal is heard, and proves that all processes run the
+    same program before any of them does."""
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        phase: int,
+        background: Executor,
+        logger: MetricsLogger,
+        preemption: Preemption,
+        watchdog: Watchdog,
+    ):
+        self._work, self._phase, self._background = work, phase, background
+        self._logger, self._preemption, self._watchdog = logger, preemption, watchdog
+        # Shape -> the executable, and when its making began.
+        self._steps: dict[Any, tuple[Future, float]] = {}
+
+    def begin(self, state: TrainState, batch: Any) -> None:
+        """Starts to compile for batches of this shape, unless that is done or under way."""
+        shape = _shape(batch)
+        if shape in self._steps:
+            return
+        work, began = self._work, time.monotonic()
+        lowered = lower_train_step(
+            work.config, state, batch, objective=work.objective, rates=work.rates
+        )
+        distributed.assert_same_program(lambda: self._facts(lowered), mesh=work.mesh)
+        size = sharding.bytes_per_device(state.params)
+        self._steps[shape] = self._background.submit(self._compile, lowered, size), began
+
+    def _compile(self, lowered: Any, parameter_bytes: int) -> Any:
+        program = compile_lowered(lowered)
+        require_memory(
+            program,
+            config=self._work.config,
+            phase=self._phase,
+            devices=self._work.mesh.local_devices,
+            parameter_bytes=parameter_bytes,
+        )
+        return program
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
+        """Dispatches one step, which must be ready."""
+        return self._steps[_shape(batch)][0].result()(state, batch)
+
+    def is_ready(self, batch: Any) -> bool:
+        """Returns whether a step for batches of this shape is compiled."""
+        shape = _shape(batch)
+        return shape in self._steps and self._steps[shape][0].done()
+
+    def wait(self, state: TrainState, batch: Any) -> None:
+        """Compiles for batches of this shape, and logs how long that took."""
+        self._watchdog.at(f"compiling phase {self._phase}", patience=COMPILE_PATIENCE)
+        self.begin(state, batch)
+        step, began = self._steps[_shape(batch)]
+        self._preemption.wait(step)
+        seconds = time.monotonic() - began
+        self._logger.event("compile", phase=self._phase, seconds=seconds)
+
+    def _facts(self, lowered: Any) -> dict[str, str]:
+        """Returns what must be the same in every process."""
+        return {
+            "config": json.dumps(configs.to_dict(self._work.config), sort_keys=True),
+            **self._work.facts(),
+            "versions": json.dumps(run_directory.versions()),
+            "compiler flags": json.dumps(_compiler_flags()),
+            "lowered step": lowered.as_text(),
+        }
+
+
+def _shape(batch: Any) -> Any:
+    return tuple((name, array.shape) for name, array in sorted(batch.items()))
+
+
+def _compiler_flags() -> list[str]:
+    """Returns what the environment tells the compiler; where it writes what it did is no part."""
+    flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
+    return sorted(flag for flag in flags.split() if not flag.startswith("--xla_dump"))

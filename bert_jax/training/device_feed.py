@@ -1,0 +1,102 @@
+"""Host batches become global arrays, a few steps ahead of the step that wants them."""
+
+import collections
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import PhaseConfig
+from bert_jax.data.pretraining.batch import Field
+from bert_jax.model import sharding
+
+HostBatch = dict[str, np.ndarray]
+
+
+def local_rows(mesh: Mesh, global_batch_size: int) -> list[range]:
+    """Returns the rows of a global batch that this process's devices hold, as maximal ranges,
+    ascending.
+
+    Two processes may hold the same rows: what matters is what the sharding says, not who asks.
+    """
+    indices = sharding.batch_sharding(mesh).addressable_devices_indices_map((global_batch_size,))
+    rows = [index[0] for index in indices.values() if index is not None]
+    starts_stops = sorted({s.indices(global_batch_size)[:2] for s in rows})
+    ranges: list[range] = []
+    for start, stop in starts_stops:
+        if ranges and ranges[-1].stop == start:
+            ranges[-1] = range(ranges[-1].start, stop)
+        else:
+            ranges.append(range(start, stop))
+    return ranges
+
+
+def host_batch(
+    batch_at: Callable[[int, range], HostBatch], step: int, ranges: list[range]
+) -> HostBatch:
+    """Returns the rows of `ranges`, one after the other."""
+    parts = [batch_at(step, rows) for rows in ranges]
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def to_global(batch: HostBatch, *, mesh: Mesh, ranges: list[range], global_rows: int) -> dict:
+    """Returns global arrays `[global_rows, ...]` of which this process contributes the rows of
+    `ranges`.
+    """
+    layout = sharding.batch_sharding(mesh)
+    offsets = dict(zip(ranges, itertools.accumulate(map(len, ranges), initial=0), strict=False))
+
+    def to_device(array: np.ndarray) -> jax.Array:
+        def rows(index):
+            start, stop, _ = index[0].indices(global_rows)
+            owner = next(r for r in ranges if r.start <= start and stop <= r.stop)
+            first = offsets[owner] + start - owner.start
+            return array[first : first + stop - start]
+
+        return jax.make_array_from_callback((global_rows, *array.shape[1:]), layout, rows)
+
+    return {name: to_device(array) for name, array in batch.items()}
+
+
+def whole_to_global(batch: HostBatch, *, mesh: Mesh) -> dict:
+    """Returns global arrays of a batch that every process has made whole."""
+    rows = len(batch["input_ids"])
+    return to_global(batch, mesh=mesh, ranges=[range(rows)], global_rows=rows)
+
+
+def ahead(batches: Iterator[dict], *, depth: int) -> Iterator[Future[dict | None]]:
+    """Yields the same batches, `depth` of them on their way to the devices already; None after the
+    last.
+
+    They are made in a thread, and come as futures: who waits for one can listen for a signal.
+    """
+    worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+    waiting = collections.deque(worker.submit(next, batches, None) for _ in range(depth))
+    try:
+        while True:
+            yield waiting.popleft()
+            waiting.append(worker.submit(next, batches, None))
+    finally:
+        worker.shutdown(wait=False, cancel_futures=True)
+
+
+def abstract_batch(
+    phase: PhaseConfig, *, fields: Mapping[str, Field], mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shapes, types and shardings of a phase's batch, which has the arrays `fields`."""
+    rows = phase.global_batch_size
+    sharding.rows_per_device(mesh, rows)
+    layout = sharding.batch_sharding(mesh)
+    sizes = {
+        "sequence_length": phase.sequence_length,
+        "max_predictions": phase.max_predictions,
+    }
+    return {
+        name: jax.ShapeDtypeStruct((rows, field.columns(**sizes)), field.dtype, sharding=layout)
+        for name, field in fields.items()
+    }

@@ -1,0 +1,59 @@
+"""FLOPs of a step in closed form, and the peak rate they are compared with (MFU)."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.config import ModelConfig, PhaseConfig
+from bert_jax.objectives.objective import Objective
+
+# Peak dense bf16 FLOP/s of one jax device. TPU v2/v3 devices are cores, half a chip.
+# Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm (v2 to v6e), NVIDIA data sheets.
+_PEAK_BF16 = {
+    "TPU v2": 22.5e12,
+    "TPU v3": 61.5e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "TPU7x": 1153.5e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+def train_flops(objective: Objective, model: ModelConfig, phase: PhaseConfig) -> int:
+    """Returns the FLOPs of one update on a global batch.
+
+    The backward pass costs two forward passes. Recomputation is not counted: MFU measures useful
+    work (Chowdhery et al. 2022, appendix B).
+    """
+    return 3 * phase.global_batch_size * objective.forward_flops(model, phase)
+
+
+def peak_flops(dtype: str) -> float:
+    """Returns the FLOP/s that all devices together can reach: from the table, or measured where the
+    table is silent.
+
+    Measured means the best of a few products of two square matrices (1,024 wide on a CPU, 8,192
+    elsewhere) on one device; devices that share a host's cores count once.
+    """
+    device = jax.devices()[0]
+    if device.device_kind in _PEAK_BF16:
+        return _PEAK_BF16[device.device_kind] * jax.device_count()
+    size = 1024 if device.platform == "cpu" else 8192
+    x = jax.device_put(jnp.ones((size, size), jnp.dtype(dtype)), device)
+    product = jax.jit(jnp.matmul).lower(x, x).compile()
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(product(x, x))
+        seconds.append(time.perf_counter() - start)
+    devices = jax.process_count() if device.platform == "cpu" else jax.device_count()
+    return 2 * size**3 / min(seconds) * devices

@@ -1,0 +1,162 @@
+"""Optimisers, which `optimizer.kind` names: BERT's own, and any transformation of optax.
+
+An entry of `registry.OPTIMIZERS` is a function from an `OptimizerConfig` to an
+`optax.GradientTransformation` at a learning rate of 1, such as `optax.lion(1.0)`: the step
+multiplies its updates by the rate of the schedule and adds them. What `make` wraps around it clips
+the gradients, and leaves out bad updates (skip_updates.py), its state included.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.config import OptimizerConfig
+from bert_jax.model.sharding import in_automatic_layout
+from bert_jax.registry import OPTIMIZERS
+
+_DECAYED = {"kernel", "embedding"}
+_NOT_DECAYED = {"bias", "scale"}
+
+
+def decay_mask(params: Any) -> Any:
+    """Returns true where weight decay applies: kernels and embeddings; never biases and norm
+    scales.
+    """
+
+    def by_name(path, _):
+        name = path[-1].key
+        if name not in _DECAYED | _NOT_DECAYED:
+            raise ValueError(f"parameter {jax.tree_util.keystr(path)}: decay is not defined for it")
+        return name in _DECAYED
+
+    return jax.tree_util.tree_map_with_path(by_name, params)
+
+
+def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs:
+    """Multiplies gradients by min(1, largest / their global norm), as TF1 clips (Pascanu et al.
+    2012).
+
+    One factor for all; optax divides each gradient, which costs a CPU one more array for each.
+    `update` takes the `norm`, where it is known.
+    """
+
+    def update(updates, state, params=None, *, norm=None, **_):
+        del params
+        norm = optax.tree.norm(updates) if norm is None else norm
+        scale = jnp.where(norm < largest, 1.0, largest / norm)
+        return jax.tree.map(lambda g: g * scale, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def scale_by_adam(
+    *, beta1: float, beta2: float, epsilon: float, bias_correction: bool
+) -> optax.GradientTransformationExtraArgs:
+    """Gives Adam's direction m / (sqrt(v) + epsilon), of moments that start at 0.
+
+    Where `should_apply` (a boolean scalar) is false, moments and count keep their bits. The choice
+    is made here and not after the update, so that the direction is one of the moments that are
+    kept: parameters then need no old moment, and each array can be written where it lies. (Chosen
+    afterwards, XLA copies both moments of a CPU's step first.)
+    """
+
+    def init(params):
+        # Two trees, not one twice: the step donates its buffers, and each only once.
+        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
+
+    def update(updates, state, params=None, *, should_apply=True, **_):
+        del params
+
+        def average(beta, old, new):
+            # A choice between two values, never a product with 0: 0 x NaN is NaN.
+            return jnp.where(should_apply, beta * old + (1 - beta) * new, old)
+
+        mu = jax.tree.map(lambda m, g: average(beta1, m, g), state.mu, updates)
+        nu = jax.tree.map(lambda v, g: average(beta2, v, g * g), state.nu, updates)
+        count = jnp.where(should_apply, state.count + 1, state.count)
+        c1, c2 = (1 - beta**count if bias_correction else 1 for beta in (beta1, beta2))
+        direction = jax.tree.map(lambda m, v: m / c1 / (jnp.sqrt(v / c2) + epsilon), mu, nu)
+        return direction, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class Direction(NamedTuple):
+    """A transformation that gives a *direction*: what is multiplied by the rate and subtracted.
+
+    `update` takes `norm`, the global norm of the gradients, and `should_apply` (a boolean scalar):
+    where that is false, its state keeps its bits.
+    """
+
+    init: Callable[[Any], Any]
+    update: Callable[..., tuple[Any, Any]]
+
+
+def make(config: OptimizerConfig) -> Direction:
+    """Returns the optimiser that a config names, ready for the step."""
+    found = OPTIMIZERS[config.kind](config)
+    if isinstance(found, Direction):
+        return found
+    return _skipping(optax.chain(_clip(config), found))
+
+
+def _skipping(inner: optax.GradientTransformation) -> Direction:
+    """Returns any transformation as a `Direction`: its new state counts only where it should."""
+    inner = optax.with_extra_args_support(inner)
+
+    def inner_update(gradients, state, params, norm):
+        return inner.update(gradients, state, params, norm=norm)
+
+    def update(gradients, state, params, *, norm, should_apply):
+        # What is not finite must not reach the state, not even as a factor of 0.
+        safe = jax.tree.map(lambda g: jnp.where(should_apply, g, 0.0), gradients)
+        # Means over a dim and products of matrices: the mesh is nothing that optax knows of.
+        anywhere = in_automatic_layout(inner_update, like=(gradients, state))
+        updates, new = anywhere(safe, state, params, jnp.where(should_apply, norm, 0.0))
+        kept = jax.tree.map(lambda n, o: jnp.where(should_apply, n, o), new, state)
+        return jax.tree.map(jnp.negative, updates), kept
+
+    return Direction(inner.init, update)
+
+
+def _clip(config: OptimizerConfig) -> optax.GradientTransformation:
+    return clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+
+
+def bert_adamw(config: OptimizerConfig) -> Direction:
+    """Returns AdamW as BERT has it (google-research/bert optimization.py), traps included.
+
+    Adam has no bias correction, unlike the paper it cites (bert#153); with 10,000 warm-up steps it
+    hardly matters, and `bias_correction` gives the corrected form. Decay applies to every parameter
+    but biases and norms, chosen by name.
+    """
+    chain = optax.chain(
+        _clip(config),
+        scale_by_adam(
+            beta1=config.beta1,
+            beta2=config.beta2,
+            epsilon=config.epsilon,
+            bias_correction=config.bias_correction,
+        ),
+        optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
+    )
+    return Direction(chain.init, chain.update)
+
+
+def adam_state(opt_state: Any) -> optax.ScaleByAdamState | None:
+    """Returns the part of an optimiser's state that holds Adam's moments; None if none does."""
+    found = [s for s in jax.tree.leaves(opt_state, is_leaf=_is_adam) if _is_adam(s)]
+    return found[0] if len(found) == 1 else None
+
+
+def with_adam_state(opt_state: Any, new: optax.ScaleByAdamState) -> Any:
+    """Returns `opt_state` with other moments."""
+    return jax.tree.map(lambda s: new if _is_adam(s) else s, opt_state, is_leaf=_is_adam)
+
+
+def _is_adam(state: Any) -> bool:
+    return isinstance(state, optax.ScaleByAdamState)

@@ -1,0 +1,18 @@
+"""The versions of what is installed, as runs and plans record them."""
+
+import functools
+import importlib.metadata
+
+
+def installed(*names: str) -> dict[str, str]:
+    """Returns the version of each package by its name; without those that are not installed."""
+    found = {name: _version(name) for name in names}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+@functools.cache
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,254 @@
+"""Reads parameters from a workdir, one step of it, or another system's model."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax import config as configs
+from bert_jax import config_loader
+from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.config_checks import require_registered
+from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.tokenizer import tokenizer_files
+from bert_jax.errors import NoUsableCheckpoint, UsageError
+from bert_jax.interchange import huggingface, tf1
+from bert_jax.interchange.name_map import ImportedModel
+from bert_jax.model import bert, sharding
+from bert_jax.registry import OBJECTIVES
+from bert_jax.workdir import checkpoint, recovery, remote_workdir
+from bert_jax.workdir.run_directory import CONFIG, TOKENIZER
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """Parameters from anywhere, with what is needed to use them."""
+
+    directory: Path
+    step: int
+    # Of a foreign model, only `config.model` and `config.head` are meaningful.
+    config: TrainConfig
+    # A subtree for the encoder and for each of `config.head.parts`.
+    params: bert.Params
+    tokenizer: Path
+    # Tensors of heads that were left out, with permission.
+    missing: tuple[str, ...] = ()
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices that the parameters lie on."""
+        return jax.tree.leaves(self.params)[0].sharding.mesh
+
+
+def load_checkpoint(
+    path: str | Path,
+    *,
+    mesh: Mesh,
+    allow_missing_heads: bool = False,
+    ignore_unexpected: Sequence[str] = (),
+) -> LoadedCheckpoint:
+    """Reads a workdir (its newest good step), a step of one, a Hugging Face directory or a TF1 one.
+
+    Raises UsageError if `path` is none of them or its tensors do not fit its config,
+    NoUsableCheckpoint if it holds nothing to read. With `allow_missing_heads`, heads of a foreign
+    model that are not whole are left out; tensors beside its own that `ignore_unexpected` matches
+    are ignored. A workdir or step of one may be in a bucket.
+    """
+    if remote_workdir.is_address(path):
+        home, _, step = str(path).rstrip("/").partition(f"/{checkpoint.DIRECTORY}/")
+        directory = remote_workdir.directory_of(home)
+        if not (directory / CONFIG).is_file() or not (step or "0").isdigit():
+            raise UsageError(f"`checkpoint` {path}: there is no workdir or step of one")
+        return _load_step(directory, int(step) if step else None, mesh)
+    path = Path(path)
+    if not path.is_dir() and not tf1.is_checkpoint(path):
+        raise UsageError(f"`checkpoint` {path}: no such directory")
+    if path.parent.name == checkpoint.DIRECTORY and path.name.isdigit():
+        return _load_step(path.parent.parent, int(path.name), mesh)
+    if (path / checkpoint.DIRECTORY).is_dir() or (path / TOKENIZER).is_dir():
+        return _load_step(path, None, mesh)
+    foreign, tokenizer = read_imported(
+        path, allow_missing_heads=allow_missing_heads, ignore_unexpected=ignore_unexpected
+    )
+    return LoadedCheckpoint(
+        path,
+        foreign.step,
+        imported_config(foreign),
+        _placed(foreign.params, mesh),
+        tokenizer,
+        foreign.missing,
+    )
+
+
+def read_imported(
+    path: Path,
+    *,
+    allow_missing_heads: bool = False,
+    ignore_unexpected: Sequence[str] = (),
+    format: str = "auto",
+) -> tuple[ImportedModel, Path]:
+    """Returns a model of another system, and the directory of its tokenizer. Errors:
+    `load_checkpoint`.
+
+    A directory may hold both formats: "auto" takes Hugging Face's, "tf1" the other one.
+    """
+    read = {
+        "allow_missing_heads": allow_missing_heads,
+        "ignore_unexpected": ignore_unexpected,
+    }
+    if huggingface.is_directory(path) and format != "tf1":
+        foreign, directory = huggingface.read(path, **read), path
+    elif tf1.is_checkpoint(path):
+        foreign, directory = tf1.read(path, **read), tf1.directory_of(path)
+    else:
+        raise UsageError(
+            f"`checkpoint` {path} is neither a workdir (checkpoints/, config.json), a step of one, "
+            "a Hugging Face directory (config.json, model.safetensors) nor a TF1 one "
+            "(bert_config.json, bert_model.ckpt.index)"
+        )
+    _require_own_tokenizer(directory, foreign.model)
+    return foreign, directory
+
+
+def _require_own_tokenizer(path: Path, model: ModelConfig) -> None:
+    """Raises UsageError if the tokenizer cannot be the model's: an id lies beyond the embedding,
+    where jax would silently read another row, or padding has another id.
+    """
+    from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(path)
+    ids, pad = tokenizer.vocab_size, huggingface.declared_pad(path)
+    if pad not in (None, tokenizer.special.pad):
+        raise UsageError(
+            f"`checkpoint` {path}: pad_token_id is {pad} in {huggingface.CONFIG}, but "
+            f"{tokenizer.special.pad} in its tokenizer ({tokenizer_files.find(path).name}); put "
+            "the right tokenizer beside it"
+        )
+    if ids > model.vocab_size:
+        raise UsageError(
+            f"`checkpoint` {path}: its tokenizer has {ids} ids, but its model has embeddings for "
+            f"{model.vocab_size} (vocab_size in config.json); put the right tokenizer beside it"
+        )
+
+
+def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoint:
+    if step is not None:
+        recovery.require_good(directory, step)
+    else:
+        step = recovery.newest_good_step(directory)
+    if step is None:
+        name = remote_workdir.address_of(directory)
+        raise NoUsableCheckpoint(f"workdir {name} has no finished checkpoint yet")
+    config = config_loader.load_config_json(directory / CONFIG)
+    require_registered(config)
+    _require_trained_tokenizer(directory)
+    params = checkpoint.load_params(directory, step=step, config=config, mesh=mesh)
+    return LoadedCheckpoint(directory, step, config, params, directory / TOKENIZER)
+
+
+def _require_trained_tokenizer(directory: Path) -> None:
+    """Raises UsageError if a workdir's tokenizer is not the one that its run was trained with."""
+    from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+
+    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    trained = (stored.get("corpus") or {}).get("tokenizer_hash")
+    if trained is None or not (directory / TOKENIZER).is_dir():
+        return
+    found = load_tokenizer(directory / TOKENIZER).hash
+    if found != trained:
+        name = remote_workdir.address_of(directory)
+        raise UsageError(
+            f"workdir {name}: {CONFIG} says that it was trained with tokenizer {trained[:12]}, but "
+            f"{TOKENIZER}/ holds {found[:12]}; put the right one back"
+        )
+
+
+def _placed(params: bert.Params, mesh: Mesh) -> bert.Params:
+    return jax.device_put(params, sharding.param_shardings(params, mesh=mesh, shard_weights=True))
+
+
+def imported_config(foreign: ImportedModel) -> TrainConfig:
+    """Returns a config around a model that came without one: its longest phase is what it can
+    take.
+    """
+    length = min(foreign.model.max_position_embeddings, 128)
+    phase = configs.PhaseConfig(
+        sequence_length=length, max_predictions=max(1, round(0.15 * length)), steps=1
+    )
+    return TrainConfig(
+        name="imported",
+        objective=_objective_of(foreign.head),
+        model=foreign.model,
+        head=foreign.head,
+        compute=configs.ComputeConfig(dtype="float32"),
+        optimizer=configs.OptimizerConfig(warmup_steps=0),
+        phases=(phase,),
+    )
+
+
+def _objective_of(head: configs.HeadConfig) -> str:
+    """Returns the objective that has most of its parts in a head, all of them there."""
+    fitting = {
+        name: len(OBJECTIVES[name].parts)
+        for name in OBJECTIVES.names()
+        if set(OBJECTIVES[name].parts) <= set(head.parts)
+    }
+    return max(fitting, key=lambda name: fitting[name]) if fitting else TrainConfig.objective
+
+
+_NEEDED_FOR = {"mlm": "the masked-LM head", "nsp": "the next-sentence head"}
+
+
+def require_parts(source: LoadedCheckpoint, *parts: str, remedy: str = "") -> None:
+    """Raises UsageError if `source` lacks one of `parts`."""
+    lacking = [part for part in parts if part not in source.config.head.parts]
+    if lacking:
+        has = ", ".join(("encoder", *source.config.head.parts))
+        named = " and ".join(_NEEDED_FOR.get(part, f"the {part}") for part in lacking)
+        raise UsageError(
+            f"checkpoint {source.directory} has no {named.removeprefix('the ')}: it holds {has}"
+            + (f"; {remedy}" if remedy else "")
+        )
+
+
+def with_parts(
+    source: LoadedCheckpoint, config: TrainConfig, *, allow_missing_heads: bool = False
+) -> tuple[bert.Params, tuple[str, ...]]:
+    """Returns the source's parameters with the parts of `config.head`, and the names of the fresh
+    ones.
+
+    Parts that `config` does not have are left behind. Raises UsageError if the source lacks one,
+    unless `allow_missing_heads` lets it begin fresh, from the seed.
+    """
+    wanted = config.head.parts
+    fresh = tuple(part for part in wanted if part not in source.params)
+    if not allow_missing_heads:
+        remedy = "`allow_missing_heads` begins with fresh ones"
+        require_parts(source, *wanted, remedy=remedy)
+    params = {part: source.params[part] for part in ("encoder", *wanted) if part not in fresh}
+    if fresh:
+        initial = bert.init_params(config.model, config.head, seed=config.seed)
+        params |= {part: initial[part] for part in fresh}
+    return params, fresh
+
+
+def require_same_tokenizer(source: LoadedCheckpoint, corpus: Corpus) -> None:
+    """Raises UsageError if an id would be one token to the model and another in the corpus."""
+    from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+
+    theirs = load_tokenizer(source.tokenizer)
+    if theirs.hash != corpus.tokenizer_hash:
+        given = corpus.manifest["sources"]
+        sources = " ".join(f"`source` {shlex.quote(name)}" for name in given[:3])
+        sources += " ..." if len(given) > 3 else ""
+        raise UsageError(
+            f"corpus {corpus.directory} was built with another tokenizer ({corpus.vocab_size} ids, "
+            f"{corpus.tokenizer_hash[:12]}) than checkpoint {source.directory} "
+            f"({theirs.vocab_size} ids, {theirs.hash[:12]}); prepare the corpus again with "
+            f"`tokenizer` {source.tokenizer}: bert-jax prepare {sources} "
+            f"`tokenizer` {shlex.quote(str(source.tokenizer))} `output` NEW"
+        )

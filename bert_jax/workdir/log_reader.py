@@ -1,0 +1,84 @@
+"""Reads the logs of a run back, and rewinds them to the step that it resumes from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import DataDamaged
+from bert_jax.files import write_whole
+from bert_jax.workdir.metrics_log import ASIDE, EVENTS, METRICS
+
+
+def read_rows(workdir: Path) -> list[dict[str, Any]]:
+    """Returns the rows written so far. A line cut short by a kill is left out."""
+    return read_lines(workdir / METRICS)
+
+
+def read_events(workdir: Path) -> list[dict[str, Any]]:
+    """Returns the events written so far, over all processes that worked on the run."""
+    return read_lines(workdir / EVENTS)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a file of JSON lines; none where there is no file.
+
+    The last line may have been cut short by a kill, and is left out then. Raises DataDamaged for
+    any other line that is no object: a log that is rewritten from what is read must lose nothing.
+    """
+    # A process that went on after a kill begins a new line, so that a cut one may stand anywhere.
+    rows = []
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if not _is_cut_short(line):
+                raise DataDamaged(
+                    f"{path}, line {number}: not JSON ({error}); repair or remove the line"
+                ) from error
+    return rows
+
+
+def _is_cut_short(line: str) -> bool:
+    """Returns whether a line may be the beginning of an object whose writing was interrupted."""
+    return line.startswith("{") and not line.endswith("}")
+
+
+def skipped_steps(workdir: Path, step: int) -> int:
+    """Returns how many updates up to `step` were left out, in all processes that worked on the run.
+
+    A process that starts at an earlier step abandons what came after it, updates left out included.
+    """
+    skipped: set[int] = set()
+    for event in read_events(workdir):
+        if event.get("event") == "start":
+            skipped = {s for s in skipped if s <= event["step"]}
+        elif event.get("event") == "skip":
+            skipped.add(event["step"])
+    return sum(s <= step for s in skipped)
+
+
+def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
+    """Rewinds `metrics.jsonl` to `step` and returns what stays.
+
+    Rows of later steps, which the resumed run will write again, move to
+    `metrics.aside.jsonl`: nothing is lost and the curve never doubles back.
+    """
+    rows = read_rows(workdir)
+    kept = [row for row in rows if row["step"] <= step]
+    aside = [row for row in rows if row["step"] > step]
+    if aside:
+        with open(workdir / ASIDE, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"resumed_at": step, **row}) + "\n" for row in aside)
+    write_whole(workdir / METRICS, "".join(json.dumps(row) + "\n" for row in kept))
+    return kept
+
+
+def closing_rows(
+    rows: list[dict[str, Any]],
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Returns the last row of training, and the last row of each held-out split."""
+    last = {row.get("split"): row for row in rows}
+    return last.pop(None, {}), {split: row for split, row in last.items() if split is not None}

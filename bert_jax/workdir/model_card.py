@@ -1,0 +1,214 @@
+"""A model card (README.md) for an exported model, from the run's own records.
+
+Only what the workdir says: config.json, metrics.jsonl, events.jsonl, result.json. What nobody
+recorded is named as missing, not guessed. The front matter is that of the Hugging Face Hub.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import TrainConfig
+from bert_jax.registry import OBJECTIVES
+from bert_jax.workdir import goodput, log_reader
+from bert_jax.workdir.run_directory import CONFIG, versions
+
+CARD = "README.md"
+_TASKS = {  # the last part of a head -> the Hub's name of what it is for
+    "sequence_classifier": "text-classification",
+    "token_classifier": "token-classification",
+    "span_classifier": "question-answering",
+    "mlm": "fill-mask",
+    "nsp": "fill-mask",
+}
+_POINTS = 12  # of the held-out curve
+
+
+def write_model_card(
+    directory: Path,
+    workdir: Path,
+    config: TrainConfig,
+    *,
+    step: int,
+    parameters: int,
+    library: str | None,
+) -> None:
+    """Writes `directory`/README.md for the model that `workdir` holds at `step`.
+
+    `library` is the Hub's name of what loads the files beside it, if it has one.
+    """
+    front = "" if library is None else f"library_name: {library}\n"
+    text = "\n\n".join(_sections(workdir, config, step=step, parameters=parameters, front=front))
+    (directory / CARD).write_text(text + "\n", encoding="utf-8")
+
+
+def _sections(
+    workdir: Path, config: TrainConfig, *, step: int, parameters: int, front: str
+) -> Iterable[str]:
+    stored = _json(workdir / CONFIG)
+    task = stored.get("task") or {}
+    purpose = _TASKS.get(config.head.parts[-1] if config.head.parts else "", "feature-extraction")
+    yield f"---\n{front}pipeline_tag: {purpose}\ntags:\n- bert\n- bert-jax\n---"
+    is_only_imported = "imported_from" in stored and not log_reader.read_rows(workdir)
+    what = "imported" if is_only_imported else f"fine-tuned on {task['name']}" if task else (
+        "pre-trained"
+    )  # fmt: skip
+    ours = versions()["bert-jax"]
+    yield f"# {config.name}\n\nA BERT encoder, {what} with bert-jax {ours}; step {step:,}."
+    model = config.model
+    yield "## Model\n\n" + markdown_table(
+        ("layers", "width", "heads", "feed-forward", "activation", "vocabulary", "positions",
+         "parts", "parameters"),
+        [(model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
+          model.intermediate_size, model.hidden_act, f"{model.vocab_size:,}",
+          model.max_position_embeddings, ", ".join(("encoder", *config.head.parts)),
+          f"{parameters:,}")],
+    )  # fmt: skip
+    yield "## Data\n\n" + _data(stored)
+    if is_only_imported:
+        yield "## Training\n\nImported from another system; there is no record of it here."
+    else:
+        yield "## Recipe\n\n" + _recipe(config, stored)
+        yield from _results(workdir, config, stored, step)
+        yield "## Hardware and versions\n\n" + _hardware(workdir, stored)
+    yield (
+        "## Not in these records\n\nIntended use, licence of the text, known biases: whoever "
+        "publishes this model has to add them."
+    )
+
+
+def _data(stored: dict[str, Any]) -> str:
+    corpus, task = stored.get("corpus") or {}, stored.get("task")
+    lines = []
+    if "fingerprint" in corpus:
+        lines.append(f"Corpus `{corpus['fingerprint'][:12]}`, tokenizer "
+                     f"`{corpus.get('tokenizer_hash', '')[:12]}`.")  # fmt: skip
+    if corpus.get("sources"):
+        lines.append(f"Sources: {', '.join(f'`{name}`' for name in corpus['sources'])}.")
+    if "train" in corpus:
+        lines.append(
+            "Trained on {documents:,} documents, {tokens:,} tokens; ".format(**corpus["train"])
+            + "held out: {documents:,} documents, {tokens:,} tokens.".format(**corpus["validation"])
+        )
+    if task:
+        lines.append(f"Task `{task['name']}`, data `{str(stored.get('data'))[:12]}`.")
+        if stored.get("sources"):
+            lines.append(f"Sources: {', '.join(f'`{name}`' for name in stored['sources'])}.")
+        if stored.get("rows"):
+            counts = (f"{name} {number:,}" for name, number in stored["rows"].items())
+            lines.append(f"Rows: {', '.join(counts)}.")
+    began = stored.get("init_from") or stored.get("imported_from")
+    if began:
+        # The name says what it was; where it lay is nobody's business.
+        lines.append(f"Parameters began as those of `{Path(began).name}`.")
+    return "\n".join(lines) or "Not recorded."
+
+
+def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
+    optimizer, recipe = config.optimizer, stored.get("recipe") or {}
+    phases = markdown_table(
+        ("phase", "steps", "rows a step", "tokens a row"),
+        [(number, f"{phase.steps:,}", phase.global_batch_size, phase.sequence_length)
+         for number, phase in enumerate(config.phases)],
+    )  # fmt: skip
+    facts = {
+        "learning rate": f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of "
+        "warm-up, then linearly to 0",
+        "AdamW": f"beta1 {optimizer.beta1:g}, beta2 {optimizer.beta2:g}, epsilon "
+        f"{optimizer.epsilon:g}, decay {optimizer.weight_decay:g}, bias correction "
+        f"{'yes' if optimizer.bias_correction else 'no'}, clipping at {optimizer.clip_norm:g}",
+        "dropout": f"{config.model.hidden_dropout_prob:g}, of attention "
+        f"{config.model.attention_probs_dropout_prob:g}",
+        "products in": config.compute.dtype,
+        "seed": config.seed,
+        **{name.replace("_", " "): value for name, value in recipe.items()},
+    }
+    if not recipe:
+        facts["masking"] = (
+            f"{config.data.masked_lm_prob:.0%} of the tokens, of these "
+            f"{config.data.mask_token_prob:.0%} [MASK] and {config.data.random_token_prob:.0%} "
+            "at random; next sentence random in "
+            f"{config.data.random_next_prob:.0%}"
+        )
+    return phases + "\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+def _results(
+    workdir: Path, config: TrainConfig, stored: dict[str, Any], step: int
+) -> Iterable[str]:
+    result = _json(workdir / "result.json")
+    if result.get("steps") != step:  # those of the run's end are not these parameters'
+        result = {}
+    if result.get("scores"):
+        rows = [
+            (split, metric, f"{value:.4f}")
+            for split, scores in result["scores"].items()
+            for metric, value in scores.items()
+        ]
+        text = markdown_table(("split", "metric", "value"), rows)
+        if result.get("diverged"):
+            text += "\n\nThis run diverged: it is no better than one answer for all rows."
+        yield f"## Scores\n\n{text}\n\nOne run, seed {config.seed}."
+    curve = [r for r in log_reader.read_rows(workdir) if r.get("split") and r["step"] <= step]
+    task = stored.get("task")
+    if task and curve:
+        shown = [[f"{r['step']:,}", r["split"], *(_number(r.get(n)) for n in task["metrics"])]
+                 for r in curve]  # fmt: skip
+        yield "## Scores on the way\n\n" + markdown_table(
+            ("step", "split", *task["metrics"]), shown
+        )
+    if task:
+        if not result.get("scores"):
+            yield (
+                f"## Scores\n\nNone: a run is scored at its end, step {config.total_steps:,}; "
+                f"this is step {step:,}."
+            )
+        return
+    if not curve:
+        yield "## Held-out loss\n\nNot recorded."
+        return
+    every = max(1, -(-len(curve) // _POINTS))
+    shown = curve[::-1][::every][::-1]  # the last one is always among them
+    known = config.objective in OBJECTIVES
+    # Of an objective of somebody's own, whose file is not executed here, the loss is known.
+    found = OBJECTIVES[config.objective].figures if known else ()
+    figures = [(figure.heading, figure.name) for figure in found] or [("loss", "loss")]
+    text = markdown_table(
+        ("step", *(heading for heading, _ in figures)),
+        [(f"{r['step']:,}", *(_number(r.get(name)) for _, name in figures)) for r in shown],
+    )
+    entropy = (stored.get("corpus") or {}).get("unigram_entropy_nats")
+    if entropy is not None:
+        text += f"\n\nOn held-out documents. The corpus's unigram entropy is {entropy:.3f} nats."
+    yield f"## Held-out loss\n\n{text}"
+
+
+def _hardware(workdir: Path, stored: dict[str, Any]) -> str:
+    account = goodput.account(workdir)
+    starts = [e for e in log_reader.read_events(workdir) if e.get("event") == "start"]
+    devices = sorted({f"{e['devices']} x {e.get('device_kind', 'device')}" for e in starts})
+    lines = [f"- devices: {', '.join(devices) or 'not recorded'}"]
+    if account["wall_seconds"]:
+        lines.append(
+            f"- {account['wall_seconds'] / 3600:.2f} hours of wall time in {account['starts']} "
+            f"start{'s' if account['starts'] != 1 else ''}, {account['goodput']:.0%} of it training"
+        )
+    lines.append(f"- updates left out: {account['skipped_updates']}")
+    used = starts[-1]["versions"] if starts else stored.get("versions") or {}
+    lines.append("- " + ", ".join(f"{name} {value}" for name, value in used.items()))
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Returns a table in Markdown, its head first."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,0 +1,231 @@
+"""Workdirs in a bucket, `gs://BUCKET/PATH`.
+
+Objects cannot be appended to, and logs are; so such a workdir has a directory on this machine that
+stands for it. Config, tokenizer and logs are written there and copied to the bucket at every save;
+on another machine they are taken back first. Checkpoints go straight to the bucket, where every
+host writes its part. The directory knows whose it is, so that everything else works on directories.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import StorageFailed, UsageError
+from bert_jax.files import write_whole
+
+CHECKPOINTS = "checkpoints"
+# What a run on another machine must have; the rest stays in the bucket.
+_TAKEN_BACK = (
+    "tokenizer",
+    "metrics.jsonl",
+    "metrics.aside.jsonl",
+    "events.jsonl",
+    "result.json",
+    "config.json",
+)
+_CURVES = "tensorboard"
+# Logs and config come after what they speak of.
+_LAST = ("events.jsonl", "config.json")
+
+
+def is_address(path: str | Path) -> bool:
+    return "://" in str(path)
+
+
+def directory_of(path: str | Path, *, owner: str = "reader") -> Path:
+    """Returns the directory to work in: `path` itself, or the one that stands for a bucket's.
+
+    What the bucket has is taken back first. `BERT_JAX_CACHE` (default `~/.cache/bert-jax`) says
+    where such directories are. Each `owner` has its own: what a trainer writes is not to be
+    overwritten by one who only reads. Raises UsageError for an address that is not of Cloud
+    Storage, StorageFailed if the bucket cannot be read.
+    """
+    if not is_address(path):
+        return Path(path)
+    address = str(path).rstrip("/")
+    if not address.startswith("gs://") or "/" not in address.removeprefix("gs://"):
+        raise UsageError(f"{path}: write a place in a bucket as gs://BUCKET/PATH")
+    cache = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert-jax")
+    name = hashlib.sha256(address.encode()).hexdigest()[:16]
+    directory = cache / "workdirs" / f"{name}-{owner}"
+    directory.mkdir(parents=True, exist_ok=True)
+    _beside(directory, "address").write_text(address + "\n", encoding="utf-8")
+    with _failures(address, "read"):
+        for part in _TAKEN_BACK:
+            _take_back(_path(address) / part, directory / part)
+    if not (directory / _LAST[-1]).exists():
+        # There is no run, or no longer. What else is here is of one that never got there.
+        shutil.rmtree(directory)
+        directory.mkdir()
+        _beside(directory, "copied").unlink(missing_ok=True)
+    return directory
+
+
+def address_of(directory: Path) -> str:
+    """Returns what to call a workdir: its address in a bucket, or its path."""
+    mark = _beside(directory, "address")
+    return mark.read_text(encoding="utf-8").strip() if mark.is_file() else str(directory)
+
+
+def checkpoints_of(directory: Path) -> Any:
+    """Returns where the checkpoints of a workdir lie: an `epath.Path`."""
+    address = address_of(directory)
+    return _path(address if is_address(address) else directory.absolute()) / CHECKPOINTS
+
+
+def copy_back(directory: Path) -> None:
+    """Copies what has changed since the last time to the bucket, where the workdir is in one."""
+    address = address_of(directory)
+    if not is_address(address):
+        return
+    files = [f for f in directory.rglob("*") if f.is_file()]
+    names = sorted((str(f.relative_to(directory)) for f in files), key=lambda n: (n in _LAST, n))
+    record = _beside(directory, "copied")
+    known = dict(
+        line.rsplit(" ", 1) for line in (record.read_text().splitlines() if record.exists() else [])
+    )
+    with _failures(address, "written to"):
+        for name in names:
+            status = (directory / name).stat()
+            stamp = f"{status.st_size}:{status.st_mtime_ns}"
+            if known.get(name) != stamp:
+                target = _path(address) / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes((directory / name).read_bytes())
+                known[name] = stamp
+        # Those are written anew by every process.
+        curves = _path(address) / _CURVES
+        for name, curve in _files(curves, _CURVES) if curves.is_dir() else ():
+            if name not in names:
+                curve.unlink()
+    record.write_text("".join(f"{name} {stamp}\n" for name, stamp in known.items()))
+
+
+def _files(place: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields all files below a place, with their names from its own on."""
+    for path in list(place.iterdir()):
+        inner = f"{name}/{path.name}"
+        if path.is_dir():
+            yield from _files(path, inner)
+        else:
+            yield inner, path
+
+
+# --- beside runs: what holds several of them, or attempts of one ----------------------------------
+
+
+def join(path: Path | str, *parts: str) -> Path | str:
+    """Returns a place inside of a directory or an address."""
+    return "/".join((str(path).rstrip("/"), *parts)) if is_address(path) else Path(path, *parts)
+
+
+def names(path: Path | str) -> list[str]:
+    """Returns what lies directly in a directory or at an address; nothing where it is not there."""
+    if not is_address(path):
+        return sorted(p.name for p in Path(path).iterdir()) if Path(path).is_dir() else []
+    with _failures(str(path), "read"):
+        place = _path(str(path))
+        return sorted(p.name for p in place.iterdir()) if place.is_dir() else []
+
+
+def write_text(path: Path | str, name: str, text: str) -> None:
+    """Writes a file into a directory or at an address; it appears whole."""
+    if not is_address(path):
+        write_whole(Path(path) / name, text)
+        return
+    with _failures(str(path), "written to"):
+        (_path(str(path)) / name).write_text(text)
+
+
+def set_aside(path: Path | str, *, building: str, target: str, but_for: tuple[str, ...]) -> None:
+    """Moves all that lies in `path`, but names that begin with one of `but_for`, to `target`.
+
+    It is collected in `building`; called again after an interruption, it goes on.
+    """
+    inside = [name for name in names(path) if not name.startswith(but_for)]
+    if not is_address(path):
+        collected = Path(path, building)
+        collected.mkdir(exist_ok=True)
+        for name in inside:
+            shutil.move(Path(path, name), collected / name)
+        collected.rename(Path(path, target))
+        return
+    with _failures(str(path), "written to"):
+        place = _path(str(path))
+        (place / building).write_text("")  # says that it is under way
+        for name in inside:
+            source, goal = place / name, place / target / name
+            if source.is_dir():
+                move(source, goal)
+            else:
+                source.copy(goal)
+                source.unlink()
+        (place / building).unlink()
+
+
+def move(source: Any, target: Any) -> None:
+    """Moves a directory (`epath.Path`s). A bucket has none: there, file after file."""
+    if not is_address(source):
+        source.rename(target)
+        return
+    _copy_tree(source, target)
+    # Once, at the end: a directory of a bucket is gone when the last object under it is.
+    source.rmtree()
+
+
+def _copy_tree(source: Any, target: Any) -> None:
+    for path in source.iterdir():
+        if path.is_dir():
+            _copy_tree(path, target / path.name)
+        else:
+            path.copy(target / path.name)
+
+
+def _beside(directory: Path, what: str) -> Path:
+    return directory.with_name(f"{directory.name}.{what}")
+
+
+def _take_back(source: Any, target: Path) -> None:
+    if source.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        for part in source.iterdir():
+            _take_back(part, target / part.name)
+    elif source.exists():
+        target.write_bytes(source.read_bytes())
+    elif target.is_file():
+        # Of a run that is no longer in the bucket, or that never got there.
+        target.unlink()
+
+
+def _path(path: str | Path) -> Any:
+    # Buckets through gcsfs: TensorFlow takes seconds to import.
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    # It says of every file what kind of bucket it cannot ask about.
+    logging.getLogger("gcsfs").setLevel(logging.ERROR)
+    from etils import epath
+
+    return epath.Path(path)
+
+
+def failures(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """Raises StorageFailed for whatever goes wrong with a workdir in a bucket.
+
+    What goes wrong with a directory is raised as it is.
+    """
+    address = address_of(directory)
+    return _failures(address, "written to") if is_address(address) else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _failures(address: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(f"{address}: a bucket needs gcsfs; pip install 'bert-jax[gcs]'") from error
+    except Exception as error:  # of gcsfs, aiohttp and google-auth, which share no base
+        raise StorageFailed(f"{address} cannot be {what}: {error}") from error

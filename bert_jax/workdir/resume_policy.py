@@ -1,0 +1,132 @@
+"""Checks whether a workdir's run is the one that is asked for, field by field.
+
+Each field of the config is free to change on resumption, or may change if the user says so
+(`allow_change`), or defines the run.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax import config as configs
+from bert_jax import config_loader
+from bert_jax.config import TrainConfig, nearest
+from bert_jax.data.corpus.store import Corpus
+from bert_jax.errors import ResumeRefused, UsageError
+
+# They change how or how often, never which numbers come out beyond rounding.
+FREE = (
+    "name",
+    "mesh.",
+    "evaluation.",
+    "checkpoint.",
+    "log_every_steps",
+    "trackers",
+    "deadline_seconds",
+    "data.num_workers",
+    "data.prefetch",
+    "data.verify",
+    "compute.remat",
+    "compute.layers",
+    "compute.gather",
+    "compute.attention",
+    "optimizer.max_skipped_updates",
+)
+# They change the numbers to come, and nothing that is saved: a longer run, a lower rate, more text.
+WITH_FLAG = (
+    "optimizer.",
+    "phases",
+    "data.",
+    "compute.dtype",
+    "model.hidden_dropout_prob",
+    "model.attention_probs_dropout_prob",
+    "corpus",
+)
+# The rest is refused: shapes, heads, the seed, the tokenizer, where the run began.
+
+Change = tuple[str, Any, Any]
+
+
+# Among those they define the run: what is saved depends on them.
+REFUSED = ("optimizer.kind",)
+
+
+def classify(field: str) -> str:
+    """Returns "free", "flag" or "refused" for a dotted field."""
+    if field.startswith(REFUSED):
+        return "refused"
+    if field.startswith(FREE):
+        return "free"
+    return "flag" if field.startswith(WITH_FLAG) else "refused"
+
+
+def require(
+    stored_path: Path,
+    config: TrainConfig,
+    *,
+    others: Sequence[Change] = (),
+    allowed: Sequence[str] = (),
+    name: str,
+) -> list[Change]:
+    """Returns the allowed changes between the run that `stored_path` (config.json) describes and
+    this one.
+
+    `others` are changes beside those of the config. `allowed` names fields of the middle kind.
+    Raises ResumeRefused, with each field, its old and its new value, if others differ; UsageError
+    for a name in `allowed` that is no such field.
+    """
+    old = configs.flatten(config_loader.load_config_json(stored_path))
+    new = configs.flatten(config)
+    _require_known(allowed, old.keys() | new.keys())
+    changes = [c for c in differences(old, new) if classify(c[0]) != "free"] + [*others]
+
+    refused = [c for c in changes if classify(c[0]) != "flag" or c[0] not in allowed]
+    if refused:
+        listed = "; ".join(f"{field}: {was!r} -> {now!r}" for field, was, now in refused)
+        by_flag = [field for field, _, _ in refused if classify(field) == "flag"]
+        remedy = "Use the same config and data to resume it"
+        if by_flag:
+            flags = " ".join(f"`allow_change` {field}" for field in by_flag)
+            remedy += f" (or go on with the change: {flags})"
+        raise ResumeRefused(
+            f"workdir {name} holds a run that differs: {listed}. {remedy}, or another `workdir` "
+            f"(with `init_from` {name} to start from its parameters)."
+        )
+    return changes
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Returns the fields in which two flat descriptions differ, with both values, by name."""
+    return [
+        (field, old.get(field, "absent"), new.get(field, "absent"))
+        for field in sorted(old.keys() | new.keys())
+        if old.get(field, "absent") != new.get(field, "absent")
+    ]
+
+
+def corpus_changes(
+    stored_path: Path, corpus: Corpus, *, init_from: str | None, has_steps: bool
+) -> list[Change]:
+    """Returns the changes of a pre-training run that are none of its config."""
+    stored = json.loads(stored_path.read_text(encoding="utf-8"))
+    changes: list[Change] = []
+    was = stored.get("corpus") or {}
+    if was.get("fingerprint") != corpus.fingerprint:
+        changes.append(("corpus", str(was.get("fingerprint"))[:12], corpus.fingerprint[:12]))
+    if "tokenizer_hash" in was and was["tokenizer_hash"] != corpus.tokenizer_hash:
+        changes.append(("tokenizer", was["tokenizer_hash"][:12], corpus.tokenizer_hash[:12]))
+    beginning = stored.get("init_from")
+    # What a run began from matters until its first checkpoint; later it may be left out.
+    if beginning != init_from and not (has_steps and init_from is None):
+        changes.append(("`init_from`", beginning, init_from))
+    return changes
+
+
+def _require_known(allowed: Sequence[str], fields: Any) -> None:
+    known = {f for f in (*fields, "corpus") if classify(f) == "flag"}
+    for field in allowed:
+        if field not in known:
+            why = "may change without it" if classify(field) == "free" else "defines the run"
+            what = why if field in fields else f"is no field.{nearest(field, known)}"
+            raise UsageError(f"`allow_change` {field}: {field} {what}")

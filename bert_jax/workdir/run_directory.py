@@ -1,0 +1,152 @@
+"""Makes a directory the home of a run, and says whether it is one: config.json, tokenizer/."""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax import config as configs
+from bert_jax.config import TrainConfig
+from bert_jax.data.corpus.store import Corpus
+from bert_jax.errors import UsageError
+from bert_jax.files import write_json
+from bert_jax.versions import installed
+from bert_jax.workdir import checkpoint, remote_workdir, resume_policy
+
+CONFIG, TOKENIZER = "config.json", "tokenizer"
+_NEW_CONFIG = f"{CONFIG}.new"
+
+
+def holds_run(
+    directory: Path,
+    config: TrainConfig,
+    corpus: Corpus,
+    *,
+    init_from: Path | str | None,
+    allowed: Sequence[str] = (),
+) -> tuple[bool, list[resume_policy.Change]]:
+    """Returns whether `directory` is the home of this run already, and what is allowed to change in
+    it.
+
+    False if it is free to become its home. Raises UsageError if it holds something else,
+    ResumeRefused if it holds a run that differs. Writes nothing.
+    """
+    if (directory / CONFIG).is_file():
+        others = resume_policy.corpus_changes(
+            directory / CONFIG,
+            corpus,
+            init_from=None if init_from is None else str(init_from),
+            has_steps=bool(checkpoint.steps(directory)),
+        )
+        changes = resume_policy.require(
+            directory / CONFIG,
+            config,
+            others=others,
+            allowed=allowed,
+            name=remote_workdir.address_of(directory),
+        )
+        return True, changes
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"`workdir` {directory} is a file; choose a directory")
+    if directory.is_dir() and not is_free(directory):
+        raise UsageError(
+            f"`workdir` {directory} is not empty and holds no run; choose another directory"
+        )
+    return False, []
+
+
+def is_free(directory: Path, *, but_for: tuple[str, ...] = ()) -> bool:
+    """Returns whether nothing is there, or only what a beginning had made when it was cut short.
+
+    Names that begin with one of `but_for` do not count.
+    """
+    names = {path.name for path in directory.iterdir() if not path.name.startswith(but_for)}
+    return not names or (_NEW_CONFIG in names and names <= {_NEW_CONFIG, TOKENIZER})
+
+
+def claim(directory: Path) -> None:
+    """Makes the directory, and says whose tokenizer it gets should its beginning be cut short."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _NEW_CONFIG).touch()
+
+
+def create(
+    directory: Path,
+    config: TrainConfig,
+    corpus: Corpus,
+    *,
+    init_from: Path | str | None,
+    imported_from: Path | None = None,
+) -> None:
+    """Makes `directory` the home of a new run: its config and its tokenizer."""
+    claim(directory)
+    shutil.copytree(corpus.directory / "tokenizer", directory / TOKENIZER, dirs_exist_ok=True)
+    write_config(
+        directory,
+        config,
+        corpus=_named(corpus),
+        init_from=None if init_from is None else str(init_from),
+        **({} if imported_from is None else {"imported_from": str(imported_from)}),
+    )
+
+
+def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:
+    """Writes down that the run in `directory` goes on with another config or corpus; where it began
+    stays.
+    """
+    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    kept = {key: stored[key] for key in stored if key not in ("config", "versions", "corpus")}
+    write_config(directory, config, corpus=_named(corpus), **kept)
+
+
+def _named(corpus: Corpus) -> dict[str, Any]:
+    """Returns which corpus it is; and, for the model card, what it holds."""
+    manifest = corpus.manifest
+    counts = {
+        split: {name: manifest["counts"][split][name] for name in ("documents", "tokens")}
+        for split in ("train", "validation")
+    }
+    return {
+        "directory": str(corpus.directory),
+        "fingerprint": corpus.fingerprint,
+        "tokenizer_hash": corpus.tokenizer_hash,
+        "sources": [source if ":" in source else Path(source).name
+                    for source in manifest["sources"]],
+        "unigram_entropy_nats": manifest["unigram_entropy_nats"],
+        **counts,
+    }  # fmt: skip
+
+
+def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
+    """Writes `config.json`, last and whole: a workdir that has it is complete."""
+    values = {"config": configs.to_dict(config), "versions": versions(), **facts}
+    write_json(directory / CONFIG, values)
+
+
+def facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
+    """Returns what a checkpoint's manifest says of its run."""
+    digest = hashlib.sha256(json.dumps(configs.to_dict(config), sort_keys=True).encode())
+    return {"config": digest.hexdigest(), "corpus": corpus.fingerprint, "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that a run records; libtpu's where there is a TPU."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"python": python} | installed(
+        "bert-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "libtpu"
+    )
+
+
+def hardware() -> dict[str, Any]:
+    """Returns what a run says of its devices when it starts."""
+    devices = jax.devices()
+    return {
+        "devices": len(devices),
+        "device_kind": devices[0].device_kind,
+        "processes": jax.process_count(),
+    }

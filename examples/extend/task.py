@@ -1,0 +1,43 @@
+"""A kind of task of your own, with its own format: a line is `LABEL: TEXT`, and # begins a comment.
+
+    bert-jax finetune --extend examples/extend/task.py --task topic --checkpoint MODEL \
+        --train train.txt --dev dev.txt --workdir RUN
+    bert-jax predict --extend examples/extend/task.py --checkpoint RUN --input new.txt
+"""
+
+from pathlib import Path
+
+from bert_jax.data.tasks.tables import TextRow, read_text
+from bert_jax.errors import UsageError
+from bert_jax.registry import TASK_KINDS, TASKS
+from bert_jax.tasks.sequence_classification import TextTask
+from bert_jax.tasks.task import NamedTask, TaskSpec
+
+
+class Topic(TextTask):
+    """A class for a text: everything but the format of the files is the built-in kind's."""
+
+    has_columns = False
+
+    def read(self, path: Path, *, labelled: bool = True, id_column: str | None = None):
+        rows = []
+        for number, line in enumerate(read_text(path).splitlines(), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            label, colon, text = line.partition(":")
+            if labelled and not colon:
+                raise UsageError(f"{path}, line {number}: write it as LABEL: TEXT")
+            text, known = (text, label.strip()) if colon else (line, None)
+            where = f"{path}, line {number}"
+            rows.append(
+                TextRow(where, (text.strip(),), known if labelled else None, str(len(rows)))
+            )
+        if not rows:
+            raise UsageError(f"{path} has no rows")
+        return rows
+
+
+TASK_KINDS.register("topic", Topic)
+TASKS.register(
+    "topic", NamedTask(spec=TaskSpec(name="topic", kind="topic", metrics=("accuracy", "macro_f1")))
+)

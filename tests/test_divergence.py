@@ -1,0 +1,68 @@
+"""A run that diverges is warned and ended; one that is merely slow is left alone."""
+
+import json
+import math
+
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
+from bert_jax.errors import Diverged
+from bert_jax.objectives.mlm import MLM
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.objectives.objective import Objective
+from bert_jax.training.divergence import Divergence
+from tests import tiny_corpus
+
+
+def test_the_loss_of_guessing():
+    model = tiny_corpus.tiny_config().model
+    assert MLM.guessing(model) == pytest.approx(math.log(240))
+    assert MLM_NSP.guessing(model) == pytest.approx(math.log(240) + math.log(2))
+    assert Objective().guessing(model) is None
+
+
+def warnings_of(losses, *, guessing=5.0) -> list[str]:
+    said: list[str] = []
+    watch = Divergence(guessing, said.append)
+    for step, loss in enumerate(losses, 1):
+        watch.see(step, loss)
+    return said
+
+
+def test_a_plateau_and_a_spike_are_healthy():
+    assert warnings_of([5.0] * 1000) == []
+    assert warnings_of([9.9] * 1000) == []
+    assert warnings_of(([100.0] * 19 + [4.0]) * 30) == []
+    assert warnings_of([1e9] * 1000, guessing=None) == []
+    # An update without a number is left out, and counted elsewhere.
+    assert warnings_of([math.nan] * 1000) == []
+
+
+def test_what_stays_too_high_is_warned_and_ended():
+    (said,) = warnings_of([4.0] + [11.0] * 199)
+    assert "step 21: the run seems to diverge: its loss is 11.0, and has been above 10.0" in said
+    assert "until step 201, the run ends" in said
+    with pytest.raises(Diverged, match=r"step 201: the run has diverged.*for 200 steps"):
+        warnings_of([4.0] + [11.0] * 200)
+    # After a recovery it is counted, and said, anew.
+    assert len(warnings_of([11.0] * 30 + [4.0] + [11.0] * 30)) == 2
+
+
+def test_a_learning_rate_of_ten_ends_with_its_code(tmp_path, corpus, capsys):
+    config = tiny_corpus.tiny_config(
+        optimizer=OptimizerConfig(learning_rate=10.0, warmup_steps=2),
+        phases=(
+            PhaseConfig(sequence_length=32, steps=300, global_batch_size=8, max_predictions=5),
+        ),
+        evaluation=EvaluationConfig(every_steps=1000, num_examples=16, batch_size=16),
+        checkpoint=CheckpointConfig(every_steps=1000),
+    )
+    path = tiny_corpus.write_config(tmp_path / "ten.json", config)
+    workdir = tmp_path / "run"
+    command = ["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(workdir)]
+    assert main(command) == 8
+    said = capsys.readouterr().err
+    assert "warning: step 2" in said and "the run has diverged" in said and "--workdir" in said
+    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["reason"] == "diverged" and events[-1]["step"] < 300

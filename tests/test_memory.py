@@ -1,0 +1,113 @@
+"""A step that needs more memory than is free is refused, with the setting that would fit."""
+
+import resource
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import OptimizerConfig, PhaseConfig
+from bert_jax.errors import UsageError
+from bert_jax.runtime import host_memory
+from bert_jax.runtime.free_memory import free_bytes, free_bytes_of_host
+from bert_jax.training import compiled_steps, memory
+from tests import tiny_corpus
+
+_MEBI = 2**20
+_CONFIG = tiny_corpus.tiny_config(
+    optimizer=OptimizerConfig(warmup_steps=2),
+    phases=(PhaseConfig(sequence_length=32, steps=5, global_batch_size=16, max_predictions=5),),
+)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A host with 8 GiB left, of which a group may take 3 GiB more."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable:    8388608 kB\n")
+    (tmp_path / "proc/self/statm").write_text("1024 1 1 1 1 1 0\n")
+    (tmp_path / "cgroup").mkdir()
+    (tmp_path / "cgroup/memory.current").write_text(f"{1024 * _MEBI}\n")
+    (tmp_path / "cgroup/memory.stat").write_text(f"anon 5\ninactive_file {512 * _MEBI}\n")
+    (tmp_path / "cgroup/memory.max").write_text(f"{3584 * _MEBI}\n")
+    return tmp_path
+
+
+def test_the_least_of_all_limits_counts(machine, monkeypatch):
+    def found() -> int | None:
+        return free_bytes_of_host(machine / "proc", machine / "cgroup")
+
+    assert found() == 3072 * _MEBI
+    (machine / "cgroup/memory.max").write_text("max\n")
+    assert found() == 8192 * _MEBI
+    version_1 = machine / "cgroup/memory"
+    version_1.mkdir()
+    (version_1 / "memory.limit_in_bytes").write_text(f"{100 * _MEBI}\n")
+    (version_1 / "memory.usage_in_bytes").write_text(f"{30 * _MEBI}\n")
+    (version_1 / "memory.stat").write_text(f"total_inactive_file {10 * _MEBI}\n")
+    assert found() == 80 * _MEBI
+    pages = 1024 * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (pages + 7 * _MEBI, -1))
+    assert found() == 7 * _MEBI
+    monkeypatch.undo()
+    assert free_bytes_of_host(machine / "none", machine / "none") is None
+
+
+def test_this_machine_and_accelerators():
+    assert host_memory.kept_bytes() >= 0
+    assert (free_bytes(jax.devices()[0]) or 0) > 100 * _MEBI
+    stats = {"bytes_limit": 100, "bytes_in_use": 30}
+    for found, expected in ((stats, 70), ({}, None), (None, None)):
+        device = SimpleNamespace(platform="tpu", memory_stats=lambda found=found: found)
+        assert free_bytes(device) == expected
+
+
+def program(needed: int) -> SimpleNamespace:
+    sizes = SimpleNamespace(
+        temp_size_in_bytes=needed, output_size_in_bytes=50, alias_size_in_bytes=50
+    )
+    return SimpleNamespace(memory_analysis=lambda: sizes)
+
+
+@pytest.mark.parametrize(
+    ("needed", "remedy"),
+    [
+        (100, None),
+        (101, "set optimizer.gradient_accumulation_steps=2"),
+        (180, "set optimizer.gradient_accumulation_steps=4"),
+        # Ten of a hundred are the gradients, whatever the microbatch.
+        (800, "set optimizer.gradient_accumulation_steps=16"),
+        (9000, "set compute.remat=full, or a smaller phases.0.global_batch_size"),
+    ],
+)
+def test_the_first_number_of_microbatches_that_fits(monkeypatch, needed, remedy):
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 100 * 2**30)
+    device = SimpleNamespace(platform="tpu")
+    options = {"config": _CONFIG, "phase": 0, "devices": [device], "parameter_bytes": 10 * 2**30}
+    if remedy is None:
+        memory.require_memory(program(needed * 2**30), **options)
+        return
+    with pytest.raises(UsageError) as caught:
+        memory.require_memory(program(needed * 2**30), **options)
+    assert str(caught.value) == (
+        f"phase 0: a step needs {needed}.0 GiB beside the state, and 100.0 GiB are free: {remedy}"
+    )
+
+
+def test_a_run_that_does_not_fit_is_one_line(tmp_path, corpus, monkeypatch, capsys):
+    path = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
+    command = ["pretrain", str(path), "--corpus", str(corpus), "--workdir"]
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "free_bytes", lambda _: 100_000)
+        assert main([*command, str(tmp_path / "checked")]) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "error" in x]
+    assert "GiB are free: --set compute.remat=full" in line
+
+    def exhausted(_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    monkeypatch.setattr(compiled_steps, "compile_lowered", exhausted)
+    assert main([*command, str(tmp_path / "unforeseen")]) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "error" in x]
+    assert "memory does not suffice (RESOURCE_EXHAUSTED: Out of memory" in line

@@ -1,0 +1,69 @@
+"""Standard input, standard output and JSON: the verbs as parts of a pipe."""
+
+import io
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    """Puts a text on standard input."""
+
+    def put(text: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8"))
+
+    return put
+
+
+@pytest.mark.parametrize("command", [["show", "bert_base"], ["fill-mask"], ["checkpoints", "list"]])
+def test_a_reader_that_leaves_ends_a_verb_silently(command, monkeypatch, trained, capfd):
+    if command[0] == "fill-mask":
+        command = [*command, "--checkpoint", str(trained), "The [MASK]."]
+    if command[0] == "checkpoints":
+        command = [*command, str(trained)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patched, open(writer, "w") as stdout:
+        patched.setattr(sys, "stdout", stdout)
+        assert main(command) == 141
+    assert capfd.readouterr() == ("", "")
+
+
+def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys):
+    command = ["fill-mask", "--checkpoint", str(trained), "--json", "--top", "2"]
+    piped("The [MASK] eats hay.\n\nA [MASK] and a [MASK].\n")
+    assert main(command) == 0
+    one, two = map(json.loads, capsys.readouterr().out.splitlines())
+    assert one["text"] == "The [MASK] eats hay." and len(two["masks"]) == 2
+    assert [sorted(c) for c in one["masks"][0]] == [["probability", "text", "token"]] * 2
+    assert main([*command, "The [MASK] eats hay."]) == 0
+    assert json.loads(capsys.readouterr().out) == one
+    piped("\n")
+    assert main([*command, "-"]) == 2
+    assert "standard input has no text" in capsys.readouterr().err
+
+
+def test_embed_counts_the_lines_that_have_no_vector(piped, trained, tmp_path, capsys):
+    command = ["embed", "--checkpoint", str(trained), "--output", str(tmp_path / "v.npz")]
+    command += ["--length", "16"]
+    piped("The horse.\n\nThe bear.\nThe cow.\n")
+    assert main(command) == 0
+    assert "3 vectors of 32; 1 blank lines have none ('lines' has" in capsys.readouterr().out
+    found = np.load(tmp_path / "v.npz")
+    assert sorted(found) == ["lines", "vectors"] and found["lines"].tolist() == [1, 3, 4]
+    (tmp_path / "texts").write_text("The horse.\nThe bear.\nThe cow.\n")
+    assert main([*command, "--input", str(tmp_path / "texts")]) == 0
+    assert capsys.readouterr().out.endswith("3 vectors of 32\n")
+    assert (np.load(tmp_path / "v.npz")["vectors"] == found["vectors"]).all()
+
+
+def test_checkpoints_as_json(trained, capsys):
+    assert main(["checkpoints", "list", str(trained), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows[-1]["step"] == 200 and all(row["is_good"] for row in rows)

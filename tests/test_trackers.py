@@ -1,0 +1,156 @@
+"""Weights & Biases and trackio: the rows of metrics.jsonl, and nothing that stops training."""
+
+import importlib
+import json
+import time
+from typing import ClassVar
+
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.errors import UsageError
+from bert_jax.registry import TRACKERS
+from bert_jax.workdir import trackers
+from bert_jax.workdir.log_reader import read_rows
+from bert_jax.workdir.metrics_log import MetricsLogger
+
+_ROWS = (
+    {"step": 10, "loss": 6.5, "learning_rate": 1e-4, "steps": 10, "time": 1.5},
+    {"step": 20, "loss": 5.25, "learning_rate": 2e-4, "steps": 10, "time": 2.5},
+    {"step": 20, "split": "validation", "mlm_loss": 5.5, "sequence_length": 32},
+)
+# As a tracker is told them.
+_TOLD = [
+    {"step": 10, "train/loss": 6.5, "train/learning_rate": 1e-4},
+    {"step": 20, "train/loss": 5.25, "train/learning_rate": 2e-4},
+    {"step": 20, "validation/mlm_loss": 5.5},
+]
+
+
+def logged(workdir, *names: str) -> None:
+    """A run that was interrupted after its first row, which is replayed."""
+    workdir.mkdir(exist_ok=True)
+    config = {"seed": 3, "name": "tiny"}
+    logger = MetricsLogger(workdir, name="my-run", trackers=names, config=config)
+    logger.open_curves(_ROWS[:1])
+    for row in _ROWS[1:]:
+        logger.row(**row)
+    logger.close()
+
+
+@pytest.fixture
+def package(request):
+    return pytest.importorskip(request.param, reason=f"needs the extra {request.param!r}")
+
+
+def records(log: bytes):
+    """The records of a log of LevelDB: blocks of 32 KiB of chunks, a record in one or several."""
+    at, data = 7, b""
+    while at + 7 <= len(log):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(log[at + 4 : at + 6], "little"), log[at + 6]
+        data += log[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield data
+            data = b""
+
+
+@pytest.mark.parametrize("package", ["wandb"], indirect=True)
+def test_weights_and_biases_offline(package, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logged(tmp_path / "run", "wandb")
+    assert "failed" not in capsys.readouterr().err
+    wandb_internal_pb2 = importlib.import_module("wandb.proto.wandb_internal_pb2")
+
+    (path,) = (tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb")
+    told, names = [], set()
+    for data in records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        names |= {record.run.display_name} - {""}
+        if record.WhichOneof("record_type") == "history":
+            items = {".".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+            told.append({k: json.loads(v) for k, v in items.items() if not k.startswith("_")})
+    assert told == _TOLD and names == {"my-run"}
+
+
+@pytest.mark.parametrize("package", ["trackio"], indirect=True)
+def test_trackio(package, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    logged(tmp_path / "run", "trackio")
+    assert "failed" not in capsys.readouterr().err
+    storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
+    rows = storage.get_logs("bert-jax", "my-run")
+    told = [{k: v for k, v in row.items() if k == "step" or "/" in k} for row in rows]
+    assert told == _TOLD
+
+
+class Kept:
+    """A tracker that keeps what it is told."""
+
+    package = "json"
+    told: ClassVar[list] = []
+
+    def begin(self, name, config, directory):
+        type(self).told = [(name, config["seed"], directory.name)]
+
+    def row(self, step, values):
+        self.told.append({"step": step, **values})
+
+    def finish(self):
+        self.told.append("finished")
+
+
+def test_every_tracker_is_told_the_rows_of_the_log(tmp_path, monkeypatch):
+    monkeypatch.setitem(TRACKERS._entries, "kept", Kept)
+    logged(tmp_path / "run", "kept")
+    assert Kept.told == [("my-run", 3, "run"), *_TOLD, "finished"]
+    assert read_rows(tmp_path / "run") == list(_ROWS[1:])  # the first one was there before
+
+
+@pytest.mark.parametrize("where", ["begin", "row", "finish"])
+@pytest.mark.parametrize("error", [OSError("no network"), SystemExit(1)])
+def test_a_tracker_that_fails_is_named_once(tmp_path, monkeypatch, capsys, where, error):
+    def fail(*_):
+        raise error
+
+    failing = type("Failing", (Kept,), {where: fail})
+    monkeypatch.setitem(TRACKERS._entries, "failing", failing)
+    monkeypatch.setitem(TRACKERS._entries, "kept", Kept)
+    logged(tmp_path / "run", "failing", "kept")
+    assert Kept.told[1:-1] == _TOLD
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith(f"tracker failing failed ({type(error).__name__} ")
+
+
+def test_a_tracker_that_hangs_is_left_alone(tmp_path, monkeypatch, capsys):
+    hanging = type("Hanging", (Kept,), {"row": lambda *_: time.sleep(60)})
+    monkeypatch.setitem(TRACKERS._entries, "hanging", hanging)
+    monkeypatch.setattr(trackers, "_PATIENCE", 0.05)
+    began = time.monotonic()
+    logged(tmp_path / "run", "hanging")
+    assert time.monotonic() - began < 30
+    assert "tracker hanging: still busy after 0 s" in capsys.readouterr().err
+
+
+def test_an_absent_package_is_one_line(monkeypatch, tmp_path, corpus, capsys):
+    absent = type("Absent", (Kept,), {"package": "surely_not_installed"})
+    monkeypatch.setitem(TRACKERS._entries, "absent", absent)
+    with pytest.raises(UsageError, match="the package 'surely_not_installed' is not installed"):
+        trackers.require_installed(["absent"])
+    command = [
+        "pretrain",
+        "tiny_docs_cpu",
+        "--corpus",
+        str(corpus),
+        "--workdir",
+        str(tmp_path / "w"),
+    ]
+    assert main([*command, "--tracker", "absnt"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "trackers is 'absnt'; choose one of wandb, trackio" in said
+    assert "Did you mean 'absent'?" in said and not (tmp_path / "w").exists()
