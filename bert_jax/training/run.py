@@ -148,7 +148,9 @@ def run(
                 raise
             except (UsageError, RuntimeError):  # as a rule, memory does not suffice
                 _abandoned.append(this.feed)
-                _close(this)
+                # Closing asks all processes how their saves went; the others are in a step.
+                if jax.process_count() == 1:
+                    _close(this)
                 raise
 
         # 3. The end. A run that was already finished is only told so.

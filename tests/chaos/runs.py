@@ -89,6 +89,10 @@ class Started:
         deadline = time.monotonic() + seconds
         try:
             return [p.wait(max(0.1, deadline - time.monotonic())) for p in self.processes]
+        except subprocess.TimeoutExpired as error:
+            codes = [process.poll() for process in self.processes]
+            logs = "\n".join(self.log(rank) for rank in range(len(codes)))
+            raise AssertionError(f"exit codes so far: {codes}\n{logs}") from error
         finally:
             self.kill()
 
