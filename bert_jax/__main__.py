@@ -10,23 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax import config_loader
-from bert_jax.cli import (
-    checkpoints,
-    embed,
-    evaluate,
-    export,
-    fill_mask,
-    finetune,
-    import_,
-    options,
-    output,
-    plan,
-    predict,
-    prepare,
-    pretrain,
-    report,
-    show,
-)
+from bert_jax.cli import options, output
+from bert_jax.cli.exchange import checkpoints, export, import_
+from bert_jax.cli.inference import embed, fill_mask, predict
+from bert_jax.cli.inspection import plan, report, show
+from bert_jax.cli.training import evaluate, finetune, prepare, pretrain
 from bert_jax.errors import BertJaxError, Interrupted, Preempted
 from bert_jax.progress import say
 

@@ -4,9 +4,9 @@ import dataclasses
 import json
 from typing import Any
 
+from bert_jax.cli.inspection.plan import TOPOLOGY
 from bert_jax.cli.options import add_config, add_json
 from bert_jax.cli.output import table
-from bert_jax.cli.plan import TOPOLOGY
 from bert_jax.errors import UsageError
 
 SUMMARY = "print a config as it would run, as JSON"

@@ -1,0 +1,1 @@
+"""Verbs that bring checkpoints in and out, and list them."""

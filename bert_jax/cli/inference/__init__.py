@@ -1,0 +1,1 @@
+"""Verbs that use a checkpoint on texts."""

@@ -1,0 +1,1 @@
+"""Verbs that make a corpus, train and score."""
