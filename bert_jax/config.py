@@ -131,9 +131,17 @@ class OptimizerConfig:
     schedule: str = setting("bert_linear", choices=SCHEDULES)
     learning_rate: float = setting(1e-4, above=0)
     warmup_steps: int = 10_000
+    # Steps at the end of the run in which the rate falls (warmup_stable_decay).
+    decay_steps: int = setting(0, least=0)
+    # What the rate falls to, as a share of `learning_rate` (all but bert_linear and
+    # electra_linear), and how it falls (polynomial).
+    min_lr_ratio: float = setting(0.0, least=0, most=1)
+    power: float = setting(1.0, above=0)
     beta1: float = setting(0.9, least=0, below=1)
     beta2: float = setting(0.999, least=0, below=1)
     epsilon: float = setting(1e-6, above=0)
+    # Share of the old momentum that Muon keeps.
+    momentum: float = setting(0.95, least=0, below=1)
     # Decoupled decay of every parameter but biases and norms.
     weight_decay: float = setting(0.01, least=0)
     # The original has none; true gives Adam as its paper has it.

@@ -5,9 +5,16 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.config import HeadConfig, ModelConfig, PhaseConfig, TrainConfig, flatten
+from bert_jax.config import (
+    HeadConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    TrainConfig,
+    flatten,
+)
 from bert_jax.errors import UsageError, brief
-from bert_jax.registry import OBJECTIVES, PARTS, TRACKERS, Registry
+from bert_jax.registry import OBJECTIVES, OPTIMIZERS, PARTS, SCHEDULES, TRACKERS, Registry
 
 
 def complete(config: TrainConfig) -> TrainConfig:
@@ -118,6 +125,7 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "data.random_token_prob", "and data.mask_token_prob together exceed 1"
     if 0 < optimizer.spike_factor <= 1:
         yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
+    yield from _optimizer_problems(optimizer, config.total_steps)
     for name in config.trackers:
         if name not in TRACKERS:
             yield "trackers", TRACKERS.problem(name)
@@ -139,6 +147,45 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {name} {size}"
     if config.mesh.fsdp != -1 and config.mesh.fsdp < 1:
         yield "mesh.fsdp", "must be -1 (all devices) or at least 1"
+
+
+# A field of the optimiser -> the built-in kinds, or schedules, that read it. Changed where nothing
+# reads it, it would be believed to do something.
+_KINDS_THAT_READ = {
+    "beta1": ("bert_adamw", "adamw", "lamb", "stable_adamw", "muon"),
+    "beta2": ("bert_adamw", "adamw", "lamb", "stable_adamw", "muon"),
+    "epsilon": ("bert_adamw", "adamw", "lamb", "stable_adamw", "muon"),
+    "bias_correction": ("bert_adamw", "lamb"),
+    "momentum": ("muon",),
+}
+_SCHEDULES_THAT_READ = {
+    "decay_steps": ("warmup_stable_decay",),
+    "min_lr_ratio": ("linear", "polynomial", "cosine", "warmup_stable_decay"),
+    "power": ("polynomial",),
+}
+
+
+def _optimizer_problems(optimizer: OptimizerConfig, total_steps: int) -> Iterator[tuple[str, str]]:
+    for table, chosen, readers in (
+        (OPTIMIZERS, optimizer.kind, _KINDS_THAT_READ),
+        (SCHEDULES, optimizer.schedule, _SCHEDULES_THAT_READ),
+    ):
+        for name, kinds in readers.items():
+            value = getattr(optimizer, name)
+            is_changed = value != getattr(OptimizerConfig, name)
+            if is_changed and table.is_builtin(chosen) and chosen not in kinds:
+                yield (
+                    f"optimizer.{name}",
+                    f"is {value}, which {chosen} does not read: only {', '.join(kinds)}",
+                )
+    if optimizer.schedule == "warmup_stable_decay":
+        most = total_steps - optimizer.warmup_steps
+        if not 1 <= optimizer.decay_steps <= max(most, 1):
+            yield (
+                "optimizer.decay_steps",
+                f"is {optimizer.decay_steps}; of the {total_steps} steps from 1 to {most} may be "
+                "the decay's (the rest is the warm-up)",
+            )
 
 
 def _value_problems(section: Any, prefix: str) -> Iterator[tuple[str, str]]:

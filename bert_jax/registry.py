@@ -35,6 +35,9 @@ class Registry:
         """Returns all names, the built-in ones first."""
         return [*self._builtin, *(name for name in self._entries if name not in self._builtin)]
 
+    def is_builtin(self, name: str) -> bool:
+        return name in self._builtin
+
     def __contains__(self, name: object) -> bool:
         return name in self._builtin or name in self._entries
 
@@ -90,11 +93,29 @@ ATTENTION = Registry(
 )
 OPTIMIZERS = Registry(
     "optimizer.kind",
-    {"bert_adamw": "bert_jax.update.optimizers:bert_adamw"},
+    {
+        "bert_adamw": "bert_jax.update.optimizers:bert_adamw",
+        "adamw": "bert_jax.update.optimizers:adamw",
+        "lamb": "bert_jax.update.lamb:lamb",
+        "stable_adamw": "bert_jax.update.stable_adamw:stable_adamw",
+        "muon": "bert_jax.update.muon:muon",
+        "adafactor": "bert_jax.update.adafactor:adafactor",
+    },
 )
 SCHEDULES = Registry(
     "optimizer.schedule",
-    {"bert_linear": "bert_jax.update.schedules:bert_linear"},
+    {
+        name: f"bert_jax.update.schedules:{name}"
+        for name in (
+            "bert_linear",
+            "electra_linear",
+            "linear",
+            "polynomial",
+            "cosine",
+            "constant",
+            "warmup_stable_decay",
+        )
+    },
 )
 # How a corpus becomes rows, and which of their tokens are masked.
 ROWS = Registry(

@@ -232,6 +232,9 @@ _IMPOSSIBLE = [
     ("optimizer.beta1=1", "optimizer.beta1", "below 1"),
     ("optimizer.beta2=-0.1", "optimizer.beta2", "at least 0"),
     ("optimizer.clip_norm=-1", "optimizer.clip_norm", "0 switches it off"),
+    ("optimizer.momentum=0.9", "optimizer.momentum", "bert_adamw does not read: only muon"),
+    ("optimizer.power=2", "optimizer.power", "bert_linear does not read: only polynomial"),
+    ("optimizer.schedule=warmup_stable_decay", "optimizer.decay_steps", "may be the decay's"),
     ("optimizer.spike_factor=0.5", "optimizer.spike_factor", "0 or more than 1"),
     ("optimizer.max_skipped_updates=-1", "optimizer.max_skipped_updates", "at least 0"),
     *(
@@ -242,8 +245,8 @@ _IMPOSSIBLE = [
             ("compute.attention", "fuse", "fused"),
             ("data.rows", "sentences", "sentence_pairs"),
             ("data.mask", "token", "tokens"),
-            ("optimizer.kind", "adamw", "bert_adamw"),
-            ("optimizer.schedule", "linear", "bert_linear"),
+            ("optimizer.kind", "bert_adam", "bert_adamw"),
+            ("optimizer.schedule", "bert_line", "bert_linear"),
         )
     ),
     ("data.random_token_prob=0.3", "data.random_token_prob", "together exceed 1"),

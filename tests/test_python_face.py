@@ -94,7 +94,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, runs, capsys, monkeypatch, l
     assert found["states"].shape == (3, 1, 8, 32)
     assert found["closing"]["step"] == 200
     assert found["outputs"]["pooled"].shape == (1, 32)
-    assert found["config"].optimizer.schedule == "constant"
+    assert found["config"].optimizer.schedule == "flat"
     # What it predicted is what the command line says of the same rows.
     said = found["reviews"].predict([{"text": "the young horse"}, "the old bear"])
     (tmp_path / "rows.csv").write_text("text\nthe young horse\nthe old bear\n")

@@ -101,7 +101,8 @@ def make(config: OptimizerConfig) -> Direction:
     found = OPTIMIZERS[config.kind](config)
     if isinstance(found, Direction):
         return found
-    return _skipping(optax.chain(_clip(config), found))
+    clip = clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    return _skipping(optax.chain(clip, found))
 
 
 def _skipping(inner: optax.GradientTransformation) -> Direction:
@@ -123,10 +124,6 @@ def _skipping(inner: optax.GradientTransformation) -> Direction:
     return Direction(inner.init, update)
 
 
-def _clip(config: OptimizerConfig) -> optax.GradientTransformation:
-    return clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-
-
 def bert_adamw(config: OptimizerConfig) -> Direction:
     """Returns AdamW as BERT has it (google-research/bert optimization.py), traps included.
 
@@ -134,17 +131,32 @@ def bert_adamw(config: OptimizerConfig) -> Direction:
     hardly matters, and `bias_correction` gives the corrected form. Decay applies to every parameter
     but biases and norms, chosen by name.
     """
-    chain = optax.chain(
-        _clip(config),
+    chain = adam_with_decay(config)
+    return Direction(chain.init, chain.update)
+
+
+def adamw(config: OptimizerConfig) -> Direction:
+    """Returns AdamW as its paper has it (Loshchilov and Hutter 2019): with bias correction."""
+    chain = adam_with_decay(config, bias_correction=True)
+    return Direction(chain.init, chain.update)
+
+
+def adam_with_decay(
+    config: OptimizerConfig, *, bias_correction: bool | None = None, clip_norm: float | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Returns clipping, Adam's direction and decoupled decay; none stands for the config's own."""
+    clip = config.clip_norm if clip_norm is None else clip_norm
+    corrected = config.bias_correction if bias_correction is None else bias_correction
+    return optax.chain(
+        clip_by_global_norm(clip) if clip else optax.identity(),
         scale_by_adam(
             beta1=config.beta1,
             beta2=config.beta2,
             epsilon=config.epsilon,
-            bias_correction=config.bias_correction,
+            bias_correction=corrected,
         ),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     )
-    return Direction(chain.init, chain.update)
 
 
 def adam_state(opt_state: Any) -> optax.ScaleByAdamState | None:
@@ -159,4 +171,12 @@ def with_adam_state(opt_state: Any, new: optax.ScaleByAdamState) -> Any:
 
 
 def _is_adam(state: Any) -> bool:
-    return isinstance(state, optax.ScaleByAdamState)
+    """Returns whether these are moments of every parameter: Muon keeps Adam's of some alone."""
+    if not isinstance(state, optax.ScaleByAdamState):
+        return False
+    moments = jax.tree.leaves(state.mu, is_leaf=_is_left_out)
+    return not any(_is_left_out(moment) for moment in moments)
+
+
+def _is_left_out(moment: Any) -> bool:
+    return isinstance(moment, optax.MaskedNode)

@@ -1,5 +1,7 @@
 """Learning rates as functions of the step; `optimizer.schedule` names one."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,73 @@ def bert_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -
     """
     rising = times(step, config.learning_rate / max(config.warmup_steps, 1))
     falling = times(total_steps - step, config.learning_rate / total_steps)
+    return jnp.where(step < config.warmup_steps, rising, falling)
+
+
+def linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    """Rises linearly for `warmup_steps`, and falls linearly from there to the end (fairseq's
+    polynomial_decay of power 1; transformers' get_linear_schedule_with_warmup).
+    """
+    return polynomial(step, config=dataclasses.replace(config, power=1.0), total_steps=total_steps)
+
+
+def electra_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    """Falls linearly from step 0 to the end, times min(1, step / `warmup_steps`) (google-research/
+    electra model/optimization.py): the two lines are multiplied, where BERT takes one or the other.
+    """
+    falling = times(total_steps - step, config.learning_rate / total_steps)
+    return falling * _warmup(step, config)
+
+
+def polynomial(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    """Falls after the warm-up as (share of the steps that are left)^`power`, to `min_lr_ratio` of
+    the rate.
+    """
+    left = (total_steps - step).astype(jnp.float32) / (total_steps - config.warmup_steps)
+    # A power of 1 is the line itself, to the last bit.
+    shape = left if config.power == 1 else jnp.maximum(left, 0.0) ** config.power
+    return _after_warmup(step, shape, config)
+
+
+def cosine(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    """Falls after the warm-up along half a cosine, to `min_lr_ratio` of the rate (Loshchilov and
+    Hutter 2017, SGDR, without restarts).
+    """
+    done = step - config.warmup_steps
+    share = done.astype(jnp.float32) / (total_steps - config.warmup_steps)
+    # sin^2 of half the angle keeps its digits where 1 + cos would cancel.
+    return _after_warmup(step, jnp.sin(0.5 * jnp.pi * (1 - share)) ** 2, config)
+
+
+def constant(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    """Stays at the rate after the warm-up."""
+    del total_steps
+    return config.learning_rate * _warmup(step, config)
+
+
+def warmup_stable_decay(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    """Stays at the rate after the warm-up, and falls over the last `decay_steps` as 1 - sqrt(share
+    of them that is done), to `min_lr_ratio` of the rate.
+
+    Hägele et al. 2024 (arXiv:2405.18392), section 3; ModernBERT decays so.
+    """
+    decay = max(config.decay_steps, 1)
+    left = jnp.minimum(total_steps - step, decay)
+    # 1 - sqrt(x) is (1 - x) / (1 + sqrt(x)), which keeps its digits near the end.
+    shape = left.astype(jnp.float32) / decay / (1 + jnp.sqrt((decay - left) / decay))
+    return _after_warmup(step, shape, config)
+
+
+def _warmup(step: jax.Array, config: OptimizerConfig) -> jax.Array:
+    """Returns min(1, step / `warmup_steps`)."""
+    return jnp.minimum(1.0, step.astype(jnp.float32) / max(config.warmup_steps, 1))
+
+
+def _after_warmup(step: jax.Array, shape: jax.Array, config: OptimizerConfig) -> jax.Array:
+    """Returns the warm-up's line; after it `shape`, which falls from 1 to 0, above the floor."""
+    floor = config.min_lr_ratio
+    falling = config.learning_rate * (floor + (1 - floor) * shape)
+    rising = times(step, config.learning_rate / max(config.warmup_steps, 1))
     return jnp.where(step < config.warmup_steps, rising, falling)
 
 
