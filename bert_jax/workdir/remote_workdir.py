@@ -142,6 +142,26 @@ def write_text(path: Path | str, name: str, text: str) -> None:
         (_path(str(path)) / name).write_text(text)
 
 
+def read_text(path: Path | str, name: str) -> str:
+    """Returns a file of a directory or at an address."""
+    if not is_address(path):
+        return (Path(path) / name).read_text(encoding="utf-8")
+    with _failures(str(path), "read"):
+        return (_path(str(path)) / name).read_text()
+
+
+def remove(path: Path | str) -> None:
+    """Removes a directory, or all that lies at an address; nothing where nothing is."""
+    if not is_address(path):
+        if Path(path).exists():
+            shutil.rmtree(path)
+        return
+    with _failures(str(path), "written to"):
+        place = _path(str(path))
+        if place.exists():
+            place.rmtree()
+
+
 def set_aside(path: Path | str, *, building: str, target: str, but_for: tuple[str, ...]) -> None:
     """Moves all that lies in `path`, but names that begin with one of `but_for`, to `target`.
 
