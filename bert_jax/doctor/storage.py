@@ -1,5 +1,6 @@
 """Checks of the workdir: whose it is, and that checkpoints can be saved there and come back."""
 
+import contextlib
 import errno
 import math
 import os
@@ -27,6 +28,11 @@ _PROBE_BYTES = 64 * 2**20
 _ANSWER_SECONDS = 120.0
 # A newest checkpoint beyond this is not read whole: a minute would not suffice.
 _READ_WHOLE = 8_000_000_000
+
+_OPEN_THE_BUCKET = (
+    "see that the bucket is there and a network leads to it, and give this machine's account "
+    "roles/storage.admin on it (gcloud storage buckets add-iam-policy-binding)"
+)
 
 
 def held(case: Case) -> Finding:
@@ -79,10 +85,16 @@ def saves(case: Case) -> Finding:
         _together("seen", probe.look)
         seconds = probe.save()
         _together("restored", probe.restore)
+    except StorageFailed as error:
+        if not remote_workdir.is_address(case.workdir):
+            raise
+        return failed(str(error), _OPEN_THE_BUCKET, exit_code=error.exit_code)
     finally:
         probe.close()
         if distributed.is_main():
-            remote_workdir.remove(place)
+            # Of a bucket that does not answer, the first error is the one to tell.
+            with contextlib.suppress(StorageFailed):
+                remote_workdir.remove(place)
     fixed, whole = seconds
     case.save_seconds = fixed, max(whole - fixed, 1e-3) / _PROBE_BYTES
     return passed(
@@ -105,8 +117,8 @@ def room(case: Case) -> Finding:
     needed = size * max(kept + 1 - len(there), 1)
     free = shutil.disk_usage(_existing(Path(case.workdir))).free
     text = (
-        f"{kept} checkpoints of {size / 1e9:.2f} GB and one under way need {needed / 1e9:.2f} GB "
-        f"more, and {free / 1e9:.2f} GB are free"
+        f"{kept} checkpoint(s) of {size / 1e9:.3g} GB and one under way need {needed / 1e9:.3g} GB "
+        f"more, and {free / 1e9:.3g} GB are free"
     )
     if needed > free:
         return failed(
