@@ -21,6 +21,7 @@ _EPILOG = """\
 A first run, from text to a filled-in word:
 
   bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192
+  bert-jax doctor tiny_docs_cpu --corpus runs/corpus --workdir runs/first
   bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
   bert-jax fill-mask --checkpoint runs/first "The function returns a [MASK] of strings."
   bert-jax export --checkpoint runs/first --format hf --output runs/first-hf

@@ -123,7 +123,7 @@ def test_a_good_set_up_passes_and_nothing_is_changed(place, capsys):
 
 
 def test_a_bad_one_shows_all_that_is_wrong_and_changes_nothing(place, capsys):
-    """What fails hides nothing; the code is that of the first failure, the words are options."""
+    """No failure hides another; the code is that of the first one, the words are options."""
     place.shard().write_bytes(place.shard().read_bytes()[:-2])
     place.workdir.mkdir(parents=True)
     run_directory.write_config(place.workdir, _CONFIG)
@@ -398,7 +398,7 @@ def bucket_to_look_at(place: Place) -> None:
 
 
 def workdir_of_one_host(place: Place) -> None:
-    """What process 0 has written is not there: here it never is."""
+    """No host sees what process 0 has written."""
     place.patch.setattr(remote_workdir, "names", lambda path: [])
 
 

@@ -1,1 +1,1 @@
-"""What would go wrong with a run later, found out in a minute and without changing anything."""
+"""Finds out in a minute, and without changing anything, what would go wrong with a run later."""

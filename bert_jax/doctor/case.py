@@ -1,4 +1,4 @@
-"""What is examined, and what the checks find out for those that come after them."""
+"""The set-up that is examined, and what the checks find out for those that come after them."""
 
 import secrets
 import time

@@ -39,7 +39,7 @@ def files(case: Case) -> Finding:
     if wants_all and not reads_all:
         return warned(
             f"{text}: too large to compare every checksum here",
-            "none: `pretrain` compares them before its first step",
+            "none: 'bert-jax pretrain' compares them before its first step",
         )
     return passed(f"{text}; {'sizes and checksums' if reads_all else 'sizes'} as written")
 

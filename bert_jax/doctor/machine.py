@@ -39,7 +39,7 @@ def devices(case: Case) -> Finding:
             return failed(
                 f"{len(found)} x {kind}, where {topology.name} has {topology.devices} x "
                 f"{topology.chip.device_kind} on {topology.hosts} host(s)",
-                "run this on every host of that slice, with `distributed`; `bert-jax plan` "
+                "run this on every host of that slice, with `distributed`; 'bert-jax plan' "
                 "predicts a run on devices that are not here",
             )
     rates = {}
