@@ -149,6 +149,7 @@ def _own_cache(case: Case) -> Iterator[None]:
     if case.workdir is None or not remote_workdir.is_address(case.workdir):
         yield
         return
+    remote_workdir.choose_gcsfs()
     before = os.environ.get("BERT_JAX_CACHE")
     with tempfile.TemporaryDirectory(prefix="bert-jax-doctor-") as directory:
         os.environ["BERT_JAX_CACHE"] = directory

@@ -26,6 +26,8 @@ def warned(found: str, remedy: str) -> Finding:
 
 
 def failed(found: str, remedy: str, *, exit_code: int = UsageError.exit_code) -> Finding:
+    # What others say may be of several lines.
+    found, remedy = (" ".join(text.split()) for text in (found, remedy))
     return Finding(result=FAILED, found=found, remedy=remedy, exit_code=exit_code)
 
 

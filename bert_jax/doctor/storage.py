@@ -86,9 +86,7 @@ def saves(case: Case) -> Finding:
         seconds = probe.save()
         _together("restored", probe.restore)
     except StorageFailed as error:
-        if not remote_workdir.is_address(case.workdir):
-            raise
-        return failed(str(error), _OPEN_THE_BUCKET, exit_code=error.exit_code)
+        raise _advised(error, case.workdir) from error
     finally:
         probe.close()
         if distributed.is_main():
@@ -230,7 +228,17 @@ def _owner() -> str:
 
 def _directory(case: Case) -> Path:
     assert case.workdir is not None
-    return remote_workdir.directory_of(case.workdir, owner=_owner())
+    try:
+        return remote_workdir.directory_of(case.workdir, owner=_owner())
+    except StorageFailed as error:
+        raise _advised(error, case.workdir) from error
+
+
+def _advised(error: StorageFailed, workdir: Path | str) -> StorageFailed:
+    """Returns the error with what to do about it, where the storage is a bucket."""
+    if not remote_workdir.is_address(workdir):
+        return error
+    return StorageFailed(f"{error}; {_OPEN_THE_BUCKET}")
 
 
 def _beside(workdir: Path | str, token: str) -> Path | str:

@@ -222,9 +222,16 @@ def _take_back(source: Any, target: Path) -> None:
         target.unlink()
 
 
-def _path(path: str | Path) -> Any:
-    # Buckets through gcsfs: TensorFlow takes seconds to import.
+def choose_gcsfs() -> None:
+    """Lets buckets be reached through gcsfs: TensorFlow takes seconds to import.
+
+    It counts if it is called before the first path is asked for, which jax does when it compiles.
+    """
     os.environ.setdefault("EPATH_USE_TF", "false")
+
+
+def _path(path: str | Path) -> Any:
+    choose_gcsfs()
     # It says of every file what kind of bucket it cannot ask about.
     logging.getLogger("gcsfs").setLevel(logging.ERROR)
     from etils import epath
