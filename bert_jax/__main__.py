@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import errno
 import os
 import sys
 import traceback
@@ -13,15 +12,16 @@ from bert_jax import config_loader
 from bert_jax.cli import options, output
 from bert_jax.cli.exchange import checkpoints, export, import_
 from bert_jax.cli.inference import embed, fill_mask, predict
-from bert_jax.cli.inspection import plan, report, show
+from bert_jax.cli.inspection import doctor, plan, report, show
 from bert_jax.cli.training import evaluate, finetune, prepare, pretrain
-from bert_jax.errors import BertJaxError, Interrupted, Preempted
+from bert_jax.errors import BertJaxError, Interrupted, Preempted, StorageFailed, exit_code_of
 from bert_jax.progress import say
 
 _EPILOG = """\
 A first run, from text to a filled-in word:
 
   bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192
+  bert-jax doctor tiny_docs_cpu --corpus runs/corpus --workdir runs/first
   bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
   bert-jax fill-mask --checkpoint runs/first "The function returns a [MASK] of strings."
   bert-jax export --checkpoint runs/first --format hf --output runs/first-hf
@@ -33,10 +33,6 @@ nobody reads the output; 1 anything unexpected.
 """
 
 
-# A disk that is full, read-only or failing, and a place one may not write: exit code 7. Any other
-# refusal of the operating system is about a wrong path: 2.
-_STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
-_STORAGE_FAILED = 7
 # What a shell shows for a program that a closed pipe ends: 128 and the number of SIGPIPE.
 _PIPE_CLOSED = 141
 
@@ -45,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code. Errors of the user are one line on stderr."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    options = _options_by_name(parser)
+    arguments.option_names = options = _options_by_name(parser)
     output.show_messages(options)
     # TensorFlow's start-up chatter hides what matters, and it computes nothing here; the user's
     # own settings win.
@@ -72,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _PIPE_CLOSED
         name = f"{error.filename}: " if error.filename else ""
         refuse(f"{name}{error.strerror or error}")
-        return _STORAGE_FAILED if error.errno in _STORAGE_ERRORS else 2
+        return exit_code_of(error)
     except RuntimeError as error:  # jax's own kind of it
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -99,6 +95,7 @@ _VERBS: dict[str, Any] = {
     "import": import_,
     "checkpoints": checkpoints,
     "report": report,
+    "doctor": doctor,
     "plan": plan,
     "show": show,
 }
@@ -158,7 +155,10 @@ def console() -> None:
         code = 1
     # Where processes are still connected, this one leaves them behind. At an ordinary exit jax
     # would wait for them, and then end this one, too, with a code of its own.
-    if code in (_STORAGE_FAILED, Preempted.exit_code, Interrupted.exit_code) or _has_peers():
+    if (
+        code in (StorageFailed.exit_code, Preempted.exit_code, Interrupted.exit_code)
+        or _has_peers()
+    ):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -4,6 +4,7 @@ A message names the file, field or value that is wrong and says what to do next.
 mean "do not restart: a restart would meet the same error"; 42 means "restart at will".
 """
 
+import errno
 import reprlib
 
 
@@ -65,6 +66,18 @@ class StorageFailed(BertJaxError):
     """Output could not be written: disk full, read-only or failing."""
 
     exit_code = 7
+
+
+# A disk that is full, read-only or failing, and a place one may not write.
+_STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
+
+
+def exit_code_of(error: OSError) -> int:
+    """Returns the code for a refusal of the operating system: of the storage, or of a wrong
+    path.
+    """
+    is_storage = error.errno in _STORAGE_ERRORS
+    return StorageFailed.exit_code if is_storage else UsageError.exit_code
 
 
 def with_exit_code(code: int, message: str) -> BertJaxError:

@@ -97,6 +97,10 @@ begin prepare prepare --source "$here" --output "$corpus" --vocab-size 192 --val
 finish
 passed "$(number "$corpus/corpus.json" unigram_entropy_nats | cut -c 1-5) nats a sub-word, without context"
 
+begin doctor doctor "$here/config.py" --corpus "$corpus" --workdir "$workdir"
+finish
+passed "$(tail -n 1 "$log")"
+
 begin pretrain pretrain "$here/config.py" --corpus "$corpus" --workdir "$workdir"
 until [ -s "$workdir/metrics.jsonl" ]; do
     still_runs

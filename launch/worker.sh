@@ -5,7 +5,8 @@
 #   worker.sh stage gs://BUCKET/CORPUS DIRECTORY    copy a corpus to local disk, and check it
 #   worker.sh copy gs://BUCKET/MODEL DIRECTORY      copy anything else there
 #   worker.sh mount                                 make the data disk readable at /mnt/bert-jax
-#   worker.sh start RUN ARGUMENT...                 start `bert-jax pretrain ARGUMENT...`, unless it runs
+#   worker.sh start RUN ARGUMENT...                 start `bert-jax pretrain ARGUMENT...`, unless it runs, or
+#                                                   `bert-jax doctor ARGUMENT...` finds that it would fail
 #   worker.sh state RUN                             running, the exit code, none, or other (another run is running)
 #   worker.sh stop                                  SIGTERM, and wait
 #   worker.sh logs LINES, worker.sh follow LINES
@@ -60,7 +61,7 @@ keep() { # VARIABLE...
 }
 
 start() { # RUN ARGUMENT...
-    local run=$1 name
+    local run=$1 name code=0
     shift
     if running; then
         say "is running already"
@@ -77,22 +78,38 @@ start() { # RUN ARGUMENT...
         keep LIBTPU_INIT_ARGS JAX_COMPILATION_CACHE_DIR BERT_JAX_HOME WORKDIR
     } >"$PLACE/run.env"
     echo "$run" >"$PLACE/run"
-    check_host || return
-    unit "$UNIT" train
+    check_host || code=$?
+    ((code)) || unit "$UNIT" train
     start_guard
+    ((code == 0)) || return "$code"
     say "started"
 }
 
-# Called on every host, with run.env and run in place, before anything is trained: what must not begin returns a code.
+# Asks `bert-jax doctor` on every host, before anything is trained. What it finds to fail is kept as the exit code of the
+# run, as if that had ended with it: the supervisor stops. A doctor that is ill itself, or slow, stops nothing.
 check_host() {
-    return 0 # here `bert-jax doctor` will be asked
+    local code=0
+    [[ ${DOCTOR:-1} != 0 ]] || return 0
+    echo "== $(date '+%F %T') $(hostname): doctor" >>"$LOG"
+    (
+        # shellcheck source=/dev/null
+        source "$PLACE/run.env"
+        trainer_environment
+        cd "$PLACE"
+        timeout "${DOCTOR_SECONDS:-600}" "$PLACE/venv/bin/python" -m bert_jax doctor "${ARGUMENTS[@]}"
+    ) >>"$LOG" 2>&1 </dev/null || code=$?
+    case $code in
+        0) ;;
+        [2-8])
+            echo "$code" >"$PLACE/exit"
+            say "not started: bert-jax doctor found what a run would end with, code $code; launch/tpu logs has it"
+            return "$code"
+            ;;
+        *) say "bert-jax doctor itself ended with code $code: going on without it" ;;
+    esac
 }
 
-train() {
-    local child='' stopping='' code
-    trap 'stopping=1; [[ ! $child ]] || kill -TERM "$child" 2>/dev/null || true' TERM INT
-    # shellcheck source=/dev/null
-    source "$PLACE/run.env"
+trainer_environment() {
     # JAX's own choice, 8482, is closed in the firewall rule that Google makes for TPU networks.
     export JAX_COORDINATOR_PORT=${JAX_COORDINATOR_PORT:-8476}
     # A read from a bucket that stalls is given up and tried again.
@@ -100,6 +117,14 @@ train() {
     export TPU_MIN_LOG_LEVEL=${TPU_MIN_LOG_LEVEL:-2} PYTHONUNBUFFERED=1
     ulimit -c 0
     ulimit -n 100000 2>/dev/null || true
+}
+
+train() {
+    local child='' stopping='' code
+    trap 'stopping=1; [[ ! $child ]] || kill -TERM "$child" 2>/dev/null || true' TERM INT
+    # shellcheck source=/dev/null
+    source "$PLACE/run.env"
+    trainer_environment
     echo "== $(date '+%F %T') $(hostname): pretrain ${ARGUMENTS[*]}" >>"$LOG"
     "$PLACE/venv/bin/python" -m bert_jax pretrain "${ARGUMENTS[@]}" >>"$LOG" 2>&1 </dev/null &
     child=$!

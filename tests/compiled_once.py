@@ -72,10 +72,11 @@ class CompiledOnce:
 
     def install(self, patch: Any) -> None:
         from bert_jax.api import training
+        from bert_jax.doctor import speed
         from bert_jax.training import compiled_steps, evaluate
 
         train = functools.partial(self.lower, step.lower_train_step)
-        for module in (compiled_steps, training):
+        for module in (compiled_steps, speed, training):
             patch.setattr(module, "lower_train_step", train)
             patch.setattr(module, "compile_lowered", self.compile)
         patch.setattr(

@@ -78,6 +78,9 @@ _MAY_IMPORT = {
     "planning": _COMMON
     | {"data", "data/tokenizer", "data/corpus", "data/pretraining"}
     | {"model", "update", "training"},
+    "doctor": _COMMON
+    | {"data/corpus", "data/pretraining", "model", "update"}
+    | {"runtime", "workdir", "training", "planning"},
     "api": _COMMON
     | {"data/tokenizer", "data/corpus", "data/pretraining", "data/tasks"}
     | {"model", "interchange", "update", "workdir", "training", "tasks"},
@@ -98,6 +101,7 @@ _ONLY_IN = {
         "training/",
         "tasks/",
         "planning/",
+        "doctor/",
         "api/",
         "cli/",
         "__main__.py",

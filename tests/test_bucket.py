@@ -270,3 +270,24 @@ def test_fine_tuning_in_a_bucket_goes_on_from_another_machine(cloud, tmp_path):
     assert again.returncode == 0, again.stderr
     assert json.loads(read(cloud, "tuned/result.json")) == result
     assert '"save"' in read(cloud, "tuned/events.jsonl")
+
+
+@pytest.mark.chaos
+def test_the_doctor_saves_beside_a_workdir_in_a_bucket_and_leaves_nothing(tmp_path, cloud):
+    cache = tmp_path / "cache"
+    good, bad = run_in_turn(
+        cloud,
+        cache,
+        ("doctor", "--workdir", "gs://bucket/checked/run", "--json"),
+        ("doctor", "--workdir", "gs://not-there/run", "--json"),
+    )
+    assert good[0] == 0, good[1]
+    found = {check["check"]: check for check in json.loads(good[1])["checks"]}
+    assert "verified and restored" in found["saving"]["found"], found
+    assert found["checkpoint"]["found"] == "no checkpoint yet"
+    there = "print([p.name for p in path.iterdir()] if path.exists() else [])"
+    assert ask(cloud, there, "checked") == "[]\n"
+    assert not cache.exists()
+    assert bad[0] == 7, bad
+    found = {check["check"]: check for check in json.loads(bad[1])["checks"]}
+    assert "roles/storage.admin" in found["saving"]["remedy"], found

@@ -22,6 +22,7 @@ _ROW = 'printf "%s\\n" "┃ probability ┃ token ┃" "│ 0.9 │ {} │" "│
 # What each verb does, in the directory of the smoke test.
 _GOOD = {
     "prepare": """mkdir corpus && echo '  "unigram_entropy_nats": 3.5,' >corpus/corpus.json""",
+    "doctor": "echo '17 passed, 2 warned, 0 failed, in 9 s'",
     "first": f"{_SAVED}; exec sleep 60",
     "second": """echo '{"event": "resume", "time": 2.5, "step": 100}' >>events.jsonl""",
     "evaluate": """echo '  "mlm_loss": 0.5,'""",
@@ -45,6 +46,7 @@ pretrain)
     else {verbs["second"]}
     fi ;;
 prepare) {verbs["prepare"]} ;;
+doctor) {verbs["doctor"]} ;;
 evaluate) {verbs["evaluate"]} ;;
 export) {verbs["export"]} ;;
 fill-mask) {verbs["fill-mask"]} ;;
@@ -68,7 +70,7 @@ def test_what_passes_says_each_step_and_leaves_nothing(tmp_path):
     assert done.returncode == 0 and done.stderr == ""
     _, *steps, last = done.stdout.splitlines()
     assert [line.split(": ")[1] for line in steps] == [
-        "prepare", "pretrain", "resume", "evaluate", "export", "fill-mask",
+        "prepare", "doctor", "pretrain", "resume", "evaluate", "export", "fill-mask",
     ]  # fmt: skip
     assert all(line.endswith(" s)") for line in steps)
     assert last.startswith("smoke: passed in ")
@@ -82,6 +84,7 @@ _EARLY = "before it could be killed"
     ("step", "reason", "changed"),
     [
         ("prepare", "exit code 7", {"prepare": "exit 7"}),
+        ("doctor", "exit code 4", {"doctor": "echo '1 failed'; exit 4"}),
         ("pretrain", "exit code 5", {"first": "exit 5"}),
         ("pretrain", _EARLY, {"first": "true"}),
         ("pretrain", _EARLY, {"first": "echo '{\"step\": 90, \"loss\": 1}' >metrics.jsonl"}),

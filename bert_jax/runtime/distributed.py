@@ -35,6 +35,10 @@ _POLL_SECONDS = 0.1
 # Seconds. A pod's hosts come up minutes apart, and a cold start compiles for minutes.
 _INITIALIZATION_TIMEOUT = 1800
 _HEARTBEAT_TIMEOUT = 100
+_NO_CLUSTER = (
+    "`distributed`: no cluster was found here ({}); it knows Cloud TPU, GKE and Slurm. Elsewhere "
+    "use `coordinator`, `num_processes` and `process_id`"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +70,30 @@ class Connection:
                 raise UsageError(f"`coordinator` {self.coordinator}: write it as HOST:PORT")
         return self
 
-    def connect(self) -> None:
-        """Waits for all processes. Does nothing for a process that is alone."""
+    def resolved(self) -> "Connection":
+        """Returns the address, number and count that Cloud TPU, GKE or Slurm tell, as jax finds
+        them.
+
+        Raises UsageError where none of them does.
+        """
+        if not self.detect:
+            return self
+        # jax has no public name for it (0.10.2 to 0.12).
+        from jax._src.clusters import ClusterEnv
+
+        found = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, _INITIALIZATION_TIMEOUT
+        )
+        address, number, rank = found[:3]
+        if address is None or number is None or rank is None:
+            raise UsageError(_NO_CLUSTER.format("nothing here tells of one"))
+        return Connection(coordinator=address, num_processes=number, process_id=rank)
+
+    def connect(self, *, seconds: float = _INITIALIZATION_TIMEOUT) -> None:
+        """Waits for all processes. Does nothing for a process that is alone.
+
+        Processes that are not there after `seconds` end this one: jax waits no longer.
+        """
         if not self.detect and self.coordinator is None:
             return
         # Between processes on CPUs, jax's collectives go through gloo.
@@ -77,14 +103,11 @@ class Connection:
                 coordinator_address=self.coordinator,
                 num_processes=self.num_processes,
                 process_id=self.process_id,
-                initialization_timeout=_INITIALIZATION_TIMEOUT,
+                initialization_timeout=int(seconds),
                 heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
             )
         except ValueError as error:
-            raise UsageError(
-                f"`distributed`: no cluster was found here ({error}); it knows Cloud TPU, GKE and "
-                "Slurm. Elsewhere use `coordinator`, `num_processes` and `process_id`"
-            ) from error
+            raise UsageError(_NO_CLUSTER.format(error)) from error
 
 
 def disconnect() -> None:
@@ -175,6 +198,22 @@ def any_process(flag: bool, *, mesh: Mesh) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(_gather(mesh, np.array([flag], np.int32)).any())
+
+
+def exchange(name: str, text: str, *, seconds: float) -> list[str]:
+    """Returns what every process says under a name that is used once, in the order of their
+    numbers.
+
+    Waits for all, without a device. Raises jax's JaxRuntimeError if one says nothing in time.
+    """
+    if not jax.distributed.is_initialized():
+        return [text]
+    client = _client()
+    client.key_value_set(f"bert-jax/said/{name}/{jax.process_index()}", text)
+    return [
+        client.blocking_key_value_get(f"bert-jax/said/{name}/{rank}", int(1000 * seconds))
+        for rank in range(jax.process_count())
+    ]
 
 
 # --- what each is at ---------------------------------------------------------------------------

@@ -37,7 +37,8 @@ def require_divisible(phase: PhaseConfig, mesh: Any, config: TrainConfig) -> Non
     except ValueError as error:
         raise UsageError(
             f"config {config.name!r}: global_batch_size {phase.global_batch_size} in "
-            f"{microbatches} microbatch(es): {error}"
+            f"{microbatches} microbatch(es): {error}; take a multiple of "
+            f"{sharding.row_shards(mesh) * microbatches}"
         ) from error
 
 

@@ -201,7 +201,9 @@ def load_state(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> 
     Raises NoUsableCheckpoint if it cannot be read. Ask `problem` first: bits that were changed are
     read without an error.
     """
-    return TrainState(**_read(workdir, _as_dict(TrainState.abstract(config, mesh)), step=step))
+    return TrainState(
+        **load_arrays(workdir, _as_dict(TrainState.abstract(config, mesh)), step=step)
+    )
 
 
 def load_params(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
@@ -222,14 +224,15 @@ def _load(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh: Mes
         there: Any = ocp.metadata(str(path)).metadata
         rest = jax.tree.map(lambda _: ocp.PLACEHOLDER, there)
         wanted = rest | {part: TrainState.abstract(known, mesh).params}
-        return _read(workdir, wanted, step=step)[part]
+        return load_arrays(workdir, wanted, step=step)[part]
     abstract = _as_dict(TrainState.abstract(config, mesh))
     placeholders = jax.tree.map(lambda _: ocp.PLACEHOLDER, abstract)
     wanted = placeholders | {part: abstract[part]}
-    return _read(workdir, wanted, step=step)[part]
+    return load_arrays(workdir, wanted, step=step)[part]
 
 
-def _read(workdir: Path, wanted: Any, *, step: int) -> Any:
+def load_arrays(workdir: Path, wanted: Any, *, step: int) -> Any:
+    """Returns the arrays of one step that `wanted` describes: shapes, types and shardings."""
     path = remote_workdir.checkpoints_of(workdir) / str(step)
     try:
         return ocp.load(str(path), wanted)

@@ -142,6 +142,26 @@ def write_text(path: Path | str, name: str, text: str) -> None:
         (_path(str(path)) / name).write_text(text)
 
 
+def read_text(path: Path | str, name: str) -> str:
+    """Returns a file of a directory or at an address."""
+    if not is_address(path):
+        return (Path(path) / name).read_text(encoding="utf-8")
+    with _failures(str(path), "read"):
+        return (_path(str(path)) / name).read_text()
+
+
+def remove(path: Path | str) -> None:
+    """Removes a directory, or all that lies at an address; nothing where nothing is."""
+    if not is_address(path):
+        if Path(path).exists():
+            shutil.rmtree(path)
+        return
+    with _failures(str(path), "written to"):
+        place = _path(str(path))
+        if place.exists():
+            place.rmtree()
+
+
 def set_aside(path: Path | str, *, building: str, target: str, but_for: tuple[str, ...]) -> None:
     """Moves all that lies in `path`, but names that begin with one of `but_for`, to `target`.
 
@@ -202,9 +222,16 @@ def _take_back(source: Any, target: Path) -> None:
         target.unlink()
 
 
-def _path(path: str | Path) -> Any:
-    # Buckets through gcsfs: TensorFlow takes seconds to import.
+def choose_gcsfs() -> None:
+    """Lets buckets be reached through gcsfs: TensorFlow takes seconds to import.
+
+    It counts if it is called before the first path is asked for, which jax does when it compiles.
+    """
     os.environ.setdefault("EPATH_USE_TF", "false")
+
+
+def _path(path: str | Path) -> Any:
+    choose_gcsfs()
     # It says of every file what kind of bucket it cannot ask about.
     logging.getLogger("gcsfs").setLevel(logging.ERROR)
     from etils import epath

@@ -45,10 +45,11 @@ start_trainer() {
     local flags tell
     flags="$(libtpu_flags "$GENERATION")${LIBTPU_FLAGS:+ $LIBTPU_FLAGS}"
     tell="LIBTPU_INIT_ARGS=${flags@Q} JAX_COMPILATION_CACHE_DIR=${COMPILATION_CACHE:-} $(there)"
+    [[ ! ${DOCTOR:-} ]] || tell+="DOCTOR=${DOCTOR@Q} "
     # For worker 0, which sees to the end of the costs (worker.sh guard).
     # shellcheck disable=SC2153
     tell+="TPU=$PROJECT/$ZONE/$NAME WORKDIR=${WORKDIR@Q} DELETE_WHEN_DONE=$DELETE_WHEN_DONE MAX_MINUTES=$MAX_MINUTES"
-    on_workers "${SSH_SECONDS:-120}" "$tell bash $HOST/launch/worker.sh start $RUN ${ARGUMENTS[*]@Q}"
+    on_workers "${START_SECONDS:-900}" "$tell bash $HOST/launch/worker.sh start $RUN ${ARGUMENTS[*]@Q}"
 }
 
 stop_trainer() {

@@ -163,6 +163,8 @@ begin() {
     elif ! stage; then
         CAUSE=$EXIT_SETUP
     elif ! start_trainer; then
+        # A host whose doctor found a fault says so as if its trainer had ended: the watch hears it.
+        [[ $(meaning "$(verdict)") != stop ]] || return 0
         CAUSE=$EXIT_CONTACT
     fi
     [[ $CAUSE ]] || return 0

@@ -70,6 +70,8 @@ class Cloud:
             "hosts": self.hosts,
             "creations": [["ACTIVE"]],
             "trainer": [{"code": 0}],
+            # The codes of the doctor on each host; none: 0 on all; "real": the real one.
+            "doctor": [],
             "events": [],
             "environment": {},
             "devices": 4,

@@ -349,6 +349,10 @@ def uv(argv: list[str]) -> int:
 
 
 def venv_python(argv: list[str]) -> int:
+    if argv[:3] == ["-m", "bert_jax", "doctor"] and SCENARIO["doctor"] != "real":
+        codes = SCENARIO["doctor"]
+        print("what the doctor says")
+        return codes[HOSTS.index(os.environ["FAKE_HOST"])] if codes else 0
     if argv[:2] == ["-m", "bert_jax"]:
         if SCENARIO["real_trainer"]:
             os.execv(sys.executable, [sys.executable, "-u", *argv])

@@ -260,6 +260,7 @@ def test_staging_what_is_no_corpus_or_damaged(cloud, home, bucket):
 _TRAINER = """#!/bin/bash
 trap 'sleep 0.3; exit 42' TERM
 echo "$@ port $JAX_COORDINATOR_PORT flags $LIBTPU_INIT_ARGS"
+[[ $3 == doctor ]] && exit "${FOUND:-0}"
 [[ $* == *quick* ]] && exit 3
 touch "$HOME/up"
 for _ in {1..300}; do sleep 0.1; done
@@ -301,13 +302,40 @@ def assert_systemd_knows(home: Path, argv: list[str]) -> None:
     assert "much" in bad.stdout + bad.stderr
 
 
-def test_the_unit_hands_on_sigterm_and_keeps_the_code(cloud, home):
-    here = cloud()
+def set_up(home: Path) -> Path:
+    """A host with a checkout, and an environment whose Python is the trainer above."""
     place = home / "bert-jax"
     shutil.copytree(ROOT / "launch", place / "src" / "launch")
     (place / "venv" / "bin").mkdir(parents=True)
     (place / "venv" / "bin" / "python").write_text(_TRAINER)
     (place / "venv" / "bin" / "python").chmod(0o755)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("found", "settings", "code", "state"),
+    [
+        (4, {}, 4, "4"),  # what a run would end with: nothing is started
+        (1, {}, 0, "3"),  # the doctor is ill
+        (124, {}, 0, "3"),  # or slow
+        (4, {"DOCTOR": "0"}, 0, "3"),  # not asked
+    ],
+)
+def test_the_doctor_is_asked_before_the_trainer_starts(cloud, home, found, settings, code, state):
+    here, place = cloud(), set_up(home)
+    done = worker(here, home, "start", "r1", "quick", FOUND=str(found), **settings)
+    assert done.returncode == code, done.stderr
+    wait_for(place / "exit")
+    assert worker(here, home, "state", "r1").stdout == f"{state}\n"
+    log = (place / "log" / "train.log").read_text()
+    assert ("-m bert_jax doctor quick port 8476" in log) == (not settings)
+    assert ("-m bert_jax pretrain quick port 8476" in log) == (code == 0)
+    if found == 4 and not settings:
+        assert "not started" in done.stdout and "launch/tpu logs" in done.stdout
+
+
+def test_the_unit_hands_on_sigterm_and_keeps_the_code(cloud, home):
+    here, place = cloud(), set_up(home)
     assert worker(here, home, "state", "r1").stdout == "none\n"
     started = worker(
         here, home, "start", "r1", "a b", "--process-id", "%i", LIBTPU_INIT_ARGS="--xla_x=true"

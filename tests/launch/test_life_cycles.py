@@ -108,6 +108,19 @@ def test_a_zone_without_room_is_asked_again(cloud):
     assert (done.returncode, quota.commands()) == (0, ["create", "create", "create", *_UP])
 
 
+def test_a_fault_that_the_doctor_finds_ends_the_run(cloud):
+    """The host has the code as if it had trained; no restart would meet anything else."""
+    here = cloud(number_of_hosts=2, doctor=[4, 0])
+    done = here.tpu("supervise", *_RUN)
+    assert (done.returncode, here.commands()) == (4, ["create", *_UP]), done.stderr
+    assert "the trainer ended with 4: stop" in done.stderr and "not started" in done.stdout
+    assert "0" not in here.state()["starts"]
+    assert "what the doctor says" in here.tpu("logs", *_RUN).stdout
+
+    ill = cloud(number_of_hosts=2, doctor=[1, 124])
+    assert ill.tpu("supervise", *_RUN).returncode == 0
+
+
 def test_no_mark_and_the_hosts_say_it_is_done(cloud):
     """With a workdir outside a bucket there is no mark: the second run asks the hosts."""
     here = cloud()

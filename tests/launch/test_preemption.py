@@ -39,6 +39,7 @@ def test_two_processes_train_are_preempted_and_resume(cloud, corpus, tmp_path):
     """On a spot machine that is taken away: both processes save, a new machine goes on."""
     here = cloud(
         real_trainer=True,
+        doctor="real",
         environment={
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": "1",
@@ -63,7 +64,7 @@ def test_two_processes_train_are_preempted_and_resume(cloud, corpus, tmp_path):
     def logs() -> str:
         return "\n".join(p.read_text() for p in here.directory.glob("hosts/*/bert-jax/log/*.log"))
 
-    def wait_until(condition, seconds: float = 120) -> None:
+    def wait_until(condition, seconds: float = 240) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert supervisor.poll() is None, f"{supervisor.communicate()}\n{logs()}"
@@ -81,7 +82,8 @@ def test_two_processes_train_are_preempted_and_resume(cloud, corpus, tmp_path):
     assert codes == ["42\n", "42\n"], logs()
     assert max(row["step"] for row in lines_of(workdir / "metrics.jsonl")) < _STEPS
 
-    out, err = supervisor.communicate(timeout=180)
+    assert "2 processes met" in logs() and " 0 failed" in logs(), logs()
+    out, err = supervisor.communicate(timeout=300)
     assert supervisor.returncode == 0, f"{err}\n{out}\n{logs()}"
     assert here.state()["created"] == 2
     assert [path.read_text() for path in exits] == ["0\n", "0\n"]

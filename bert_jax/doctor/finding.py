@@ -1,0 +1,55 @@
+"""A finding: what one check has found, and what to do about it."""
+
+from dataclasses import dataclass
+
+from bert_jax.errors import BertJaxError, StorageFailed, UsageError, exit_code_of
+
+PASSED, WARNED, FAILED, SKIPPED = "passed", "warned", "failed", "skipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The result of one check. `exit_code` is what a run would end with, where it failed."""
+
+    result: str
+    found: str
+    remedy: str = ""
+    exit_code: int = 0
+
+
+def passed(found: str) -> Finding:
+    return Finding(result=PASSED, found=found)
+
+
+def warned(found: str, remedy: str) -> Finding:
+    return Finding(result=WARNED, found=found, remedy=remedy)
+
+
+def failed(found: str, remedy: str, *, exit_code: int = UsageError.exit_code) -> Finding:
+    # What others say may be of several lines.
+    found, remedy = (" ".join(text.split()) for text in (found, remedy))
+    return Finding(result=FAILED, found=found, remedy=remedy, exit_code=exit_code)
+
+
+def skipped(found: str) -> Finding:
+    return Finding(result=SKIPPED, found=found)
+
+
+def of_error(error: Exception) -> Finding:
+    """Returns the finding of a check that raised: no error of one check hides another check."""
+    if isinstance(error, BertJaxError):
+        # Such an error says what is wrong, and the remedy, in its one line.
+        return failed("", str(error), exit_code=error.exit_code)
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename else ""
+        code = exit_code_of(error)
+        remedy = "check this path"
+        if code == StorageFailed.exit_code:
+            remedy = "free the storage or make it writable, or choose another place"
+        return failed(f"{name}{error.strerror or error}", remedy, exit_code=code)
+    first_line = (str(error).strip().splitlines() or [""])[0][:300]
+    return failed(
+        f"{type(error).__name__}: {first_line}",
+        "a run would meet it, too: start it, to see the whole of the error",
+        exit_code=UsageError.exit_code,
+    )

@@ -1,0 +1,72 @@
+"""Checks of the config: its fields, its mesh, its masks, and what it asks of other packages."""
+
+from bert_jax import config_loader
+from bert_jax.config_checks import mask_warnings, validate
+from bert_jax.doctor.case import Case
+from bert_jax.doctor.finding import Finding, passed, warned
+from bert_jax.model import sharding
+from bert_jax.training import preflight
+from bert_jax.training.beginning import Beginning
+from bert_jax.workdir import trackers
+
+
+def config(case: Case) -> Finding:
+    """Every field is known and possible, and fits the others."""
+    assert case.config_name is not None
+    # The model of a run that goes on from a checkpoint is the checkpoint's: see `beginning`.
+    found = config_loader.load_config(
+        case.config_name, list(case.overrides), checked=case.init_from is None
+    )
+    case.config = found
+    model = found.model
+    return passed(
+        f"{found.name}: {model.num_hidden_layers} layers of {model.hidden_size}, "
+        f"{found.total_steps:,} steps in {len(found.phases)} phase(s)"
+    )
+
+
+def tracked(case: Case) -> Finding:
+    """The packages of the services that are told the rows are installed."""
+    assert case.config is not None
+    trackers.require_installed(case.config.trackers)
+    return passed(", ".join(case.config.trackers) or "none is asked for")
+
+
+def beginning(case: Case) -> Finding:
+    """The checkpoint that the run begins from can be read, and has the corpus's tokenizer."""
+    assert case.config is not None and case.workdir is not None
+    wanted, case.config = case.config, None
+    begin = Beginning(
+        case.init_from,
+        allow_missing_heads=case.allow_missing_heads,
+        ignore_unexpected=case.ignore_unexpected,
+    )
+    fields = [assignment.partition("=")[0].strip() for assignment in case.overrides]
+    found = validate(begin.config_of(wanted, case.workdir, own_fields=fields))
+    if case.corpus is not None:
+        begin.require_tokenizer_of(case.corpus)
+    case.config = found
+    return passed(f"the run begins from {case.init_from}")
+
+
+def mesh(case: Case) -> Finding:
+    """The mesh uses every device once, and every device gets as many rows."""
+    assert case.config is not None
+    found = sharding.make_mesh(**preflight.mesh_shape(case.config))
+    for phase in case.config.phases:
+        preflight.require_divisible(phase, found, case.config)
+    case.mesh = found
+    shape = " x ".join(f"{size} {axis}" for axis, size in found.shape.items())
+    rows = ", ".join(str(phase.global_batch_size) for phase in case.config.phases)
+    return passed(f"{shape}; batches of {rows} rows divide")
+
+
+def masks(case: Case) -> Finding:
+    """Every phase has room for the tokens that it is to predict."""
+    assert case.config is not None
+    lines = [line.removeprefix("warning: ") for line in mask_warnings(case.config)]
+    if lines:
+        found, remedies = zip(*(line.rsplit("; ", 1) for line in lines), strict=True)
+        return warned("; ".join(found), "; ".join(remedies))
+    room = ", ".join(f"{p.max_predictions} of {p.sequence_length}" for p in case.config.phases)
+    return passed(f"room for {room} tokens a row")
