@@ -78,7 +78,7 @@ def program(needed: int) -> SimpleNamespace:
     [
         (100, None),
         (101, "set optimizer.gradient_accumulation_steps=2"),
-        (800, "set compute.remat=dots set compute.layers=scan "),
+        (250, "set optimizer.gradient_accumulation_steps=4"),
         (9000, "it needs more memory, or a smaller phases.0.global_batch_size"),
     ],
 )
