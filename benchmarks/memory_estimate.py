@@ -1,6 +1,6 @@
 """The estimate of a step's memory beside the compiler's figure, and beside what a process takes.
 
-    python benchmarks/memory_estimate.py [--run]
+    python benchmarks/memory_estimate.py [--run] [--shape '[2, 256, 128, 32, 1, []]']
 
 Six shapes of pre-training, from 0.3 to 4 GiB. With --run each step runs three times in a process of
 its own, whose peak of resident memory counts, less what the process had before there was a state.
@@ -29,7 +29,7 @@ _GIB = 2**30
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--run", action="store_true", help="run the steps, too")
-    parser.add_argument("--shape", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--shape", type=json.loads, help="one alone, as a list in JSON")
     arguments = parser.parse_args()
     shapes = [arguments.shape] if arguments.shape else _SHAPES
     print("| layers x width | length | rows | microbatches | other | estimate | compiler | ratio |"

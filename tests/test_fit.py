@@ -1,4 +1,4 @@
-"""What does not fit is refused before it is compiled, and `--fit` chooses what does."""
+"""A run that does not fit is refused before it is compiled, and `--fit` chooses what does."""
 
 import dataclasses
 import json
