@@ -221,7 +221,7 @@ def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
 
 
 def test_a_remedy_is_the_first_change_that_compiles(monkeypatch):
-    """What is surely too much, by the estimate, is not compiled."""
+    """A change that is surely too little, by the estimate, is not compiled."""
     tried = []
 
     def figures(config, phase, *, mesh, topology):
