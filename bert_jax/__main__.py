@@ -33,6 +33,12 @@ nobody reads the output; 1 anything unexpected.
 """
 
 
+# The remedies where memory does not suffice after all.
+_LESS_TRAINING = (
+    "`fit` chooses what does, or set optimizer.gradient_accumulation_steps=N, or a smaller batch"
+)
+_LESS_MEMORY = {"pretrain": _LESS_TRAINING, "finetune": _LESS_TRAINING}
+_LESS_DATA = "use fewer rows at a time, or a machine with more memory"
 # What a shell shows for a program that a closed pipe ends: 128 and the number of SIGPIPE.
 _PIPE_CLOSED = 141
 
@@ -69,13 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = f"{error.filename}: " if error.filename else ""
         refuse(f"{name}{error.strerror or error}")
         return exit_code_of(error)
-    except RuntimeError as error:  # jax's own kind of it
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except (MemoryError, RuntimeError) as error:  # jax's own kind of it is the second
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        refuse(
-            f"memory does not suffice ({str(error).splitlines()[0]}): set "
-            "optimizer.gradient_accumulation_steps, or compute.remat=full, or a smaller batch"
-        )
+        what = (str(error) or "this process may not have more").splitlines()[0]
+        refuse(f"memory does not suffice ({what}): {_LESS_MEMORY.get(arguments.verb, _LESS_DATA)}")
         return 2
     except KeyboardInterrupt:
         say("\ninterrupted; the same command resumes from the last checkpoint")

@@ -1,5 +1,6 @@
 """A run that diverges is warned and ended; one that is merely slow is left alone."""
 
+import dataclasses
 import json
 import math
 
@@ -35,6 +36,8 @@ def test_a_plateau_and_a_spike_are_healthy():
     assert warnings_of([9.9] * 1000) == []
     assert warnings_of(([100.0] * 19 + [4.0]) * 30) == []
     assert warnings_of([1e9] * 1000, guessing=None) == []
+    # A text of one word: what it begins with is far above its unigram entropy, which is zero.
+    assert warnings_of([5.2 - step / 100 for step in range(520)]) == []
     # An update without a number is left out, and counted elsewhere.
     assert warnings_of([math.nan] * 1000) == []
 
@@ -66,3 +69,25 @@ def test_a_learning_rate_of_ten_ends_with_its_code(tmp_path, corpus, capsys):
     assert "warning: step 2" in said and "the run has diverged" in said and "--workdir" in said
     events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
     assert events[-1]["reason"] == "diverged" and events[-1]["step"] < 300
+
+
+def test_a_rate_beyond_all_numbers_ends_with_its_code(tmp_path, corpus, capsys):
+    """There is no loss that could be too high: its updates are left out, and counted."""
+    config = tiny_corpus.tiny_config(
+        model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
+        optimizer=OptimizerConfig(learning_rate=1e30, warmup_steps=2, max_skipped_updates=5),
+        phases=(
+            PhaseConfig(sequence_length=32, steps=300, global_batch_size=8, max_predictions=5),
+        ),
+        evaluation=EvaluationConfig(every_steps=1000, num_examples=16, batch_size=16),
+        checkpoint=CheckpointConfig(every_steps=1000),
+    )
+    path = tiny_corpus.write_config(tmp_path / "huge.json", config)
+    workdir = tmp_path / "run"
+    command = ["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(workdir)]
+    assert main(command) == 6
+    said = capsys.readouterr().err
+    assert "this update is left out (1 of 5 that may be)" in said
+    assert "lower optimizer.learning_rate" in said
+    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["reason"] == "non-finite" and events[-1]["step"] < 20

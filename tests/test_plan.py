@@ -216,7 +216,29 @@ def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
         return max_batch.evaluation_remedy(config, shape, mesh=mesh, topology=topology)
 
     assert "evaluation.batch_size=16 " in advice(128)
-    assert "more chips" in advice(4 * 21)  # 42 do not divide over four
+    assert "evaluation.batch_size=20 " in advice(4 * 21)  # 42 do not divide over four
+    assert "more chips" in advice(4)
+
+
+def test_a_remedy_is_the_first_change_that_compiles(monkeypatch):
+    """A change that is surely too little, by the estimate, is not compiled."""
+    tried = []
+
+    def figures(config, phase, *, mesh, topology):
+        tried.append(config.optimizer.gradient_accumulation_steps)
+        if tried[-1] < 8:
+            raise aot_compile.DoesNotFit(12, 10)
+        return _NO_FIGURES
+
+    monkeypatch.setattr(aot_compile, "train_figures", figures)
+    topology = topologies.parse("v5e:2x2")
+    phase = PhaseConfig(sequence_length=512, global_batch_size=256).resolved(0.15)
+    config = dataclasses.replace(config_loader.load_config("bert_base"), phases=(phase,))
+    mesh = param_sharding.abstract_mesh(config, topology)
+    refusal = aot_compile.DoesNotFit(36, 10)
+    found = max_batch.remedy(config, phase, refusal, mesh=mesh, topology=topology)
+    assert found.startswith("it does with set optimizer.gradient_accumulation_steps=8 ")
+    assert tried == [4, 8]
 
 
 @pytest.mark.parametrize(("tensor", "rows"), [(1, 64), (4, 64), (8, 128), (16, 256)])

@@ -104,6 +104,16 @@ def add_trackers(parser: Any) -> None:
     )
 
 
+def add_fit(parser: Any) -> None:
+    parser.add_argument(
+        "--fit",
+        action="store_true",
+        help="choose optimizer.gradient_accumulation_steps (microbatches) by the memory that is "
+        "free, compute.remat where one row is still too much, and evaluation.batch_size; a run "
+        "that goes on keeps its own",
+    )
+
+
 def overrides(arguments: Any) -> list[str]:
     """Returns the changes of the config, as --set and --tracker ask for them."""
     chosen = [f"trackers={json.dumps(arguments.tracker)}"] if arguments.tracker else []

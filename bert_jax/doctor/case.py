@@ -39,6 +39,7 @@ class Case:
     ignore_unexpected: Sequence[str] = ()
     allowed_changes: Sequence[str] = ()
     resume_step: int | None = None
+    fit: bool = False
     # How several processes find each other; None for one that is alone.
     connection: "Connection | None" = None
     # When the last long check is given up, on the monotonic clock.

@@ -31,7 +31,7 @@ CHECKS = (
     Check("devices", "machine:devices", ("met",)),
     Check("init-from", "settings:beginning", ("init_from", "config", "workdir", "met")),
     Check("mesh", "settings:mesh", ("config", "met")),
-    Check("memory", "machine:memory", ("mesh",)),
+    Check("memory", "machine:memory", ("mesh",), is_collective=True),
     Check("masked slots", "settings:masks", ("config",)),
     Check("vocabulary", "corpus:vocabulary", ("config", "corpus")),
     Check("padding", "corpus:padding", ("config", "corpus")),

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from bert_jax.config import TrainConfig
 from bert_jax.doctor.case import Case, Timing
 from bert_jax.doctor.finding import Finding, passed, warned
-from bert_jax.model import sharding
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed
 from bert_jax.training.memory import require_memory
@@ -78,7 +77,6 @@ def _measure(config: TrainConfig, mesh: Mesh, timings: list[Timing]) -> None:
     objective = OBJECTIVES[config.objective]
     with jax.set_mesh(mesh):
         state = TrainState.initial(config, mesh)
-        size = sharding.bytes_per_device(state.params)
         for number, phase in enumerate(config.phases):
             shapes = device_feed.abstract_batch(phase, fields=objective.fields, mesh=mesh)
             began = time.monotonic()
@@ -89,8 +87,9 @@ def _measure(config: TrainConfig, mesh: Mesh, timings: list[Timing]) -> None:
                 program,
                 config=config,
                 phase=number,
-                devices=mesh.local_devices,
-                parameter_bytes=size,
+                state=state,
+                batch=shapes,
+                mesh=mesh,
             )
             timings.append(timing)
             batch = jax.tree.map(_ones, shapes)

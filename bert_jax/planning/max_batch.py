@@ -4,18 +4,24 @@ fit.
 
 import bisect
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.model import sharding
 from bert_jax.planning import aot_compile
 from bert_jax.planning.topologies import Topology
 from bert_jax.progress import note
+from bert_jax.registry import OBJECTIVES
+from bert_jax.training import device_feed, fit
+from bert_jax.training.fit import POLICIES
+from bert_jax.update import memory_estimate
+from bert_jax.update.state import TrainState
 
-POLICIES = ("none", "dots", "full")
-# Compilations for one phase and policy.
+# Compilations for one phase and policy, or for one remedy.
 _MOST_TRIES = 8
+# Times what is there, by an estimate: such a change is not tried.
+_SURELY_TOO_MUCH = 1.25
 _LARGEST_BATCH = 2**20
 # Rows a group of devices that are tried: within an eighth of whatever the limit is.
 _SIZES = (*range(1, 8), *(eighths << e for e in range(18) for eighths in range(8, 16)))
@@ -100,33 +106,32 @@ def remedy(
     config: TrainConfig, phase: PhaseConfig, refusal: aot_compile.DoesNotFit, *, mesh: Any,
     topology: Topology,
 ) -> str:  # fmt: skip
-    """Returns what makes a refused step fit, tried by compiling it: the least change that does."""
-    shards = mesh.shape["slice"] * mesh.shape["fsdp"]
-    accumulation = config.optimizer.gradient_accumulation_steps
-    most = phase.global_batch_size // shards  # microbatches of one row a device
-    wanted = accumulation * 2 ** math.ceil(math.log2(refusal.needed / refusal.available + 0.25))
-    candidates: list[tuple[str, TrainConfig]] = []
-    for policy in POLICIES[POLICIES.index(config.compute.remat) + 1 :]:
-        compute = dataclasses.replace(config.compute, remat=policy)
-        changed = dataclasses.replace(config, compute=compute)
-        candidates.append((f"compute.remat={policy}", changed))
-    for number in sorted({min(wanted, most), most}):
-        divides = all(p.global_batch_size % (shards * number) == 0 for p in config.phases)
-        if number > accumulation and divides:
-            optimizer = dataclasses.replace(config.optimizer, gradient_accumulation_steps=number)
-            changed = dataclasses.replace(config, optimizer=optimizer)
-            name = f"optimizer.gradient_accumulation_steps={number}"
-            candidates.append((name, changed))
-            compute = dataclasses.replace(config.compute, remat="full")
-            both = dataclasses.replace(changed, compute=compute)
-            candidates.append((f"compute.remat=full set {name}", both))
-    for name, changed in candidates:
-        note(f"does not fit; trying set {name}")
+    """Returns what makes a refused step fit, tried by compiling it: the least change that does.
+
+    By the estimate it is known which changes are far from enough: these are not tried.
+    """
+    state = TrainState.abstract(config, mesh)
+
+    def estimate(config: TrainConfig) -> int:
+        fields = OBJECTIVES[config.objective].fields
+        batch = device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
+        places = {"mesh": mesh, "platform": "tpu"}
+        return memory_estimate.of_train_step(config, state, batch, **places).total
+
+    now, tries = estimate(config), 0
+    for name, changed in fit.candidates(config, shards=sharding.row_shards(mesh), platform="tpu"):
+        expected = refusal.needed * estimate(changed) / now
+        if expected > _SURELY_TOO_MUCH * refusal.available:
+            continue
+        tries += 1
+        if tries > _MOST_TRIES:
+            break
+        note(f"does not fit; trying {name}")
         try:
             figures = aot_compile.train_figures(changed, phase, mesh=mesh, topology=topology)
         except aot_compile.DoesNotFit:
             continue
-        return f"it does with set {name} ({figures.memory.total / 2**30:.2f} GiB a device)"
+        return f"it does with {name} ({figures.memory.total / 2**30:.2f} GiB a device)"
     less = "more chips, or a smaller batch"
     return f"neither rematerialisation nor accumulation is enough: it needs {less}"
 
@@ -137,15 +142,15 @@ def evaluation_remedy(
     """Returns what makes an evaluation step of that batch fit: fewer rows, tried by compiling
     it.
     """
-    rows = shape.global_batch_size // 2
-    while rows and rows % mesh.size == 0:
-        note(f"the evaluation step does not fit; trying set evaluation.batch_size={rows}")
+    evaluation = dataclasses.replace(config.evaluation, batch_size=shape.global_batch_size)
+    refused = dataclasses.replace(config, evaluation=evaluation)
+    for name, changed in fit.evaluation_candidates(refused, devices=mesh.size):
+        note(f"the evaluation step does not fit; trying {name}")
+        smaller = dataclasses.replace(shape, global_batch_size=changed.evaluation.batch_size)
         try:
-            smaller = dataclasses.replace(shape, global_batch_size=rows)
             figures = aot_compile.eval_figures(config, smaller, mesh=mesh, topology=topology)
         except aot_compile.DoesNotFit:
-            rows //= 2
             continue
         fits = f"{figures.memory.total / 2**30:.2f} GiB a device"
-        return f"the evaluation step does with set evaluation.batch_size={rows} ({fits})"
+        return f"the evaluation step does with {name} ({fits})"
     return "the evaluation step is what does not fit, with any batch: it needs more chips"

@@ -216,6 +216,16 @@ def exchange(name: str, text: str, *, seconds: float) -> list[str]:
     ]
 
 
+def smallest(size: int | None, *, mesh: Mesh) -> int | None:
+    """Returns the least of all processes' sizes in bytes, to the MiB; None if one knows none."""
+    if jax.process_count() == 1:
+        return size
+    word = np.array([-1 if size is None else size >> 20], np.int32)
+    with jax.set_mesh(mesh):
+        least = int(_gather(mesh, word).min())
+    return None if least < 0 else least << 20
+
+
 # --- what each is at ---------------------------------------------------------------------------
 
 _TOLD = "bert-jax/at/"

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,21 @@ from bert_jax.tasks.batch_inference import Forward
 from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import TaskData
 from bert_jax.training import device_feed, preflight
+from bert_jax.training import fit as fitting
+from bert_jax.training.fit import Demand
 from bert_jax.training.run import Home, run
 from bert_jax.training.work import Scores
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import load, remote_workdir, resume_policy, run_directory
 from bert_jax.workdir.load import LoadedCheckpoint
+from bert_jax.workdir.resume_policy import Change
 
 RESULT = "result.json"
 # What the directories of attempts that are set aside begin with.
 DIVERGED = "diverged-"
+# Batches of a run among which the largest is looked for: they have at most eight sizes.
+_BATCHES_LOOKED_AT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +77,24 @@ def train(
     path: Path | str,
     *,
     mesh: Mesh,
+    fit: bool = False,
 ) -> dict[str, Any]:
     """Runs, resumes or only reports the run of `path`; returns what its `result.json` says.
 
     Of `source` the encoder is used, and the pooler where the head has one; the head is fresh, from
-    the seed. `path` may be in a bucket. Raises NonFinite where too many updates had to be left out
+    the seed. `path` may be in a bucket. `fit` chooses the number of microbatches, once for a run
+    (training/fit.py). Raises NonFinite where too many updates had to be left out
     or a score is no number, ResumeRefused if `path` holds another run, Preempted after SIGTERM,
     when the state is saved.
     """
     started = time.monotonic()
     preflight.require_divisible(config.phases[0], mesh, config)
-    home = _home(path, config, _facts(recipe, data, source), source)
-    result = home.directory / RESULT
+    directory = remote_workdir.directory_of(path, owner=f"process-{jax.process_index()}")
+    config, allowed = fitting.settle(
+        config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit
+    )
+    home = _home(path, directory, config, _facts(recipe, data, source), source, allowed=allowed)
+    result = directory / RESULT
     if result.is_file():
         return json.loads(result.read_text(encoding="utf-8"))
     work = FineTuning(config, recipe, data, mesh)
@@ -222,27 +233,60 @@ def _facts(recipe: Recipe, data: TaskData, source: LoadedCheckpoint) -> dict[str
     }
 
 
+def _demand(data: TaskData, mesh: Mesh) -> Demand:
+    def training(config: TrainConfig) -> list[dict[str, np.ndarray]]:
+        features, size = data.train.encoded.features, config.phases[0].global_batch_size
+        batches = training_batches(features, config, mesh)
+        steps = range(min(config.total_steps, _BATCHES_LOOKED_AT))
+        rows = [
+            training_rows(s, rows=len(features), batch_size=size, seed=config.seed) for s in steps
+        ]
+        return [max(map(batches, rows), key=lambda batch: batch["input_ids"].size)]
+
+    def evaluation(config: TrainConfig) -> list[dict[str, np.ndarray]]:
+        shape = (config.evaluation.batch_size, config.phases[0].sequence_length)
+        names = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
+        return [{name: np.zeros(shape, np.int32) for name in names}]
+
+    return Demand(training=training, evaluation=evaluation)
+
+
 def _home(
-    path: Path | str, config: TrainConfig, facts: dict[str, Any], source: LoadedCheckpoint
+    path: Path | str,
+    directory: Path,
+    config: TrainConfig,
+    facts: dict[str, Any],
+    source: LoadedCheckpoint,
+    *,
+    allowed: Sequence[str],
 ) -> Home:
-    directory = remote_workdir.directory_of(path, owner=f"process-{jax.process_index()}")
+    def write() -> None:
+        run_directory.write_config(directory, config, **facts)
 
     def create() -> None:
         run_directory.claim(directory)
         load_tokenizer(source.tokenizer).save(directory / run_directory.TOKENIZER)
-        run_directory.write_config(directory, config, **facts)
+        write()
 
+    is_held, changes = _holds_run(directory, config, facts, allowed=allowed)
     return Home(
         directory=directory,
         name=path,
-        is_held=_holds_run(directory, config, facts),
+        is_held=is_held,
+        changes=changes,
         facts={"versions": run_directory.versions()},
         create=create,
+        change=write,
     )
 
 
-def _holds_run(directory: Path, config: TrainConfig, facts: dict[str, Any]) -> bool:
-    """Returns whether `directory` is this run's already. Raises as `train` says; writes nothing."""
+def _holds_run(
+    directory: Path, config: TrainConfig, facts: dict[str, Any], *, allowed: Sequence[str]
+) -> tuple[bool, list[Change]]:
+    """Returns whether `directory` is this run's already, and what is allowed to differ.
+
+    Raises as `train` says; writes nothing.
+    """
     path = directory / run_directory.CONFIG
     if not path.is_file():
         free = directory.is_dir() and run_directory.is_free(directory, but_for=(DIVERGED,))
@@ -250,20 +294,21 @@ def _holds_run(directory: Path, config: TrainConfig, facts: dict[str, Any]) -> b
             raise UsageError(
                 f"`workdir` {directory} is not empty and holds no run; choose another one"
             )
-        return False
+        return False, []
     stored = json.loads(path.read_text(encoding="utf-8"))
     old = {name: stored.get(name) for name in facts}
     if isinstance(old.get("task"), dict):
         # A field that the run did not know yet has its default.
         old["task"] = to_dict(from_dict(old["task"], TaskSpec))
     old, new = (flatten_values({**values, "sources": None}) for values in (old, facts))
-    resume_policy.require(
+    changes = resume_policy.require(
         path,
         config,
         others=resume_policy.differences(old, new),
+        allowed=allowed,
         name=remote_workdir.address_of(directory),
     )
-    return True
+    return True, changes
 
 
 def flatten_values(values: dict[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,8 @@ class Settings:
     grid: str | None = None
     # Attempts with another seed after a run has diverged.
     restarts: int = 2
+    # Whether each run chooses its number of microbatches (training/fit.py).
+    fit: bool = False
     # Fields of the config as FIELD=VALUE, applied after everything else.
     overrides: tuple[str, ...] = ()
     # Names of extra tensors that the checkpoint may have.
@@ -225,7 +227,13 @@ def _with_restarts(
         is_last = attempt >= run.restarts
         try:
             result = train(
-                dataclasses.replace(config, seed=seed), run.recipe, data, source, home, mesh=mesh
+                dataclasses.replace(config, seed=seed),
+                run.recipe,
+                data,
+                source,
+                home,
+                mesh=mesh,
+                fit=run.fit,
             )
             why = "is no better than one answer for all"
         except NonFinite as error:

@@ -6,8 +6,9 @@ import time
 from concurrent.futures import Executor, Future
 from typing import Any
 
+import jax
+
 from bert_jax import config as configs
-from bert_jax.model import sharding
 from bert_jax.runtime import distributed
 from bert_jax.runtime.distributed import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
@@ -48,17 +49,20 @@ class CompiledSteps:
             work.config, state, batch, objective=work.objective, rates=work.rates
         )
         distributed.assert_same_program(lambda: self._facts(lowered), mesh=work.mesh)
-        size = sharding.bytes_per_device(state.params)
-        self._steps[shape] = self._background.submit(self._compile, lowered, size), began
+        # Descriptions: the next step takes over the arrays' memory.
+        shapes = jax.tree.map(_described, (state, batch))
+        self._steps[shape] = self._background.submit(self._compile, lowered, *shapes), began
 
-    def _compile(self, lowered: Any, parameter_bytes: int) -> Any:
+    def _compile(self, lowered: Any, state: Any, batch: Any) -> Any:
         program = compile_lowered(lowered)
+        work = self._work
         require_memory(
             program,
-            config=self._work.config,
+            config=work.config,
             phase=self._phase,
-            devices=self._work.mesh.local_devices,
-            parameter_bytes=parameter_bytes,
+            state=state,
+            batch=batch,
+            mesh=work.mesh,
         )
         return program
 
@@ -93,6 +97,10 @@ class CompiledSteps:
 
 def _shape(batch: Any) -> Any:
     return tuple((name, array.shape) for name, array in sorted(batch.items()))
+
+
+def _described(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def _compiler_flags() -> list[str]:

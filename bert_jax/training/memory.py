@@ -1,43 +1,55 @@
-"""Refuses a step that does not fit into memory, before it runs, with the setting that would."""
+"""Refuses a step that does not fit into memory, before it runs, with the setting that would.
+
+By the compiler's own figure, which is exact; fit.py asks before there is one.
+"""
 
 from typing import Any
 
+from jax.sharding import Mesh
+
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UsageError
+from bert_jax.model import sharding
 from bert_jax.runtime.free_memory import free_bytes
+from bert_jax.training import fit
+from bert_jax.update import memory_estimate
 from bert_jax.update.step import temporary_bytes
 
 _GIB = 2**30
+# Of what is free, for what is found by an estimate.
+_SHARE = 0.9
 
 
 def require_memory(
-    program: Any, *, config: TrainConfig, phase: int, devices: list[Any], parameter_bytes: int
+    program: Any, *, config: TrainConfig, phase: int, state: Any, batch: Any, mesh: Mesh
 ) -> None:
     """Raises UsageError if the compiler's figure for a step is more than what is free.
 
-    `devices` are this process's, on which the state lies already; `parameter_bytes` is what one of
-    them holds of the parameters in float32, as which their gradients are summed.
+    `state` and `batch` are what the step takes, or descriptions of them; the state lies on the
+    devices already.
     """
+    devices = mesh.local_devices
     sizes, free = program.memory_analysis(), free_bytes(devices[0])
     if sizes is None or free is None:
         return
     # The devices of a CPU take all of it from one host.
     sharing = len(devices) if devices[0].platform == "cpu" else 1
-    needed, fixed = temporary_bytes(sizes) * sharing, parameter_bytes * sharing
+    needed = temporary_bytes(sizes) * sharing
     if needed <= free:
         return
+
+    def beside_state(config: TrainConfig) -> int:
+        places = {"mesh": mesh, "platform": devices[0].platform}
+        found = memory_estimate.of_train_step(config, state, batch, **places)
+        return found.total - found.weights - found.moments
+
+    # The estimate says by which factor a change shrinks what the compiler has found.
+    now = beside_state(config)
+    options = {"shards": sharding.row_shards(mesh), "platform": devices[0].platform}
+    changes = fit.candidates(config, **options)
+    fits = (name for name, c in changes if needed * beside_state(c) / now <= _SHARE * free)
+    remedy = next(fits, f"it needs more memory, or a smaller phases.{phase}.global_batch_size")
     raise UsageError(
         f"phase {phase}: a step needs {needed / _GIB:.1f} GiB beside the state, and "
-        f"{free / _GIB:.1f} GiB are free: {_remedy(config, phase, needed, free, fixed)}"
+        f"{free / _GIB:.1f} GiB are free: {remedy}"
     )
-
-
-def _remedy(config: TrainConfig, phase: int, needed: int, free: int, fixed: int) -> str:
-    """Returns the first number of microbatches that fits by these figures, or the next best."""
-    now = config.optimizer.gradient_accumulation_steps
-    batch = config.phases[phase].global_batch_size
-    for pieces in range(now + 1, batch + 1):
-        # What is kept of a microbatch shrinks with it; the gradients' sum does not.
-        if batch % pieces == 0 and fixed + (needed - fixed) * now / pieces <= 0.9 * free:
-            return f"set optimizer.gradient_accumulation_steps={pieces}"
-    return f"set compute.remat=full, or a smaller phases.{phase}.global_batch_size"

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config import TrainConfig
+from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.store import SPLITS, Corpus, open_corpus
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
@@ -17,8 +17,10 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
+from bert_jax.training import fit as fitting
 from bert_jax.training.beginning import Beginning
-from bert_jax.training.evaluate import HeldOut, describe
+from bert_jax.training.evaluate import HeldOut, batch_shape, describe
+from bert_jax.training.fit import Demand
 from bert_jax.training.run import Home, run
 from bert_jax.training.work import Scores
 from bert_jax.update.flops import peak_flops, train_flops
@@ -37,6 +39,7 @@ def pretrain(
     profile_steps: range | None = None,
     resume_step: int | None = None,
     allowed_changes: Sequence[str] = (),
+    fit: bool = False,
     started: float | None = None,
 ) -> dict[str, Any]:
     """Runs `config` on a corpus, or resumes the run that `workdir_path` holds.
@@ -50,8 +53,9 @@ def pretrain(
     fresh with `allow_missing_heads`; extra tensors are one unless `ignore_unexpected` matches them.
     A resumed run has its own parameters. Steps in `profile_steps` are traced to
     `workdir/profile`. `resume_step` goes back to an earlier step, once; `allowed_changes` are
-    fields that may differ from the workdir's (resume_policy.py). `started` is the process's
-    beginning on the monotonic clock.
+    fields that may differ from the workdir's (resume_policy.py). `fit` chooses the number of
+    microbatches, once for a run (fit.py). `started` is the process's beginning on the monotonic
+    clock.
     """
     started = time.monotonic() if started is None else started
     beginning = Beginning(
@@ -68,7 +72,11 @@ def pretrain(
         preflight.require_divisible(phase, mesh, config)
     for line in mask_warnings(config):
         note(line)
-    home = _home(workdir_path, config, corpus, init_from=init_from, allowed=allowed_changes)
+    directory = remote_workdir.directory_of(workdir_path, owner=f"process-{jax.process_index()}")
+    config, allowed = fitting.settle(
+        config, demand(mesh), mesh=mesh, directory=directory, choose=fit, allowed=allowed_changes
+    )
+    home = _home(workdir_path, directory, config, corpus, init_from=init_from, allowed=allowed)
     # Measured on one device, hence before all of them are the context.
     work = Pretraining(config, corpus, mesh, peak=peak_flops(config.compute.dtype))
     with jax.set_mesh(mesh):
@@ -160,15 +168,30 @@ class Pretraining:
         return {"corpus": self.corpus.fingerprint}
 
 
+def demand(mesh: Mesh) -> Demand:
+    """Returns the batches that a run computes, as the estimate of its memory wants them."""
+
+    def described(config: TrainConfig, phase: PhaseConfig) -> dict[str, jax.ShapeDtypeStruct]:
+        fields = OBJECTIVES[config.objective].fields
+        return device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
+
+    return Demand(
+        training=lambda c: [described(c, phase) for phase in c.phases],
+        evaluation=lambda c: [
+            described(c, batch_shape(c, phase, devices=mesh.size)) for phase in c.phases
+        ],
+    )
+
+
 def _home(
     path: Path | str,
+    directory: Path,
     config: TrainConfig,
     corpus: Corpus,
     *,
     init_from: Path | str | None,
     allowed: Sequence[str],
 ) -> Home:
-    directory = remote_workdir.directory_of(path, owner=f"process-{jax.process_index()}")
     is_held, changes = run_directory.holds_run(
         directory, config, corpus, init_from=init_from, allowed=allowed
     )

@@ -146,7 +146,7 @@ def run(
                 _abandoned.append(this.feed)
                 _close(this)
                 raise
-            except (UsageError, RuntimeError):  # as a rule, memory does not suffice
+            except (UsageError, MemoryError, RuntimeError):  # as a rule, memory is short
                 _abandoned.append(this.feed)
                 # Closing asks all processes how their saves went; the others are in a step.
                 if jax.process_count() == 1:

@@ -57,6 +57,7 @@ def run(arguments: Any) -> int:
             ignore_unexpected=arguments.ignore_unexpected,
             allowed_changes=arguments.allow_change,
             resume_step=arguments.resume_step,
+            fit=arguments.fit,
             connection=None if is_alone else Connection(**found),
         )
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_jax.cli.options import (
     add_checkpoint,
+    add_fit,
     add_json,
     add_overrides,
     add_processes,
@@ -152,6 +153,7 @@ def add_options(parser: Any) -> None:
         metavar="N",
         help="hold the embeddings and the first N layers (default: %(default)s, nothing)",
     )
+    add_fit(runs)
     add_trackers(runs)
     add_overrides(runs, "change a field of the run's config, such as model.hidden_dropout_prob=0")
 
@@ -244,6 +246,7 @@ def _finetune(arguments: Any, spec: Any) -> dict[str, Any]:
             seeds=arguments.seeds,
             grid=arguments.grid,
             restarts=arguments.restarts,
+            fit=arguments.fit,
             overrides=tuple(overrides(arguments)),
             ignore_unexpected=tuple(arguments.ignore_unexpected),
         ),

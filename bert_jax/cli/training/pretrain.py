@@ -9,6 +9,7 @@ from bert_jax import config_loader
 from bert_jax.cli.options import (
     add_allow_missing_heads,
     add_config,
+    add_fit,
     add_ignore_unexpected,
     add_json,
     add_processes,
@@ -61,6 +62,7 @@ def add_options(parser: Any) -> None:
         help="go on although this field (such as optimizer.learning_rate, phases.0.steps, or "
         "corpus) differs from the workdir's; repeat for several",
     )
+    add_fit(parser)
     add_processes(parser)
     add_trackers(parser)
     add_json(parser, "print the closing figures as JSON, instead of the table")
@@ -94,6 +96,7 @@ def run(arguments: Any) -> None:
             profile_steps=profile,
             resume_step=arguments.resume_step,
             allowed_changes=arguments.allow_change,
+            fit=arguments.fit,
             started=started,
         )
         is_main = distributed.is_main()

@@ -1,0 +1,106 @@
+"""The estimate of a step's memory beside the compiler's figure, and beside what a process takes.
+
+    python benchmarks/memory_estimate.py [--run] [--shape '[2, 256, 128, 32, 1, []]']
+
+Six shapes of pre-training, from 0.3 to 4 GiB. With --run each step runs three times in a process of
+its own, whose peak of resident memory counts, less what the process had before there was a state.
+Off by more than a fifth, of the compiler's figure, is exit code 1.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+from typing import Any
+
+# Layers, width, length, rows, microbatches, and what else is set.
+_SHAPES: tuple[tuple[int, int, int, int, int, tuple[str, ...]], ...] = (
+    (2, 256, 128, 32, 1, ()),
+    (8, 512, 128, 16, 1, ("compute.dtype=bfloat16",)),
+    (6, 384, 512, 8, 1, ()),
+    (12, 768, 128, 32, 2, ("model.vocab_size=30522",)),
+    (8, 512, 512, 16, 1, ("compute.layers=scan", "compute.remat=full")),
+    (12, 512, 256, 32, 2, ("compute.layers=scan", "compute.remat=dots")),
+)
+_GIB = 2**30
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--run", action="store_true", help="run the steps, too")
+    parser.add_argument("--shape", type=json.loads, help="one alone, as a list in JSON")
+    arguments = parser.parse_args()
+    shapes = [arguments.shape] if arguments.shape else _SHAPES
+    print("| layers x width | length | rows | microbatches | other | estimate | compiler | ratio |"
+          + (" process | ratio |" if arguments.run else ""))  # fmt: skip
+    print("|" + "---|" * (10 if arguments.run else 8))
+    worst = 0.0
+    # A process for each: glibc keeps what one step has freed.
+    context = multiprocessing.get_context("spawn")
+    for shape in shapes:
+        with context.Pool(1) as pool:
+            estimate, exact, peak = pool.apply(_measure, (shape, arguments.run))
+        layers, width, length, rows, pieces, others = shape
+        cells = [f"{layers} x {width}", length, rows, pieces, ", ".join(others)]
+        cells += [f"{estimate / _GIB:.2f}", f"{exact / _GIB:.2f}", f"{estimate / exact:.2f}"]
+        if arguments.run:
+            cells += [f"{peak / _GIB:.2f}", f"{estimate / peak:.2f}"]
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+        worst = max(worst, abs(estimate / exact - 1))
+    return int(worst > 0.2)
+
+
+def _measure(shape: Any, is_run: bool) -> tuple[int, int, int]:
+    """Returns three figures in bytes: estimated, by the compiler, and by the process."""
+    import jax
+
+    from bert_jax.config_loader import load_config
+    from bert_jax.model import sharding
+    from bert_jax.registry import OBJECTIVES
+    from bert_jax.training import device_feed
+    from bert_jax.update import memory_estimate
+    from bert_jax.update.state import TrainState
+    from bert_jax.update.step import compile_lowered, lower_train_step, temporary_bytes
+
+    layers, width, length, rows, pieces, others = shape
+    phase = {"sequence_length": length, "steps": 3, "global_batch_size": rows}
+    config = load_config(
+        "bert_base",
+        [
+            f"model.num_hidden_layers={layers}",
+            f"model.hidden_size={width}",
+            f"model.num_attention_heads={width // 64}",
+            f"model.intermediate_size={4 * width}",
+            "model.vocab_size=8192",
+            "compute.dtype=float32",
+            "optimizer.warmup_steps=1",
+            f"optimizer.gradient_accumulation_steps={pieces}",
+            f"phases={json.dumps([phase])}",
+            *others,
+        ],
+    )
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    platform, objective = jax.devices()[0].platform, OBJECTIVES[config.objective]
+    with jax.set_mesh(mesh):
+        batch = device_feed.abstract_batch(config.phases[0], fields=objective.fields, mesh=mesh)
+        abstract = TrainState.abstract(config, mesh)
+        places = {"mesh": mesh, "platform": platform}
+        estimate = memory_estimate.of_train_step(config, abstract, batch, **places)
+        state_bytes = sharding.bytes_per_device(abstract)
+        step = compile_lowered(lower_train_step(config, abstract, batch, objective=objective))
+        exact = state_bytes + temporary_bytes(step.memory_analysis())
+        if not is_run:
+            return estimate.total, exact, 0
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        state = TrainState.initial(config, mesh)
+        zeros = {n: jax.numpy.zeros(x.shape, x.dtype, device=x.sharding) for n, x in batch.items()}
+        for _ in range(3):
+            state, metrics = step(state, zeros)
+            jax.block_until_ready(metrics)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return estimate.total, exact, (peak - before) * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())
