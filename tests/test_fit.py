@@ -156,7 +156,7 @@ def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     here = {"mesh": mesh, "directory": workdir, "choose": True}
     free(2**30)
-    config, allowed = fit.settle(_CONFIG, pretrain._demand(mesh), **here)
+    config, allowed = fit.settle(_CONFIG, pretrain.demand(mesh), **here)
     assert config == _CONFIG and fit.MICROBATCHES in allowed
     free(11_000_000)
     assert main(command) == 0
@@ -167,5 +167,5 @@ def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys)
     assert f"--fit: as this run began: {fit.MICROBATCHES}=2" in capsys.readouterr().err
     assert chosen() == 2
     assert main(command[:-1]) == 3
-    config, _ = fit.settle(_CONFIG, pretrain._demand(mesh), **here, allowed=[fit.MICROBATCHES])
+    config, _ = fit.settle(_CONFIG, pretrain.demand(mesh), **here, allowed=[fit.MICROBATCHES])
     assert config == _CONFIG
