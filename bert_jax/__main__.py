@@ -15,8 +15,9 @@ from bert_jax.cli.exchange import checkpoints, export, import_
 from bert_jax.cli.inference import embed, fill_mask, predict
 from bert_jax.cli.inspection import plan, report, show
 from bert_jax.cli.training import evaluate, finetune, prepare, pretrain
-from bert_jax.errors import BertJaxError, Interrupted, Preempted
+from bert_jax.errors import BertJaxError, Interrupted, Preempted, Unreachable
 from bert_jax.progress import say
+from bert_jax.runtime import network
 
 _EPILOG = """\
 A first run, from text to a filled-in word:
@@ -28,8 +29,8 @@ A first run, from text to a filled-in word:
 
 `bert-jax VERB --help` explains a verb. Exit codes: 0 done; 2 wrong usage or config; 3 the workdir
 holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not finite; 7 storage
-failed; 8 diverged; 42 preempted or 130 interrupted, state saved, and 200 hung: start it again; 141
-nobody reads the output; 1 anything unexpected.
+failed; 8 diverged; 42 preempted or 130 interrupted, state saved, 75 the network failed, and 200
+hung: start it again; 141 nobody reads the output; 1 anything unexpected.
 """
 
 
@@ -71,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             output.discard()
             return _PIPE_CLOSED
         name = f"{error.filename}: " if error.filename else ""
+        if network.is_transient(error):
+            refuse(f"{name}{network.described(error)}: the network fails; try again later")
+            return Unreachable.exit_code
         refuse(f"{name}{error.strerror or error}")
         return _STORAGE_FAILED if error.errno in _STORAGE_ERRORS else 2
     except RuntimeError as error:  # jax's own kind of it
@@ -81,6 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "optimizer.gradient_accumulation_steps, or compute.remat=full, or a smaller batch"
         )
         return 2
+    except Exception as error:
+        if not network.is_transient(error):
+            raise
+        refuse(f"{network.described(error)}: the network fails; try again later")
+        return Unreachable.exit_code
     except KeyboardInterrupt:
         say("\ninterrupted; the same command resumes from the last checkpoint")
         return Interrupted.exit_code
@@ -158,7 +167,8 @@ def console() -> None:
         code = 1
     # Where processes are still connected, this one leaves them behind. At an ordinary exit jax
     # would wait for them, and then end this one, too, with a code of its own.
-    if code in (_STORAGE_FAILED, Preempted.exit_code, Interrupted.exit_code) or _has_peers():
+    leaving = (_STORAGE_FAILED, Unreachable.exit_code, Preempted.exit_code, Interrupted.exit_code)
+    if code in leaving or _has_peers():
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
