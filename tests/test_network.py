@@ -99,7 +99,7 @@ def test_asking_again(monkeypatch):
 
     assert network.retrying(ask, name="it", patience=60) == "here" and slept == [1, 2]
     slept.clear()
-    with pytest.raises(Unreachable, match="it does not answer: TimeoutError. Nothing"):
+    with pytest.raises(Unreachable, match=r"it does not answer: TimeoutError\. Nothing"):
         network.retrying(lambda: (_ for _ in ()).throw(TimeoutError()), name="it", patience=60)
     assert 30 <= sum(slept) <= 60
     # What is not the network's is raised at once, as it is.
@@ -147,7 +147,7 @@ def test_an_unreachable_metadata_server_is_asked_again_and_then_75(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     monkeypatch.setattr(network, "PATIENCE", 0.3)
     monkeypatch.setattr(network, "_FIRST_PAUSE", 0.1)
-    with pytest.raises(Unreachable, match="metadata.google.internal"):
+    with pytest.raises(Unreachable, match=r"metadata\.google\.internal"):
         distributed.Connection(detect=True).connect()
     assert len(asked) == 2
 
@@ -171,14 +171,17 @@ def test_no_credentials(tmp_path, monkeypatch, in_cloud, code):
     monkeypatch.setattr(bucket, "_PRODUCT", tmp_path / "product_name")
     if in_cloud:
         (tmp_path / "product_name").write_text("Google Compute Engine\n")
-    with pytest.raises((Unreachable, StorageFailed)) as caught:
-        with bucket.failures("gs://b/run", "read"):
-            raise HttpError(401)
+    refused = pytest.raises((Unreachable, StorageFailed))
+    with refused as caught, bucket.failures("gs://b/run", "read"):
+        raise HttpError(401)
     assert caught.value.exit_code == code
     assert ("log in" in str(caught.value)) is not in_cloud
 
 
-@pytest.mark.parametrize(("ours", "worst", "code"), [(75, 1, 75), (None, 1, 75), (75, 2, 7)])
+@pytest.mark.parametrize(
+    ("ours", "worst", "code"),
+    [(Unreachable("ours"), 1, 75), (None, 1, 75), (Unreachable(""), 2, 7)],
+)
 def test_all_processes_end_with_the_worst_of_their_codes(monkeypatch, ours, worst, code):
     monkeypatch.setattr(distributed, "largest", lambda number, mesh: worst)
 
@@ -189,7 +192,7 @@ def test_all_processes_end_with_the_worst_of_their_codes(monkeypatch, ours, wors
     one = object.__new__(saver.Saver)
     one.__dict__ |= {"_mesh": None, "_failed": 3, "_max_failed": 3, "_logger": Logger()}
     with pytest.raises((Unreachable, StorageFailed)) as caught:
-        one._has_failed(None if ours is None else with_exit_code(ours, "ours"))
+        one._has_failed(ours)
     assert caught.value.exit_code == code
 
 

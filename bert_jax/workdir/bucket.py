@@ -46,8 +46,8 @@ def path_of(path: str | Path) -> Any:
     # Checkpoints go through tensorstore, which would wait for ever for an answer that has stalled.
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1024")
-    # They say of every file what kind of bucket they cannot ask about, and print a traceback of each
-    # error that they raise.
+    # They say of every file what kind of bucket they cannot ask about, and print a traceback of
+    # each error that they raise.
     for name in ("gcsfs", "fsspec"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if is_address(path):

@@ -5,7 +5,8 @@ last: size and checksum of every file, and what the step belongs to. A directory
 a step: either its save was cut off, or it has been tampered with.
 
 On a disk the checksum is a CRC-32, for which every byte is read. A bucket says size, CRC-32C and
-MD5 of each object itself, so there nothing is read, neither for writing a manifest nor for comparing.
+MD5 of each object itself, so there nothing is read: neither for writing a manifest nor for
+comparing.
 """
 
 import json

@@ -6,6 +6,7 @@ Prints what came of each as a line of JSON. Waits are those of users, divided by
 """
 
 import asyncio
+import functools
 import json
 import os
 import sys
@@ -76,7 +77,8 @@ def there(directory: Path) -> list:
 
 def matrix(kinds: list[str]) -> list:
     """Returns, for each kind of request and of fault, what brief and lasting ones led to."""
-    directory, step, found = home("matrix"), 3, []
+    name = f"matrix-{kinds[0]}"
+    directory, step, found = home(name), 3, []
     saved(directory, 1, 2, 3)
     for kind in kinds:
         for how in _HOW:
@@ -86,7 +88,7 @@ def matrix(kinds: list[str]) -> list:
             lasting = {
                 "resume": outcome(lambda: recovery.prepare_resume(directory)),
                 "read": outcome(lambda: recovery.newest_good_step(directory)),
-                "take": outcome(lambda: str(remote_workdir.directory_of("gs://bucket/matrix"))),
+                "take": outcome(lambda: str(remote_workdir.directory_of(f"gs://bucket/{name}"))),
                 "copy": outcome(lambda: remote_workdir.copy_back(directory)),
             }
             failed = control(_ADDRESS, faults={}).get(f"{kind} failed", 0)
@@ -94,7 +96,7 @@ def matrix(kinds: list[str]) -> list:
             # In brief: a save, and going on from it.
             step += 1
             control(_ADDRESS, faults={kind: [how, 2]})
-            brief = outcome(lambda: saved(directory, step) and None)
+            brief = outcome(functools.partial(saved, directory, step))[0]
             control(_ADDRESS, faults={})
             resumed = recovery.prepare_resume(directory)
             found.append({"kind": kind, "how": how, "lasting": lasting, "failed": failed,
@@ -138,7 +140,8 @@ def undescribed() -> dict:
     remote = remote_workdir.checkpoints_of(directory)
     events = directory / "events.jsonl"
     # As a kill between Orbax's commit and the manifest leaves it.
-    events.write_text("".join(line for line in events.open() if '"step": 3' not in line))
+    lines = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(line for line in lines if '"step": 3' not in line))
     (remote / "3" / "manifest.json").unlink()
     control(_ADDRESS, faults={"media": [503, _EVER]})
     cut_short = outcome(lambda: recovery.prepare_resume(directory))
@@ -155,8 +158,9 @@ def undescribed() -> dict:
     # In the middle of a save: Orbax has not committed.
     for name in ("manifest.json", "commit_success.txt"):
         (remote / "3" / name).unlink()
+    uncommitted = recovery.prepare_resume(directory)
     return {"cut_short": cut_short, "used": used, "facts": facts, "same": same,
-            "uncommitted": recovery.prepare_resume(directory), "there": there(directory)}  # fmt: skip
+            "uncommitted": uncommitted, "there": there(directory)}  # fmt: skip
 
 
 if __name__ == "__main__":
