@@ -12,6 +12,9 @@ ends between the two leaves a step that is committed and not described (recovery
 import contextlib
 import dataclasses
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -195,18 +198,34 @@ def content_problem(workdir: Path, step: int) -> str | None:
     """Returns what is wrong with the arrays of a step, all of which are read; None if they are
     there, have only finite numbers and are of this step. For a step without a manifest.
 
-    In this process alone: the others are not waited for.
+    One of several processes asks for itself, in a process of its own: Orbax counts what it loads,
+    and the others would have counted less.
     """
     path = str(remote_workdir.checkpoints_of(workdir) / str(step))
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=jax.process_index(),
-        active_processes={jax.process_index()} if jax.process_count() > 1 else None,
+    if jax.process_count() == 1:
+        return _content_problem(path, step)
+    code = (
+        "import sys; from bert_jax.workdir import bucket, checkpoint; bucket.path_of(sys.argv[1]); "
+        "print(checkpoint._content_problem(sys.argv[1], int(sys.argv[2])) or '')"
     )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path, str(step)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        kind = Unreachable if Unreachable.__name__ in last else RuntimeError
+        raise kind(f"{path} could not be looked at (code {done.returncode}): {last[:300]}")
+    return done.stdout.strip() or None
+
+
+def _content_problem(path: str, step: int) -> str | None:
     try:
-        with ocp.Context(multiprocessing_options=alone):
-            described: Any = ocp.metadata(path).metadata
-            wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), described)
-            state: Any = ocp.load(path, wanted)
+        described: Any = ocp.metadata(path).metadata
+        wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), described)
+        state: Any = ocp.load(path, wanted)
         saved_step = int(state["step"])
     except Exception as error:  # whatever Orbax meets in files that are not as it writes them
         if network.is_transient(error):
