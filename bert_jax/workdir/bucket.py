@@ -25,7 +25,7 @@ _PRODUCT = Path("/sys/class/dmi/id/product_name")
 
 
 class Object(NamedTuple):
-    """What the bucket says of one object. Its checksums ("crc32c", "md5") are base64, as there.
+    """An object as the bucket describes it. Its checksums ("crc32c", "md5") are base64, as there.
 
     tensorstore ends its files with their own CRC-32C, which makes that of the whole file the same
     for all of them; MD5 tells them apart. Objects that were composed of others have none.
