@@ -14,8 +14,16 @@ from bert_jax.cli.exchange import checkpoints, export, import_
 from bert_jax.cli.inference import embed, fill_mask, predict
 from bert_jax.cli.inspection import doctor, plan, report, show
 from bert_jax.cli.training import evaluate, finetune, prepare, pretrain
-from bert_jax.errors import BertJaxError, Interrupted, Preempted, StorageFailed, exit_code_of
+from bert_jax.errors import (
+    BertJaxError,
+    Interrupted,
+    Preempted,
+    StorageFailed,
+    Unreachable,
+    exit_code_of,
+)
 from bert_jax.progress import say
+from bert_jax.runtime import network
 
 _EPILOG = """\
 A first run, from text to a filled-in word:
@@ -28,8 +36,8 @@ A first run, from text to a filled-in word:
 
 `bert-jax VERB --help` explains a verb. Exit codes: 0 done; 2 wrong usage or config; 3 the workdir
 holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not finite; 7 storage
-failed; 8 diverged; 42 preempted or 130 interrupted, state saved, and 200 hung: start it again; 141
-nobody reads the output; 1 anything unexpected.
+failed; 8 diverged; 42 preempted or 130 interrupted, state saved, 75 the network failed, and 200
+hung: start it again; 141 nobody reads the output; 1 anything unexpected.
 """
 
 
@@ -73,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             output.discard()
             return _PIPE_CLOSED
         name = f"{error.filename}: " if error.filename else ""
+        if network.is_transient(error):
+            refuse(f"{name}{network.described(error)}: the network fails; try again later")
+            return Unreachable.exit_code
         refuse(f"{name}{error.strerror or error}")
         return exit_code_of(error)
     except (MemoryError, RuntimeError) as error:  # jax's own kind of it is the second
@@ -81,6 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = (str(error) or "this process may not have more").splitlines()[0]
         refuse(f"memory does not suffice ({what}): {_LESS_MEMORY.get(arguments.verb, _LESS_DATA)}")
         return 2
+    except Exception as error:
+        if not network.is_transient(error):
+            raise
+        refuse(f"{network.described(error)}: the network fails; try again later")
+        return Unreachable.exit_code
     except KeyboardInterrupt:
         say("\ninterrupted; the same command resumes from the last checkpoint")
         return Interrupted.exit_code
@@ -159,10 +175,13 @@ def console() -> None:
         code = 1
     # Where processes are still connected, this one leaves them behind. At an ordinary exit jax
     # would wait for them, and then end this one, too, with a code of its own.
-    if (
-        code in (StorageFailed.exit_code, Preempted.exit_code, Interrupted.exit_code)
-        or _has_peers()
-    ):
+    leaving = (
+        StorageFailed.exit_code,
+        Unreachable.exit_code,
+        Preempted.exit_code,
+        Interrupted.exit_code,
+    )
+    if code in leaving or _has_peers():
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -1,7 +1,7 @@
 """The errors a user can meet, each with the exit code the supervisor acts on.
 
 A message names the file, field or value that is wrong and says what to do next. Codes from 2 to 8
-mean "do not restart: a restart would meet the same error"; 42 means "restart at will".
+mean "do not restart: a restart would meet the same error"; 42 and 75 mean "restart at will".
 """
 
 import errno
@@ -66,6 +66,14 @@ class StorageFailed(BertJaxError):
     """Output could not be written: disk full, read-only or failing."""
 
     exit_code = 7
+
+
+class Unreachable(BertJaxError):
+    """The network failed for longer than is waited for. Nothing is wrong with what is stored: the
+    same command goes on once it is back.
+    """
+
+    exit_code = 75  # "temporary failure; the user is invited to retry" (sysexits.h)
 
 
 # A disk that is full, read-only or failing, and a place one may not write.

@@ -1,5 +1,7 @@
 """Files that appear whole, written beside their place and renamed into it; and their checksums."""
 
+import base64
+import hashlib
 import json
 import zlib
 from pathlib import Path
@@ -29,3 +31,17 @@ def measure(path: Any) -> tuple[int, int]:
             size += len(chunk)
             crc32 = zlib.crc32(chunk, crc32)
     return size, crc32
+
+
+def measure_as_bucket(path: Any) -> tuple[int, dict[str, str]]:
+    """Returns size, CRC-32C and MD5 of a file, as Cloud Storage writes them: in base64."""
+    import google_crc32c
+
+    size, crc32c, md5 = 0, google_crc32c.Checksum(), hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            size += len(chunk)
+            crc32c.update(chunk)
+            md5.update(chunk)
+    sums = {"crc32c": crc32c.digest(), "md5": md5.digest()}
+    return size, {name: base64.b64encode(value).decode("ascii") for name, value in sums.items()}

@@ -28,4 +28,10 @@ from bert_jax.config import TrainConfig
 
 def config() -> TrainConfig:
     recipe = config_loader.load_config("bert_large")
-    return replace(recipe, name="bert_large_64chip", data=replace(recipe.data, num_workers=4))
+    return replace(
+        recipe,
+        name="bert_large_64chip",
+        data=replace(recipe.data, num_workers=4),
+        # By steps, it would be one save a minute.
+        checkpoint=replace(recipe.checkpoint, every_minutes=10.0),
+    )

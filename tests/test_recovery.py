@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig
-from bert_jax.errors import NoUsableCheckpoint, UsageError
+from bert_jax.errors import NoUsableCheckpoint, Unreachable, UsageError
 from bert_jax.workdir import checkpoint, log_reader, manifest, metrics_log, recovery
 from bert_jax.workdir.checkpoint import Checkpoints
 from tests.test_checkpoint import _CONFIG, mesh_of, numbers
@@ -100,6 +100,67 @@ def test_a_step_that_lost_its_manifest_is_kept_and_one_that_never_had_one_is_not
     assert recovery.prepare_resume(saved) == 8
     assert checkpoint.cut_off(saved) == []
     assert [p.name.split("-")[0] for p in (saved / "set_aside").iterdir()] == ["12"]
+
+
+def _forget(workdir, step):
+    """As a kill between Orbax's commit and the manifest leaves it: there is no event, either."""
+    (step_of(workdir, step) / "manifest.json").unlink()
+    events = workdir / metrics_log.EVENTS
+    lines = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(line for line in lines if f'"step": {step},' not in line))
+
+
+def test_a_step_that_is_committed_and_not_described_is_used(saved, capsys):
+    _forget(saved, 12)
+    # Who only reads goes by what is verified, and writes nothing.
+    assert recovery.newest_good_step(saved) == 8 and checkpoint.steps(saved) == [4, 8]
+    assert recovery.prepare_resume(saved, facts={"corpus": "abc"}) == 12
+    assert "step 12 was saved, but its process ended before" in capsys.readouterr().err
+    assert manifest.read(step_of(saved, 12))["corpus"] == "abc"
+    assert checkpoint.problem(saved, 12) is None and not (saved / "set_aside").exists()
+
+
+def test_of_a_step_that_is_not_described_everything_is_looked_at(saved, capsys):
+    state = numbers(_CONFIG, step=16)
+    state.params["encoder"]["embeddings"]["layer_norm"]["scale"][3] = np.nan
+    checkpoints = Checkpoints(saved, CheckpointConfig(keep_last=5))
+    checkpoints.save(state.to_mesh(mesh_of(1)), step=16)
+    checkpoints.close()
+    (step_of(saved, 16) / "manifest.json").unlink()
+    # A save in a bucket that was cut off: what Orbax writes last is not there.
+    shutil.copytree(step_of(saved, 12), step_of(saved, 20))
+    for name in ("manifest.json", "commit_success.txt"):
+        (step_of(saved, 20) / name).unlink()
+    assert checkpoint.undescribed(saved) == [16]
+    assert recovery.prepare_resume(saved) == 12
+    said = capsys.readouterr().err
+    assert "step 16 has no manifest and is left out" in said and "is not finite" in said
+    assert checkpoint.steps(saved) == [4, 8, 12] and checkpoint.cut_off(saved) == []
+
+
+def test_a_manifest_that_the_network_prevented_is_written_with_the_next(tmp_path, monkeypatch):
+    """The step is not saved again: that would begin with its removal."""
+    write, saves = manifest.write, []
+    orbax_save = checkpoint.ocp.save_async
+    monkeypatch.setattr(
+        checkpoint.ocp, "save_async", lambda *a, **k: saves.append(a[0]) or orbax_save(*a, **k)
+    )
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+
+    def fail(*_, **__):
+        raise TimeoutError("timed out")
+
+    state = numbers(_CONFIG, step=2).to_mesh(mesh_of(1))
+    monkeypatch.setattr(manifest, "write", fail)
+    for _ in range(2):
+        checkpoints.save(state, step=2)
+        with pytest.raises(Unreachable):
+            checkpoints.wait()
+    assert checkpoint.steps(tmp_path) == [] and len(saves) == 1
+    monkeypatch.setattr(manifest, "write", write)
+    checkpoints.save(state, step=3)
+    checkpoints.close()
+    assert checkpoint.steps(tmp_path) == [2, 3] and len(saves) == 2
 
 
 def test_nothing_good(saved):

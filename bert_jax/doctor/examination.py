@@ -16,9 +16,9 @@ from typing import Any
 
 from bert_jax.doctor.case import COMES_FROM, Case, Check
 from bert_jax.doctor.finding import FAILED, PASSED, SKIPPED, WARNED, Finding, of_error, skipped
-from bert_jax.errors import UsageError
+from bert_jax.errors import Unreachable, UsageError
 from bert_jax.progress import ticking
-from bert_jax.workdir import remote_workdir
+from bert_jax.workdir import bucket, remote_workdir
 
 # In an order in which each finds what it needs; those that take long come last. The module of a
 # check is imported at its turn: a wrong version of jax hides nothing but what needs jax.
@@ -61,9 +61,14 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Returns that of the first check that failed, where it is one of a kind; 0 if none did."""
+        """Returns that of the first check that failed, where it is one of a kind; 0 if none did.
+
+        A network that fails counts last: it may be back when the run begins.
+        """
         codes = [f.exit_code for f in self.findings.values() if f.result == FAILED]
-        return next((code if 2 <= code <= 8 else UsageError.exit_code for code in codes), 0)
+        codes.sort(key=lambda code: code == Unreachable.exit_code)
+        known = (*range(2, 9), Unreachable.exit_code)
+        return next((code if code in known else UsageError.exit_code for code in codes), 0)
 
     def count(self, result: str) -> int:
         return sum(finding.result == result for finding in self.findings.values())
@@ -149,7 +154,7 @@ def _own_cache(case: Case) -> Iterator[None]:
     if case.workdir is None or not remote_workdir.is_address(case.workdir):
         yield
         return
-    remote_workdir.choose_gcsfs()
+    bucket.choose_gcsfs()
     before = os.environ.get("BERT_JAX_CACHE")
     with tempfile.TemporaryDirectory(prefix="bert-jax-doctor-") as directory:
         os.environ["BERT_JAX_CACHE"] = directory

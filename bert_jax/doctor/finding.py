@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from bert_jax.errors import BertJaxError, StorageFailed, UsageError, exit_code_of
+from bert_jax.errors import BertJaxError, StorageFailed, Unreachable, UsageError, exit_code_of
+from bert_jax.runtime import network
 
 PASSED, WARNED, FAILED, SKIPPED = "passed", "warned", "failed", "skipped"
 
@@ -40,6 +41,12 @@ def of_error(error: Exception) -> Finding:
     if isinstance(error, BertJaxError):
         # Such an error says what is wrong, and the remedy, in its one line.
         return failed("", str(error), exit_code=error.exit_code)
+    if network.is_transient(error):
+        return failed(
+            f"the network fails: {network.described(error)}",
+            "try again later",
+            exit_code=Unreachable.exit_code,
+        )
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         code = exit_code_of(error)

@@ -17,6 +17,7 @@ from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.errors import UsageError
 from bert_jax.planning import aot_compile, input_throughput, plan_warnings, topologies
 from bert_jax.planning.max_batch import Limit, evaluation_remedy, limits, remedy
+from bert_jax.planning.save_cost import SavePlan, save_plan
 from bert_jax.planning.topologies import Topology
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training.evaluate import batch_shape
@@ -65,6 +66,7 @@ class PhasePlan:
     host_rows_needed: float | None = None  # a second, by each host
     host_rows_measured: float | None = None  # a second, by one thread of this machine
     evaluation: EvaluationPlan | None = None
+    saving: SavePlan | None = None
     compile_seconds: float | None = None
     remedy: str | None = None
 
@@ -197,6 +199,7 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
             vocab_size=config.model.vocab_size,
         ),
         evaluation=evaluation,
+        saving=save_plan(config, seconds, hosts=topology.hosts, mesh=mesh),
         compile_seconds=figures.compile_seconds + held_out.compile_seconds,
     )
 

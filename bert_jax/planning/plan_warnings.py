@@ -11,6 +11,7 @@ import jax
 from bert_jax.config import TrainConfig
 from bert_jax.config_checks import mask_warnings
 from bert_jax.model import sharding
+from bert_jax.planning import save_cost
 from bert_jax.planning.topologies import Topology
 from bert_jax.update.state import TrainState
 
@@ -45,6 +46,7 @@ def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any)
             if kernel.flops is None:
                 yield f"{name}: kernel {kernel.name} states no FLOPs and is charged its bytes only"
         yield from _collectives(config, phase, name=name, topology=topology)
+    yield from save_cost.warnings(phases)
     yield from (line.removeprefix("warning: ") for line in mask_warnings(config))
     yield from _padding(config)
     yield from _copies(config, mesh)

@@ -28,6 +28,7 @@ from bert_jax.errors import (
 )
 from bert_jax.model.sharding import AXES
 from bert_jax.progress import say
+from bert_jax.runtime import network
 from bert_jax.runtime.signals import Signals
 
 _T = TypeVar("_T")
@@ -92,22 +93,29 @@ class Connection:
     def connect(self, *, seconds: float = _INITIALIZATION_TIMEOUT) -> None:
         """Waits for all processes. Does nothing for a process that is alone.
 
-        Processes that are not there after `seconds` end this one: jax waits no longer.
+        Processes that are not there after `seconds` end this one: jax waits no longer. Raises
+        UsageError if there is nothing to find them by, Unreachable if it does not answer.
         """
         if not self.detect and self.coordinator is None:
             return
         # Between processes on CPUs, jax's collectives go through gloo.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         try:
-            jax.distributed.initialize(
-                coordinator_address=self.coordinator,
-                num_processes=self.num_processes,
-                process_id=self.process_id,
-                initialization_timeout=int(seconds),
-                heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
+            # A metadata server that does not answer is asked again.
+            network.retrying(
+                lambda: self._initialize(seconds), name="what tells of the other processes"
             )
         except ValueError as error:
             raise UsageError(_NO_CLUSTER.format(error)) from error
+
+    def _initialize(self, seconds: float) -> None:
+        jax.distributed.initialize(
+            coordinator_address=self.coordinator,
+            num_processes=self.num_processes,
+            process_id=self.process_id,
+            initialization_timeout=int(seconds),
+            heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
+        )
 
 
 def disconnect() -> None:
@@ -195,9 +203,16 @@ def broadcast_from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int 
 
 def any_process(flag: bool, *, mesh: Mesh) -> bool:
     """Returns whether `flag` is true in any process. All of them ask, at the same place."""
+    return bool(largest(int(flag), mesh=mesh))
+
+
+def largest(number: int, *, mesh: Mesh) -> int:
+    """Returns the largest of the numbers that the processes give. All of them ask, at the same
+    place.
+    """
     if jax.process_count() == 1:
-        return flag
-    return bool(_gather(mesh, np.array([flag], np.int32)).any())
+        return number
+    return int(_gather(mesh, np.array([number], np.int32)).max())
 
 
 def exchange(name: str, text: str, *, seconds: float) -> list[str]:

@@ -17,6 +17,7 @@ from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training import device_feed
 from bert_jax.training.compiled_steps import CompiledSteps
 from bert_jax.training.divergence import Divergence
+from bert_jax.training.save_schedule import SaveSchedule
 from bert_jax.training.saver import Saver
 from bert_jax.training.step_timer import StepTimer
 from bert_jax.training.work import Evaluation, Scores, Work
@@ -38,6 +39,7 @@ class Run:
     preemption: Preemption
     watchdog: Watchdog
     saver: Saver
+    schedule: SaveSchedule
     bar: Progress
     divergence: Divergence
     profile_steps: range
@@ -107,7 +109,7 @@ def train_phase(
         preempted = run.preemption.requested() and step != config.total_steps
         evaluate = step == last_step or _is_due(step, config.evaluation.every_steps)
         save = preempted or run.is_spent or step == last_step
-        save = save or _is_due(step, config.checkpoint.every_steps)
+        save = save or run.schedule.is_due(step)
         traced = tracing and (step not in run.profile_steps or step == last_step)
         if not (evaluate or save or traced):
             continue
@@ -123,6 +125,8 @@ def train_phase(
                 run.saver.save_for_good(state, step)
             elif save:
                 run.saver.save(state, step)
+            if save:
+                run.schedule.saved(step)
             if evaluate and not preempted and not run.is_spent:
                 found = _evaluate(run, evaluation, state, step)
                 preempted = found is None

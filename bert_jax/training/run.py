@@ -22,6 +22,7 @@ from bert_jax.runtime import distributed
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training.divergence import Divergence
 from bert_jax.training.loop import Run, train_phase
+from bert_jax.training.save_schedule import SaveSchedule
 from bert_jax.training.saver import Saver
 from bert_jax.training.work import Scores, Work
 from bert_jax.update.state import TrainState
@@ -128,6 +129,7 @@ def run(
                 preemption=preemption,
                 watchdog=watchdog,
                 saver=saver,
+                schedule=SaveSchedule(config.checkpoint, mesh=mesh, step=step),
                 bar=bar,
                 divergence=Divergence(work.objective.guessing(config.model), warn=bar.print),
                 profile_steps=profile_steps or range(0),
@@ -177,7 +179,8 @@ def _restore(
     resumed_from = None
     if home.is_held:
         resumed_from = distributed.broadcast_from_main(
-            lambda: recovery.prepare_resume(directory, resume_step=resume_step), mesh=mesh
+            lambda: recovery.prepare_resume(directory, resume_step=resume_step, facts=home.facts),
+            mesh=mesh,
         )
     if (resumed_from or 0) > config.total_steps:
         raise UsageError(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from bert_jax.errors import StorageFailed
+from bert_jax.errors import StorageFailed, Unreachable
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
 from bert_jax.runtime.watchdog import Watchdog
@@ -15,6 +15,9 @@ from bert_jax.workdir.checkpoint import Checkpoints
 from bert_jax.workdir.metrics_log import MetricsLogger
 
 _PAUSE_SECONDS = 1.0
+_Failure = StorageFailed | Unreachable
+# The worse the later: where two processes fail otherwise, this is what they end with.
+_KINDS: tuple[type[_Failure], ...] = (Unreachable, StorageFailed)
 
 
 class Saver:
@@ -50,13 +53,13 @@ class Saver:
         try:
             # Before the step is there: whoever goes on from it finds the rows that led to it.
             if distributed.is_main():
-                remote_workdir.copy_back(self._directory)
-        except StorageFailed as error:
+                remote_workdir.copy_back(self._directory, patience=0)
+        except (StorageFailed, Unreachable) as error:
             problem = error
         if not self._has_failed(problem):
             try:
                 self._checkpoints.save(state, step=step)
-            except StorageFailed as error:
+            except (StorageFailed, Unreachable) as error:
                 problem = error
             if not self._has_failed(problem):
                 self.saved_step = step
@@ -79,7 +82,7 @@ class Saver:
         problem, is_whole = None, False
         try:
             is_whole = self._checkpoints.wait()
-        except StorageFailed as error:
+        except (StorageFailed, Unreachable) as error:
             problem = error
         if not self._has_failed(problem) and is_whole:
             self._failed = 0
@@ -89,14 +92,17 @@ class Saver:
         self.finish()
         self._checkpoints.close()
 
-    def _has_failed(self, problem: StorageFailed | None) -> bool:
-        """Returns whether any process has a problem, and notes it in all."""
-        has_failed = distributed.any_process(problem is not None, mesh=self._mesh)
-        if has_failed:
-            self._note(problem or StorageFailed("another process could not save"))
-        return has_failed
+    def _has_failed(self, problem: _Failure | None) -> bool:
+        """Returns whether any process has a problem, and notes it in all: all end with one code."""
+        kind = 0 if problem is None else 1 + _KINDS.index(type(problem))
+        worst = distributed.largest(kind, mesh=self._mesh)
+        if worst:
+            if problem is None or worst > kind:
+                problem = _KINDS[worst - 1]("another process could not save")
+            self._note(problem)
+        return worst > 0
 
-    def _note(self, error: StorageFailed) -> None:
+    def _note(self, error: _Failure) -> None:
         self._failed += 1
         self.saved_step = None
         self._logger.event("save_failed", in_a_row=self._failed, message=str(error))

@@ -5,31 +5,40 @@ checkpoints, and v0 leaves the top level with release 1.0. Only arrays are store
 OCDBT), never pickled objects: loading a checkpoint executes no Python.
 
 A step is a directory with a manifest (manifest.py), which is written after Orbax's commit. Older
-steps are forgotten after that, by us: there is never a moment without a whole step.
+steps are forgotten after that, by us: there is never a moment without a whole step. A process that
+ends between the two leaves a step that is committed and not described (recovery.py).
 """
 
 import contextlib
 import dataclasses
 import logging
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from orbax.checkpoint import v1 as ocp
 
 from bert_jax.config import CheckpointConfig, OptimizerConfig, TrainConfig
-from bert_jax.errors import NoUsableCheckpoint, StorageFailed
+from bert_jax.errors import BertJaxError, NoUsableCheckpoint, StorageFailed, Unreachable
+from bert_jax.progress import note
 from bert_jax.registry import OPTIMIZERS
+from bert_jax.runtime import network
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import manifest, remote_workdir
+from bert_jax.workdir import bucket, manifest, remote_workdir
 
 DIRECTORY, SET_ASIDE = remote_workdir.CHECKPOINTS, "set_aside"
 # In the names of Orbax's unfinished saves, and of our unfinished removals.
 _UNFINISHED, _REMOVED = ".orbax-checkpoint-tmp", ".removed"
+# Orbax's last file. In a bucket a step is written in place, so this alone says that it is whole.
+_COMMITTED = "commit_success.txt"
 # Where devices have copies of an array, Orbax lets each write its part of it. A part costs a
 # compiled program, a transfer and a chunk, which are worth it for a megabyte, not for a bias.
 _SAVING = ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=2**20)
@@ -55,44 +64,45 @@ class Checkpoints:
         self._root = remote_workdir.checkpoints_of(workdir)
         self._finisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._under_way: Future | None = None
+        # The step that Orbax has committed last; in process 0 all without a manifest yet, with the
+        # time they began.
+        self._committed: int | None = None
+        self._undescribed: dict[int, float] = {}
 
     def save(self, state: TrainState, *, step: int) -> None:
         """Starts a save and returns once the arrays are copied. Waits for the one before it.
 
-        Raises StorageFailed if it, or the one before it, cannot be written.
+        Raises StorageFailed if it, or the one before it, cannot be written; Unreachable if that is
+        the network's doing.
         """
         self.wait()
         began = time.monotonic()
-        try:
-            with ocp.Context(array_options=ocp.options.ArrayOptions(saving=_SAVING)):
-                response = ocp.save_async(
-                    str(self._root / str(step)), _as_dict(state), overwrite=True
-                )
-        except (OSError, ValueError) as error:
-            raise _storage_failed(error) from error
+        if step == self._committed:
+            # Its manifest could not be written. To save it again would begin with its removal.
+            self._under_way = self._finisher.submit(self._describe)
+            return
+        options = ocp.options.ArrayOptions(saving=_SAVING)
+        with self._failures(), ocp.Context(array_options=options):
+            response = ocp.save_async(str(self._root / str(step)), _as_dict(state), overwrite=True)
         self._under_way = self._finisher.submit(self._finish, response, step, began)
 
     def wait(self) -> bool:
         """Returns when the save under way is whole; False if there was none.
 
-        A failed save raises StorageFailed.
+        A failed save raises StorageFailed or Unreachable.
         """
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return False
         try:
-            under_way.result()
-        except (OSError, ValueError, StorageFailed) as error:
-            if jax.process_index() == 0:
+            with self._failures():
+                under_way.result()
+        except (StorageFailed, Unreachable):
+            if jax.process_index() == 0 and not remote_workdir.is_address(self._root):
                 # What is left of it takes up space.
-                with (
-                    contextlib.suppress(OSError, StorageFailed),
-                    remote_workdir.failures(self._workdir),
-                ):
-                    remove_unfinished(self._workdir)
-            if isinstance(error, StorageFailed):
-                raise
-            raise _storage_failed(error) from error
+                with contextlib.suppress(OSError):
+                    _remove_unfinished(self._root)
+            raise
         return True
 
     def close(self) -> None:
@@ -103,22 +113,50 @@ class Checkpoints:
 
     def _finish(self, response: Any, step: int, began: float) -> None:
         response.result()
+        self._committed = step
+        if jax.process_index() == 0:
+            self._undescribed[step] = began
+        self._describe()
+
+    def _describe(self) -> None:
+        """Writes the manifests of what is committed, of earlier saves, too, then removes what is
+        old.
+        """
         if jax.process_index() > 0:
             return
         keep_last, keep_every = self._config.keep_last, self._config.keep_every
-        with remote_workdir.failures(self._workdir):
-            manifest.write(self._root / str(step), **self._facts)
-            prune(self._workdir, keep_last=keep_last, keep_every=keep_every)
-        if self._on_saved is not None:
-            self._on_saved(step, time.monotonic() - began)
+        for committed, since in list(self._undescribed.items()):
+            manifest.write(self._root / str(committed), **self._facts)
+            del self._undescribed[committed]
+            if self._on_saved is not None:
+                self._on_saved(committed, time.monotonic() - since)
+        try:
+            prune(self._workdir, keep_last=keep_last, keep_every=keep_every, patience=0)
+        except Unreachable as error:  # the step is whole; the next save removes what is old
+            note(str(error))
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raises what goes wrong with a save as StorageFailed or Unreachable."""
+        try:
+            with remote_workdir.failures(self._workdir):
+                yield
+        except BertJaxError:
+            raise
+        except (OSError, ValueError) as error:
+            if network.is_transient(error):
+                raise network.unreachable(str(self._workdir), error) from error
+            raise _storage_failed(error) from error
 
 
-def steps(workdir: Path) -> list[int]:
+def steps(workdir: Path, *, patience: float | None = None) -> list[int]:
     """Returns the steps with a manifest, ascending.
 
-    `problem` says whether their bytes are right.
+    `problem` says whether their bytes are right. While the network fails, what is asked is asked
+    again for `patience` seconds.
     """
-    return [step for step, is_whole in _directories(workdir).items() if is_whole]
+    there = _directories(workdir, patience=patience)
+    return [step for step, is_whole in there.items() if is_whole]
 
 
 def cut_off(workdir: Path) -> list[int]:
@@ -128,9 +166,77 @@ def cut_off(workdir: Path) -> list[int]:
     return [step for step, is_whole in _directories(workdir).items() if not is_whole]
 
 
+def undescribed(workdir: Path) -> list[int]:
+    """Returns the steps that Orbax has committed and that have no manifest, ascending."""
+    root = remote_workdir.checkpoints_of(workdir)
+    return remote_workdir.asking(
+        workdir,
+        lambda: [
+            step
+            for step, is_whole in _directories_in(root).items()
+            if not is_whole and (root / str(step) / _COMMITTED).exists()
+        ],
+    )
+
+
+def describe_committed(workdir: Path, step: int, **facts: Any) -> None:
+    """Writes the manifest of a step that was committed without one. It becomes a step by that."""
+    directory = remote_workdir.checkpoints_of(workdir) / str(step)
+    remote_workdir.asking(workdir, lambda: manifest.write(directory, **facts))
+
+
 def problem(workdir: Path, step: int) -> str | None:
-    """Returns what is wrong with a step, naming the file; None if every byte is as it was saved."""
-    return manifest.problem(remote_workdir.checkpoints_of(workdir) / str(step))
+    """Returns what is wrong with a step, naming the file; None if every byte is as it was saved.
+
+    Raises Unreachable if the network does not let it be seen.
+    """
+    directory = remote_workdir.checkpoints_of(workdir) / str(step)
+    return remote_workdir.asking(workdir, lambda: manifest.problem(directory))
+
+
+def content_problem(workdir: Path, step: int) -> str | None:
+    """Returns what is wrong with the arrays of a step, all of which are read; None if they are
+    there, have only finite numbers and are of this step. For a step without a manifest.
+
+    One of several processes asks for itself, in a process of its own: Orbax counts what it loads,
+    and the others would have counted less.
+    """
+    path = str(remote_workdir.checkpoints_of(workdir) / str(step))
+    if jax.process_count() == 1:
+        return _content_problem(path, step)
+    code = (
+        "import sys; from bert_jax.workdir import bucket, checkpoint; bucket.path_of(sys.argv[1]); "
+        "print(checkpoint._content_problem(sys.argv[1], int(sys.argv[2])) or '')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path, str(step)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        kind = Unreachable if Unreachable.__name__ in last else RuntimeError
+        raise kind(f"{path} could not be looked at (code {done.returncode}): {last[:300]}")
+    return done.stdout.strip() or None
+
+
+def _content_problem(path: str, step: int) -> str | None:
+    try:
+        described: Any = ocp.metadata(path).metadata
+        wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), described)
+        state: Any = ocp.load(path, wanted)
+        saved_step = int(state["step"])
+    except Exception as error:  # whatever Orbax meets in files that are not as it writes them
+        if network.is_transient(error):
+            raise network.unreachable(path, error) from error
+        return f"it cannot be read: {_first_line(error)}"
+    if saved_step != step:
+        return f"it holds step {saved_step}"
+    for name, leaf in jax.tree.leaves_with_path(state):
+        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) and not np.isfinite(leaf).all():
+            return f"{jax.tree_util.keystr(name)} is not finite"
+    return None
 
 
 def describe(workdir: Path, step: int) -> tuple[int, str, str | None]:
@@ -138,31 +244,42 @@ def describe(workdir: Path, step: int) -> tuple[int, str, str | None]:
 
     Other files are not read.
     """
+    directory = remote_workdir.checkpoints_of(workdir) / str(step)
     try:
-        values = manifest.read(remote_workdir.checkpoints_of(workdir) / str(step))
+        values = remote_workdir.asking(workdir, lambda: manifest.read(directory))
     except ValueError as error:
         return 0, "", str(error)
     return sum(f["size"] for f in values["files"].values()), values["saved_at"], None
 
 
-def prune(workdir: Path, *, keep_last: int, keep_every: int = 0) -> list[int]:
+def prune(
+    workdir: Path, *, keep_last: int, keep_every: int = 0, patience: float | None = None
+) -> list[int]:
     """Removes all steps but the newest ones and multiples of `keep_every`; returns the removed."""
-    there = steps(workdir)
+    there = steps(workdir, patience=patience)
     kept = {*there[-keep_last:], *(s for s in there if keep_every and s % keep_every == 0)}
     removed = [step for step in there if step not in kept]
     for step in removed:
-        remove(workdir, step)
+        remove(workdir, step, patience=patience)
     return removed
 
 
-def remove(workdir: Path, step: int) -> None:
+def remove(workdir: Path, step: int, *, patience: float | None = None) -> None:
     """Removes one step. What is left of a removal cut short is no step."""
     directory = remote_workdir.checkpoints_of(workdir) / str(step)
-    if remote_workdir.is_address(directory):
-        (directory / manifest.MANIFEST).unlink(missing_ok=True)
-    else:
+    if not remote_workdir.is_address(directory):
         directory = directory.rename(directory.with_name(f"{step}{_REMOVED}"))
-    directory.rmtree()
+        directory.rmtree()
+        return
+
+    def remove_objects() -> None:
+        # What makes it one first.
+        for name in (manifest.MANIFEST, _COMMITTED):
+            (directory / name).unlink(missing_ok=True)
+        if bucket.is_dir(directory):
+            directory.rmtree()
+
+    remote_workdir.asking(workdir, remove_objects, patience=patience)
 
 
 def set_aside(workdir: Path, step: int) -> str:
@@ -171,26 +288,34 @@ def set_aside(workdir: Path, step: int) -> str:
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     target = root.parent / SET_ASIDE / f"{step}-{stamp}"
     number = 0
-    while target.exists():
+    while remote_workdir.asking(workdir, target.exists):
         number += 1
         target = target.parent / f"{step}-{stamp}-{number}"
     target.parent.mkdir(parents=True, exist_ok=True)
-    remote_workdir.move(root / str(step), target)
+    remote_workdir.asking(workdir, lambda: remote_workdir.move(root / str(step), target))
     return str(target)
 
 
 def remove_unfinished(workdir: Path) -> None:
     """Removes what saves and removals that were cut off have left under other names."""
     root = remote_workdir.checkpoints_of(workdir)
-    for path in root.iterdir() if root.is_dir() else ():
+    remote_workdir.asking(workdir, lambda: _remove_unfinished(root))
+
+
+def _remove_unfinished(root: Any) -> None:
+    for path in list(root.iterdir()) if bucket.is_dir(root) else ():
         if _UNFINISHED in path.name or path.name.endswith(_REMOVED):
             path.rmtree()
 
 
-def _directories(workdir: Path) -> dict[int, bool]:
+def _directories(workdir: Path, *, patience: float | None = None) -> dict[int, bool]:
     """Returns step -> whether it has a manifest, ascending."""
     root = remote_workdir.checkpoints_of(workdir)
-    names = [p.name for p in root.iterdir() if p.name.isdigit()] if root.is_dir() else []
+    return remote_workdir.asking(workdir, lambda: _directories_in(root), patience=patience)
+
+
+def _directories_in(root: Any) -> dict[int, bool]:
+    names = [p.name for p in root.iterdir() if p.name.isdigit()] if bucket.is_dir(root) else []
     there = sorted(int(name) for name in names if name == str(int(name)))
     return {step: manifest.exists(root / str(step)) for step in there}
 
@@ -236,7 +361,11 @@ def load_arrays(workdir: Path, wanted: Any, *, step: int) -> Any:
     path = remote_workdir.checkpoints_of(workdir) / str(step)
     try:
         return ocp.load(str(path), wanted)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        if network.is_transient(error):
+            raise network.unreachable(str(path), error) from error
+        if not isinstance(error, OSError | ValueError | KeyError):
+            raise
         raise NoUsableCheckpoint(
             f"checkpoint {path} cannot be read: {_first_line(error)}. Name an earlier step "
             f"(there are {', '.join(map(str, steps(workdir))) or 'none'})."

@@ -2,9 +2,15 @@
 
 What lies beyond that step is never deleted if it was once whole: it moves to `set_aside/`, so that
 the branch that begins here is the only one that the next resumption can find.
+
+A machine may be gone between Orbax's commit of a step and its manifest. Such a step has nothing
+to be compared with: if all of its arrays can be read and are finite, it gets its manifest, and is
+used.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.progress import note
@@ -38,14 +44,19 @@ def require_good(workdir: Path, step: int) -> None:
         raise _none_usable(workdir, {step: trouble})
 
 
-def prepare_resume(workdir: Path, *, resume_step: int | None = None) -> int | None:
+def prepare_resume(
+    workdir: Path, *, resume_step: int | None = None, facts: Mapping[str, Any] | None = None
+) -> int | None:
     """Makes the workdir ready to go on, and returns from which step; None from the beginning.
 
     With `resume_step`, goes back to that step, once: a supervisor repeats its command, and what has
-    been trained since must not be thrown away again. Raises UsageError if there is no such step,
-    NoUsableCheckpoint if steps were saved and none of them verifies. For process 0 alone.
+    been trained since must not be thrown away again. `facts` go into the manifest of a step that
+    has none. Raises UsageError if there is no such step, NoUsableCheckpoint if steps were saved and
+    none of them verifies, Unreachable if the network does not let them be seen. For process 0
+    alone.
     """
     checkpoint.remove_unfinished(workdir)
+    _describe_committed(workdir, facts or {})
     if resume_step is not None and resume_step not in _steps_of(workdir, "rollback"):
         return roll_back(workdir, resume_step)
     chosen = newest_good_step(workdir)
@@ -61,6 +72,24 @@ def prepare_resume(workdir: Path, *, resume_step: int | None = None) -> int | No
         )
     _clear_beyond(workdir, -1 if chosen is None else chosen)
     return chosen
+
+
+def _describe_committed(workdir: Path, facts: Mapping[str, Any]) -> None:
+    """Gives the newest whole step that is committed its manifest, if a save ended before that.
+
+    Where a `save` event says that it had one, it has lost it since, and is not trusted.
+    """
+    saved, newest = _steps_of(workdir, "save"), max(checkpoint.steps(workdir), default=-1)
+    for step in reversed(checkpoint.undescribed(workdir)):
+        if step <= newest or step in saved:
+            continue
+        trouble = checkpoint.content_problem(workdir, step)
+        if trouble is None:
+            checkpoint.describe_committed(workdir, step, **facts)
+            note(f"step {step} was saved, but its process ended before it was described: it is "
+                 "whole, and is used")  # fmt: skip
+            return
+        note(f"step {step} has no manifest and is left out: {trouble}")
 
 
 def roll_back(workdir: Path, step: int) -> int:

@@ -7,16 +7,20 @@ host writes its part. The directory knows whose it is, so that everything else w
 """
 
 import contextlib
+import functools
 import hashlib
-import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from bert_jax.errors import StorageFailed, UsageError
+from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
+from bert_jax.workdir import bucket
+from bert_jax.workdir.bucket import is_address, is_dir
+
+_T = TypeVar("_T")
 
 CHECKPOINTS = "checkpoints"
 # What a run on another machine must have; the rest stays in the bucket.
@@ -33,17 +37,13 @@ _CURVES = "tensorboard"
 _LAST = ("events.jsonl", "config.json")
 
 
-def is_address(path: str | Path) -> bool:
-    return "://" in str(path)
-
-
 def directory_of(path: str | Path, *, owner: str = "reader") -> Path:
     """Returns the directory to work in: `path` itself, or the one that stands for a bucket's.
 
     What the bucket has is taken back first. `BERT_JAX_CACHE` (default `~/.cache/bert-jax`) says
     where such directories are. Each `owner` has its own: what a trainer writes is not to be
     overwritten by one who only reads. Raises UsageError for an address that is not of Cloud
-    Storage, StorageFailed if the bucket cannot be read.
+    Storage, StorageFailed if the bucket cannot be read, Unreachable if the network fails for long.
     """
     if not is_address(path):
         return Path(path)
@@ -55,9 +55,12 @@ def directory_of(path: str | Path, *, owner: str = "reader") -> Path:
     directory = cache / "workdirs" / f"{name}-{owner}"
     directory.mkdir(parents=True, exist_ok=True)
     _beside(directory, "address").write_text(address + "\n", encoding="utf-8")
-    with _failures(address, "read"):
+
+    def take_all_back() -> None:
         for part in _TAKEN_BACK:
             _take_back(_path(address) / part, directory / part)
+
+    bucket.asking(address, "read", take_all_back)
     if not (directory / _LAST[-1]).exists():
         # There is no run, or no longer. What else is here is of one that never got there.
         shutil.rmtree(directory)
@@ -78,31 +81,37 @@ def checkpoints_of(directory: Path) -> Any:
     return _path(address if is_address(address) else directory.absolute()) / CHECKPOINTS
 
 
-def copy_back(directory: Path) -> None:
-    """Copies what has changed since the last time to the bucket, where the workdir is in one."""
+def copy_back(directory: Path, *, patience: float | None = None) -> None:
+    """Copies what has changed since the last time to the bucket, where the workdir is in one.
+
+    Asks again for `patience` seconds while the network fails (default: network.PATIENCE).
+    """
     address = address_of(directory)
-    if not is_address(address):
-        return
+    if is_address(address):
+        copy = functools.partial(_copy_changes, directory, address)
+        bucket.asking(address, "written to", copy, patience=patience)
+
+
+def _copy_changes(directory: Path, address: str) -> None:
     files = [f for f in directory.rglob("*") if f.is_file()]
     names = sorted((str(f.relative_to(directory)) for f in files), key=lambda n: (n in _LAST, n))
     record = _beside(directory, "copied")
     known = dict(
         line.rsplit(" ", 1) for line in (record.read_text().splitlines() if record.exists() else [])
     )
-    with _failures(address, "written to"):
-        for name in names:
-            status = (directory / name).stat()
-            stamp = f"{status.st_size}:{status.st_mtime_ns}"
-            if known.get(name) != stamp:
-                target = _path(address) / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes((directory / name).read_bytes())
-                known[name] = stamp
-        # Those are written anew by every process.
-        curves = _path(address) / _CURVES
-        for name, curve in _files(curves, _CURVES) if curves.is_dir() else ():
-            if name not in names:
-                curve.unlink()
+    for name in names:
+        status = (directory / name).stat()
+        stamp = f"{status.st_size}:{status.st_mtime_ns}"
+        if known.get(name) != stamp:
+            target = _path(address) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((directory / name).read_bytes())
+            known[name] = stamp
+    # Those are written anew by every process.
+    curves = _path(address) / _CURVES
+    for name, curve in _files(curves, _CURVES) if is_dir(curves) else ():
+        if name not in names:
+            curve.unlink()
     record.write_text("".join(f"{name} {stamp}\n" for name, stamp in known.items()))
 
 
@@ -110,7 +119,7 @@ def _files(place: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yields all files below a place, with their names from its own on."""
     for path in list(place.iterdir()):
         inner = f"{name}/{path.name}"
-        if path.is_dir():
+        if is_dir(path):
             yield from _files(path, inner)
         else:
             yield inner, path
@@ -128,9 +137,10 @@ def names(path: Path | str) -> list[str]:
     """Returns what lies directly in a directory or at an address; nothing where it is not there."""
     if not is_address(path):
         return sorted(p.name for p in Path(path).iterdir()) if Path(path).is_dir() else []
-    with _failures(str(path), "read"):
-        place = _path(str(path))
-        return sorted(p.name for p in place.iterdir()) if place.is_dir() else []
+    place = _path(str(path))
+    return bucket.asking(
+        str(path), "read", lambda: sorted(p.name for p in place.iterdir()) if is_dir(place) else []
+    )
 
 
 def write_text(path: Path | str, name: str, text: str) -> None:
@@ -138,16 +148,16 @@ def write_text(path: Path | str, name: str, text: str) -> None:
     if not is_address(path):
         write_whole(Path(path) / name, text)
         return
-    with _failures(str(path), "written to"):
-        (_path(str(path)) / name).write_text(text)
+    place = _path(str(path)) / name
+    bucket.asking(str(path), "written to", lambda: place.write_text(text))
 
 
 def read_text(path: Path | str, name: str) -> str:
     """Returns a file of a directory or at an address."""
     if not is_address(path):
         return (Path(path) / name).read_text(encoding="utf-8")
-    with _failures(str(path), "read"):
-        return (_path(str(path)) / name).read_text()
+    place = _path(str(path)) / name
+    return bucket.asking(str(path), "read", lambda: place.read_text())
 
 
 def remove(path: Path | str) -> None:
@@ -156,10 +166,13 @@ def remove(path: Path | str) -> None:
         if Path(path).exists():
             shutil.rmtree(path)
         return
-    with _failures(str(path), "written to"):
-        place = _path(str(path))
+    place = _path(str(path))
+
+    def clear() -> None:
         if place.exists():
             place.rmtree()
+
+    bucket.asking(str(path), "written to", clear)
 
 
 def set_aside(path: Path | str, *, building: str, target: str, but_for: tuple[str, ...]) -> None:
@@ -175,12 +188,12 @@ def set_aside(path: Path | str, *, building: str, target: str, but_for: tuple[st
             shutil.move(Path(path, name), collected / name)
         collected.rename(Path(path, target))
         return
-    with _failures(str(path), "written to"):
+    with bucket.failures(str(path), "written to"):
         place = _path(str(path))
         (place / building).write_text("")  # says that it is under way
         for name in inside:
             source, goal = place / name, place / target / name
-            if source.is_dir():
+            if is_dir(source):
                 move(source, goal)
             else:
                 source.copy(goal)
@@ -200,7 +213,7 @@ def move(source: Any, target: Any) -> None:
 
 def _copy_tree(source: Any, target: Any) -> None:
     for path in source.iterdir():
-        if path.is_dir():
+        if is_dir(path):
             _copy_tree(path, target / path.name)
         else:
             path.copy(target / path.name)
@@ -211,7 +224,7 @@ def _beside(directory: Path, what: str) -> Path:
 
 
 def _take_back(source: Any, target: Path) -> None:
-    if source.is_dir():
+    if is_dir(source):
         target.mkdir(parents=True, exist_ok=True)
         for part in source.iterdir():
             _take_back(part, target / part.name)
@@ -222,37 +235,24 @@ def _take_back(source: Any, target: Path) -> None:
         target.unlink()
 
 
-def choose_gcsfs() -> None:
-    """Lets buckets be reached through gcsfs: TensorFlow takes seconds to import.
-
-    It counts if it is called before the first path is asked for, which jax does when it compiles.
-    """
-    os.environ.setdefault("EPATH_USE_TF", "false")
-
-
-def _path(path: str | Path) -> Any:
-    choose_gcsfs()
-    # It says of every file what kind of bucket it cannot ask about.
-    logging.getLogger("gcsfs").setLevel(logging.ERROR)
-    from etils import epath
-
-    return epath.Path(path)
-
-
 def failures(directory: Path) -> contextlib.AbstractContextManager[None]:
-    """Raises StorageFailed for whatever goes wrong with a workdir in a bucket.
+    """Raises Unreachable or StorageFailed for whatever goes wrong with a workdir in a bucket.
 
     What goes wrong with a directory is raised as it is.
     """
     address = address_of(directory)
-    return _failures(address, "written to") if is_address(address) else contextlib.nullcontext()
+    if is_address(address):
+        return bucket.failures(address, "written to")
+    return contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def _failures(address: str, what: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise UsageError(f"{address}: a bucket needs gcsfs; pip install 'bert-jax[gcs]'") from error
-    except Exception as error:  # of gcsfs, aiohttp and google-auth, which share no base
-        raise StorageFailed(f"{address} cannot be {what}: {error}") from error
+def asking(directory: Path, call: Callable[[], _T], *, patience: float | None = None) -> _T:
+    """Returns what `call` returns of a workdir; it is made again while the network fails.
+
+    Raises Unreachable, and StorageFailed for what else goes wrong with a bucket.
+    """
+    return bucket.asking(address_of(directory), "read or written to", call, patience=patience)
+
+
+def _path(path: str | Path) -> Any:
+    return bucket.path_of(path)

@@ -12,6 +12,7 @@ meaning() { # CODE
         0) echo 'done' ;;
         2 | 3 | 4 | 5 | 6 | 7 | 8) echo stop ;;          # the same would happen again
         42) echo preempted ;;                            # state saved
+        75) echo network ;;                              # it failed for ten minutes; nothing is harmed
         134 | 137 | 143 | 200) echo restart ;;           # peer lost, killed, hang
         *) echo crash ;;
     esac
@@ -20,7 +21,7 @@ meaning() { # CODE
 # One code for all hosts, from REPORT. The first that says why: a host with bad data ends with 4 and its peers with 134.
 verdict() {
     local code kind
-    for kind in stop crash preempted restart 'done'; do
+    for kind in stop network crash preempted restart 'done'; do
         while read -r _ code; do
             if [[ $(meaning "$code") == "$kind" ]]; then
                 echo "$code"
@@ -221,6 +222,7 @@ supervise() {
                             "$NAME is still there and costs; launch/tpu delete ends that"
                         ;;
                     preempted) ;;
+                    network) pause "$POLL_SECONDS" ;; # however long: it is nobody's failure
                     *) failures=$((failures + 1)) ;;
                 esac
                 ;;

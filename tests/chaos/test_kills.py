@@ -1,13 +1,15 @@
 """SIGKILL at any moment: the run goes on and ends with the bits of one that was never killed."""
 
+import dataclasses
 import random
 import shutil
 import time
 
 import pytest
 
+from bert_jax.workdir import checkpoint
 from tests.chaos import IS_LONG
-from tests.chaos.runs import STEPS, Started, lines, losses, state_digest
+from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
 
 pytestmark = pytest.mark.chaos
 
@@ -64,3 +66,23 @@ def test_kills(tmp_path, corpus, request, processes, faults):
     assert max(e["step"] for e in lines(run.workdir / "events.jsonl") if "step" in e) == STEPS
     assert unfinished or not IS_LONG
     print(f"{kills} kills, {unfinished} of them left an unfinished save")
+
+
+def test_a_kill_between_commit_and_manifest(tmp_path, corpus):
+    """Two processes that save by the clock of the first. The step is whole: the next start reads it
+    in process 0 alone, describes it and goes on from it.
+    """
+    every = dataclasses.replace(CONFIG.checkpoint, every_steps=1000, every_minutes=0.01)
+    config = dataclasses.replace(CONFIG, checkpoint=every)
+    run = Started(
+        tmp_path / "run", corpus, processes=2, config=config, faults=["save=600", "step=0.1"]
+    )
+    run.until(lambda: "chaos: saving" in run.log())
+    run.kill()
+    assert checkpoint.steps(run.workdir) == []
+    (step,) = checkpoint.undescribed(run.workdir)
+    again = Started(tmp_path / "run", corpus, processes=2, config=config)
+    assert again.finish() == [0, 0], again.log()
+    assert f"step {step} was saved, but its process ended before" in again.log()
+    assert f"resuming at step {step}" in again.log()
+    assert max(checkpoint.steps(again.workdir)) == STEPS

@@ -174,6 +174,7 @@ def test_every_exit_code_has_a_meaning(cloud):
         "done": [0],
         "stop": [2, 3, 4, 5, 6, 7, 8],
         "preempted": [42],
+        "network": [75],
         "restart": [134, 137, 143, 200],
     }
     assert {1, 130, 135, 139} < set(crashes)

@@ -155,6 +155,12 @@ def _print_phase(phase: Any) -> None:
             f"{held_out.rows:,} rows, {_gib(held_out.memory_bytes)} a device, "
             f"{held_out.estimated_cycles:,} cycles",
         ),
+        (
+            "a save",
+            f"{phase.saving.bytes / 1e9:.2f} GB",
+            f"about {phase.saving.seconds:.0f} s, {phase.saving.per_hour:,.1f} an hour: "
+            f"{100 * phase.saving.share:.1f} % of the time",
+        ),
     ]
     table(title, ("", "figure", "of which"), rows)
 

@@ -1,0 +1,144 @@
+"""How long a save takes in a bucket far away, and whether a preempted machine has the time for it.
+
+    python benchmarks/bucket_save.py --megabytes 300 --latency-ms 40 --stream-mbps 80
+
+saves a state of that size through the real code to a server on this machine that answers as late
+and sends as slowly, and says where the time goes, and what is read back. The server and this
+process share the processor, so the rate at which the bytes go is the smaller of the network's and
+this machine's. For a state of --target-gb on --hosts that each write their part, the bytes take
+longer in proportion and the requests, which are as many for each host, as long.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[1]
+
+
+def measure(arguments: argparse.Namespace, address: str) -> dict[str, float]:
+    import jax
+    import numpy as np
+
+    from bert_jax.config import CheckpointConfig
+    from bert_jax.update.state import TrainState
+    from bert_jax.workdir import manifest, remote_workdir
+    from bert_jax.workdir.checkpoint import Checkpoints
+    from tests.faulty_bucket import control
+
+    control(address, latency=arguments.latency_ms / 1000, stream=arguments.stream_mbps * 1e6)
+    directory = remote_workdir.directory_of("gs://bucket/run")
+    for name in ("config.json", "metrics.jsonl", "events.jsonl"):
+        (directory / name).write_bytes(b"x" * 500_000)
+    # Of random numbers, which do not compress, in the sizes of a BERT's matrices.
+    rows, rng = 1024, np.random.default_rng(0)
+    columns = max(1, arguments.megabytes * 10**6 // 24 // (4 * rows))
+    arrays = {
+        f"layer_{i}": jax.numpy.asarray(rng.random((rows, columns), np.float32)) for i in range(24)
+    }
+    norms = jax.numpy.zeros(8)
+    state = TrainState(step=jax.numpy.int32(1), params=arrays, opt_state={}, recent_norms=norms)
+    at: dict[str, float] = {}
+    write = manifest.write
+
+    def timed(*things, **facts):
+        at["committed"] = time.monotonic()
+        write(*things, **facts)
+        at["described"] = time.monotonic()
+
+    manifest.write = timed
+    saving = Checkpoints(directory, CheckpointConfig())
+    began = time.monotonic()
+    remote_workdir.copy_back(directory, patience=0)
+    copied = time.monotonic()
+    control(address)
+    saving.save(state, step=1)
+    held = time.monotonic()
+    saving.close()
+    asked = control(address)
+    reading = time.monotonic()
+    manifest_only = {k: v for k, v in asked.items() if k.startswith("media")}
+    return {
+        "megabytes": sum(a.nbytes for a in arrays.values()) / 1e6,
+        "logs": copied - began,
+        "loop_held_up": held - copied,
+        "orbax": at["committed"] - copied,
+        "manifest": at["described"] - at["committed"],
+        "whole": at["described"] - began,
+        "pruned": reading - at["described"],
+        "megabytes_written": asked.get("insert bytes in", 0) / 1e6,
+        "megabytes_read": manifest_only.get("media bytes out", 0) / 1e6,
+        "requests": sum(v for k, v in asked.items() if " " not in k),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[30, 300])
+    parser.add_argument("--latency-ms", type=float, default=40)
+    parser.add_argument("--stream-mbps", type=float, default=80, help="megabytes a second")
+    parser.add_argument("--target-gb", type=float, default=4.0)
+    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        arguments.megabytes = arguments.megabytes[0]
+        print(json.dumps(measure(arguments, os.environ["STORAGE_EMULATOR_HOST"])))
+        os._exit(0)
+    found = [_in_processes(arguments, size) for size in arguments.megabytes]
+    for row in found:
+        print(json.dumps({name: round(value, 2) for name, value in row.items()}))
+    if len(found) < 2:
+        return
+    small, large = found[0], found[-1]
+    rate = (large["megabytes"] - small["megabytes"]) / (large["whole"] - small["whole"])
+    fixed = small["whole"] - small["megabytes"] / rate
+    share = 1000 * arguments.target_gb / arguments.hosts
+    print(
+        f"bytes at {rate:.0f} MB/s a host, requests {fixed:.1f} s: {arguments.target_gb} GB on "
+        f"{arguments.hosts} hosts take {fixed:.1f} + {share:.0f} / {rate:.0f} = "
+        f"{fixed + share / rate:.1f} s"
+    )
+
+
+def _in_processes(arguments: argparse.Namespace, megabytes: int) -> dict[str, float]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.faulty_bucket", str(port)]
+    with (
+        TemporaryDirectory() as cache,
+        subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as server,
+    ):
+        assert server.stdout is not None and server.stdout.readline() == "ready\n"
+        address = f"http://localhost:{port}"
+        environment = os.environ | {
+            "STORAGE_EMULATOR_HOST": address,
+            "TENSORSTORE_GCS_HTTP_URL": address,
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+            "BERT_JAX_CACHE": cache,
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(ROOT),
+        }
+        sizes = ["--one", "--megabytes", str(megabytes)]
+        sizes += ["--latency-ms", str(arguments.latency_ms)]
+        sizes += ["--stream-mbps", str(arguments.stream_mbps)]
+        done = subprocess.run(
+            [sys.executable, __file__, *sizes], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        server.kill()
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    main()

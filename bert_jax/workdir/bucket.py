@@ -1,0 +1,171 @@
+"""Places in Cloud Storage, through etils and gcsfs: what they hold, and what fails on the way.
+
+A bucket knows the size and the CRC-32C of each of its objects, so that nothing has to be read to
+know what is there. A request waits for seconds, not for ever; gcsfs repeats it six times.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from bert_jax.errors import BertJaxError, StorageFailed, Unreachable, UsageError
+from bert_jax.runtime import network
+
+_T = TypeVar("_T")
+# Seconds without a connection, and without a byte of an answer.
+_CONNECT_SECONDS, _READ_SECONDS = 10.0, 60.0
+# Our names of the checksums, and the bucket's.
+_CHECKSUMS = {"crc32c": "crc32c", "md5": "md5Hash"}
+# Says on which machines the metadata server gives the credentials.
+_PRODUCT = Path("/sys/class/dmi/id/product_name")
+
+
+class Object(NamedTuple):
+    """An object as the bucket describes it. Its checksums ("crc32c", "md5") are base64, as there.
+
+    tensorstore ends its files with their own CRC-32C, which makes that of the whole file the same
+    for all of them; MD5 tells them apart. Objects that were composed of others have none.
+    """
+
+    size: int
+    checksums: dict[str, str]
+
+
+def is_address(path: Any) -> bool:
+    return "://" in str(path)
+
+
+def choose_gcsfs() -> None:
+    """Lets buckets be reached through gcsfs: TensorFlow takes seconds to import.
+
+    It counts if it is called before the first path is asked for, which jax does when it compiles.
+    """
+    os.environ.setdefault("EPATH_USE_TF", "false")
+
+
+def path_of(path: str | Path) -> Any:
+    """Returns an `epath.Path` of a directory or an address."""
+    choose_gcsfs()
+    # Checkpoints go through tensorstore, which would wait for ever for an answer that has stalled.
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1024")
+    # They say of every file what kind of bucket they cannot ask about, and print a traceback of
+    # each error that they raise.
+    for name in ("gcsfs", "fsspec"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if is_address(path):
+        with contextlib.suppress(ImportError):  # said when something is asked for
+            _be_careful()
+    from etils import epath
+
+    return epath.Path(path)
+
+
+def is_dir(place: Any) -> bool:
+    """Returns whether there is a directory. A path of somebody's own (NFS) may be away, too:
+    `Path.is_dir` would say no.
+    """
+    if is_address(place):
+        return place.is_dir()
+    try:
+        return os.stat(place).st_mode & 0o170000 == 0o040000
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def objects(place: Any) -> dict[str, Object]:
+    """Returns all objects below an address, by their names from there on, with one request for
+    each thousand.
+    """
+    import fsspec
+
+    # The one that etils has.
+    system: Any = fsspec.filesystem("gcs", finalize_on_close=True)
+    found = system.find(str(place), detail=True)
+    root = str(place).removeprefix("gs://").rstrip("/") + "/"
+    return {
+        name.removeprefix(root): Object(
+            int(entry["size"]),
+            {kind: entry[key] for kind, key in _CHECKSUMS.items() if entry.get(key)},
+        )
+        for name, entry in found.items()
+        if name.startswith(root) and entry["type"] == "file" and not name.endswith("/")
+    }
+
+
+def asking(
+    address: str | Path, what: str, call: Callable[[], _T], *, patience: float | None = None
+) -> _T:
+    """Returns what `call`, which may be made twice, returns of a workdir.
+
+    It is repeated while the network fails, for `patience` seconds. Raises Unreachable after that.
+    What else goes wrong with a bucket is StorageFailed, and with a directory raised as it is.
+    """
+    if not is_address(address):
+        return network.retrying(call, name=str(address), patience=patience)
+    with failures(str(address), what):
+        return network.retrying(call, name=str(address), patience=patience)
+
+
+@contextlib.contextmanager
+def failures(address: str, what: str) -> Iterator[None]:
+    """Raises what goes wrong inside as Unreachable or StorageFailed; `what` completes "cannot
+    be ...".
+    """
+    try:
+        yield
+    except BertJaxError:
+        raise
+    except ImportError as error:
+        raise UsageError(f"{address}: a bucket needs gcsfs; pip install 'bert-jax[gcs]'") from error
+    except Exception as error:  # of gcsfs, aiohttp and google-auth, which share no base
+        if network.is_transient(error):
+            raise network.unreachable(address, error) from error
+        text = f"{address} cannot be {what}: {network.described(error)}"
+        if str(getattr(error, "code", "")) == "401":
+            if _is_in_the_cloud():
+                # gcsfs goes on as nobody where the metadata server does not answer.
+                raise Unreachable(
+                    f"{text}; this machine's metadata server gives no credentials"
+                ) from error
+            text += "; log in: gcloud auth application-default login"
+        raise StorageFailed(text) from error
+
+
+def _is_in_the_cloud() -> bool:
+    with contextlib.suppress(OSError):
+        return _PRODUCT.read_text().startswith("Google")
+    return False
+
+
+@functools.cache
+def _be_careful() -> None:
+    """Has all that goes through fsspec, Orbax's too, give up after a while, see what is there now,
+    and take no silence for an empty place.
+    """
+    import aiohttp
+    import fsspec
+    import gcsfs
+
+    class CarefulFileSystem(gcsfs.GCSFileSystem):
+        def __init__(self, *arguments: Any, **options: Any):
+            wait = aiohttp.ClientTimeout(
+                total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS
+            )
+            careful = {"requests_timeout": wait, "use_listings_cache": False}
+            super().__init__(*arguments, **(careful | options))
+
+        async def _isdir(self, path: str) -> bool:
+            # gcsfs says no after every OSError, which a time-out and a refusal are.
+            try:
+                found: Any = await self._info(path)
+                return found["type"] == "directory"
+            except FileNotFoundError:
+                return False
+
+    for protocol in ("gs", "gcs"):
+        fsspec.register_implementation(protocol, CarefulFileSystem, clobber=True)

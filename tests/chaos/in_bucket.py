@@ -1,0 +1,170 @@
+"""Saves and resumes in a bucket that fails, in a process of its own:
+
+    python -m tests.chaos.in_bucket '[["matrix", ["list", "media"]], ["undescribed"]]'
+
+Prints what came of each as a line of JSON. Waits are those of users, divided by about twenty.
+"""
+
+import asyncio
+import functools
+import json
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.config import CheckpointConfig
+from bert_jax.errors import BertJaxError
+from bert_jax.runtime import network
+from bert_jax.workdir import bucket, checkpoint, manifest, metrics_log, recovery, remote_workdir
+from bert_jax.workdir.checkpoint import Checkpoints
+from tests.batches import mesh_of
+from tests.faulty_bucket import control
+from tests.test_checkpoint import _CONFIG, numbers
+
+_ADDRESS = os.environ["STORAGE_EMULATOR_HOST"]
+_HOW = (503, "stall", "drop")
+_EVER = 10**6
+
+
+def hasten() -> None:
+    from gcsfs import retry
+
+    assert retry.asyncio is asyncio
+    retry.asyncio = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 20))
+    bucket._READ_SECONDS = 0.5
+    network.PATIENCE, network._FIRST_PAUSE = 0.5, 0.1
+
+
+def saved(directory: Path, *steps: int) -> dict[str, int]:
+    """Saves; returns what the bucket was asked."""
+    control(_ADDRESS)
+    saving = Checkpoints(
+        directory,
+        CheckpointConfig(keep_last=2),
+        on_saved=lambda step, _: metrics_log.append_event(directory, "save", step=step),
+    )
+    for step in steps:
+        remote_workdir.copy_back(directory, patience=0)
+        saving.save(numbers(_CONFIG, step=step).to_mesh(mesh_of(1)), step=step)
+    saving.close()
+    return control(_ADDRESS)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Returns the exit code that an error would have, or what the call returns."""
+    try:
+        return ["returned", call()]
+    except BertJaxError as error:
+        return ["raised", error.exit_code]
+
+
+def home(name: str) -> Path:
+    directory = remote_workdir.directory_of(f"gs://bucket/{name}")
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+def there(directory: Path) -> list:
+    root = remote_workdir.checkpoints_of(directory)
+    aside = root.parent / checkpoint.SET_ASIDE
+    return [checkpoint.steps(directory), bucket.is_dir(aside)]
+
+
+def matrix(kinds: list[str]) -> list:
+    """Returns, for each kind of request and of fault, what brief and lasting ones led to."""
+    name = f"matrix-{kinds[0]}"
+    directory, step, found = home(name), 3, []
+    saved(directory, 1, 2, 3)
+    for kind in kinds:
+        for how in _HOW:
+            before = there(directory)
+            control(_ADDRESS, faults={kind: [how, _EVER]})
+            (directory / "result.json").write_text(f"{kind} {how}")  # something to copy
+            lasting = {
+                "resume": outcome(lambda: recovery.prepare_resume(directory)),
+                "read": outcome(lambda: recovery.newest_good_step(directory)),
+                "take": outcome(lambda: str(remote_workdir.directory_of(f"gs://bucket/{name}"))),
+                "copy": outcome(lambda: remote_workdir.copy_back(directory)),
+            }
+            failed = control(_ADDRESS, faults={}).get(f"{kind} failed", 0)
+            after = [there(directory), recovery.prepare_resume(directory)]
+            # In brief: a save, and going on from it.
+            step += 1
+            control(_ADDRESS, faults={kind: [how, 2]})
+            brief = outcome(functools.partial(saved, directory, step))[0]
+            control(_ADDRESS, faults={})
+            resumed = recovery.prepare_resume(directory)
+            found.append({"kind": kind, "how": how, "lasting": lasting, "failed": failed,
+                          "before": before, "after": after, "brief": brief, "step": step,
+                          "resumed": resumed})  # fmt: skip
+    return found
+
+
+def manifests() -> dict:
+    """Returns what a save reads, and what is found when objects change."""
+    directory = home("manifests")
+    asked = saved(directory, 1, 2)
+    root = remote_workdir.checkpoints_of(directory)
+    entries = manifest.read(root / "2")["files"]
+    control(_ADDRESS)
+    good = checkpoint.problem(directory, 2)
+    compared = control(_ADDRESS)
+    largest = max(entries, key=lambda name: entries[name]["size"])
+    content = (root / "2" / largest).read_bytes()
+    (root / "2" / largest).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    flipped = checkpoint.problem(directory, 2)
+    (root / "2" / largest).unlink()
+    gone = checkpoint.problem(directory, 2)
+    # A copy on a disk is compared by the same manifest.
+    here = Path(os.environ["BERT_JAX_CACHE"]) / "copy" / "checkpoints" / "1"
+    for name in bucket.objects(root / "1"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes((root / "1" / name).read_bytes())
+    copied = checkpoint.problem(here.parent.parent, 1)
+    largest = max(here.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1] + b"!")
+    return {"asked": asked, "entries": entries, "good": good, "compared": compared,
+            "flipped": flipped, "gone": gone, "copied": copied,
+            "copy_damaged": checkpoint.problem(here.parent.parent, 1)}  # fmt: skip
+
+
+def undescribed() -> dict:
+    """Returns what becomes of steps whose manifest was never written, or whose save was cut off."""
+    directory = home("undescribed")
+    saved(directory, 1, 2, 3)
+    remote = remote_workdir.checkpoints_of(directory)
+    events = directory / "events.jsonl"
+    # As a kill between Orbax's commit and the manifest leaves it.
+    lines = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(line for line in lines if '"step": 3' not in line))
+    (remote / "3" / "manifest.json").unlink()
+    control(_ADDRESS, faults={"media": [503, _EVER]})
+    cut_short = outcome(lambda: recovery.prepare_resume(directory))
+    control(_ADDRESS, faults={})
+    used = recovery.prepare_resume(directory, facts={"corpus": "abc"})
+    facts = manifest.read(remote / "3")["corpus"]
+    state = checkpoint.load_state(directory, step=3, config=_CONFIG, mesh=mesh_of(1))
+    same = all(
+        (a == b).all()
+        for a, b in zip(
+            jax.tree.leaves(state), jax.tree.leaves(numbers(_CONFIG, step=3)), strict=True
+        )
+    )
+    # In the middle of a save: Orbax has not committed.
+    for name in ("manifest.json", "commit_success.txt"):
+        (remote / "3" / name).unlink()
+    uncommitted = recovery.prepare_resume(directory)
+    return {"cut_short": cut_short, "used": used, "facts": facts, "same": same,
+            "uncommitted": uncommitted, "there": there(directory)}  # fmt: skip
+
+
+if __name__ == "__main__":
+    hasten()
+    for name, *arguments in json.loads(sys.argv[1]):
+        print(json.dumps(globals()[name](*arguments)), flush=True)
+    os._exit(0)  # tensorstore's threads may still be asking

@@ -1,0 +1,94 @@
+"""A bucket that answers 503, stalls or drops the connection, for each kind of request.
+
+Lasting faults end in code 75, brief ones in nothing; no good step is set aside or removed, and no
+checkpoint is read back for its manifest.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.chaos import IS_LONG
+from tests.chaos.runs import ROOT
+from tests.faulty_bucket import KINDS, control
+
+pytestmark = pytest.mark.chaos
+
+
+@pytest.fixture(scope="module")
+def address():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.faulty_bucket", str(port)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert server.stdout is not None and server.stdout.readline() == "ready\n"
+    yield f"http://localhost:{port}"
+    server.kill()
+    server.communicate()
+
+
+def run(address: str, tmp_path: Any, *what: Any) -> list[Any]:
+    control(address, faults={}, latency=0.0, stream=0.0)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos.in_bucket", json.dumps(what)],
+        cwd=ROOT,
+        env=os.environ
+        | {
+            "STORAGE_EMULATOR_HOST": address,
+            "TENSORSTORE_GCS_HTTP_URL": address,
+            "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1",
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+            "BERT_JAX_CACHE": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("kind", KINDS if IS_LONG else ("list",))
+def test_no_fault_of_the_network_costs_a_step(address, tmp_path, kind):
+    (rows,) = run(address, tmp_path, ["matrix", [kind]])
+    assert [row["how"] for row in rows] == [503, "stall", "drop"]
+    for row in rows:
+        # 75, or untouched by it; whatever is read of the steps is what is there.
+        newest = row["before"][0][-1]
+        for name, (outcome, value) in row["lasting"].items():
+            assert (outcome, value) == ("raised", 75) or outcome == "returned", (name, row)
+            if outcome == "returned" and name in ("resume", "read"):
+                assert value == newest, row
+        assert row["after"] == [row["before"], newest], row
+        assert (row["brief"], row["resumed"]) == ("returned", row["step"]), row
+        if kind in ("list", "metadata", "media"):
+            assert row["failed"] and row["lasting"]["resume"] == ["raised", 75], row
+
+
+def test_what_is_found_in_a_bucket(address, tmp_path):
+    found, undescribed = run(address, tmp_path, ["manifests"], ["undescribed"])
+    # Two saves of 450 kB, 307 kB of it arrays. Orbax reads its own descriptions, and we nothing.
+    data = [entry["size"] for name, entry in found["entries"].items() if "/d/" in name]
+    assert found["asked"]["media bytes out"] < max(data)
+    assert all({"size", "crc32c", "md5"} == entry.keys() for entry in found["entries"].values())
+    assert found["good"] is None
+    assert found["compared"]["media"] == 1 and found["compared"]["media bytes out"] < 5000
+    assert "its checksum is not the manifest's" in found["flipped"]
+    assert "cannot be read" in found["gone"]
+    assert found["copied"] is None and "is damaged" in found["copy_damaged"]
+    # Committed and not described: used. Not committed: removed.
+    assert undescribed["cut_short"] == ["raised", 75]
+    assert (undescribed["used"], undescribed["facts"], undescribed["same"]) == (3, "abc", True)
+    assert undescribed["uncommitted"] == 2 and undescribed["there"] == [[2], False]

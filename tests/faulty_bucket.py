@@ -1,0 +1,189 @@
+"""A server on this machine that speaks as Cloud Storage, far away and with faults:
+
+    python -m tests.faulty_bucket PORT
+
+It is gcp-storage-emulator, with as many requests at a time as there are. `POST /control` takes
+
+    {"faults": {KIND: [HOW, TIMES]}, "latency": SECONDS, "stream": BYTES_PER_SECOND}
+
+and returns how many requests of each kind there were since the last time, and their bytes. HOW is a
+status such as 503, "stall" (an answer that never comes) or "drop" (the connection is closed).
+"""
+
+import collections
+import io
+import json
+import sys
+import threading
+import time
+import urllib.request
+from http import server
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from gcp_storage_emulator.handlers import buckets
+from gcp_storage_emulator.server import Router
+from gcp_storage_emulator.storage import Storage
+
+KINDS = ("list", "metadata", "media", "insert", "delete", "copy", "bucket")
+_CHUNK = 1 << 16
+
+
+def kind_of(method: str, target: str) -> str:
+    """Returns what a request asks for, by its method and address."""
+    parts = urlparse(target)
+    path, query = parts.path, parse_qs(parts.query)
+    if method == "DELETE":
+        return "delete"
+    if "/copyTo/" in path or "/rewriteTo/" in path or path.endswith("/compose"):
+        return "copy"
+    if method in ("POST", "PUT"):
+        return "insert"
+    if path.rstrip("/").endswith("/o"):
+        return "list"
+    if "/o/" not in path:
+        return "bucket"
+    return "media" if query.get("alt") == ["media"] or "/download/" in path else "metadata"
+
+
+class Cloud(server.ThreadingHTTPServer):
+    """The server, its objects, and what is wrong with it now."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, port: int):
+        super().__init__(("localhost", port), Handler)
+        self.storage, self.lock = Storage(use_memory_fs=True), threading.Lock()
+        # To keep all objects' metadata in a file is of no use in memory, and slow.
+        self.storage._write_config_to_file = lambda: None
+        buckets.create_bucket("bucket", self.storage)
+        self.faults: dict[str, list[Any]] = {}
+        self.latency, self.stream = 0.0, 0.0
+        self.count: collections.Counter[str] = collections.Counter()
+
+    def fault(self, kind: str) -> Any:
+        """Counts a request; returns how it is to fail, or None."""
+        with self.lock:
+            self.count[kind] += 1
+            how, times = self.faults.get(kind, (None, 0))
+            if times <= 0:
+                return None
+            self.faults[kind] = [how, times - 1]
+            self.count[f"{kind} failed"] += 1
+            return how
+
+    def control(self, wanted: dict[str, Any]) -> dict[str, int]:
+        with self.lock:
+            counted, self.count = dict(self.count), collections.Counter()
+            for name, value in wanted.items():
+                setattr(self, name, value)
+            return counted
+
+
+class Handler(server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _handle(self, method: str) -> None:
+        cloud: Any = self.server
+        body = self._paced_read(int(self.headers.get("Content-Length") or 0))
+        if self.path == "/control":
+            self._answer(200, json.dumps(cloud.control(json.loads(body))).encode())
+            return
+        kind = kind_of(method, self.path)
+        how = cloud.fault(kind)
+        time.sleep(cloud.latency)
+        if how == "stall":
+            time.sleep(30)
+        if how in ("stall", "drop"):
+            self.close_connection = True
+            return
+        if how is not None:
+            self._answer(how, json.dumps({"error": {"code": how, "message": "chaos"}}).encode())
+            return
+        # The emulator's own handler reads and writes through these.
+        rfile, wfile, self.rfile, self.wfile = (
+            self.rfile,
+            self.wfile,
+            io.BytesIO(body),
+            io.BytesIO(),
+        )
+        try:
+            with cloud.lock:
+                Router(self).handle(method)
+        finally:
+            answer, self.rfile, self.wfile = self.wfile.getvalue(), rfile, wfile
+        cloud.count[f"{kind} bytes in"] += len(body)
+        cloud.count[f"{kind} bytes out"] += len(answer)
+        self._paced_write(answer)
+
+    @property
+    def storage(self) -> Storage:
+        return self.server.storage  # type: ignore[attr-defined]
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _paced_read(self, size: int) -> bytes:
+        if (self.headers.get("Transfer-Encoding") or "").lower() == "chunked":
+            parts = []
+            while length := int(self.rfile.readline().strip() or b"0", 16):
+                parts.append(self.rfile.read(length))
+                self.rfile.readline()
+            self.rfile.readline()
+            del self.headers["Transfer-Encoding"]
+            body = b"".join(parts)
+            self.headers["Content-Length"] = str(len(body))
+            return body
+        began, data = time.monotonic(), bytearray()
+        while len(data) < size:
+            data += self.rfile.read(min(_CHUNK, size - len(data)))
+            self._keep_pace(len(data), began)
+        return bytes(data)
+
+    def _paced_write(self, data: bytes) -> None:
+        began = time.monotonic()
+        for at in range(0, len(data), _CHUNK):
+            self.wfile.write(data[at : at + _CHUNK])
+            self._keep_pace(at, began)
+
+    def _keep_pace(self, size: int, began: float) -> None:
+        stream = self.server.stream  # type: ignore[attr-defined]
+        if stream and size > _CHUNK:
+            time.sleep(max(0.0, began + size / stream - time.monotonic()))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._handle("GET")
+
+    def do_POST(self) -> None:
+        self._handle("POST")
+
+    def do_PUT(self) -> None:
+        self._handle("PUT")
+
+    def do_PATCH(self) -> None:
+        self._handle("PATCH")
+
+    def do_DELETE(self) -> None:
+        self._handle("DELETE")
+
+
+def control(address: str, **wanted: Any) -> dict[str, int]:
+    """Tells the server what is wrong from now on; returns what it was asked since the last time."""
+    data = json.dumps(wanted).encode()
+    with urllib.request.urlopen(f"{address}/control", data=data, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+if __name__ == "__main__":
+    with Cloud(int(sys.argv[1])) as serving:
+        print("ready", flush=True)
+        threading.Thread(target=sys.stdin.read, daemon=True).start()
+        serving.serve_forever()
