@@ -124,7 +124,11 @@ ROWS = Registry(
 )
 MASKS = Registry(
     "data.mask",
-    {"tokens": "bert_jax.data.pretraining.masking:mask_rows"},
+    {
+        "tokens": "bert_jax.data.pretraining.masking:mask_rows",
+        "whole_words": "bert_jax.data.pretraining.word_masking:mask_words",
+        "spans": "bert_jax.data.pretraining.span_masking:mask_spans",
+    },
 )
 # Endings of the files that a corpus is made of.
 FORMATS = Registry(

@@ -9,6 +9,7 @@ import pytest
 from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.pretraining.masking import mask_rows
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL
 
 VOCAB_SIZE = 1000
@@ -39,8 +40,7 @@ def mask(ids, lengths, *, first=0, max_predictions=20, options=None, key=1):
     return mask_rows(
         ids,
         lengths,
-        special=SPECIAL,
-        vocab_size=VOCAB_SIZE,
+        vocabulary=Vocabulary(SPECIAL, VOCAB_SIZE),
         options=options or DataConfig(),
         max_predictions=max_predictions,
         key=key,

@@ -42,8 +42,7 @@ class MaskedLanguageModel(Objective):
         masked = MASKS[options.mask](
             rows["input_ids"],
             rows["lengths"],
-            special=vocabulary.special,
-            vocab_size=vocabulary.size,
+            vocabulary=vocabulary,
             options=options,
             max_predictions=max_predictions,
             key=key,

@@ -24,6 +24,7 @@ import numpy as np
 
 from bert_jax import strict_json
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary, load_tokenizer
+from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import DataDamaged, UsageError
 from bert_jax.files import measure
 from bert_jax.progress import Progress
@@ -63,12 +64,13 @@ class Corpus:
     tokenizer_hash: str
     vocab_size: int
     special: SpecialIds
+    begins_word: np.ndarray
     train: Split
     validation: Split
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.special, self.vocab_size)
+        return Vocabulary(self.special, self.vocab_size, self.begins_word)
 
 
 def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpus:
@@ -110,6 +112,7 @@ def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpu
         tokenizer_hash=found.hash,
         vocab_size=found.vocab_size,
         special=found.special,
+        begins_word=begins_word(found),
         train=train,
         validation=validation,
     )

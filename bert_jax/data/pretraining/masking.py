@@ -9,15 +9,14 @@ import numpy as np
 
 from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
-from bert_jax.data.tokenizer.tokenizer import SpecialIds
+from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
 
 
 def mask_rows(
     input_ids: np.ndarray,
     lengths: np.ndarray,
     *,
-    special: SpecialIds,
-    vocab_size: int,
+    vocabulary: Vocabulary,
     options: DataConfig,
     max_predictions: int,
     key: int,
@@ -31,25 +30,71 @@ def mask_rows(
     `mlm_targets` (int32) and `mlm_weights` (float32), each `[R, max_predictions]`; 0 after a row's
     last prediction. `key` and `example_numbers` `[R]` decide all draws.
     """
+    is_candidate = candidates(input_ids, vocabulary.special)
+    count = wanted(lengths, is_candidate, options=options, max_predictions=max_predictions)
+    order_keys = row_keys(key, 0, example_numbers)
+    positions = _choose(is_candidate, count, max_predictions, order_keys)
+    return replace(
+        input_ids,
+        positions,
+        count,
+        vocabulary=vocabulary,
+        options=options,
+        key=key,
+        example_numbers=example_numbers,
+    )
+
+
+def candidates(input_ids: np.ndarray, special: SpecialIds) -> np.ndarray:
+    """Returns where a token may be predicted: bool `[R, L]`."""
     is_candidate = input_ids != special.pad
     for token in (special.cls, special.sep, special.mask):
         is_candidate &= input_ids != token
-    wanted = np.maximum(np.rint(lengths * options.masked_lm_prob).astype(np.int64), 1)
-    count = np.minimum(np.minimum(wanted, max_predictions), is_candidate.sum(1))
+    return is_candidate
 
-    order_keys, action_keys, token_keys = (
-        counter_rng.bits(counter_rng.derive(key, draw), example_numbers)[:, None]
-        for draw in range(3)
-    )
-    positions = _choose(is_candidate, count, max_predictions, order_keys)
-    is_used = np.arange(max_predictions) < count[:, None]
-    positions *= is_used  # the rest point at [CLS], and put back what they find there
+
+def wanted(
+    lengths: np.ndarray, is_candidate: np.ndarray, *, options: DataConfig, max_predictions: int
+) -> np.ndarray:
+    """Returns how many tokens of each row are to be predicted: int64 `[R]`."""
+    share = np.maximum(np.rint(lengths * options.masked_lm_prob).astype(np.int64), 1)
+    return np.minimum(np.minimum(share, max_predictions), is_candidate.sum(1))
+
+
+def row_keys(key: int, draw: int, example_numbers: np.ndarray) -> np.ndarray:
+    """Returns a key for each row and kind of draw: uint64 `[R, 1]`."""
+    return counter_rng.bits(counter_rng.derive(key, draw), example_numbers)[:, None]
+
+
+def replace(
+    input_ids: np.ndarray,
+    positions: np.ndarray,
+    count: np.ndarray,
+    *,
+    vocabulary: Vocabulary,
+    options: DataConfig,
+    key: int,
+    example_numbers: np.ndarray,
+    decided_at: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns what `mask_rows` does, for chosen `positions` `[R, M]`, ascending, of which the first
+    `count` `[R]` count.
+
+    Each position draws what becomes of its token: [MASK], a random token, or the token itself.
+    `decided_at` `[R, L]` are the positions that draw in place of others, such as a span's first.
+    """
+    special = vocabulary.special
+    is_used = np.arange(positions.shape[1]) < count[:, None]
+    positions = positions * is_used  # the rest point at [CLS], and put back what they find there
     originals = np.take_along_axis(input_ids, positions, axis=1)
-
-    action = counter_rng.uniform(counter_rng.bits(action_keys, positions))
+    deciding = positions
+    if decided_at is not None:
+        deciding = np.take_along_axis(decided_at, positions, axis=1)
+    action_keys, token_keys = (row_keys(key, draw, example_numbers) for draw in (1, 2))
+    action = counter_rng.uniform(counter_rng.bits(action_keys, deciding))
     is_mask = (action < options.mask_token_prob) & is_used
     is_other = (action < options.mask_token_prob + options.random_token_prob) & is_used
-    others = counter_rng.randint(counter_rng.bits(token_keys, positions), vocab_size)
+    others = counter_rng.randint(counter_rng.bits(token_keys, positions), vocabulary.size)
     replaced = np.where(is_mask, special.mask, np.where(is_other, others, originals))
     masked = input_ids.copy()
     np.put_along_axis(masked, positions, replaced.astype(np.int32), axis=1)
@@ -59,6 +104,14 @@ def mask_rows(
         "mlm_targets": originals * is_used,
         "mlm_weights": is_used.astype(np.float32),
     }
+
+
+def positions_of(is_chosen: np.ndarray, max_predictions: int) -> np.ndarray:
+    """Returns the chosen positions of each row, ascending: int64 `[R, M]`; others after them."""
+    length = is_chosen.shape[1]
+    columns = np.where(is_chosen, np.arange(length, dtype=np.int16), np.int16(length - 1))
+    columns.sort(axis=1)
+    return columns[:, :max_predictions].astype(np.int64)
 
 
 def _choose(

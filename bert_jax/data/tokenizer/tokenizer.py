@@ -44,10 +44,13 @@ class SpecialIds:
 
 
 class Vocabulary(NamedTuple):
-    """The ids that a corpus is written in: the special ones, and how many there are."""
+    """The ids that a corpus is written in: the special ones, how many there are, and which begin a
+    word (words.py; None where nobody asks).
+    """
 
     special: SpecialIds
     size: int
+    begins_word: np.ndarray | None = None
 
 
 class Tokenizer:

@@ -1,0 +1,105 @@
+"""Chooses spans of whole words to predict: SpanBERT's masks (Joshi et al. 2020, section 3.1).
+
+As in facebookresearch/SpanBERT (pretraining/fairseq/data/masking.py) a token is drawn; if it is not
+masked yet, a span begins at the start of its word and has a geometric number of words (p = 0.2, cut
+at 10). Spans are drawn until enough tokens are masked; the last one is cut, in the middle of a word
+if need be. Spans that touch are one, and all of a span is replaced alike.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import DataConfig
+from bert_jax.data import counter_rng
+from bert_jax.data.pretraining import masking, word_masking
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
+
+_P, _LONGEST = 0.2, 10
+_SHARES = _P * (1 - _P) ** np.arange(_LONGEST)
+# Chance of at most 1, 2, ..., 10 words.
+_UP_TO = np.cumsum(_SHARES / _SHARES.sum())
+# Draws for each token of a row, after which a row has what it has: a mask of nearly everything
+# would be drawn for long.
+_MOST_DRAWS = 8
+
+
+def mask_spans(
+    input_ids: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    vocabulary: Vocabulary,
+    options: DataConfig,
+    max_predictions: int,
+    key: int,
+    example_numbers: np.ndarray,
+) -> dict[str, Any]:
+    """Masks spans of words, and returns what `masking.mask_rows` does.
+
+    As many tokens of a row as that asks for are predicted; no span reaches over a special token.
+    """
+    assert vocabulary.begins_word is not None
+    is_candidate = masking.candidates(input_ids, vocabulary.special)
+    most = masking.wanted(lengths, is_candidate, options=options, max_predictions=max_predictions)
+    words = word_masking.words_of(input_ids, is_candidate, vocabulary.begins_word)
+    keys = masking.row_keys(key, 0, example_numbers)
+    is_chosen = _draw_spans(is_candidate, words, most, keys)
+    column = np.arange(input_ids.shape[1])
+    begins = is_chosen.copy()
+    begins[:, 1:] &= ~is_chosen[:, :-1]
+    first = np.maximum.accumulate(np.where(begins, column, 0), axis=1)
+    return masking.replace(
+        input_ids,
+        masking.positions_of(is_chosen, max_predictions),
+        is_chosen.sum(1),
+        vocabulary=vocabulary,
+        options=options,
+        key=key,
+        example_numbers=example_numbers,
+        decided_at=first,
+    )
+
+
+def span_words(random_bits: np.ndarray) -> np.ndarray:
+    """Returns how many words a span has: int64 from 1 to 10, 3.8 on average."""
+    return np.searchsorted(_UP_TO[:-1], counter_rng.uniform(random_bits), side="right") + 1
+
+
+def _draw_spans(
+    is_candidate: np.ndarray, words: word_masking.Words, most: np.ndarray, keys: np.ndarray
+) -> np.ndarray:
+    """Returns which tokens are in spans, bool `[R, L]`: `most` of each row."""
+    length = is_candidate.shape[1]
+    column = np.arange(length)
+    # The candidates of each row, in front; and where those end that a position is among.
+    there = masking.positions_of(is_candidate, length)
+    ends = np.where(is_candidate, length, column)[:, ::-1]
+    ends = np.minimum.accumulate(ends, axis=1)[:, ::-1]
+
+    number = is_candidate.sum(1)
+    is_chosen = np.zeros_like(is_candidate)
+    left = most.copy()
+    rows = np.arange(len(left))
+    for draw in range(_MOST_DRAWS * length):
+        rows = rows[left[rows] > 0]
+        if not rows.size:
+            break
+        random = counter_rng.bits(keys[rows, 0], 2 * draw)
+        anchor = there[rows, counter_rng.randint(random, number[rows])]
+        is_new = ~is_chosen[rows, anchor]
+        drawn, anchor = rows[is_new], anchor[is_new]
+        word = words.number[drawn, anchor]
+        after = word + span_words(counter_rng.bits(keys[drawn, 0], 2 * draw + 1))
+        begin = words.first[drawn, word]
+        # Where the word after the last one begins, or L.
+        end = words.first[drawn, np.minimum(after, length - 1)]
+        end = np.minimum(end, ends[drawn, anchor])
+        # Not all of the row is looked at: most spans are short.
+        window = begin[:, None] + np.arange(int((end - begin).max(initial=0)))
+        inside = np.minimum(window, length - 1)
+        span = (window < end[:, None]) & ~is_chosen[drawn[:, None], inside]
+        span &= np.cumsum(span, axis=1) <= left[drawn][:, None]
+        row, at = np.nonzero(span)
+        is_chosen[drawn[row], window[row, at]] = True
+        left[drawn] -= span.sum(1)
+    return is_chosen

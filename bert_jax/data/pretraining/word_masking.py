@@ -1,0 +1,100 @@
+"""Chooses whole words to predict, as BERT-Large (Whole Word Masking) was trained.
+
+The rule is `do_whole_word_mask` of google-research/bert create_pretraining_data.py: the words of a
+row in a random order; each is taken if all of its pieces still fit. Each piece then draws for
+itself what stands in its place.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.config import DataConfig
+from bert_jax.data import counter_rng
+from bert_jax.data.pretraining import masking
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
+
+
+class Words(NamedTuple):
+    """The words of rows. `number` `[R, L]` is the word of each candidate, from 0; `count` `[R]` how
+    many there are; `first` and `size` `[R, L]` where each word begins and its pieces, L and 0 after
+    the last word.
+    """
+
+    number: np.ndarray
+    count: np.ndarray
+    first: np.ndarray
+    size: np.ndarray
+
+
+def words_of(input_ids: np.ndarray, is_candidate: np.ndarray, begins_word: np.ndarray) -> Words:
+    """Finds the words in `input_ids` `[R, L]`.
+
+    A piece that follows a special token begins a word, whatever it is. (The original adds it to the
+    word before that token.)
+    """
+    follows = np.zeros_like(is_candidate)
+    follows[:, 1:] = is_candidate[:, :-1]
+    begins = is_candidate & (begins_word[input_ids] | ~follows)
+    number = np.cumsum(begins, axis=1, dtype=np.int64) - 1
+    rows, length = input_ids.shape
+    flat = (number + length * np.arange(rows)[:, None])[is_candidate]
+    size = np.bincount(flat, minlength=rows * length).reshape(rows, length)
+    first = np.full((rows, length), length)
+    row, at = np.nonzero(begins)
+    first[row, number[row, at]] = at
+    return Words(np.maximum(number, 0), begins.sum(1), first, size)
+
+
+def mask_words(
+    input_ids: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    vocabulary: Vocabulary,
+    options: DataConfig,
+    max_predictions: int,
+    key: int,
+    example_numbers: np.ndarray,
+) -> dict[str, Any]:
+    """Masks whole words, and returns what `masking.mask_rows` does. As many tokens as that asks for
+    are an upper bound: a word that does not fit any more is passed over.
+    """
+    assert vocabulary.begins_word is not None
+    is_candidate = masking.candidates(input_ids, vocabulary.special)
+    most = masking.wanted(lengths, is_candidate, options=options, max_predictions=max_predictions)
+    words = words_of(input_ids, is_candidate, vocabulary.begins_word)
+    taken, total = _take(words, most, masking.row_keys(key, 0, example_numbers))
+    is_chosen = np.take_along_axis(taken, words.number, axis=1) & is_candidate
+    return masking.replace(
+        input_ids,
+        masking.positions_of(is_chosen, max_predictions),
+        total,
+        vocabulary=vocabulary,
+        options=options,
+        key=key,
+        example_numbers=example_numbers,
+    )
+
+
+def _take(words: Words, most: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which words are taken, bool `[R, L]` by number, and how many pieces they have."""
+    rows, length = words.size.shape
+    # A word's number rides in the low bits of its random rank, as in masking.py.
+    low = np.uint64((1 << (length - 1).bit_length()) - 1)
+    column = np.arange(length)
+    rank = counter_rng.bits(keys, column) & ~low | column.astype(np.uint64)
+    rank[column >= words.count[:, None]] = ~np.uint64(0)
+    rank.sort(axis=1)
+    order = (rank & low).astype(np.int64)
+    order[column >= words.count[:, None]] = length - 1
+    sizes = np.take_along_axis(words.size, order, axis=1)
+    total, fits = np.zeros(rows, np.int64), np.zeros((rows, length), bool)
+    for turn in range(int(words.count.max(initial=0))):
+        fits[:, turn] = (turn < words.count) & (total + sizes[:, turn] <= most)
+        total += sizes[:, turn] * fits[:, turn]
+        if (total == most).all():
+            break
+    taken = np.zeros((rows, length), bool)
+    row, turn = np.nonzero(fits)
+    taken[row, order[row, turn]] = True
+    return taken, total
