@@ -120,10 +120,13 @@ def test_what_does_not_fit_is_refused_before_compiling(tmp_path, corpus, free, m
     free(7_000_000)
     assert main(command) == 2
     (line,) = errors(capsys)
-    assert re.search(r"phase 0: a step would need about 0.0 GiB a device.*are free: --set", line)
+    assert re.search(
+        r"phase 0: a step would need about 0.0 GiB a device.*are free: let --fit choose, or --set",
+        line,
+    )
     assert not (tmp_path / "run").exists()
     # What it says to type is enough: it comes to the compiler.
-    main([*command, *line.partition("free: ")[2].split()])
+    main([*command, *line.partition(", or ")[2].split()])
     assert errors(capsys)[0].endswith("it was compiled")
     free(10_000)
     assert main([*command[:-1], str(tmp_path / "other")]) == 2

@@ -193,6 +193,8 @@ class _Desk:
             return
         wanted, is_enough = self._search(config, with_resorts=True)
         remedy = _difference(config, wanted)
+        if self._search(config, with_resorts=False)[1]:
+            remedy = f"let `fit` choose, or {remedy}"
         if not is_enough:
             remedy = "no setting is enough; it needs more memory, more devices or a smaller model"
         raise UsageError(
