@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_jax import config_loader
 from bert_jax.cli import options, output
-from bert_jax.cli.exchange import checkpoints, export, import_
+from bert_jax.cli.exchange import average, checkpoints, export, import_
 from bert_jax.cli.inference import embed, fill_mask, predict
 from bert_jax.cli.inspection import doctor, plan, report, show
 from bert_jax.cli.training import evaluate, finetune, prepare, pretrain
@@ -113,6 +113,7 @@ _VERBS: dict[str, Any] = {
     "fill-mask": fill_mask,
     "export": export,
     "import": import_,
+    "average": average,
     "checkpoints": checkpoints,
     "report": report,
     "doctor": doctor,

@@ -69,15 +69,53 @@ def import_checkpoint(
             require_same_tokenizer(loaded, corpus)
         else:
             sub_words.save(output / run_directory.TOKENIZER)
-        saved = checkpoint.Checkpoints(output, run.checkpoint, facts={"imported_from": str(source)})
-        saved.save(_state(run, foreign).to_mesh(mesh, shard_weights=True), step=foreign.step)
-        saved.close()
+        _save(output, run, foreign, mesh, source=str(source))
     # Last: a workdir that has a config is complete, and `pretrain` goes on from it.
     if corpus is None:
         run_directory.write_config(output, run, imported_from=str(source))
     else:
         run_directory.create(output, run, corpus, init_from=None, imported_from=source)
     return foreign
+
+
+def average_checkpoints(sources: Sequence[Path | str], output: Path) -> ImportedModel:
+    """Writes the mean of the parameters of several checkpoints as a workdir with one checkpoint, as
+    `import_checkpoint` does, at the highest of their steps.
+
+    Raises UsageError if they are not of one model with one tokenizer.
+    """
+    from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+
+    name_map.require_free(output)
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        first = load_checkpoint(sources[0], mesh=mesh)
+        words, mean, step = load_tokenizer(first.tokenizer), first.params, first.step
+        for number, source in enumerate(sources[1:], 2):
+            loaded = load_checkpoint(source, mesh=mesh)
+            ours, theirs = ((c.config.model, c.config.head) for c in (first, loaded))
+            if ours != theirs:
+                raise UsageError(f"{source} is another model than {sources[0]}, or has other heads")
+            if load_tokenizer(loaded.tokenizer).hash != words.hash:
+                raise UsageError(f"{source} has another tokenizer than {sources[0]}")
+            mean = jax.tree.map(lambda m, p, n=number: m + (p - m) / n, mean, loaded.params)
+            step = max(step, loaded.step)
+        foreign = ImportedModel(
+            model=first.config.model, head=first.config.head, params=mean, step=step
+        )
+        run, told = imported_config(foreign), f"the mean of {', '.join(map(str, sources))}"
+        words.save(output / run_directory.TOKENIZER)
+        _save(output, run, foreign, mesh, source=told)
+    run_directory.write_config(output, run, imported_from=told)
+    return foreign
+
+
+def _save(
+    output: Path, run: TrainConfig, foreign: ImportedModel, mesh: Mesh, *, source: str
+) -> None:
+    saved = checkpoint.Checkpoints(output, run.checkpoint, facts={"imported_from": source})
+    saved.save(_state(run, foreign).to_mesh(mesh, shard_weights=True), step=foreign.step)
+    saved.close()
 
 
 def _require_a_head(source: Path, foreign: ImportedModel) -> None:

@@ -133,9 +133,16 @@ def delete(words: list[str], argv: list[str]) -> int:
     return 0
 
 
-def storage(verb: str, words: list[str], argv: list[str]) -> int:
+def _put(source: Path, target: Path) -> None:
+    """Copies a file that is there as a whole or not at all, as objects of a bucket are."""
     import shutil
 
+    part = CLOUD / f"part-{os.getpid()}"
+    shutil.copyfile(source, part)
+    part.replace(target)
+
+
+def storage(verb: str, words: list[str], argv: list[str]) -> int:
     source, *rest = (
         CLOUD / "buckets" / word.removeprefix("gs://") if word.startswith("gs://") else Path(word)
         for word in words
@@ -146,7 +153,7 @@ def storage(verb: str, words: list[str], argv: list[str]) -> int:
         print(source.read_text(), end="")
     elif verb == "cp":
         rest[0].parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, rest[0])
+        _put(source, rest[0])
     elif verb == "rsync":
         excluded = re.compile(option(argv, "exclude") or "$^")
         with state() as now:
@@ -161,7 +168,7 @@ def storage(verb: str, words: list[str], argv: list[str]) -> int:
             if limit == 0:
                 return fail("interrupted")
             to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, to)
+            _put(file, to)
             print(f"copied {name.as_posix()}")
             limit = None if limit is None else limit - 1
     return 0
