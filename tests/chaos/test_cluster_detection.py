@@ -16,6 +16,7 @@ import pytest
 
 from bert_jax.config import PhaseConfig
 from tests import tiny_corpus
+from tests.chaos import long_form
 from tests.chaos.runs import CONFIG, ROOT, lines
 
 pytestmark = pytest.mark.chaos
@@ -141,6 +142,13 @@ def check_that_they_met(hosts: Hosts, out: list[str]) -> None:
         }
 
 
+def test_workers_of_cloud_tpu(hosts):
+    check_that_they_met(hosts, hosts.run(of_slice(0, 1, ACCELERATOR_TYPE="v4-16"), [{}, {}]))
+    for server in hosts.servers:
+        assert server.asked >= {"agent-worker-number", "worker-network-endpoints", "tpu-env"}
+
+
+@long_form
 def test_a_run_on_cloud_tpu(hosts, corpus):
     """The trainer as the launcher starts it: --distributed, and nothing else that differs."""
     phase = PhaseConfig(sequence_length=32, steps=12, global_batch_size=16, max_predictions=5)
@@ -152,8 +160,6 @@ def test_a_run_on_cloud_tpu(hosts, corpus):
     assert max(row["step"] for row in lines(workdir / "metrics.jsonl")) == 12
     (start,) = [e for e in lines(workdir / "events.jsonl") if e["event"] == "start"]
     assert start["processes"] == 2
-    for server in hosts.servers:
-        assert server.asked >= {"agent-worker-number", "worker-network-endpoints", "tpu-env"}
 
 
 def test_two_slices_of_cloud_tpu(hosts):
