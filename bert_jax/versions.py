@@ -3,6 +3,9 @@
 import functools
 import importlib.metadata
 
+# The TPU compiler of launched runs: what requirements-tpu.lock pins, which no wheel holds.
+LAUNCHED_LIBTPU = "0.0.50.1"
+
 
 def installed(*names: str) -> dict[str, str]:
     """Returns the version of each package by its name; without those that are not installed."""

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -18,12 +19,14 @@ from bert_jax import config_loader
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, MeshConfig, PhaseConfig
 from bert_jax.errors import UsageError
+from bert_jax.model import sharding
 from bert_jax.planning import (
     aot_compile,
     hlo_cost,
     input_throughput,
     max_batch,
     param_sharding,
+    plan_warnings,
     save_cost,
     topologies,
 )
@@ -353,6 +356,27 @@ def test_without_the_compiler_a_plan_says_how_to_get_it(monkeypatch, capsys):
     )
     assert main(["plan", "bert_base", "--topology", "v3:4x8"]) == 2
     assert "pip install 'bert-jax[plan]'" in capsys.readouterr().err
+
+
+def test_a_plan_says_when_launched_runs_have_another_compiler(monkeypatch):
+    """The launched one is that of the lock, which a wheel does not hold."""
+    (locked,) = re.findall(
+        r"^libtpu==(\S+)", (_ROOT / "requirements-tpu.lock").read_text(), re.MULTILINE
+    )
+
+    def warnings(libtpu: str | None) -> list[str]:
+        found = {} if libtpu is None else {"libtpu": libtpu}
+        monkeypatch.setattr(plan_warnings, "installed", lambda *names: found)
+        topology = topologies.parse("v5e:2x2")
+        mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+        everything = plan_warnings.warnings(
+            tiny_corpus.tiny_config(), (), topology=topology, mesh=mesh
+        )
+        return [line for line in everything if "libtpu" in line]
+
+    assert warnings(locked) == warnings(None) == []
+    (line,) = warnings("0.0.99")
+    assert "of libtpu 0.0.99" in line and f"pip install libtpu=={locked}" in line
 
 
 # --- JSON -----------------------------------------------------------------------------------------

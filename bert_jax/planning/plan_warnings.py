@@ -14,6 +14,7 @@ from bert_jax.model import sharding
 from bert_jax.planning import save_cost
 from bert_jax.planning.topologies import Topology
 from bert_jax.update.state import TrainState
+from bert_jax.versions import LAUNCHED_LIBTPU, installed
 
 _TILE = 128  # what matrix units and memory pad a width to
 _HOP_SECONDS = 1e-6  # from chip to chip; an order of magnitude, not a data sheet's figure
@@ -50,6 +51,16 @@ def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any)
     yield from (line.removeprefix("warning: ") for line in mask_warnings(config))
     yield from _padding(config)
     yield from _copies(config, mesh)
+    yield from _compiler()
+
+
+def _compiler() -> Iterator[str]:
+    ours = installed("libtpu").get("libtpu")
+    if ours is not None and ours != LAUNCHED_LIBTPU:
+        yield (
+            f"this plan is of libtpu {ours}, and launched runs have {LAUNCHED_LIBTPU}: memory and "
+            f"cycles can differ a little; pip install libtpu=={LAUNCHED_LIBTPU} plans with theirs"
+        )
 
 
 def _collectives(

@@ -1,8 +1,12 @@
 """Saved on one arrangement of processes and devices, resumed on another: the same run."""
 
+import dataclasses
+
 import pytest
 
-from tests.chaos import IS_LONG
+from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
+from bert_jax.workdir import checkpoint
+from tests.chaos import IS_LONG, long_form
 from tests.chaos.runs import CONFIG, Started, lines, losses, state_digest
 
 pytestmark = pytest.mark.chaos
@@ -54,3 +58,29 @@ def test_resumed_elsewhere(tmp_path, corpus, halves, saved, resumed):
         # Of an evaluation before training has settled, too: the masks are the same.
         assert ours[2] == pytest.approx(theirs[2], rel=1e-5), ours
     assert max(row[0] for row in found) == sum(phase.steps for phase in CONFIG.phases)
+
+
+@long_form
+def test_eight_processes_of_eight_devices(tmp_path, corpus):
+    """As many as a slice of 64 devices has: all take the same steps, and all end well."""
+    phase = PhaseConfig(sequence_length=32, steps=6, global_batch_size=64, max_predictions=5)
+    narrow = dataclasses.replace(
+        CONFIG,
+        model=dataclasses.replace(CONFIG.model, num_hidden_layers=1),
+        phases=(phase,),
+        optimizer=dataclasses.replace(CONFIG.optimizer, warmup_steps=2),
+        evaluation=EvaluationConfig(every_steps=6, num_examples=20, batch_size=64),
+        checkpoint=CheckpointConfig(every_steps=3, keep_last=2),
+    )
+    run = Started(tmp_path / "run", corpus, processes=8, devices=8, config=narrow)
+    assert run.finish(1200) == [0] * 8, run.log()
+    (start,) = [e for e in lines(run.workdir / "events.jsonl") if e["event"] == "start"]
+    assert (start["processes"], start["devices"]) == (8, 64)
+    alone = Started(tmp_path / "alone", corpus, config=narrow)
+    assert alone.finish(600) == [0], alone.log()
+    found, expected = losses(run.workdir), losses(alone.workdir)
+    assert [row[:2] for row in found] == [row[:2] for row in expected]
+    assert found[-1][0] == 6
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours[2] == pytest.approx(theirs[2], rel=1e-5), ours
+    assert checkpoint.problem(run.workdir, 6) is None

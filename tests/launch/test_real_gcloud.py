@@ -1,67 +1,26 @@
-"""The launcher's commands, executed by the real gcloud against a TPU API on loopback.
+"""The launcher's commands, executed by the real gcloud against Google's APIs on loopback.
 
-The SDK needs no account for this: a token that means nothing, and another endpoint. It is skipped
-where there is no SDK. What the requests hold is compared with the documented messages
-(cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources).
+The SDK needs no account for this: a token that means nothing, and other endpoints. It is skipped
+where there is no SDK, and the lives over real ssh where there is no sshd.
 """
 
-import http.server
-import json
-import shutil
+import getpass
+import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
-_GCLOUD = shutil.which("gcloud")
-pytestmark = pytest.mark.skipif(_GCLOUD is None, reason="the Google Cloud SDK is not installed")
+from tests.chaos import long_form
+from tests.launch.cloud import ROOT, Cloud
+from tests.launch.rest_api import GCLOUD, Api, settings_of
+from tests.launch.ssh_hosts import HAS_SSHD, SshHosts
 
-
-class Api(http.server.ThreadingHTTPServer):
-    """Queued resources and nodes as the service has them, by name; and the requests it got."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.resources: dict[str, dict] = {}
-        self.requests: list[tuple[str, str, dict]] = []
-
-    def answer(self, method: str, path: str, body: dict) -> tuple[int, dict]:
-        self.requests.append((method, path, body))
-        place, _, query = path.partition("?")
-        name = place.rpartition("/")[2]
-        done = {"name": "projects/p/locations/z/operations/o", "done": True, "response": {}}
-        if method == "POST":
-            name = dict(pair.split("=") for pair in query.split("&"))["queuedResourceId"]
-            self.resources[name] = body
-            return 200, done
-        if name not in self.resources:
-            message = f"Resource 'projects/p/locations/z/{name}' was not found"
-            return 404, {"error": {"code": 404, "status": "NOT_FOUND", "message": message}}
-        if method == "DELETE":
-            del self.resources[name]
-            return 200, done
-        state = {"state": "READY"} if "/nodes/" in place else {"state": {"state": "ACTIVE"}}
-        return 200, {"name": place.partition("/v2/")[2], **state}
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Api
-
-    def handle_any(self) -> None:
-        size = int(self.headers.get("content-length") or 0)
-        body = json.loads(self.rfile.read(size) or b"{}")
-        code, answer = self.server.answer(self.command, self.path, body)
-        text = json.dumps(answer).encode()
-        self.send_response(code)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    do_GET = do_POST = do_DELETE = handle_any
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
+pytestmark = pytest.mark.skipif(GCLOUD is None, reason="the Google Cloud SDK is not installed")
+needs_sshd = pytest.mark.skipif(
+    not HAS_SSHD, reason="sshd is not installed: the fake cloud has to do"
+)
 
 
 @pytest.fixture
@@ -72,28 +31,12 @@ def api() -> Iterator[Api]:
         yield server
         server.shutdown()
         thread.join()
-
-
-def settings_of(here, api: Api) -> dict[str, str]:
-    """Returns an environment that leads the SDK to loopback, away from this machine's settings."""
-    token = here.directory / "token"
-    token.write_text("none\n")
-    (here.directory / "bin" / "gcloud").unlink(missing_ok=True)
-    assert _GCLOUD is not None
-    (here.directory / "bin" / "gcloud").symlink_to(_GCLOUD)
-    return {
-        "CLOUDSDK_CONFIG": str(here.directory / "sdk"),
-        "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"http://127.0.0.1:{api.server_port}/",
-        "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
-        "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
-        "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
-    }
+    assert server.faults == []
 
 
 def test_a_machine_is_asked_for_looked_at_and_deleted(cloud, api):
     here = cloud(number_of_hosts=1)
-    settings = settings_of(here, api)
+    settings = settings_of(here.directory, api)
     options = ("--capacity=spot", "--valid-until-duration=6h", "--data-disk=books")
     made = here.tpu("create", *options, **settings)
     assert made.returncode == 0 and "pod: ready" in made.stderr, made.stderr
@@ -122,7 +65,7 @@ def test_a_machine_is_asked_for_looked_at_and_deleted(cloud, api):
 def test_the_alpha_track_is_told_the_model(cloud, api, capacity, model):
     """Where it is not, the SDK writes STANDARD beside `spot`, which contradict each other."""
     here = cloud(number_of_hosts=1)
-    settings = settings_of(here, api)
+    settings = settings_of(here.directory, api)
     dry = here.tpu(
         "create", "--dry-run", "--autocheckpoint", f"--capacity={capacity}", "--slices=2"
     )
@@ -143,7 +86,126 @@ def test_the_alpha_track_is_told_the_model(cloud, api, capacity, model):
 def test_a_login_that_is_missing_is_named(cloud, api):
     """In the SDK's own words, which the launcher looks for; nothing was asked."""
     here = cloud(number_of_hosts=1)
-    nobody = {k: v for k, v in settings_of(here, api).items() if "TOKEN" not in k}
+    nobody = {k: v for k, v in settings_of(here.directory, api).items() if "TOKEN" not in k}
     done = here.tpu("status", **nobody)
     assert done.returncode == 20 and "or there is none: gcloud auth login" in done.stderr
     assert api.requests == []
+
+
+# --- lives, with real ssh -------------------------------------------------------------------------
+
+_CORPUS = {
+    "b/corpus/corpus.json": b'{"files": {"train.bin": {"bytes": 3}}}',
+    "b/corpus/train.bin": b"abc",
+    "b/corpus/tokenizer/vocab.txt": b"[PAD]",
+}
+_RUN = ("--config=tiny", "--workdir=gs://b/run")
+_NODE = "nodes/pod"
+_RESOURCES = "queuedResources"
+
+
+@pytest.fixture
+def slice_of(cloud, api) -> Iterator[Callable[..., tuple[Cloud, SshHosts, dict[str, str]]]]:
+    """Returns a cloud whose hosts real ssh reaches, and the settings that lead there."""
+    made: list[SshHosts] = []
+
+    def make(**scenario) -> tuple[Cloud, SshHosts, dict[str, str]]:
+        here = cloud(**scenario)
+        settings = settings_of(here.directory, api)
+        api.machines = hosts = SshHosts(here, settings | scenario.get("environment", {}))
+        made.append(hosts)
+        return here, hosts, settings
+
+    yield make
+    for hosts in made:
+        hosts.end()
+
+
+def changing(api: Api) -> list[tuple[str, str, dict]]:
+    return [r for r in api.requests if r[0] != "GET" and ":getGuestAttributes" not in r[1]]
+
+
+def changes(api: Api) -> list[str]:
+    """Returns what changed something at the TPU API, in order."""
+    return [
+        f"{method} {path.partition('/z/')[2].partition('?')[0]}"
+        for method, path, _ in changing(api)
+    ]
+
+
+def until(reached: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@needs_sshd
+def test_every_command_on_the_way_of_a_run(slice_of, api):
+    """By hand, on two hosts, to a run that is done, after which worker 0 deletes its own TPU."""
+    quick = {"GUARD_SECONDS": "0.1", "LAST_SECONDS": "0", "ALIVE_SECONDS": "600"}
+    here, hosts, settings = slice_of(trainer=[{"code": "waits"}], environment=quick)
+    api.objects |= _CORPUS
+    run = (*_RUN, "--corpus=gs://b/corpus")
+
+    def tpu(command: str, *options: str) -> subprocess.CompletedProcess[str]:
+        done = here.tpu(command, *run, *options, DELETE_WHEN_DONE="1", **settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    tpu("create")
+    assert hosts.sessions() == [0, 0]
+    tpu("setup")
+    assert hosts.sessions() == [2, 2]  # scp, and the set-up
+    tpu("stage")
+    for number in range(2):
+        assert (here.home(number) / "bert-jax/corpus/corpus/train.bin").read_bytes() == b"abc"
+        assert (here.home(number) / "bert-jax/corpus/corpus/corpus.json").is_file()
+    tpu("start")
+    said = tpu("status").stdout
+    assert "trainer on pod-w-0 running\ntrainer on pod-w-1 running\n" in said
+    assert tpu("logs").stdout.count("pretrain tiny --corpus corpus/corpus") == 2
+    stopped = tpu("stop").stdout
+    assert all(f"{host}: stopped, exit code 42" in stopped for host in here.hosts)
+    assert b"exit code 42" in api.objects["b/run/logs/pod-w-1.log"]
+    tpu("start")
+    (here.directory / "done").touch()
+    until(lambda: not api.resources)
+    assert b"the run is done: deleting the TPU" in api.objects["b/run/logs/pod-w-0.log"]
+    assert api.objects["b/run/launched_and_done"]
+    # What is left of it is in the bucket.
+    assert tpu("logs").stdout.count("exit code 0") == 2
+    tpu("fetch", f"--output={here.directory}/fetched")
+    assert (here.directory / "fetched/launched_and_done").is_file()
+
+    # gcloud has made a key, once, and the node's metadata has let it in.
+    key = (here.directory / "home/.ssh/google_compute_engine.pub").read_text().split()
+    posted, patched, _ = (body for _, _, body in changing(api))
+    assert posted["tpu"]["nodeSpec"][0]["node"]["acceleratorType"] == "v4-16"
+    user, _, line = patched["metadata"]["ssh-keys"].strip().partition(":")
+    assert line.split() == [*key[:2], user] and user == getpass.getuser()
+    assert changes(api) == [f"POST {_RESOURCES}", f"PATCH {_NODE}", f"DELETE {_RESOURCES}/pod"]
+
+
+@needs_sshd
+@long_form
+@pytest.mark.chaos
+def test_a_supervised_machine_is_lost(slice_of, api):
+    """It trains, is taken away, made again with new host keys, and trains to the end."""
+    here, hosts, settings = slice_of(number_of_hosts=1, trainer=[{"code": "waits"}, {"code": 0}])
+    api.resources["pod"] = {}
+    hosts.boot()
+    command = ("supervise", *here.options, *_RUN, "--corpus=/data/corpus")
+    launcher = here.start(ROOT / "launch" / "tpu", *command, settings=settings)
+    until(lambda: here.state()["starts"] == {"0": 1})
+    # Start's own session ends, then one that asks how it is: the next gcloud sees what follows.
+    before = hosts.sessions()[0]
+    until(lambda: hosts.sessions()[0] >= before + 2)
+    api.lose("SUSPENDED", "PREEMPTED")
+    _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, err
+    assert "no host says that it trains; pod: dead" in err and "the machine is lost" in err
+    assert "the trainer ended with 0: done" in err and hosts.boots == 2
+    made = [f"PATCH {_NODE}", f"DELETE {_RESOURCES}/pod", f"POST {_RESOURCES}", f"PATCH {_NODE}"]
+    assert changes(api) == made
+    assert api.objects["b/run/launched_and_done"] and here.state()["starts"] == {"0": 2}
