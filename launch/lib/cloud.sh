@@ -167,6 +167,8 @@ tpu_vm() { # SECONDS ssh|scp NODE OPTION...
     local seconds=$1 verb=$2 track=() flags=()
     shift 2
     read -ra flags <<<"${SSH_FLAGS:-}"
+    # An option of ssh itself has another name for scp.
+    [[ $verb != scp ]] || flags=("${flags[@]/#--ssh-flag=/--scp-flag=}")
     if [[ ${IAP:-} ]]; then
         track=(alpha) flags+=(--tunnel-through-iap)
     fi

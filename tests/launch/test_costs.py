@@ -123,7 +123,8 @@ def test_what_else_hosts_are_told(cloud):
     done = cloud().tpu(
         "supervise", "--dry-run", *_RUN[:1], "--corpus=gs://b/corpus", _RUN[2],
         "--init-from=gs://m/base", "--data-disk=d", "--iap", "--max-hours=2",
-        BERT_JAX_HOME="/big/bert", SSH_FLAGS="--ssh-key-file=k", DELETE_WHEN_DONE="",
+        BERT_JAX_HOME="/big/bert", SSH_FLAGS="--ssh-key-file=k --ssh-flag=-C",
+        DELETE_WHEN_DONE="",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     text = done.stdout
@@ -141,6 +142,10 @@ def test_what_else_hosts_are_told(cloud):
         if " ssh " in line or " scp " in line:
             assert "alpha compute tpus tpu-vm" in line
             assert "--tunnel-through-iap" in line and "--ssh-key-file=k" in line
+            # What ssh is given has another name for scp.
+            assert ("--ssh-flag=-C" in line, "--scp-flag=-C" in line) == (
+                (True, False) if " ssh " in line else (False, True)
+            )
 
 
 # --- what is wrong is one line -------------------------------------------------------------------
