@@ -12,6 +12,7 @@ from bert_jax.data.corpus.store import Corpus, open_corpus
 from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
@@ -34,6 +35,7 @@ def corpus_of(texts: Sequence[str], tokenizer: Tokenizer) -> Corpus:
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         special=tokenizer.special,
+        begins_word=begins_word(tokenizer),
         train=train,
         validation=split_of([], tokenizer, name="validation"),
     )

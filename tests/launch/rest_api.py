@@ -22,7 +22,7 @@ _DONE = {"name": "projects/p/locations/z/operations/o", "done": True, "response"
 
 
 class Machines(Protocol):
-    """What stands behind a node: its hosts, as the API tells of them, and as it changes them."""
+    """The hosts behind a node, as the API tells of them, and as it changes them."""
 
     def boot(self) -> None: ...
 
