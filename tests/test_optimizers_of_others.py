@@ -24,8 +24,6 @@ from tests.optimizer_gradients import (
     sampled,
 )
 
-pytestmark = pytest.mark.core
-
 
 @pytest.mark.parametrize("kind", RATES)
 def test_200_updates_are_those_of_the_reference(kind, monkeypatch):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from bert_jax.workdir import checkpoint
-from tests.chaos import IS_LONG
+from tests.chaos import IS_LONG, long_form
 from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
 
 pytestmark = pytest.mark.chaos
@@ -68,6 +68,7 @@ def test_kills(tmp_path, corpus, request, processes, faults):
     print(f"{kills} kills, {unfinished} of them left an unfinished save")
 
 
+@long_form
 def test_a_kill_between_commit_and_manifest(tmp_path, corpus):
     """Two processes that save by the clock of the first. The step is whole: the next start reads it
     in process 0 alone, describes it and goes on from it.
