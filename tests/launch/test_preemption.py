@@ -84,7 +84,8 @@ def test_two_processes_train_are_preempted_and_resume(cloud, corpus, tmp_path):
     assert codes == ["42\n", "42\n"], logs()
     assert max(row["step"] for row in lines_of(workdir / "metrics.jsonl")) < _STEPS
 
-    assert "2 processes met" in logs() and " 0 failed" in logs(), logs()
+    says = ("2 processes met", " 0 failed") if IS_LONG else ("what the doctor says",)
+    assert all(text in logs() for text in says), logs()
     out, err = supervisor.communicate(timeout=300)
     assert supervisor.returncode == 0, f"{err}\n{out}\n{logs()}"
     assert here.state()["created"] == 2
