@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos import IS_LONG
+from tests.chaos import long_form
 from tests.chaos.runs import ROOT
 from tests.faulty_bucket import KINDS, control
 
@@ -60,7 +60,8 @@ def run(address: str, tmp_path: Any, *what: Any) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("kind", KINDS if IS_LONG else ("list",))
+@long_form
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_fault_of_the_network_costs_a_step(address, tmp_path, kind):
     (rows,) = run(address, tmp_path, ["matrix", [kind]])
     assert [row["how"] for row in rows] == [503, "stall", "drop"]
