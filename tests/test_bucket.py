@@ -185,7 +185,7 @@ def test_what_is_copied_and_taken_back(tmp_path, monkeypatch):
     there = tmp_path / "bucket" / "run"
     monkeypatch.setattr(
         remote_workdir,
-        "_path",
+        "path_of",
         lambda place: epath.Path(str(place).replace("gs://b/run", str(there))),
     )
 

@@ -389,12 +389,12 @@ class Bucket:
 
 def bucket_out_of_reach(place: Place) -> None:
     place.case.workdir = "gs://bucket/run"
-    place.patch.setattr(remote_workdir, "_path", lambda path: Bucket(readable=False))
+    place.patch.setattr(remote_workdir, "path_of", lambda path: Bucket(readable=False))
 
 
 def bucket_to_look_at(place: Place) -> None:
     place.case.workdir = "gs://bucket/run"
-    place.patch.setattr(remote_workdir, "_path", lambda path: Bucket(readable=True))
+    place.patch.setattr(remote_workdir, "path_of", lambda path: Bucket(readable=True))
 
 
 def workdir_of_one_host(place: Place) -> None:

@@ -38,7 +38,7 @@ def environment(place: Path, **changed: str) -> dict[str, str]:
     program.parent.mkdir()
     program.write_text(
         f"""#!/bin/sh
-cd "{place}"/tmp/bert-jax-smoke.*
+cd "$TMPDIR"/bert-jax-smoke.*
 case $1 in
 pretrain)
     mkdir -p workdir && cd workdir

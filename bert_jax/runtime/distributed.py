@@ -201,11 +201,6 @@ def broadcast_from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int 
     return int(number) if kind == 1 else None
 
 
-def any_process(flag: bool, *, mesh: Mesh) -> bool:
-    """Returns whether `flag` is true in any process. All of them ask, at the same place."""
-    return bool(largest(int(flag), mesh=mesh))
-
-
 def largest(number: int, *, mesh: Mesh) -> int:
     """Returns the largest of the numbers that the processes give. All of them ask, at the same
     place.

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
 from bert_jax.workdir import bucket
-from bert_jax.workdir.bucket import is_address, is_dir
+from bert_jax.workdir.bucket import is_address, is_dir, path_of
 
 _T = TypeVar("_T")
 
@@ -58,7 +58,7 @@ def directory_of(path: str | Path, *, owner: str = "reader") -> Path:
 
     def take_all_back() -> None:
         for part in _TAKEN_BACK:
-            _take_back(_path(address) / part, directory / part)
+            _take_back(path_of(address) / part, directory / part)
 
     bucket.asking(address, "read", take_all_back)
     if not (directory / _LAST[-1]).exists():
@@ -78,7 +78,7 @@ def address_of(directory: Path) -> str:
 def checkpoints_of(directory: Path) -> Any:
     """Returns where the checkpoints of a workdir lie: an `epath.Path`."""
     address = address_of(directory)
-    return _path(address if is_address(address) else directory.absolute()) / CHECKPOINTS
+    return path_of(address if is_address(address) else directory.absolute()) / CHECKPOINTS
 
 
 def copy_back(directory: Path, *, patience: float | None = None) -> None:
@@ -103,12 +103,12 @@ def _copy_changes(directory: Path, address: str) -> None:
         status = (directory / name).stat()
         stamp = f"{status.st_size}:{status.st_mtime_ns}"
         if known.get(name) != stamp:
-            target = _path(address) / name
+            target = path_of(address) / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((directory / name).read_bytes())
             known[name] = stamp
     # Those are written anew by every process.
-    curves = _path(address) / _CURVES
+    curves = path_of(address) / _CURVES
     for name, curve in _files(curves, _CURVES) if is_dir(curves) else ():
         if name not in names:
             curve.unlink()
@@ -137,7 +137,7 @@ def names(path: Path | str) -> list[str]:
     """Returns what lies directly in a directory or at an address; nothing where it is not there."""
     if not is_address(path):
         return sorted(p.name for p in Path(path).iterdir()) if Path(path).is_dir() else []
-    place = _path(str(path))
+    place = path_of(str(path))
     return bucket.asking(
         str(path), "read", lambda: sorted(p.name for p in place.iterdir()) if is_dir(place) else []
     )
@@ -148,7 +148,7 @@ def write_text(path: Path | str, name: str, text: str) -> None:
     if not is_address(path):
         write_whole(Path(path) / name, text)
         return
-    place = _path(str(path)) / name
+    place = path_of(str(path)) / name
     bucket.asking(str(path), "written to", lambda: place.write_text(text))
 
 
@@ -156,7 +156,7 @@ def read_text(path: Path | str, name: str) -> str:
     """Returns a file of a directory or at an address."""
     if not is_address(path):
         return (Path(path) / name).read_text(encoding="utf-8")
-    place = _path(str(path)) / name
+    place = path_of(str(path)) / name
     return bucket.asking(str(path), "read", lambda: place.read_text())
 
 
@@ -166,7 +166,7 @@ def remove(path: Path | str) -> None:
         if Path(path).exists():
             shutil.rmtree(path)
         return
-    place = _path(str(path))
+    place = path_of(str(path))
 
     def clear() -> None:
         if place.exists():
@@ -189,7 +189,7 @@ def set_aside(path: Path | str, *, building: str, target: str, but_for: tuple[st
         collected.rename(Path(path, target))
         return
     with bucket.failures(str(path), "written to"):
-        place = _path(str(path))
+        place = path_of(str(path))
         (place / building).write_text("")  # says that it is under way
         for name in inside:
             source, goal = place / name, place / target / name
@@ -252,7 +252,3 @@ def asking(directory: Path, call: Callable[[], _T], *, patience: float | None = 
     Raises Unreachable, and StorageFailed for what else goes wrong with a bucket.
     """
     return bucket.asking(address_of(directory), "read or written to", call, patience=patience)
-
-
-def _path(path: str | Path) -> Any:
-    return bucket.path_of(path)

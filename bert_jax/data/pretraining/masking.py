@@ -119,18 +119,27 @@ def _choose(
 ) -> np.ndarray:
     """Returns `count` of each row's candidates, without replacement, ascending: int64 `[R, M]`.
 
-    Every position gets a random rank, the lowest ranks win. Columns beyond `count` are arbitrary.
+    Columns beyond `count` are arbitrary.
     """
     length = is_candidate.shape[1]
-    # The position rides in the low bits, so that a plain sort carries it along.
+    chosen = shuffled(is_candidate, keys, most=max_predictions)
+    chosen[np.arange(max_predictions) >= count[:, None]] = length  # to the end
+    chosen.sort(axis=1)
+    return chosen
+
+
+def shuffled(is_there: np.ndarray, keys: np.ndarray, *, most: int) -> np.ndarray:
+    """Returns up to `most` of the columns that are there in each row, in random order: int64.
+
+    Every column gets a random rank, the lowest ranks come first. What follows them is arbitrary.
+    """
+    length = is_there.shape[1]
+    # The column rides in the low bits, so that a plain sort carries it along.
     low = np.uint64((1 << (length - 1).bit_length()) - 1)
     column = np.arange(length)
     rank = counter_rng.bits(keys, column)
     rank &= ~low
     rank |= column.astype(np.uint64)
-    rank[~is_candidate] = ~np.uint64(0)
+    rank[~is_there] = ~np.uint64(0)
     rank.sort(axis=1)
-    chosen = (rank[:, :max_predictions] & low).astype(np.int64)
-    chosen[np.arange(max_predictions) >= count[:, None]] = length  # to the end
-    chosen.sort(axis=1)
-    return chosen
+    return np.minimum((rank[:, :most] & low).astype(np.int64), length - 1)

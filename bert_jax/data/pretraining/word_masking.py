@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.config import DataConfig
-from bert_jax.data import counter_rng
 from bert_jax.data.pretraining import masking
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 
@@ -79,14 +78,8 @@ def mask_words(
 def _take(words: Words, most: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns which words are taken, bool `[R, L]` by number, and how many pieces they have."""
     rows, length = words.size.shape
-    # A word's number rides in the low bits of its random rank, as in masking.py.
-    low = np.uint64((1 << (length - 1).bit_length()) - 1)
-    column = np.arange(length)
-    rank = counter_rng.bits(keys, column) & ~low | column.astype(np.uint64)
-    rank[column >= words.count[:, None]] = ~np.uint64(0)
-    rank.sort(axis=1)
-    order = (rank & low).astype(np.int64)
-    order[column >= words.count[:, None]] = length - 1
+    is_word = np.arange(length) < words.count[:, None]
+    order = masking.shuffled(is_word, keys, most=length)
     sizes = np.take_along_axis(words.size, order, axis=1)
     total, fits = np.zeros(rows, np.int64), np.zeros((rows, length), bool)
     for turn in range(int(words.count.max(initial=0))):
