@@ -217,6 +217,7 @@ def test_rows_hold_the_pairs_tokens(num_shards: int):
         b = tokens[plan.b_start[i] :][: plan.b_length[i]].tolist()
         padding = [0] * (64 - len(a) - len(b) - 3)
         ids = [SPECIAL.cls, *a, SPECIAL.sep, *b, SPECIAL.sep]
+        assert plan.lengths[i] == len(ids)
         assert rows["input_ids"][i].tolist() == ids + [SPECIAL.pad] * len(padding)
         types = [0] * (len(a) + 2) + [1] * (len(b) + 1)
         assert rows["token_type_ids"][i].tolist() == types + padding

@@ -54,6 +54,11 @@ class PairPlan:
     def __len__(self) -> int:
         return self.a_start.size
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each row, special ones included: int64 `[R]`."""
+        return self.a_length.astype(np.int64) + self.b_length + NUM_SPECIAL
+
     def take(self, index: np.ndarray) -> Self:
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
@@ -319,8 +324,7 @@ class SentencePairs:
             pad=special.pad,
             sequence_length=sequence_length,
         )
-        lengths = plan.a_length + plan.b_length + NUM_SPECIAL
-        return {**inputs, "lengths": lengths, "is_random": plan.is_random}
+        return {**inputs, "lengths": plan.lengths, "is_random": plan.is_random}
 
 
 SENTENCE_PAIRS = SentencePairs()
