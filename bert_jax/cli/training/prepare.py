@@ -62,8 +62,9 @@ def add_options(parser: Any) -> None:
         "--tokenizer",
         default="wordpiece",
         metavar="KIND|PATH",
-        help="train 'wordpiece' (default) or 'sentencepiece', or load a vocab.txt, tokenizer.json, "
-        ".model file or tokenizer directory",
+        help="train 'wordpiece' (default), 'sentencepiece' or 'bpe' (byte-level, as RoBERTa's), or "
+        "load a vocab.txt, tokenizer.json, vocab.json with merges.txt, .model file or tokenizer "
+        "directory",
     )
     parser.add_argument(
         "--vocab-size",
@@ -76,8 +77,8 @@ def add_options(parser: Any) -> None:
         "--lowercase",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="lower-case the text and strip accents (default: yes when training; as the vocabulary "
-        "is when loading)",
+        help="lower-case the text and strip accents (default: yes when training, but for bpe; as "
+        "the vocabulary is when loading)",
     )
     parser.add_argument(
         "--validation-fraction",

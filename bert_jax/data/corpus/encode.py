@@ -131,7 +131,8 @@ def read_part(file: Path) -> EncodedPart:
 def encode_documents(texts: Iterable[bytes], tokenizer: Tokenizer) -> EncodedPart:
     """Cuts texts into sentences, and encodes those.
 
-    `texts` are UTF-8, their paragraphs separated by newlines.
+    `texts` are UTF-8, their paragraphs separated by newlines. To a byte-level tokenizer each
+    sentence but a document's first comes with the space before it, as in running text.
     """
     sentences: list[str] = []
     sentence_counts: list[int] = []
@@ -139,7 +140,9 @@ def encode_documents(texts: Iterable[bytes], tokenizer: Tokenizer) -> EncodedPar
     for text in texts:
         before = len(sentences)
         for paragraph in text.decode().split("\n"):
-            sentences.extend(split_sentences(paragraph))
+            for sentence in split_sentences(paragraph):
+                is_first = len(sentences) == before
+                sentences.append(sentence if is_first else tokenizer.word_prefix + sentence)
         sentence_counts.append(len(sentences) - before)
         words.append(len(text.split()))
 

@@ -38,6 +38,7 @@ from bert_jax.data.corpus.store import (
 from bert_jax.data.tokenizer.tokenizer import (
     Tokenizer,
     load_tokenizer,
+    train_byte_level_bpe,
     train_sentencepiece,
     train_wordpiece,
 )
@@ -71,7 +72,7 @@ class _Request:
 
     @property
     def trains(self) -> bool:
-        return self.tokenizer in ("wordpiece", "sentencepiece")
+        return self.tokenizer in ("wordpiece", "sentencepiece", "bpe")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -125,10 +126,10 @@ def prepare(
     `sources` are as `sources.read_documents` takes them; `text_field` is the field or column of
     records that holds the text, and `encoding` that of text which has no byte order mark (None is
     UTF-8). Files that cannot be read are an error that lists all of them, unless `skip_bad` leaves
-    them out. `tokenizer` is "wordpiece" or "sentencepiece", trained on a sample of the training
-    documents with `vocab_size` sub-words, or the path of one. `lowercase` None means yes when
-    training, and as the vocabulary itself is when loading. `workers` is the number of encoding
-    processes, by default one a core.
+    them out. `tokenizer` is "wordpiece", "sentencepiece" or "bpe", trained on a sample of the
+    training documents with `vocab_size` sub-words, or the path of one. `lowercase` None means yes
+    when training (no for "bpe", which keeps the case), and as the vocabulary itself is when
+    loading. `workers` is the number of encoding processes, by default one a core.
 
     Raises UsageError for what is wrong with sources or options and where `output` holds something
     else, StorageFailed where it cannot be written, DataDamaged where what is there is damaged.
@@ -142,11 +143,16 @@ def prepare(
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` {workers} is less than 1")
     require_encoding(encoding)
+    if tokenizer == "bpe" and lowercase:
+        raise UsageError(
+            "`lowercase` is for wordpiece and sentencepiece: byte-level BPE keeps the case, "
+            "as RoBERTa's does; leave it out, or lower-case the sources"
+        )
     request = _Request(
         sources=tuple(sources),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
-        lowercase=lowercase is not False,
+        lowercase=lowercase is not False and tokenizer != "bpe",
         validation_fraction=validation_fraction,
         seed=seed,
         reading=Reading(text_field=text_field, encoding=encoding),
@@ -287,14 +293,19 @@ def _train_tokenizer(request: _Request, output: Path, look: FirstLook) -> Tokeni
         f"train {request.tokenizer} on {size / 1e6:.1f} MB of text "
         f"({len(chosen):,} of {look.survey.documents['train']:,} training documents)"
     )
-    train = train_wordpiece if request.tokenizer == "wordpiece" else train_sentencepiece
+    # In a text a word comes with the space before it, which byte-level BPE makes a part of it.
+    before = " " if request.tokenizer == "bpe" else ""
     sentences = (
-        sentence
+        before + sentence
         for document in chosen
         for paragraph in document.text.decode().split("\n")
         for sentence in split_sentences(paragraph)
     )
-    trained = train(sentences, vocab_size=request.vocab_size, lowercase=request.lowercase)
+    if request.tokenizer == "bpe":
+        trained = train_byte_level_bpe(sentences, vocab_size=request.vocab_size)
+    else:
+        train = train_wordpiece if request.tokenizer == "wordpiece" else train_sentencepiece
+        trained = train(sentences, vocab_size=request.vocab_size, lowercase=request.lowercase)
     _forget_trained(output)
     trained.save(folder)
     marker.touch()

@@ -214,8 +214,7 @@ def encode_words(
     distinct = sorted({word for sentence in sentences for word in sentence.words})
     room = length - 2
     unknown = [tokenizer.special.unk]
-    before = " " if tokenizer.kind == "bpe" else ""
-    encoded = tokenizer.encode_sentences([before + word for word in distinct])
+    encoded = tokenizer.encode_sentences([tokenizer.word_prefix + word for word in distinct])
     pieces = {word: (ids or unknown)[:room] for word, ids in zip(distinct, encoded, strict=True)}
     parts: list[tuple[int, list[int]]] = []  # sentence, its words in this row
     for number, sentence in enumerate(sentences):

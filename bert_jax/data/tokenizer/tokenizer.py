@@ -1,11 +1,11 @@
-"""Sub-words: WordPiece and SentencePiece behind one small class. Train, load, save, encode.
+"""Sub-words: WordPiece, SentencePiece and byte-level BPE behind one small class. Train, load, save,
+encode.
 
-Encoding is always done by `tokenizers`. WordPiece gives what `BertTokenizer` gives; a SentencePiece
-model is converted when it is trained or loaded; RoBERTa's byte-level BPE is only loaded. What
-decides ids is summed up in `Tokenizer.hash`.
+Encoding is always done by `tokenizers`. WordPiece gives what `BertTokenizer` gives, byte-level BPE
+what `RobertaTokenizerFast` gives; a SentencePiece model is converted when it is trained or loaded.
+What decides ids is summed up in `Tokenizer.hash`.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.tokenizer import (
+    byte_level_bpe,
     casing,
     sentencepiece_model,
     special_tokens,
     tokenizer_files,
+    tokenizer_hash,
     wordpiece_model,
 )
 from bert_jax.errors import UsageError, brief
@@ -54,11 +56,13 @@ class Vocabulary(NamedTuple):
 
 
 class Tokenizer:
-    """Text to ids and back. Made by `load`, `train_wordpiece` or `train_sentencepiece`.
+    """Text to ids and back. Made by `load_tokenizer` or one of the `train_...` below.
 
     `kind` is "wordpiece", "sentencepiece" or "bpe"; `vocab_size` is the highest id + 1, hence the
     least number of rows of an embedding; `special` holds the special ids; `pair_separators` stand
-    between two texts (RoBERTa has two). Can be pickled.
+    between two texts (RoBERTa has two). `is_byte_level` says that the space before a word belongs
+    to it, and `word_prefix` is what a word that is not the first of its text comes with. Can be
+    pickled.
     """
 
     def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
@@ -73,6 +77,10 @@ class Tokenizer:
                 f"{source}: model {model} is not supported; use WordPiece, Unigram or BPE"
             )
         self.kind: str = _KINDS[model]
+        self.is_byte_level = self.kind == "bpe" and byte_level_bpe.is_byte_level(backend)
+        self.word_prefix = " " if self.is_byte_level else ""
+        if self.is_byte_level:
+            byte_level_bpe.add_special_tokens(backend, names or {}, source=source)
         vocab = backend.get_vocab(with_added_tokens=True)
         _require_ids(vocab, source)
         self._names = special_tokens.find(vocab, names or {}, source, kind=self.kind)
@@ -87,8 +95,10 @@ class Tokenizer:
         backend.no_padding()
         # [CLS] A [SEP] B [SEP], or <s> A </s> </s> B </s>.
         self.pair_separators = 2 if backend.num_special_tokens_to_add(is_pair=True) == 4 else 1
-        separators = " ".join([f"{self._names['sep']}:0"] * self.pair_separators)
-        backend.post_processor = _template(self._names, self.special, between=separators)
+        template = _template(self._names, self.special, separators=self.pair_separators)
+        backend.post_processor = (
+            byte_level_bpe.with_trimmed_offsets(template) if self.is_byte_level else template
+        )
         with tokenizer_files.refused_by_library(f"{source} cannot encode text"):
             backend.encode(_UNKNOWN)
         self._backend = backend
@@ -132,38 +142,16 @@ class Tokenizer:
 
         Two tokenizers with one hash give the same ids for every text.
         """
-        state = json.loads(self._backend.to_str())
-        model = state["model"]
-        vocab = self._backend.get_vocab(with_added_tokens=True)
-        tokens = sorted((id_, token) for token, id_ in vocab.items())
-        flags = ("id", "content", "single_word", "lstrip", "rstrip", "normalized")
-        if self.kind == "wordpiece":
-            fields = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
-            settings = {field: model[field] for field in fields}
-        elif self.kind == "bpe":
-            fields = ("merges", "byte_fallback", "ignore_merges", "unk_token", "fuse_unk")
-            settings = {field: model.get(field) for field in fields}
-        else:
-            # Scores are 32-bit by origin; a file's text form may differ beyond that.
-            scores = np.array([score for _, score in model["vocab"]], dtype=np.float32).tolist()
-            fallback = model.get("byte_fallback", False)
-            settings = {"unk_id": model["unk_id"], "byte_fallback": fallback, "scores": scores}
-        content = {
-            "kind": self.kind,
-            "tokens": tokens,
-            "model": settings,
-            "normalizer": _canonical_normalizer(state["normalizer"]),
-            "pre_tokenizer": state["pre_tokenizer"],
-            "added": sorted([token[flag] for flag in flags] for token in state["added_tokens"]),
-            "special": asdict(self.special),
-        }
-        if self.pair_separators > 1:
-            content["pair_separators"] = self.pair_separators
-        text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return tokenizer_hash.sha256(
+            self._backend,
+            kind=self.kind,
+            special=asdict(self.special),
+            pair_separators=self.pair_separators,
+        )
 
     def save(self, directory: Path, *, model_max_length: int = 512) -> None:
-        """Writes tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt.
+        """Writes tokenizer.json, tokenizer_config.json and vocab.txt (WordPiece) or vocab.json and
+        merges.txt (byte-level BPE).
 
         `load` and `transformers.AutoTokenizer.from_pretrained` give the same ids from it.
         """
@@ -172,6 +160,8 @@ class Tokenizer:
         config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
         config["model_max_length"] = model_max_length
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+        if self.pair_separators > 1:
+            config["model_input_names"].remove("token_type_ids")
         config["clean_up_tokenization_spaces"] = False
         state = json.loads(self._backend.to_str())
         if self.kind == "wordpiece" and _is_bert(state):
@@ -191,18 +181,20 @@ class Tokenizer:
             tokenizer_files.write_text(
                 directory / "vocab.txt", "\n".join(self.tokens(list(range(self.vocab_size))))
             )
+        if self.is_byte_level:
+            byte_level_bpe.save(directory, self._backend)
 
 
 def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
-    """Returns the tokenizer in a directory, `vocab.txt`, `tokenizer.json` or SentencePiece
-    `.model`.
+    """Returns the tokenizer in a directory, `vocab.txt`, `tokenizer.json`, `vocab.json` with
+    `merges.txt` beside it, or SentencePiece `.model`.
 
-    A directory is searched for tokenizer.json, then vocab.txt, then one `.model`; a workdir and a
-    step of one for their tokenizer. `lowercase` is what a `vocab.txt` does not say; left at None it
-    is taken from the tokenizer_config.json beside it, else from its entries (casing.py), which is
-    said. On a `.model` true puts ALBERT's preparation (quotes, accents, case) before the model's
-    own. A `tokenizer.json` says itself, and is only compared. Raises `UsageError` for everything
-    that cannot be loaded.
+    A directory is searched for tokenizer.json, then vocab.txt, then vocab.json, then one `.model`;
+    a workdir and a step of one for their tokenizer. `lowercase` is what a `vocab.txt` does not say;
+    left at None it is taken from the tokenizer_config.json beside it, else from its entries
+    (casing.py), which is said. On a `.model` true puts ALBERT's preparation (quotes, accents, case)
+    before the model's own. A `tokenizer.json` or `vocab.json` says itself, and is only compared.
+    Raises `UsageError` for everything that cannot be loaded.
     """
     path = Path(path)
     file = tokenizer_files.find(path) if path.is_dir() else path
@@ -210,8 +202,9 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
     if not file.is_file():
         raise UsageError(f"tokenizer {path}: no such file or directory")
     config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
-    if file.suffix == ".json":
-        tokenizer = _load_json(file, config)
+    if byte_level_bpe.is_file_of(file) or file.suffix == ".json":
+        load = _load_byte_level if byte_level_bpe.is_file_of(file) else _load_json
+        tokenizer = load(file, config)
         if is_searched:
             tokenizer_files.require_same_vocabulary(file, tokenizer.kind, tokenizer.tokens)
         if lowercase is not None and lowercase != tokenizer.lowercase:
@@ -248,6 +241,17 @@ def train_sentencepiece(texts: Iterable[str], *, vocab_size: int, lowercase: boo
     )
 
 
+def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """Returns a byte-level BPE vocabulary of at most `vocab_size` tokens, laid out as RoBERTa's.
+
+    Reproducible like `train_wordpiece`. A text is taken as it is: words in the midst of others come
+    with the space before them. Raises `UsageError` if the texts are empty, or `vocab_size` too
+    small.
+    """
+    backend = byte_level_bpe.train(_non_empty(texts), vocab_size=vocab_size)
+    return Tokenizer(backend, source="trained vocabulary")
+
+
 # --- loading --------------------------------------------------------------------------------------
 
 
@@ -263,6 +267,11 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     state = json.loads(backend.to_str())
     if _is_bert(state):
         tokenizer_files.require_agreement(state["normalizer"], config, path)
+    return Tokenizer(backend, source=str(path), names=special_tokens.configured(config))
+
+
+def _load_byte_level(path: Path, config: dict[str, Any]) -> Tokenizer:
+    backend = byte_level_bpe.load(path.parent, config)
     return Tokenizer(backend, source=str(path), names=special_tokens.configured(config))
 
 
@@ -339,13 +348,15 @@ def _from_vocabulary(
     return Tokenizer(backend, source=source, names=names)
 
 
-def _template(names: dict[str, str], special: SpecialIds, *, between: str) -> Any:
+def _template(names: dict[str, str], special: SpecialIds, *, separators: int) -> Any:
+    """Two separators are RoBERTa's form, which has one segment."""
     from tokenizers import processors
 
-    cls, sep = names["cls"], names["sep"]
+    cls, sep, second = names["cls"], names["sep"], 1 if separators == 1 else 0
+    between = " ".join([f"{sep}:0"] * separators)
     return processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {between} $B:1 {sep}:1",
+        pair=f"{cls}:0 $A:0 {between} $B:{second} {sep}:{second}",
         special_tokens=[(cls, special.cls), (sep, special.sep)],
     )
 
@@ -354,16 +365,6 @@ def _is_bert(state: dict[str, Any]) -> bool:
     """Returns whether a serialised backend cleans and splits text as `BertTokenizer` does."""
     parts = [state.get("normalizer"), state.get("pre_tokenizer")]
     return [part and part["type"] for part in parts] == ["BertNormalizer", "BertPreTokenizer"]
-
-
-def _canonical_normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
-    if (
-        normalizer
-        and normalizer["type"] == "BertNormalizer"
-        and normalizer["strip_accents"] is None
-    ):
-        return {**normalizer, "strip_accents": normalizer["lowercase"]}  # what null means
-    return normalizer
 
 
 def _non_empty(texts: Iterable[str]) -> list[str]:

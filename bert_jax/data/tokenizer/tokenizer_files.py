@@ -30,11 +30,14 @@ def find(directory: Path) -> Path:
     for name in ("tokenizer.json", "vocab.txt"):
         if (directory / name).is_file():
             return directory / name
+    if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+        return directory / "vocab.json"
     found = sorted(directory.glob("*.model"))
     if len(found) == 1:
         return found[0]
     raise UsageError(
-        f"tokenizer {directory}: holds neither tokenizer.json nor vocab.txt nor one .model "
+        f"tokenizer {directory}: holds neither tokenizer.json nor vocab.txt nor vocab.json with "
+        "merges.txt nor one .model "
         "(transformers' save_pretrained of a model alone leaves the tokenizer out: save the "
         "tokenizer to the same directory, too)"
     )

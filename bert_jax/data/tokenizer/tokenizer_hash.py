@@ -1,0 +1,53 @@
+"""Sums up in one number all that decides the ids of a tokenizer."""
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+_FLAGS = ("id", "content", "single_word", "lstrip", "rstrip", "normalized")
+
+
+def sha256(backend: Any, *, kind: str, special: dict[str, int], pair_separators: int) -> str:
+    """Returns SHA-256 of what decides ids in a `tokenizers.Tokenizer`, and of nothing else: not of
+    how a file is laid out.
+    """
+    state = json.loads(backend.to_str())
+    model = state["model"]
+    vocab = backend.get_vocab(with_added_tokens=True)
+    tokens = sorted((id_, token) for token, id_ in vocab.items())
+    if kind == "wordpiece":
+        fields = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
+        settings = {field: model[field] for field in fields}
+    elif kind == "bpe":
+        fields = ("merges", "byte_fallback", "ignore_merges", "unk_token", "fuse_unk")
+        settings = {field: model.get(field) for field in fields}
+    else:
+        # Scores are 32-bit by origin; a file's text form may differ beyond that.
+        scores = np.array([score for _, score in model["vocab"]], dtype=np.float32).tolist()
+        fallback = model.get("byte_fallback", False)
+        settings = {"unk_id": model["unk_id"], "byte_fallback": fallback, "scores": scores}
+    content = {
+        "kind": kind,
+        "tokens": tokens,
+        "model": settings,
+        "normalizer": _canonical_normalizer(state["normalizer"]),
+        "pre_tokenizer": state["pre_tokenizer"],
+        "added": sorted([token[flag] for flag in _FLAGS] for token in state["added_tokens"]),
+        "special": special,
+    }
+    if pair_separators > 1:
+        content["pair_separators"] = pair_separators
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _canonical_normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    if (
+        normalizer
+        and normalizer["type"] == "BertNormalizer"
+        and normalizer["strip_accents"] is None
+    ):
+        return {**normalizer, "strip_accents": normalizer["lowercase"]}  # what null means
+    return normalizer
