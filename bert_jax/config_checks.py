@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.config import (
+    DataConfig,
     HeadConfig,
     ModelConfig,
     OptimizerConfig,
@@ -14,7 +15,7 @@ from bert_jax.config import (
     flatten,
 )
 from bert_jax.errors import UsageError, brief
-from bert_jax.registry import OBJECTIVES, OPTIMIZERS, PARTS, SCHEDULES, TRACKERS, Registry
+from bert_jax.registry import OBJECTIVES, OPTIMIZERS, PARTS, ROWS, SCHEDULES, TRACKERS, Registry
 
 
 def complete(config: TrainConfig) -> TrainConfig:
@@ -125,6 +126,7 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "data.random_token_prob", "and data.mask_token_prob together exceed 1"
     if 0 < optimizer.spike_factor <= 1:
         yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
+    yield from _row_problems(config)
     yield from _optimizer_problems(optimizer, config.total_steps)
     for name in config.trackers:
         if name not in TRACKERS:
@@ -147,6 +149,40 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {name} {size}"
     if config.mesh.fsdp != -1 and config.mesh.fsdp < 1:
         yield "mesh.fsdp", "must be -1 (all devices) or at least 1"
+
+
+# A field of the data -> the built-in kinds of rows that read it; and those that have two segments.
+_ROWS_THAT_READ = {
+    "short_seq_prob": ("sentence_pairs",),
+    "random_next_prob": ("sentence_pairs",),
+}
+_ROWS_OF_PAIRS = ("sentence_pairs", "electra_segments")
+
+
+def _row_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    data, objective = config.data, config.objective
+    if set(_CLASSIFIERS) & set(config.head.parts):
+        return  # its rows are those of a task
+    for name, kinds in _ROWS_THAT_READ.items():
+        value = getattr(data, name)
+        is_changed = value != getattr(DataConfig, name)
+        if is_changed and ROWS.is_builtin(data.rows) and data.rows not in kinds:
+            yield (
+                f"data.{name}",
+                f"is {value}, which {data.rows} does not read: only {', '.join(kinds)}",
+            )
+    if config.model.type_vocab_size < 2 and data.rows in _ROWS_OF_PAIRS:
+        yield "model.type_vocab_size", f"is 1; rows of {data.rows} need 2 segments"
+    # An objective is looked up, with all that it imports, only where one was chosen.
+    is_default = objective == TrainConfig.objective and data.rows == DataConfig.rows
+    if is_default or objective not in OBJECTIVES or data.rows not in ROWS:
+        return
+    if (kinds := OBJECTIVES[objective].rows) and data.rows not in kinds:
+        yield (
+            "data.rows",
+            f"is {data.rows}; objective {objective} learns from {' or '.join(kinds)}: choose "
+            "another objective, such as mlm, or those rows",
+        )
 
 
 # A field of the optimiser -> the built-in kinds, or schedules, that read it. Changed where nothing
@@ -209,8 +245,6 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
             f"is {model.num_attention_heads}, which does not divide hidden_size "
             f"{model.hidden_size}",
         )
-    if model.type_vocab_size < 2:
-        yield "model.type_vocab_size", "is 1; sentence pairs need 2 segments"
 
 
 _CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")

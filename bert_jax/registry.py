@@ -120,7 +120,13 @@ SCHEDULES = Registry(
 # How a corpus becomes rows, and which of their tokens are masked.
 ROWS = Registry(
     "data.rows",
-    {"sentence_pairs": "bert_jax.data.pretraining.sentence_pairs:SENTENCE_PAIRS"},
+    {
+        "sentence_pairs": "bert_jax.data.pretraining.sentence_pairs:SENTENCE_PAIRS",
+        "full_sentences": "bert_jax.data.pretraining.one_segment:FULL_SENTENCES",
+        "doc_sentences": "bert_jax.data.pretraining.one_segment:DOC_SENTENCES",
+        "documents": "bert_jax.data.pretraining.one_segment:DOCUMENTS",
+        "electra_segments": "bert_jax.data.pretraining.electra_segments:ELECTRA_SEGMENTS",
+    },
 )
 MASKS = Registry(
     "data.mask",

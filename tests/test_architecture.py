@@ -51,7 +51,8 @@ _MAY_IMPORT = {
     "data": set(),
     "data/tokenizer": {"errors", "progress", "strict_json"},
     "data/corpus": {"data/tokenizer", "errors", "files", "progress", "registry", "strict_json"},
-    "data/pretraining": {"data", "data/corpus", "data/tokenizer", "config", "errors", "registry"},
+    "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
+    | {"config", "errors", "progress", "registry"},
     "data/tasks": {"data", "data/corpus", "data/tokenizer", "errors", "progress", "strict_json"},
     "model": {"config", "registry"},
     "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry"},

@@ -221,7 +221,8 @@ _IMPOSSIBLE = [
         )
     ),
     ("model.num_attention_heads=5", "model.num_attention_heads", "does not divide hidden_size 768"),
-    ("model.type_vocab_size=1", "model.type_vocab_size", "2 segments"),
+    ("model.type_vocab_size=1", "model.type_vocab_size", "rows of sentence_pairs need 2 segments"),
+    ("data.rows=documents", "data.rows", "objective mlm+nsp learns from sentence_pairs: choose"),
     ("model.hidden_act=relu", "model.hidden_act", "choose one of gelu, gelu_new"),
     ("compute.dtype=float16", "compute.dtype", "choose one of bfloat16, float32"),
     ("compute.remat=some", "compute.remat", "choose one of none, full, dots"),
@@ -243,7 +244,7 @@ _IMPOSSIBLE = [
             ("objective", "mlm-nsp", "mlm+nsp"),
             ("model.position_embedding_type", "learnt", "learned"),
             ("compute.attention", "fuse", "fused"),
-            ("data.rows", "sentences", "sentence_pairs"),
+            ("data.rows", "sentence-pairs", "sentence_pairs"),
             ("data.mask", "token", "tokens"),
             ("optimizer.kind", "bert_adam", "bert_adamw"),
             ("optimizer.schedule", "bert_line", "bert_linear"),
@@ -297,6 +298,21 @@ def test_the_impossible_is_refused_by_name(assignment, path, message):
     start = str(caught.value).removeprefix("config 'unnamed': ")
     assert start.startswith(path + " ")
     assert message in start
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("data.short_seq_prob=0", "which full_sentences does not read: only sentence_pairs"),
+        ("data.random_next_prob=0", "which full_sentences does not read: only sentence_pairs"),
+    ],
+)
+def test_what_other_rows_do_not_read_is_refused(assignment, message):
+    config = config_loader.override(_TWO_PHASES, ["objective=mlm", "data.rows=full_sentences"])
+    one_segment = config_loader.override(config, ["model.type_vocab_size=1"])
+    assert validate(one_segment) is one_segment
+    with pytest.raises(UsageError, match=f"{assignment[:-2]} is 0.0, {message}"):
+        validate(config_loader.override(config, [assignment]))
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,6 @@ def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
             f"config {config.name!r}: head.parts is {', '.join(config.head.parts)}; objective "
             f"{config.objective} needs {', '.join(objective.parts)}"
         )
-    if objective.rows and config.data.rows not in objective.rows:
-        raise UsageError(
-            f"config {config.name!r}: data.rows is {config.data.rows}; objective "
-            f"{config.objective} learns from {' or '.join(objective.rows)}"
-        )
     if corpus.vocab_size > config.model.vocab_size:
         raise UsageError(
             f"corpus {corpus.directory} has token ids up to {corpus.vocab_size - 1}, but "

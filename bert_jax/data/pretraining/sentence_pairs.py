@@ -8,7 +8,6 @@ both segments of a pair are spans, and truncating one moves its ends. Where this
 original is listed in docs/data.md.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Self
@@ -18,6 +17,7 @@ import numpy as np
 from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split
+from bert_jax.data.pretraining.spans import copy_spans
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 
@@ -247,7 +247,7 @@ def read_rows(
     flat[base] = cls
     flat[base + first_sep] = sep
     flat[base + last_sep] = sep
-    _copy_spans(
+    copy_spans(
         split,
         start=np.concatenate([pairs.a_start, pairs.b_start]),
         length=np.concatenate([a_length, b_length]),
@@ -261,29 +261,6 @@ def read_rows(
         "position_ids": np.tile(column.astype(np.int32), (rows, 1)),
         "sequence_ids": is_token.astype(np.int32),
     }
-
-
-def _copy_spans(
-    split: Split, *, start: np.ndarray, length: np.ndarray, target: np.ndarray, out: np.ndarray
-) -> None:
-    """Sets `out[target : target + length] = tokens[start : start + length]`, for all spans at
-    once.
-    """
-    shard = np.searchsorted(split.shard_starts, start, side="right") - 1
-    order = np.argsort(shard, kind="stable")
-    shard, start, length, target = (x[order] for x in (shard, start, length, target))
-    span_end = np.cumsum(length)
-    span_begin = span_end - length
-    each = np.arange(span_end[-1])
-    source = each + np.repeat(start - split.shard_starts[shard] - span_begin, length)
-    tokens = np.empty(each.size, split.shards[0].dtype)
-    # Spans of one shard are neighbours now: one gather for each shard.
-    bounds = np.append(np.flatnonzero(np.diff(shard, prepend=-1)), shard.size)
-    for first, last in itertools.pairwise(bounds):
-        part = slice(span_begin[first], span_end[last - 1])
-        # All indices are inside; "clip" spares NumPy a second buffer.
-        split.shards[shard[first]].take(source[part], out=tokens[part], mode="clip")
-    out[each + np.repeat(target - span_begin, length)] = tokens
 
 
 class SentencePairs:

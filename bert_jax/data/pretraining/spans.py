@@ -1,0 +1,173 @@
+"""Rows as spans of a corpus: the plan, and the reading of it, that kinds of rows share.
+
+A plan touches no token: since the sentences of a document lie one after the other in the token
+store, what a row takes of it is a span, or several.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from bert_jax.data.corpus.store import Split
+from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
+from bert_jax.errors import UsageError
+
+# Sentences that are looked at together, which bounds the temporaries.
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class SpanPlan:
+    """R rows of S spans of the split's global token index.
+
+    Row r is [CLS] and its spans, `count[r]` of them from span `first[r]` on, with [SEP] after each
+    that `is_last` of its segment. The spans of all rows lie one after the other.
+    """
+
+    first: np.ndarray  # int64 [R]
+    count: np.ndarray  # int32 [R], at least 1
+    lengths: np.ndarray  # int64 [R], the tokens of each row, special ones included
+    start: np.ndarray  # int64 [S]
+    length: np.ndarray  # int32 [S], at least 1
+    segment: np.ndarray  # uint8 [S], the token type
+    is_last: np.ndarray  # bool [S]
+
+    @classmethod
+    def of(
+        cls,
+        row: np.ndarray,
+        start: np.ndarray,
+        length: np.ndarray,
+        segment: np.ndarray,
+        is_last: np.ndarray,
+    ) -> Self:
+        """Returns the plan of spans, each of which is in `row`: 0, 1, ..., ascending, none left
+        out.
+        """
+        count = np.bincount(row)
+        first = np.cumsum(count) - count
+        lengths = 1 + np.add.reduceat(length + is_last, first, dtype=np.int64)
+        segment, length, count = (
+            array.astype(dtype)
+            for array, dtype in ((segment, np.uint8), (length, np.int32), (count, np.int32))
+        )
+        return cls(first, count, lengths, start, length, segment, is_last)
+
+    def __len__(self) -> int:
+        return self.first.size
+
+    def take(self, index: np.ndarray) -> Self:
+        count = self.count[index]
+        spans = ranges(self.first[index], count)
+        return type(self)(
+            np.cumsum(count, dtype=np.int64) - count,
+            count,
+            self.lengths[index],
+            *(x[spans] for x in (self.start, self.length, self.segment, self.is_last)),
+        )
+
+    @classmethod
+    def join(cls, plans: Sequence[Self]) -> Self:
+        before = itertools.accumulate((plan.start.size for plan in plans), initial=0)
+        first = [plan.first + spans for plan, spans in zip(plans, before, strict=False)]
+        names = ("count", "lengths", "start", "length", "segment", "is_last")
+        rest = ([getattr(plan, name) for plan in plans] for name in names)
+        return cls(np.concatenate(first), *(np.concatenate(parts) for parts in rest))
+
+
+class SpanRows:
+    """The base of entries of `registry.ROWS` whose plans are `SpanPlan`s."""
+
+    num_special: int
+
+    def check(self, split: Split, *, sequence_length: int) -> None:
+        """Raises `UsageError` if the length allows no rows. Any split has some."""
+        if sequence_length <= self.num_special:
+            raise UsageError(f"sequence_length {sequence_length} has no room for a token")
+
+    def read(
+        self, split: Split, plan: SpanPlan, *, vocabulary: Vocabulary, sequence_length: int
+    ) -> dict[str, np.ndarray]:
+        """Returns the four inputs of a batch, and `lengths` int64 `[R]`."""
+        inputs = read_rows(split, plan, special=vocabulary.special, sequence_length=sequence_length)
+        return {**inputs, "lengths": plan.lengths}
+
+
+def read_rows(
+    split: Split, plan: SpanPlan, *, special: SpecialIds, sequence_length: int
+) -> dict[str, np.ndarray]:
+    """Returns the rows of a plan, padded: the four `[R, L]` int32 inputs of a batch."""
+    rows = len(plan)
+    size = plan.length.astype(np.int64) + plan.is_last
+    begin = np.cumsum(size) - size
+    row = np.repeat(np.arange(rows), plan.count)
+    target = begin - begin[plan.first][row] + 1 + row * sequence_length
+    column = np.arange(sequence_length)
+
+    input_ids = np.full((rows, sequence_length), special.pad, np.int32)
+    input_ids[:, 0] = special.cls
+    flat = input_ids.reshape(-1)
+    flat[(target + plan.length)[plan.is_last]] = special.sep
+    copy_spans(split, start=plan.start, length=plan.length, target=target, out=flat)
+    token_type_ids = np.zeros((rows, sequence_length), np.int32)
+    (later,) = np.nonzero(plan.segment)
+    token_type_ids.reshape(-1)[ranges(target[later], size[later])] = np.repeat(
+        plan.segment[later], size[later]
+    )
+    return {
+        "input_ids": input_ids,
+        "token_type_ids": token_type_ids,
+        "position_ids": np.tile(column.astype(np.int32), (rows, 1)),
+        "sequence_ids": (column < plan.lengths[:, None]).astype(np.int32),
+    }
+
+
+def copy_spans(
+    split: Split, *, start: np.ndarray, length: np.ndarray, target: np.ndarray, out: np.ndarray
+) -> None:
+    """Sets `out[target : target + length] = tokens[start : start + length]`, for all spans at
+    once.
+    """
+    shard = np.searchsorted(split.shard_starts, start, side="right") - 1
+    order = np.argsort(shard, kind="stable")
+    shard, start, length, target = (x[order] for x in (shard, start, length, target))
+    span_end = np.cumsum(length)
+    span_begin = span_end - length
+    each = np.arange(span_end[-1])
+    source = each + np.repeat(start - split.shard_starts[shard] - span_begin, length)
+    tokens = np.empty(each.size, split.shards[0].dtype)
+    # Spans of one shard are neighbours now: one gather for each shard.
+    bounds = np.append(np.flatnonzero(np.diff(shard, prepend=-1)), shard.size)
+    for first, last in itertools.pairwise(bounds):
+        part = slice(span_begin[first], span_end[last - 1])
+        # All indices are inside; "clip" spares NumPy a second buffer.
+        split.shards[shard[first]].take(source[part], out=tokens[part], mode="clip")
+    out[each + np.repeat(target - span_begin, length)] = tokens
+
+
+def ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Returns `start, ..., start + length - 1` of each pair, one after the other: int64."""
+    end = np.cumsum(length, dtype=np.int64)
+    return np.arange(length.sum(dtype=np.int64)) + np.repeat(start - (end - length), length)
+
+
+def chain(size: int, ends: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    """Returns where rows begin among `size` sentences: int64 `[R]`.
+
+    Row after row is gathered from the first sentence on. `ends(begin, end)` says for each sentence
+    of `[begin, end)` where a row ends that begins there, int64: all at once, since a step of this
+    walk is then one look-up.
+    """
+    begins, at = [], 0
+    while at < size:
+        base, stop = at, min(at + _BLOCK, size)
+        end_of = ends(base, stop).data
+        found = []
+        while at < stop:
+            found.append(at)
+            at = end_of[at - base]
+        begins.append(np.array(found, np.int64))
+    return np.concatenate(begins)
