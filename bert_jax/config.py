@@ -164,16 +164,26 @@ class PhaseConfig:
     steps: int = 900_000
     # Rows in one update, over all devices.
     global_batch_size: int = 256
-    # Masked positions a row has room for; -1 is as many as `data.masked_lm_prob` asks for in a full
+    # Masked positions a row has room for; -1 is as many as the phase's mask rate asks for in a full
     # row, rounded up: 20 at length 128, as in the original recipe, and 77 at 512, which has 76.
     max_predictions: int = -1
+    # Share of a row's tokens to predict in this phase; -1 is `data.masked_lm_prob`, at which every
+    # phase is evaluated.
+    masked_lm_prob: float = -1.0
+
+    def mask_rate(self, masked_lm_prob: float) -> float:
+        """Returns the phase's share of predicted tokens; `masked_lm_prob` is that of the data."""
+        return masked_lm_prob if self.masked_lm_prob == -1 else self.masked_lm_prob
 
     def resolved(self, masked_lm_prob: float) -> "PhaseConfig":
-        """Returns the phase with the number of positions that -1 stands for."""
-        if self.max_predictions != -1 or not 0 <= masked_lm_prob <= 1:
+        """Returns the phase with the number of positions that -1 stands for; `masked_lm_prob` is
+        that of the data.
+        """
+        rate = self.mask_rate(masked_lm_prob)
+        if self.max_predictions != -1 or not 0 <= rate <= 1:
             return self
         # 0.15 x 20 is 3, whatever binary fractions make of it.
-        wanted = math.ceil(masked_lm_prob * self.sequence_length - 1e-9)
+        wanted = math.ceil(rate * self.sequence_length - 1e-9)
         room = self.sequence_length - 3
         return dataclasses.replace(self, max_predictions=max(1, min(room, wanted)))
 

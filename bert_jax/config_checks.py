@@ -43,15 +43,16 @@ def mask_warnings(config: TrainConfig) -> Iterator[str]:
     """Yields a line for each phase without room for a tenth or more of the tokens to predict."""
     if "mlm" not in config.head.parts:
         return
-    rate = config.data.masked_lm_prob
     for i, phase in enumerate(config.phases):
+        rate = phase.mask_rate(config.data.masked_lm_prob)
+        field = "data" if phase.masked_lm_prob == -1 else f"phases.{i}"
         wanted, room = rate * phase.sequence_length, phase.max_predictions
         if 0 < room < 0.9 * wanted and room < phase.sequence_length - 3:
             enough = dataclasses.replace(phase, max_predictions=-1).resolved(rate).max_predictions
             yield (
                 f"warning: phases.{i}.max_predictions is {room}, so that a full row of "
                 f"{phase.sequence_length} has {100 * room / phase.sequence_length:.1f} % of its "
-                f"tokens predicted, not {100 * rate:.3g} % (data.masked_lm_prob); "
+                f"tokens predicted, not {100 * rate:.3g} % ({field}.masked_lm_prob); "
                 f"set phases.{i}.max_predictions={enough}"
             )
 
@@ -276,13 +277,19 @@ def _phase_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[s
             f"(model.max_position_embeddings = {config.model.max_position_embeddings}); "
             "shorten the sequence or enlarge the table",
         )
+    if phase.masked_lm_prob != -1 and not 0 <= phase.masked_lm_prob <= 1:
+        yield (
+            "masked_lm_prob",
+            f"is {phase.masked_lm_prob}; a share from 0 to 1, or -1 for data.masked_lm_prob",
+        )
     if phase.max_predictions != -1 and not 1 <= phase.max_predictions <= phase.sequence_length - 3:
         yield (
             "max_predictions",
             f"is {phase.max_predictions}; a row of {phase.sequence_length} has "
             f"{phase.sequence_length - 3} tokens to choose from (three are [CLS] and [SEP]); "
-            f"the usual value is {round(phase.sequence_length * config.data.masked_lm_prob)}, and "
-            "-1 follows data.masked_lm_prob",
+            "the usual value is "
+            f"{round(phase.sequence_length * phase.mask_rate(config.data.masked_lm_prob))}, and "
+            "-1 follows the mask rate",
         )
     microbatches = config.optimizer.gradient_accumulation_steps
     if phase.global_batch_size % microbatches:

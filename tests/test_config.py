@@ -273,6 +273,8 @@ _IMPOSSIBLE = [
     ("phases.1.sequence_length=513", "phases.1.sequence_length", "longer than the position table"),
     ("phases.0.max_predictions=0", "phases.0.max_predictions", "the usual value is 19"),
     ("phases.0.max_predictions=126", "phases.0.max_predictions", "has 125 tokens to choose from"),
+    ("phases.1.masked_lm_prob=1.5", "phases.1.masked_lm_prob", "from 0 to 1, or -1 for data."),
+    ("phases.1.masked_lm_prob=-0.5", "phases.1.masked_lm_prob", "from 0 to 1, or -1 for data."),
     ("evaluation.num_examples=0", "evaluation.num_examples", "at least 1"),
     ("evaluation.batch_size=0", "evaluation.batch_size", "at least 1"),
     ("evaluation.every_steps=-1", "evaluation.every_steps", "at least 0"),
@@ -345,6 +347,10 @@ def test_the_number_of_predictions_follows_the_mask_rate(length, rate, expected)
     assert validate(complete(config)).phases[0].max_predictions == expected
     set_by_hand = config_loader.override(config, ["phases.0.max_predictions=7"])
     assert complete(set_by_hand).phases[0].max_predictions == 7
+    by_phase = config_loader.override(
+        TrainConfig(), [f"phases.0.sequence_length={length}", f"phases.0.masked_lm_prob={rate}"]
+    )
+    assert validate(complete(by_phase)).phases[0].max_predictions == expected
 
 
 def test_too_little_room_for_the_mask_rate_is_said_with_what_would_do():
@@ -361,6 +367,9 @@ def test_too_little_room_for_the_mask_rate_is_said_with_what_would_do():
     assert "set phases.1.max_predictions=205" in second
     said = [line.partition("; set ")[2] for line in (first, second)]
     assert not [*mask_warnings(config_loader.override(more, said))]
+    one = config_loader.override(config, ["phases.1.masked_lm_prob=0.4"])
+    (line,) = mask_warnings(one)
+    assert "not 40 % (phases.1.masked_lm_prob); set phases.1.max_predictions=205" in line
     # A fine-tuned model masks nothing.
     assert not [*mask_warnings(config_loader.override(more, ['head.parts=["pooler"]']))]
 

@@ -109,6 +109,20 @@ def test_runs_of_other_seeds_see_the_same_examples(params, corpus):
     assert results[0] == results[1] is not None
 
 
+def test_a_phases_own_mask_rate_is_not_that_of_its_evaluation(params, corpus):
+    """Else the curve would jump where the rate changes, or the room for predictions."""
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    usual = _CONFIG.phases[0]
+    results = []
+    with jax.set_mesh(mesh):
+        for changes in ({}, {"masked_lm_prob": 0.4, "max_predictions": 19}):
+            phase = dataclasses.replace(usual, **changes)
+            corpus_ = open_corpus(corpus)
+            held_out = HeldOut(_CONFIG, phase, corpus=corpus_, mesh=mesh, params=params)
+            results.append(held_out.run(params))
+    assert results[0] == results[1] is not None
+
+
 def test_nothing_counted_is_a_loss_of_zero():
     sums = {f"{n}_{k}": 0.0 for n in ("mlm", "nsp") for k in ("loss", "hits", "count")}
     assert MLM_NSP.summarise(sums)["loss"] == 0.0

@@ -443,6 +443,31 @@ def test_room_for_predictions_follows_the_rate_unless_it_is_set():
     )
 
 
+def test_a_phase_may_have_a_mask_rate_of_its_own():
+    """Its batches are those of a run at that rate; those of the other phase stay as they are."""
+    split = make_split()
+
+    def batches(*rates: float, rate: float = 0.15):
+        pipeline = Pipeline(
+            split,
+            collator=MLM_NSP,
+            vocabulary=Vocabulary(SPECIAL, vocab_size(split)),
+            options=DataConfig(masked_lm_prob=rate),
+            phases=tuple(
+                PhaseConfig(sequence_length=32, steps=3, masked_lm_prob=own) for own in rates
+            ),
+            seed=0,
+        )
+        return [pipeline.batch_at(step, range(16)) for step in (0, 5)]
+
+    usual, many, both = batches(-1, -1), batches(-1, -1, rate=0.4), batches(0.4, -1)
+    for step, expected in enumerate((many[0], usual[1])):
+        assert both[step].keys() == expected.keys()
+        for name, array in both[step].items():
+            assert np.array_equal(array, expected[name]), name
+    assert both[0]["mlm_weights"].shape[1] == 13 and both[1]["mlm_weights"].shape[1] == 5
+
+
 @pytest.mark.parametrize("max_predictions", [0, 30])
 def test_impossible_predictions(max_predictions: int):
     with pytest.raises(UsageError, match=rf"max_predictions {max_predictions} is impossible"):

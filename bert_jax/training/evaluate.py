@@ -27,9 +27,13 @@ EVALUATION_SEED = 20181011
 def batch_shape(config: TrainConfig, phase: PhaseConfig, *, devices: int) -> PhaseConfig:
     """Returns the shape of one batch of a phase's held-out evaluation.
 
-    A fixed set does not care how it is cut: the batch grows to what the devices divide.
+    A fixed set does not care how it is cut: the batch grows to what the devices divide. A phase's
+    own mask rate is not that of its evaluation: the curve would jump where it changes.
     """
     rows = math.ceil(config.evaluation.batch_size / devices) * devices
+    if phase.masked_lm_prob != -1:
+        phase = dataclasses.replace(phase, max_predictions=-1, masked_lm_prob=-1.0)
+        phase = phase.resolved(config.data.masked_lm_prob)
     return dataclasses.replace(phase, global_batch_size=rows, steps=1)
 
 
@@ -53,7 +57,7 @@ class HeldOut:
             vocabulary=corpus.vocabulary,
             options=config.data,
             sequence_length=phase.sequence_length,
-            max_predictions=phase.max_predictions,
+            max_predictions=shape.max_predictions,
             num_examples=evaluation.num_examples,
             batch_size=self._rows,
             seed=EVALUATION_SEED,

@@ -125,11 +125,14 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
         **{name.replace("_", " "): value for name, value in recipe.items()},
     }
     if not recipe:
+        data = config.data
+        rates = [f"{phase.mask_rate(data.masked_lm_prob):.0%}" for phase in config.phases]
+        rows = f"rows are {data.rows}"
+        if data.rows == "sentence_pairs":
+            rows = f"next sentence random in {data.random_next_prob:.0%}"
         facts["masking"] = (
-            f"{config.data.masked_lm_prob:.0%} of the tokens, of these "
-            f"{config.data.mask_token_prob:.0%} [MASK] and {config.data.random_token_prob:.0%} "
-            "at random; next sentence random in "
-            f"{config.data.random_next_prob:.0%}"
+            f"{', then '.join(dict.fromkeys(rates))} of the tokens, of these "
+            f"{data.mask_token_prob:.0%} [MASK] and {data.random_token_prob:.0%} at random; {rows}"
         )
     return phases + "\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
 

@@ -7,6 +7,7 @@ batch: a run resumes from its step alone, and hosts agree by asking for rows of 
 """
 
 import bisect
+import dataclasses
 import itertools
 import threading
 from collections import OrderedDict
@@ -75,6 +76,11 @@ class Pipeline:
         self._split, self._collator, self._vocabulary = split, collator, vocabulary
         phases = tuple(phase.resolved(options.masked_lm_prob) for phase in phases)
         self._options, self._phases, self._seed = options, phases, seed
+        # Those of each phase, which may have a mask rate of its own.
+        self._phase_options = [
+            dataclasses.replace(options, masked_lm_prob=phase.mask_rate(options.masked_lm_prob))
+            for phase in phases
+        ]
         self._rows = ROWS[options.rows]
         for phase in phases:
             _check_sizes(split, options, phase.sequence_length, phase.max_predictions)
@@ -95,7 +101,7 @@ class Pipeline:
             self._examples(index, numbers),
             collator=self._collator,
             vocabulary=self._vocabulary,
-            options=self._options,
+            options=self._phase_options[index],
             sequence_length=phase.sequence_length,
             max_predictions=phase.max_predictions,
             mask_key=counter_rng.derive(self._seed, _Key.MASK, index),
