@@ -63,6 +63,43 @@ class ModelConfig:
     layer_norm_eps: float = setting(1e-12, above=0)
     # What tells the model the order of its tokens (registry.POSITIONS).
     position_embedding_type: str = setting("learned", choices=POSITIONS)
+    # Width of the embedding tables; 0 is `hidden_size`. Where they differ, a linear map follows
+    # the embeddings, and the masked-LM head ends in this width (Clark et al. 2020; ALBERT).
+    embedding_size: int = setting(0, least=0)
+    # The generator of replaced-token detection: its width and its depth as shares of those above,
+    # and what it shares with the discriminator: "all" (tables and their norm), "embeddings" (the
+    # tables) or "none".
+    generator_size: float = setting(0.25, above=0)
+    generator_layers: float = setting(1.0, above=0)
+    embedding_sharing: str = setting("all", choices=("all", "embeddings", "none"))
+
+    @property
+    def table_size(self) -> int:
+        """Returns the width of the embedding tables."""
+        return self.embedding_size or self.hidden_size
+
+    def generator(self) -> "ModelConfig":
+        """Returns the shape of the generator (google-research/electra run_pretraining.py,
+        `get_generator_config`): heads of 64, and a feed-forward of four times the width.
+        """
+        width = max(1, round(self.hidden_size * self.generator_size))
+        tower = dataclasses.replace(
+            self,
+            hidden_size=width,
+            num_hidden_layers=max(1, round(self.num_hidden_layers * self.generator_layers)),
+            num_attention_heads=max(1, width // 64),
+            intermediate_size=4 * width,
+            embedding_size=0 if self.table_size == width else self.table_size,
+        )
+        return tower.with_generator_of(ModelConfig())
+
+    def with_generator_of(self, other: "ModelConfig") -> "ModelConfig":
+        """Returns this encoder with the generator that `other` describes."""
+        return dataclasses.replace(self, **{name: getattr(other, name) for name in GENERATOR})
+
+
+# The fields of a model that only a generator reads.
+GENERATOR = ("generator_size", "generator_layers", "embedding_sharing")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.config import (
+    GENERATOR,
     DataConfig,
     HeadConfig,
     ModelConfig,
@@ -41,7 +42,7 @@ def validate(config: TrainConfig) -> TrainConfig:
 
 def mask_warnings(config: TrainConfig) -> Iterator[str]:
     """Yields a line for each phase without room for a tenth or more of the tokens to predict."""
-    if "mlm" not in config.head.parts:
+    if not {"mlm", "generator"} & set(config.head.parts):
         return
     for i, phase in enumerate(config.phases):
         rate = phase.mask_rate(config.data.masked_lm_prob)
@@ -123,6 +124,7 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     yield from _field_problems(config, "")
     yield from _model_problems(model)
     yield from _head_problems(config.head)
+    yield from _generator_problems(config)
     if data.mask_token_prob + data.random_token_prob > 1 + 1e-9:
         yield "data.random_token_prob", "and data.mask_token_prob together exceed 1"
     if 0 < optimizer.spike_factor <= 1:
@@ -246,6 +248,28 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
             f"is {model.num_attention_heads}, which does not divide hidden_size "
             f"{model.hidden_size}",
         )
+
+
+def _generator_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    model = config.model
+    if "generator" not in config.head.parts:
+        for name in GENERATOR:
+            if getattr(model, name) != getattr(ModelConfig, name):
+                yield (
+                    f"model.{name}",
+                    f"is {getattr(model, name)}, which only a model with a generator reads: "
+                    "objective rtd",
+                )
+        return
+    tower = model.generator()
+    sizes = f"a generator of width {tower.hidden_size} with {tower.num_attention_heads} heads"
+    if tower.hidden_size % tower.num_attention_heads:
+        yield (
+            "model.generator_size",
+            f"is {model.generator_size}: {sizes} (one for each 64), which do not divide it",
+        )
+    if tower.num_attention_heads % max(config.mesh.tensor, 1):
+        yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {sizes}"
 
 
 _CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")

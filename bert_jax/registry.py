@@ -66,6 +66,7 @@ OBJECTIVES = Registry(
     {
         "mlm+nsp": "bert_jax.objectives.mlm_nsp:MLM_NSP",
         "mlm": "bert_jax.objectives.mlm:MLM",
+        "rtd": "bert_jax.objectives.replaced_token:REPLACED_TOKEN",
     },
 )
 # Parts of a model that stand on the encoder, in the order in which they are initialised.
@@ -78,6 +79,8 @@ PARTS = Registry(
         "sequence_classifier": "bert_jax.model.heads.classifiers:SEQUENCE_CLASSIFIER",
         "token_classifier": "bert_jax.model.heads.classifiers:TOKEN_CLASSIFIER",
         "span_classifier": "bert_jax.model.heads.classifiers:SPAN_CLASSIFIER",
+        "generator": "bert_jax.model.heads.replaced_token:GENERATOR",
+        "discriminator": "bert_jax.model.heads.replaced_token:DISCRIMINATOR",
     },
 )
 POSITIONS = Registry(

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from bert_jax import strict_json
-from bert_jax.config import HeadConfig, ModelConfig
+from bert_jax.config import GENERATOR, HeadConfig, ModelConfig
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
 from bert_jax.model.bert import Params
@@ -123,7 +123,7 @@ class ImportedModel:
 MODEL_FIELDS = tuple(
     field.name
     for field in dataclasses.fields(ModelConfig)
-    if field.name != "position_embedding_type"
+    if field.name not in ("position_embedding_type", "embedding_size", *GENERATOR)
 )
 
 

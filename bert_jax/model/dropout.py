@@ -82,9 +82,13 @@ def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) ->
         counter = jax.lax.broadcasted_iota(jnp.uint32, counter_shape, dim, out_sharding=layout)
         index = index + counter * jnp.uint32(stride)
         stride *= shape[dim]
-    x = index + row_1
+    return hashed(index + row_1, row_2)
+
+
+def hashed(x: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns the hash of each uint32 of `x`, with a key word between the multiplications."""
     x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
-    x = (x ^ (x >> 15) ^ row_2) * jnp.uint32(_MULTIPLIER_2)
+    x = (x ^ (x >> 15) ^ key) * jnp.uint32(_MULTIPLIER_2)
     return x ^ (x >> 16)
 
 

@@ -16,13 +16,21 @@ def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -
         return keys_and_values + 2 * queries * (2 * d * d + 2 * length * d + 2 * d * f)
 
     last = block(length if read is None else read)
-    return (model.num_hidden_layers - 1) * block(length) + last
+    is_projected = model.table_size != d
+    projection = 2 * length * model.table_size * d if is_projected else 0
+    return projection + (model.num_hidden_layers - 1) * block(length) + last
 
 
 def masked_lm_flops(model: ModelConfig, *, predictions: int) -> int:
     """Returns the FLOPs of the masked language model's head at some positions of one row."""
+    d, e = model.hidden_size, model.table_size
+    return 2 * predictions * (d * e + e * model.vocab_size)
+
+
+def discriminator_flops(model: ModelConfig, *, length: int) -> int:
+    """Returns the FLOPs of the discriminator's head at every position of one row."""
     d = model.hidden_size
-    return 2 * predictions * (d * d + d * model.vocab_size)
+    return 2 * length * (d * d + d)
 
 
 def pooler_flops(model: ModelConfig, *, classes: int) -> int:

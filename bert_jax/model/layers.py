@@ -151,15 +151,19 @@ def split_rows(table: jax.Array, *, fill: float) -> jax.Array:
 
 
 class Embeddings(nnx.Module):
-    """The sum of word, position and segment embeddings, normalised, with dropout."""
+    """The sum of word, position and segment embeddings, normalised, with dropout; mapped to the
+    encoder's width where that is another one.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        width = config.hidden_size
+        width = config.table_size
         self.dropout_rate = config.hidden_dropout_prob
         self.word = Embed(config.vocab_size, width, config=config, rngs=rngs)
         self.position = POSITIONS[config.position_embedding_type](config, rngs=rngs)
         self.token_type = Embed(config.type_vocab_size, width, config=config, rngs=rngs)
         self.layer_norm = LayerNorm(width, config=config)
+        if width != config.hidden_size:
+            self.project = Linear(width, config.hidden_size, config=config, rngs=rngs)
 
     def __call__(
         self,
@@ -173,7 +177,8 @@ class Embeddings(nnx.Module):
         x_BLD = self.position.add(self.word(input_ids), position_ids)
         x_BLD = x_BLD + self.token_type(token_type_ids)
         x_BLD = self.layer_norm(x_BLD).astype(dtype)
-        return dropout(x_BLD, key, rate=self.dropout_rate)
+        x_BLD = dropout(x_BLD, key, rate=self.dropout_rate)
+        return self.project(x_BLD) if hasattr(self, "project") else x_BLD
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:

@@ -52,7 +52,7 @@ class Learned(Position):
     """A vector for each position, learned (Devlin et al. 2019)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        shape = (config.max_position_embeddings, config.hidden_size)
+        shape = (config.max_position_embeddings, config.table_size)
         self.embedding = truncated_normal(rngs, shape, stddev=config.initializer_range)
 
     def add(self, x_BLD: jax.Array, position_ids_BL: jax.Array) -> jax.Array:

@@ -128,8 +128,8 @@ class Objective:
         """
         return None
 
-    def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns the held-out metrics from sums over all held-out batches."""
+    def summarise(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the held-out metrics from sums over all held-out batches, float64."""
         found = self.metrics({name: jnp.float32(value) for name, value in sums.items()})
         result = {name: float(value) for name, value in found.items()}
         if "mlm_loss" in result:

@@ -15,6 +15,7 @@ from bert_jax import config_loader
 from bert_jax.config import (
     CheckpointConfig,
     EvaluationConfig,
+    ModelConfig,
     OptimizerConfig,
     PhaseConfig,
     TrainConfig,
@@ -180,7 +181,8 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
     config = TrainConfig(
         name=data.task.spec.name,
         seed=run.seed,
-        model=source.config.model,
+        # A generator stays behind.
+        model=source.config.model.with_generator_of(ModelConfig()),
         head=data.task.head(),
         compute=source.config.compute,
         optimizer=OptimizerConfig(

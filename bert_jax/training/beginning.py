@@ -50,7 +50,7 @@ class Beginning:
         if theirs is None:
             if self._init_from is None:
                 return config
-            theirs = self._read(config).config.model
+            theirs = self._model_of(config)
         kept = {name: getattr(config.model, name) for name in _DROPOUT}
         model = dataclasses.replace(theirs, **kept)
         new, old = flatten(model), flatten(config.model)
@@ -96,6 +96,16 @@ class Beginning:
         state = TrainState.create(config, params)
         self._source = None  # or its parameters would stay in memory as long as the run
         return state.to_mesh(mesh, shard_weights=config.mesh.shard_weights)
+
+    def _model_of(self, config: TrainConfig) -> ModelConfig:
+        """Returns the checkpoint's model; the generator is the config's, unless the run goes on
+        with the one that is there.
+        """
+        source = self._read(config).config
+        both = set(source.head.parts) & set(config.head.parts)
+        if "generator" in both:
+            return source.model
+        return source.model.with_generator_of(config.model)
 
     def _model_in(self, workdir: Path | str, config: TrainConfig) -> ModelConfig | None:
         """Returns the model of the run that the workdir holds, if that began from a checkpoint."""

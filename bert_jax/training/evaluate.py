@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
@@ -80,7 +81,7 @@ class HeldOut:
             self.prepare()
         assert self._step is not None
         ranges = device_feed.local_rows(self._mesh, self._rows)
-        totals: dict[str, float] = {}
+        totals: dict[str, np.ndarray] = {}
         batches = self._examples.num_batches
         with Progress("evaluate", total=batches, hidden=cut_short is not None) as bar:
             for index in range(batches):
@@ -91,7 +92,7 @@ class HeldOut:
                     host, mesh=self._mesh, ranges=ranges, global_rows=self._rows
                 )
                 for name, value in jax.device_get(self._step(params, batch)).items():
-                    totals[name] = totals.get(name, 0.0) + float(value)
+                    totals[name] = totals.get(name, 0.0) + np.asarray(value, np.float64)
                 bar.advance()
         return {"validation": self._objective.summarise(totals)}
 

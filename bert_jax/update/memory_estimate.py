@@ -5,6 +5,7 @@ made of such steps (`benchmarks/memory_estimate.py`, `docs/plans`), and rounded.
 figure is exact, and comes later.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from jax.sharding import Mesh
 from bert_jax.config import TrainConfig
 from bert_jax.model import sharding
 from bert_jax.model.heads.part import EVERY
+from bert_jax.model.heads.replaced_token import GENERATOR_HEAD
 from bert_jax.registry import PARTS
 from bert_jax.update.state import TrainState
 
@@ -69,20 +71,24 @@ def of_train_step(
     `platform` is that of the devices.
     """
     compute, pieces = config.compute, config.optimizer.gradient_accumulation_steps
-    sizes = _Sizes(config, batch, mesh=mesh, platform=platform, pieces=pieces)
+    towers = [
+        _Sizes(tower, batch, mesh=mesh, platform=platform, pieces=pieces)
+        for tower in _towers(config)
+    ]
     block = _UNROLLED.get(platform, _UNROLLED_ELSEWHERE)
     kept, again = _LOOP if compute.layers == "scan" else block, 0.0
     if is_rematerialised(config, platform=platform):
         kept = _REMATERIALISED[compute.remat]
-        again = sizes.block(block)
+        again = max(sizes.block(block) for sizes in towers)
     if compute.attention == "plain" and kept.scores and platform != "cpu":
         kept = kept._replace(scores=kept.scores + _PLAIN_ATTENTION)
-    blocks = config.model.num_hidden_layers - 1
-    activations = blocks * sizes.block(kept) + sizes.last_block(kept) + again
-    activations += sizes.block(_Arrays(_EMBEDDINGS, 0, 0))
+    activations = again
+    for sizes in towers:
+        activations += sizes.blocks * sizes.block(kept) + sizes.last_block(kept)
+        activations += sizes.block(_Arrays(_EMBEDDINGS, 0, 0))
     weights = sharding.bytes_per_device(state.params)
     table = max(map(sharding.bytes_per_device, jax.tree.leaves(state.params)))
-    logits = _LOGITS * sizes.logits
+    logits = _LOGITS * towers[0].logits
     # The gradients grow while the activations go; the word embedding has two, which are added, and
     # the first comes before all of the rest. A sum over microbatches is there all the time.
     gradients = table
@@ -104,6 +110,7 @@ def of_evaluation_step(
     config: TrainConfig, state: TrainState, batch: Mapping[str, Any], *, mesh: Mesh, platform: str
 ) -> Estimate:
     """Returns the same for a forward pass, which is made while the state is there."""
+    # One tower after the other, of which the encoder is the larger.
     sizes = _Sizes(config, batch, mesh=mesh, platform=platform, pieces=1)
     # The logits come when the last block has gone.
     block, logits = sizes.block(_FORWARD), _LOGITS * sizes.logits
@@ -127,8 +134,16 @@ def is_rematerialised(config: TrainConfig, *, platform: str) -> bool:
     return config.compute.remat != "none" and in_effect
 
 
+def _towers(config: TrainConfig) -> list[TrainConfig]:
+    """Returns a config for each pass of a step: the encoder's, and a generator's before it."""
+    if "generator" not in config.head.parts:
+        return [config]
+    generator = dataclasses.replace(config, model=config.model.generator(), head=GENERATOR_HEAD)
+    return [config, generator]
+
+
 class _Sizes:
-    """Bytes of the arrays of one microbatch on one device."""
+    """Bytes of the arrays of one microbatch on one device, in one tower."""
 
     def __init__(
         self,
@@ -140,6 +155,7 @@ class _Sizes:
         pieces: int,
     ):
         model, tensor = config.model, mesh.shape["tensor"]
+        self.blocks = model.num_hidden_layers - 1
         rows, self._length = batch["input_ids"].shape
         rows /= sharding.row_shards(mesh) * pieces
         # The CPU's back end has no products in bfloat16, and keeps what it makes in float32.
@@ -204,7 +220,11 @@ def _copies(config: TrainConfig, params: Any, *, mesh: Mesh, is_wide_too: bool =
         return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(size, tree)))
 
     encoder = params["encoder"]
-    blocks = all_of({name: part for name, part in encoder.items() if name != "embeddings"})
+    towers = [encoder, *(p["encoder"] for name, p in params.items() if name == "generator")]
+    blocks = sum(
+        all_of({name: part for name, part in tower.items() if name != "embeddings"})
+        for tower in towers
+    )
     # In a loop they are stacked, and so are their gradients.
     stacked = 2 * blocks if config.compute.layers == "scan" else 0
     is_cut = config.mesh.shard_weights and mesh.shape["fsdp"] > 1

@@ -19,9 +19,9 @@ class MaskedLanguageModel(nnx.Module):
     """A transformation and the word embedding as output matrix (Devlin et al. 2019)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        width = config.hidden_size
+        width = config.table_size
         self.hidden_act = config.hidden_act
-        self.transform = Linear(width, width, config=config, rngs=rngs)
+        self.transform = Linear(config.hidden_size, width, config=config, rngs=rngs)
         self.layer_norm = LayerNorm(width, config=config)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
 

@@ -1,0 +1,97 @@
+"""Replaced-token detection: a small generator, and a head that says which tokens are not the
+original (Clark et al. 2020, ELECTRA).
+
+The generator is a whole model of its own, a `Bert` with the masked-LM head, but for what it shares
+with the encoder: its embedding tables. What is its own is the subtree of its part.
+
+Dims: B batch, L length, D width.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.config import HeadConfig, ModelConfig
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.heads.masked_lm import MaskedLanguageModel
+from bert_jax.model.heads.part import EVERY, Context, Part
+from bert_jax.model.layers import Linear, activation
+
+_TABLES = ("word", "position", "token_type")
+_SHARED = {"all": (*_TABLES, "layer_norm"), "embeddings": _TABLES, "none": ()}
+# The parts of the generator, as a model.
+GENERATOR_HEAD = HeadConfig(parts=("mlm",))
+
+
+class Generator(nnx.Module):
+    """The parameters of the generator that the encoder does not have."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        tower = config.generator()
+        self.encoder = Encoder(tower, rngs=rngs)
+        for name in _SHARED[config.embedding_sharing]:
+            delattr(self.encoder.embeddings, name)
+        self.mlm = MaskedLanguageModel(tower, rngs=rngs)
+
+
+def generator_params(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """Returns the generator as a model: the parameters of `model.generator()` with a masked-LM
+    head.
+
+    `params` are those of `model`; shared arrays are the encoder's.
+    """
+    own, tables = params["generator"], params["encoder"]["embeddings"]
+    shared = {name: tables[name] for name in _SHARED[model.embedding_sharing] if name in tables}
+    embeddings = shared | own["encoder"].get("embeddings", {})
+    return {**own, "encoder": own["encoder"] | {"embeddings": embeddings}}
+
+
+def own_params(generator: Mapping[str, Any], sharing: str) -> dict[str, Any]:
+    """Returns of a generator's parameters those that it does not share: the inverse of
+    `generator_params`.
+    """
+    encoder = dict(generator["encoder"])
+    tables = encoder.pop("embeddings")
+    kept = {name: table for name, table in tables.items() if name not in _SHARED[sharing]}
+    return {**generator, "encoder": encoder | ({"embeddings": kept} if kept else {})}
+
+
+class _GeneratorPart(Part):
+    """Parameters alone: the objective makes the generator's pass (objectives/replaced_token.py)."""
+
+    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Generator:
+        return Generator(config, rngs=rngs)
+
+    def positions(self, batch: Mapping[str, jax.Array]) -> None:
+        return None
+
+
+class Discriminator(nnx.Module):
+    """A transformation and one score for each token: above 0 where it was replaced."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        width = config.hidden_size
+        self.hidden_act = config.hidden_act
+        self.dense = Linear(width, width, config=config, rngs=rngs)
+        self.prediction = Linear(width, 1, config=config, rngs=rngs)
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        return self.prediction(activation(self.hidden_act, self.dense(x_BLD)))[..., 0]
+
+
+class _DiscriminatorPart(Part):
+    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Discriminator:
+        return Discriminator(config, rngs=rngs)
+
+    def positions(self, batch: Mapping[str, jax.Array]) -> str:
+        return EVERY
+
+    def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
+        return {"replaced_logits": module(x_BRD).astype(jnp.float32)}
+
+
+GENERATOR = _GeneratorPart()
+DISCRIMINATOR = _DiscriminatorPart()

@@ -1,0 +1,219 @@
+"""Replaced-token detection (Clark et al. 2020, ELECTRA): a generator fills masked positions, and
+the encoder says of each token whether it is the original.
+
+Dims: B batch, L length, M masked positions, K bins of scores.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import DataConfig, ModelConfig, PhaseConfig, TrainConfig
+from bert_jax.data.pretraining.batch import Batch, Field
+from bert_jax.data.pretraining.masking import row_keys
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.model import bert
+from bert_jax.model.dropout import DropoutKey
+from bert_jax.model.flops import discriminator_flops, encoder_flops, masked_lm_flops
+from bert_jax.model.heads.replaced_token import GENERATOR_HEAD, generator_params
+from bert_jax.model.losses import Sums
+from bert_jax.model.sampling import sample
+from bert_jax.objectives.mlm import MLM, MaskedLanguageModel
+from bert_jax.objectives.objective import Figure
+
+# Of the discriminator's loss, which is much smaller (Clark et al. 2020, section 3.1; table 6).
+_WEIGHT = 50.0
+# The generator's dropout counts as a layer of its own, after that of the heads (model/bert.py).
+_GENERATOR_LAYER = 2**31 + 2
+# The draw of a row's noise; masks number theirs from 0.
+_NOISE = 2**31
+# The curve behind the AUC is made of counts of scores (logits) in bins of this width, around 0.
+_BINS, _BIN_WIDTH = 400, 0.05
+
+
+class ReplacedTokenDetection(MaskedLanguageModel):
+    """The generator's mean over predicted tokens, and 50 times the mean of the binary
+    cross-entropy over all tokens, [CLS] and [SEP] included.
+    """
+
+    name = "rtd"
+    parts = ("generator", "discriminator")
+    losses = {"mlm": 1.0, "rtd": _WEIGHT}
+    fields = {
+        **MLM.fields,
+        # 1 on tokens, 0 on padding.
+        "rtd_weights": Field("L", np.float32),
+        # Two words of random bits for each row, from which the noise of its samples is made.
+        "rtd_noise": Field("2", np.int32),
+    }
+    figures = (
+        Figure("mlm_loss", "generator's MLM loss", "{:.3f} nats", "unigram entropy"),
+        Figure("sampled_accuracy", "samples that are right"),
+        Figure("rtd_loss", "discriminator's loss", "{:.4f} nats"),
+        Figure("replaced_share", "tokens replaced", "{:.4f}"),
+        Figure("rtd_precision", "precision"),
+        Figure("rtd_recall", "recall"),
+        Figure("rtd_auc", "AUC", "{:.4f}", "0.5: guessing"),
+    )
+
+    def collate(
+        self,
+        rows: dict[str, np.ndarray],
+        *,
+        vocabulary: Vocabulary,
+        options: DataConfig,
+        max_predictions: int,
+        key: int,
+        example_numbers: np.ndarray,
+    ) -> Batch:
+        """Makes the masks as `mlm` does, and draws the rows' noise.
+
+        An example's number follows from the step and its row in the global batch: the samples are
+        those of (seed, step, global row), on any mesh and after a resume, and the same whenever
+        held-out examples are looked at.
+        """
+        masked = super().collate(
+            rows,
+            vocabulary=vocabulary,
+            options=options,
+            max_predictions=max_predictions,
+            key=key,
+            example_numbers=example_numbers,
+        )
+        return {
+            **masked,
+            "rtd_weights": (masked["sequence_ids"] > 0).astype(np.float32),
+            "rtd_noise": row_keys(key, _NOISE, example_numbers).view(np.int32),
+        }
+
+    def forward(
+        self,
+        params: bert.Params,
+        batch: dict[str, jax.Array],
+        *,
+        config: TrainConfig,
+        key: DropoutKey | None,
+    ) -> Sums:
+        """Makes two passes: the generator's, at masked positions, and the encoder's, of the row
+        that it corrupted.
+        """
+        model = config.model
+        generated = bert.apply(
+            generator_params(params, model),
+            batch,
+            config=model.generator(),
+            head=GENERATOR_HEAD,
+            compute=config.compute,
+            key=None if key is None else key.fold(_GENERATOR_LAYER),
+        )
+        samples_BM = sample(
+            generated["mlm_logits"],
+            keys_B2=batch["rtd_noise"],
+            positions_BM=batch["mlm_positions"],
+            vocab_size=model.vocab_size,
+        )
+        corrupted_BL, is_replaced_BL = corrupt(batch, samples_BM)
+        found = bert.apply(
+            params,
+            batch | {"input_ids": corrupted_BL},
+            config=model,
+            head=config.head,
+            compute=config.compute,
+            key=key,
+        )
+        outputs = {
+            **generated,
+            "replaced_logits": found["replaced_logits"],
+            "samples": samples_BM,
+            "is_replaced": is_replaced_BL,
+        }
+        return self.sums(outputs, batch)
+
+    def sums(self, outputs: dict[str, Any], batch: dict[str, jax.Array]) -> Sums:
+        """Adds up also what precision, recall and AUC are made of; the last from scores in bins,
+        `[K]` for each of the two kinds of token.
+        """
+        weights, label = batch["rtd_weights"], outputs["is_replaced"].astype(jnp.float32)
+        logits = outputs["replaced_logits"]
+        loss = jax.nn.softplus(logits) - label * logits
+        flagged = (logits > 0).astype(jnp.float32)
+        is_right = (outputs["samples"] == batch["mlm_targets"]).astype(jnp.float32)
+        bin_BL = jnp.clip(jnp.floor(logits / _BIN_WIDTH) + _BINS // 2, 0, _BINS - 1)
+        is_in_BLK = bin_BL[..., None] == jnp.arange(_BINS, dtype=jnp.float32)
+
+        def histogram(weights_BL: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.where(is_in_BLK, weights_BL[..., None], 0.0), axis=(0, 1))
+
+        return {
+            **super().sums(outputs, batch),
+            "sampled_hits": jnp.sum(batch["mlm_weights"] * is_right),
+            "rtd_loss": jnp.sum(weights * loss),
+            "rtd_hits": jnp.sum(weights * (flagged == label)),
+            "rtd_count": jnp.sum(weights),
+            "rtd_replaced": jnp.sum(weights * label),
+            "rtd_flagged": jnp.sum(weights * flagged),
+            "rtd_found": jnp.sum(weights * label * flagged),
+            "rtd_scores_replaced": histogram(weights * label),
+            "rtd_scores_original": histogram(weights * (1 - label)),
+        }
+
+    def metrics(self, sums: Sums) -> dict[str, Any]:
+        def share(name: str, of: str) -> jax.Array:
+            return sums[name] / jnp.maximum(sums[of], 1.0)
+
+        return {
+            **super().metrics(sums),
+            "sampled_accuracy": share("sampled_hits", "mlm_count"),
+            "replaced_share": share("rtd_replaced", "rtd_count"),
+            "rtd_precision": share("rtd_found", "rtd_flagged"),
+            "rtd_recall": share("rtd_found", "rtd_replaced"),
+            "rtd_auc": auc(sums["rtd_scores_replaced"], sums["rtd_scores_original"]),
+        }
+
+    def guessing(self, model: ModelConfig) -> float:
+        """Returns ln V + 50 ln 2: 44.98 for BERT's vocabulary."""
+        return math.log(model.vocab_size) + _WEIGHT * math.log(2)
+
+    def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
+        """The generator's last block computes the masked positions, the encoder's every one."""
+        length, read = phase.sequence_length, phase.max_predictions
+        generator = model.generator()
+        return (
+            encoder_flops(generator, length=length, read=read)
+            + masked_lm_flops(generator, predictions=read)
+            + encoder_flops(model, length=length)
+            + discriminator_flops(model, length=length)
+        )
+
+
+def corrupt(batch: dict[str, jax.Array], samples_BM: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the original ids with the samples put in, int32 `[B, L]`, and where a sample is not
+    the original, bool `[B, L]`.
+
+    Every predicted position gets a sample, also where the generator saw the original. So no [MASK]
+    is left of the masks, and the targets are all that is needed of the original row.
+    """
+    length = batch["input_ids"].shape[1]
+    is_used_BM1 = batch["mlm_weights"][..., None] > 0
+    at_BML = jax.nn.one_hot(batch["mlm_positions"], length, dtype=bool) & is_used_BM1
+    differs_BM = samples_BM != batch["mlm_targets"]
+    sampled_BL = jnp.sum(jnp.where(at_BML, samples_BM[..., None], 0), axis=1)
+    corrupted_BL = jnp.where(jnp.any(at_BML, axis=1), sampled_BL, batch["input_ids"])
+    return corrupted_BL, jnp.any(at_BML & differs_BM[..., None], axis=1)
+
+
+def auc(replaced_K: jax.Array, original_K: jax.Array) -> jax.Array:
+    """Returns the chance that a replaced token has a higher score than an original one, from counts
+    by ascending score; scores of one bin count a half. 0.5 where a kind is not there.
+    """
+    count = jnp.sum(replaced_K) * jnp.sum(original_K)
+    replaced_K = replaced_K / jnp.maximum(jnp.sum(replaced_K), 1.0)
+    original_K = original_K / jnp.maximum(jnp.sum(original_K), 1.0)
+    below_K = jnp.cumsum(original_K) - original_K / 2
+    return jnp.where(count > 0, jnp.sum(replaced_K * below_K), 0.5)
+
+
+REPLACED_TOKEN = ReplacedTokenDetection()
