@@ -376,10 +376,13 @@ def test_storage_that_is_full(tmp_path, corpus):
     config = tiny_corpus.write_config(tmp_path / "short.json", short)
     arguments = ["pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "w"]
     arguments += ["--set", "checkpoint.max_failed_saves=0"]
+    alone = {"JAX_NUM_CPU_DEVICES": "1", "JAX_ENABLE_COMPILATION_CACHE": "0"}
+    # Python 3.11 keeps a module's bytecode that was cut short, and every later import of it fails.
+    alone["PYTHONDONTWRITEBYTECODE"] = "1"
     done = subprocess.run(
         ["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", sys.executable, "-m", "bert_jax"]
         + [str(argument) for argument in arguments],
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", "JAX_ENABLE_COMPILATION_CACHE": "0"},
+        env={**os.environ, **alone},
         capture_output=True,
         text=True,
         timeout=120,
