@@ -191,6 +191,8 @@ class OptimizerConfig:
     spike_factor: float = setting(0.0, least=0)
     # Updates that may be left out, not being finite or spikes; one more ends the run.
     max_skipped_updates: int = setting(100, least=0)
+    # Weight of the squared log normaliser of the masked-LM logits; 1e-4 is usual, 0 is none.
+    z_loss: float = setting(0.0, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +290,9 @@ class TrainConfig:
     trackers: tuple[str, ...] = ()
     # Longest that a process may go without progress; then it says where it hangs, and ends.
     deadline_seconds: float = setting(900.0, above=0)
+    # The masked-LM output bias of a new run: "zeros", or "log_frequency": the log of each token's
+    # share of the training split, so that the first loss is the corpus's unigram entropy.
+    output_bias: str = setting("zeros", choices=("zeros", "log_frequency"))
 
     @property
     def total_steps(self) -> int:

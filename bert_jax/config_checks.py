@@ -129,7 +129,7 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "data.random_token_prob", "and data.mask_token_prob together exceed 1"
     if 0 < optimizer.spike_factor <= 1:
         yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
-    yield from _row_problems(config)
+    yield from _objective_problems(config)
     yield from _optimizer_problems(optimizer, config.total_steps)
     for name in config.trackers:
         if name not in TRACKERS:
@@ -162,10 +162,15 @@ _ROWS_THAT_READ = {
 _ROWS_OF_PAIRS = ("sentence_pairs", "electra_segments")
 
 
-def _row_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    data, objective = config.data, config.objective
+def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Checks that rows and loss go with the objective. A task has neither."""
+    data, objective, z_loss = config.data, config.objective, config.optimizer.z_loss
+    if config.output_bias != TrainConfig.output_bias and "mlm" not in config.head.parts:
+        yield "output_bias", f"is {config.output_bias}, but head.parts has no mlm"
     if set(_CLASSIFIERS) & set(config.head.parts):
-        return  # its rows are those of a task
+        if z_loss:
+            yield "optimizer.z_loss", f"is {z_loss}, which a task does not read"
+        return
     for name, kinds in _ROWS_THAT_READ.items():
         value = getattr(data, name)
         is_changed = value != getattr(DataConfig, name)
@@ -176,16 +181,19 @@ def _row_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
             )
     if config.model.type_vocab_size < 2 and data.rows in _ROWS_OF_PAIRS:
         yield "model.type_vocab_size", f"is 1; rows of {data.rows} need 2 segments"
-    # An objective is looked up, with all that it imports, only where one was chosen.
+    # An objective is looked up, with all that it imports, only where there is a reason.
     is_default = objective == TrainConfig.objective and data.rows == DataConfig.rows
     if is_default or objective not in OBJECTIVES or data.rows not in ROWS:
         return
-    if (kinds := OBJECTIVES[objective].rows) and data.rows not in kinds:
+    chosen = OBJECTIVES[objective]
+    if chosen.rows and data.rows not in chosen.rows:
         yield (
             "data.rows",
-            f"is {data.rows}; objective {objective} learns from {' or '.join(kinds)}: choose "
-            "another objective, such as mlm, or those rows",
+            f"is {data.rows}; objective {objective} learns from {' or '.join(chosen.rows)}: "
+            "choose another objective, such as mlm, or those rows",
         )
+    if z_loss and not chosen.takes_z_loss:
+        yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} does not read"
 
 
 # A field of the optimiser -> the built-in kinds, or schedules, that read it. Changed where nothing

@@ -22,6 +22,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
+from bert_jax.training.beginning import fresh_state
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 from bert_jax.workdir import load
@@ -114,7 +115,7 @@ class Training:
         self.state: TrainState
         with jax.set_mesh(self.mesh):
             if model is None:
-                self.state = TrainState.initial(self.config, self.mesh)
+                self.state = fresh_state(self.config, self.corpus, self.mesh)
             else:
                 self.state = _state_of(
                     model.source, self.corpus, self.config, allow_missing_heads

@@ -45,3 +45,31 @@ def _cross_entropy_backward(residuals, cotangents):
 
 
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+
+
+@jax.custom_vjp
+def cross_entropy_and_normaliser(
+    logits: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what `cross_entropy` does, and log(sum(exp(logits))) `[...]`, which it has anyway.
+
+    The backward pass is one pass over the logits, too.
+    """
+    return _with_normaliser_forward(logits, targets)[0]
+
+
+def _with_normaliser_forward(logits, targets):
+    (loss, hits), residuals = _cross_entropy_forward(logits, targets)
+    return (loss, hits, residuals[1]), residuals
+
+
+def _with_normaliser_backward(residuals, cotangents):
+    logits, log_normaliser, targets = residuals
+    of_loss, _, of_normaliser = cotangents
+    probabilities = jnp.exp(logits - log_normaliser[..., None])
+    onehot = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
+    gradient = probabilities * (of_loss + of_normaliser)[..., None] - onehot * of_loss[..., None]
+    return gradient, None
+
+
+cross_entropy_and_normaliser.defvjp(_with_normaliser_forward, _with_normaliser_backward)

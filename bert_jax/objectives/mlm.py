@@ -11,7 +11,7 @@ from bert_jax.config import DataConfig, ModelConfig, PhaseConfig
 from bert_jax.data.pretraining.batch import INPUTS, PREDICTIONS, Batch
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.model.flops import encoder_flops, masked_lm_flops
-from bert_jax.model.losses import Sums, cross_entropy
+from bert_jax.model.losses import Sums, cross_entropy, cross_entropy_and_normaliser
 from bert_jax.objectives.objective import Figure, Objective
 from bert_jax.registry import MASKS
 
@@ -22,6 +22,7 @@ class MaskedLanguageModel(Objective):
     name = "mlm"
     parts = ("mlm",)
     losses = {"mlm": 1.0}
+    takes_z_loss = True
     fields = {**INPUTS, **PREDICTIONS}
     figures = (
         Figure("mlm_loss", "MLM loss", "{:.3f} nats", "unigram entropy"),
@@ -50,9 +51,20 @@ class MaskedLanguageModel(Objective):
         )
         return {**{name: rows[name] for name in INPUTS}, **masked}
 
-    def sums(self, outputs: dict[str, Any], batch: dict[str, jax.Array]) -> Sums:
-        weights = batch["mlm_weights"]
-        loss, hits = cross_entropy(outputs["mlm_logits"], batch["mlm_targets"])
+    def sums(
+        self, outputs: dict[str, Any], batch: dict[str, jax.Array], *, z_loss: float = 0.0
+    ) -> Sums:
+        """Adds up cross-entropy; its gradient is that of `z_loss` times the square of the log
+        normaliser, too, which keeps the logits near zero (PaLM, Chowdhery et al. 2022, section 5).
+        """
+        weights, logits, targets = batch["mlm_weights"], outputs["mlm_logits"], batch["mlm_targets"]
+        if z_loss:
+            loss, hits, log_normaliser = cross_entropy_and_normaliser(logits, targets)
+            extra = z_loss * jnp.square(log_normaliser)
+            # Its value is left out: the logged loss stays what evaluation measures.
+            loss = loss + (extra - jax.lax.stop_gradient(extra))
+        else:
+            loss, hits = cross_entropy(logits, targets)
         return {
             "mlm_loss": jnp.sum(weights * loss),
             "mlm_hits": jnp.sum(weights * hits),

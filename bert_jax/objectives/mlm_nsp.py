@@ -63,9 +63,11 @@ class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
             "nsp_weights": np.ones((count, 1), np.float32),
         }
 
-    def sums(self, outputs: dict[str, Any], batch: dict[str, jax.Array]) -> Sums:
+    def sums(
+        self, outputs: dict[str, Any], batch: dict[str, jax.Array], *, z_loss: float = 0.0
+    ) -> Sums:
         weights = batch["nsp_weights"]
-        masked = super().sums(outputs, batch)
+        masked = super().sums(outputs, batch, z_loss=z_loss)
         loss, hits = cross_entropy(outputs["nsp_logits"], batch["nsp_labels"])
         return {
             **masked,

@@ -55,6 +55,8 @@ class Objective:
     figures: tuple[Figure, ...] = ()
     # The kinds of rows that it can learn from (registry.ROWS); none means any.
     rows: tuple[str, ...] = ()
+    # Whether `sums` takes `z_loss`, which is `optimizer.z_loss` in training.
+    takes_z_loss: bool = False
 
     def collate(
         self,
@@ -72,8 +74,13 @@ class Objective:
         """
         raise NotImplementedError
 
-    def sums(self, outputs: dict[str, Any], batch: dict[str, jax.Array]) -> Sums:
-        """Returns what is added up over a batch: loss, hits and weights of each loss."""
+    def sums(
+        self, outputs: dict[str, Any], batch: dict[str, jax.Array], *, z_loss: float = 0.0
+    ) -> Sums:
+        """Returns what is added up over a batch: loss, hits and weights of each loss.
+
+        `z_loss` is handed over only where the objective `takes_z_loss`: others need not have it.
+        """
         raise NotImplementedError
 
     def forward(
@@ -96,7 +103,9 @@ class Objective:
             compute=config.compute,
             key=key,
         )
-        return self.sums(outputs, batch)
+        if key is None or not config.optimizer.z_loss:
+            return self.sums(outputs, batch)
+        return self.sums(outputs, batch, z_loss=config.optimizer.z_loss)
 
     def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Returns the weights of the whole global batch, by which each loss is divided."""

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import config_loader
 from bert_jax.config import ModelConfig, TrainConfig, flatten
-from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.corpus.store import Corpus, token_counts
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.progress import note
@@ -46,6 +47,11 @@ class Beginning:
         A run that the workdir holds already has its model there, and the checkpoint may be gone.
         Raises UsageError if one of `own_fields` says otherwise than the checkpoint.
         """
+        if self._init_from is not None and config.output_bias != TrainConfig.output_bias:
+            raise UsageError(
+                f"`init_from` {self._init_from}: output_bias is {config.output_bias!r}, but the "
+                "bias is the checkpoint's: leave it out"
+            )
         theirs = self._model_in(workdir, config)
         if theirs is None:
             if self._init_from is None:
@@ -84,7 +90,7 @@ class Beginning:
     def state(self, config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
         """Returns fresh parameters, or those of the checkpoint."""
         if self._init_from is None:
-            return TrainState.initial(config, mesh)
+            return fresh_state(config, corpus, mesh)
         source = self._read(config)
         self.require_tokenizer_of(corpus)
         params, fresh = load.with_parts(source, config, allow_missing_heads=True)
@@ -131,3 +137,20 @@ class Beginning:
                     ignore_unexpected=self._ignore_unexpected,
                 )
         return self._source
+
+
+def fresh_state(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
+    """Returns the beginning of a run that has no checkpoint, with the output bias that it asks for.
+
+    Token counts are one more than they are, so that a token which is nowhere has a logarithm.
+    """
+    state = TrainState.initial(config, mesh)
+    if config.output_bias == TrainConfig.output_bias:
+        return state
+    counts = token_counts(corpus.train, config.model.vocab_size) + 1
+    shares = np.log(counts / counts.sum()).astype(np.float32)
+    bias = jax.make_array_from_callback(
+        shares.shape, state.params["mlm"]["bias"].sharding, lambda index: shares[index]
+    )
+    head = {**state.params["mlm"], "bias": bias}
+    return dataclasses.replace(state, params={**state.params, "mlm": head})
