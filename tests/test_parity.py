@@ -92,7 +92,7 @@ def test_logits_and_gradients_equal_transformers(size):
 
 
 def test_the_gradient_of_z_loss_equals_torch():
-    """Of the sum over the predictions: cross-entropy and 1e-4 times the squared log normaliser."""
+    """Compared is a sum of cross-entropy and 1e-4 times the squared log normaliser."""
     draw = np.random.default_rng(0)
     logits = (4 + 3 * draw.normal(size=(3, 7, 501))).astype(np.float32)
     weights = (draw.random((3, 7)) < 0.7).astype(np.float32)
