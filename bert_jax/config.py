@@ -72,6 +72,8 @@ class ModelConfig:
     generator_size: float = setting(0.25, above=0)
     generator_layers: float = setting(1.0, above=0)
     embedding_sharing: str = setting("all", choices=("all", "embeddings", "none"))
+    # Of rotary positions: pair i of K columns turns by rope_theta^(-2i / K) from token to token.
+    rope_theta: float = setting(10_000.0, above=0)
 
     @property
     def table_size(self) -> int:

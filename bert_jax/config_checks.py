@@ -16,7 +16,16 @@ from bert_jax.config import (
     flatten,
 )
 from bert_jax.errors import UsageError, brief
-from bert_jax.registry import OBJECTIVES, OPTIMIZERS, PARTS, ROWS, SCHEDULES, TRACKERS, Registry
+from bert_jax.registry import (
+    OBJECTIVES,
+    OPTIMIZERS,
+    PARTS,
+    POSITIONS,
+    ROWS,
+    SCHEDULES,
+    TRACKERS,
+    Registry,
+)
 
 
 def complete(config: TrainConfig) -> TrainConfig:
@@ -196,6 +205,14 @@ def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} does not read"
 
 
+# A field of the model -> the field that chooses, and the built-in kinds of it that read the first.
+_MODEL_FIELDS_OF = {
+    "rope_theta": ("position_embedding_type", ("rotary", "rotary_interleaved")),
+}
+# Built-in kinds of position that have as many rows of parameters as there are positions.
+_WITH_TABLE = ("learned", "relative_key", "relative_key_query")
+
+
 # A field of the optimiser -> the built-in kinds, or schedules, that read it. Changed where nothing
 # reads it, it would be believed to do something.
 _KINDS_THAT_READ = {
@@ -256,6 +273,19 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
             f"is {model.num_attention_heads}, which does not divide hidden_size "
             f"{model.hidden_size}",
         )
+    for name, (choice, kinds) in _MODEL_FIELDS_OF.items():
+        value, chosen = getattr(model, name), getattr(model, choice)
+        is_builtin = choice != "position_embedding_type" or POSITIONS.is_builtin(chosen)
+        if value != getattr(ModelConfig, name) and is_builtin and chosen not in kinds:
+            yield (
+                f"model.{name}",
+                f"is {value}, which {choice} {chosen} does not read: only {', '.join(kinds)}",
+            )
+    kind, head_size = model.position_embedding_type, model.hidden_size // model.num_attention_heads
+    if kind in ("rotary", "rotary_interleaved") and head_size % 2:
+        yield "model.num_attention_heads", f"makes heads of {head_size}; {kind} turns pairs: even"
+    if kind == "sinusoidal" and model.table_size % 2:
+        yield "model.hidden_size", f"is {model.table_size}; sines and cosines come in pairs: even"
 
 
 def _generator_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -275,6 +305,13 @@ def _generator_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield (
             "model.generator_size",
             f"is {model.generator_size}: {sizes} (one for each 64), which do not divide it",
+        )
+    is_shared = model.position_embedding_type == "t5" and model.embedding_sharing != "none"
+    if is_shared and tower.num_attention_heads != model.num_attention_heads:
+        yield (
+            "model.embedding_sharing",
+            f"is {model.embedding_sharing}: {sizes} cannot share the numbers that t5 has for each "
+            f"of {model.num_attention_heads}; choose none",
         )
     if tower.num_attention_heads % max(config.mesh.tensor, 1):
         yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {sizes}"
@@ -303,11 +340,15 @@ def _phase_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[s
     if phase.sequence_length < 8:
         yield "sequence_length", f"is {phase.sequence_length}; a pair of segments needs at least 8"
     if phase.sequence_length > config.model.max_position_embeddings:
+        kind = config.model.position_embedding_type
+        has_table = kind in _WITH_TABLE or not POSITIONS.is_builtin(kind)
+        longest = "the position table" if has_table else "the model says its rows may be"
+        remedy = "enlarge the table" if has_table else f"set it higher: {kind} has no table"
         yield (
             "sequence_length",
-            f"is {phase.sequence_length}, longer than the position table "
+            f"is {phase.sequence_length}, longer than {longest} "
             f"(model.max_position_embeddings = {config.model.max_position_embeddings}); "
-            "shorten the sequence or enlarge the table",
+            f"shorten the sequence or {remedy}",
         )
     if phase.masked_lm_prob != -1 and not 0 <= phase.masked_lm_prob <= 1:
         yield (

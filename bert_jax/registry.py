@@ -85,7 +85,17 @@ PARTS = Registry(
 )
 POSITIONS = Registry(
     "model.position_embedding_type",
-    {"learned": "bert_jax.model.positions:Learned"},
+    {
+        "learned": "bert_jax.model.positions:Learned",
+        "sinusoidal": "bert_jax.model.positions:Sinusoidal",
+        "none": "bert_jax.model.positions:Position",
+        "rotary": "bert_jax.model.positions:Rotary",
+        "rotary_interleaved": "bert_jax.model.positions:RotaryInterleaved",
+        "alibi": "bert_jax.model.positions:Alibi",
+        "t5": "bert_jax.model.positions:T5",
+        "relative_key": "bert_jax.model.positions:RelativeKey",
+        "relative_key_query": "bert_jax.model.positions:RelativeKeyQuery",
+    },
 )
 ATTENTION = Registry(
     "compute.attention",

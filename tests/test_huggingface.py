@@ -222,7 +222,7 @@ def test_pickles_are_not_opened(copied):
             {"model_type": "gpt2"},
             "model_type is 'gpt2'; only bert, roberta, xlm-roberta, camembert",
         ),
-        ({"position_embedding_type": "relative_key"}, "only absolute position embeddings"),
+        ({"position_embedding_type": "rotary"}, "position_embedding_type 'rotary' is not read"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new"),
         ({"num_attention_heads": 5}, "does not divide hidden_size 32"),
         ({"hidden_size": "wide"}, "hidden_size: expected int, got 'wide'"),

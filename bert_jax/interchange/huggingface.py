@@ -37,6 +37,13 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_new",
 }
 
+# Our kinds of position -> how their configs call them. Only transformers 4 computes the last two.
+_POSITIONS = {
+    "learned": "absolute",
+    "relative_key": "relative_key",
+    "relative_key_query": "relative_key_query",
+}
+
 
 def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, str]:
     """Returns our dotted path of every parameter -> the name Hugging Face's BERT gives it."""
@@ -71,7 +78,7 @@ def write(
     beyond the range of `dtype`.
     """
     head = head or HeadConfig()
-    name_map.require_expressible(config, head, names.BERT)
+    name_map.require_expressible(config, head, names.BERT, positions=_POSITIONS)
     tensors = to_tensors(params)
     if names.class_of(head.parts) == "Model":
         tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
@@ -116,7 +123,7 @@ def their_config(
         "model_type": "bert",
         **{name: getattr(config, name) for name in name_map.MODEL_FIELDS},
         "pad_token_id": pad,
-        "position_embedding_type": "absolute",
+        "position_embedding_type": _POSITIONS[config.position_embedding_type],
         "tie_word_embeddings": True,
         "torch_dtype": dtype,
     }
@@ -175,6 +182,8 @@ def read(
     ignored = [*names.COPIES, *names.COUNTERS]
     if table is family.pooled_names:  # some keep the pooler that its classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
+    if model.position_embedding_type != "learned":  # their class makes a table, and leaves it
+        ignored.append(f"{family.base}.embeddings.position_embeddings.weight")
     foreign = name_map.collect(
         tensors,
         table,
@@ -227,8 +236,14 @@ def _family(theirs: dict[str, Any], path: Path) -> Family:
 
 def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     family = _family(theirs, path)
-    if theirs.get("position_embedding_type", "absolute") != "absolute":
-        raise UsageError(f"{path}: only absolute position embeddings are read")
+    kinds = {name: ours for ours, name in _POSITIONS.items()}
+    kind = theirs.get("position_embedding_type", "absolute")
+    # A RoBERTa's distances would count the unused rows of its positions, too.
+    if kind not in list(kinds) or (kind != "absolute" and family.default_pad is not None):
+        raise UsageError(
+            f"{path}: position_embedding_type {brief(kind)} is not read; only absolute, and of a "
+            "BERT relative_key and relative_key_query"
+        )
     if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
         raise UsageError(f"{path}: describes a decoder; only encoders are read")
     if theirs.get("problem_type") == "multi_label_classification":
@@ -239,7 +254,8 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
             f"{path}: hidden_act {brief(activation)} is not one of {', '.join(_ACTIVATIONS)}"
         )
     values = {name: theirs[name] for name in name_map.MODEL_FIELDS if name in theirs}
-    model = from_dict(values | {"hidden_act": _ACTIVATIONS[activation]}, ModelConfig, str(path))
+    values |= {"hidden_act": _ACTIVATIONS[activation], "position_embedding_type": kinds[kind]}
+    model = from_dict(values, ModelConfig, str(path))
     positions = model.max_position_embeddings - _unused_positions(family, theirs, path)
     model = dataclasses.replace(model, max_position_embeddings=positions)
     # One segment becomes two that are alike: pairs are no error to the model, and no difference.

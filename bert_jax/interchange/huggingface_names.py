@@ -20,6 +20,8 @@ _LAYER = {
     "intermediate": "intermediate.dense",
     "output": "output.dense",
     "output_norm": "output.LayerNorm",
+    # A table of distances, where positions are relative.
+    "position": "attention.self.distance_embedding",
 }
 _EMBEDDINGS = {
     "encoder.embeddings.word": "embeddings.word_embeddings",

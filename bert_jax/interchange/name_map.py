@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -119,26 +119,37 @@ class ImportedModel:
     missing: tuple[str, ...] = ()
 
 
+# The fields of a model that no BERT of another system has: for those formats they must be as they
+# are by default.
+_OURS = ("position_embedding_type", "rope_theta", "embedding_size")
 # The fields of a model that other systems' BERT has, by the same names.
 MODEL_FIELDS = tuple(
     field.name
     for field in dataclasses.fields(ModelConfig)
-    if field.name not in ("position_embedding_type", "embedding_size", *GENERATOR)
+    if field.name not in (*_OURS, *GENERATOR)
 )
 
 
 def require_expressible(
-    model: ModelConfig, head: HeadConfig, table: NameMap, *, but_for: Iterable[str] = ()
+    model: ModelConfig,
+    head: HeadConfig,
+    table: NameMap,
+    *,
+    positions: Container[str] = ("learned",),
+    but_for: Iterable[str] = (),
 ) -> None:
     """Raises UsageError for a model that is no BERT, or has parts without a name in `table`.
 
-    Parts in `but_for` are left to the caller.
+    `positions` are the kinds that the format knows. Parts in `but_for` are left to the caller.
     """
-    if model.position_embedding_type != "learned":
-        raise UsageError(
-            f"model.position_embedding_type is {model.position_embedding_type}, and this format "
-            "knows learned positions only: who loads it would compute something else"
-        )
+    for name in _OURS:
+        value = getattr(model, name)
+        known = positions if name == "position_embedding_type" else (getattr(ModelConfig, name),)
+        if value not in known:
+            raise UsageError(
+                f"model.{name} is {value}, which this format cannot say: who loads it would "
+                "compute something else"
+            )
     known = {module.split(".")[0] for module in table.fixed}
     unknown = [part for part in head.parts if part not in known and part not in but_for]
     if unknown:

@@ -44,17 +44,20 @@ class Block(nnx.Module):
         self.attention_dropout = config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads
         self.query = linear(width, width)
+        kind = POSITIONS[config.position_embedding_type]
         # Where no position kind says otherwise, a key's bias adds the same to all scores of a
         # query, which softmax does not see: its gradient is zero, and what could be computed would
         # be rounding.
-        sees_key_bias = POSITIONS[config.position_embedding_type].sees_key_bias
-        self.key = linear(width, width, is_bias_trained=sees_key_bias)
+        self.key = linear(width, width, is_bias_trained=kind.sees_key_bias)
         self.value = linear(width, width)
         self.attention_output = linear(width, width)
         self.attention_norm = LayerNorm(width, config=config)
         self.intermediate = linear(width, config.intermediate_size)
         self.output = linear(config.intermediate_size, width)
         self.output_norm = LayerNorm(width, config=config)
+        self.has_position = kind.is_per_block
+        if kind.is_per_block:
+            self.position = kind(config, rngs=rngs)
 
     def __call__(
         self,
@@ -81,13 +84,14 @@ class Block(nnx.Module):
         query_BHKR = split_heads(self.query.to_columns(x_BRD), self.num_heads)
         key_BHKL = split_heads(self.key.to_columns(x_BLD), self.num_heads)
         bias_BHRL = None
+        position = self.position if self.has_position else position
         if position.is_in_attention:
             where_BR = position_ids_BL
             if read_BR is not None:
                 where_BR = gather_ids(position_ids_BL, read_BR)
             where = {"query_positions_BL": where_BR, "key_positions_BS": position_ids_BL}
             query_BHKR, key_BHKL = position.rotate(query_BHKR, key_BHKL, **where)
-            bias_BHRL = position.bias(**where, num_heads=self.num_heads)
+            bias_BHRL = position.scores(query_BHKR, key_BHKL, **where)
         context_BHKR = attend(
             query_BHKR,
             key_BHKL,

@@ -10,10 +10,15 @@ def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -
     only; None reads every position.
     """
     d, f = model.hidden_size, model.intermediate_size
+    # Products of queries, or of keys too, with a vector for each distance.
+    distances = 2 * model.max_position_embeddings - 1
+    of_queries = model.position_embedding_type in ("relative_key", "relative_key_query")
+    of_keys = model.position_embedding_type == "relative_key_query"
 
     def block(queries: int) -> int:
         keys_and_values = 2 * length * 2 * d * d
-        return keys_and_values + 2 * queries * (2 * d * d + 2 * length * d + 2 * d * f)
+        relative = 2 * distances * d * (of_queries * queries + of_keys * length)
+        return relative + keys_and_values + 2 * queries * (2 * d * d + 2 * length * d + 2 * d * f)
 
     last = block(length if read is None else read)
     is_projected = model.table_size != d

@@ -159,7 +159,9 @@ class Embeddings(nnx.Module):
         width = config.table_size
         self.dropout_rate = config.hidden_dropout_prob
         self.word = Embed(config.vocab_size, width, config=config, rngs=rngs)
-        self.position = POSITIONS[config.position_embedding_type](config, rngs=rngs)
+        kind = POSITIONS[config.position_embedding_type]
+        # Where each block has its own, nothing is left to do here.
+        self.position = (POSITIONS["none"] if kind.is_per_block else kind)(config, rngs=rngs)
         self.token_type = Embed(config.type_vocab_size, width, config=config, rngs=rngs)
         self.layer_norm = LayerNorm(width, config=config)
         if width != config.hidden_size:

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bert_jax.config import TrainConfig
+from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model import sharding
 from bert_jax.model.heads.part import EVERY
 from bert_jax.model.heads.replaced_token import GENERATOR_HEAD
-from bert_jax.registry import PARTS
+from bert_jax.registry import PARTS, POSITIONS
 from bert_jax.update.state import TrainState
 
 
@@ -75,12 +75,17 @@ def of_train_step(
         _Sizes(tower, batch, mesh=mesh, platform=platform, pieces=pieces)
         for tower in _towers(config)
     ]
-    block = _UNROLLED.get(platform, _UNROLLED_ELSEWHERE)
-    kept, again = _LOOP if compute.layers == "scan" else block, 0.0
+    relative = _relative_scores(config.model, batch["input_ids"].shape[1])
+    block, loop = (
+        arrays._replace(scores=arrays.scores + relative)
+        for arrays in (_UNROLLED.get(platform, _UNROLLED_ELSEWHERE), _LOOP)
+    )
+    kept, again = loop if compute.layers == "scan" else block, 0.0
     if is_rematerialised(config, platform=platform):
         kept = _REMATERIALISED[compute.remat]
         again = max(sizes.block(block) for sizes in towers)
-    if compute.attention == "plain" and kept.scores and platform != "cpu":
+    is_plain = compute.attention == "plain" or _adds_to_scores(config.model)
+    if is_plain and kept.scores and platform != "cpu":
         kept = kept._replace(scores=kept.scores + _PLAIN_ATTENTION)
     activations = again
     for sizes in towers:
@@ -106,6 +111,18 @@ def of_train_step(
     )
 
 
+def _adds_to_scores(model: ModelConfig) -> bool:
+    """Returns whether positions do, which every kind of attention leaves to `plain`."""
+    kind, base = POSITIONS[model.position_embedding_type], POSITIONS["none"]
+    return kind.bias is not base.bias or kind.scores is not base.scores
+
+
+def _relative_scores(model: ModelConfig, length: int) -> float:
+    """Returns how many arrays of scores the products with a vector for each distance take."""
+    tables = {"relative_key": 1, "relative_key_query": 2}.get(model.position_embedding_type, 0)
+    return tables * (2 * model.max_position_embeddings - 1) / length
+
+
 def of_evaluation_step(
     config: TrainConfig, state: TrainState, batch: Mapping[str, Any], *, mesh: Mesh, platform: str
 ) -> Estimate:
@@ -113,7 +130,9 @@ def of_evaluation_step(
     # One tower after the other, of which the encoder is the larger.
     sizes = _Sizes(config, batch, mesh=mesh, platform=platform, pieces=1)
     # The logits come when the last block has gone.
-    block, logits = sizes.block(_FORWARD), _LOGITS * sizes.logits
+    relative = _relative_scores(config.model, batch["input_ids"].shape[1])
+    arrays = _FORWARD._replace(scores=_FORWARD.scores + relative)
+    block, logits = sizes.block(arrays), _LOGITS * sizes.logits
     return Estimate(
         weights=sharding.bytes_per_device(state.params),
         moments=sharding.bytes_per_device(state.opt_state),

@@ -76,6 +76,11 @@ def run(arguments: Any) -> None:
             )
         )
         return
+    if written.model.position_embedding_type != "learned":
+        note(
+            f"only transformers 4 computes positions of kind "
+            f"{written.model.position_embedding_type}: later versions load the rest without them"
+        )
     loader = f"transformers.AutoModel{_AUTO[class_of(written.head.parts)]}"
     print(f'load it with\n  {loader}.from_pretrained("{arguments.output}")')
 
