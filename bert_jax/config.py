@@ -158,6 +158,9 @@ class DataConfig:
     # (registry.MASKS).
     rows: str = setting("sentence_pairs", choices=ROWS)
     mask: str = setting("tokens", choices=MASKS)
+    # How sequences share the rows of training: "none" (each has one of its own) or "best_fit" (as
+    # many as there is room for; data/pretraining/packing.py). Evaluation packs none.
+    packing: str = setting("none", choices=("none", "best_fit"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,22 +214,49 @@ class PhaseConfig:
     # Share of a row's tokens to predict in this phase; -1 is `data.masked_lm_prob`, at which every
     # phase is evaluated.
     masked_lm_prob: float = -1.0
+    # Sequences that a packed row has room for (`data.packing`); -1 chooses one for each 64 tokens,
+    # and 3 at least. Where rows are not packed, it stays -1.
+    max_sequences: int = -1
 
     def mask_rate(self, masked_lm_prob: float) -> float:
         """Returns the phase's share of predicted tokens; `masked_lm_prob` is that of the data."""
         return masked_lm_prob if self.masked_lm_prob == -1 else self.masked_lm_prob
 
-    def resolved(self, masked_lm_prob: float) -> "PhaseConfig":
-        """Returns the phase with the number of positions that -1 stands for; `masked_lm_prob` is
-        that of the data.
+    def resolved(self, masked_lm_prob: float, *, packing: str = "none") -> "PhaseConfig":
+        """Returns the phase with the numbers of positions and of sequences that -1 stands for;
+        `masked_lm_prob` and `packing` are those of the data.
         """
-        rate = self.mask_rate(masked_lm_prob)
-        if self.max_predictions != -1 or not 0 <= rate <= 1:
+        if packing != "none" and self.max_sequences == -1:
+            automatic = max(3, self.sequence_length // 64)
+            self = dataclasses.replace(self, max_sequences=automatic)
+        if self.max_predictions != -1 or not 0 <= self.mask_rate(masked_lm_prob) <= 1:
             return self
+        return dataclasses.replace(self, max_predictions=self.predictions_of(masked_lm_prob))
+
+    @property
+    def sequences(self) -> int:
+        """The sequences that a row has room for."""
+        return max(1, self.max_sequences)
+
+    def predictions_of(self, masked_lm_prob: float) -> int:
+        """Returns the positions that a row needs room for; `masked_lm_prob` is that of the data."""
+        rate = self.mask_rate(masked_lm_prob)
+        wanted, room = rate * self.sequence_length, self.sequence_length - 3
+        if self.max_sequences != -1:
+            # A sequence has max(1, round(share)), and 3 tokens at least.
+            more = max(0.5, 1 - 3 * rate)
+            wanted = max(wanted, math.floor(wanted + self.max_sequences * more + 1e-9))
         # 0.15 x 20 is 3, whatever binary fractions make of it.
-        wanted = math.ceil(rate * self.sequence_length - 1e-9)
-        room = self.sequence_length - 3
-        return dataclasses.replace(self, max_predictions=max(1, min(room, wanted)))
+        return max(1, min(room, math.ceil(wanted - 1e-9)))
+
+    def alone(self, masked_lm_prob: float) -> "PhaseConfig":
+        """Returns the phase with a row for each sequence: as they are masked, before they are
+        packed, and as they are evaluated.
+        """
+        if self.max_sequences == -1:
+            return self
+        unpacked = dataclasses.replace(self, max_predictions=-1, max_sequences=-1)
+        return unpacked.resolved(masked_lm_prob)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,8 @@ def complete(config: TrainConfig) -> TrainConfig:
     """Returns the config with what follows from other fields of it: the head that its objective
     needs, where none was chosen, and room for the predictions of each phase.
     """
-    phases = tuple(phase.resolved(config.data.masked_lm_prob) for phase in config.phases)
+    data = config.data
+    phases = tuple(p.resolved(data.masked_lm_prob, packing=data.packing) for p in config.phases)
     if phases != config.phases:
         config = dataclasses.replace(config, phases=phases)
     is_default = config.objective == TrainConfig.objective
@@ -364,10 +365,35 @@ def _phase_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[s
             f"{round(phase.sequence_length * phase.mask_rate(config.data.masked_lm_prob))}, and "
             "-1 follows the mask rate",
         )
+    yield from _packing_problems(phase, config)
     microbatches = config.optimizer.gradient_accumulation_steps
     if phase.global_batch_size % microbatches:
         yield (
             "global_batch_size",
             f"is {phase.global_batch_size}, which gradient_accumulation_steps = {microbatches} "
             "does not divide",
+        )
+
+
+def _packing_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    most, data = phase.max_sequences, config.data
+    if data.packing == "none":
+        if most != -1:
+            yield "max_sequences", f"is {most}, but no rows are packed (data.packing); leave it -1"
+        return
+    if most == -1:  # not completed yet
+        return
+    if not 1 <= most <= phase.sequence_length // 3:
+        yield (
+            "max_sequences",
+            f"is {most}; a packed row of {phase.sequence_length} has room for 1 to "
+            f"{phase.sequence_length // 3} sequences, and -1 chooses",
+        )
+        return
+    needed = phase.predictions_of(data.masked_lm_prob)
+    if phase.max_predictions < needed:
+        yield (
+            "max_predictions",
+            f"is {phase.max_predictions}, but the {most} sequences that a packed row may hold have "
+            f"{needed} tokens to predict (data.packing); -1 makes room for them",
         )

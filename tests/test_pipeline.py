@@ -10,7 +10,8 @@ import pytest
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining.batch import Batch
-from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline, _PlanCache, tf_batches
+from bert_jax.data.pretraining.epochs import EpochCache
+from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline, tf_batches
 from bert_jax.data.pretraining.sentence_pairs import PairPlan, plan_epoch
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
@@ -307,7 +308,7 @@ def test_one_thread_computes_what_several_ask_for():
         release.wait(10)
         return PairPlan.empty(epoch)
 
-    cache = _PlanCache(plan)
+    cache = EpochCache(plan)
     results: list[PairPlan] = []
     threads = [threading.Thread(target=lambda: results.append(cache.get(3))) for _ in range(4)]
     for thread in threads:
@@ -326,7 +327,7 @@ def test_two_plans_are_kept():
         calls.append(epoch)
         return PairPlan.empty(epoch + 1)
 
-    cache = _PlanCache(plan)
+    cache = EpochCache(plan)
     for epoch in (0, 1, 0, 1, 2, 1, 0):
         assert len(cache.get(epoch)) == epoch + 1
     assert calls == [0, 1, 2, 0]
@@ -342,7 +343,7 @@ def test_a_failed_plan_is_tried_again():
             raise OSError("disk gone")
         return PairPlan.empty(1)
 
-    cache = _PlanCache(plan)
+    cache = EpochCache(plan)
     with pytest.raises(OSError, match="disk gone"):
         cache.get(0)
     assert len(cache.get(0)) == 1

@@ -13,6 +13,7 @@ from bert_jax import config_loader
 from bert_jax.__main__ import main
 from bert_jax.config import ComputeConfig, DataConfig, ModelConfig, PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, validate
+from bert_jax.data.pretraining.masking import prediction_keys
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.model import bert, sharding
@@ -47,7 +48,8 @@ def batch_of(*, rows: int = 8, vocab_size: int = 97, seed: int = 0) -> dict[str,
     draw = np.random.default_rng(seed)
     batch |= {
         "rtd_weights": (batch["sequence_ids"] > 0).astype(np.float32),
-        "rtd_noise": draw.integers(-(2**31), 2**31, (rows, 2)).astype(np.int32),
+        "rtd_noise_1": draw.integers(-(2**31), 2**31, (rows, 5)).astype(np.int32),
+        "rtd_noise_2": draw.integers(-(2**31), 2**31, (rows, 5)).astype(np.int32),
     }
     return {name: batch[name] for name in REPLACED_TOKEN.fields}
 
@@ -116,11 +118,11 @@ def test_samples_have_the_chances_of_the_softmax():
     """100,000 draws for one row of scores: 1,000 rows of a batch, 100 positions each."""
     draw = np.random.default_rng(3)
     scores = 1.5 * draw.standard_normal(60)
-    keys = draw.integers(-(2**31), 2**31, (1000, 2)).astype(np.int32)
-    positions = np.tile(np.arange(100, dtype=np.int32), (1000, 1))
+    positions = np.tile(np.arange(100), (1000, 1))
+    noise = prediction_keys(7, 1, np.arange(1000), positions)[..., None].view(np.int32)
     logits = jnp.broadcast_to(jnp.float32(scores), (1000, 100, 60))
     drawn = jax.jit(sample, static_argnames="vocab_size")(
-        logits, keys_B2=keys, positions_BM=positions, vocab_size=60
+        logits, keys=(noise[..., 0], noise[..., 1]), vocab_size=60
     )
     expected = np.exp(scores) / np.exp(scores).sum() * drawn.size
     found = np.bincount(np.ravel(drawn), minlength=60)
@@ -171,18 +173,25 @@ def test_noise_is_the_examples_and_not_the_batches():
 
     def noise(numbers, key=7):
         chosen = {name: array[: len(numbers)] for name, array in rows.items()}
-        return REPLACED_TOKEN.collate(
+        batch = REPLACED_TOKEN.collate(
             chosen,
             vocabulary=vocabulary,
             options=options,
             max_predictions=5,
             key=key,
             example_numbers=np.asarray(numbers),
-        )["rtd_noise"]
+        )
+        is_used = batch["mlm_weights"] > 0
+        return [
+            np.stack([batch["rtd_noise_1"], batch["rtd_noise_2"]], -1)[row, is_used[row]]
+            for row in range(len(numbers))
+        ]
 
     whole = noise(range(8))
-    np.testing.assert_array_equal(noise([5, 6, 7]), whole[5:])
-    assert len({*whole.ravel().tolist(), *noise(range(8), key=8).ravel().tolist()}) == 32
+    for one, other in zip(noise([5, 6, 7]), whole[5:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    words = np.concatenate([*whole, *noise(range(8), key=8)])
+    assert len(set(words.ravel().tolist())) == words.size > 64
 
 
 # --- the loss ------------------------------------------------------------------------------------
@@ -214,11 +223,12 @@ def test_every_mesh_draws_the_same():
     model = dataclasses.replace(_TINY, hidden_size=128, generator_size=1.0)
     config = tiny_config(model=model)
     params = random_params(model, config.head)
-    alone = sums_of(params, batch_of(), config, 1)
+    batch = batch_of(seed=7)  # one sample is right
+    alone = sums_of(params, batch, config, 1)
     counts = ("sampled_hits", "mlm_count", "rtd_replaced", "rtd_count")
     assert 0 < alone["rtd_replaced"] < alone["mlm_count"]
     for shape in ((1, 8, 1), (2, 2, 2)):
-        found = sums_of(params, batch_of(), config, shape)
+        found = sums_of(params, batch, config, shape)
         for name, value in alone.items():
             if name in counts:
                 assert found[name] == value, name

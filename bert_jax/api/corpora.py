@@ -91,7 +91,7 @@ def show_batch(batch: Mapping[str, np.ndarray], tokenizer: Tokenizer, *, rows: i
     """Returns the first rows of a batch as text, a line each, without padding.
 
     A masked place shows what the model reads there and what it is to say: `[MASK]{horse}`. Behind a
-    pair stands whether its second text follows the first.
+    pair stands whether its second text follows the first. `|` separates sequences that share a row.
     """
     lines = []
     for row in range(min(rows, len(batch["input_ids"]))):
@@ -103,11 +103,15 @@ def show_batch(batch: Mapping[str, np.ndarray], tokenizer: Tokenizer, *, rows: i
             ):
                 if weight > 0:
                     tokens[place] += "{" + target + "}"
-        line = " ".join(
-            token for token, is_used in zip(tokens, batch["sequence_ids"][row], strict=True)
-            if is_used
-        )  # fmt: skip
-        if "nsp_labels" in batch and batch["nsp_weights"][row, 0] > 0:
-            line += " (is not next)" if batch["nsp_labels"][row, 0] else " (is next)"
-        lines.append(line)
+        sequences = []
+        for number in range(1, int(batch["sequence_ids"][row].max()) + 1):
+            text = " ".join(
+                token for token, n in zip(tokens, batch["sequence_ids"][row], strict=True)
+                if n == number
+            )  # fmt: skip
+            if "nsp_labels" in batch and batch["nsp_weights"][row, number - 1] > 0:
+                is_random = batch["nsp_labels"][row, number - 1]
+                text += " (is not next)" if is_random else " (is next)"
+            sequences.append(text)
+        lines.append(" | ".join(sequences))
     return "\n".join(lines)

@@ -59,6 +59,7 @@ def config_for(
     )
     return dataclasses.replace(
         config,
+        data=dataclasses.replace(config.data, packing="none"),
         head=HeadConfig(parts=OBJECTIVES[config.objective].parts),
         optimizer=optimizer,
         phases=(phase,),

@@ -6,7 +6,7 @@ Dims: B batch, M masked positions, V vocabulary.
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.dropout import DropoutKey, hashed
+from bert_jax.model.dropout import hashed
 from bert_jax.model.sharding import spec_of
 
 # 2^-32: a word of bits becomes a number between 0 and 1.
@@ -14,14 +14,14 @@ _UNIT = 2.0**-32
 
 
 def sample(
-    logits_BMV: jax.Array, *, keys_B2: jax.Array, positions_BM: jax.Array, vocab_size: int
+    logits_BMV: jax.Array, *, keys: tuple[jax.Array, jax.Array], vocab_size: int
 ) -> jax.Array:
     """Returns a token for each position, drawn from softmax(`logits_BMV`): int32 `[B, M]`.
 
     The token with the highest sum of score and Gumbel noise (Gumbel 1954; google-research/electra
-    pretrain_helpers.py, `sample_from_softmax`), which is made of two key words for each row,
-    `keys_B2` (int32), the position in the row and the token's number: the same on every mesh. No
-    gradient goes through it. Under tensor parallelism V is cut, and more than `vocab_size`.
+    pretrain_helpers.py, `sample_from_softmax`), which is made of two key words for each position,
+    `keys` (int32 `[B, M]`), and the token's number: the same on every mesh. No gradient goes
+    through it. Under tensor parallelism V is cut, and more than `vocab_size`.
     """
     logits_BMV = jax.lax.stop_gradient(logits_BMV)
     cut = spec_of(logits_BMV)[-1]
@@ -29,20 +29,19 @@ def sample(
     words_V = jax.lax.broadcasted_iota(
         jnp.uint32, (1, 1, logits_BMV.shape[-1]), 2, out_sharding=layout
     )
-    noisy_BMV = logits_BMV + gumbel(words_V, keys_B2=keys_B2, positions_BM=positions_BM)
+    noisy_BMV = logits_BMV + gumbel(words_V, keys=keys)
     highest_BM = jnp.max(noisy_BMV, axis=-1, keepdims=True)
     # Not argmax: its dim may be cut over `tensor`.
     words_BMV = jnp.where(noisy_BMV >= highest_BM, words_V, jnp.uint32(vocab_size - 1))
     return jnp.min(words_BMV, axis=-1).astype(jnp.int32)
 
 
-def gumbel(words_V: jax.Array, *, keys_B2: jax.Array, positions_BM: jax.Array) -> jax.Array:
+def gumbel(words_V: jax.Array, *, keys: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Returns float32 Gumbel noise `[B, M, V]` for the numbers `words_V` of tokens, uint32 `[1, 1,
     V]`.
     """
-    keys_B2 = jax.lax.bitcast_convert_type(keys_B2, jnp.uint32)
-    key = DropoutKey(keys_B2[:, :1], keys_B2[:, 1:], positions_BM).fold(positions_BM)
-    bits_BMV = hashed(words_V + key.word_1[..., None], key.word_2[..., None])
+    word_1_BM, word_2_BM = (jax.lax.bitcast_convert_type(key, jnp.uint32) for key in keys)
+    bits_BMV = hashed(words_V + word_1_BM[..., None], word_2_BM[..., None])
     # The largest noise belongs to the smallest numbers, which float32 resolves best.
     uniform_BMV = (bits_BMV.astype(jnp.float32) + 0.5) * _UNIT
     return -jnp.log(-jnp.log1p(-jnp.minimum(uniform_BMV, 1 - 2.0**-24)))

@@ -25,9 +25,9 @@ class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
     rows = ("sentence_pairs",)
     fields = {
         **MLM.fields,
-        "nsp_positions": Field("1", np.int32),
-        "nsp_labels": Field("1", np.int32),
-        "nsp_weights": Field("1", np.float32),
+        "nsp_positions": Field("P", np.int32),
+        "nsp_labels": Field("P", np.int32),
+        "nsp_weights": Field("P", np.float32),
     }
     figures = (
         *MLM.figures,
@@ -77,10 +77,13 @@ class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
         }
 
     def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
-        """The last block computes the masked positions and the first: what the heads read."""
-        read = phase.max_predictions
-        encoder = encoder_flops(model, length=phase.sequence_length, read=read + 1)
-        return encoder + masked_lm_flops(model, predictions=read) + pooler_flops(model, classes=2)
+        """The last block computes the masked positions and the first of each pair: what the heads
+        read.
+        """
+        read, pairs = phase.max_predictions, phase.sequences
+        encoder = encoder_flops(model, length=phase.sequence_length, read=read + pairs)
+        heads = masked_lm_flops(model, predictions=read) + pairs * pooler_flops(model, classes=2)
+        return encoder + heads
 
 
 MLM_NSP = MaskedLanguageModelAndNextSentence()

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.config import DataConfig, ModelConfig, PhaseConfig, TrainConfig
 from bert_jax.data.pretraining.batch import Batch, Field
-from bert_jax.data.pretraining.masking import row_keys
+from bert_jax.data.pretraining.masking import prediction_keys
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.model import bert
 from bert_jax.model.dropout import DropoutKey
@@ -47,8 +47,9 @@ class ReplacedTokenDetection(MaskedLanguageModel):
         **MLM.fields,
         # 1 on tokens, 0 on padding.
         "rtd_weights": Field("L", np.float32),
-        # Two words of random bits for each row, from which the noise of its samples is made.
-        "rtd_noise": Field("2", np.int32),
+        # Two words of random bits for each prediction, from which the noise of its sample is made.
+        "rtd_noise_1": Field("M", np.int32),
+        "rtd_noise_2": Field("M", np.int32),
     }
     figures = (
         Figure("mlm_loss", "generator's MLM loss", "{:.3f} nats", "unigram entropy"),
@@ -70,11 +71,11 @@ class ReplacedTokenDetection(MaskedLanguageModel):
         key: int,
         example_numbers: np.ndarray,
     ) -> Batch:
-        """Makes the masks as `mlm` does, and draws the rows' noise.
+        """Makes the masks as `mlm` does, and draws the noise of each example's predictions.
 
         An example's number follows from the step and its row in the global batch: the samples are
         those of (seed, step, global row), on any mesh and after a resume, and the same whenever
-        held-out examples are looked at.
+        held-out examples are looked at, or rows are packed.
         """
         masked = super().collate(
             rows,
@@ -84,10 +85,13 @@ class ReplacedTokenDetection(MaskedLanguageModel):
             key=key,
             example_numbers=example_numbers,
         )
+        noise = prediction_keys(key, _NOISE, example_numbers, masked["mlm_positions"])
+        words = noise[..., None].view(np.int32)
         return {
             **masked,
             "rtd_weights": (masked["sequence_ids"] > 0).astype(np.float32),
-            "rtd_noise": row_keys(key, _NOISE, example_numbers).view(np.int32),
+            "rtd_noise_1": words[..., 0],
+            "rtd_noise_2": words[..., 1],
         }
 
     def forward(
@@ -112,8 +116,7 @@ class ReplacedTokenDetection(MaskedLanguageModel):
         )
         samples_BM = sample(
             generated["mlm_logits"],
-            keys_B2=batch["rtd_noise"],
-            positions_BM=batch["mlm_positions"],
+            keys=(batch["rtd_noise_1"], batch["rtd_noise_2"]),
             vocab_size=model.vocab_size,
         )
         corrupted_BL, is_replaced_BL = corrupt(batch, samples_BM)

@@ -95,6 +95,7 @@ def abstract_batch(
     sizes = {
         "sequence_length": phase.sequence_length,
         "max_predictions": phase.max_predictions,
+        "max_sequences": phase.sequences,
     }
     return {
         name: jax.ShapeDtypeStruct((rows, field.columns(**sizes)), field.dtype, sharding=layout)

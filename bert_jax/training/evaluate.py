@@ -29,13 +29,15 @@ def batch_shape(config: TrainConfig, phase: PhaseConfig, *, devices: int) -> Pha
     """Returns the shape of one batch of a phase's held-out evaluation.
 
     A fixed set does not care how it is cut: the batch grows to what the devices divide. A phase's
-    own mask rate is not that of its evaluation: the curve would jump where it changes.
+    own mask rate is not that of its evaluation: the curve would jump where it changes. No rows are
+    packed, so that figures of packed and other runs are of the same set.
     """
     rows = math.ceil(config.evaluation.batch_size / devices) * devices
+    rate = config.data.masked_lm_prob
     if phase.masked_lm_prob != -1:
         phase = dataclasses.replace(phase, max_predictions=-1, masked_lm_prob=-1.0)
-        phase = phase.resolved(config.data.masked_lm_prob)
-    return dataclasses.replace(phase, global_batch_size=rows, steps=1)
+        phase = phase.resolved(rate)
+    return dataclasses.replace(phase.alone(rate), global_batch_size=rows, steps=1)
 
 
 class HeldOut:

@@ -139,6 +139,13 @@ class Pretraining:
             num_workers=self.config.data.num_workers,
             prefetch=self.config.data.prefetch,
         )
+        if self.config.data.packing != "none":
+            fill = self._pipeline.fill(phase)
+            padding = 1 - fill.tokens / self.config.phases[phase].sequence_length
+            note(
+                f"phase {phase}: {rows:,} packed rows a step, of {fill.sequences:.2f} sequences "
+                f"each and {padding:.1%} padding: {rows * fill.sequences:,.0f} sequences a step"
+            )
         return (
             device_feed.to_global(batch, mesh=self.mesh, ranges=ranges, global_rows=rows)
             for batch in host_batches
@@ -156,9 +163,19 @@ class Pretraining:
     def speed(self, phase: int, seconds: float) -> dict[str, float]:
         rows = self.config.phases[phase]
         flops = train_flops(self.objective, self.config.model, rows)
-        return {
+        speed = {
             "tokens_per_second": rows.global_batch_size * rows.sequence_length / seconds,
             "mfu": flops / seconds / self._peak,
+        }
+        if self.config.data.packing == "none":
+            return speed
+        fill = self._pipeline.fill(phase)
+        sequences = rows.global_batch_size * fill.sequences
+        return speed | {
+            "sequences_per_step": sequences,
+            "sequences_per_second": sequences / seconds,
+            "real_tokens_per_second": rows.global_batch_size * fill.tokens / seconds,
+            "padding": 1 - fill.tokens / rows.sequence_length,
         }
 
     def describe(self, scores: Scores) -> str:

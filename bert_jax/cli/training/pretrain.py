@@ -119,6 +119,9 @@ def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
             compared = f"{entropy:.3f}: the corpus's unigram entropy ({learned})"
         rows.append((figure.title, figure.format.format(value), compared))
     rows.append(("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""))
+    if "sequences_per_second" in closing:
+        packed = f"{closing['sequences_per_step']:,.0f} a step; {closing['padding']:.1%} padding"
+        rows.append(("in sequences", f"{closing['sequences_per_second']:,.1f} a second", packed))
     table(f"{workdir}, step {closing['step']:,}", ("held-out", "value", "for comparison"), rows)
 
 

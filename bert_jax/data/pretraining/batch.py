@@ -11,14 +11,16 @@ Batch = dict[str, np.ndarray]
 class Field(NamedTuple):
     """An array of a batch, `[B, size]`.
 
-    `size` is "L" (the sequence length), "M" (the masked positions a row has room for) or a number.
+    `size` is "L" (the sequence length), "M" (the masked positions a row has room for), "P" (the
+    sequences it has room for: 1 where rows are not packed) or a number.
     """
 
     size: str
     dtype: type
 
-    def columns(self, *, sequence_length: int, max_predictions: int) -> int:
-        return {"L": sequence_length, "M": max_predictions}.get(self.size) or int(self.size)
+    def columns(self, *, sequence_length: int, max_predictions: int, max_sequences: int = 1) -> int:
+        sizes = {"L": sequence_length, "M": max_predictions, "P": max_sequences}
+        return sizes.get(self.size) or int(self.size)
 
 
 # What every encoder reads.

@@ -66,6 +66,13 @@ def row_keys(key: int, draw: int, example_numbers: np.ndarray) -> np.ndarray:
     return counter_rng.bits(counter_rng.derive(key, draw), example_numbers)[:, None]
 
 
+def prediction_keys(
+    key: int, draw: int, example_numbers: np.ndarray, positions: np.ndarray
+) -> np.ndarray:
+    """Returns a key for each of the positions `[R, M]` and kind of draw: uint64 `[R, M]`."""
+    return counter_rng.bits(row_keys(key, draw, example_numbers), positions)
+
+
 def replace(
     input_ids: np.ndarray,
     positions: np.ndarray,

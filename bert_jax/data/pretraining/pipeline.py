@@ -4,15 +4,16 @@ Example n of a phase is row n % global_batch_size of its step n // global_batch_
 epoch n // E, where E is the size of the phase's first epoch, and its place there goes through the
 epoch's own permutation to a sentence pair of the epoch's plan. Nothing is carried from batch to
 batch: a run resumes from its step alone, and hosts agree by asking for rows of the same step.
+
+Where rows are packed (`data.packing`), examples are numbered and made in the same way. An epoch has
+a table of packed rows, each of which names some of its E examples, and row n of a phase goes in the
+same way through a permutation of these.
 """
 
 import bisect
 import dataclasses
 import itertools
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -20,7 +21,9 @@ import numpy as np
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split
+from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.batch import Batch, Field
+from bert_jax.data.pretraining.epochs import EpochCache, by_epoch
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.registry import ROWS
@@ -32,7 +35,7 @@ _PLAN_AHEAD = 0.8
 class _Key:
     """The purpose of a key, its first counter after the seed: no two uses share a stream."""
 
-    PLAN, SHUFFLE, MASK, EVALUATION = range(4)
+    PLAN, SHUFFLE, MASK, EVALUATION, PACKED_ROWS = range(5)
 
 
 class Collator(Protocol):
@@ -74,18 +77,27 @@ class Pipeline:
         Raises `UsageError` if the split has no two documents, or a phase's sizes are impossible.
         """
         self._split, self._collator, self._vocabulary = split, collator, vocabulary
-        phases = tuple(phase.resolved(options.masked_lm_prob) for phase in phases)
+        rate = options.masked_lm_prob
+        phases = tuple(phase.resolved(rate, packing=options.packing) for phase in phases)
         self._options, self._phases, self._seed = options, phases, seed
         # Those of each phase, which may have a mask rate of its own.
         self._phase_options = [
             dataclasses.replace(options, masked_lm_prob=phase.mask_rate(options.masked_lm_prob))
             for phase in phases
         ]
+        # As sequences are before they are packed.
+        self._alone = tuple(phase.alone(rate) for phase in phases)
         self._rows = ROWS[options.rows]
-        for phase in phases:
+        for phase in self._alone:
             _check_sizes(split, options, phase.sequence_length, phase.max_predictions)
         self._phase_ends = list(itertools.accumulate(phase.steps for phase in phases))
-        self._plans = [_PlanCache(self._planner(index)) for index in range(len(phases))]
+        indices = range(len(phases))
+        self._plans = [EpochCache(self._planner(index)) for index in indices]
+        self._packings: list[EpochCache] = []
+        # Phase -> the tokens of its first epoch's examples.
+        self._tokens: dict[int, int] = {}
+        if options.packing != "none":
+            self._packings = [EpochCache(self._packer(index)) for index in indices]
 
     def batch_at(self, step: int, rows: range) -> Batch:
         """Returns the given rows of the batch of `step`, which counts over all phases.
@@ -96,9 +108,19 @@ class Pipeline:
         phase = self._phases[index]
         local_step = step - (self._phase_ends[index] - phase.steps)
         numbers = local_step * phase.global_batch_size + np.arange(rows.start, rows.stop)
+        batch = self._packed(index, numbers) if self._packings else self.examples(index, numbers)
+        self._plan_ahead(index, int(numbers[-1]))
+        return batch
+
+    def examples(self, index: int, numbers: np.ndarray) -> Batch:
+        """Returns a phase's examples of the given numbers, each in a row of its own.
+
+        Their epochs ascend.
+        """
+        phase = self._alone[index]
         return _batch(
             self._split,
-            self._examples(index, numbers),
+            self._planned(index, numbers),
             collator=self._collator,
             vocabulary=self._vocabulary,
             options=self._phase_options[index],
@@ -108,12 +130,28 @@ class Pipeline:
             example_numbers=numbers,
         )
 
-    def examples_per_epoch(self, phase_index: int) -> int:
+    def rows_per_epoch(self, phase_index: int) -> int:
         """Returns the number of rows in one pass over the split.
 
         Waits for the phase's first plan.
         """
+        return self._epochs(phase_index).first_size()
+
+    def examples_per_epoch(self, phase_index: int) -> int:
+        """Returns the number of examples in one pass over the split: as many rows, if not packed.
+
+        Waits for the phase's first plan.
+        """
         return self._plans[phase_index].first_size()
+
+    def fill(self, phase_index: int) -> packing.Fill:
+        """Returns how full the packed rows of a phase are. Waits for the phase's first plan."""
+        rows = self.rows_per_epoch(phase_index)
+        examples = self.examples_per_epoch(phase_index)
+        return packing.Fill(examples / rows, self._tokens[phase_index] / rows)
+
+    def _epochs(self, index: int) -> EpochCache:
+        return (self._packings or self._plans)[index]
 
     def _planner(self, index: int) -> Callable[[int], Any]:
         def plan(epoch: int) -> Any:
@@ -126,24 +164,62 @@ class Pipeline:
 
         return plan
 
-    def _examples(self, index: int, numbers: np.ndarray) -> Any:
-        """Returns the planned rows of the phase's examples `numbers`, which ascend."""
-        plans, phase = self._plans[index], self._phases[index]
-        epochs, offsets = np.divmod(numbers, plans.first_size())
+    def _packer(self, index: int) -> Callable[[int], packing.Packing]:
+        def pack(epoch: int) -> packing.Packing:
+            phase, offsets = self._phases[index], np.arange(self.examples_per_epoch(index))
+            plan = self._plans[index].get(epoch)
+            lengths = plan.lengths[self._places(index, epoch, offsets, len(plan))]
+            if epoch == 0:
+                self._tokens[index] = int(lengths.sum())
+            length, most = phase.sequence_length, phase.sequences
+            return packing.best_fit(lengths, length=length, most=most)
+
+        return pack
+
+    def _places(self, index: int, epoch: int, offsets: np.ndarray, size: int) -> np.ndarray:
+        """Returns where in an epoch's plan, of that size, its examples stand."""
+        # Epochs differ a little in size. A smaller one begins again, of a larger one a few pairs,
+        # never the same, are left out.
+        key = counter_rng.derive(self._seed, _Key.SHUFFLE, index, epoch)
+        return counter_rng.permute(offsets % size, size, key)
+
+    def _planned(self, index: int, numbers: np.ndarray) -> Any:
+        """Returns the planned rows of the phase's examples `numbers`, whose epochs ascend."""
         parts = []
-        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
-            plan = plans.get(epoch)
-            # Epochs differ a little in size. A smaller one begins again, of a larger one a few
-            # pairs, never the same, are left out.
-            offset = offsets[epochs == epoch] % len(plan)
-            key = counter_rng.derive(self._seed, _Key.SHUFFLE, index, epoch)
-            parts.append(plan.take(counter_rng.permute(offset, len(plan), key)))
-        last_number = phase.steps * phase.global_batch_size - 1
-        if offsets[-1] >= _PLAN_AHEAD * plans.first_size():
-            next_epoch = int(epochs[-1]) + 1
-            if next_epoch * plans.first_size() <= last_number:
-                plans.begin(next_epoch)
+        for epoch, offsets in by_epoch(numbers, self.examples_per_epoch(index)):
+            plan = self._plans[index].get(epoch)
+            parts.append(plan.take(self._places(index, epoch, offsets, len(plan))))
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
+
+    def _packed(self, index: int, rows: np.ndarray) -> Batch:
+        """Returns the phase's packed rows of the numbers `rows`, whose epochs ascend."""
+        phase, packings, found = self._phases[index], self._packings[index], []
+        for epoch, offsets in by_epoch(rows, packings.first_size()):
+            table = packings.get(epoch)
+            # As with examples: a smaller epoch begins again, a larger one leaves out a few rows.
+            key = counter_rng.derive(self._seed, _Key.PACKED_ROWS, index, epoch)
+            chosen = counter_rng.permute(offsets % len(table), len(table), key)
+            examples, counts = table.take(chosen)
+            found.append((epoch * self.examples_per_epoch(index) + examples, counts))
+        numbers, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return packing.place(
+            self.examples(index, numbers),
+            counts,
+            fields=self._collator.fields,
+            pad=self._vocabulary.special.pad,
+            sequence_length=phase.sequence_length,
+            max_predictions=phase.max_predictions,
+            max_sequences=phase.sequences,
+        )
+
+    def _plan_ahead(self, index: int, row: int) -> None:
+        """Begins the next epoch's plan in the background, if the phase's row `row` is near it."""
+        phase, epochs = self._phases[index], self._epochs(index)
+        epoch, offset = divmod(row, epochs.first_size())
+        last = phase.steps * phase.global_batch_size - 1
+        is_near = offset >= _PLAN_AHEAD * epochs.first_size()
+        if is_near and (epoch + 1) * epochs.first_size() <= last:
+            epochs.begin(epoch + 1)
 
 
 class EvaluationSet:
@@ -243,51 +319,6 @@ def _check_sizes(
             f"max_predictions {max_predictions} is impossible: a row of {sequence_length} has "
             f"1 to {tokens} tokens to predict"
         )
-
-
-class _PlanCache:
-    """The two plans used last. A plan that several threads ask for is computed by one of them."""
-
-    def __init__(self, plan: Callable[[int], Any]):
-        self._plan = plan
-        self._lock = threading.Lock()
-        self._futures: OrderedDict[int, Future[Any]] = OrderedDict()
-        self._first_size: int | None = None
-
-    def first_size(self) -> int:
-        """Returns the number of examples in epoch 0, remembered after its plan has gone."""
-        if self._first_size is None:
-            self._first_size = len(self.get(0))
-        return self._first_size
-
-    def get(self, epoch: int) -> Any:
-        future, is_new = self._entry(epoch)
-        if is_new:
-            self._fill(epoch, future)
-        return future.result()
-
-    def begin(self, epoch: int) -> None:
-        """Computes in the background what is not there and not under way."""
-        future, is_new = self._entry(epoch)
-        if is_new:
-            threading.Thread(target=self._fill, args=(epoch, future), daemon=True).start()
-
-    def _entry(self, epoch: int) -> tuple[Future[Any], bool]:
-        with self._lock:
-            is_new = epoch not in self._futures
-            future = self._futures.setdefault(epoch, Future())
-            self._futures.move_to_end(epoch)
-            if len(self._futures) > 2:
-                self._futures.popitem(last=False)
-            return future, is_new
-
-    def _fill(self, epoch: int, future: Future[Any]) -> None:
-        try:
-            future.set_result(self._plan(epoch))
-        except BaseException as error:
-            with self._lock:
-                self._futures.pop(epoch, None)  # whoever asks next tries again
-            future.set_exception(error)
 
 
 def tf_batches(

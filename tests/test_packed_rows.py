@@ -1,0 +1,460 @@
+"""Sequences that share rows of pre-training: unpacked rows rearranged, and nothing leaks."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.cli.training.pretrain import _print_closing
+from bert_jax.config import (
+    ComputeConfig,
+    DataConfig,
+    HeadConfig,
+    ModelConfig,
+    PhaseConfig,
+    TrainConfig,
+)
+from bert_jax.config_checks import complete, validate
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.pretraining.batch import Batch, Field
+from bert_jax.data.pretraining.packing import best_fit, place
+from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.errors import UsageError
+from bert_jax.model import bert, sharding
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.objectives.objective import Objective
+from bert_jax.registry import ATTENTION, MASKS, OBJECTIVES, POSITIONS, ROWS
+from bert_jax.training.evaluate import batch_shape
+from bert_jax.training.pretrain import Pretraining
+from tests.models import random_params
+from tests.synthetic_corpus import SPECIAL, random_split
+from tests.tiny_corpus import tiny_config
+
+LENGTH, VOCABULARY = 32, 48
+PHASE = PhaseConfig(sequence_length=LENGTH, steps=1000, global_batch_size=8, max_sequences=5)
+PACKED = DataConfig(packing="best_fit")
+# Short documents, so that a row holds several.
+SPLIT = random_split(120, mean_sentences=3, mean_tokens=5, vocab_size=VOCABULARY)
+SPECIAL_IDS = Vocabulary(SPECIAL, VOCABULARY, np.arange(VOCABULARY) % 3 != 0)
+
+
+def pipeline(
+    options: DataConfig = PACKED, *phases: PhaseConfig, objective: str = "mlm+nsp"
+) -> Pipeline:
+    phases = phases or (PHASE,)
+    if options.packing == "none":
+        phases = tuple(dataclasses.replace(phase, max_sequences=-1) for phase in phases)
+    return Pipeline(
+        SPLIT,
+        collator=OBJECTIVES[objective],
+        vocabulary=SPECIAL_IDS,
+        options=options,
+        phases=phases,
+        seed=3,
+    )
+
+
+def joined(batches: list[Batch]) -> Batch:
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def rows_of(made: Pipeline, first: int, stop: int) -> Batch:
+    """Returns the rows `first` to `stop` of the first phase, whatever steps they belong to."""
+    size = made._phases[0].global_batch_size
+    steps = range(first // size, -(-stop // size))
+    whole = joined([made.batch_at(step, range(size)) for step in steps])
+    return {name: array[first - steps[0] * size :][: stop - first] for name, array in whole.items()}
+
+
+def sequences_of(batch: Batch, objective: str = "mlm+nsp") -> collections.Counter:
+    """Returns all that there is of each sequence of a batch, wherever it stands, as bytes."""
+    fields, found = OBJECTIVES[objective].fields, collections.Counter()
+    ids = batch["sequence_ids"]
+    for row, number in ((r, n) for r in range(len(ids)) for n in range(1, ids[r].max() + 1)):
+        here = ids[row] == number
+        start = int(np.flatnonzero(here)[0])
+        assert here[start : start + here.sum()].all(), "a sequence is in one piece"
+        is_mine = (batch["mlm_weights"][row] > 0) & here[batch["mlm_positions"][row]]
+        parts = []
+        for name, field in fields.items():
+            which = {"L": here, "M": is_mine, "P": slice(number - 1, number)}[field.size]
+            part = batch[name][row, which]
+            part = part > 0 if name == "sequence_ids" else part
+            parts.append((part - start * name.endswith("_positions")).tobytes())
+        found[tuple(parts)] += 1
+    return found
+
+
+# --- which sequences share a row -----------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 20), max_size=60), st.integers(1, 6))
+def test_each_sequence_has_its_place(lengths, most):
+    lengths = np.array(lengths, np.int64)
+    packing = best_fit(lengths, length=20, most=most)
+    assert sorted(packing.examples) == list(range(len(lengths)))
+    for row in range(len(packing)):
+        examples, (count,) = packing.take(np.array([row]))
+        assert 1 <= count <= most and lengths[examples].sum() <= 20
+    assert packing.starts[0] == 0 and packing.starts[-1] == len(lengths)
+    # One after the other, each into the fullest row that has room: the same rows come out.
+    rows: list[int] = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        fitting = [row for row in rows if row + length <= 20]
+        if fitting:
+            rows.remove(max(fitting))
+        rows.append(max(fitting, default=0) + length)
+    free = best_fit(lengths, length=20, most=max(len(lengths), 1))
+    totals = [lengths[free.take(np.array([row]))[0]].sum() for row in range(len(free))]
+    assert sorted(totals) == sorted(rows)
+
+
+def test_rows_are_full():
+    """The lengths of a corpus of short articles: two fifths fill a row of their own."""
+    draw = np.random.default_rng(0)
+    lengths = np.where(draw.random(100_000) < 0.4, 512, draw.geometric(0.01, 100_000) + 4)
+    lengths = np.minimum(lengths, 512)
+    (most,) = {PhaseConfig(sequence_length=512).resolved(0.15, packing="best_fit").max_sequences}
+    packing = best_fit(lengths, length=512, most=most)
+    assert lengths.sum() / (512 * len(packing)) > 0.97
+    assert len(packing) < 0.6 * len(lengths)
+
+
+def test_rows_of_an_epoch_are_not_those_of_the_next():
+    made = pipeline()
+    size = made.rows_per_epoch(0)
+    first, second = made._packings[0].get(0), made._packings[0].get(1)
+    assert not np.array_equal(first.examples[:50], second.examples[:50])
+    assert rows_of(made, 0, 8)["input_ids"].tobytes() != (
+        rows_of(made, size, size + 8)["input_ids"].tobytes()
+    )
+
+
+# --- a rearrangement, bit for bit ----------------------------------------------------------------
+
+
+def _kinds():
+    """Every objective with the rows that it can learn from, and every mask."""
+    for objective, rows in itertools.product(OBJECTIVES.names(), ROWS.names()):
+        is_ours = OBJECTIVES.is_builtin(objective) and ROWS.is_builtin(rows)
+        if is_ours and rows in (OBJECTIVES[objective].rows or (rows,)):
+            yield objective, rows, "tokens"
+    yield from (("mlm+nsp", "sentence_pairs", mask) for mask in MASKS.names() if mask != "tokens")
+
+
+@pytest.mark.parametrize(("objective", "rows", "mask"), [*_kinds()])
+def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask):
+    options = dataclasses.replace(PACKED, rows=rows, mask=mask)
+    packed = pipeline(options, objective=objective)
+    alone = pipeline(dataclasses.replace(options, packing="none"), objective=objective)
+    number, size = packed.rows_per_epoch(0), packed.examples_per_epoch(0)
+    assert size == alone.rows_per_epoch(0) > number
+    assert rows != "sentence_pairs" or size > 1.5 * number
+    batch = rows_of(packed, 0, number)
+    expected = sequences_of(rows_of(alone, 0, size), objective)
+    assert sum(expected.values()) == size
+    assert sequences_of(batch, objective) == expected
+    # The rest of a row is padding, and counts for nothing.
+    fields = OBJECTIVES[objective].fields
+    assert {name: array.dtype for name, array in batch.items()} == {
+        name: np.dtype(field.dtype) for name, field in fields.items()
+    }
+    is_padding = batch["sequence_ids"] == 0
+    assert (batch["input_ids"][is_padding] == SPECIAL.pad).all()
+    for name, field in fields.items():
+        if field.size == "L" and name != "input_ids":
+            assert not batch[name][is_padding].any(), name
+    # Of another epoch a few rows may be left out, and a few come twice.
+    again = sequences_of(rows_of(packed, number, 2 * number), objective)
+    expected = sequences_of(rows_of(alone, size, 2 * size), objective)
+    assert again.keys() <= expected.keys()
+    assert sum((expected - again).values()) < 0.1 * size
+
+
+def test_a_batch_is_a_function_of_its_step():
+    """Whatever is asked for in between, by however many hosts."""
+    short = dataclasses.replace(PHASE, steps=30)
+    long = dataclasses.replace(PHASE, sequence_length=48, steps=10, global_batch_size=4)
+    made = pipeline(PACKED, short, long)
+    batches = [made.batch_at(step, range(8 if step < 30 else 4)) for step in range(40)]
+    assert made.rows_per_epoch(0) < 8 * 30, "several epochs"
+    fresh = pipeline(PACKED, short, long)
+    for step in (33, 29, 30, 12):
+        whole = batches[step]
+        half = len(whole["input_ids"]) // 2
+        parts = [fresh.batch_at(step, range(half, 2 * half)), fresh.batch_at(step, range(half))]
+        for name, array in joined(parts[::-1]).items():
+            assert array.tobytes() == whole[name].tobytes(), (step, name)
+
+
+def test_every_row_has_room_for_its_predictions():
+    """Also where nearly every sequence is rounded up."""
+    for rate, length in itertools.product((0.02, 0.1, 0.15, 0.3, 0.5), (16, 32, 128)):
+        phase = PhaseConfig(sequence_length=length)
+        packed = phase.resolved(rate, packing="best_fit")
+        alone = packed.alone(rate)
+        assert alone == phase.resolved(rate)
+        most = packed.max_sequences
+        wanted = [max(1, round(rate * n - 1e-12)) for n in range(length + 1)]
+        # best[k][n]: the most predictions of k sequences with n tokens in all.
+        best = np.zeros(length + 1, int)
+        for _ in range(most):
+            best = np.array(
+                [
+                    max([best[n]] + [best[n - m] + min(wanted[m], m - 2) for m in range(3, n + 1)])
+                    for n in range(length + 1)
+                ]
+            )
+        assert alone.max_predictions <= packed.max_predictions
+        assert best[length] <= packed.max_predictions < alone.max_predictions + most
+
+
+# --- nothing leaks -------------------------------------------------------------------------------
+
+MODEL = ModelConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=LENGTH,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+
+
+@functools.cache
+def two_batches(objective: str) -> tuple[Batch, Batch]:
+    """The same sequences in rows of their own and packed; both with room for the same."""
+    kind = OBJECTIVES[objective]
+    rows = (kind.rows or ("sentence_pairs",))[0]
+    made = pipeline(dataclasses.replace(PACKED, rows=rows), objective=objective)
+    packed = made._packings[0].get(0)
+    numbers, counts = packed.take(np.argsort(-np.diff(packed.starts), kind="stable")[[0, 9, 60]])
+    assert len(set(counts)) > 1 < min(counts)
+    phase = made._phases[0]
+    arguments = {
+        "fields": kind.fields,
+        "pad": SPECIAL.pad,
+        "sequence_length": LENGTH,
+        "max_predictions": phase.max_predictions,
+        "max_sequences": phase.sequences,
+    }
+    alone = made.examples(0, numbers)
+    apart = place(alone, np.ones(len(numbers), np.int64), **arguments)
+    is_real = {"L": alone["sequence_ids"] > 0, "M": alone["mlm_weights"] > 0, "P": slice(None)}
+    for name, array in alone.items():
+        which = is_real[kind.fields[name].size]
+        assert np.array_equal(apart[name][:, : array.shape[1]][which], array[which]), name
+    together = place(alone, counts, **arguments)
+    more = len(numbers) - len(counts)  # rows of padding, so that one program computes both
+    together = {name: np.pad(array, ((0, more), (0, 0))) for name, array in together.items()}
+    return apart, together
+
+
+def config_of(objective: str, position: str, compute: ComputeConfig) -> TrainConfig:
+    model = dataclasses.replace(MODEL, position_embedding_type=position)
+    config = complete(TrainConfig(objective=objective, model=model, compute=compute))
+    return dataclasses.replace(config, head=HeadConfig(parts=OBJECTIVES[objective].parts))
+
+
+@functools.cache
+def compiled(objective: str, position: str, attention: str, states: bool):
+    """Returns parameters, and a function from a batch to gradients and outputs."""
+    compute = ComputeConfig(dtype="float32", attention=attention)
+    config = config_of(objective, position, compute)
+    kind = OBJECTIVES[objective]
+    params = random_params(config.model, config.head)
+
+    def loss(params, batch):
+        arguments = {"config": config.model, "head": config.head, "compute": compute}
+        outputs = bert.apply(params, batch, **arguments, hidden_states=states)
+        if type(kind).forward is Objective.forward:
+            sums = kind.sums(outputs, batch)
+        else:  # more than one pass
+            sums = kind.forward(params, batch, config=config, key=None)
+        return kind.loss(sums, kind.counts(batch)), outputs
+
+    return params, jax.jit(jax.grad(loss, has_aux=True))
+
+
+def _models():
+    yield "mlm+nsp", "learned", "fused", True
+    for objective in OBJECTIVES.names():
+        if OBJECTIVES.is_builtin(objective):
+            yield objective, "learned", "fused", False
+    for position in POSITIONS.names():
+        if POSITIONS.is_builtin(position) and position != "learned":
+            yield "mlm+nsp", position, "fused", False
+    for attention in ATTENTION.names():
+        if ATTENTION.is_builtin(attention) and attention != "fused":
+            yield "mlm+nsp", "learned", attention, False
+
+
+each_model = pytest.mark.parametrize(("objective", "position", "attention", "states"), [*_models()])
+# What the columns of an output are those of.
+_COLUMNS = {"last_hidden_state": "L", "mlm_logits": "M", "nsp_logits": "P", "replaced_logits": "L"}
+
+
+def outputs_of_sequences(outputs, batch: Batch) -> list[dict[str, np.ndarray]]:
+    """Returns the outputs of each sequence, in the order of the rows."""
+    found = []
+    ids = batch["sequence_ids"]
+    for row, number in ((r, n) for r in range(len(ids)) for n in range(1, ids[r].max() + 1)):
+        here = ids[row] == number
+        is_mine = (batch["mlm_weights"][row] > 0) & here[batch["mlm_positions"][row]]
+        columns = _COLUMNS.keys() & outputs.keys()
+        assert columns
+        which = {"L": here, "M": is_mine, "P": number - 1}
+        found.append({name: outputs[name][row, which[_COLUMNS[name]]] for name in columns})
+    return found
+
+
+@each_model
+def test_outputs_and_gradients_are_those_of_rows_apart(objective, position, attention, states):
+    params, function = compiled(objective, position, attention, states)
+    (apart, together) = two_batches(objective)
+    results = [jax.device_get(function(params, batch)) for batch in (apart, together)]
+    outputs = [
+        outputs_of_sequences(result[1], batch)
+        for result, batch in zip(results, (apart, together), strict=True)
+    ]
+    assert len(outputs[0]) == len(outputs[1]) == len(apart["input_ids"])
+    for one, other in zip(*outputs, strict=True):
+        for name, array in one.items():
+            np.testing.assert_allclose(other[name], array, atol=1e-5, rtol=0, err_msg=name)
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(results[0][0]))
+    assert largest > 0.01
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5 * largest)
+    jax.tree.map(close, results[1][0], results[0][0])
+
+
+@each_model
+def test_no_sequence_sees_another_one(objective, position, attention, states):
+    """Other tokens in one sequence of each row change no bit of what comes out of the others."""
+    params, function = compiled(objective, position, attention, states)
+    _, batch = two_batches(objective)
+    for number in (1, 2):
+        here = batch["sequence_ids"] == number
+        changed = batch | {
+            "input_ids": np.where(here, VOCABULARY - 1 - batch["input_ids"], batch["input_ids"])
+        }
+        before, after = (
+            outputs_of_sequences(jax.device_get(function(params, one)[1]), batch)
+            for one in (batch, changed)
+        )
+        ids = batch["sequence_ids"]
+        numbers = [n for row in range(len(ids)) for n in range(1, ids[row].max() + 1)]
+        for n, one, other in zip(numbers, before, after, strict=True):
+            for name, array in one.items():
+                if n == number:
+                    assert np.abs(array - other[name]).max() > 1e-3, name
+                else:
+                    assert array.tobytes() == other[name].tobytes(), (number, n, name)
+
+
+# --- configs, evaluation -------------------------------------------------------------------------
+
+
+def config(**phase) -> TrainConfig:
+    phases = (PhaseConfig(sequence_length=128, **phase), PhaseConfig(sequence_length=512))
+    return TrainConfig(data=PACKED, phases=phases)
+
+
+def test_room_follows_the_length():
+    found = validate(complete(config())).phases
+    assert [(p.max_sequences, p.max_predictions) for p in found] == [(3, 20), (8, 81)]
+    assert complete(complete(config())) == complete(config())
+    unpacked = dataclasses.replace(config(), data=DataConfig())
+    assert [(p.max_sequences, p.max_predictions) for p in complete(unpacked).phases] == (
+        [(-1, 20), (-1, 77)]
+    )
+    fields = MLM_NSP.fields["nsp_labels"]
+    assert fields.columns(sequence_length=128, max_predictions=20, max_sequences=3) == 3
+
+
+@pytest.mark.parametrize(
+    ("phase", "packing", "message"),
+    [
+        ({"max_predictions": 19}, "best_fit", "max_predictions is 19, but the 3 sequences"),
+        ({"max_sequences": 0}, "best_fit", "max_sequences is 0; a packed row of 128 has room"),
+        ({"max_sequences": 43}, "best_fit", "max_sequences is 43; .* 1 to 42"),
+        ({"max_sequences": 3}, "none", "max_sequences is 3, but no rows are packed"),
+    ],
+)
+def test_what_cannot_be_is_named(phase, packing, message):
+    changed = dataclasses.replace(config(**phase), data=DataConfig(packing=packing))
+    with pytest.raises(UsageError, match=rf"phases\.0\.{message}"):
+        validate(complete(changed))
+
+
+def test_what_cannot_be_placed_is_named():
+    batch = {
+        "sequence_ids": np.ones((2, 4), np.int32),
+        "mlm_weights": np.ones((2, 3), np.float32),
+        "extra": np.ones((2, 7), np.float32),
+    }
+    sizes = {"pad": 0, "sequence_length": 8, "max_predictions": 5, "max_sequences": 2}
+    fields = {"sequence_ids": Field("L", np.int32), "mlm_weights": Field("M", np.float32)}
+    with pytest.raises(UsageError, match=r"has 6 columns of 'mlm_weights' and room for 5"):
+        place(batch, np.array([2]), fields=fields, **sizes)
+    with pytest.raises(UsageError, match=r"'extra' of the objective, of size 7, cannot be packed"):
+        place(batch, np.array([1, 1]), fields=fields | {"extra": Field("7", np.float32)}, **sizes)
+
+
+def test_evaluation_packs_nothing():
+    """Its batches are those of a run that is not packed: their figures can be compared."""
+    packed = complete(config())
+    unpacked = complete(dataclasses.replace(packed, data=DataConfig(), phases=config().phases))
+    found = []
+    for one in (packed, unpacked):
+        shape = batch_shape(one, one.phases[0], devices=8)
+        held_out = EvaluationSet(
+            SPLIT,
+            collator=MLM_NSP,
+            vocabulary=SPECIAL_IDS,
+            options=one.data,
+            sequence_length=shape.sequence_length,
+            max_predictions=shape.max_predictions,
+            num_examples=50,
+            batch_size=16,
+            seed=0,
+        )
+        found.append((shape, held_out.batch_at(3, range(16))))
+    assert found[0][0] == found[1][0]
+    for name, array in found[0][1].items():
+        assert array.tobytes() == found[1][1][name].tobytes(), name
+
+
+def test_the_work_of_a_packed_run(corpus, capsys):
+    """Its batches are as announced, and its rows of the log say how many sequences there are."""
+    phases = (PhaseConfig(sequence_length=48, steps=2, global_batch_size=8),)
+    data = dataclasses.replace(PACKED, short_seq_prob=1.0, prefetch=1)
+    config = complete(tiny_config(phases=phases, data=data))
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        work = Pretraining(config, open_corpus(corpus), mesh, peak=1.0)
+        batches = list(work.batches(0, 0, 2))
+        for name, shape in work.abstract_batch(0).items():
+            assert [(b[name].shape, b[name].dtype) for b in batches] == 2 * [
+                (shape.shape, shape.dtype)
+            ]
+        speed = work.speed(0, 0.5)
+    assert 9 < speed["sequences_per_step"] < 3 * 8 and 0 < speed["padding"] < 0.25
+    assert speed["sequences_per_second"] == 2 * speed["sequences_per_step"]
+    tokens = np.mean([np.count_nonzero(batch["sequence_ids"]) for batch in batches])
+    assert speed["real_tokens_per_second"] == pytest.approx(2 * tokens, rel=0.2)
+    assert speed["tokens_per_second"] == 2 * 8 * 48
+    validation = {figure.name: 1.0 for figure in MLM_NSP.figures}
+    closing = {"validation": validation, "unigram_entropy": 2.0, "objective": "mlm+nsp", "step": 2}
+    _print_closing("workdir", closing | speed)
+    said = capsys.readouterr().out
+    assert f"{speed['sequences_per_step']:.0f} a step; {speed['padding']:.1%} padding" in said
