@@ -20,8 +20,9 @@ from typing import Any
 
 from bert_jax import config as configs
 from bert_jax import strict_json
-from bert_jax.config import TrainConfig, from_dict, nearest, to_dict
+from bert_jax.config import TrainConfig, from_dict, to_dict
 from bert_jax.config_checks import complete, validate
+from bert_jax.config_values import nearest
 from bert_jax.errors import UsageError, brief
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from bert_jax import config as configs
 from bert_jax import config_loader
-from bert_jax.config import TrainConfig, nearest
+from bert_jax.config import TrainConfig
+from bert_jax.config_values import nearest
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import ResumeRefused, UsageError
 
