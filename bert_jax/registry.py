@@ -197,7 +197,7 @@ FAMILIES = Registry(
     {
         "bert": "bert_jax.interchange.huggingface_names:BERT_FAMILY",
         "roberta": "bert_jax.interchange.huggingface_names:ROBERTA_FAMILY",
-        "xlm-roberta": "bert_jax.interchange.huggingface_names:ROBERTA_FAMILY",
-        "camembert": "bert_jax.interchange.huggingface_names:ROBERTA_FAMILY",
+        "xlm-roberta": "bert_jax.interchange.huggingface_names:XLM_ROBERTA_FAMILY",
+        "camembert": "bert_jax.interchange.huggingface_names:CAMEMBERT_FAMILY",
     },
 )

@@ -144,7 +144,9 @@ def test_json_that_is_no_config(tmp_path, text, message):
 # --- look-up -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["tiny_docs_cpu", "bert_small_cpu", "bert_base", "bert_large"])
+@pytest.mark.parametrize(
+    "name", ["tiny_docs_cpu", "bert_small_cpu", "bert_base", "bert_large", "roberta_base"]
+)
 def test_shipped_configs_load(name):
     assert name in config_loader.shipped_names()
     config = config_loader.load_config(name)

@@ -205,4 +205,5 @@ def test_a_format_that_cannot_say_a_kind_refuses_it(kind, tmp_path):
             tf1.write(tmp_path / "out", foreign, tokenizer=tmp_path)
     if kind not in ("learned", "relative_key", "relative_key_query"):
         with pytest.raises(UsageError, match=message):
-            huggingface.write(tmp_path / "out", {}, foreign.model, tokenizer=tmp_path)
+            words = vocabulary(tmp_path / "words")
+            huggingface.write(tmp_path / "out", {}, foreign.model, tokenizer=words)

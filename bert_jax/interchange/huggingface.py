@@ -1,7 +1,8 @@
 """Hugging Face directories, both ways: `config.json`, `model.safetensors` and the tokenizer.
 
 Read and written with `safetensors` alone: no torch, nothing unpickled. What is written loads as the
-class that `config.json` names; what is read may be of any of these classes, and RoBERTa's.
+class that `config.json` names, of the family that is asked for (`registry.FAMILIES`); what is read
+may be of any of these classes.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from bert_jax.config_checks import validate_model
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import huggingface_names as names
-from bert_jax.interchange import name_map, safetensors_files
+from bert_jax.interchange import name_map, safetensors_files, unused_rows
 from bert_jax.interchange.huggingface_names import Family
 from bert_jax.interchange.name_map import ImportedModel, NameMap
 from bert_jax.registry import FAMILIES, PARTS
@@ -51,9 +52,18 @@ def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[st
     return {".".join(path): name for path, name in found.items()}
 
 
-def to_tensors(params: Any) -> dict[str, np.ndarray]:
-    """Returns their name -> tensor in their layout, of parameters or of gradients."""
-    return names.BERT.to_tensors(params)
+def to_tensors(
+    params: Any, family: Family = names.BERT_FAMILY, *, pad: int = 0
+) -> dict[str, np.ndarray]:
+    """Returns their name -> tensor in their layout, of parameters or of gradients. `pad` is the id
+    of padding.
+    """
+    tensors = family.names_with(params).to_tensors(params)
+    return unused_rows.added(tensors, family, _unused(family, pad))
+
+
+def _unused(family: Family, pad: int) -> int:
+    return 0 if family.default_pad is None else pad + 1
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -70,19 +80,32 @@ def write(
     step: int = 0,
     dtype: str = "float32",
     max_file_bytes: int = safetensors_files.MAX_FILE_BYTES,
+    model_type: str | None = None,
 ) -> None:
     """Writes parameters and the tokenizer directory as a new Hugging Face directory.
 
-    The directory appears whole or not at all. `dtype` is "float32", "float16" or "bfloat16";
-    `moments` are always float32. Raises UsageError if it exists and is not empty, or if a value is
-    beyond the range of `dtype`.
+    `model_type` is one of `registry.FAMILIES`; None leaves the choice to `names.family_of`. The
+    directory appears whole or not at all. `dtype` is "float32", "float16" or "bfloat16";
+    `moments` are always float32. Raises UsageError if it exists and is not empty, if the family
+    has no name for a part, or if a value is beyond the range of `dtype`.
     """
     head = head or HeadConfig()
-    name_map.require_expressible(config, head, names.BERT, positions=_POSITIONS)
-    tensors = to_tensors(params)
-    if names.class_of(head.parts) == "Model":
-        tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
     sub_words = load_tokenizer(tokenizer)
+    pad = sub_words.special.pad
+    model_type = model_type or names.family_of(head, pair_separators=sub_words.pair_separators)
+    family = FAMILIES[model_type]
+    name_map.require_expressible(
+        config,
+        head,
+        family.names_with(head.parts),
+        # A RoBERTa's distances would count the unused rows of its positions, too.
+        positions=_POSITIONS if family.default_pad is None else ("learned",),
+        lacks=family.lacks,
+    )
+    tensors = to_tensors(params, family, pad=pad)
+    if names.class_of(head.parts) == "Model":
+        base = f"{family.base}."
+        tensors = {name.removeprefix(base): tensor for name, tensor in tensors.items()}
     with name_map.new_directory(directory) as building:
         halved = {name: _cast(name, tensor, dtype) for name, tensor in tensors.items()}
         safetensors_files.write_tensors(building, halved, max_file_bytes=max_file_bytes)
@@ -90,14 +113,23 @@ def write(
             both = {
                 f"{kind}.{name}": tensor
                 for kind, tree in zip(("adam_m", "adam_v"), moments, strict=True)
-                for name, tensor in to_tensors(tree).items()
+                for name, tensor in to_tensors(tree, family, pad=pad).items()
             }
             safetensors_files.write_file(building / MOMENTS, both, step=str(step))
-        described = their_config(config, head, dtype=dtype, pad=sub_words.special.pad)
+        described = their_config(config, head, dtype=dtype, pad=pad, model_type=model_type)
+        if family.default_pad is not None:
+            described |= {
+                "bos_token_id": sub_words.special.cls,
+                "eos_token_id": sub_words.special.sep,
+            }
         text = json.dumps(described, indent=2, ensure_ascii=False)
         (building / CONFIG).write_text(text + "\n", encoding="utf-8")
         # The longest input is the model's to say, not the tokenizer's.
-        sub_words.save(building, model_max_length=config.max_position_embeddings)
+        sub_words.save(
+            building,
+            model_max_length=config.max_position_embeddings,
+            segments=max(1, config.type_vocab_size),
+        )
 
 
 def _cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
@@ -114,14 +146,21 @@ def _cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def their_config(
-    config: ModelConfig, head: HeadConfig | None = None, *, dtype: str = "float32", pad: int = 0
+    config: ModelConfig,
+    head: HeadConfig | None = None,
+    *,
+    dtype: str = "float32",
+    pad: int = 0,
+    model_type: str = "bert",
 ) -> dict[str, Any]:
     """Returns the content of `config.json`: our model fields carry their names."""
     head = head or HeadConfig()
+    family = FAMILIES[model_type]
     described = {
-        "architectures": [f"Bert{names.class_of(head.parts)}"],
-        "model_type": "bert",
+        "architectures": [f"{family.class_prefix}{names.class_of(head.parts)}"],
+        "model_type": model_type,
         **{name: getattr(config, name) for name in name_map.MODEL_FIELDS},
+        "max_position_embeddings": config.max_position_embeddings + _unused(family, pad),
         "pad_token_id": pad,
         "position_embedding_type": _POSITIONS[config.position_embedding_type],
         "tie_word_embeddings": True,
@@ -170,7 +209,8 @@ def read(
     classifier = _classifier(family, declared, tensors)
     table = _table(family, classifier, declared, tensors)
     untied = _untied(tensors)
-    tensors = _with_our_rows(tensors, theirs, directory / CONFIG)
+    unused = unused_rows.count(family, theirs, directory / CONFIG)
+    tensors = unused_rows.without(tensors, family, unused)
     held = table.parts(tensors, classifier=classifier)
     # The hub's BertForMaskedLM keep the pooler and the next-sentence head of their pre-training;
     # a task's head, though, is there because the class says so.
@@ -196,7 +236,7 @@ def read(
         allow_missing_heads=allow_missing_heads,
         ignore_unexpected=ignore_unexpected,
     )
-    return _with_moments(foreign, directory, table)
+    return _with_moments(foreign, directory, table, family, unused)
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -256,10 +296,8 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     values = {name: theirs[name] for name in name_map.MODEL_FIELDS if name in theirs}
     values |= {"hidden_act": _ACTIVATIONS[activation], "position_embedding_type": kinds[kind]}
     model = from_dict(values, ModelConfig, str(path))
-    positions = model.max_position_embeddings - _unused_positions(family, theirs, path)
-    model = dataclasses.replace(model, max_position_embeddings=positions)
-    # One segment becomes two that are alike: pairs are no error to the model, and no difference.
-    return dataclasses.replace(model, type_vocab_size=max(2, model.type_vocab_size))
+    positions = model.max_position_embeddings - unused_rows.count(family, theirs, path)
+    return dataclasses.replace(model, max_position_embeddings=positions)
 
 
 def _classifier(family: Family, declared: set[str], tensors: dict[str, np.ndarray]) -> str:
@@ -314,46 +352,20 @@ def _untied(tensors: dict[str, np.ndarray]) -> list[str]:
     ]
 
 
-_NONE = np.empty(())
-
-
-def _unused_positions(family: Family, theirs: dict[str, Any], path: Path) -> int:
-    """Returns how many rows of the position table come before that of the first token."""
-    if family.default_pad is None:
-        return 0
-    pad = theirs.get("pad_token_id", family.default_pad)
-    if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
-        raise UsageError(
-            f"{path}: pad_token_id is {brief(pad)}; RoBERTa's positions begin behind it: give the "
-            "id of its padding token"
-        )
-    return pad + 1
-
-
-def _with_our_rows(
-    tensors: dict[str, np.ndarray], theirs: dict[str, Any], path: Path
-) -> dict[str, np.ndarray]:
-    """Returns the tensors, with those rows of the two small tables that `_model` counts."""
-    changed = dict(tensors)
-    family = _family(theirs, path)
-    position = f"{family.base}.embeddings.position_embeddings.weight"
-    unused = _unused_positions(family, theirs, path)
-    if unused and tensors.get(position, _NONE).ndim:
-        changed[position] = tensors[position][unused:]
-    segment = f"{family.base}.embeddings.token_type_embeddings.weight"
-    if theirs.get("type_vocab_size") == 1 and tensors.get(segment, _NONE).shape[:1] == (1,):
-        changed[segment] = np.repeat(tensors[segment], 2, axis=0)
-    return changed
-
-
-def _with_moments(foreign: ImportedModel, directory: Path, table: NameMap) -> ImportedModel:
+def _with_moments(
+    foreign: ImportedModel, directory: Path, table: NameMap, family: Family, unused: int
+) -> ImportedModel:
     path = directory / MOMENTS
     if not path.is_file() or foreign.missing:
         return foreign
     tensors, metadata = safetensors_files.read_file(path)
     trees = [
         name_map.collect(
-            {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)},
+            unused_rows.without(
+                {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)},
+                family,
+                unused,
+            ),
             table,
             model=foreign.model,
             head=foreign.head,

@@ -6,9 +6,11 @@ and one segment (transformers `modeling_roberta.py`). Its sentence classifier ha
 tanh of its own, where BERT has the pooler: the same computation under another name.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from bert_jax.config import HeadConfig
 from bert_jax.interchange.name_map import NameMap
 
 _LAYER = {
@@ -80,9 +82,10 @@ ROBERTA_CLASSIFIER = _layout("roberta", _ROBERTA | {"pooler.dense": "classifier.
 class Family:
     """An entry of `registry.FAMILIES`: how the models of one `model_type` map to ours."""
 
-    # What the names of the encoder's tensors begin with.
+    # What the names of the encoder's tensors begin with, and those of the classes.
     base: str
     names: NameMap
+    class_prefix: str = "Bert"
     # The names where the sentence classifier has a dense layer of its own in place of the pooler,
     # and the tensor that only such a classifier has.
     pooled_names: NameMap | None = None
@@ -90,6 +93,13 @@ class Family:
     # Rows of the position table before that of the first token: one more than `pad_token_id`, whose
     # default this is; None where the first row is the first token's.
     default_pad: int | None = None
+    # Parts that none of its classes has.
+    lacks: frozenset[str] = frozenset()
+
+    def names_with(self, parts: Container[str]) -> NameMap:
+        """Returns the names of a model with these parts."""
+        is_pooled = "sequence_classifier" in parts
+        return self.pooled_names if self.pooled_names and is_pooled else self.names
 
 
 BERT_FAMILY = Family(base="bert", names=BERT)
@@ -98,10 +108,14 @@ BERT_FAMILY = Family(base="bert", names=BERT)
 ROBERTA_FAMILY = Family(
     base="roberta",
     names=ROBERTA,
+    class_prefix="Roberta",
     pooled_names=ROBERTA_CLASSIFIER,
     pooled_classifier="classifier.out_proj.weight",
     default_pad=1,
+    lacks=frozenset({"nsp"}),
 )
+XLM_ROBERTA_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="XLMRoberta")
+CAMEMBERT_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="Camembert")
 
 # Copies of other tensors that some writers store (the tied output and its bias), and counters:
 # name -> what it must equal.
@@ -125,8 +139,17 @@ CLASSES = {
 }
 
 
+def family_of(head: HeadConfig, *, pair_separators: int) -> str:
+    """Returns the `model_type` that a model is written as where nobody chooses one.
+
+    RoBERTa's tokenizers put two separators between the texts of a pair: those that were imported,
+    and those of byte-level BPE that were trained here. RoBERTa has no next-sentence head.
+    """
+    return "roberta" if pair_separators == 2 and "nsp" not in head.parts else "bert"
+
+
 def class_of(parts: Sequence[str]) -> str:
-    """Returns the name, without "Bert" before it, of the class that `parts` make up."""
+    """Returns the name, without "Bert" or the like before it, of the class that `parts` make up."""
     return next(name for name, needed in CLASSES.items() if set(needed) <= set(parts))
 
 

@@ -137,10 +137,12 @@ def require_expressible(
     *,
     positions: Container[str] = ("learned",),
     but_for: Iterable[str] = (),
+    lacks: Iterable[str] = (),
 ) -> None:
     """Raises UsageError for a model that is no BERT, or has parts without a name in `table`.
 
-    `positions` are the kinds that the format knows. Parts in `but_for` are left to the caller.
+    `positions` are the kinds that the format knows. Parts in `but_for` are left to the caller;
+    those in `lacks` no class of the format has.
     """
     for name in _OURS:
         value = getattr(model, name)
@@ -150,7 +152,7 @@ def require_expressible(
                 f"model.{name} is {value}, which this format cannot say: who loads it would "
                 "compute something else"
             )
-    known = {module.split(".")[0] for module in table.fixed}
+    known = {module.split(".")[0] for module in table.fixed} - set(lacks)
     unknown = [part for part in head.parts if part not in known and part not in but_for]
     if unknown:
         raise UsageError(

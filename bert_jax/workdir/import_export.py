@@ -176,12 +176,14 @@ def export_checkpoint(
     dtype: str = "float32",
     max_file_bytes: int | None = None,
     ignore_unexpected: Sequence[str] = (),
+    model_type: str | None = None,
 ) -> ImportedModel:
     """Writes any checkpoint as a Hugging Face (`to="hf"`) or TF1 (`to="tf1"`) directory.
 
-    A workdir's records become a model card (README.md) there. `moments` True writes Adam's moments
-    and the step, or raises UsageError where there are none; None writes them to TF1 where there are
-    any.
+    `model_type` is that of Hugging Face's directory; None is RoBERTa's where the tokenizer is of
+    its form, else BERT's. A workdir's records become a model card (README.md) there. `moments` True
+    writes Adam's moments and the step, or raises UsageError where there are none; None writes them
+    to TF1 where there are any.
     """
     name_map.require_free(output)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
@@ -209,6 +211,7 @@ def export_checkpoint(
                 moments=foreign.moments,
                 step=foreign.step,
                 dtype=dtype,
+                model_type=model_type,
                 **({} if max_file_bytes is None else {"max_file_bytes": max_file_bytes}),
             )
         if checkpoint.steps(loaded.directory):

@@ -179,12 +179,17 @@ def imported_config(foreign: ImportedModel) -> TrainConfig:
     phase = configs.PhaseConfig(
         sequence_length=length, max_predictions=max(1, round(0.15 * length)), steps=1
     )
+    objective, data = _objective_of(foreign.head), configs.DataConfig()
+    if foreign.model.type_vocab_size < 2:  # RoBERTa's have no pairs to learn from
+        objective = "mlm" if objective == TrainConfig.objective else objective
+        data = configs.DataConfig(rows="full_sentences")
     return TrainConfig(
         name="imported",
-        objective=_objective_of(foreign.head),
+        objective=objective,
         model=foreign.model,
         head=foreign.head,
         compute=configs.ComputeConfig(dtype="float32"),
+        data=data,
         optimizer=configs.OptimizerConfig(warmup_steps=0),
         phases=(phase,),
     )

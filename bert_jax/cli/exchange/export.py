@@ -9,7 +9,8 @@ SUMMARY = "write a checkpoint for other systems"
 DETAILS = (
     "'hf' writes a directory that transformers loads as the class its config.json names: "
     "BertForPreTraining, ...ForMaskedLM, ...ForSequenceClassification, ...ForTokenClassification, "
-    "...ForQuestionAnswering or BertModel, whichever heads there are. 'tf1' writes what "
+    "...ForQuestionAnswering or BertModel, whichever heads there are, or as RoBERTa's classes of "
+    "these names. 'tf1' writes what "
     "google-research/bert reads, with Adam's moments and the step."
 )
 
@@ -18,6 +19,13 @@ def add_options(parser: Any) -> None:
     add_checkpoint(parser)
     parser.add_argument("--format", choices=("hf", "tf1"), default="hf")
     parser.add_argument("--output", type=local, required=True, metavar="DIR")
+    parser.add_argument(
+        "--model-type",
+        metavar="NAME",
+        help="the family of classes to write, hf only: bert, roberta, xlm-roberta or camembert "
+        "(default: roberta where the tokenizer puts two separators between texts, as byte-level "
+        "BPE does, else bert)",
+    )
     parser.add_argument(
         "--moments",
         choices=("auto", "yes", "no"),
@@ -44,12 +52,17 @@ def run(arguments: Any) -> None:
     from bert_jax.interchange.huggingface_names import class_of
     from bert_jax.interchange.tf1 import NAME
     from bert_jax.progress import note
+    from bert_jax.registry import FAMILIES
     from bert_jax.workdir.import_export import export_checkpoint
 
     if arguments.format == "tf1" and arguments.dtype != "float32":
         raise UsageError(f"--dtype {arguments.dtype}: --format tf1 is float32 always")
     if not 0 < arguments.max_file_size < float("inf"):
         raise UsageError(f"--max-file-size {arguments.max_file_size}: it must be positive")
+    if arguments.model_type is not None:
+        if arguments.format == "tf1":
+            raise UsageError(f"--model-type {arguments.model_type}: --format tf1 writes BERT only")
+        FAMILIES[arguments.model_type]  # or an error that names those there are
     written = export_checkpoint(
         arguments.checkpoint,
         arguments.output,
@@ -57,6 +70,7 @@ def run(arguments: Any) -> None:
         ignore_unexpected=arguments.ignore_unexpected,
         moments={"auto": None, "yes": True, "no": False}[arguments.moments],
         dtype=arguments.dtype,
+        model_type=arguments.model_type,
         max_file_bytes=int(arguments.max_file_size * 1e6),
     )
     state = "with Adam's moments" if written.moments is not None else "parameters only"

@@ -93,15 +93,11 @@ class Tokenizer:
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         backend.no_truncation()
         backend.no_padding()
-        # [CLS] A [SEP] B [SEP], or <s> A </s> </s> B </s>.
         self.pair_separators = 2 if backend.num_special_tokens_to_add(is_pair=True) == 4 else 1
-        template = _template(self._names, self.special, separators=self.pair_separators)
-        backend.post_processor = (
-            byte_level_bpe.with_trimmed_offsets(template) if self.is_byte_level else template
-        )
+        self._backend = backend
+        self._set_template(segments=2)
         with tokenizer_files.refused_by_library(f"{source} cannot encode text"):
             backend.encode(_UNKNOWN)
-        self._backend = backend
 
     @property
     def lowercase(self) -> bool:
@@ -149,18 +145,40 @@ class Tokenizer:
             pair_separators=self.pair_separators,
         )
 
-    def save(self, directory: Path, *, model_max_length: int = 512) -> None:
+    def _set_template(self, *, segments: int) -> None:
+        """Sets what stands around a text and between two: [CLS] A [SEP] B [SEP], or <s> A </s> </s>
+        B </s>. With one segment the second text has that of the first.
+        """
+        from tokenizers import processors
+
+        cls, sep, second = self._names["cls"], self._names["sep"], min(segments, 2) - 1
+        between = " ".join([f"{sep}:0"] * self.pair_separators)
+        template = processors.TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {between} $B:{second} {sep}:{second}",
+            special_tokens=[(cls, self.special.cls), (sep, self.special.sep)],
+        )
+        if self.is_byte_level:
+            template = byte_level_bpe.with_trimmed_offsets(template)
+        self._backend.post_processor = template
+
+    def save(
+        self, directory: Path, *, model_max_length: int = 512, segments: int | None = None
+    ) -> None:
         """Writes tokenizer.json, tokenizer_config.json and vocab.txt (WordPiece) or vocab.json and
         merges.txt (byte-level BPE).
 
-        `load` and `transformers.AutoTokenizer.from_pretrained` give the same ids from it.
+        `load` and `transformers.AutoTokenizer.from_pretrained` give the same ids from it. The model
+        that it is for has so many `segments`; None is one where pairs are RoBERTa's, else two.
         """
+        segments = segments or (1 if self.pair_separators > 1 else 2)
+        self._set_template(segments=segments)
         directory.mkdir(parents=True, exist_ok=True)
         tokenizer_files.write_text(directory / "tokenizer.json", self._backend.to_str(pretty=True))
         config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
         config["model_max_length"] = model_max_length
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-        if self.pair_separators > 1:
+        if segments == 1:
             config["model_input_names"].remove("token_type_ids")
         config["clean_up_tokenization_spaces"] = False
         state = json.loads(self._backend.to_str())
@@ -346,19 +364,6 @@ def _from_vocabulary(
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
     )
     return Tokenizer(backend, source=source, names=names)
-
-
-def _template(names: dict[str, str], special: SpecialIds, *, separators: int) -> Any:
-    """Two separators are RoBERTa's form, which has one segment."""
-    from tokenizers import processors
-
-    cls, sep, second = names["cls"], names["sep"], 1 if separators == 1 else 0
-    between = " ".join([f"{sep}:0"] * separators)
-    return processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {between} $B:{second} {sep}:{second}",
-        special_tokens=[(cls, special.cls), (sep, special.sep)],
-    )
 
 
 def _is_bert(state: dict[str, Any]) -> bool:

@@ -1,0 +1,115 @@
+"""RoBERTa out and in again: names, the unused rows of positions, one segment, files; the config."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+from safetensors.numpy import load_file
+
+from bert_jax.config_loader import load_config
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer, train_byte_level_bpe
+from bert_jax.errors import UsageError
+from bert_jax.interchange import huggingface
+from bert_jax.model import bert
+from bert_jax.workdir.load import imported_config
+from tests.models import HEADS, SIZES, assert_same, random_params, vocabulary
+
+_CLASSES = sorted(HEADS.keys() - {"ForPreTraining", "ForNextSentencePrediction"})
+_ONE_SEGMENT = dataclasses.replace(SIZES["small"], vocab_size=300, type_vocab_size=1)
+_POSITIONS = "roberta.embeddings.position_embeddings.weight"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A directory of byte-level sub-words."""
+    folder = tmp_path_factory.mktemp("words") / "bpe"
+    train_byte_level_bpe([" the bear eats honey, a bee too"] * 3, vocab_size=300).save(folder)
+    return folder
+
+
+def written(folder, words, name, model=_ONE_SEGMENT, **options):
+    params = random_params(model, HEADS[name])
+    huggingface.write(folder, params, model, head=HEADS[name], tokenizer=words, **options)
+    return params, load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", _CLASSES)
+def test_a_byte_level_vocabulary_makes_a_roberta(tmp_path, words, name):
+    params, tensors = written(tmp_path / "1", words, name)
+    described = json.loads((tmp_path / "1/config.json").read_text())
+    assert described["architectures"] == [f"Roberta{name}"]
+    assert described["model_type"] == "roberta" and described["type_vocab_size"] == 1
+    assert described["max_position_embeddings"] == 22  # 20, behind two that are not used
+    ids = [described[f"{token}_token_id"] for token in ("bos", "pad", "eos")]
+    assert ids == [0, 1, 2]
+    table = tensors[_POSITIONS if name != "Model" else _POSITIONS.removeprefix("roberta.")]
+    assert table.shape == (22, 24) and not table[:2].any() and table[2:].all()
+    back = huggingface.read(tmp_path / "1")
+    assert (back.model, back.head) == (_ONE_SEGMENT, HEADS[name])
+    assert_same(back.params, params)
+    huggingface.write(tmp_path / "2", back.params, back.model, head=back.head, tokenizer=words)
+    for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
+        assert (tmp_path / "2" / file).read_bytes() == (tmp_path / "1" / file).read_bytes()
+    assert imported_config(back).data.rows == "full_sentences"
+
+
+def test_the_family_that_is_asked_for(tmp_path, words):
+    for model_type, prefix in (("bert", "Bert"), ("xlm-roberta", "XLMRoberta")):
+        folder = tmp_path / model_type
+        params, tensors = written(folder, words, "ForMaskedLM", model_type=model_type)
+        described = json.loads((folder / "config.json").read_text())
+        assert described["architectures"] == [f"{prefix}ForMaskedLM"]
+        assert (_POSITIONS in tensors) == (model_type != "bert")
+        assert_same(huggingface.read(folder).params, params)
+    # A model of sentence pairs is a BERT, whatever its vocabulary.
+    two = dataclasses.replace(_ONE_SEGMENT, type_vocab_size=2)
+    written(tmp_path / "pairs", words, "ForPreTraining", two)
+    assert json.loads((tmp_path / "pairs/config.json").read_text())["model_type"] == "bert"
+    with pytest.raises(UsageError, match="no name for nsp"):
+        written(tmp_path / "no", words, "ForPreTraining", two, model_type="roberta")
+    with pytest.raises(UsageError, match=r"'robert'.* Did you mean 'roberta'"):
+        written(tmp_path / "no", words, "ForMaskedLM", model_type="robert")
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_the_tokenizer_says_whether_there_are_segments(tmp_path, words, segments):
+    """Where there is one, a second number of a segment would be an error in their classes."""
+    transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
+    model = dataclasses.replace(_ONE_SEGMENT, type_vocab_size=segments)
+    written(tmp_path / "hf", words, "ForMaskedLM", model)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    found = theirs("the bear", "eats honey")
+    assert found.input_ids.count(2) == 3, "<s> a </s> </s> b </s>"
+    assert found.get("token_type_ids", [0])[-1] == segments - 1
+    assert load_tokenizer(tmp_path / "hf").hash == load_tokenizer(words).hash
+    assert theirs.model_max_length == 20
+
+
+def test_moments_of_a_roberta(tmp_path, words):
+    moments = tuple(random_params(_ONE_SEGMENT, HEADS["ForMaskedLM"], seed=s) for s in (1, 2))
+    written(tmp_path / "hf", words, "ForMaskedLM", moments=moments, step=7)
+    back = huggingface.read(tmp_path / "hf")
+    assert back.step == 7
+    for ours, theirs in zip(moments, back.moments, strict=True):
+        assert_same(ours, theirs)
+
+
+def test_other_vocabularies_make_a_bert(tmp_path):
+    params, _ = written(tmp_path / "hf", vocabulary(tmp_path / "words"), "ForMaskedLM")
+    assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "bert"
+    assert_same(huggingface.read(tmp_path / "hf").params, params)
+
+
+def test_base_is_the_recipe_of_its_readme():
+    """fairseq, examples/roberta/config/pretraining/base.yaml."""
+    config = load_config("roberta_base")
+    abstract = bert.abstract_params(config.model, config.head)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract))
+    # With the two rows of positions that no token uses.
+    assert parameters + 2 * config.model.hidden_size == 124_697_433
+    rule, (phase,) = config.optimizer, config.phases
+    assert (rule.beta1, rule.beta2, rule.epsilon, rule.weight_decay) == (0.9, 0.98, 1e-6, 0.01)
+    assert (rule.learning_rate, rule.warmup_steps, rule.clip_norm) == (5e-4, 10_000, 0.0)
+    assert (phase.steps, phase.global_batch_size, phase.sequence_length) == (125_000, 2048, 512)
+    assert (phase.max_predictions, config.data.masked_lm_prob) == (77, 0.15)
