@@ -50,7 +50,8 @@ class ModelConfig:
     intermediate_size: int = setting(3072, least=1)
     # "gelu_new" is the tanh approximation of the original code (google-research/bert modeling.py);
     # "gelu" is the exact form, which Hugging Face's converted checkpoints declare.
-    hidden_act: str = setting("gelu_new", choices=("gelu", "gelu_new"))
+    # "silu" is x sigmoid(x), which gated feed-forward parts often have (Shazeer 2020).
+    hidden_act: str = setting("gelu_new", choices=("gelu", "gelu_new", "silu"))
     hidden_dropout_prob: float = setting(0.1, least=0, below=1)
     attention_probs_dropout_prob: float = setting(0.1, least=0, below=1)
     max_position_embeddings: int = setting(512, least=1)
@@ -71,6 +72,18 @@ class ModelConfig:
     embedding_sharing: str = setting("all", choices=("all", "embeddings", "none"))
     # Of rotary positions: pair i of K columns turns by rope_theta^(-2i / K) from token to token.
     rope_theta: float = setting(10_000.0, above=0)
+    # Where each half of a block is normalised: "post" is its sum with the input, "pre" is what goes
+    # into it, with one more norm behind the last block (Xiong et al. 2020).
+    norm_placement: str = setting("post", choices=("post", "pre"))
+    # "rmsnorm" does not subtract the mean and has no bias (Zhang & Sennrich 2019).
+    norm: str = setting("layernorm", choices=("layernorm", "rmsnorm"))
+    norm_bias: bool = True
+    # Of the linear maps of the blocks and of the masked-LM head's transform; poolers and
+    # classifiers have theirs.
+    linear_bias: bool = True
+    # "gated" multiplies the activated map by a second one that is not activated: three kernels
+    # instead of two (Shazeer 2020, "GLU variants improve Transformer").
+    feed_forward: str = setting("dense", choices=("dense", "gated"))
 
     @property
     def table_size(self) -> int:

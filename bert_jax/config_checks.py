@@ -209,6 +209,7 @@ def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
 # A field of the model -> the field that chooses, and the built-in kinds of it that read the first.
 _MODEL_FIELDS_OF = {
     "rope_theta": ("position_embedding_type", ("rotary", "rotary_interleaved")),
+    "norm_bias": ("norm", ("layernorm",)),
 }
 
 

@@ -96,6 +96,43 @@ def test_rotary_positions_equal_modernbert(theta):
     compare(dataclasses.replace(_MODEL, position_embedding_type="rotary", rope_theta=theta))
 
 
+_BLOCKS = {
+    "pre": {"norm_placement": "pre"},
+    "rmsnorm": {"norm": "rmsnorm"},
+    "norm without bias": {"norm_bias": False},
+    "maps without bias": {"linear_bias": False},
+    "gated": {"feed_forward": "gated"},
+    "silu": {"hidden_act": "silu"},
+    "like ModernBERT": {
+        "norm_placement": "pre",
+        "norm_bias": False,
+        "linear_bias": False,
+        "feed_forward": "gated",
+        "position_embedding_type": "rotary",
+    },
+    "like NeoBERT": {
+        "norm_placement": "pre",
+        "norm": "rmsnorm",
+        "linear_bias": False,
+        "feed_forward": "gated",
+        "hidden_act": "silu",
+        "position_embedding_type": "rotary_interleaved",
+    },
+    "pre, gated, biases": {
+        "norm_placement": "pre",
+        "feed_forward": "gated",
+        "hidden_act": "gelu_new",
+        "position_embedding_type": "relative_key_query",
+    },
+}
+
+
+@pytest.mark.parametrize("name", _BLOCKS)
+def test_blocks_equal_torch(name):
+    layers = "scan" if name.startswith("like") else "unroll"
+    compare(dataclasses.replace(_MODEL, **_BLOCKS[name]), layers=layers)
+
+
 def test_buckets_are_those_of_t5():
     from transformers.models.t5.modeling_t5 import T5Attention
 

@@ -31,8 +31,20 @@ _FLOAT32 = ComputeConfig(dtype="float32")
 each_kind = pytest.mark.parametrize("kind", list(POSITIONS._builtin))
 
 
+# A block that differs from BERT's on every axis, to go through the same tests.
+_MODERN = {
+    "position_embedding_type": "rotary",
+    "norm_placement": "pre",
+    "norm": "rmsnorm",
+    "linear_bias": False,
+    "feed_forward": "gated",
+    "hidden_act": "silu",
+}
+
+
 def model_of(kind: str) -> ModelConfig:
-    return dataclasses.replace(_MODEL, position_embedding_type=kind)
+    changes = _MODERN if kind == "modern" else {"position_embedding_type": kind}
+    return dataclasses.replace(_MODEL, **changes)
 
 
 @functools.cache
@@ -76,7 +88,7 @@ def packed_and_alone() -> dict[str, np.ndarray]:
     }
 
 
-@each_kind
+@pytest.mark.parametrize("kind", [*POSITIONS._builtin, "modern"])
 def test_a_sequence_has_in_a_packed_row_what_it_has_alone(kind):
     """Both where the last block computes every position and where it computes those read."""
     arrays = packed_and_alone()

@@ -53,16 +53,26 @@ def last_hidden_state(encoder: Tensors, model: ModelConfig, batch: dict[str, Any
         x = x + math.sqrt(2) * model.initializer_range * _waves(positions, model.hidden_size)
     x = _norm(embeddings["layer_norm"], x, model)
     allowed = sequences[:, :, None] == sequences[:, None, :]
+    is_pre = model.norm_placement == "pre"
     for number in range(model.num_hidden_layers):
         layer = encoder[f"layer_{number}"]
-        x = _norm(layer["attention_norm"], x + _attention(layer, encoder, model, x, positions,
-                                                          allowed), model)  # fmt: skip
+        if is_pre:
+            normal = _norm(layer["attention_norm"], x, model)
+            x = x + _attention(layer, encoder, model, normal, positions, allowed)
+            x = x + _feed_forward(layer, model, _norm(layer["output_norm"], x, model))
+            continue
+        attended = _attention(layer, encoder, model, x, positions, allowed)
+        x = _norm(layer["attention_norm"], x + attended, model)
         x = _norm(layer["output_norm"], x + _feed_forward(layer, model, x), model)
-    return x
+    return _norm(encoder["final_norm"], x, model) if is_pre else x
 
 
 def _feed_forward(layer: Tensors, model: ModelConfig, x: torch.Tensor) -> torch.Tensor:
-    return _linear(layer["output"], _activation(model, _linear(layer["intermediate"], x)))
+    """Shazeer 2020: act(x W) V, or (act(x G) * x W) V."""
+    inner = _linear(layer["intermediate"], x)
+    if model.feed_forward == "gated":
+        return _linear(layer["output"], _activation(model, _linear(layer["gate"], x)) * inner)
+    return _linear(layer["output"], _activation(model, inner))
 
 
 def _attention(
@@ -153,15 +163,22 @@ def _waves(positions: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _linear(module: Tensors, x: torch.Tensor) -> torch.Tensor:
-    return x @ module["kernel"] + module["bias"]
+    product = x @ module["kernel"]
+    return product + module["bias"] if "bias" in module else product
 
 
 def _norm(module: Tensors, x: torch.Tensor, model: ModelConfig) -> torch.Tensor:
+    if model.norm == "rmsnorm":
+        assert "bias" not in module
+        scale = (x**2).mean(-1, keepdim=True).add(model.layer_norm_eps).rsqrt()
+        return x * scale * module["scale"]
     return torch.nn.functional.layer_norm(
-        x, x.shape[-1:], module["scale"], module["bias"], model.layer_norm_eps
+        x, x.shape[-1:], module["scale"], module.get("bias"), model.layer_norm_eps
     )
 
 
 def _activation(model: ModelConfig, x: torch.Tensor) -> torch.Tensor:
+    if model.hidden_act == "silu":
+        return x * torch.sigmoid(x)
     approximate = "tanh" if model.hidden_act == "gelu_new" else "none"
     return torch.nn.functional.gelu(x, approximate=approximate)

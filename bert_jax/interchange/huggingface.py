@@ -30,12 +30,14 @@ WEIGHTS, INDEX = safetensors_files.WEIGHTS, safetensors_files.INDEX
 MOMENTS = "moments.safetensors"
 
 _HINT = "is this a model directory?"
-# Spellings of the tanh approximation in their configs.
+# Spellings of activations in their configs.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
     "gelu_fast": "gelu_new",
+    "silu": "silu",
+    "swish": "silu",
 }
 
 # Our kinds of position -> how their configs call them. Only transformers 4 computes the last two.

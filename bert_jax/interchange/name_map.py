@@ -121,7 +121,16 @@ class ImportedModel:
 
 # The fields of a model that no BERT of another system has: for those formats they must be as they
 # are by default.
-_OURS = ("position_embedding_type", "rope_theta", "embedding_size")
+_OURS = (
+    "position_embedding_type",
+    "rope_theta",
+    "embedding_size",
+    "norm_placement",
+    "norm",
+    "norm_bias",
+    "linear_bias",
+    "feed_forward",
+)
 # The fields of a model that other systems' BERT has, by the same names.
 MODEL_FIELDS = tuple(
     field.name

@@ -264,6 +264,8 @@ def _require_expressible(config: ModelConfig, head: HeadConfig) -> None:
         raise UsageError(
             f"layer_norm_eps is {config.layer_norm_eps}; the original's code has 1e-12, fixed"
         )
+    if config.hidden_act == "silu":
+        raise UsageError("model.hidden_act is silu, which the original does not know")
     if "token_classifier" in head.parts:
         raise UsageError(
             "the original has no token classifier, and no name for it; export `format` hf"

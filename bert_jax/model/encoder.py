@@ -1,4 +1,5 @@
-"""The stack of post-norm blocks (Vaswani et al. 2017, as google-research/bert modeling.py has it).
+"""The stack of blocks (Vaswani et al. 2017, as google-research/bert modeling.py has it, and what
+others have made of it).
 
 Dims: B batch, L length, R positions that are read, D width, H heads, K head size, F feed-forward
 width, N layers.
@@ -17,8 +18,8 @@ from bert_jax.model.attention import join_heads, split_heads
 from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.layers import (
     Embeddings,
-    LayerNorm,
     Linear,
+    Norm,
     activation,
     gather_ids,
     gather_positions,
@@ -34,11 +35,15 @@ _EMBEDDINGS_LAYER = 2**31
 
 
 class Block(nnx.Module):
-    """Self-attention and feed-forward, each added to its input and then normalised."""
+    """Self-attention and feed-forward, each added to its input.
+
+    Either half is after(x + f(before(x))), where one of the two is its norm and the other nothing.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width = config.hidden_size
-        linear = partial(Linear, config=config, rngs=rngs)
+        linear = partial(Linear, config=config, rngs=rngs, has_bias=config.linear_bias)
+        self.is_pre_norm = config.norm_placement == "pre"
         self.hidden_act = config.hidden_act
         self.hidden_dropout = config.hidden_dropout_prob
         self.attention_dropout = config.attention_probs_dropout_prob
@@ -51,10 +56,13 @@ class Block(nnx.Module):
         self.key = linear(width, width, is_bias_trained=kind.sees_key_bias)
         self.value = linear(width, width)
         self.attention_output = linear(width, width)
-        self.attention_norm = LayerNorm(width, config=config)
+        self.attention_norm = Norm(width, config=config)
         self.intermediate = linear(width, config.intermediate_size)
         self.output = linear(config.intermediate_size, width)
-        self.output_norm = LayerNorm(width, config=config)
+        self.output_norm = Norm(width, config=config)
+        self.is_gated = config.feed_forward == "gated"
+        if self.is_gated:
+            self.gate = linear(width, config.intermediate_size)
         self.has_position = kind.is_per_block
         if kind.is_per_block:
             self.position = kind(config, rngs=rngs)
@@ -78,11 +86,19 @@ class Block(nnx.Module):
         def site(number):
             return None if key is None else key.fold(number)
 
+        def before(norm, x):
+            return norm(x) if self.is_pre_norm else x
+
+        def after(norm, x):
+            return x if self.is_pre_norm else norm(x)
+
         x_BRD, ids_BR = x_BLD, sequence_ids_BL
+        seen_BLD = asking_BRD = before(self.attention_norm, x_BLD)
         if read_BR is not None:
             x_BRD, ids_BR = gather_positions(x_BLD, read_BR), gather_ids(sequence_ids_BL, read_BR)
-        query_BHKR = split_heads(self.query.to_columns(x_BRD), self.num_heads)
-        key_BHKL = split_heads(self.key.to_columns(x_BLD), self.num_heads)
+            asking_BRD = before(self.attention_norm, x_BRD)
+        query_BHKR = split_heads(self.query.to_columns(asking_BRD), self.num_heads)
+        key_BHKL = split_heads(self.key.to_columns(seen_BLD), self.num_heads)
         bias_BHRL = None
         position = self.position if self.has_position else position
         if position.is_in_attention:
@@ -95,7 +111,7 @@ class Block(nnx.Module):
         context_BHKR = attend(
             query_BHKR,
             key_BHKL,
-            split_heads(self.value.to_columns(x_BLD), self.num_heads),
+            split_heads(self.value.to_columns(seen_BLD), self.num_heads),
             query_ids_BL=ids_BR,
             key_ids_BS=sequence_ids_BL,
             bias_BHLS=bias_BHRL,
@@ -104,20 +120,36 @@ class Block(nnx.Module):
         )
         y_BRD = self.attention_output.from_columns(join_heads(context_BHKR))
         y_BRD = dropout(y_BRD, site(_ATTENTION_OUTPUT), rate=self.hidden_dropout)
-        x_BRD = self.attention_norm(x_BRD + y_BRD)
-        h_BRF = activation(self.hidden_act, self.intermediate(x_BRD))
-        y_BRD = dropout(self.output(h_BRF), site(_FEED_FORWARD_OUTPUT), rate=self.hidden_dropout)
-        return self.output_norm(x_BRD + y_BRD)
+        x_BRD = after(self.attention_norm, x_BRD + y_BRD)
+        y_BRD = self.output(self._inner(before(self.output_norm, x_BRD)))
+        y_BRD = dropout(y_BRD, site(_FEED_FORWARD_OUTPUT), rate=self.hidden_dropout)
+        return after(self.output_norm, x_BRD + y_BRD)
+
+    def _inner(self, x_BRD: jax.Array) -> jax.Array:
+        """Returns `[B, R, F]`, activated; where it is gated, the activated gate times it."""
+        h_BRF = self.intermediate(x_BRD)
+        if not self.is_gated:
+            return activation(self.hidden_act, h_BRF)
+        return activation(self.hidden_act, self.gate(x_BRD)) * h_BRF
 
 
 class Encoder(nnx.Module):
-    """Embeddings and N blocks, each a subtree of its own: `layer_0`, `layer_1`, ..."""
+    """Embeddings and N blocks, each a subtree of its own: `layer_0`, `layer_1`, ...
+
+    The embeddings are normalised in every model: words and positions of a deviation of 0.02 would
+    be nothing beside what the blocks add, and training is steadier (Le Scao et al. 2022, BLOOM;
+    ModernBERT). With pre-norm the first norm of the first block then repeats it, but for its scale:
+    so all blocks are alike.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.num_layers = config.num_hidden_layers
         self.embeddings = Embeddings(config, rngs=rngs)
         for i in range(self.num_layers):
             setattr(self, f"layer_{i}", Block(config, rngs=rngs))
+        # The blocks of pre-norm add to what is never normalised.
+        is_pre_norm = config.norm_placement == "pre"
+        self.final_norm = Norm(config.hidden_size, config=config) if is_pre_norm else None
 
     def __call__(
         self,
@@ -132,7 +164,7 @@ class Encoder(nnx.Module):
 
         With the positions `read_BR`, `[B, R, D]`: the last block computes these alone. Pre-training
         reads a sixth of the positions, a classifier one of them. `hidden_states` is a list that
-        gets the embeddings and each block's output.
+        gets the embeddings and each block's output; the last one is what is returned.
         """
         x_BLD = self.embeddings(
             input_ids=batch["input_ids"],
@@ -181,6 +213,8 @@ class Encoder(nnx.Module):
                 if hidden_states is not None:
                     hidden_states.append(x_BLD)
         x_BLD = apply_block(x_BLD, len(alike), last, read_BR)
+        if self.final_norm is not None:
+            x_BLD = self.final_norm(x_BLD)
         if hidden_states is not None:
             hidden_states.append(x_BLD)
         return x_BLD
@@ -191,7 +225,8 @@ def gather_early(params: dict[str, Any], compute: ComputeConfig) -> dict[str, An
     themselves.
     """
     encoder = params["encoder"]
-    late = encoder.keys() - {"embeddings"} if compute.gather == "per_layer" else set()
+    is_late = compute.gather == "per_layer"
+    late = {name for name in encoder if is_late and name.startswith("layer_")}
     early = {name: part for name, part in encoder.items() if name not in late}
     gathered = to_compute_params(params | {"encoder": early}, dtype=compute.dtype)
     return gathered | {"encoder": encoder | gathered["encoder"]}

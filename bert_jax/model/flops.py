@@ -10,6 +10,7 @@ def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -
     only; None reads every position.
     """
     d, f = model.hidden_size, model.intermediate_size
+    kernels = 3 if model.feed_forward == "gated" else 2
     # Products of queries, or of keys too, with a vector for each distance.
     distances = 2 * model.max_position_embeddings - 1
     of_queries = model.position_embedding_type in ("relative_key", "relative_key_query")
@@ -18,7 +19,8 @@ def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -
     def block(queries: int) -> int:
         keys_and_values = 2 * length * 2 * d * d
         relative = 2 * distances * d * (of_queries * queries + of_keys * length)
-        return relative + keys_and_values + 2 * queries * (2 * d * d + 2 * length * d + 2 * d * f)
+        attention = 2 * queries * (2 * d * d + 2 * length * d)
+        return relative + keys_and_values + attention + 2 * queries * kernels * d * f
 
     last = block(length if read is None else read)
     is_projected = model.table_size != d

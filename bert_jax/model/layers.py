@@ -53,56 +53,68 @@ class Linear(nnx.Module):
         *,
         config: ModelConfig,
         rngs: nnx.Rngs,
+        has_bias: bool = True,
         is_bias_trained: bool = True,
     ):
         self.is_bias_trained = is_bias_trained
         stddev = config.initializer_range
         self.kernel = truncated_normal(rngs, (inputs, outputs), stddev=stddev)
-        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if has_bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[B, ..., inputs]` to `[B, ..., outputs]`."""
-        kernel, bias = self._in_type_of(x)
+        kernel = self.kernel[...].astype(x.dtype)
         cut_in, cut_out = spec_of(kernel)
         leading = x.shape[:-1]
         # As a product of two matrices, which XLA's CPU back end computes half as fast again as the
         # same product with more dims.
         flat = _reshape(x, (math.prod(leading), x.shape[-1]), cut_in)
-        y = jnp.matmul(flat, kernel, out_sharding=over_batch(cut_out)) + bias
+        y = self._with_bias(jnp.matmul(flat, kernel, out_sharding=over_batch(cut_out)))
         return _reshape(y, (*leading, y.shape[-1]), *(None,) * (len(leading) - 1), cut_out)
 
     def to_columns(self, x_BLD: jax.Array) -> jax.Array:
         """Maps `[B, L, inputs]` to `[B, outputs, L]`."""
-        kernel, bias = self._in_type_of(x_BLD)
+        kernel = self.kernel[...].astype(x_BLD.dtype)
         cut = over_batch(spec_of(kernel)[1])
-        return jnp.einsum("bld,de->bel", x_BLD, kernel, out_sharding=cut) + bias[:, None]
+        y_BDL = jnp.einsum("bld,de->bel", x_BLD, kernel, out_sharding=cut)
+        return self._with_bias(y_BDL, columns=True)
 
     def from_columns(self, x_BDL: jax.Array) -> jax.Array:
         """Maps `[B, inputs, L]` to `[B, L, outputs]`; a cut of the inputs is summed away."""
-        kernel, bias = self._in_type_of(x_BDL)
-        return jnp.einsum("bdl,de->ble", x_BDL, kernel, out_sharding=over_batch()) + bias
+        kernel = self.kernel[...].astype(x_BDL.dtype)
+        y_BLD = jnp.einsum("bdl,de->ble", x_BDL, kernel, out_sharding=over_batch())
+        return self._with_bias(y_BLD)
 
-    def _in_type_of(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        bias = self.bias[...].astype(x.dtype)
+    def _with_bias(self, y: jax.Array, *, columns: bool = False) -> jax.Array:
+        if self.bias is None:
+            return y
+        bias = self.bias[...].astype(y.dtype)
         if not self.is_bias_trained:
             bias = jax.lax.stop_gradient(bias)
-        return self.kernel[...].astype(x.dtype), bias
+        return y + (bias[:, None] if columns else bias)
 
 
-class LayerNorm(nnx.Module):
-    """Normalises the last dim in float32 (Ba et al. 2016); returns the type it was given."""
+class Norm(nnx.Module):
+    """Normalises the last dim in float32; returns the type it was given.
+
+    LayerNorm (Ba et al. 2016), with a bias or without, or RMSNorm (Zhang & Sennrich 2019), which
+    does not subtract the mean.
+    """
 
     def __init__(self, size: int, *, config: ModelConfig):
         self.epsilon = config.layer_norm_eps
+        self.is_centred = config.norm == "layernorm"
+        has_bias = self.is_centred and config.norm_bias
         self.scale = nnx.Param(jnp.ones(size, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(size, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(size, jnp.float32)) if has_bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        normal = centred * jax.lax.rsqrt(variance + self.epsilon)
-        return (normal * self.scale[...] + self.bias[...]).astype(x.dtype)
+        if self.is_centred:
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        scaled = wide * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
+        return (scaled if self.bias is None else scaled + self.bias[...]).astype(x.dtype)
 
 
 class Embed(nnx.Module):
@@ -163,7 +175,7 @@ class Embeddings(nnx.Module):
         # Where each block has its own, nothing is left to do here.
         self.position = (POSITIONS["none"] if kind.is_per_block else kind)(config, rngs=rngs)
         self.token_type = Embed(config.type_vocab_size, width, config=config, rngs=rngs)
-        self.layer_norm = LayerNorm(width, config=config)
+        self.layer_norm = Norm(width, config=config)
         if width != config.hidden_size:
             self.project = Linear(width, config.hidden_size, config=config, rngs=rngs)
 
@@ -185,10 +197,13 @@ class Embeddings(nnx.Module):
 
 def activation(name: str, x: jax.Array) -> jax.Array:
     """Applies GELU (Hendrycks & Gimpel 2016): "gelu" is exact, "gelu_new" the tanh approximation.
+    "silu" is x sigmoid(x).
 
     The exact form through erf, as Hugging Face has it: `jax.nn.gelu` goes through erfc, which costs
     as much as the two matrix products around it on a CPU.
     """
+    if name == "silu":
+        return jax.nn.silu(x)
     if name == "gelu_new":
         return jax.nn.gelu(x, approximate=True)
     return 0.5 * x * (1 + jax.lax.erf(x * np.asarray(0.5**0.5, x.dtype)))

@@ -40,6 +40,8 @@ _TENSOR_DIM = {
     ("attention_output", "kernel"): 0,
     ("intermediate", "kernel"): 1,
     ("intermediate", "bias"): 0,
+    ("gate", "kernel"): 1,
+    ("gate", "bias"): 0,
     ("output", "kernel"): 0,
 }
 

@@ -75,14 +75,14 @@ def of_train_step(
         _Sizes(tower, batch, mesh=mesh, platform=platform, pieces=pieces)
         for tower in _towers(config)
     ]
-    relative = _relative_scores(config.model, batch["input_ids"].shape[1])
+    length = batch["input_ids"].shape[1]
     block, loop = (
-        arrays._replace(scores=arrays.scores + relative)
+        _of_model(arrays, config.model, length)
         for arrays in (_UNROLLED.get(platform, _UNROLLED_ELSEWHERE), _LOOP)
     )
     kept, again = loop if compute.layers == "scan" else block, 0.0
     if is_rematerialised(config, platform=platform):
-        kept = _REMATERIALISED[compute.remat]
+        kept = _of_model(_REMATERIALISED[compute.remat], config.model, length)
         again = max(sizes.block(block) for sizes in towers)
     is_plain = compute.attention == "plain" or _adds_to_scores(config.model)
     if is_plain and kept.scores and platform != "cpu":
@@ -117,10 +117,14 @@ def _adds_to_scores(model: ModelConfig) -> bool:
     return kind.bias is not base.bias or kind.scores is not base.scores
 
 
-def _relative_scores(model: ModelConfig, length: int) -> float:
-    """Returns how many arrays of scores the products with a vector for each distance take."""
+def _of_model(arrays: _Arrays, model: ModelConfig, length: int) -> _Arrays:
+    """Returns the arrays of a block with those that BERT's has not: the gate and what it gates, and
+    products with a vector for each distance.
+    """
+    gated = min(arrays.inner, 2) if model.feed_forward == "gated" else 0
     tables = {"relative_key": 1, "relative_key_query": 2}.get(model.position_embedding_type, 0)
-    return tables * (2 * model.max_position_embeddings - 1) / length
+    relative = tables * (2 * model.max_position_embeddings - 1) / length if arrays.scores else 0
+    return arrays._replace(inner=arrays.inner + gated, scores=arrays.scores + relative)
 
 
 def of_evaluation_step(
@@ -130,8 +134,7 @@ def of_evaluation_step(
     # One tower after the other, of which the encoder is the larger.
     sizes = _Sizes(config, batch, mesh=mesh, platform=platform, pieces=1)
     # The logits come when the last block has gone.
-    relative = _relative_scores(config.model, batch["input_ids"].shape[1])
-    arrays = _FORWARD._replace(scores=_FORWARD.scores + relative)
+    arrays = _of_model(_FORWARD, config.model, batch["input_ids"].shape[1])
     block, logits = sizes.block(arrays), _LOGITS * sizes.logits
     return Estimate(
         weights=sharding.bytes_per_device(state.params),
@@ -241,7 +244,7 @@ def _copies(config: TrainConfig, params: Any, *, mesh: Mesh, is_wide_too: bool =
     encoder = params["encoder"]
     towers = [encoder, *(p["encoder"] for name, p in params.items() if name == "generator")]
     blocks = sum(
-        all_of({name: part for name, part in tower.items() if name != "embeddings"})
+        all_of({name: part for name, part in tower.items() if name.startswith("layer_")})
         for tower in towers
     )
     # In a loop they are stacked, and so are their gradients.

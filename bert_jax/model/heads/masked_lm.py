@@ -12,7 +12,7 @@ from flax import nnx
 
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.model.heads.part import Context, Part
-from bert_jax.model.layers import Embed, LayerNorm, Linear, activation, split_rows
+from bert_jax.model.layers import Embed, Linear, Norm, activation, split_rows
 
 
 class MaskedLanguageModel(nnx.Module):
@@ -21,8 +21,10 @@ class MaskedLanguageModel(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width = config.table_size
         self.hidden_act = config.hidden_act
-        self.transform = Linear(config.hidden_size, width, config=config, rngs=rngs)
-        self.layer_norm = LayerNorm(width, config=config)
+        self.transform = Linear(
+            config.hidden_size, width, config=config, rngs=rngs, has_bias=config.linear_bias
+        )
+        self.layer_norm = Norm(width, config=config)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
 
     def __call__(self, x_BMD: jax.Array, word: Embed) -> jax.Array:
