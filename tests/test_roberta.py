@@ -15,8 +15,10 @@ from bert_jax.model import bert
 from bert_jax.workdir.load import imported_config
 from tests.models import HEADS, SIZES, assert_same, random_params, vocabulary
 
-_CLASSES = sorted(HEADS.keys() - {"ForPreTraining", "ForNextSentencePrediction"})
-_ONE_SEGMENT = dataclasses.replace(SIZES["small"], vocab_size=300, type_vocab_size=1)
+CLASSES = sorted(HEADS.keys() - {"ForPreTraining", "ForNextSentencePrediction"})
+_ONE_SEGMENT = dataclasses.replace(
+    SIZES["small"], vocab_size=300, type_vocab_size=1, hidden_act="gelu"
+)
 _POSITIONS = "roberta.embeddings.position_embeddings.weight"
 
 
@@ -34,7 +36,7 @@ def written(folder, words, name, model=_ONE_SEGMENT, **options):
     return params, load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", _CLASSES)
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_byte_level_vocabulary_makes_a_roberta(tmp_path, words, name):
     params, tensors = written(tmp_path / "1", words, name)
     described = json.loads((tmp_path / "1/config.json").read_text())
@@ -70,6 +72,25 @@ def test_the_family_that_is_asked_for(tmp_path, words):
         written(tmp_path / "no", words, "ForPreTraining", two, model_type="roberta")
     with pytest.raises(UsageError, match=r"'robert'.* Did you mean 'roberta'"):
         written(tmp_path / "no", words, "ForMaskedLM", model_type="robert")
+
+
+def test_a_head_that_their_class_would_compute_otherwise(tmp_path, words, capsys):
+    """RobertaLMHead has the exact GELU, whatever hidden_act is."""
+    by_tanh = dataclasses.replace(_ONE_SEGMENT, hidden_act="gelu_new")
+    written(tmp_path / "1", words, "ForMaskedLM", by_tanh)
+    assert json.loads((tmp_path / "1/config.json").read_text())["model_type"] == "bert"
+    assert "written as BERT's class, not as RoBERTa's: hidden_act" in capsys.readouterr().err
+    message = "hidden_act is gelu_new, but the masked-LM head of Roberta's class computes gelu"
+    with pytest.raises(UsageError, match=message):
+        written(tmp_path / "2", words, "ForMaskedLM", by_tanh, model_type="roberta")
+    written(tmp_path / "3", words, "ForTokenClassification", by_tanh)
+    path = tmp_path / "3/config.json"
+    assert json.loads(path.read_text())["model_type"] == "roberta"
+    written(tmp_path / "4", words, "ForMaskedLM")
+    path = tmp_path / "4/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_act": "gelu_new"}))
+    with pytest.raises(UsageError, match=message):
+        huggingface.read(tmp_path / "4")
 
 
 @pytest.mark.parametrize("segments", [1, 2])

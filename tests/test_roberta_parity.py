@@ -22,6 +22,8 @@ from bert_jax.update.step import train_step
 from bert_jax.workdir.load import load_checkpoint
 from tests import tiny_corpus, tiny_tasks
 from tests.batches import random_batch
+from tests.test_huggingface_classes import assert_same_outputs
+from tests.test_roberta import CLASSES, written
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'parity' extra")
@@ -196,6 +198,17 @@ def test_training_curve_equals_torch():
     assert apart < 1e-4
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_we_write_is_their_class(tmp_path, name):
+    """Random weights of ours, with every head."""
+    train_byte_level_bpe([" the bear eats"] * 3, vocab_size=300).save(tmp_path / "words")
+    written(tmp_path / "hf", tmp_path / "words", name)
+    kind = getattr(transformers, f"Roberta{name}")
+    theirs, report = kind.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys"))
+    assert_same_outputs(tmp_path / "hf", name, theirs, pad=_PAD)
+
+
 def test_base_has_the_parameters_of_their_class():
     model = load_config("roberta_base").model
     described = huggingface.their_config(model, _HEAD, pad=_PAD, model_type="roberta")
@@ -311,4 +324,4 @@ def test_fine_tuning_with_its_own_head(run, tmp_path):
     assert {"classifier.dense.weight", "classifier.out_proj.weight"} < set(tensors)
     ours = bert_jax.load(found).logits(texts)["sequence_logits"]
     np.testing.assert_allclose(ours, logits, atol=1e-5, rtol=0)
-    assert np.ptp(logits, axis=0).min() > 0.02
+    assert np.ptp(logits, axis=0).min() > 1e-3, "logits that do not differ prove nothing"

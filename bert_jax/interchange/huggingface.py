@@ -94,7 +94,8 @@ def write(
     head = head or HeadConfig()
     sub_words = load_tokenizer(tokenizer)
     pad = sub_words.special.pad
-    model_type = model_type or names.family_of(head, pair_separators=sub_words.pair_separators)
+    separators = sub_words.pair_separators
+    model_type = model_type or names.family_of(config, head, pair_separators=separators)
     family = FAMILIES[model_type]
     name_map.require_expressible(
         config,
@@ -104,6 +105,8 @@ def write(
         positions=_POSITIONS if family.default_pad is None else ("learned",),
         lacks=family.lacks,
     )
+    if problem := family.misreads(config, head):
+        raise UsageError(f"model.{problem}: write it as bert, with `model_type`")
     tensors = to_tensors(params, family, pad=pad)
     if names.class_of(head.parts) == "Model":
         base = f"{family.base}."
@@ -221,6 +224,8 @@ def read(
         parts=tuple(part for part in PARTS.names() if part in parts),
         labels=_labels(theirs, directory / CONFIG) if classifier in parts else (),
     )
+    if problem := family.misreads(model, head):
+        raise UsageError(f"{directory / CONFIG}: {problem}, and we compute one of both only")
     ignored = [*names.COPIES, *names.COUNTERS]
     if table is family.pooled_names:  # some keep the pooler that its classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]

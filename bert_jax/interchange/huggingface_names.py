@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from bert_jax.config import HeadConfig
+from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.interchange.name_map import NameMap
+from bert_jax.progress import note_once
 
 _LAYER = {
     "query": "attention.self.query",
@@ -95,6 +96,19 @@ class Family:
     default_pad: int | None = None
     # Parts that none of its classes has.
     lacks: frozenset[str] = frozenset()
+    # What its masked-LM head computes, whatever the config's `hidden_act` says; None: that.
+    mlm_act: str | None = None
+
+    def misreads(self, model: ModelConfig, head: HeadConfig) -> str:
+        """Returns what its classes would compute otherwise than the model; nothing if all is
+        well.
+        """
+        if self.mlm_act in (None, model.hidden_act) or "mlm" not in head.parts:
+            return ""
+        return (
+            f"hidden_act is {model.hidden_act}, but the masked-LM head of {self.class_prefix}'s "
+            f"class computes {self.mlm_act} whatever that says"
+        )
 
     def names_with(self, parts: Container[str]) -> NameMap:
         """Returns the names of a model with these parts."""
@@ -113,6 +127,7 @@ ROBERTA_FAMILY = Family(
     pooled_classifier="classifier.out_proj.weight",
     default_pad=1,
     lacks=frozenset({"nsp"}),
+    mlm_act="gelu",
 )
 XLM_ROBERTA_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="XLMRoberta")
 CAMEMBERT_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="Camembert")
@@ -139,13 +154,19 @@ CLASSES = {
 }
 
 
-def family_of(head: HeadConfig, *, pair_separators: int) -> str:
+def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> str:
     """Returns the `model_type` that a model is written as where nobody chooses one.
 
     RoBERTa's tokenizers put two separators between the texts of a pair: those that were imported,
-    and those of byte-level BPE that were trained here. RoBERTa has no next-sentence head.
+    and those of byte-level BPE that were trained here. What RoBERTa's classes do not compute is a
+    BERT, which is said unless its next-sentence head tells.
     """
-    return "roberta" if pair_separators == 2 and "nsp" not in head.parts else "bert"
+    if pair_separators < 2 or ROBERTA_FAMILY.lacks & set(head.parts):
+        return "bert"
+    if problem := ROBERTA_FAMILY.misreads(model, head):
+        note_once(f"written as BERT's class, not as RoBERTa's: {problem}")
+        return "bert"
+    return "roberta"
 
 
 def class_of(parts: Sequence[str]) -> str:
