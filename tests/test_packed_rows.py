@@ -255,6 +255,7 @@ def two_batches(objective: str) -> tuple[Batch, Batch]:
         which = is_real[kind.fields[name].size]
         assert np.array_equal(apart[name][:, : array.shape[1]][which], array[which]), name
     together = place(alone, counts, **arguments)
+    assert together["sequence_ids"].max(axis=1).tolist() == counts.tolist()
     more = len(numbers) - len(counts)  # rows of padding, so that one program computes both
     together = {name: np.pad(array, ((0, more), (0, 0))) for name, array in together.items()}
     return apart, together
