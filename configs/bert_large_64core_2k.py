@@ -1,0 +1,45 @@
+"""BERT-Large on 64 TPU v3 cores: the paper's number of sequences in 125,000 packed updates.
+
+    bert-jax pretrain bert_large_64core_2k --corpus DIR --workdir DIR --distributed  # on each host
+
+1,000,000 updates of 256 sequences are 125,000 of 2,048, with which RoBERTa (Liu et al. 2019, table
+3) reaches a lower perplexity for the same cost. Sequences share rows (docs/lineage.md, Packing), so
+that an update has fewer rows. Of sentence pairs of English Wikipedia (an extract of 2014) and of
+books, in the proportion of BERT's corpus (2,500 and 800 million words), a row holds on average
+
+- 1.138 pairs at length 128, so that 1,792 rows, 28 a core, hold 2,039;
+- 1.811 pairs at length 512, so that 1,152 rows, 18 a core, hold 2,086.
+
+In all 112,500 x 2,039 + 12,500 x 2,086 = 255.5 million, of 256.0. With another corpus the start of
+each phase says how many sequences an update has; set `phases.N.global_batch_size` by it.
+
+The rate is RoBERTa-Large's, 4e-4, with a warm-up of 6 % of the updates and beta2 0.98 as there
+(table 9; batches of 8,192). Table 3 has 7e-4, for BERT-Base. Everything else is as in `bert_large`.
+By the estimate of `update/memory_estimate.py` a step takes 4.8 GiB a core at length 128 and 12.5 at
+512, of 15.5. It has not been compiled for this machine yet, as `bert-jax plan` does.
+"""
+
+from dataclasses import replace
+
+from bert_jax import config_loader
+from bert_jax.config import OptimizerConfig, PhaseConfig, TrainConfig
+
+
+def config() -> TrainConfig:
+    recipe = config_loader.load_config("bert_large_64core")
+    return replace(
+        recipe,
+        name="bert_large_64core_2k",
+        data=replace(recipe.data, packing="best_fit"),
+        optimizer=OptimizerConfig(
+            kind="adamw",
+            schedule="linear",
+            learning_rate=4e-4,
+            warmup_steps=7_500,
+            beta2=0.98,
+        ),
+        phases=(
+            PhaseConfig(sequence_length=128, steps=112_500, global_batch_size=1_792),
+            PhaseConfig(sequence_length=512, steps=12_500, global_batch_size=1_152),
+        ),
+    )
