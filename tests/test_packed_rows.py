@@ -261,17 +261,17 @@ def two_batches(objective: str) -> tuple[Batch, Batch]:
     return apart, together
 
 
-def config_of(objective: str, position: str, compute: ComputeConfig) -> TrainConfig:
-    model = dataclasses.replace(MODEL, position_embedding_type=position)
+def config_of(objective: str, block: str, compute: ComputeConfig) -> TrainConfig:
+    model = dataclasses.replace(MODEL, **BLOCKS[block])
     config = complete(TrainConfig(objective=objective, model=model, compute=compute))
     return dataclasses.replace(config, head=HeadConfig(parts=OBJECTIVES[objective].parts))
 
 
 @functools.cache
-def compiled(objective: str, position: str, attention: str, states: bool):
+def compiled(objective: str, block: str, attention: str, states: bool):
     """Returns parameters, and a function from a batch to gradients and outputs."""
     compute = ComputeConfig(dtype="float32", attention=attention)
-    config = config_of(objective, position, compute)
+    config = config_of(objective, block, compute)
     kind = OBJECTIVES[objective]
     params = random_params(config.model, config.head)
 
@@ -287,20 +287,30 @@ def compiled(objective: str, position: str, attention: str, states: bool):
     return params, jax.jit(jax.grad(loss, has_aux=True))
 
 
+# Fields of the model: each kind of position, and all else in which blocks differ from BERT's.
+BLOCKS = {
+    "bert": {},
+    "modern": {"norm_placement": "pre", "norm": "rmsnorm", "feed_forward": "gated"},
+    **{
+        kind: {"position_embedding_type": kind}
+        for kind in POSITIONS.names()
+        if POSITIONS.is_builtin(kind) and kind != "learned"
+    },
+}
+
+
 def _models():
-    yield "mlm+nsp", "learned", "fused", True
+    yield "mlm+nsp", "bert", "fused", True
     for objective in OBJECTIVES.names():
         if OBJECTIVES.is_builtin(objective):
-            yield objective, "learned", "fused", False
-    for position in POSITIONS.names():
-        if POSITIONS.is_builtin(position) and position != "learned":
-            yield "mlm+nsp", position, "fused", False
+            yield objective, "bert", "fused", False
+    yield from (("mlm+nsp", block, "fused", False) for block in BLOCKS if block != "bert")
     for attention in ATTENTION.names():
         if ATTENTION.is_builtin(attention) and attention != "fused":
-            yield "mlm+nsp", "learned", attention, False
+            yield "mlm+nsp", "bert", attention, False
 
 
-each_model = pytest.mark.parametrize(("objective", "position", "attention", "states"), [*_models()])
+each_model = pytest.mark.parametrize(("objective", "block", "attention", "states"), [*_models()])
 # What the columns of an output are those of.
 _COLUMNS = {"last_hidden_state": "L", "mlm_logits": "M", "nsp_logits": "P", "replaced_logits": "L"}
 
@@ -320,8 +330,8 @@ def outputs_of_sequences(outputs, batch: Batch) -> list[dict[str, np.ndarray]]:
 
 
 @each_model
-def test_outputs_and_gradients_are_those_of_rows_apart(objective, position, attention, states):
-    params, function = compiled(objective, position, attention, states)
+def test_outputs_and_gradients_are_those_of_rows_apart(objective, block, attention, states):
+    params, function = compiled(objective, block, attention, states)
     (apart, together) = two_batches(objective)
     results = [jax.device_get(function(params, batch)) for batch in (apart, together)]
     outputs = [
@@ -339,9 +349,9 @@ def test_outputs_and_gradients_are_those_of_rows_apart(objective, position, atte
 
 
 @each_model
-def test_no_sequence_sees_another_one(objective, position, attention, states):
+def test_no_sequence_sees_another_one(objective, block, attention, states):
     """Other tokens in one sequence of each row change no bit of what comes out of the others."""
-    params, function = compiled(objective, position, attention, states)
+    params, function = compiled(objective, block, attention, states)
     _, batch = two_batches(objective)
     for number in (1, 2):
         here = batch["sequence_ids"] == number
