@@ -322,6 +322,11 @@ def test_fine_tuning_with_its_own_head(run, tmp_path):
     logits, _ = their_logits(tmp_path / "hf", kind, texts)
     tensors = load_file(tmp_path / "hf/model.safetensors")
     assert {"classifier.dense.weight", "classifier.out_proj.weight"} < set(tensors)
-    ours = bert_jax.load(found).logits(texts)["sequence_logits"]
-    np.testing.assert_allclose(ours, logits, atol=1e-5, rtol=0)
+    model = bert_jax.load(found)
+    np.testing.assert_allclose(model.logits(texts)["sequence_logits"], logits, atol=1e-5, rtol=0)
+    pairs = list(zip(texts[:2], texts[2:4], strict=True))
+    logits_of_pairs, ids = their_logits(tmp_path / "hf", kind, pairs)
+    ours = model.logits(pairs)["sequence_logits"]
+    np.testing.assert_allclose(ours, logits_of_pairs, atol=1e-5, rtol=0)
+    assert (ids == 2).sum(1).tolist() == [3, 3], "<s> a </s> </s> b </s>"
     assert np.ptp(logits, axis=0).min() > 1e-3, "logits that do not differ prove nothing"
