@@ -7,6 +7,7 @@ import jax
 import pytest
 from safetensors.numpy import load_file
 
+from bert_jax.__main__ import main
 from bert_jax.config_loader import load_config
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer, train_byte_level_bpe
 from bert_jax.errors import UsageError
@@ -54,6 +55,22 @@ def test_a_byte_level_vocabulary_makes_a_roberta(tmp_path, words, name):
     for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
         assert (tmp_path / "2" / file).read_bytes() == (tmp_path / "1" / file).read_bytes()
     assert imported_config(back).data.rows == "full_sentences"
+
+
+@pytest.mark.parametrize("name", ["ForMaskedLM", "ForSequenceClassification", "Model"])
+def test_imported_and_exported_by_the_command_line(tmp_path, words, name):
+    written(tmp_path / "1", words, name)
+    steps = (
+        ("import", tmp_path / "1", tmp_path / "run"),
+        ("export", tmp_path / "run", tmp_path / "2"),
+    )
+    for verb, source, output in steps:
+        command = [verb, "--checkpoint", str(source), "--output", str(output)]
+        assert (
+            main(command + ["--allow-missing-heads"] * (name == "Model" and verb == "import")) == 0
+        )
+    for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
+        assert (tmp_path / "2" / file).read_bytes() == (tmp_path / "1" / file).read_bytes()
 
 
 def test_the_family_that_is_asked_for(tmp_path, words):
