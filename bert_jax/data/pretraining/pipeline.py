@@ -2,8 +2,8 @@
 
 Example n of a phase is row n % global_batch_size of its step n // global_batch_size. It lies in
 epoch n // E, where E is the size of the phase's first epoch, and its place there goes through the
-epoch's own permutation to a sentence pair of the epoch's plan. Nothing is carried from batch to
-batch: a run resumes from its step alone, and hosts agree by asking for rows of the same step.
+epoch's own permutation to a row of the epoch's plan. Nothing is carried from batch to batch: a run
+resumes from its step alone, and hosts agree by asking for rows of the same step.
 
 Where rows are packed (`data.packing`), examples are numbered and made in the same way. An epoch has
 a table of packed rows, each of which names some of its E examples, and row n of a phase goes in the
@@ -74,7 +74,7 @@ class Pipeline:
     ):
         """Costs nothing; the first batch of an epoch waits for the epoch's plan.
 
-        Raises `UsageError` if the split has no two documents, or a phase's sizes are impossible.
+        Raises `UsageError` if the split makes no rows, or a phase's sizes are impossible.
         """
         self._split, self._collator, self._vocabulary = split, collator, vocabulary
         rate = options.masked_lm_prob
@@ -240,7 +240,7 @@ class EvaluationSet:
     ):
         """Plans one epoch of `split` and keeps `num_examples` of it, or all if it has fewer.
 
-        Raises `UsageError` if the split has no two documents, or the sizes are impossible.
+        Raises `UsageError` if the split makes no rows, or the sizes are impossible.
         """
         _check_sizes(split, options, sequence_length, max_predictions)
         key = counter_rng.derive(seed, _Key.EVALUATION)
