@@ -70,11 +70,12 @@ def padding(case: Case) -> Finding:
     if shares[worst] > _MOST_PADDING:
         length = case.config.phases[worst].sequence_length
         enough = max(8, round(length * (1 - shares[worst]) * 1.2 / 8) * 8)
-        remedy = f"phases.{worst}.sequence_length={enough}, or join short documents before prepare"
+        remedy = f"set phases.{worst}.sequence_length={enough}"
         if case.config.data.packing == "none":
-            remedy = f"data.packing=best_fit, or {remedy}"
+            remedy = f"set data.packing=best_fit, or {remedy}"
         return warned(
-            f"padding is {text}: that much of the computing is for nothing", f"set {remedy}"
+            f"padding is {text}: that much of the computing is for nothing",
+            f"{remedy}, or join short documents before prepare",
         )
     return passed(f"padding is {text}")
 
