@@ -10,6 +10,8 @@ Dims: B batch, L length of the queries, S length of the keys, D width, H heads, 
 distances.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,7 @@ from flax import nnx
 from bert_jax.config import ModelConfig
 from bert_jax.model.layers import look_up, truncated_normal
 from bert_jax.model.sharding import over_batch, spec_of
+from bert_jax.registry import POSITIONS
 
 
 class Position(nnx.Module):
@@ -36,6 +39,14 @@ class Position(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs
+
+    @staticmethod
+    def rows_for(length: int, *, rows: int) -> np.ndarray:
+        """Returns which row of a table with so many `rows` each row of one for `length` positions
+        begins as.
+        """
+        del length
+        return np.arange(rows)
 
     def add(self, x_BLD: jax.Array, position_ids_BL: jax.Array) -> jax.Array:
         """Returns the embeddings with what the positions add to them."""
@@ -81,6 +92,13 @@ class Learned(Position):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         shape = (config.max_position_embeddings, config.table_size)
         self.embedding = truncated_normal(rngs, shape, stddev=config.initializer_range)
+
+    @staticmethod
+    def rows_for(length: int, *, rows: int) -> np.ndarray:
+        """The table is repeated from its beginning, as Longformer begins from RoBERTa's (Beltagy et
+        al. 2020, section 5): neighbours stay neighbours everywhere but at the seams.
+        """
+        return np.arange(length) % rows
 
     def add(self, x_BLD: jax.Array, position_ids_BL: jax.Array) -> jax.Array:
         return x_BLD + look_up(self.embedding[...], position_ids_BL)
@@ -213,6 +231,11 @@ class RelativeKey(Position):
         shape = (2 * self.farthest + 1, config.hidden_size // config.num_attention_heads)
         self.embedding = truncated_normal(rngs, shape, stddev=config.initializer_range)
 
+    @staticmethod
+    def rows_for(length: int, *, rows: int) -> np.ndarray:
+        """New distances begin as the farthest one, as which they have counted so far."""
+        return np.clip(np.arange(2 * length - 1) - (length - 1) + rows // 2, 0, rows - 1)
+
     def scores(
         self,
         q_BHKL: jax.Array,
@@ -262,6 +285,26 @@ class RelativeKeyQuery(RelativeKey):
         of_queries_BHLS = super().scores(q_BHKL, k_BHKS, **where)
         rows_BLS = self._rows(query_positions_BL, key_positions_BS)
         return of_queries_BHLS + _pick(self._products(k_BHKS), rows_BLS)
+
+
+def lengthened(params: Any, model: ModelConfig) -> Any:
+    """Returns parameters, or moments of them, whose tables serve the positions of `model`.
+
+    They are of the same model with fewer positions. What a new row begins as is the rule of the
+    kind (`Position.rows_for`); a kind without a table needs none.
+    """
+    kind = POSITIONS[model.position_embedding_type]
+
+    def longer(path: tuple, leaf: Any) -> Any:
+        if [entry.key for entry in path[-2:]] != ["position", "embedding"]:
+            return leaf
+        numbers = kind.rows_for(model.max_position_embeddings, rows=leaf.shape[0])
+        if isinstance(leaf, np.ndarray):
+            return leaf[numbers]
+        # Whole on each device, since the rows of a table may lie on several.
+        return jax.reshard(leaf, jax.P()).at[numbers].get(out_sharding=jax.P())
+
+    return jax.tree_util.tree_map_with_path(longer, params)
 
 
 def _pick(numbers_BHPL: jax.Array, rows_BSL: jax.Array) -> jax.Array:

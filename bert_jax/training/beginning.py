@@ -13,7 +13,7 @@ from bert_jax import config_loader
 from bert_jax.config import ModelConfig, TrainConfig, flatten
 from bert_jax.data.corpus.store import Corpus, token_counts
 from bert_jax.errors import UsageError
-from bert_jax.model import sharding
+from bert_jax.model import positions, sharding
 from bert_jax.progress import note
 from bert_jax.training import preflight
 from bert_jax.update.state import TrainState
@@ -44,8 +44,10 @@ class Beginning:
     ) -> TrainConfig:
         """Returns the config with the checkpoint's model; its dropout stays.
 
-        A run that the workdir holds already has its model there, and the checkpoint may be gone.
-        Raises UsageError if one of `own_fields` says otherwise than the checkpoint.
+        More positions than the checkpoint has are the config's where `own_fields` or a phase ask
+        for them: `state` makes its tables longer. A run that the workdir holds already has its
+        model there, and the checkpoint may be gone. Raises UsageError if another one of
+        `own_fields` says otherwise than the checkpoint.
         """
         if self._init_from is not None and config.output_bias != TrainConfig.output_bias:
             raise UsageError(
@@ -58,6 +60,9 @@ class Beginning:
                 return config
             theirs = self._model_of(config)
         kept = {name: getattr(config.model, name) for name in _DROPOUT}
+        fewer = theirs.max_position_embeddings
+        if self._wants_more_positions(config, theirs, own_fields):
+            kept["max_position_embeddings"] = config.model.max_position_embeddings
         model = dataclasses.replace(theirs, **kept)
         new, old = flatten(model), flatten(config.model)
         differing = [
@@ -75,9 +80,14 @@ class Beginning:
             note(
                 f"`init_from` {self._init_from}: its model, {model.num_hidden_layers} layers of "
                 f"{model.hidden_size}, {model.vocab_size:,} sub-words, "
-                f"{model.max_position_embeddings} positions; data, phases, optimiser and dropout "
+                f"{fewer} positions; data, phases, optimiser and dropout "
                 f"are those of config {config.name!r}"
             )
+            if model.max_position_embeddings > fewer:
+                note(
+                    f"`init_from` {self._init_from}: its {fewer} positions become "
+                    f"{model.max_position_embeddings} (docs/lineage.md)"
+                )
         return dataclasses.replace(config, model=model)
 
     def require_tokenizer_of(self, corpus: Corpus) -> None:
@@ -99,9 +109,21 @@ class Beginning:
                 f"`init_from` {self._init_from} has no {', '.join(fresh)}: fresh, from seed "
                 f"{config.seed}"
             )
+        if config.model.max_position_embeddings > source.config.model.max_position_embeddings:
+            params = positions.lengthened(params, config.model)
         state = TrainState.create(config, params)
         self._source = None  # or its parameters would stay in memory as long as the run
         return state.to_mesh(mesh, shard_weights=config.mesh.shard_weights)
+
+    @staticmethod
+    def _wants_more_positions(
+        config: TrainConfig, theirs: ModelConfig, own_fields: Sequence[str]
+    ) -> bool:
+        most = theirs.max_position_embeddings
+        is_asked_for = bool({"model", "model.max_position_embeddings"} & set(own_fields))
+        is_needed = any(phase.sequence_length > most for phase in config.phases)
+        is_more = config.model.max_position_embeddings > most
+        return is_more and (is_asked_for or is_needed)
 
     def _model_of(self, config: TrainConfig) -> ModelConfig:
         """Returns the checkpoint's model; the generator is the config's, unless the run goes on

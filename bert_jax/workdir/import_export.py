@@ -14,7 +14,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, name_map, tf1
 from bert_jax.interchange.name_map import ImportedModel
-from bert_jax.model import sharding
+from bert_jax.model import positions, sharding
 from bert_jax.progress import note
 from bert_jax.registry import OPTIMIZERS
 from bert_jax.update.optimizers import adam_state, with_adam_state
@@ -42,8 +42,9 @@ def import_checkpoint(
     """Turns a foreign checkpoint into a workdir with one checkpoint, at the step it has.
 
     With a `config` and a corpus the workdir is the home of that run, and `pretrain` goes on from
-    the step. Raises UsageError, before anything is written, if the source cannot be read, has no
-    head at all and that is not allowed, or does not fit the config or the corpus.
+    the step; where it has more positions, tables become longer. Raises UsageError, before anything
+    is written, if the source cannot be read, has no head at all and that is not allowed, or does
+    not fit the config or the corpus.
     """
     from bert_jax.data.corpus.store import open_corpus
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -60,6 +61,7 @@ def import_checkpoint(
     run = config or imported_config(foreign)
     if config is not None:
         _require_same_run(source, foreign, config)
+        foreign = _lengthened(foreign, config)
     corpus = None if corpus_directory is None else open_corpus(corpus_directory)
     sub_words = load_tokenizer(directory)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
@@ -140,6 +142,7 @@ def _require_same_run(source: Path, foreign: ImportedModel, run: TrainConfig) ->
             f"{section}.{name} is {ours[name]!r}, the checkpoint's {value!r}"
             for name, value in vars(theirs).items()
             if ours[name] != value
+            and not (name == "max_position_embeddings" and ours[name] > value)
         ]
         if differing:
             raise UsageError(f"{source}: {'; '.join(differing)}; set the config to match")
@@ -148,6 +151,22 @@ def _require_same_run(source: Path, foreign: ImportedModel, run: TrainConfig) ->
             f"{source} is at step {foreign.step}, but config {run.name!r} ends at "
             f"{run.total_steps}; give it more steps"
         )
+
+
+def _lengthened(foreign: ImportedModel, run: TrainConfig) -> ImportedModel:
+    """Returns the model with as many positions as the config has, its moments, too."""
+    fewer, more = (m.max_position_embeddings for m in (foreign.model, run.model))
+    if fewer == more:
+        return foreign
+    note(f"its {fewer} positions become {more} (docs/lineage.md)")
+    trees = (foreign.params, *(foreign.moments or ()))
+    params, *moments = (positions.lengthened(tree, run.model) for tree in trees)
+    return dataclasses.replace(
+        foreign,
+        model=dataclasses.replace(foreign.model, max_position_embeddings=more),
+        params=params,
+        moments=(moments[0], moments[1]) if moments else None,
+    )
 
 
 def _state(run: TrainConfig, foreign: ImportedModel) -> TrainState:

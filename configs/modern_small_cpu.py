@@ -1,0 +1,31 @@
+"""bert_small_cpu with the blocks of today's encoders: to compare the two on a CPU.
+
+    bert-jax prepare --source simplewiki.txt.gz --output runs/simplewiki
+    bert-jax pretrain modern_small_cpu --corpus runs/simplewiki --workdir runs/modern
+
+Pre-norm, rotary positions, a gated feed-forward part and no biases, as ModernBERT has them (Warner
+et al. 2024, arXiv:2412.13663, section 2.1); attention is global in every layer. The inner width is
+2/3 of the dense one, as in "GLU variants improve Transformer" (Shazeer 2020), rounded to 16: within
+1 % as many parameters as bert_small_cpu. Data, phases and optimiser are the same.
+"""
+
+import dataclasses
+
+from bert_jax.config import TrainConfig
+from bert_jax.config_loader import load_config
+
+
+def config() -> TrainConfig:
+    base = load_config("bert_small_cpu")
+    model = dataclasses.replace(
+        base.model,
+        norm_placement="pre",
+        norm_bias=False,
+        linear_bias=False,
+        feed_forward="gated",
+        intermediate_size=688,
+        hidden_act="gelu",
+        position_embedding_type="rotary",
+        layer_norm_eps=1e-5,
+    )
+    return dataclasses.replace(base, name="modern_small_cpu", model=model)
