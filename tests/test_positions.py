@@ -17,7 +17,8 @@ from bert_jax.interchange import huggingface, tf1
 from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, positions
 from bert_jax.registry import POSITIONS
-from tests.models import assert_same, random_params, vocabulary
+from tests.golden import make_relative_positions
+from tests.models import assert_same, batch, random_params, vocabulary
 
 _MODEL = ModelConfig(
     vocab_size=50,
@@ -219,3 +220,16 @@ def test_a_format_that_cannot_say_a_kind_refuses_it(kind, tmp_path):
         with pytest.raises(UsageError, match=message):
             words = vocabulary(tmp_path / "words")
             huggingface.write(tmp_path / "out", {}, foreign.model, tokenizer=words)
+
+
+@pytest.mark.parametrize("kind", make_relative_positions.KINDS)
+def test_relative_positions_equal_transformers_4(kind):
+    """Its own BertForMaskedLM on what we write (golden/make_relative_positions.py)."""
+    model, head = make_relative_positions.model(kind), make_relative_positions.HEAD
+    arrays = batch(model, rows=3)
+    params = random_params(model, head)
+    ours = bert.apply(params, arrays, config=model, head=head, compute=_FLOAT32)["mlm_logits"]
+    theirs = np.load(make_relative_positions.FILE)[kind]
+    real = arrays["sequence_ids"] != 0
+    assert not real.all()
+    np.testing.assert_allclose(np.asarray(ours)[real], theirs[real], atol=1e-5, rtol=0)
