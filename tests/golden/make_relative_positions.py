@@ -1,4 +1,4 @@
-"""What transformers 4 computes with relative positions, of models that we write and it reads.
+"""Writes relative_positions.npz: what transformers 4 computes of models that we write and it reads.
 
     python -m tests.golden.make_relative_positions
 
