@@ -124,6 +124,9 @@ class HeadConfig:
     parts: tuple[str, ...] = ("pooler", "mlm", "nsp")
     # Of a sequence or token classifier, in the order of its outputs. One or none: a regression.
     labels: tuple[str, ...] = ()
+    # What follows the pooler's map: "tanh" as in BERT, or "gelu", the dense layer of ELECTRA's
+    # classifiers (transformers modeling_electra.py, ElectraClassificationHead).
+    pooler_act: str = setting("tanh", choices=("tanh", "gelu"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,5 +199,6 @@ FAMILIES = Registry(
         "roberta": "bert_jax.interchange.huggingface_names:ROBERTA_FAMILY",
         "xlm-roberta": "bert_jax.interchange.huggingface_names:XLM_ROBERTA_FAMILY",
         "camembert": "bert_jax.interchange.huggingface_names:CAMEMBERT_FAMILY",
+        "electra": "bert_jax.interchange.huggingface_names:ELECTRA_FAMILY",
     },
 )

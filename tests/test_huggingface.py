@@ -220,7 +220,7 @@ def test_pickles_are_not_opened(copied):
     [
         (
             {"model_type": "gpt2"},
-            "model_type is 'gpt2'; only bert, roberta, xlm-roberta, camembert",
+            "model_type is 'gpt2'; only bert, roberta, xlm-roberta, camembert, electra",
         ),
         ({"position_embedding_type": "rotary"}, "position_embedding_type 'rotary' is not read"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new"),

@@ -25,7 +25,7 @@ from tests.batches import mesh_of, random_batch
 from tests.models import assert_same, random_params
 from tests.states import arrays_of, assert_same_bits
 
-_TINY = ModelConfig(
+TINY = ModelConfig(
     vocab_size=97,
     embedding_size=12,
     hidden_size=32,
@@ -39,7 +39,7 @@ _TINY = ModelConfig(
 
 
 def tiny_config(**changes) -> TrainConfig:
-    values = {"objective": "rtd", "model": _TINY, "compute": ComputeConfig(dtype="float32")}
+    values = {"objective": "rtd", "model": TINY, "compute": ComputeConfig(dtype="float32")}
     return complete(TrainConfig(**(values | changes)))
 
 
@@ -87,7 +87,7 @@ def test_the_published_recipes():
 
 @pytest.mark.parametrize("sharing", ["all", "embeddings", "none"])
 def test_what_is_shared_is_there_once(sharing):
-    model = dataclasses.replace(_TINY, embedding_sharing=sharing)
+    model = dataclasses.replace(TINY, embedding_sharing=sharing)
     params = random_params(model, tiny_config().head)
     there = set(params["generator"]["encoder"]["embeddings"])
     tables = {"word", "position", "token_type"}
@@ -209,7 +209,7 @@ def sums_of(params, batch, config, shape):
 
 def test_the_first_loss_is_that_of_guessing():
     """ln 30,522 + 50 ln 2."""
-    model = dataclasses.replace(_TINY, vocab_size=30522)
+    model = dataclasses.replace(TINY, vocab_size=30522)
     config = tiny_config(model=model)
     params = bert.init_params(model, config.head, seed=0)
     sums = sums_of(params, batch_of(vocab_size=30522), config, 1)
@@ -220,7 +220,7 @@ def test_the_first_loss_is_that_of_guessing():
 
 def test_every_mesh_draws_the_same():
     """Also where `tensor` cuts the vocabulary, of 97: with a row that is filled up."""
-    model = dataclasses.replace(_TINY, hidden_size=128, generator_size=1.0)
+    model = dataclasses.replace(TINY, hidden_size=128, generator_size=1.0)
     config = tiny_config(model=model)
     params = random_params(model, config.head)
     batch = batch_of(seed=7)  # one sample is right
@@ -240,7 +240,7 @@ def test_every_mesh_draws_the_same():
 
 def test_the_discriminators_loss_does_not_reach_the_generator():
     config = tiny_config()
-    params = random_params(_TINY, config.head)
+    params = random_params(TINY, config.head)
     batch = jax.tree.map(jnp.asarray, batch_of())
 
     def loss(params):
@@ -260,7 +260,7 @@ def test_a_run_is_cut_and_goes_on_to_the_same_bits(corpus, tmp_path, monkeypatch
     config = tiny_corpus.tiny_config(
         name="rtd",
         objective="rtd",
-        model=dataclasses.replace(_TINY, vocab_size=240),
+        model=dataclasses.replace(TINY, vocab_size=240),
         data=DataConfig(mask_token_prob=0.85, random_token_prob=0.0),
         optimizer=dataclasses.replace(tiny_corpus.tiny_config().optimizer, warmup_steps=4),
         phases=(PhaseConfig(sequence_length=24, steps=12, global_batch_size=8, max_predictions=4),),

@@ -8,7 +8,7 @@ may be of any of these classes.
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig, from_dict
 from bert_jax.config_checks import validate_model
-from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UsageError, brief
+from bert_jax.interchange import huggingface_fields as fields
 from bert_jax.interchange import huggingface_names as names
-from bert_jax.interchange import name_map, safetensors_files, unused_rows
+from bert_jax.interchange import name_map, safetensors_files, two_towers, unused_rows
 from bert_jax.interchange.huggingface_names import Family
 from bert_jax.interchange.name_map import ImportedModel, NameMap
 from bert_jax.registry import FAMILIES, PARTS
@@ -48,9 +49,20 @@ _POSITIONS = {
 }
 
 
+def _positions(family: Family) -> Container[str]:
+    """Returns the kinds of position that a family has here: the last two are BERT's alone. A
+    RoBERTa's distances would count the unused rows of its positions, too.
+    """
+    return _POSITIONS if family.base == "bert" else ("learned",)
+
+
 def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, str]:
-    """Returns our dotted path of every parameter -> the name Hugging Face's BERT gives it."""
-    found = names.BERT.names(config, head or HeadConfig())
+    """Returns our dotted path of every parameter -> the name Hugging Face's BERT gives it, or their
+    ELECTRA where it is one.
+    """
+    head = head or HeadConfig()
+    family = FAMILIES[names.family_of(config, head, pair_separators=1)]
+    found = family.names_with(head.parts).names(config, head)
     return {".".join(path): name for path, name in found.items()}
 
 
@@ -93,61 +105,58 @@ def write(
     """
     head = head or HeadConfig()
     sub_words = load_tokenizer(tokenizer)
-    pad = sub_words.special.pad
     separators = sub_words.pair_separators
     model_type = model_type or names.family_of(config, head, pair_separators=separators)
     family = FAMILIES[model_type]
-    name_map.require_expressible(
-        config,
-        head,
-        family.names_with(head.parts),
-        # A RoBERTa's distances would count the unused rows of its positions, too.
-        positions=_POSITIONS if family.default_pad is None else ("learned",),
-        lacks=family.lacks,
-    )
-    if problem := family.misreads(config, head):
-        raise UsageError(f"model.{problem}: write it as bert, with `model_type`")
+    towers = two_towers.split(config, head, (params, *(moments or ())))
+    for tower in towers:
+        family.require_expressible(tower.model, tower.head, _positions(family))
+    with name_map.new_directory(directory) as building:
+        for tower in towers:
+            place = building / tower.folder
+            place.mkdir(exist_ok=True)
+            _write_tower(place, tower, model_type, sub_words, step, dtype, max_file_bytes)
+
+
+def _write_tower(
+    building: Path,
+    tower: two_towers.Tower,
+    model_type: str,
+    sub_words: Tokenizer,
+    step: int,
+    dtype: str,
+    max_file_bytes: int,
+) -> None:
+    """Writes one model into a directory that is there."""
+    _, config, head, (params, *moments), facts = tower
+    family, pad = FAMILIES[model_type], sub_words.special.pad
     tensors = to_tensors(params, family, pad=pad)
     if names.class_of(head.parts) == "Model":
         base = f"{family.base}."
         tensors = {name.removeprefix(base): tensor for name, tensor in tensors.items()}
-    with name_map.new_directory(directory) as building:
-        halved = {name: _cast(name, tensor, dtype) for name, tensor in tensors.items()}
-        safetensors_files.write_tensors(building, halved, max_file_bytes=max_file_bytes)
-        if moments is not None:
-            both = {
-                f"{kind}.{name}": tensor
-                for kind, tree in zip(("adam_m", "adam_v"), moments, strict=True)
-                for name, tensor in to_tensors(tree, family, pad=pad).items()
-            }
-            safetensors_files.write_file(building / MOMENTS, both, step=str(step))
-        described = their_config(config, head, dtype=dtype, pad=pad, model_type=model_type)
-        if family.default_pad is not None:
-            described |= {
-                "bos_token_id": sub_words.special.cls,
-                "eos_token_id": sub_words.special.sep,
-            }
-        text = json.dumps(described, indent=2, ensure_ascii=False)
-        (building / CONFIG).write_text(text + "\n", encoding="utf-8")
-        # The longest input is the model's to say, not the tokenizer's.
-        sub_words.save(
-            building,
-            model_max_length=config.max_position_embeddings,
-            segments=max(1, config.type_vocab_size),
-        )
-
-
-def _cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "float32":
-        return tensor
-    import ml_dtypes
-
-    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
-    with np.errstate(over="ignore"):
-        cast = tensor.astype(kind)
-    if not np.isfinite(cast.astype(np.float32)).all():
-        raise UsageError(f"{name} has values beyond the range of {dtype}; write float32")
-    return cast
+    halved = {name: safetensors_files.cast(name, tensor, dtype) for name, tensor in tensors.items()}
+    safetensors_files.write_tensors(building, halved, max_file_bytes=max_file_bytes)
+    if moments:
+        both = {
+            f"{kind}.{name}": tensor
+            for kind, tree in zip(("adam_m", "adam_v"), moments, strict=True)
+            for name, tensor in to_tensors(tree, family, pad=pad).items()
+        }
+        safetensors_files.write_file(building / MOMENTS, both, step=str(step))
+    described = their_config(config, head, dtype=dtype, pad=pad, model_type=model_type) | facts
+    if family.default_pad is not None:
+        described |= {
+            "bos_token_id": sub_words.special.cls,
+            "eos_token_id": sub_words.special.sep,
+        }
+    text = json.dumps(described, indent=2, ensure_ascii=False)
+    (building / CONFIG).write_text(text + "\n", encoding="utf-8")
+    # The longest input is the model's to say, not the tokenizer's.
+    sub_words.save(
+        building,
+        model_max_length=config.max_position_embeddings,
+        segments=max(1, config.type_vocab_size),
+    )
 
 
 def their_config(
@@ -168,6 +177,7 @@ def their_config(
         "max_position_embeddings": config.max_position_embeddings + _unused(family, pad),
         "pad_token_id": pad,
         "position_embedding_type": _POSITIONS[config.position_embedding_type],
+        **({"embedding_size": config.table_size} if "embedding_size" in family.fields else {}),
         "tie_word_embeddings": True,
         "torch_dtype": dtype,
     }
@@ -178,7 +188,8 @@ def their_config(
     if "sequence_classifier" in head.parts:
         is_regression = len(head.labels) <= 1
         described["problem_type"] = "regression" if is_regression else "single_label_classification"
-    if names.class_of(head.parts) == "Model" and "pooler" not in head.parts:
+    is_bare = names.class_of(head.parts) == "Model" and "pooler" not in head.parts
+    if is_bare and family.bare:
         described["add_pooling_layer"] = False  # ours to read back; their classes take an argument
     return described
 
@@ -195,22 +206,35 @@ def read(
     directory: Path, *, allow_missing_heads: bool = False, ignore_unexpected: Sequence[str] = ()
 ) -> ImportedModel:
     """Returns the model of a directory, with the parts that its config names and those it holds
-    besides.
+    besides, and the generator that lies inside it (two_towers.py).
 
     Raises UsageError if it is no BERT we can run, or lists the tensors that are missing, extra or
     misshapen. With `allow_missing_heads`, heads that are not whole are left out; extra tensors
     that `ignore_unexpected` matches are ignored.
     """
+    options = {"allow_missing_heads": allow_missing_heads, "ignore_unexpected": ignore_unexpected}
+    found, inside = _read_tower(directory, **options), directory / two_towers.FOLDER
+    if "discriminator" not in found.head.parts or not (inside / CONFIG).is_file():
+        return found
+    declared = name_map.read_json(inside / CONFIG, hint=_HINT).get(two_towers.SHARING)
+    generator = _read_tower(inside, **options)
+    return two_towers.join(found, generator, declared=declared, source=str(inside))
+
+
+def _read_tower(
+    directory: Path, *, allow_missing_heads: bool, ignore_unexpected: Sequence[str]
+) -> ImportedModel:
+    """Returns the model of one directory, and nothing that lies inside it."""
     theirs = name_map.read_json(directory / CONFIG, hint=_HINT)
     model = _model(theirs, directory / CONFIG)
     tensors = {
         _modern_name(name, theirs): tensor
         for name, tensor in safetensors_files.read(directory).items()
     }
-    declared = names.declared_parts(_architectures(theirs, directory / CONFIG))
+    family = _family(theirs, directory / CONFIG)
+    declared = names.declared_parts(fields.architectures(theirs, directory / CONFIG), family)
     if theirs.get("add_pooling_layer") is False:
         declared -= {"pooler"}
-    family = _family(theirs, directory / CONFIG)
     classifier = _classifier(family, declared, tensors)
     table = _table(family, classifier, declared, tensors)
     untied = _untied(tensors)
@@ -222,7 +246,9 @@ def read(
     parts = declared | (held & _PRETRAINED if declared else held)
     head = HeadConfig(
         parts=tuple(part for part in PARTS.names() if part in parts),
-        labels=_labels(theirs, directory / CONFIG) if classifier in parts else (),
+        labels=fields.labels(theirs, directory / CONFIG) if classifier in parts else (),
+        # A model of a task, or one that is to become one, stays of its family.
+        pooler_act=HeadConfig.pooler_act if parts & _PRETRAINED_ALONE else family.pooler_act,
     )
     if problem := family.misreads(model, head):
         raise UsageError(f"{directory / CONFIG}: {problem}, and we compute one of both only")
@@ -262,14 +288,8 @@ def declared_pad(directory: Path) -> int | None:
     return pad if isinstance(pad, int) and not isinstance(pad, bool) else None
 
 
-def _architectures(theirs: dict[str, Any], path: Path) -> list[str]:
-    given = theirs.get("architectures") or []
-    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise UsageError(f"{path}: architectures is {brief(given)}; expected a list of names")
-    return given
-
-
 _PRETRAINED = {"pooler", "mlm", "nsp"}
+_PRETRAINED_ALONE = {"mlm", "nsp", "discriminator"}
 
 
 def _family(theirs: dict[str, Any], path: Path) -> Family:
@@ -285,8 +305,7 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     family = _family(theirs, path)
     kinds = {name: ours for ours, name in _POSITIONS.items()}
     kind = theirs.get("position_embedding_type", "absolute")
-    # A RoBERTa's distances would count the unused rows of its positions, too.
-    if kind not in list(kinds) or (kind != "absolute" and family.default_pad is not None):
+    if kind not in list(kinds) or kinds[kind] not in _positions(family):
         raise UsageError(
             f"{path}: position_embedding_type {brief(kind)} is not read; only absolute, and of a "
             "BERT relative_key and relative_key_query"
@@ -300,11 +319,13 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
         raise UsageError(
             f"{path}: hidden_act {brief(activation)} is not one of {', '.join(_ACTIVATIONS)}"
         )
-    values = {name: theirs[name] for name in name_map.MODEL_FIELDS if name in theirs}
+    known, given = (*name_map.MODEL_FIELDS, *family.fields), {**family.defaults, **theirs}
+    values = {name: given[name] for name in known if name in given}
     values |= {"hidden_act": _ACTIVATIONS[activation], "position_embedding_type": kinds[kind]}
     model = from_dict(values, ModelConfig, str(path))
     positions = model.max_position_embeddings - unused_rows.count(family, theirs, path)
-    return dataclasses.replace(model, max_position_embeddings=positions)
+    narrow = 0 if model.table_size == model.hidden_size else model.embedding_size
+    return dataclasses.replace(model, max_position_embeddings=positions, embedding_size=narrow)
 
 
 def _classifier(family: Family, declared: set[str], tensors: dict[str, np.ndarray]) -> str:
@@ -324,29 +345,13 @@ def _table(
     return family.pooled_names if family.pooled_names and is_pooled else family.names
 
 
-def _labels(theirs: dict[str, Any], path: Path) -> tuple[str, ...]:
-    """Returns the names of the classes; a regression has one at most."""
-    # Their default, which their writer leaves out, is two.
-    given = theirs.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    try:
-        named = {int(number): label for number, label in given.items()}
-    except (AttributeError, ValueError) as error:
-        raise UsageError(f"{path}: id2label is no table of numbers and labels") from error
-    if sorted(named) != list(range(len(named))) or not all(
-        isinstance(label, str) for label in named.values()
-    ):
-        raise UsageError(f"{path}: id2label does not number its labels 0 to {len(named) - 1}")
-    if theirs.get("problem_type") == "regression" and len(named) > 1:
-        raise UsageError(f"{path}: a regression with {len(named)} outputs is not read")
-    return () if named == {0: "LABEL_0"} else tuple(named[number] for number in range(len(named)))
-
-
 def _modern_name(name: str, theirs: dict[str, Any]) -> str:
     """Returns the name as it is today: once a norm had gamma and beta, and names no prefix."""
     name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
     name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
     base = FAMILIES[theirs.get("model_type", "bert")].base
-    return f"{base}.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+    bare = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
+    return f"{base}.{name}" if name.startswith(bare) else name
 
 
 def _untied(tensors: dict[str, np.ndarray]) -> list[str]:

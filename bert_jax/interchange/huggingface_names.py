@@ -7,11 +7,13 @@ tanh of its own, where BERT has the pooler: the same computation under another n
 """
 
 import dataclasses
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.interchange.name_map import NameMap
+from bert_jax.errors import UsageError
+from bert_jax.interchange.name_map import NameMap, require_expressible
 from bert_jax.progress import note_once
 
 _LAYER = {
@@ -76,7 +78,41 @@ def _layout(base: str, fixed: dict[str, str]) -> NameMap:
 
 BERT = _layout("bert", _BERT)
 ROBERTA = _layout("roberta", _ROBERTA)
+# A generator's head and a discriminator's, which are of two models there.
+_ELECTRA = {
+    "encoder.embeddings.project": "electra.embeddings_project",
+    "mlm": "generator_lm_head",
+    "mlm.transform": "generator_predictions.dense",
+    "mlm.layer_norm": "generator_predictions.LayerNorm",
+    "discriminator.dense": "discriminator_predictions.dense",
+    "discriminator.prediction": "discriminator_predictions.dense_prediction",
+    "sequence_classifier": "classifier.out_proj",
+    "token_classifier": "classifier",
+    "span_classifier": "qa_outputs",
+}
+ELECTRA = _layout("electra", _ELECTRA)
+ELECTRA_CLASSIFIER = _layout("electra", _ELECTRA | {"pooler.dense": "classifier.dense"})
 ROBERTA_CLASSIFIER = _layout("roberta", _ROBERTA | {"pooler.dense": "classifier.dense"})
+
+# The class that a model is written as: the first whose parts it has all of.
+_OF_TASKS = {
+    "ForSequenceClassification": ("pooler", "sequence_classifier"),
+    "ForTokenClassification": ("token_classifier",),
+    "ForQuestionAnswering": ("span_classifier",),
+}
+CLASSES = {
+    **_OF_TASKS,
+    "ForPreTraining": ("pooler", "mlm", "nsp"),
+    "ForMaskedLM": ("mlm",),
+    "ForNextSentencePrediction": ("pooler", "nsp"),
+    "Model": (),
+}
+ELECTRA_CLASSES = {
+    **_OF_TASKS,
+    "ForPreTraining": ("discriminator",),
+    "ForMaskedLM": ("mlm",),
+    "Model": (),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +134,14 @@ class Family:
     lacks: frozenset[str] = frozenset()
     # What its masked-LM head computes, whatever the config's `hidden_act` says; None: that.
     mlm_act: str | None = None
+    # What follows the pooler's map.
+    pooler_act: str = "tanh"
+    # The parts of its classes, and of the bare model.
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CLASSES)
+    bare: frozenset[str] = frozenset({"pooler"})
+    # Fields of ours beside those of every BERT that its config has, and what it leaves out of it.
+    fields: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def misreads(self, model: ModelConfig, head: HeadConfig) -> str:
         """Returns what its classes would compute otherwise than the model; nothing if all is
@@ -114,6 +158,25 @@ class Family:
         """Returns the names of a model with these parts."""
         is_pooled = "sequence_classifier" in parts
         return self.pooled_names if self.pooled_names and is_pooled else self.names
+
+    def require_expressible(
+        self, model: ModelConfig, head: HeadConfig, positions: Container[str]
+    ) -> None:
+        """Raises UsageError for a model that none of the family's classes computes, with one of
+        `positions`.
+        """
+        require_expressible(
+            model,
+            head,
+            self.names_with(head.parts),
+            positions=positions,
+            lacks=self.lacks,
+            fields=self.fields,
+            pooler_act=self.pooler_act,
+        )
+        if problem := self.misreads(model, head):
+            remedy = "" if self.base == "electra" else ": write it as bert, with `model_type`"
+            raise UsageError(f"model.{problem}{remedy}")
 
 
 BERT_FAMILY = Family(base="bert", names=BERT)
@@ -132,6 +195,26 @@ ROBERTA_FAMILY = Family(
 XLM_ROBERTA_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="XLMRoberta")
 CAMEMBERT_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="Camembert")
 
+ELECTRA_FAMILY = Family(
+    base="electra",
+    names=ELECTRA,
+    class_prefix="Electra",
+    pooled_names=ELECTRA_CLASSIFIER,
+    pooled_classifier="classifier.out_proj.weight",
+    pooler_act="gelu",
+    mlm_act="gelu",
+    classes=ELECTRA_CLASSES,
+    bare=frozenset(),
+    fields=("embedding_size",),
+    # transformers configuration_electra.py
+    defaults={
+        "embedding_size": 128,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    },
+)
+
 # Copies of other tensors that some writers store (the tied output and its bias), and counters:
 # name -> what it must equal.
 COPIES = {
@@ -139,28 +222,21 @@ COPIES = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
     "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
     "lm_head.decoder.bias": "lm_head.bias",
+    "generator_lm_head.weight": "electra.embeddings.word_embeddings.weight",
 }
-COUNTERS = ("bert.embeddings.position_ids", "roberta.embeddings.position_ids")
-
-# The class that a model is written as: the first whose parts it has all of.
-CLASSES = {
-    "ForSequenceClassification": ("pooler", "sequence_classifier"),
-    "ForTokenClassification": ("token_classifier",),
-    "ForQuestionAnswering": ("span_classifier",),
-    "ForPreTraining": ("pooler", "mlm", "nsp"),
-    "ForMaskedLM": ("mlm",),
-    "ForNextSentencePrediction": ("pooler", "nsp"),
-    "Model": (),
-}
+COUNTERS = tuple(f"{base}.embeddings.position_ids" for base in ("bert", "roberta", "electra"))
 
 
 def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> str:
     """Returns the `model_type` that a model is written as where nobody chooses one.
 
-    RoBERTa's tokenizers put two separators between the texts of a pair: those that were imported,
-    and those of byte-level BPE that were trained here. What RoBERTa's classes do not compute is a
-    BERT, which is said unless its next-sentence head tells.
+    What only an ELECTRA has makes one. RoBERTa's tokenizers put two separators between the texts of
+    a pair: those that were imported, and those of byte-level BPE that were trained here. What
+    RoBERTa's classes do not compute is a BERT, which is said unless its next-sentence head tells.
     """
+    is_electra = "discriminator" in head.parts or head.pooler_act == "gelu"
+    if is_electra or model.table_size != model.hidden_size:
+        return "electra"
     if pair_separators < 2 or ROBERTA_FAMILY.lacks & set(head.parts):
         return "bert"
     if problem := ROBERTA_FAMILY.misreads(model, head):
@@ -171,16 +247,16 @@ def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> 
 
 def class_of(parts: Sequence[str]) -> str:
     """Returns the name, without "Bert" or the like before it, of the class that `parts` make up."""
-    return next(name for name, needed in CLASSES.items() if set(needed) <= set(parts))
+    classes = ELECTRA_CLASSES if "discriminator" in parts else CLASSES
+    return next(name for name, needed in classes.items() if set(needed) <= set(parts))
 
 
-def declared_parts(architectures: Sequence[str]) -> set[str]:
+def declared_parts(architectures: Sequence[str], family: Family = BERT_FAMILY) -> set[str]:
     """Returns the parts of the classes a `config.json` names, as far as they are known here."""
     found: set[str] = set()
     for architecture in architectures:
-        for name, parts in CLASSES.items():
+        for name, parts in family.classes.items():
             if str(architecture).endswith(name):
-                # A bare model is an encoder and a pooler.
-                found |= set(parts) or {"pooler"}
+                found |= set(parts) or family.bare
                 break
     return found

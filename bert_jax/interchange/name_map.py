@@ -91,7 +91,9 @@ class NameMap:
 
         Both kinds of classifier may have one name here: `classifier` is the one it stands for.
         """
-        head = HeadConfig(parts=("pooler", "mlm", "nsp", classifier, "span_classifier"))
+        roots = {module.split(".")[0] for module in self.fixed}
+        every = ("pooler", "mlm", "nsp", classifier, "span_classifier", "discriminator")
+        head = HeadConfig(parts=tuple(part for part in every if part in roots))
         there = set(names)
         known = self.names(ModelConfig(num_hidden_layers=1), head)
         return {path[0] for path, name in known.items() if name in there} - {"encoder"}
@@ -147,13 +149,16 @@ def require_expressible(
     positions: Container[str] = ("learned",),
     but_for: Iterable[str] = (),
     lacks: Iterable[str] = (),
+    fields: Container[str] = (),
+    pooler_act: str = "tanh",
 ) -> None:
     """Raises UsageError for a model that is no BERT, or has parts without a name in `table`.
 
-    `positions` are the kinds that the format knows. Parts in `but_for` are left to the caller;
-    those in `lacks` no class of the format has.
+    `positions` are the kinds that the format knows, `fields` those beside the fields of every BERT,
+    and `pooler_act` is that of its poolers. Parts in `but_for` are left to the caller; those in
+    `lacks` no class of the format has.
     """
-    for name in _OURS:
+    for name in (name for name in _OURS if name not in fields):
         value = getattr(model, name)
         known = positions if name == "position_embedding_type" else (getattr(ModelConfig, name),)
         if value not in known:
@@ -167,6 +172,11 @@ def require_expressible(
         raise UsageError(
             f"this format has no name for {', '.join(unknown)}, which the model has; export the "
             "encoder and the parts that it knows from a checkpoint without them"
+        )
+    if "pooler" in head.parts and head.pooler_act != pooler_act:
+        raise UsageError(
+            f"head.pooler_act is {head.pooler_act}, and this format has {pooler_act} there: who "
+            "loads it would compute something else"
         )
 
 

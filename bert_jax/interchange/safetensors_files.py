@@ -104,3 +104,20 @@ def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {})
     except (SafetensorError, OSError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns a tensor as "float32", "float16" or "bfloat16".
+
+    Raises UsageError if a value is beyond the range of the type.
+    """
+    if dtype == "float32":
+        return tensor
+    import ml_dtypes
+
+    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    with np.errstate(over="ignore"):
+        cast = tensor.astype(kind)
+    if not np.isfinite(cast.astype(np.float32)).all():
+        raise UsageError(f"{name} has values beyond the range of {dtype}; write float32")
+    return cast

@@ -174,6 +174,14 @@ def _name(run: Settings) -> str:
     )
 
 
+def _pooler_act(source: LoadedCheckpoint) -> str:
+    """Returns what follows the pooler's map: GELU where the encoder is an ELECTRA, which has no
+    pooler of its own.
+    """
+    head = source.config.head
+    return "gelu" if "discriminator" in head.parts else head.pooler_act
+
+
 def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainConfig:
     rows = len(data.train.encoded.features)
     steps = max(1, int(rows * run.recipe.epochs / run.batch_size))
@@ -183,7 +191,7 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
         seed=run.seed,
         # A generator stays behind.
         model=source.config.model.with_generator_of(ModelConfig()),
-        head=data.task.head(),
+        head=dataclasses.replace(data.task.head(), pooler_act=_pooler_act(source)),
         compute=source.config.compute,
         optimizer=OptimizerConfig(
             learning_rate=run.learning_rate, warmup_steps=int(WARMUP * steps)

@@ -122,7 +122,10 @@ def _save(
 
 def _require_a_head(source: Path, foreign: ImportedModel) -> None:
     if set(foreign.head.parts) <= {"pooler"}:
-        whole = dataclasses.replace(foreign.head, parts=("pooler", "mlm", "nsp"))
+        heads = ("pooler", "mlm", "nsp")
+        if foreign.head.pooler_act == "gelu":
+            heads = ("discriminator",)
+        whole = dataclasses.replace(foreign.head, parts=heads)
         there = huggingface.tensor_names(foreign.model, foreign.head)
         lacking = [
             name

@@ -9,8 +9,8 @@ SUMMARY = "write a checkpoint for other systems"
 DETAILS = (
     "'hf' writes a directory that transformers loads as the class its config.json names: "
     "BertForPreTraining, ...ForMaskedLM, ...ForSequenceClassification, ...ForTokenClassification, "
-    "...ForQuestionAnswering or BertModel, whichever heads there are, or as RoBERTa's classes of "
-    "these names. 'tf1' writes what "
+    "...ForQuestionAnswering or BertModel, whichever heads there are, or as RoBERTa's or ELECTRA's "
+    "classes of these names; of a generator, a directory inside it. 'tf1' writes what "
     "google-research/bert reads, with Adam's moments and the step."
 )
 
@@ -22,9 +22,9 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--model-type",
         metavar="NAME",
-        help="the family of classes to write, hf only: bert, roberta, xlm-roberta or camembert "
-        "(default: roberta where the tokenizer puts two separators between texts, as byte-level "
-        "BPE does, else bert)",
+        help="the family of classes to write, hf only: bert, roberta, electra, xlm-roberta or "
+        "camembert (default: electra for what only that has, roberta where the tokenizer puts two "
+        "separators between texts, as byte-level BPE does, else bert)",
     )
     parser.add_argument(
         "--moments",
@@ -51,6 +51,7 @@ def add_options(parser: Any) -> None:
 def run(arguments: Any) -> None:
     from bert_jax.interchange.huggingface_names import class_of
     from bert_jax.interchange.tf1 import NAME
+    from bert_jax.interchange.two_towers import FOLDER
     from bert_jax.progress import note
     from bert_jax.registry import FAMILIES
     from bert_jax.workdir.import_export import export_checkpoint
@@ -95,8 +96,16 @@ def run(arguments: Any) -> None:
             f"only transformers 4 computes positions of kind "
             f"{written.model.position_embedding_type}: later versions load the rest without them"
         )
-    loader = f"transformers.AutoModel{_AUTO[class_of(written.head.parts)]}"
+    kind = _AUTO[class_of(written.head.parts)]
+    if "discriminator" in written.head.parts:
+        kind = "ForPreTraining"
+    loader = f"transformers.AutoModel{kind}"
     print(f'load it with\n  {loader}.from_pretrained("{arguments.output}")')
+    if "generator" in written.head.parts:
+        inside = f"{arguments.output}/{FOLDER}"
+        print(
+            f'its generator with\n  transformers.AutoModelForMaskedLM.from_pretrained("{inside}")'
+        )
 
 
 # Their automatic class for each of the classes that are written.

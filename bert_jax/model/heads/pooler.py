@@ -8,26 +8,36 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import HeadConfig, ModelConfig
+from bert_jax.model.dropout import dropout
 from bert_jax.model.heads.part import Context, Part
-from bert_jax.model.layers import Linear
+from bert_jax.model.layers import Linear, activation
 from bert_jax.model.sharding import over_batch
+
+# The number of the place where dropout is drawn; the classifier's own draw takes the key itself.
+_BEFORE = 1
 
 
 class Pooler(nnx.Module):
-    """A linear map and tanh of the [CLS] token."""
+    """A linear map of the [CLS] token, and tanh; or as ELECTRA's classifiers have it exact GELU,
+    with dropout before the map.
+    """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
+        self.act = head.pooler_act
         self.dense = Linear(config.hidden_size, config.hidden_size, config=config, rngs=rngs)
 
-    def __call__(self, x_BPD: jax.Array) -> jax.Array:
-        return jnp.tanh(self.dense(x_BPD))
+    def __call__(self, x_BPD: jax.Array, context: Context) -> jax.Array:
+        if self.act == "tanh":
+            return jnp.tanh(self.dense(x_BPD))
+        key = None if context.key is None else context.key.fold(_BEFORE)
+        return activation(self.act, self.dense(dropout(x_BPD, key, rate=context.dropout_rate)))
 
 
 class _Part(Part):
     """Reads the first token, or where the batch says that texts begin."""
 
     def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Pooler:
-        return Pooler(config, rngs=rngs)
+        return Pooler(config, head, rngs=rngs)
 
     def positions(self, batch: Mapping[str, jax.Array]) -> jax.Array:
         rows = batch["input_ids"].shape[0]
@@ -36,7 +46,7 @@ class _Part(Part):
         return batch.get("text_positions", pairs_BP)
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
-        pooled_BPD = module(x_BRD)
+        pooled_BPD = module(x_BRD, context)
         is_packed = "text_positions" in context.batch
         return {
             "pooled": pooled_BPD if is_packed else pooled_BPD[:, 0],

@@ -21,7 +21,8 @@ from bert_jax.model.heads.part import EVERY, Context, Part
 from bert_jax.model.layers import Linear, activation
 
 _TABLES = ("word", "position", "token_type")
-_SHARED = {"all": (*_TABLES, "layer_norm"), "embeddings": _TABLES, "none": ()}
+# What the generator has from the encoder, by `embedding_sharing`; most of it first.
+SHARED = {"all": (*_TABLES, "layer_norm"), "embeddings": _TABLES, "none": ()}
 # The parts of the generator, as a model.
 GENERATOR_HEAD = HeadConfig(parts=("mlm",))
 
@@ -32,7 +33,7 @@ class Generator(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         tower = config.generator()
         self.encoder = Encoder(tower, rngs=rngs)
-        for name in _SHARED[config.embedding_sharing]:
+        for name in SHARED[config.embedding_sharing]:
             delattr(self.encoder.embeddings, name)
         self.mlm = MaskedLanguageModel(tower, rngs=rngs)
 
@@ -44,7 +45,7 @@ def generator_params(params: Mapping[str, Any], model: ModelConfig) -> dict[str,
     `params` are those of `model`; shared arrays are the encoder's.
     """
     own, tables = params["generator"], params["encoder"]["embeddings"]
-    shared = {name: tables[name] for name in _SHARED[model.embedding_sharing] if name in tables}
+    shared = {name: tables[name] for name in SHARED[model.embedding_sharing] if name in tables}
     embeddings = shared | own["encoder"].get("embeddings", {})
     return {**own, "encoder": own["encoder"] | {"embeddings": embeddings}}
 
@@ -55,7 +56,7 @@ def own_params(generator: Mapping[str, Any], sharing: str) -> dict[str, Any]:
     """
     encoder = dict(generator["encoder"])
     tables = encoder.pop("embeddings")
-    kept = {name: table for name, table in tables.items() if name not in _SHARED[sharing]}
+    kept = {name: table for name, table in tables.items() if name not in SHARED[sharing]}
     return {**generator, "encoder": encoder | ({"embeddings": kept} if kept else {})}
 
 
