@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.config import ComputeConfig, HeadConfig, OptimizerConfig, PhaseConfig
+from bert_jax.config import ComputeConfig, DataConfig, HeadConfig, OptimizerConfig, PhaseConfig
 from bert_jax.interchange import huggingface, two_towers
 from bert_jax.model import bert, sharding
 from bert_jax.model.heads.replaced_token import GENERATOR_HEAD, generator_params
@@ -19,8 +19,9 @@ from bert_jax.objectives.replaced_token import REPLACED_TOKEN, ReplacedTokenDete
 from bert_jax.registry import FAMILIES
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import train_step
+from tests import tiny_corpus
 from tests.batches import mesh_of
-from tests.models import random_params, vocabulary
+from tests.models import assert_same, random_params, vocabulary
 from tests.test_replaced_token import TINY, batch_of, tiny_config
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
@@ -243,3 +244,36 @@ def test_the_head_of_a_task_is_electras_own(tmp_path):
     theirs, report = Auto.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert type(theirs).__name__ == "ElectraForSequenceClassification"
     assert not any(report.values()), report
+
+
+def test_a_run_goes_out_comes_back_and_goes_on(corpus, tmp_path):
+    """By the command line: parameters and moments of both models come back bit for bit."""
+    tiny = tiny_corpus.tiny_config()
+    config = tiny_corpus.tiny_config(
+        name="rtd",
+        objective="rtd",
+        model=dataclasses.replace(TINY, vocab_size=240),
+        data=DataConfig(mask_token_prob=0.85, random_token_prob=0.0),
+        optimizer=dataclasses.replace(tiny.optimizer, warmup_steps=2),
+        phases=(PhaseConfig(sequence_length=24, steps=4, global_batch_size=8, max_predictions=4),),
+        evaluation=dataclasses.replace(tiny.evaluation, num_examples=16),
+    )
+    path = tiny_corpus.write_config(tmp_path / "rtd.json", config)
+    run = ["pretrain", str(path), "--corpus", str(corpus), "--workdir"]
+    assert main([*run, str(tmp_path / "run")]) == 0
+
+    def exported(workdir, name):
+        command = ["export", "--checkpoint", str(tmp_path / workdir), "--moments", "yes"]
+        assert main([*command, "--output", str(tmp_path / name)]) == 0
+        return huggingface.read(tmp_path / name)
+
+    first = exported("run", "hf")
+    there = ["import", "--checkpoint", str(tmp_path / "hf"), "--output", str(tmp_path / "back")]
+    assert main(there) == 0
+    again = exported("back", "hf-again")
+    assert first.step == again.step == 4 and first.moments is not None
+    assert_same(again.params, first.params)
+    assert_same(again.moments, first.moments)
+    assert main([*run, str(tmp_path / "on"), "--init-from", str(tmp_path / "hf")]) == 0
+    rows = (tmp_path / "on" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-2])["loss"] < json.loads(rows[0])["loss"]
