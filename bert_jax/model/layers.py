@@ -63,35 +63,36 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[B, ..., inputs]` to `[B, ..., outputs]`."""
-        kernel = self.kernel[...].astype(x.dtype)
+        kernel, bias = self._in_type_of(x)
         cut_in, cut_out = spec_of(kernel)
         leading = x.shape[:-1]
         # As a product of two matrices, which XLA's CPU back end computes half as fast again as the
         # same product with more dims.
         flat = _reshape(x, (math.prod(leading), x.shape[-1]), cut_in)
-        y = self._with_bias(jnp.matmul(flat, kernel, out_sharding=over_batch(cut_out)))
+        y = jnp.matmul(flat, kernel, out_sharding=over_batch(cut_out))
+        y = y if bias is None else y + bias
         return _reshape(y, (*leading, y.shape[-1]), *(None,) * (len(leading) - 1), cut_out)
 
     def to_columns(self, x_BLD: jax.Array) -> jax.Array:
         """Maps `[B, L, inputs]` to `[B, outputs, L]`."""
-        kernel = self.kernel[...].astype(x_BLD.dtype)
+        kernel, bias = self._in_type_of(x_BLD)
         cut = over_batch(spec_of(kernel)[1])
         y_BDL = jnp.einsum("bld,de->bel", x_BLD, kernel, out_sharding=cut)
-        return self._with_bias(y_BDL, columns=True)
+        return y_BDL if bias is None else y_BDL + bias[:, None]
 
     def from_columns(self, x_BDL: jax.Array) -> jax.Array:
         """Maps `[B, inputs, L]` to `[B, L, outputs]`; a cut of the inputs is summed away."""
-        kernel = self.kernel[...].astype(x_BDL.dtype)
+        kernel, bias = self._in_type_of(x_BDL)
         y_BLD = jnp.einsum("bdl,de->ble", x_BDL, kernel, out_sharding=over_batch())
-        return self._with_bias(y_BLD)
+        return y_BLD if bias is None else y_BLD + bias
 
-    def _with_bias(self, y: jax.Array, *, columns: bool = False) -> jax.Array:
-        if self.bias is None:
-            return y
-        bias = self.bias[...].astype(y.dtype)
-        if not self.is_bias_trained:
-            bias = jax.lax.stop_gradient(bias)
-        return y + (bias[:, None] if columns else bias)
+    def _in_type_of(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        bias = None
+        if self.bias is not None:
+            bias = self.bias[...].astype(x.dtype)
+            if not self.is_bias_trained:
+                bias = jax.lax.stop_gradient(bias)
+        return self.kernel[...].astype(x.dtype), bias
 
 
 class Norm(nnx.Module):
