@@ -54,6 +54,8 @@ class Entry:
 ENTRIES = (
     Entry("bert_large_64core", "v3:4x8"),
     Entry("bert_large_v5e", "v5e:8x8"),
+    Entry("bert_large_64core_2k", "v5e:8x8"),
+    Entry("bert_large_64core_2k", "v3:4x8"),
     Entry("bert_base_64core", "v3:4x8"),
     Entry("bert_base_16chip", "v3:4x4"),
     Entry("bert_large_64chip", "v3:8x8"),
