@@ -1,15 +1,17 @@
 """Sequences in shared rows: how full the rows are, and what that is worth in pairs a second.
 
-    python benchmarks/packing.py CORPUS [CORPUS ...] [--lengths 128 512] [--turns 40]
+    python benchmarks/packing.py CORPUS [CORPUS ...] [--rows sentence_pairs] [--lengths 128 512]
+        [--turns 40]
 
-Each CORPUS is a directory of `bert-jax prepare`. First, for each length, the rows of one epoch of
-sentence pairs: how many, how full, and the seconds of the plan and of the packing. Then, with
+Each CORPUS is a directory of `bert-jax prepare`. First, for each length and kind of rows, the rows
+of one epoch: how many, how full, and the seconds of the plan and of the packing. Then, with
 `--turns`, training steps in float32 of the shape of `bert_small_cpu` (4 x 256) on the first corpus,
 packed and not, in turns of one step: pairs a second, by the medians, and their ratio.
 """
 
 import argparse
 import dataclasses
+import itertools
 import statistics
 import time
 
@@ -22,9 +24,9 @@ from bert_jax.config_loader import load_config
 from bert_jax.data.corpus.store import Corpus, open_corpus
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.pipeline import Pipeline
-from bert_jax.data.pretraining.sentence_pairs import plan_epoch
 from bert_jax.model import sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.registry import ROWS
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 
@@ -32,9 +34,9 @@ from bert_jax.update.step import compile_lowered, lower_train_step
 TOKENS = 2048
 
 
-def show_fill(name: str, corpus: Corpus, length: int) -> None:
+def show_fill(name: str, corpus: Corpus, rows_of: str, length: int) -> None:
     began = time.perf_counter()
-    plan = plan_epoch(corpus.train, options=DataConfig(), sequence_length=length, key=0)
+    plan = ROWS[rows_of].plan(corpus.train, options=DataConfig(), sequence_length=length, key=0)
     planned = time.perf_counter()
     most = PhaseConfig(sequence_length=length).resolved(0.15, packing="best_fit").max_sequences
     lengths = plan.lengths
@@ -42,9 +44,9 @@ def show_fill(name: str, corpus: Corpus, length: int) -> None:
     packed = time.perf_counter()
     tokens = lengths.sum() / length
     print(
-        f"| {name} | {length} | {len(plan):,} | {len(rows):,} | {len(plan) / len(rows):.2f} | "
-        f"{tokens / len(plan):.1%} | {tokens / len(rows):.1%} | {planned - began:.2f} | "
-        f"{packed - planned:.2f} |"
+        f"| {name} | {rows_of} | {length} | {len(plan):,} | {len(rows):,} | "
+        f"{len(plan) / len(rows):.3f} | {tokens / len(plan):.1%} | {tokens / len(rows):.1%} | "
+        f"{planned - began:.2f} | {packed - planned:.2f} |"
     )
 
 
@@ -117,17 +119,18 @@ def show_speed(corpus: Corpus, length: int, turns: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", nargs="+")
+    parser.add_argument("--rows", nargs="+", choices=ROWS.names(), default=[DataConfig.rows])
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--turns", type=int, default=0)
     arguments = parser.parse_args()
     corpora = {name.rstrip("/").rpartition("/")[2]: open_corpus(name) for name in arguments.corpus}
 
-    print("| corpus | length | pairs | rows | pairs a row | full, unpacked | full, packed "
-          "| plan, s | packing, s |")  # fmt: skip
-    print("|" + "---|" * 9)
+    print("| corpus | rows | length | sequences | packed rows | a row | full, unpacked "
+          "| full, packed | plan, s | packing, s |")  # fmt: skip
+    print("|" + "---|" * 10)
     for name, corpus in corpora.items():
-        for length in arguments.lengths:
-            show_fill(name, corpus, length)
+        for rows_of, length in itertools.product(arguments.rows, arguments.lengths):
+            show_fill(name, corpus, rows_of, length)
     if not arguments.turns:
         return
     print("\n| length | rows | pairs in packed rows | seconds, unpacked | packed | "

@@ -4,13 +4,14 @@
 
 1,000,000 updates of 256 sequences are 125,000 of 2,048, with which RoBERTa (Liu et al. 2019, table
 3) reaches a lower perplexity for the same cost. Sequences share rows (docs/lineage.md, Packing), so
-that an update has fewer rows. Of sentence pairs of English Wikipedia (an extract of 2014) and of
-books, in the proportion of BERT's corpus (2,500 and 800 million words), a row holds on average
+that an update has fewer rows. By `benchmarks/packing.py` a row holds 1.158 pairs of English
+Wikipedia (a part of 2014) or 1.071 of books at length 128, and 1.979 or 1.213 at length 512. In the
+proportion of BERT's corpus (2,500 and 800 million words) these are
 
-- 1.138 pairs at length 128, so that 1,792 rows, 28 a core, hold 2,039;
-- 1.811 pairs at length 512, so that 1,152 rows, 18 a core, hold 2,086.
+- 1.137 pairs at length 128, so that 1,792 rows, 28 a core, hold 2,037;
+- 1.793 pairs at length 512, so that 1,152 rows, 18 a core, hold 2,066.
 
-In all 112,500 x 2,039 + 12,500 x 2,086 = 255.5 million, of 256.0. With another corpus the start of
+In all 112,500 x 2,037 + 12,500 x 2,066 = 255.0 million, of 256.0. With another corpus the start of
 each phase says how many sequences an update has; set `phases.N.global_batch_size` by it.
 
 The rate is RoBERTa-Large's, 4e-4, with a warm-up of 6 % of the updates and beta2 0.98 as there

@@ -172,9 +172,10 @@ class Tokenizer:
         that it is for has so many `segments`; None is one where pairs are RoBERTa's, else two.
         """
         segments = segments or (1 if self.pair_separators > 1 else 2)
-        self._set_template(segments=segments)
         directory.mkdir(parents=True, exist_ok=True)
+        self._set_template(segments=segments)
         tokenizer_files.write_text(directory / "tokenizer.json", self._backend.to_str(pretty=True))
+        self._set_template(segments=2)  # saving changes no encoding
         config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
         config["model_max_length"] = model_max_length
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
