@@ -11,7 +11,7 @@ from bert_jax.objectives.mlm_nsp import MLM_NSP
 def mesh_of(shape: int | tuple[int, int, int]) -> jax.sharding.Mesh:
     """The first devices as a mesh of slices x fsdp x tensor, or of so many along fsdp."""
     slices, fsdp, tensor = (1, shape, 1) if isinstance(shape, int) else shape
-    devices = jax.devices()[: slices * fsdp * tensor]
+    devices = jax.local_devices()[: slices * fsdp * tensor]
     return sharding.make_mesh(slices=slices, fsdp=fsdp, tensor=tensor, devices=devices)
 
 

@@ -1,4 +1,4 @@
-"""Every test runs on eight fake CPU devices, so that nothing works on one device only."""
+"""Tests have eight fake CPU devices, of which a run takes two: nothing works on one device only."""
 
 import importlib.metadata
 import os
@@ -43,6 +43,25 @@ def messages():
     from bert_jax.cli import output
 
     output.show_messages({})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_devices():
+    """A run's default mesh has two devices: a step of a tiny model takes half the time of eight.
+
+    What is about meshes names its own (`tests.batches.mesh_of`), or asks for `eight_devices`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: jax.local_devices()[:2])
+        patch.setattr(jax, "device_count", lambda: 2)
+        yield
+
+
+@pytest.fixture
+def eight_devices(two_devices, monkeypatch):
+    """A run's default mesh has all of them."""
+    monkeypatch.setattr(jax, "devices", jax.local_devices)
+    monkeypatch.setattr(jax, "device_count", jax.local_device_count)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -117,3 +136,24 @@ def exported(shared, trained) -> Path:
         assert main(command) == 0
 
     return shared("exported", fill) / "hf"
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium; the test is skipped where none is installed."""
+    from tests.browser import chromium, executable
+
+    if executable() is None:
+        pytest.skip("no Chromium is installed: apt-get install chromium, or name one in CHROMIUM")
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def pictures() -> Path:
+    """A directory for screenshots, which is kept, and printed: that of PICTURES, or a new one."""
+    named = os.environ.get("PICTURES")
+    directory = Path(named or tempfile.mkdtemp(prefix="bert-jax-pictures-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    print(f"\nscreenshots: {directory}")
+    return directory

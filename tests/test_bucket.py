@@ -53,7 +53,7 @@ def cloud(tmp_path_factory):
         "STORAGE_EMULATOR_HOST": address,  # for gcsfs
         "TENSORSTORE_GCS_HTTP_URL": address,  # for Orbax's arrays
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-        "JAX_NUM_CPU_DEVICES": "8",
+        "JAX_NUM_CPU_DEVICES": "2",
     }
     server.kill()
     server.communicate()

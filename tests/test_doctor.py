@@ -331,7 +331,7 @@ def odd_mesh(place: Place) -> None:
 
 
 def odd_batch(place: Place) -> None:
-    place.change(phases=(dataclasses.replace(_PHASE, global_batch_size=12),))
+    place.change(phases=(dataclasses.replace(_PHASE, global_batch_size=15),))
 
 
 def long_sequence(place: Place) -> None:
@@ -436,7 +436,7 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     no_devices: ("devices", "failed", 2, "end what else uses the accelerator"),
     wrong_products: ("devices", "failed", 2, "take another machine"),
     odd_mesh: ("mesh", "failed", 2, "mesh.fsdp=-1 uses what is left"),
-    odd_batch: ("mesh", "failed", 2, "take a multiple of 8"),
+    odd_batch: ("mesh", "failed", 2, "take a multiple of 2"),
     long_sequence: ("config", "failed", 2, "shorten the sequence or enlarge the table"),
     wrong_field: ("config", "failed", 2, "Did you mean 'hidden_size'?"),
     little_memory: ("memory", "failed", 2, "take more devices"),

@@ -82,7 +82,7 @@ def test_mask_is_the_same_on_every_mesh():
     x = np.ones((16, 32, 64), np.float32)
 
     def masked(devices: int) -> np.ndarray:
-        mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
+        mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.local_devices()[:devices])
         with jax.set_mesh(mesh):
             layout = sharding.batch_sharding(mesh)
             rows, values = jax.device_put((np.arange(16, dtype=np.uint32), x), layout)

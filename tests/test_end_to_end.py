@@ -225,18 +225,19 @@ def test_a_run_that_is_stopped_twice_ends_with_the_same_bits(tmp_path, trained, 
 
 
 @pytest.mark.chaos
-def test_one_device_and_eight_give_the_same_losses(tmp_path, trained, corpus):
+def test_one_device_and_eight_give_the_same_losses(tmp_path, corpus):
     config = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
-    workdir, log = tmp_path / "one", tmp_path / "log.txt"
-    process = start(config, corpus, workdir, devices=1, log=log)
-    wait_for(process, log, lambda: last_row(workdir) >= 20)
-    process.kill()
-    process.wait()
-    assert events_of(workdir, "start")[0]["devices"] == 1
-    assert events_of(trained, "start")[0]["devices"] == 8
-    one, eight = (rows_of(place)[:20] for place in (workdir, trained))
-    assert [row["step"] for row in one] == list(range(1, 21))
+    rows = {}
+    for devices in (1, 8):
+        workdir, log = tmp_path / str(devices), tmp_path / f"{devices}.txt"
+        process = start(config, corpus, workdir, devices=devices, log=log)
+        wait_for(process, log, lambda workdir=workdir: last_row(workdir) >= 20)
+        process.kill()
+        process.wait()
+        assert events_of(workdir, "start")[0]["devices"] == devices
+        rows[devices] = rows_of(workdir)[:20]
+        assert [row["step"] for row in rows[devices]] == list(range(1, 21))
     for name in ("loss", "mlm_loss", "nsp_loss"):
         np.testing.assert_allclose(
-            [row[name] for row in one], [row[name] for row in eight], rtol=1e-5
+            [row[name] for row in rows[1]], [row[name] for row in rows[8]], rtol=1e-5
         )

@@ -31,7 +31,7 @@ def params():
 def evaluated(params, corpus, *, devices: int, batch_size: int, **changes) -> dict[str, float]:
     options = dataclasses.replace(_CONFIG.evaluation, batch_size=batch_size, **changes)
     config = dataclasses.replace(_CONFIG, evaluation=options)
-    mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
+    mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.local_devices()[:devices])
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, NamedSharding(mesh, jax.P()))
         held_out = HeldOut(

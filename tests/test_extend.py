@@ -19,7 +19,8 @@ _CONFIGS = [path for path in _FILES if path.stem != "task"]
 each_config = pytest.mark.parametrize("path", _CONFIGS, ids=lambda p: p.stem)
 
 _SMALL = [
-    "model.vocab_size=240", "model.hidden_size=32", "model.intermediate_size=64",
+    "model.vocab_size=240", "model.num_hidden_layers=1", "model.hidden_size=32",
+    "model.intermediate_size=64",
     "phases=[{\"sequence_length\": 32, \"steps\": 24, \"global_batch_size\": 8, "
     "\"max_predictions\": 5}]",
     "optimizer.warmup_steps=4", "log_every_steps=1", "evaluation.every_steps=12",

@@ -40,7 +40,7 @@ def test_rows_of_a_process_are_maximal_ranges(monkeypatch):
 
 
 def test_devices_that_hold_the_same_rows_count_once():
-    mesh = sharding.make_mesh(fsdp=4, tensor=2)
+    mesh = mesh_of((1, 4, 2))
     assert device_feed.local_rows(mesh, _ROWS) == [range(_ROWS)]
 
 

@@ -18,7 +18,7 @@ def loaded(trained):
     """A function of (text, options), with the trained model on one or eight devices."""
 
     def run(text, *, devices: int = 8, **options):
-        mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
+        mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.local_devices()[:devices])
         with jax.set_mesh(mesh):
             checkpoint = load_checkpoint(trained, mesh=mesh)
             return fill_mask(checkpoint, load_tokenizer(checkpoint.tokenizer), text, **options)

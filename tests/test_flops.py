@@ -6,12 +6,12 @@ import jax
 import pytest
 
 from bert_jax import config_loader
-from bert_jax.model import sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.training import device_feed
 from bert_jax.update.flops import train_flops
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import train_step
+from tests.batches import mesh_of
 
 
 def product_flops(jaxpr) -> int:
@@ -52,7 +52,7 @@ def test_the_closed_form_is_the_train_steps_products(name, phase_index, layers):
         changes.append("model.num_hidden_layers=3")
     config = config_loader.load_config(name, changes)
     phase = config.phases[phase_index]
-    mesh = sharding.make_mesh(fsdp=8, tensor=1)
+    mesh = mesh_of((1, 8, 1))
     with jax.set_mesh(mesh):
         state = TrainState.abstract(config, mesh)
         batch = device_feed.abstract_batch(phase, fields=MLM_NSP.fields, mesh=mesh)

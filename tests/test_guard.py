@@ -16,7 +16,7 @@ from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.update import skip_updates
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import train_step
-from tests.batches import random_batch
+from tests.batches import mesh_of, random_batch
 from tests.tiny_corpus import tiny_config
 
 _FACTOR = 4.0
@@ -84,7 +84,7 @@ def test_a_spike_costs_exactly_its_update(usual):
     """The norm of a real step is far from both; step and memory go on, all else keeps its bits."""
     optimizer = dataclasses.replace(_CONFIG.optimizer, spike_factor=_FACTOR)
     config = dataclasses.replace(_CONFIG, optimizer=optimizer)
-    mesh = sharding.make_mesh(fsdp=8, tensor=1)
+    mesh = mesh_of((1, 8, 1))
     with jax.set_mesh(mesh):
         fresh = TrainState.create(config).to_mesh(mesh)
         state = dataclasses.replace(fresh, recent_norms=jnp.full(skip_updates.WINDOW, usual))

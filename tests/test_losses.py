@@ -17,6 +17,7 @@ from bert_jax.model import sharding
 from bert_jax.objectives.mlm import MLM
 from bert_jax.training.beginning import fresh_state
 from tests import tiny_corpus
+from tests.batches import mesh_of
 from tests.tiny_corpus import tiny_config
 
 _Z = 0.05  # large, so that its part of the gradient is seen
@@ -79,7 +80,7 @@ def test_the_output_bias_begins_at_the_log_of_the_frequencies(corpus):
     opened = open_corpus(corpus)
     config = tiny_config(output_bias="log_frequency")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=250))
-    mesh = sharding.make_mesh(fsdp=2, tensor=4)
+    mesh = mesh_of((1, 2, 4))
     with jax.set_mesh(mesh):
         state, zeros = (
             fresh_state(c, opened, mesh)

@@ -12,6 +12,7 @@ from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.runtime import watchdog
 from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.workdir import log_reader, metrics_log
+from tests.batches import mesh_of
 
 
 def write_rows(path, steps, *, tail: str = "") -> None:
@@ -160,7 +161,7 @@ def test_recomputation_and_batch_do_not_change_the_cost_of_a_row():
     )
 
 
-def test_the_speed_of_this_machine_is_measured():
+def test_the_speed_of_this_machine_is_measured(eight_devices):
     """Eight devices that share its cores are not eight times as fast."""
     assert jax.device_count() == 8
     peak = peak_flops("float32")
@@ -178,7 +179,7 @@ def test_an_accelerator_is_looked_up(monkeypatch):
 
 
 def test_a_batch_must_divide_over_the_devices():
-    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    mesh = mesh_of(8)
     assert sharding.rows_per_device(mesh, 24) == 3
     with pytest.raises(ValueError, match="20 rows do not divide over 8 devices"):
         sharding.rows_per_device(mesh, 20)

@@ -12,7 +12,7 @@ from bert_jax.config import ComputeConfig, ModelConfig
 from bert_jax.model import bert, sharding
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from tests.batches import random_batch
+from tests.batches import mesh_of, random_batch
 from tests.models import HEADS, SIZES, random_params
 from tests.models import batch as heads_batch
 
@@ -37,7 +37,7 @@ _LARGE = {
 
 @pytest.fixture
 def mesh():
-    mesh = sharding.make_mesh(fsdp=8, tensor=1)
+    mesh = mesh_of((1, 8, 1))
     with jax.set_mesh(mesh):
         yield mesh
 
@@ -128,10 +128,13 @@ def test_sequences_of_a_row_do_not_see_each_other(mesh):
     np.testing.assert_allclose(logits(packed), logits(batch), atol=2e-5)
 
 
-def test_remat_and_scan_change_nothing(mesh):
+def test_remat_and_scan_change_nothing():
+    """On one device; below and in tests/test_sharding.py others are compared with it."""
     params = bert.init_params(_MODEL, seed=0)
     batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
-    expected = loss_and_gradients(params, batch, compute=_FLOAT32, mesh=mesh)
+    rows_B = np.arange(8, dtype=np.uint32)
+    gradients = jax.jit(jax.value_and_grad(dropout_loss), static_argnames="compute")
+    expected = gradients(params, batch, rows_B, compute=_FLOAT32)
     for layers, remat in (
         ("unroll", "full"),
         ("unroll", "dots"),
@@ -139,7 +142,7 @@ def test_remat_and_scan_change_nothing(mesh):
         ("scan", "dots"),
     ):
         compute = ComputeConfig(dtype="float32", layers=layers, remat=remat)
-        actual = loss_and_gradients(params, batch, compute=compute, mesh=mesh)
+        actual = gradients(params, batch, rows_B, compute=compute)
         for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6, err_msg=f"{layers}, {remat}")
 
@@ -163,7 +166,7 @@ def test_without_any_mesh_it_is_what_it_is_on_one(changes):
     alone = jax.jit(jax.value_and_grad(dropout_loss), static_argnames="compute")(
         params, batch, rows_B, compute=compute
     )
-    mesh = sharding.make_mesh(fsdp=4, tensor=2)
+    mesh = mesh_of((1, 4, 2))
     with jax.set_mesh(mesh):
         meshed = loss_and_gradients(params, batch, compute=compute, mesh=mesh)
     for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(meshed), strict=True):
@@ -179,7 +182,7 @@ def test_every_head_can_be_called_without_a_mesh_and_without_jit(name):
     found = bert.apply(
         params, arrays, config=model, head=head, compute=_FLOAT32, hidden_states=True
     )
-    mesh = sharding.make_mesh(fsdp=8, tensor=1)
+    mesh = mesh_of((1, 8, 1))
     with jax.set_mesh(mesh):
         layout = sharding.batch_sharding(mesh)
         meshed = jax.jit(
@@ -202,7 +205,7 @@ def test_bfloat16_is_close_and_keeps_float32_masters(mesh):
 
 def test_forward_and_gradient_promote_no_types():
     """A float32 that slips into a bfloat16 product is silent otherwise, and slow."""
-    mesh = sharding.make_mesh(fsdp=8, tensor=1)
+    mesh = mesh_of((1, 8, 1))
     params = bert.init_params(_MODEL, seed=0)
     batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
     with jax.set_mesh(mesh), jax.numpy_dtype_promotion("strict"):

@@ -39,7 +39,8 @@ _MESHES = [(1, 1, 1), (1, 8, 1), (2, 2, 2)]
 _CLIP, _WARMUP, _STEPS = 0.5, 3, 20
 # Adafactor moves a parameter by a share of its size.
 _RATES = {"lion": 1e-3, "adafactor": 1e-2}
-each_mesh = pytest.mark.parametrize("shape", _MESHES, ids=str)
+# Plain optax runs on one device.
+each_mesh = pytest.mark.parametrize("shape", _MESHES[1:], ids=str)
 
 
 @pytest.fixture(params=_MAKE)

@@ -219,7 +219,8 @@ def test_a_format_that_cannot_say_a_kind_refuses_it(kind, tmp_path):
     if kind not in ("learned", "relative_key", "relative_key_query"):
         with pytest.raises(UsageError, match=message):
             words = vocabulary(tmp_path / "words")
-            huggingface.write(tmp_path / "out", {}, foreign.model, tokenizer=words)
+            options = {"tokenizer": words, "model_type": "bert"}
+            huggingface.write(tmp_path / "out", {}, foreign.model, **options)
 
 
 @pytest.mark.parametrize("kind", make_relative_positions.KINDS)

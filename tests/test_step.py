@@ -35,7 +35,7 @@ def batch_of(seed: int) -> dict:
 
 
 def train(config: TrainConfig, *, devices: int, steps: int = 20, batches=batch_of):
-    mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.devices()[:devices])
+    mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.local_devices()[:devices])
     with jax.set_mesh(mesh):
         state = TrainState.create(config).to_mesh(mesh)
         layout = sharding.batch_sharding(mesh)

@@ -21,7 +21,9 @@ from tests import tiny_corpus
 
 ROOT = Path(__file__).parents[2]
 STEPS = 40
+# One layer: each of many processes traces its two steps anew, for which depth is what counts.
 CONFIG = tiny_corpus.tiny_config(
+    model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
     phases=(
         PhaseConfig(sequence_length=32, steps=24, global_batch_size=16, max_predictions=5),
         PhaseConfig(sequence_length=48, steps=16, global_batch_size=8, max_predictions=7),

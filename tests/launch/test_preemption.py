@@ -1,5 +1,6 @@
 """From an empty cloud to a trained model: two real processes train, are preempted, and resume."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from tests.launch.cloud import ROOT
 
 _STEPS = 60
 _CONFIG = tiny_corpus.tiny_config(
+    model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
     phases=(
         PhaseConfig(sequence_length=32, steps=_STEPS, global_batch_size=16, max_predictions=5),
     ),
