@@ -200,5 +200,7 @@ FAMILIES = Registry(
         "xlm-roberta": "bert_jax.interchange.huggingface_names:XLM_ROBERTA_FAMILY",
         "camembert": "bert_jax.interchange.huggingface_names:CAMEMBERT_FAMILY",
         "electra": "bert_jax.interchange.huggingface_names:ELECTRA_FAMILY",
+        "roformer": "bert_jax.interchange.huggingface_names:ROFORMER_FAMILY",
+        "roberta-prelayernorm": "bert_jax.interchange.huggingface_names:PRE_NORM_FAMILY",
     },
 )

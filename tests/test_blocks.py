@@ -149,7 +149,7 @@ def test_flops_are_the_train_steps_products(changes):
     fields = [f"model.{name}={value}" for name, value in changes.items()]
     config = load_config("bert_base", [*fields, "model.num_hidden_layers=2"])
     phase = config.phases[0]
-    mesh = sharding.make_mesh(fsdp=8, tensor=1)
+    mesh = mesh_of((1, 8, 1))
     with jax.set_mesh(mesh):
         state = TrainState.abstract(config, mesh)
         batch = device_feed.abstract_batch(phase, fields=MLM_NSP.fields, mesh=mesh)
@@ -176,7 +176,7 @@ def test_a_format_of_bert_refuses_what_it_cannot_say(name, tmp_path):
     foreign = ImportedModel(model=model, head=HeadConfig(), params={})
     words = vocabulary(tmp_path / "words", size=50)
     for write in (
-        lambda: huggingface.write(tmp_path / "out", {}, model, tokenizer=words),
+        lambda: huggingface.write(tmp_path / "out", {}, model, tokenizer=words, model_type="bert"),
         lambda: tf1.write(tmp_path / "out", foreign, tokenizer=words),
     ):
         with pytest.raises(UsageError) as caught:

@@ -14,6 +14,7 @@ from bert_jax.model import bert, positions, sharding
 from bert_jax.training.beginning import Beginning
 from bert_jax.workdir import import_export
 from bert_jax.workdir.load import load_checkpoint
+from tests.batches import mesh_of
 from tests.models import assert_same, batch, random_params
 from tests.tiny_corpus import tiny_config
 
@@ -70,7 +71,9 @@ def test_moments_of_an_import_grow_with_their_rows():
         np.testing.assert_array_equal(new, np.concatenate([old, old]))
 
 
-def test_a_run_begins_from_a_checkpoint_of_fewer_positions(tmp_path, trained, corpus, capsys):
+def test_a_run_begins_from_a_checkpoint_of_fewer_positions(
+    tmp_path, trained, corpus, capsys, eight_devices
+):
     """Because a phase is longer, or --set asks for more; a config with more alone does not."""
     fewer = load_config(str(trained / "config.json")).model.max_position_embeddings
     more = 64  # the length of the second phase
@@ -87,7 +90,7 @@ def test_a_run_begins_from_a_checkpoint_of_fewer_positions(tmp_path, trained, co
         assert found.model.max_position_embeddings == expected
         said = f"its {fewer} positions become {more}" in capsys.readouterr().err
         assert said == (expected == more)
-    mesh = sharding.make_mesh(fsdp=4, tensor=2)
+    mesh = mesh_of((1, 4, 2))
     with jax.set_mesh(mesh):
         state = beginning.state(found, open_corpus(corpus), mesh)
         old = load_checkpoint(trained, mesh=mesh).params
@@ -98,7 +101,7 @@ def test_a_run_begins_from_a_checkpoint_of_fewer_positions(tmp_path, trained, co
 
 def test_a_table_that_lies_in_pieces_becomes_longer():
     table = np.arange(2.0**16, dtype=np.float32).reshape(512, 128)
-    mesh = sharding.make_mesh(fsdp=8, tensor=1)
+    mesh = mesh_of((1, 8, 1))
     tree = {"position": {"embedding": table}}
     with jax.set_mesh(mesh):
         stored = sharding.param_shardings(tree, mesh=mesh, shard_weights=True)
@@ -115,5 +118,6 @@ def test_the_modern_config_is_as_large_as_the_one_it_is_compared_with():
     assert counts[0] == pytest.approx(counts[1], rel=0.05)
     words = base.model.vocab_size * base.model.hidden_size
     assert counts[0] - words == pytest.approx(counts[1] - words, rel=0.05), "but for the words"
-    assert (modern.phases, modern.data) == (base.phases, base.data)
+    rows = dataclasses.replace(modern.data, packing=base.data.packing)
+    assert rows == base.data and modern.evaluation == base.evaluation
     assert modern.model.norm_placement == "pre"

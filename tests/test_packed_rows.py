@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import json
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.__main__ import main
 from bert_jax.cli.training.pretrain import _print_closing
 from bert_jax.config import (
     ComputeConfig,
@@ -24,6 +26,7 @@ from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.pretraining.batch import Batch, Field
 from bert_jax.data.pretraining.packing import best_fit, place
+from bert_jax.data.pretraining.padding import padding
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
@@ -35,7 +38,7 @@ from bert_jax.training.evaluate import batch_shape
 from bert_jax.training.pretrain import Pretraining
 from tests.models import random_params
 from tests.synthetic_corpus import SPECIAL, random_split
-from tests.tiny_corpus import tiny_config
+from tests.tiny_corpus import tiny_config, write_config
 
 LENGTH, VOCABULARY = 32, 48
 PHASE = PhaseConfig(sequence_length=LENGTH, steps=1000, global_batch_size=8, max_sequences=5)
@@ -126,6 +129,34 @@ def test_rows_are_full():
     packing = best_fit(lengths, length=512, most=most)
     assert lengths.sum() / (512 * len(packing)) > 0.97
     assert len(packing) < 0.6 * len(lengths)
+
+
+def test_the_share_of_padding_is_that_of_an_epoch():
+    """Within what two draws of the same documents differ by."""
+    found = padding(SPLIT, options=DataConfig(), phase=PHASE, seed=3)
+    alone, packed = pipeline(DataConfig()), pipeline()
+    rows = alone.examples_per_epoch(0)
+    tokens = np.count_nonzero(alone.examples(0, np.arange(rows))["sequence_ids"])
+    assert found.sequences == pytest.approx(rows, rel=0.15)
+    assert found.alone == pytest.approx(1 - tokens / (rows * LENGTH), abs=0.03)
+    assert found.packed_rows == pytest.approx(packed.rows_per_epoch(0), rel=0.15)
+    assert found.packed == pytest.approx(1 - packed.fill(0).tokens / LENGTH, abs=0.03)
+    few = padding(SPLIT, options=DataConfig(), phase=PHASE, seed=3, most_documents=30)
+    assert few.sequences == pytest.approx(rows * 30 / 120, rel=0.3)
+    assert few.alone == pytest.approx(found.alone, abs=0.1)
+
+
+def test_show_rows(corpus, tmp_path, capsys):
+    path = str(write_config(tmp_path / "tiny.json", tiny_config()))
+    assert main(["show", "rows", path, "--corpus", str(corpus), "--json"]) == 0
+    phases = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [phase["sequence_length"] for phase in phases] == [32, 48]
+    assert all(0 <= phase["packed"] <= phase["alone"] < 1 for phase in phases)
+    assert main(["show", "rows", path, "--corpus", str(corpus)]) == 0
+    said = capsys.readouterr().out
+    assert f"{phases[1]['alone']:.1%}" in said and "--set data.packing=best_fit packs" in said
+    assert main(["show", "rows", path]) == 2
+    assert "show rows needs --corpus DIR" in capsys.readouterr().err
 
 
 def test_rows_of_an_epoch_are_not_those_of_the_next():

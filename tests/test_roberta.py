@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import pytest
@@ -122,6 +123,74 @@ def test_the_tokenizer_says_whether_there_are_segments(tmp_path, words, segments
     assert found.get("token_type_ids", [0])[-1] == segments - 1
     assert load_tokenizer(tmp_path / "hf").hash == load_tokenizer(words).hash
     assert theirs.model_max_length == 20
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_norms_that_come_first_make_a_pre_layer_norm(tmp_path, words, name):
+    model = dataclasses.replace(_ONE_SEGMENT, norm_placement="pre")
+    tensors, described = out_and_in(tmp_path, words, model, HEADS[name])
+    assert described["architectures"] == [f"RobertaPreLayerNorm{name}"]
+    assert described["model_type"] == "roberta-prelayernorm"
+    base = "" if name == "Model" else "roberta_prelayernorm."
+    assert f"{base}LayerNorm.weight" in tensors
+    assert f"{base}encoder.layer.1.intermediate.LayerNorm.bias" in tensors
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"Model"}))
+def test_rotary_positions_make_a_roformer(tmp_path, words, name):
+    model = dataclasses.replace(_ONE_SEGMENT, position_embedding_type="rotary_interleaved")
+    head = HEADS[name]
+    if name != "ForMaskedLM":  # a model of a task stays of its family
+        head = dataclasses.replace(head, pooler_act="gelu")
+    tensors, described = out_and_in(tmp_path, words, model, head)
+    assert described["architectures"] == [f"RoFormer{name}"]
+    assert described["model_type"] == "roformer" and "position_embedding_type" not in described
+    sines = tensors["roformer.encoder.embed_positions.weight"]
+    assert sines.shape == (20, 6) and sines[0].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def out_and_in(folder, words, model, head):
+    """The tensors and the config of what is written; read, it is the same, and written again."""
+    params = random_params(model, head)
+    huggingface.write(folder / "1", params, model, head=head, tokenizer=words)
+    back = huggingface.read(folder / "1")
+    assert (back.model, back.head) == (model, head)
+    assert_same(back.params, params)
+    huggingface.write(folder / "2", back.params, back.model, head=back.head, tokenizer=words)
+    for file in ("model.safetensors", "config.json"):
+        assert (folder / "2" / file).read_bytes() == (folder / "1" / file).read_bytes()
+    described = json.loads((folder / "1/config.json").read_text())
+    return load_file(folder / "1" / "model.safetensors"), described
+
+
+def test_what_a_roformer_is_not(tmp_path, words):
+    model = dataclasses.replace(_ONE_SEGMENT, position_embedding_type="rotary_interleaved")
+    for changes, name, said in (
+        ({}, "ForPreTraining", "no name for pooler, nsp"),
+        ({}, "ForSequenceClassification", "pooler_act is tanh, and this format has gelu there"),
+        ({"rope_theta": 1000.0}, "ForMaskedLM", "rope_theta is 1000.0, and RoFormer's classes"),
+        ({"position_embedding_type": "rotary"}, "ForMaskedLM", "which this format cannot say"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            written(tmp_path / "1", words, name, model=dataclasses.replace(model, **changes))
+    written(tmp_path / "2", words, "ForMaskedLM", model=model)
+    described = json.loads((tmp_path / "2/config.json").read_text()) | {"rotary_value": True}
+    (tmp_path / "2/config.json").write_text(json.dumps(described))
+    with pytest.raises(UsageError, match="rotary_value is true"):
+        huggingface.read(tmp_path / "2")
+
+
+def test_what_a_pre_layer_norm_is_not(tmp_path, words):
+    model = dataclasses.replace(_ONE_SEGMENT, norm_placement="pre")
+    with pytest.raises(UsageError, match="no name for nsp"):
+        written(tmp_path / "1", words, "ForPreTraining", model=model)
+    with pytest.raises(UsageError, match=r"model\.norm is rmsnorm, which this format cannot say"):
+        rms = dataclasses.replace(model, norm="rmsnorm", norm_bias=False)
+        written(tmp_path / "2", words, "ForMaskedLM", model=rms)
+    with pytest.raises(UsageError, match="norm_placement is post, and RobertaPreLayerNorm"):
+        written(tmp_path / "3", words, "ForMaskedLM", model_type="roberta-prelayernorm")
+    with pytest.raises(UsageError, match="norm_placement is pre, which this format cannot say"):
+        written(tmp_path / "4", words, "ForMaskedLM", model=model, model_type="bert")
 
 
 def test_moments_of_a_roberta(tmp_path, words):

@@ -17,6 +17,7 @@ from bert_jax.interchange import huggingface
 from bert_jax.interchange.huggingface_names import ROBERTA_FAMILY
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm import MLM
+from bert_jax.registry import FAMILIES
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import train_step
 from bert_jax.workdir.load import load_checkpoint
@@ -50,15 +51,19 @@ def one_device():
     return sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
 
 
-def their_model(model: ModelConfig = _MODEL):
+def their_model(model: ModelConfig = _MODEL, *, model_type: str = "roberta"):
     """Their class with random weights, biases and norms included."""
-    described = huggingface.their_config(model, _HEAD, pad=_PAD, model_type="roberta")
-    config = transformers.RobertaConfig(**described)
+    described = huggingface.their_config(model, _HEAD, pad=_PAD, model_type=model_type)
+    described.pop("model_type")
+    config = transformers.AutoConfig.for_model(model_type, **described)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    theirs = transformers.RobertaForMaskedLM(config).eval()
+    theirs = transformers.AutoModelForMaskedLM.from_config(config).eval()
+    assert type(theirs).__name__ == described["architectures"][0]
     for name, parameter in theirs.named_parameters():
-        is_scale = "norm" in name.lower() and name.endswith("weight")
+        if not parameter.requires_grad:  # RoFormer's sines
+            continue
+        is_scale = name.lower().endswith(("layernorm.weight", "layer_norm.weight"))
         torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.1)
     return theirs
 
@@ -85,14 +90,24 @@ def their_loss(theirs, batch):
     )
 
 
-def test_logits_gradients_and_the_way_back(tmp_path):
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("roberta", {}),
+        ("roberta-prelayernorm", {"norm_placement": "pre"}),
+        ("roformer", {"position_embedding_type": "rotary_interleaved"}),
+    ],
+)
+def test_logits_gradients_and_the_way_back(tmp_path, model_type, changes):
     """Random weights of theirs: read, computed, written."""
-    theirs = their_model()
+    family = FAMILIES[model_type]
+    theirs = their_model(model_type=model_type)
     theirs.save_pretrained(tmp_path / "theirs")
     # 261 ids; the embedding may have more rows.
     train_byte_level_bpe(["a b"], vocab_size=261).save(tmp_path / "words")
     foreign = huggingface.read(tmp_path / "theirs")
-    assert (foreign.model, foreign.head) == (_MODEL, _HEAD)
+    assert foreign.model == dataclasses.replace(_MODEL, **changes)
+    assert foreign.head == _HEAD
     batch = batch_of(0)
 
     def loss(params):
@@ -117,8 +132,8 @@ def test_logits_gradients_and_the_way_back(tmp_path):
     apart = np.abs(np.asarray(outputs["mlm_logits"]) - picked).max()
     assert np.ptp(picked) > 1, "logits that do not differ prove nothing"
     assert apart < 1e-5 and abs(float(our_loss) - found.loss.item()) < 1e-5
-    ours = huggingface.to_tensors(gradients, ROBERTA_FAMILY, pad=_PAD)
-    references = {name: p.grad.numpy() for name, p in theirs.named_parameters()}
+    ours = huggingface.to_tensors(gradients, family, pad=_PAD)
+    references = {n: p.grad.numpy() for n, p in theirs.named_parameters() if p.requires_grad}
     assert set(ours) == set(references)
     largest = max(np.abs(g).max() for g in references.values())
     worst = max(np.abs(ours[name] - g).max() for name, g in references.items())
@@ -133,9 +148,13 @@ def test_logits_gradients_and_the_way_back(tmp_path):
         tokenizer=tmp_path / "words",
     )
     back, given = (load_file(tmp_path / d / "model.safetensors") for d in ("ours", "theirs"))
-    table = "roberta.embeddings.position_embeddings.weight"
-    assert not back[table][:2].any()  # of the rows that no token uses nothing is kept
-    back[table], given[table] = back[table][2:], given[table][2:]
+    table = f"{family.base}.embeddings.position_embeddings.weight"
+    if family.sinusoids:
+        sines = back.pop(family.sinusoids), given.pop(family.sinusoids)
+        np.testing.assert_allclose(*sines, atol=1e-6)
+    else:
+        assert not back[table][:2].any()  # of the rows that no token uses nothing is kept
+        back[table], given[table] = back[table][2:], given[table][2:]
     assert back.keys() == given.keys()
     for name, tensor in given.items():
         assert back[name].tobytes() == tensor.tobytes(), name

@@ -1,12 +1,11 @@
 """Checks of the corpus: its files, and what it is worth to the model and the run."""
 
-import dataclasses
-
 import numpy as np
 
 from bert_jax.config import PhaseConfig
 from bert_jax.data.corpus.store import SPLITS, Split, open_corpus, read_manifest
-from bert_jax.data.pretraining.pipeline import Pipeline
+from bert_jax.data.pretraining.padding import middle
+from bert_jax.data.pretraining.padding import padding as padding_of
 from bert_jax.doctor.case import Case
 from bert_jax.doctor.finding import Finding, passed, warned
 from bert_jax.registry import OBJECTIVES, ROWS
@@ -14,8 +13,8 @@ from bert_jax.training import preflight
 
 # Files beyond this are not read whole: a minute would not suffice.
 _READ_WHOLE = 20_000_000_000
-# Documents from the middle of the corpus that are looked at, sentences of them, rows made of them.
-_DOCUMENTS, _SENTENCES, _ROWS = 2000, 20_000, 256
+# Documents from the middle of the corpus that are looked at, and sentences of them.
+_DOCUMENTS, _SENTENCES = 2000, 20_000
 # The original recipe sees its text about forty times (Devlin et al. 2019, appendix A.2).
 _MOST_EPOCHS = 50
 _MOST_PADDING, _MOST_REPEATED, _MOST_SINGLE = 0.4, 0.5, 0.5
@@ -103,7 +102,7 @@ def epochs(case: Case) -> Finding:
 def text(case: Case) -> Finding:
     """Documents have several sentences, and sentences are not repeated all over."""
     assert case.corpus is not None
-    part = _middle(case.corpus.train)
+    part = middle(case.corpus.train, _DOCUMENTS)
     sentences = np.diff(part.document_starts)
     single = float((sentences == 1).mean())
     repeated = _repeated(part)
@@ -126,7 +125,7 @@ def text(case: Case) -> Finding:
 
 
 def _padding(case: Case, phase: PhaseConfig) -> float:
-    """Returns the share of padding in some rows of a phase.
+    """Returns the share of padding in a phase's rows.
 
     Raises UsageError where the corpus makes none.
     """
@@ -134,27 +133,14 @@ def _padding(case: Case, phase: PhaseConfig) -> float:
     config, corpus = case.config, case.corpus
     # Evaluation makes rows of the held-out documents.
     ROWS[config.data.rows].check(corpus.validation, sequence_length=phase.sequence_length)
-    pipeline = Pipeline(
-        _middle(corpus.train),
-        collator=OBJECTIVES[config.objective],
-        vocabulary=corpus.vocabulary,
+    found = padding_of(
+        corpus.train,
         options=config.data,
-        phases=(dataclasses.replace(phase, global_batch_size=_ROWS, steps=1),),
+        phase=phase,
         seed=config.seed,
+        most_documents=_DOCUMENTS,
     )
-    return float((pipeline.batch_at(0, range(_ROWS))["sequence_ids"] == 0).mean())
-
-
-def _middle(split: Split) -> Split:
-    """Returns the split with the documents of its middle alone."""
-    there = split.document_starts.size - 1
-    first = max(0, (there - _DOCUMENTS) // 2)
-    starts = split.document_starts[first : first + _DOCUMENTS + 1]
-    return dataclasses.replace(
-        split,
-        document_starts=starts - starts[0],
-        sentence_starts=split.sentence_starts[starts[0] : starts[-1] + 1],
-    )
+    return found.alone if config.data.packing == "none" else found.packed
 
 
 def _repeated(part: Split) -> float:

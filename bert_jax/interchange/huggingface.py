@@ -8,7 +8,7 @@ may be of any of these classes.
 import dataclasses
 import json
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +40,6 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-
-# Our kinds of position -> how their configs call them. Only transformers 4 computes the last two.
-_POSITIONS = {
-    "learned": "absolute",
-    "relative_key": "relative_key",
-    "relative_key_query": "relative_key_query",
-}
-
-
-def _positions(family: Family) -> Container[str]:
-    """Returns the kinds of position that a family has here: the last two are BERT's alone. A
-    RoBERTa's distances would count the unused rows of its positions, too.
-    """
-    return _POSITIONS if family.base == "bert" else ("learned",)
 
 
 def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, str]:
@@ -110,7 +96,7 @@ def write(
     family = FAMILIES[model_type]
     towers = two_towers.split(config, head, (params, *(moments or ())))
     for tower in towers:
-        family.require_expressible(tower.model, tower.head, _positions(family))
+        family.require_expressible(tower.model, tower.head)
     with name_map.new_directory(directory) as building:
         for tower in towers:
             place = building / tower.folder
@@ -131,6 +117,8 @@ def _write_tower(
     _, config, head, (params, *moments), facts = tower
     family, pad = FAMILIES[model_type], sub_words.special.pad
     tensors = to_tensors(params, family, pad=pad)
+    if family.sinusoids:
+        tensors[family.sinusoids] = names.sinusoids(config)
     if names.class_of(head.parts) == "Model":
         base = f"{family.base}."
         tensors = {name.removeprefix(base): tensor for name, tensor in tensors.items()}
@@ -169,14 +157,14 @@ def their_config(
 ) -> dict[str, Any]:
     """Returns the content of `config.json`: our model fields carry their names."""
     head = head or HeadConfig()
-    family = FAMILIES[model_type]
+    family, kind = FAMILIES[model_type], config.position_embedding_type
     described = {
         "architectures": [f"{family.class_prefix}{names.class_of(head.parts)}"],
         "model_type": model_type,
         **{name: getattr(config, name) for name in name_map.MODEL_FIELDS},
         "max_position_embeddings": config.max_position_embeddings + _unused(family, pad),
         "pad_token_id": pad,
-        "position_embedding_type": _POSITIONS[config.position_embedding_type],
+        **({"position_embedding_type": family.positions[kind]} if family.positions else {}),
         **({"embedding_size": config.table_size} if "embedding_size" in family.fields else {}),
         "tie_word_embeddings": True,
         "torch_dtype": dtype,
@@ -237,7 +225,7 @@ def _read_tower(
         declared -= {"pooler"}
     classifier = _classifier(family, declared, tensors)
     table = _table(family, classifier, declared, tensors)
-    untied = _untied(tensors)
+    untied = _untied(tensors, family.base)
     unused = unused_rows.count(family, theirs, directory / CONFIG)
     tensors = unused_rows.without(tensors, family, unused)
     held = table.parts(tensors, classifier=classifier)
@@ -252,7 +240,7 @@ def _read_tower(
     )
     if problem := family.misreads(model, head):
         raise UsageError(f"{directory / CONFIG}: {problem}, and we compute one of both only")
-    ignored = [*names.COPIES, *names.COUNTERS]
+    ignored = [*names.COPIES, *names.COUNTERS, family.sinusoids]
     if table is family.pooled_names:  # some keep the pooler that its classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
     if model.position_embedding_type != "learned":  # their class makes a table, and leaves it
@@ -303,13 +291,15 @@ def _family(theirs: dict[str, Any], path: Path) -> Family:
 
 def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     family = _family(theirs, path)
-    kinds = {name: ours for ours, name in _POSITIONS.items()}
+    kinds = {name: ours for ours, name in family.positions.items()}
     kind = theirs.get("position_embedding_type", "absolute")
-    if kind not in list(kinds) or kinds[kind] not in _positions(family):
+    if kinds and kind not in list(kinds):
         raise UsageError(
             f"{path}: position_embedding_type {brief(kind)} is not read; only absolute, and of a "
             "BERT relative_key and relative_key_query"
         )
+    if theirs.get("rotary_value"):
+        raise UsageError(f"{path}: rotary_value is true: positions that turn values are not read")
     if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
         raise UsageError(f"{path}: describes a decoder; only encoders are read")
     if theirs.get("problem_type") == "multi_label_classification":
@@ -321,7 +311,9 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
         )
     known, given = (*name_map.MODEL_FIELDS, *family.fields), {**family.defaults, **theirs}
     values = {name: given[name] for name in known if name in given}
-    values |= {"hidden_act": _ACTIVATIONS[activation], "position_embedding_type": kinds[kind]}
+    values |= {"hidden_act": _ACTIVATIONS[activation], **family.fixed}
+    if kinds:
+        values["position_embedding_type"] = kinds[kind]
     model = from_dict(values, ModelConfig, str(path))
     positions = model.max_position_embeddings - unused_rows.count(family, theirs, path)
     narrow = 0 if model.table_size == model.hidden_size else model.embedding_size
@@ -350,14 +342,15 @@ def _modern_name(name: str, theirs: dict[str, Any]) -> str:
     name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
     name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
     base = FAMILIES[theirs.get("model_type", "bert")].base
-    bare = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
+    bare = ("embeddings.", "embeddings_project.", "encoder.", "pooler.", "LayerNorm.")
     return f"{base}.{name}" if name.startswith(bare) else name
 
 
-def _untied(tensors: dict[str, np.ndarray]) -> list[str]:
+def _untied(tensors: dict[str, np.ndarray], base: str) -> list[str]:
+    originals = {name: original.format(base=base) for name, original in names.COPIES.items()}
     return [
         f"{name} is not tied to its other copy"
-        for name, original in names.COPIES.items()
+        for name, original in originals.items()
         if name in tensors
         and original in tensors
         and not np.array_equal(tensors[name], tensors[original])

@@ -1,15 +1,18 @@
-"""The names of the parameters in Hugging Face's files: one table for BERT, one for RoBERTa, and the
-classes.
+"""The names of the parameters in Hugging Face's files: a table for each family, and the classes.
 
 RoBERTa is BERT with other names, byte-level sub-words, positions that begin behind two unused rows
 and one segment (transformers `modeling_roberta.py`). Its sentence classifier has a dense layer and
-tanh of its own, where BERT has the pooler: the same computation under another name.
+tanh of its own, where BERT has the pooler: the same computation under another name. Its pre-norm
+form is RoBERTa-PreLayerNorm (`modeling_roberta_prelayernorm.py`). RoFormer is BERT with rotary
+positions (`modeling_roformer.py`).
 """
 
 import dataclasses
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.errors import UsageError
@@ -27,6 +30,11 @@ _LAYER = {
     "output_norm": "output.LayerNorm",
     # A table of distances, where positions are relative.
     "position": "attention.self.distance_embedding",
+}
+# A norm before each part, and one behind the last block.
+_PRE_NORM_LAYER = _LAYER | {
+    "attention_norm": "attention.LayerNorm",
+    "output_norm": "intermediate.LayerNorm",
 }
 _EMBEDDINGS = {
     "encoder.embeddings.word": "embeddings.word_embeddings",
@@ -64,10 +72,10 @@ _LEAF = {
 }
 
 
-def _layout(base: str, fixed: dict[str, str]) -> NameMap:
+def _layout(base: str, fixed: dict[str, str], layer: dict[str, str] = _LAYER) -> NameMap:
     return NameMap(
         fixed={ours: f"{base}.{theirs}" for ours, theirs in _EMBEDDINGS.items()} | fixed,
-        layer=_LAYER,
+        layer=layer,
         layer_prefix=f"{base}.encoder.layer.{{}}.",
         leaf=_LEAF,
         separator=".",
@@ -93,6 +101,26 @@ _ELECTRA = {
 ELECTRA = _layout("electra", _ELECTRA)
 ELECTRA_CLASSIFIER = _layout("electra", _ELECTRA | {"pooler.dense": "classifier.dense"})
 ROBERTA_CLASSIFIER = _layout("roberta", _ROBERTA | {"pooler.dense": "classifier.dense"})
+_PRE_NORM = _ROBERTA | {
+    "encoder.final_norm": "roberta_prelayernorm.LayerNorm",
+    "pooler.dense": "roberta_prelayernorm.pooler.dense",
+}
+PRE_NORM = _layout("roberta_prelayernorm", _PRE_NORM, _PRE_NORM_LAYER)
+PRE_NORM_CLASSIFIER = _layout(
+    "roberta_prelayernorm", _PRE_NORM | {"pooler.dense": "classifier.dense"}, _PRE_NORM_LAYER
+)
+
+_ROFORMER = {
+    "encoder.embeddings.project": "roformer.embeddings_project",
+    "mlm": "cls.predictions",
+    "mlm.transform": "cls.predictions.transform.dense",
+    "mlm.layer_norm": "cls.predictions.transform.LayerNorm",
+    "sequence_classifier": "classifier.out_proj",
+    "token_classifier": "classifier",
+    "span_classifier": "qa_outputs",
+}
+ROFORMER = _layout("roformer", _ROFORMER)
+ROFORMER_CLASSIFIER = _layout("roformer", _ROFORMER | {"pooler.dense": "classifier.dense"})
 
 # The class that a model is written as: the first whose parts it has all of.
 _OF_TASKS = {
@@ -134,19 +162,32 @@ class Family:
     lacks: frozenset[str] = frozenset()
     # What its masked-LM head computes, whatever the config's `hidden_act` says; None: that.
     mlm_act: str | None = None
-    # What follows the pooler's map.
+    # What follows the pooler's map, and whether its classes take that from `hidden_act`.
     pooler_act: str = "tanh"
+    pooler_has_hidden_act: bool = False
     # The parts of its classes, and of the bare model.
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CLASSES)
     bare: frozenset[str] = frozenset({"pooler"})
     # Fields of ours beside those of every BERT that its config has, and what it leaves out of it.
     fields: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Fields of ours that its config does not have, and their only value.
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    # Our kinds of position -> how its config calls them; nothing where that is fixed.
+    positions: Mapping[str, str] = field(default_factory=lambda: {"learned": "absolute"})
+    # A tensor of sines that its files hold, which has nothing to learn.
+    sinusoids: str = ""
 
     def misreads(self, model: ModelConfig, head: HeadConfig) -> str:
         """Returns what its classes would compute otherwise than the model; nothing if all is
         well.
         """
+        is_pooled = self.pooler_has_hidden_act and "pooler" in head.parts
+        if is_pooled and model.hidden_act != self.pooler_act:
+            return (
+                f"hidden_act is {model.hidden_act}, which {self.class_prefix}'s classifier has as "
+                f"well, where ours has {self.pooler_act}"
+            )
         if self.mlm_act in (None, model.hidden_act) or "mlm" not in head.parts:
             return ""
         return (
@@ -159,27 +200,39 @@ class Family:
         is_pooled = "sequence_classifier" in parts
         return self.pooled_names if self.pooled_names and is_pooled else self.names
 
-    def require_expressible(
-        self, model: ModelConfig, head: HeadConfig, positions: Container[str]
-    ) -> None:
-        """Raises UsageError for a model that none of the family's classes computes, with one of
-        `positions`.
-        """
+    def require_expressible(self, model: ModelConfig, head: HeadConfig) -> None:
+        """Raises UsageError for a model that none of the family's classes computes."""
         require_expressible(
             model,
             head,
             self.names_with(head.parts),
-            positions=positions,
+            positions=self.positions,
             lacks=self.lacks,
-            fields=self.fields,
+            fields=(*self.fields, *self.fixed),
             pooler_act=self.pooler_act,
         )
+        for name, value in self.fixed.items():
+            if getattr(model, name) != value:
+                raise UsageError(
+                    f"model.{name} is {getattr(model, name)}, and {self.class_prefix}'s classes "
+                    f"have {value}"
+                )
         if problem := self.misreads(model, head):
-            remedy = "" if self.base == "electra" else ": write it as bert, with `model_type`"
+            remedy = ": write it as bert, with `model_type`" if self.base == "roberta" else ""
             raise UsageError(f"model.{problem}{remedy}")
 
 
-BERT_FAMILY = Family(base="bert", names=BERT)
+# Only transformers 4 computes the last two kinds of position. They are BERT's alone: a RoBERTa's
+# distances would count the unused rows of its positions, too.
+BERT_FAMILY = Family(
+    base="bert",
+    names=BERT,
+    positions={
+        "learned": "absolute",
+        "relative_key": "relative_key",
+        "relative_key_query": "relative_key_query",
+    },
+)
 # RoBERTa's positions begin behind the number of its padding token, which is 1 unless it says so
 # (transformers modeling_roberta.py, create_position_ids_from_input_ids).
 ROBERTA_FAMILY = Family(
@@ -194,6 +247,33 @@ ROBERTA_FAMILY = Family(
 )
 XLM_ROBERTA_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="XLMRoberta")
 CAMEMBERT_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="Camembert")
+
+PRE_NORM_FAMILY = dataclasses.replace(
+    ROBERTA_FAMILY,
+    base="roberta_prelayernorm",
+    names=PRE_NORM,
+    class_prefix="RobertaPreLayerNorm",
+    pooled_names=PRE_NORM_CLASSIFIER,
+    fixed={"norm_placement": "pre"},
+)
+
+ROFORMER_FAMILY = Family(
+    base="roformer",
+    names=ROFORMER,
+    class_prefix="RoFormer",
+    pooled_names=ROFORMER_CLASSIFIER,
+    pooled_classifier="classifier.out_proj.weight",
+    pooler_act="gelu",
+    pooler_has_hidden_act=True,
+    lacks=frozenset({"nsp"}),
+    bare=frozenset(),
+    fields=("embedding_size",),
+    # transformers configuration_roformer.py
+    defaults={"vocab_size": 50_000, "max_position_embeddings": 1536},
+    fixed={"position_embedding_type": "rotary_interleaved", "rope_theta": 10_000.0},
+    positions={},
+    sinusoids="roformer.encoder.embed_positions.weight",
+)
 
 ELECTRA_FAMILY = Family(
     base="electra",
@@ -216,15 +296,28 @@ ELECTRA_FAMILY = Family(
 )
 
 # Copies of other tensors that some writers store (the tied output and its bias), and counters:
-# name -> what it must equal.
+# name -> what it must equal, in a model whose encoder's names begin with `base`.
 COPIES = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.weight": "{base}.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
-    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.weight": "{base}.embeddings.word_embeddings.weight",
     "lm_head.decoder.bias": "lm_head.bias",
     "generator_lm_head.weight": "electra.embeddings.word_embeddings.weight",
 }
-COUNTERS = tuple(f"{base}.embeddings.position_ids" for base in ("bert", "roberta", "electra"))
+COUNTERS = tuple(
+    f"{base}.embeddings.position_ids"
+    for base in ("bert", "roberta", "electra", "roberta_prelayernorm")
+)
+
+
+def sinusoids(model: ModelConfig) -> np.ndarray:
+    """Returns the sines and cosines that RoFormer turns queries and keys by, `[positions, width of
+    a head]` (transformers modeling_roformer.py, `RoFormerSinusoidalPositionalEmbedding`).
+    """
+    half = model.hidden_size // model.num_attention_heads // 2
+    rates = model.rope_theta ** (-np.arange(half) / half)
+    angles = np.arange(model.max_position_embeddings)[:, None] * rates
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
 def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> str:
@@ -233,7 +326,13 @@ def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> 
     What only an ELECTRA has makes one. RoBERTa's tokenizers put two separators between the texts of
     a pair: those that were imported, and those of byte-level BPE that were trained here. What
     RoBERTa's classes do not compute is a BERT, which is said unless its next-sentence head tells.
+    Norms that come first make a RoBERTa-PreLayerNorm, and rotary positions a RoFormer, whatever the
+    tokenizer.
     """
+    if model.norm_placement == "pre":
+        return "roberta-prelayernorm"
+    if model.position_embedding_type == "rotary_interleaved":
+        return "roformer"
     is_electra = "discriminator" in head.parts or head.pooler_act == "gelu"
     if is_electra or model.table_size != model.hidden_size:
         return "electra"

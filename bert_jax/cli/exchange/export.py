@@ -22,8 +22,10 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--model-type",
         metavar="NAME",
-        help="the family of classes to write, hf only: bert, roberta, electra, xlm-roberta or "
-        "camembert (default: electra for what only that has, roberta where the tokenizer puts two "
+        help="the family of classes to write, hf only: bert, roberta, electra, xlm-roberta, "
+        "camembert, roformer or roberta-prelayernorm (default: electra for what only that has, "
+        "roformer for rotary positions, roberta-prelayernorm where norms come first, roberta "
+        "where the tokenizer puts two "
         "separators between texts, as byte-level BPE does, else bert)",
     )
     parser.add_argument(

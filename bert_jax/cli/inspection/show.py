@@ -1,23 +1,28 @@
-"""The verb `show`: a config as it would run, and how its parameters lie on devices."""
+"""The verb `show`: a config as it would run, its rows of a corpus, its parameters on devices."""
 
 import dataclasses
 import json
 from typing import Any
 
 from bert_jax.cli.inspection.plan import TOPOLOGY
-from bert_jax.cli.options import add_config, add_json
+from bert_jax.cli.options import add_config, add_json, local
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
 
 SUMMARY = "print a config as it would run, as JSON"
-DETAILS = "'show sharding CONFIG --topology NAME' lists how each parameter lies on its devices."
+DETAILS = (
+    "'show rows CONFIG --corpus DIR' says how many rows each phase makes of a corpus, and how much "
+    "of them is padding, packed and not. 'show sharding CONFIG --topology NAME' lists how each "
+    "parameter lies on its devices."
+)
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("what", nargs="?", choices=("config", "sharding"), default="config")
+    parser.add_argument("what", nargs="?", choices=("config", "rows", "sharding"), default="config")
     add_config(parser)
+    parser.add_argument("--corpus", type=local, metavar="DIR", help="for 'show rows'")
     parser.add_argument("--topology", metavar="NAME", help=f"for 'show sharding': {TOPOLOGY}")
-    add_json(parser, "for 'show sharding': an object a parameter ('show' is JSON anyway)")
+    add_json(parser, "an object a phase or a parameter ('show' without either is JSON anyway)")
     parser.add_argument("--slices", type=int, metavar="N", help="slices of that size")
 
 
@@ -27,8 +32,49 @@ def run(arguments: Any) -> None:
     if arguments.what == "sharding":
         _show_sharding(arguments)
         return
+    if arguments.what == "rows":
+        _show_rows(arguments)
+        return
     resolved = config_loader.load_config(arguments.config, arguments.overrides)
     print(json.dumps(config.to_dict(resolved), indent=2))
+
+
+def _show_rows(arguments: Any) -> None:
+    """Prints what the phases' rows of a corpus hold, over an epoch."""
+    from bert_jax import config_loader
+    from bert_jax.data.corpus.store import open_corpus
+    from bert_jax.data.pretraining.padding import padding
+
+    config = config_loader.load_config(arguments.config, arguments.overrides)
+    if arguments.corpus is None:
+        raise UsageError("show rows needs --corpus DIR, a directory that prepare has made")
+    split = open_corpus(arguments.corpus).train
+    found = [
+        (phase, padding(split, options=config.data, phase=phase, seed=config.seed))
+        for phase in config.phases
+    ]
+    if arguments.json:
+        for phase, rows in found:
+            print(json.dumps({"sequence_length": phase.sequence_length, **rows._asdict()}))
+        return
+    table(
+        f"{config.name}: {config.data.rows} of {arguments.corpus}, an epoch",
+        ("length", "rows", "padding", "packed rows", "padding"),
+        [
+            (
+                str(phase.sequence_length),
+                f"{rows.sequences:,}",
+                f"{rows.alone:.1%}",
+                f"{rows.packed_rows:,}",
+                f"{rows.packed:.1%}",
+            )
+            for phase, rows in found
+        ],
+    )
+    if config.data.packing == "none":
+        print("each sequence has a row of its own; --set data.packing=best_fit packs them")
+    else:
+        print(f"rows are packed: data.packing is {config.data.packing}")
 
 
 def _show_sharding(arguments: Any) -> None:

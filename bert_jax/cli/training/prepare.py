@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 from bert_jax.cli.options import local
+from bert_jax.errors import UsageError
 
 SUMMARY = "turn text into a tokenised corpus"
 DETAILS = (
@@ -129,8 +130,30 @@ def run(arguments: Any) -> None:
         f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "
         f"fingerprint {corpus.fingerprint[:16]}"
     )
+    if text := _padding(corpus):
+        print(text)
     if skipped := manifest.get("skipped_files"):
         print(f"left out: {len(skipped):,} bad file(s), which corpus.json names")
 
 
+def _padding(corpus: Any) -> str:
+    """Returns a line about the padding in rows of BERT's lengths, empty where there are none."""
+    from bert_jax.config import DataConfig, PhaseConfig
+    from bert_jax.data.pretraining.padding import padding
+
+    found = []
+    for length in _LENGTHS:
+        phase = PhaseConfig(sequence_length=length, steps=1, global_batch_size=1)
+        try:
+            rows = padding(
+                corpus.train, options=DataConfig(), phase=phase, seed=0, most_documents=_DOCUMENTS
+            )
+        except UsageError:  # one document has no pairs
+            return ""
+        found.append(f"{rows.alone:.0%} in rows of {length} ({rows.packed:.0%} packed)")
+    return f"padding of sentence pairs: {', '.join(found)}; 'bert-jax show rows' has more"
+
+
 _COUNTS = ("documents", "sentences", "tokens", "words")
+# BERT's, and the documents that are looked at for them.
+_LENGTHS, _DOCUMENTS = (128, 512), 20_000
