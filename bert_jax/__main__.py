@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +13,8 @@ from bert_jax import config_loader
 from bert_jax.cli import options, output
 from bert_jax.cli.exchange import average, checkpoints, export, import_
 from bert_jax.cli.inference import embed, fill_mask, predict
-from bert_jax.cli.inspection import doctor, plan, report, show
-from bert_jax.cli.training import evaluate, finetune, prepare, pretrain
+from bert_jax.cli.inspection import attention, doctor, plan, report, show
+from bert_jax.cli.training import evaluate, finetune, prepare, pretrain, study
 from bert_jax.errors import (
     BertJaxError,
     Interrupted,
@@ -49,6 +50,7 @@ _LESS_MEMORY = {"pretrain": _LESS_TRAINING, "finetune": _LESS_TRAINING}
 _LESS_DATA = "use fewer rows at a time, or a machine with more memory"
 # What a shell shows for a program that a closed pipe ends: 128 and the number of SIGPIPE.
 _PIPE_CLOSED = 141
+_HELP_WIDTH = 78  # characters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,9 +110,11 @@ _VERBS: dict[str, Any] = {
     "pretrain": pretrain,
     "evaluate": evaluate,
     "finetune": finetune,
+    "study": study,
     "predict": predict,
     "embed": embed,
     "fill-mask": fill_mask,
+    "attention": attention,
     "export": export,
     "import": import_,
     "average": average,
@@ -132,11 +136,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, module in _VERBS.items():
-        summary = module.SUMMARY
+        summary, example = module.SUMMARY, getattr(module, "EXAMPLE", None)
+        described = f"{summary[0].upper()}{summary[1:]}. {module.DETAILS}".strip()
         verb = verbs.add_parser(
             name,
             help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}. {module.DETAILS}".strip(),
+            # Examples keep their lines, so that the rest is broken into lines here.
+            description=described if example is None else textwrap.fill(described, _HELP_WIDTH),
+            epilog=example,
+            formatter_class=argparse.HelpFormatter
+            if example is None
+            else argparse.RawDescriptionHelpFormatter,
         )
         verb.set_defaults(run=module.run)
         module.add_options(verb)

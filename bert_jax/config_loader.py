@@ -131,7 +131,7 @@ def _run(path: Path) -> TrainConfig:
             f"config {path} must define a function: def config() -> TrainConfig"
             + _close("config", functions)
         )
-    with _named(path):
+    with errors_of(path):
         config = namespace["config"]()
     if not isinstance(config, TrainConfig):
         raise UsageError(f"config {path}: config() returned {type(config).__name__}")
@@ -160,13 +160,13 @@ def execute(path: Path) -> dict[str, Any]:
     module = types.ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
-    with _named(path):
+    with errors_of(path):
         exec(compile(source, str(path), "exec"), module.__dict__)
     return module.__dict__
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def errors_of(path: Path) -> Iterator[None]:
     """Turns what goes wrong in a user's file into one line that names the line."""
     try:
         yield

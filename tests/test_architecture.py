@@ -73,12 +73,14 @@ _MAY_IMPORT = {
     "runtime": {"errors", "progress", "model"},
     "workdir": _COMMON
     | {"data/tokenizer", "data/corpus", "model", "update", "interchange", "runtime"},
+    "pages": _COMMON | {"workdir"},
     "training": _COMMON
     | {"data", "data/corpus", "data/pretraining"}
     | {"model", "objectives", "update", "runtime", "workdir"},
     "tasks": _COMMON
     | {"data", "data/tokenizer", "data/tasks", "model", "objectives", "interchange", "update"}
     | {"runtime", "workdir", "training"},
+    "probes": _COMMON | {"data/tokenizer", "model", "workdir", "training", "tasks"},
     "planning": _COMMON
     | {"data", "data/tokenizer", "data/corpus", "data/pretraining"}
     | {"model", "update", "training"},
@@ -88,6 +90,8 @@ _MAY_IMPORT = {
     "api": _COMMON
     | {"data/tokenizer", "data/corpus", "data/pretraining", "data/tasks"}
     | {"model", "interchange", "update", "workdir", "training", "tasks"},
+    "studies": _COMMON
+    | {"data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir", "api"},
 }
 _MAY_IMPORT["__init__"] = _MAY_IMPORT.keys() - {"__init__"} | _COMMON
 _MAY_IMPORT["cli"] = _MAY_IMPORT.keys() | _COMMON
@@ -104,9 +108,11 @@ _ONLY_IN = {
         "workdir/",
         "training/",
         "tasks/",
+        "probes/",
         "planning/",
         "doctor/",
         "api/",
+        "studies/",
         "cli/",
         "__main__.py",
     ),

@@ -212,7 +212,7 @@ _WITH_COMMANDS = [*_DOCS, *sorted((_ROOT / "configs").glob("*.py")), _ROOT / "ex
 def test_every_command_is_understood(file, capsys):
     """Commands in blocks are parsed by the parser, and their configs checked, as if they ran."""
     if file is None:
-        text = _EPILOG
+        text = "\n".join([_EPILOG, *(verb.epilog or "" for verb in _VERBS.values())])
     elif file.suffix == ".md":
         text = blocks(file.read_text(encoding="utf-8"))
     else:

@@ -1,8 +1,11 @@
 """Every part of the time is read from its own record, and all together are the wall time."""
 
+import dataclasses
 import json
+import re
 
 import pytest
+from PIL import Image
 
 from bert_jax.__main__ import main
 from bert_jax.workdir import curves, goodput
@@ -65,7 +68,9 @@ def test_report(interrupted, tmp_path, capsys):
     assert "2 starts, step 30" in said and "lost work" in said and "skipped updates: 1" in said
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert main(["report", str(interrupted), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == goodput.account(interrupted)
+    said = json.loads(capsys.readouterr().out)
+    account = goodput.account(interrupted)
+    assert {name: said[name] for name in account} == account
     assert main(["report", str(tmp_path / "none")]) == 2
 
 
@@ -78,22 +83,49 @@ def test_of_a_real_run(trained):
     assert abs(account["seconds"]["unaccounted"]) < 0.2 * account["wall_seconds"]
 
 
-def test_runs_are_compared_on_one_page(trained, interrupted, tmp_path, capsys):
-    """Both losses of each run and the entropy in one chart, on a page without another file."""
-    page, plot = tmp_path / "runs.html", tmp_path / "runs.svg"
-    command = ["report", str(trained), str(interrupted), "--html", str(page), "--plot", str(plot)]
-    assert main(command) == 0
-    assert capsys.readouterr().out.count("goodput") == 0
-    text = page.read_text()
-    assert text.count("<svg") == 1 and 'href="http' not in text and "src=" not in text
-    assert "unigram entropy" in text and "<h2>Configs differ in</h2>" in text
-    assert f"<th>{trained.name}</th><th>{interrupted.name}</th>" in text
+def test_processes_say_how_they_ended(interrupted):
+    """Seconds are counted from the first one's beginning, at 100."""
+    first, second = goodput.processes(interrupted)
+    assert (first["began"], first["ended"]) == (0.0, pytest.approx(52.0))
+    assert (first["from_step"], first["to_step"], first["end"]) == (0, 30, "no last word")
+    assert (second["began"], second["ended"]) == (pytest.approx(100.0), pytest.approx(122.0))
+    assert (second["from_step"], second["to_step"], second["end"]) == (20, 30, "finished")
+    parts = {part: end - begin for part, begin, end in first["parts"]}
+    assert parts == {
+        "starting": 8.0, "compile": 10.0, "evaluation": 2.0, "saving": 1.0, "lost_work": 10.0
+    }  # fmt: skip
+    with (interrupted / "events.jsonl").open("a") as events:
+        events.write('{"event": "start", "time": 300.0, "step": 30, "seconds": 5.0}\n')
+        events.write('{"event": "stop", "time": 310.0, "step": 35, "reason": "diverged"}\n')
+        events.write('{"event": "start", "time": 400.0, "step": 30, "seconds": 5.0}\n')
+        events.write('{"event": "preempt", "time": 410.0, "step": 40}\n')
+    ends = [(p["end"], p["reason"], p["to_step"]) for p in goodput.processes(interrupted)[2:]]
+    assert ends == [("stopped", "diverged", 35), ("preempted", None, 40)]
+
+
+def test_runs_are_drawn_over_one_another(trained, interrupted, tmp_path, capsys):
+    """Both losses of each run and the entropy in one picture, which says in words what it shows."""
+    plot = tmp_path / "runs.svg"
+    assert main(["report", str(trained), str(interrupted), "--plot", str(plot)]) == 0
+    assert "goodput" not in capsys.readouterr().out
     one, two = (curves.read(path, name=path.name) for path in (trained, interrupted))
     assert one.entropy is not None
     name, steps, losses = one.curve(held_out=True)
     assert (name, steps) == ("mlm_loss", [40, 80, 120, 160, 200]) and losses[-1] < one.entropy
     assert len(one.curve(held_out=False)[1]) == 200
-    assert plot.read_text().count('<g id="line2d') > 4 and two.account["starts"] >= 1
-    assert main(["report", str(trained), str(interrupted), "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == 2
+    text = plot.read_text()
+    assert text.count('<g id="line2d') > 4 and two.account["starts"] >= 1
+    said = f"held-out mlm_loss {losses[0]:.3f}, then {losses[-1]:.3f} at step 200"
+    (label,) = re.findall(r'<svg role="img" aria-label="([^"]*)" ', text)
+    assert said in label and f"{interrupted.name}: no loss yet" in label
     assert main(["report", str(trained), "--plot", str(tmp_path / "x.txt")]) == 2
+
+
+def test_the_picture_has_the_band_that_is_expected(interrupted, tmp_path):
+    record = curves.read(interrupted, name="costs $5")
+    banded = dataclasses.replace(record, expected=[(0, 5.0, 6.0), (100, 3.5, 4.0), (200, 3.0, 3.9)])
+    curves.draw([banded], tmp_path / "with.svg")
+    assert (tmp_path / "with.svg").read_text().count("FillBetween") == 1
+    curves.draw([banded], tmp_path / "with.png")
+    with Image.open(tmp_path / "with.png") as picture:
+        assert picture.text["Description"] == curves.describe([banded])

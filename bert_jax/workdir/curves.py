@@ -1,22 +1,18 @@
-"""The curves of one run or of several in one chart, and a page that says what they are."""
+"""The records of runs as a report needs them, and their curves in one picture."""
 
-import html
 import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import flatten
 from bert_jax.workdir import goodput, log_reader
 from bert_jax.workdir.run_directory import CONFIG
 
 # The loss that is drawn: the first that a run has. Only the first compares with the entropy.
 _LOSSES = ("mlm_loss", "loss")
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}
-table{border-collapse:collapse;margin:1em 0}td,th{border-bottom:1px solid #ccc;padding:.2em .8em;
-text-align:right}td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}"""
 
 
 @dataclass(frozen=True)
@@ -28,6 +24,12 @@ class RunRecord:
     account: dict[str, Any]
     # What its config.json has.
     stored: dict[str, Any]
+    directory: Path
+    # As goodput.processes returns them.
+    processes: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    # Step, lowest and highest loss that runs of its kind had there; in the order of the steps.
+    expected: Sequence[tuple[int, float, float]] = ()
 
     @property
     def entropy(self) -> float | None:
@@ -52,14 +54,38 @@ def read(directory: Path, *, name: str) -> RunRecord:
         log_reader.read_rows(directory),
         goodput.account(directory),
         json.loads((directory / CONFIG).read_text(encoding="utf-8")),
+        directory,
+        goodput.processes(directory),
+        log_reader.read_events(directory),
     )
 
 
-def draw(runs: Sequence[RunRecord], target: Path | io.StringIO) -> None:
+def describe(runs: Sequence[RunRecord]) -> str:
+    """Returns in words what the picture of `draw` shows."""
+    said = []
+    for run in runs:
+        name, steps, losses = run.curve(held_out=True)
+        kind = "held-out"
+        if not steps:
+            name, steps, losses = run.curve(held_out=False)
+            kind = "training"
+        if steps:
+            at = f"at step {steps[-1]:,}"
+            said.append(f"{run.name}: {kind} {name} {losses[0]:.3f}, then {losses[-1]:.3f} {at}")
+        else:
+            said.append(f"{run.name}: no loss yet")
+        if run.entropy is not None:
+            said[-1] += f" (unigram entropy {run.entropy:.3f})"
+        said[-1] += f", goodput {run.account['goodput']:.1%}"
+    return f"Losses over steps, and where the time went. {'; '.join(said)}."
+
+
+def draw(runs: Sequence[RunRecord], target: Path) -> None:
     """Draws the losses of all runs over their steps, and below them where their time went.
 
     Held-out losses are bold, those of training thin; the unigram entropy of a corpus is a dashed
-    line. `target` is a .png or .svg file, or takes the text of an SVG.
+    line, and what is expected of a run a band. `target` is a .png, .svg or .pdf file; the first
+    two tell in words what they show.
     """
     import matplotlib
 
@@ -71,18 +97,24 @@ def draw(runs: Sequence[RunRecord], target: Path | io.StringIO) -> None:
         2, 1, figsize=(9, sum(heights)), height_ratios=heights, layout="constrained"
     )
     lines: dict[float, list[str]] = {}
-    for number, run in enumerate(runs):
+    # A dollar sign would begin a formula.
+    names = [run.name.replace("$", r"\$") for run in runs]
+    for number, (run, shown) in enumerate(zip(runs, names, strict=True)):
         colour = f"C{number % 10}"
+        if run.expected:
+            steps, low, high = zip(*run.expected, strict=True)
+            label = f"{shown}, expected"
+            losses.fill_between(steps, low, high, color=colour, alpha=0.15, label=label)
         for held_out in (False, True):
             name, steps, values = run.curve(held_out=held_out)
-            label = f"{run.name}, {'held out' if held_out else 'training'}"
+            label = f"{shown}, {'held out' if held_out else 'training'}"
             style = {"linewidth": 2, "marker": "."} if held_out else {"linewidth": 1, "alpha": 0.5}
             if steps:
                 losses.plot(steps, values, color=colour, label=f"{label} ({name})", **style)
         if run.entropy is not None and run.curve(held_out=False)[0] == _LOSSES[0]:
-            lines.setdefault(run.entropy, []).append(run.name)
-    for entropy, names in lines.items():
-        label = f"unigram entropy {entropy:.3f} ({', '.join(names)})"
+            lines.setdefault(run.entropy, []).append(shown)
+    for entropy, whose in lines.items():
+        label = f"unigram entropy {entropy:.3f} ({', '.join(whose)})"
         losses.axhline(entropy, color="grey", linestyle="--", linewidth=1, label=label)
     losses.set_xlabel("step")
     losses.set_ylabel("loss, nats")
@@ -93,87 +125,19 @@ def draw(runs: Sequence[RunRecord], target: Path | io.StringIO) -> None:
     left = [0.0] * len(runs)
     for part in parts:
         seconds = [max(run.account["seconds"][part], 0.0) for run in runs]
-        times.barh([run.name for run in runs], seconds, left=left, label=part.replace("_", " "))
+        times.barh(names, seconds, left=left, label=part.replace("_", " "))
         left = [a + b for a, b in zip(left, seconds, strict=True)]
     times.invert_yaxis()
     times.set_xlabel("seconds")
     if parts:
         times.legend(ncols=5, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.5))
-    if isinstance(target, Path):
-        figure.savefig(target, dpi=150)
+    title, said = f"bert-jax: {', '.join(run.name for run in runs)}", describe(runs)
+    if target.suffix == ".svg":
+        picture = io.StringIO()
+        figure.savefig(picture, format="svg", metadata={"Title": title, "Description": said})
+        label = f'<svg role="img" aria-label="{escape(said, quote=True)}" '
+        target.write_text(picture.getvalue().replace("<svg ", label, 1), encoding="utf-8")
     else:
-        figure.savefig(target, format="svg")
+        words = {} if target.suffix == ".pdf" else {"Description": said}
+        figure.savefig(target, dpi=150, metadata={"Title": title, **words})
     pyplot.close(figure)
-
-
-def page(runs: Sequence[RunRecord]) -> str:
-    """Returns one HTML page that needs nothing beside itself: chart, figures, time, differences."""
-    picture = io.StringIO()
-    draw(runs, picture)
-    svg = picture.getvalue()
-    names = [run.name for run in runs]
-    title = html.escape(f"bert-jax: {', '.join(names)}")
-    body = [
-        svg[svg.index("<svg") :],
-        "<h2>Last figures</h2>",
-        _table(["", *names], _figures(runs)),
-        "<h2>Seconds</h2>",
-        _table(["", *names], _seconds(runs)),
-    ]
-    if len(runs) > 1:
-        differing = _differences(runs)
-        body.append("<h2>Configs differ in</h2>")
-        body.append(_table(["field", *names], differing) if differing else "<p>nothing</p>")
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style>\n<h1>{title}</h1>\n" + "\n".join(body) + "\n</html>\n"
-    )
-
-
-def _figures(runs: Sequence[RunRecord]) -> list[list[str]]:
-    closing = []
-    for run in runs:
-        row, scores = log_reader.closing_rows(run.rows)
-        numbers = {f"training {name}": value for name, value in row.items() if name != "time"}
-        for split, found in scores.items():
-            numbers |= {f"{split} {name}": value for name, value in found.items()}
-        numbers["unigram entropy"] = run.entropy
-        closing.append(numbers)
-    names = dict.fromkeys(name for numbers in closing for name in numbers)
-    return [[name, *(_shown(numbers.get(name)) for numbers in closing)] for name in names]
-
-
-def _seconds(runs: Sequence[RunRecord]) -> list[list[str]]:
-    rows = [
-        [part.replace("_", " "), *(f"{run.account['seconds'][part]:,.1f}" for run in runs)]
-        for part in goodput.PARTS
-    ]
-    return [*rows, ["goodput", *(f"{run.account['goodput']:.1%}" for run in runs)]]
-
-
-def _differences(runs: Sequence[RunRecord]) -> list[list[str]]:
-    flat = [flatten(run.stored.get("config") or {}) for run in runs]
-    fields = dict.fromkeys(field for config in flat for field in config)
-    return [
-        [field, *(_shown(config.get(field)) for config in flat)]
-        for field in fields
-        if any(config.get(field) != flat[0].get(field) for config in flat)
-    ]
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:,.5g}" if isinstance(value, float) else str(value)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [("th", columns), *(("td", row) for row in rows)]
-    return "\n".join(
-        [
-            "<table>",
-            *(
-                "<tr>" + "".join(f"<{cell}>{html.escape(text)}</{cell}>" for text in line) + "</tr>"
-                for cell, line in lines
-            ),
-            "</table>",
-        ]
-    )

@@ -5,6 +5,7 @@ metrics.jsonl); what was interrupted is found afterwards: rows that were trained
 work, and what no record explains is `unaccounted`.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,70 @@ def _step_seconds(rows: list[dict[str, Any]]) -> tuple[float, float]:
     return trained, waited
 
 
+def processes(workdir: Path) -> list[dict[str, Any]]:
+    """Returns each process that worked on the run, in their order.
+
+    `began` and `ended` are seconds since the first of them began; `from_step` and `to_step` are the
+    steps that it began at and came to; `end` says how it ended: "finished", "preempted", "stopped"
+    with a `reason`, or "no last word", as after a kill. Of a run that goes on it is "no last word",
+    too. `devices`, `device_kind`, `processes` and `versions` are those that it told, and `parts`
+    its events that took time: `[part, from, to]`, lost work last.
+    """
+    events = log_reader.read_events(workdir)
+    rows = [row for row in log_reader.read_rows(workdir) if row.get("split") is None]
+    lost = [r for r in log_reader.read_lines(workdir / metrics_log.ASIDE) if r.get("split") is None]
+    starts = [event for event in events if event.get("event") == "start"]
+    lives = _lives(events, rows + lost)
+    found = []
+    for number, (start, (began, ended)) in enumerate(zip(starts, lives, strict=True)):
+        # Its rows and events: those until the next process tells of its start.
+        after = starts[number + 1]["time"] if number + 1 < len(starts) else float("inf")
+        own = [e for e in events if start["time"] <= e.get("time", 0.0) < after]
+        steps = [r["step"] for r in rows + lost if start["time"] <= r.get("time", 0.0) < after]
+        last = next((e for e in reversed(own) if e.get("event") in _LAST), {})
+        end = _LAST.get(last.get("event", ""), "no last word")
+        begun = start.get("step", 0)
+        of_it = {
+            "began": began - lives[0][0],
+            "ended": ended - lives[0][0],
+            "from_step": begun,
+            "to_step": max([begun, *steps, *(e["step"] for e in own if "step" in e)]),
+            "end": "stopped" if "reason" in last else end,
+            "reason": last.get("reason"),
+        }
+        told = {key: start.get(key) for key in ("devices", "device_kind", "processes", "versions")}
+        spans = [
+            [part, event["time"] - event["seconds"] - lives[0][0], event["time"] - lives[0][0]]
+            for event in own
+            if (part := _PART_OF.get(event.get("event", ""))) and event.get("seconds")
+        ]
+        thrown = [r for r in lost if "time" in r and start["time"] <= r["time"] < after]
+        if thrown:
+            first = thrown[0]["time"] - _step_seconds(thrown[:1])[0]
+            spans.append(["lost_work", first - lives[0][0], thrown[-1]["time"] - lives[0][0]])
+        found.append({**of_it, **told, "parts": spans})
+    return found
+
+
+_LAST = {"stop": "finished", "preempt": "preempted"}
+
+
+def _lives(events: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Returns when each process began, and its last word, in seconds since 1970."""
+    spoken = [e["time"] for e in events if "time" in e] + [r["time"] for r in rows if "time" in r]
+    starts = [e["time"] - e.get("seconds", 0.0) for e in events if e.get("event") == "start"]
+    return [
+        (start, max((t for t in spoken if start <= t < following), default=start))
+        for start, following in itertools.pairwise([*starts, float("inf")])
+    ]
+
+
 def _spans(events: list[dict[str, Any]], rows: list[dict[str, Any]]) -> tuple[float, float]:
     """Returns seconds from the first start to the last word, and those in which a process was
     alive.
     """
-    spoken = sorted(
-        [e["time"] for e in events if "time" in e] + [r["time"] for r in rows if "time" in r]
-    )
-    starts = [e["time"] - e.get("seconds", 0.0) for e in events if e.get("event") == "start"]
-    if not starts:
+    lives = _lives(events, rows)
+    if not lives:
         return 0.0, 0.0
-    alive = 0.0
-    for start, following in zip(starts, [*starts[1:], float("inf")], strict=True):
-        last = max((t for t in spoken if start <= t < following), default=start)
-        alive += last - start
-    return max(spoken[-1] - starts[0], alive), alive
+    alive = sum(ended - began for began, ended in lives)
+    return max(lives[-1][1] - lives[0][0], alive), alive

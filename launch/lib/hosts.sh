@@ -11,7 +11,7 @@ setup_hosts() {
     mkdir -p "$SCRATCH/run"
     [[ ! -f ${CONFIG:-} ]] || cp "$CONFIG" "$SCRATCH/run/"
     extra=(-C "$SCRATCH" run)
-    run tar -czf "$pack" --exclude=__pycache__ -C "$ROOT" bert_jax configs examples launch pyproject.toml README.md LICENSE \
+    run tar -czf "$pack" --exclude=__pycache__ -C "$ROOT" bert_jax configs studies examples launch pyproject.toml README.md LICENSE \
         requirements-tpu.lock tpu_setup.sh "${extra[@]}"
     to_workers "$pack" || return
     settings=$(there)

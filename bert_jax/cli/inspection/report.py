@@ -1,8 +1,10 @@
 """The verb `report`: where the time of runs went, and their curves."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from bert_jax.cli.options import add_json, local, run_directory
 from bert_jax.cli.output import table
@@ -14,6 +16,15 @@ DETAILS = (
     "Splits the wall time of all processes that worked on a run into training, waiting for data, "
     "compilation, evaluation, saving, starting, and work that was lost to interruptions."
 )
+EXAMPLE = """\
+examples:
+  bert-jax report runs/first --html runs/first.html
+  bert-jax report runs/first runs/second --html compared.html --plot compared.svg
+
+The page is one file that needs no network: charts that can be zoomed, of one run or of several over
+one another, where their time went, restarts, and the fields in which their configs differ. The
+numbers are those of --json, and each chart has them as a table, too.
+"""
 
 
 def add_options(parser: Any) -> None:
@@ -22,9 +33,9 @@ def add_options(parser: Any) -> None:
         type=path_or_address,
         nargs="+",
         metavar="WORKDIR",
-        help="or gs://BUCKET/PATH; several are drawn in one chart",
+        help="or gs://BUCKET/PATH; several are drawn over one another",
     )
-    add_json(parser, "print the account as JSON; of several runs a list")
+    add_json(parser, "print all that the page has of a run as JSON; of several runs a list")
     parser.add_argument(
         "--plot",
         type=local,
@@ -35,29 +46,45 @@ def add_options(parser: Any) -> None:
         "--html",
         type=local,
         metavar="FILE",
-        help="write a page with that chart, the last figures, and the fields in which runs differ",
+        help="write a page with the curves of the runs, their time, and in what they differ",
     )
 
 
 def run(arguments: Any) -> None:
+    from bert_jax.pages import report_page, run_data
     from bert_jax.workdir import curves
 
     if arguments.plot is not None and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot {arguments.plot}: the name must end in .png or .svg")
-    runs = [
+    records = [
         curves.read(run_directory(path), name=name)
         for path, name in zip(arguments.workdir, _names(arguments.workdir), strict=True)
     ]
+    runs = [run_data.run_data(record) for record in records]
     if arguments.plot is not None:
-        curves.draw(runs, arguments.plot)
+        curves.draw(records, arguments.plot)
     if arguments.html is not None:
-        arguments.html.write_text(curves.page(runs), encoding="utf-8")
+        links = [
+            _links(path, found["files"], arguments.html)
+            for path, found in zip(arguments.workdir, runs, strict=True)
+        ]
+        arguments.html.write_text(report_page.render(runs, links=links), encoding="utf-8")
     if arguments.json:
-        accounts = [found.account for found in runs]
-        print(json.dumps(accounts if len(accounts) > 1 else accounts[0], indent=2))
+        print(json.dumps(runs if len(runs) > 1 else runs[0]))
         return
-    for path, found in zip(arguments.workdir, runs, strict=True):
-        _print(path, found.account)
+    for path, record in zip(arguments.workdir, records, strict=True):
+        _print(path, record.account)
+
+
+def _links(workdir: Path | str, names: list[str], page: Path) -> dict[str, str]:
+    """Returns the addresses of a run's files as seen from the page; none of files in a bucket."""
+    if isinstance(workdir, str):
+        return {}
+    base = page.resolve().parent
+    return {
+        name: quote(Path(os.path.relpath(workdir.resolve() / name, base)).as_posix())
+        for name in names
+    }
 
 
 def _names(paths: list[Path | str]) -> list[str]:

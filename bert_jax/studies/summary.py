@@ -1,0 +1,266 @@
+"""Puts together what all runs of a study say: study.json, study.md, figures, the fitted law."""
+
+import datetime
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.files import write_json, write_whole
+from bert_jax.progress import note
+from bert_jax.studies import figures, lock, scaling_law, table
+from bert_jax.studies.records import DONE, FAILED, curve_of, parameters_of, record_of
+from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, tokens_of
+from bert_jax.studies.scaling_law import Law
+from bert_jax.versions import installed
+
+STUDY_JSON, STUDY_MD, FIGURES = "study.json", "study.md", "figures"
+# A run that has not ended, and one that needs a run that has failed.
+MISSING, BLOCKED = "missing", "blocked"
+
+
+def write_json_only(plan: Plan) -> None:
+    """Writes study.json, but for the law: what is done after each run costs no time."""
+    with lock.hold(plan.workdir / "locks" / "summary", waits=True):
+        write_json(plan.workdir / STUDY_JSON, summarise(plan))
+
+
+def write(plan: Plan) -> dict[str, Any]:
+    """Writes study.json, study.md and the figures of what there is; returns what study.json has."""
+    with lock.hold(plan.workdir / "locks" / "summary", waits=True):
+        found = summarise(plan)
+        law = _law_of(plan, found)
+        if law is not None:
+            found["law"] = law.as_json()
+        drawn = figures.draw(found, law, plan.workdir / FIGURES)
+        write_json(plan.workdir / STUDY_JSON, found)
+        write_whole(plan.workdir / STUDY_MD, table.markdown(found, drawn))
+    return found
+
+
+def summarise(plan: Plan) -> dict[str, Any]:
+    """Returns the study with its runs and what the variants have over their seeds."""
+    study = plan.study
+    runs = [_entry(plan, run) for run in plan.runs if isinstance(run, PretrainRun | FinetuneRun)]
+    variants = [_variant(plan, variant.name, runs) for variant in study.variants]
+    variants = [variant for variant in variants if variant["runs"]]
+    if study.compare:
+        for number, variant in enumerate(variants[1:], 1):
+            other = variants[0 if study.compare == "first" else number - 1]
+            variant["compared"] = _compared(variant, other, on=study.compare_on)
+    return {
+        "study": study.name,
+        "scale": study.scale,
+        "title": study.title,
+        "notes": list(study.notes),
+        "command": plan.command,
+        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "versions": installed("bert-jax", "jax", "jaxlib", "flax", "optax", "numpy", "scipy"),
+        "asked": plan.asked,
+        "corpus": _corpus(plan.corpus),
+        "columns": list(study.columns),
+        "tasks": [{"name": task.name, "chance": task.chance} for task in study.tasks],
+        "variants": variants,
+        "runs": runs,
+        "predictions": [
+            _prediction(plan, run, runs)
+            for run in plan.runs
+            if isinstance(run, PretrainRun) and run.is_predicted and _path(plan, run).exists()
+        ],
+    }
+
+
+def _entry(plan: Plan, run: PretrainRun | FinetuneRun) -> dict[str, Any]:
+    record = record_of(plan.workdir, run)
+    if record is None:
+        lost = [name for name in run.needs if _has_failed(plan, name)]
+        status = {"status": BLOCKED, "reason": f"{lost[0]} failed"} if lost else {"status": MISSING}
+        record = {"run": run.name, "variant": run.variant, "seed": run.seed, **status}
+        if isinstance(run, FinetuneRun):
+            record["task"] = run.task.name
+    record = {k: v for k, v in record.items() if k != "identity"}
+    if isinstance(run, PretrainRun) and record["status"] in (DONE, FAILED):
+        points = curve_of(run.directory, plan.study.columns[0])
+        share = tokens_of(run.config) / run.config.total_steps
+        record["curve"] = [point | {"tokens": point["step"] * share} for point in points]
+        record["directory"] = str(run.directory.relative_to(plan.workdir))
+    return record
+
+
+def _has_failed(plan: Plan, name: str) -> bool:
+    run = plan.named(name)
+    record = record_of(plan.workdir, run)
+    if record is not None:
+        return record["status"] == FAILED
+    return any(_has_failed(plan, needed) for needed in run.needs)
+
+
+def _variant(plan: Plan, name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    own = [run for run in runs if run["variant"] == name]
+    pretrained = [run for run in own if "task" not in run]
+    done = [run for run in pretrained if run["status"] == DONE]
+    found: dict[str, Any] = {
+        "variant": name,
+        "runs": len(pretrained),
+        "seeds": [run["seed"] for run in done],
+        "figures": {
+            column: spread([r["figures"][column] for r in done if column in r["figures"]])
+            for column in plan.study.columns
+        },
+        "tasks": {
+            task.name: spread([r["score"] for r in own if r.get("task") == task.name
+                               and r["status"] == DONE])
+            for task in plan.study.tasks
+        },
+        "failed": [
+            {"run": run["run"], "code": run.get("code"), "reason": run["reason"]}
+            for run in own
+            if run["status"] in (FAILED, BLOCKED)
+        ],
+    }  # fmt: skip
+    means = [_mean_score(plan, own, run["seed"]) for run in done]
+    found["mean_score"] = spread([mean for mean in means if mean is not None])
+    for fact in ("parameters", "block_parameters", "tokens", "flops"):
+        found[fact] = done[0][fact] if done else None
+    found["training_seconds"] = spread([run["training_seconds"] for run in done])
+    return found
+
+
+def _mean_score(plan: Plan, own: Sequence[dict[str, Any]], seed: int) -> float | None:
+    """Returns the mean over all tasks of one seed; None where one of them has no score."""
+    scores = [run["score"] for run in own if run["seed"] == seed and "score" in run]
+    is_whole = scores and len(scores) == len(plan.study.tasks)
+    return statistics.fmean(scores) if is_whole else None
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Returns the median, the lowest, the highest and the number of some values."""
+    if not values:
+        return {"median": None, "lowest": None, "highest": None, "runs": 0}
+    return {
+        "median": statistics.median(values),
+        "lowest": min(values),
+        "highest": max(values),
+        "runs": len(values),
+    }
+
+
+def _compared(variant: dict[str, Any], other: dict[str, Any], *, on: str) -> dict[str, Any] | None:
+    """Returns the difference to another variant, and whether the two ranges of seeds lie apart;
+    None for the latter where one has a single seed.
+    """
+    own, its = (
+        each["mean_score"] if on == "tasks" else next(iter(each["figures"].values()))
+        for each in (variant, other)
+    )
+    if not own["runs"] or not its["runs"]:
+        return None
+    is_apart = own["highest"] < its["lowest"] or its["highest"] < own["lowest"]
+    return {
+        "with": other["variant"],
+        "on": on,
+        "difference": own["median"] - its["median"],
+        "is_beyond_spread": is_apart if min(own["runs"], its["runs"]) > 1 else None,
+    }
+
+
+def _corpus(directory: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((directory / "corpus.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return {
+        "fingerprint": manifest["fingerprint"],
+        "unigram_entropy_nats": manifest["unigram_entropy_nats"],
+        "tokens": {name: manifest["counts"][name]["tokens"] for name in ("train", "validation")},
+    }
+
+
+def _commit() -> str | None:
+    """Returns the commit of the checkout that this package lies in; "+" for changed files."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        is_changed = bool(git("diff-index", "HEAD"))
+        return git("rev-parse", "HEAD") + ("+" if is_changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+# --- the law --------------------------------------------------------------------------------------
+
+
+def _points(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the runs that a law is fitted to: those that it does not predict."""
+    predicted = {variant.name for variant in plan.study.variants if variant.is_predicted}
+    column = plan.study.columns[0]
+    return [
+        run
+        for run in runs
+        if run["status"] == DONE and "task" not in run and run["variant"] not in predicted
+        and column in run["figures"]
+    ]  # fmt: skip
+
+
+def _law_of(plan: Plan, found: dict[str, Any]) -> Law | None:
+    if not plan.study.has_law:
+        return None
+    points, column = _points(plan, found["runs"]), plan.study.columns[0]
+    try:
+        return scaling_law.fit(
+            [run["block_parameters"] for run in points],
+            [run["tokens"] for run in points],
+            [run["figures"][column] for run in points],
+        )
+    except ValueError as error:
+        note(f"no law is fitted to {len(points)} runs: {error}")
+        return None
+
+
+def _path(plan: Plan, run: PretrainRun) -> Path:
+    return plan.workdir / "predictions" / f"{run.variant}.json"
+
+
+def write_prediction(plan: Plan, run: PretrainRun) -> None:
+    """Writes the loss that the law expects of a run that has not begun; never a second time."""
+    path = _path(plan, run)
+    with lock.hold(plan.workdir / "locks" / "prediction", waits=True):
+        if path.exists():
+            return
+        found = summarise(plan)
+        law = _law_of(plan, found)
+        if law is None:
+            return
+        size, tokens = parameters_of(run.config)["block_parameters"], tokens_of(run.config)
+        expected = float(law.loss(size, tokens))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        prediction = {
+            "variant": run.variant,
+            "time": time.time(),
+            "block_parameters": size,
+            "tokens": tokens,
+            "loss": expected,
+            "interval": list(law.interval(size, tokens)),
+            "law": law.as_json(),
+            "runs": [point["run"] for point in _points(plan, found["runs"])],
+        }
+        write_json(path, prediction)
+        note(f"the law predicts {expected:.3f} nats for {run.variant}; {path} has it")
+
+
+def _prediction(plan: Plan, run: PretrainRun, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    prediction = json.loads(_path(plan, run).read_text(encoding="utf-8"))
+    entry = next(entry for entry in runs if entry["run"] == run.name)
+    actual = entry.get("figures", {}).get(plan.study.columns[0])
+    error = None if actual is None else actual - prediction["loss"]
+    return prediction | {"run": run.name, "actual": actual, "error": error}

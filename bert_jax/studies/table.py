@@ -1,0 +1,173 @@
+"""The tables of a study in Markdown: medians over seeds, with the lowest and the highest."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from bert_jax.registry import OBJECTIVES
+from bert_jax.studies.estimate import spoken
+from bert_jax.studies.figures import Drawn
+from bert_jax.workdir.model_card import markdown_table
+
+_NOTHING = "–"
+_GUESSING = "guessing"
+
+
+def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
+    """Returns study.md of what study.json has."""
+    parts = [f"# {found['title']}", _origin(found), markdown_table(*rows(found))]
+    parts.append(
+        "Held-out figures and scores in percent: the median over seeds, with the lowest and the "
+        "highest in brackets. Time is that of training."
+    )
+    parts += found["notes"]
+    if failed := [failure for variant in found["variants"] for failure in variant["failed"]]:
+        parts += [
+            "## Runs that failed",
+            markdown_table(
+                ("run", "exit code", "reason"),
+                [(f["run"], _or_nothing(f["code"]), _cell(f["reason"])) for f in failed],
+            ),
+        ]
+    if "law" in found:
+        parts += ["## The law", *_law(found["law"])]
+    if found["predictions"]:
+        parts += ["## Predictions", _predictions(found["predictions"])]
+    for picture in drawn:
+        parts += [f"## {picture.title}", f"![{picture.alt}]({picture.file})"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _origin(found: dict[str, Any]) -> str:
+    corpus = found["corpus"]
+    facts = [
+        f"`{found['command']}`" if found["command"] else "",
+        f"commit {found['commit'][:12]}{'+' * found['commit'].endswith('+')}"
+        if found["commit"]
+        else "",
+        f"written {found['written']}",
+        f"corpus {corpus['fingerprint'][:12]}, {corpus['tokens']['train']:,} training tokens, "
+        f"unigram entropy {corpus['unigram_entropy_nats']:.3f} nats"
+        if corpus
+        else "",
+    ]
+    return "; ".join(fact for fact in facts if fact) + "."
+
+
+def brief(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Returns the table of variants without the columns that a terminal has no room for."""
+    tasks = [task["name"] for task in found["tasks"]]
+    left_out = {"parameters", "tokens", "perplexity", *(tasks if len(tasks) > 1 else ())}
+    columns, lines = rows(found)
+    kept = [number for number, name in enumerate(columns) if name not in left_out]
+    return [columns[i] for i in kept], [
+        [line[i] for i in kept] for line in lines if line[0] != _GUESSING
+    ]
+
+
+def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Returns the columns and rows of the table of variants."""
+    titles = {figure.name: figure.title for figure in OBJECTIVES["mlm+nsp"].figures}
+    tasks = [task["name"] for task in found["tasks"]]
+    has_comparison = any(variant.get("compared") for variant in found["variants"])
+    columns = [
+        "variant",
+        "seeds",
+        "parameters",
+        "tokens",
+        *(titles.get(column, column.replace("_", " ")) for column in found["columns"]),
+        *tasks,
+        "time",
+    ]
+    has_mean = len(tasks) > 1
+    if has_mean:
+        columns.insert(-1, "mean of tasks")
+    if has_comparison:
+        columns.append("difference")
+    lines = []
+    for variant in found["variants"]:
+        line = [
+            variant["variant"],
+            f"{len(variant['seeds'])} of {variant['runs']}",
+            _count(variant["parameters"]),
+            _count(variant["tokens"]),
+            *(_spread(variant["figures"][name], _digits(name)) for name in found["columns"]),
+            *(_spread(variant["tasks"][name], 1) for name in tasks),
+            *([_spread(variant["mean_score"], 1)] if has_mean else []),
+            _time(variant["training_seconds"]["median"]),
+        ]
+        if has_comparison:
+            line.append(_comparison(variant.get("compared")))
+        lines.append(line)
+    if any(task["chance"] is not None for task in found["tasks"]):
+        chances = [_or_nothing(task["chance"]) for task in found["tasks"]]
+        line = [_GUESSING, *[""] * (3 + len(found["columns"])), *chances, ""]
+        lines.append(line + [""] * (has_mean + has_comparison))
+    return columns, lines
+
+
+def _digits(name: str) -> int:
+    return 1 if name == "perplexity" else 3
+
+
+def _spread(found: dict[str, Any], digits: int) -> str:
+    if not found["runs"]:
+        return _NOTHING
+    median = f"{found['median']:.{digits}f}"
+    if found["runs"] == 1:
+        return median
+    return f"{median} ({found['lowest']:.{digits}f} to {found['highest']:.{digits}f})"
+
+
+def _comparison(compared: dict[str, Any] | None) -> str:
+    if compared is None:
+        return ""
+    said = {True: ", beyond the spread", False: ", within the spread", None: ""}
+    digits = 1 if compared["on"] == "tasks" else 3
+    return f"{compared['difference']:+.{digits}f}{said[compared['is_beyond_spread']]}"
+
+
+def _count(number: int | None) -> str:
+    if number is None:
+        return _NOTHING
+    return f"{number / 1e6:.2f} M" if number >= 1e5 else f"{number:,}"
+
+
+def _time(seconds: float | None) -> str:
+    return _NOTHING if seconds is None else spoken(seconds)
+
+
+def _or_nothing(value: Any) -> str:
+    return _NOTHING if value is None else f"{value:g}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _law(law: dict[str, Any]) -> list[str]:
+    lines = [
+        (name, f"{value:.4g}", "{:.4g} to {:.4g}".format(*law["intervals"][name]))
+        for name, value in law["values"].items()
+    ]
+    error = f"{100 * law['mean_error_of_log_loss']:.2f} %"
+    return [
+        f"{law['formula']}, in nats; N are the parameters of the blocks, D tokens. The runs lie "
+        f"{error} from it on average.",
+        markdown_table(("parameter", "value", f"{law['level']:.0%} interval"), lines),
+    ]
+
+
+def _predictions(predictions: Sequence[dict[str, Any]]) -> str:
+    return markdown_table(
+        ("run", "predicted", "interval", "measured", "error"),
+        [
+            (
+                found["run"],
+                f"{found['loss']:.3f}",
+                "{:.3f} to {:.3f}".format(*found["interval"]),
+                _NOTHING if found["actual"] is None else f"{found['actual']:.3f}",
+                _NOTHING if found["error"] is None else f"{found['error']:+.3f}",
+            )
+            for found in predictions
+        ],
+    )

@@ -1,0 +1,60 @@
+"""What pre-training brings to tasks: from random, from a quarter of an hour, from going on with
+the tasks' own texts.
+
+bert-jax study pretraining_pays --workdir runs/pretraining_pays
+
+Going on with the texts of a task before it is trained is task-adaptive pre-training (Gururangan et
+al. 2020, arXiv:2004.10964). All tasks are trained by one recipe.
+"""
+
+from bert_jax.studies.study import Study, Task, Variant
+
+
+def study() -> Study:
+    return Study(
+        title="What pre-training brings to tasks",
+        base="tiny_docs_cpu",
+        overrides=(
+            'phases=[{"sequence_length": 64, "steps": 12000, "global_batch_size": 16}]',
+            "model.num_hidden_layers=4",
+            "model.num_attention_heads=4",
+            "model.norm_placement=pre",
+            "model.position_embedding_type=rotary",
+            "output_bias=log_frequency",
+            "evaluation.every_steps=1000",
+            "checkpoint.every_steps=1000",
+        ),
+        variants=(
+            # One update that moves nothing: the initial values.
+            Variant(
+                "random",
+                (
+                    "phases.0.steps=1",
+                    "optimizer.warmup_steps=0",
+                    "optimizer.learning_rate=1e-12",
+                ),
+            ),
+            Variant("pretrained"),
+            Variant(
+                "continued",
+                (
+                    "phases.0.steps=600",
+                    "optimizer.warmup_steps=60",
+                    "optimizer.learning_rate=3e-4",
+                    # The bias is the checkpoint's.
+                    "output_bias=zeros",
+                ),
+                init_from="pretrained",
+                on_task_texts=True,
+            ),
+        ),
+        seeds=3,
+        tasks=tuple(
+            Task(rule, rule=rule, options=("--learning-rate", "3e-4"))
+            for rule in ("word_order", "sentence_order", "same_document")
+        ),
+        compare_on="tasks",
+        notes=(
+            "The held-out loss of `continued` is that of its own corpus, the texts of the tasks.",
+        ),
+    )

@@ -1,0 +1,57 @@
+"""From BERT's recipe to today's, one change a rung, each on top of those before it.
+
+bert-jax study recipe --workdir runs/recipe
+
+The figure of loss over time of training says which changes pay on the machine at hand.
+"""
+
+from bert_jax.studies.study import Study, Variant
+
+# Each rung adds its changes to those of all rungs before it.
+RUNGS = (
+    ("bert", ()),
+    ("no_nsp", ("objective=mlm",)),
+    ("full_sentences", ("data.rows=full_sentences",)),
+    ("output_bias", ("output_bias=log_frequency",)),
+    ("pre_norm", ("model.norm_placement=pre",)),
+    ("rotary", ("model.position_embedding_type=rotary",)),
+    # 2/3 of the width, rounded to 16: as many parameters.
+    ("gated", ("model.feed_forward=gated", "model.intermediate_size=336", "model.hidden_act=gelu")),
+    ("no_biases", ("model.linear_bias=false", "model.norm_bias=false")),
+    ("mask_30", ("phases.0.masked_lm_prob=0.3",)),
+    (
+        "muon",
+        ("optimizer.kind=muon", "optimizer.bias_correction=false", "optimizer.weight_decay=0.1"),
+    ),
+    ("decay_at_the_end", ("optimizer.schedule=warmup_stable_decay", "optimizer.decay_steps=1000")),
+)
+
+
+def rungs() -> tuple[Variant, ...]:
+    """Returns the variants: names and all changes so far."""
+    found: list[Variant] = []
+    for name, changes in RUNGS:
+        before = found[-1].overrides if found else ()
+        found.append(Variant(name, (*before, *changes)))
+    return tuple(found)
+
+
+def study() -> Study:
+    return Study(
+        title="From BERT's recipe to today's",
+        base="tiny_docs_cpu",
+        overrides=(
+            'phases=[{"sequence_length": 64, "steps": 4000, "global_batch_size": 16, '
+            '"masked_lm_prob": -1.0}]',
+            "evaluation.every_steps=250",
+            "checkpoint.every_steps=1000",
+        ),
+        variants=rungs(),
+        seeds=3,
+        columns=("mlm_loss", "perplexity", "mlm_accuracy"),
+        compare="previous",
+        notes=(
+            "Held-out rows are sentence pairs in the first two rungs, full sentences in the "
+            "others: the difference at `full_sentences` is not one of the model alone.",
+        ),
+    )
