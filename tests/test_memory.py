@@ -50,6 +50,21 @@ def test_the_least_of_all_limits_counts(machine, monkeypatch):
     (version_1 / "memory.usage_in_bytes").write_text(f"{30 * _MEBI}\n")
     (version_1 / "memory.stat").write_text(f"total_inactive_file {10 * _MEBI}\n")
     assert found() == 80 * _MEBI
+    # A process in a group of its own, within others that have limits, too.
+    inner = version_1 / "slurm/job_7"
+    inner.mkdir(parents=True)
+    (machine / "proc/self/cgroup").write_text("5:devices:/\n4:cpu,memory:/slurm/job_7\n0::/user\n")
+    for name in ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"):
+        (inner.parent / name).write_text((version_1 / name).read_text())
+        (inner / name).write_text((version_1 / name).read_text())
+    (inner / "memory.limit_in_bytes").write_text(f"{200 * _MEBI}\n")
+    (inner.parent / "memory.limit_in_bytes").write_text(f"{60 * _MEBI}\n")
+    assert found() == 40 * _MEBI
+    (machine / "cgroup/user").mkdir()
+    (machine / "cgroup/user/memory.max").write_text(f"{20 * _MEBI}\n")
+    (machine / "cgroup/user/memory.current").write_text("0\n")
+    (machine / "cgroup/user/memory.stat").write_text("anon 5\n")
+    assert found() == 20 * _MEBI
     pages = 1024 * resource.getpagesize()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (pages + 7 * _MEBI, -1))
     assert found() == 7 * _MEBI

@@ -30,7 +30,8 @@ def free_bytes_of_host(proc: Path = Path("/proc"), cgroup: Path = _CGROUP) -> in
     with contextlib.suppress(OSError, KeyError):
         lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         found.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    found += _left_in_cgroup(cgroup)
+    for group in _own_groups(proc, cgroup):
+        found += _left_in(group)
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         with contextlib.suppress(OSError):
@@ -39,16 +40,35 @@ def free_bytes_of_host(proc: Path = Path("/proc"), cgroup: Path = _CGROUP) -> in
     return max(min(found), 0) if found else None
 
 
-def _left_in_cgroup(cgroup: Path) -> list[int]:
-    """Returns what the group leaves, of version 2 or 1; its file cache is given up for us."""
+def _own_groups(proc: Path, cgroup: Path) -> list[Path]:
+    """Returns the directories of the control groups that this process is in, of version 2 or 1.
+
+    A group's limit holds for all groups in it, so the ones above are among them.
+    """
+    own = ["0::/", ":memory:/"]  # what a container sees of its own group
+    with contextlib.suppress(OSError):
+        own += (proc / "self/cgroup").read_text().splitlines()
+    found: dict[Path, None] = {}
+    for line in own:
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top = cgroup / "memory" if kinds else cgroup
+        group = top / path.lstrip("/")
+        found |= dict.fromkeys(each for each in (group, *group.parents) if each.is_relative_to(top))
+    return list(found)
+
+
+def _left_in(group: Path) -> list[int]:
+    """Returns what a group leaves; its file cache is given up for us."""
     for limit, used, cache in (
         ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         with contextlib.suppress(OSError, ValueError):
-            allowed = int((cgroup / limit).read_text())  # "max" is no number: no limit
-            taken = int((cgroup / used).read_text())
-            stats = (cgroup / limit).with_name("memory.stat").read_text()
+            allowed = int((group / limit).read_text())  # "max" is no number: no limit
+            taken = int((group / used).read_text())
+            stats = (group / "memory.stat").read_text()
             given_up = dict(line.split() for line in stats.splitlines()).get(cache, "0")
             return [allowed - taken + int(given_up)]
     return []
