@@ -36,9 +36,7 @@ def config() -> TrainConfig:
         ),
         compute=ComputeConfig(dtype="float32"),
         optimizer=OptimizerConfig(learning_rate=7e-4, warmup_steps=300, bias_correction=True),
-        phases=(
-            PhaseConfig(sequence_length=128, steps=1800, global_batch_size=16, max_predictions=20),
-        ),
+        phases=(PhaseConfig(sequence_length=128, steps=1800, global_batch_size=16),),
         evaluation=EvaluationConfig(every_steps=200, num_examples=1024, batch_size=64),
         checkpoint=CheckpointConfig(every_steps=300, keep_last=2),
         log_every_steps=50,

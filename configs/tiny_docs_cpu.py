@@ -39,8 +39,8 @@ def config() -> TrainConfig:
         # Short rows first, as BERT does it, and for one more reason here: attention begins to work
         # after 1,800 updates on rows of 32 tokens, and after 4,500 on rows of 64.
         phases=(
-            PhaseConfig(sequence_length=32, steps=2500, global_batch_size=32, max_predictions=5),
-            PhaseConfig(sequence_length=64, steps=2000, global_batch_size=16, max_predictions=10),
+            PhaseConfig(sequence_length=32, steps=2500, global_batch_size=32),
+            PhaseConfig(sequence_length=64, steps=2000, global_batch_size=16),
         ),
         evaluation=EvaluationConfig(every_steps=500, num_examples=1024, batch_size=128),
         checkpoint=CheckpointConfig(every_steps=500, keep_last=2),

@@ -71,21 +71,22 @@ _MAY_IMPORT = {
         "strict_json",
     },
     "runtime": {"errors", "progress", "model"},
+    "expected": _COMMON,
     "workdir": _COMMON
-    | {"data/tokenizer", "data/corpus", "model", "update", "interchange", "runtime"},
+    | {"expected", "data/tokenizer", "data/corpus", "model", "update", "interchange", "runtime"},
     "pages": _COMMON | {"workdir"},
     "training": _COMMON
     | {"data", "data/corpus", "data/pretraining"}
-    | {"model", "objectives", "update", "runtime", "workdir"},
+    | {"expected", "model", "objectives", "update", "runtime", "workdir"},
     "tasks": _COMMON
     | {"data", "data/tokenizer", "data/tasks", "model", "objectives", "interchange", "update"}
-    | {"runtime", "workdir", "training"},
+    | {"expected", "runtime", "workdir", "training"},
     "probes": _COMMON | {"data/tokenizer", "model", "workdir", "training", "tasks"},
     "planning": _COMMON
     | {"data", "data/tokenizer", "data/corpus", "data/pretraining"}
     | {"model", "update", "training"},
     "doctor": _COMMON
-    | {"data/corpus", "data/pretraining", "model", "update"}
+    | {"data/corpus", "data/pretraining", "expected", "model", "update"}
     | {"runtime", "workdir", "training", "planning"},
     "api": _COMMON
     | {"data/tokenizer", "data/corpus", "data/pretraining", "data/tasks"}

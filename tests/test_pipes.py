@@ -63,6 +63,23 @@ def test_embed_counts_the_lines_that_have_no_vector(piped, trained, tmp_path, ca
     assert (np.load(tmp_path / "v.npz")["vectors"] == found["vectors"]).all()
 
 
+def test_embed_prints_objects(piped, trained, tmp_path, capsys):
+    command = ["embed", "--checkpoint", str(trained), "--json"]
+    piped("The horse.\n\nThe bear.\n")
+    assert main([*command, "--output", str(tmp_path / "v.npz")]) == 0
+    said = capsys.readouterr()
+    found = [json.loads(line) for line in said.out.splitlines()]
+    assert [each["line"] for each in found] == [1, 3] and "wrote" in said.err
+    arrays = np.load(tmp_path / "v.npz")
+    np.testing.assert_array_equal(np.float32([each["vector"] for each in found]), arrays["vectors"])
+    piped("The horse.\nThe bear.\n")
+    assert main([*command, "--pooling", "none"]) == 0
+    found = [json.loads(line)["vectors"] for line in capsys.readouterr().out.splitlines()]
+    assert all(len(vectors) > 3 and len(vectors[0]) == 32 for vectors in found)
+    assert main(command[:-1]) == 2
+    assert "name --output FILE.npz, or print the vectors with --json" in capsys.readouterr().err
+
+
 def test_checkpoints_as_json(trained, capsys):
     assert main(["checkpoints", "list", str(trained), "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -261,6 +261,9 @@ def test_files_of_a_tokenizer_that_contradict_each_other(wordpiece, tmp_path):
     with pytest.raises(UsageError, match=message):
         load_tokenizer(tmp_path)
     assert load_tokenizer(tmp_path / "tokenizer.json").hash == wordpiece.hash  # named outright
+    path.write_text("\n".join(lines[:-3]) + "\n", "utf-8")
+    with pytest.raises(UsageError, match=r"the latter has no id \d+, which is .* lacks 2 in all"):
+        load_tokenizer(tmp_path)
     path.unlink()
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": lines[9]}))
     with pytest.raises(UsageError, match=r"_config.json has mask_token .*special_tokens_map.json"):

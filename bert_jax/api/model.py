@@ -171,8 +171,6 @@ class Model:
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts:
             raise UsageError("there are no texts")
-        if length is None:
-            length = min(128, self.config.model.max_position_embeddings)
         chosen = (layers,) if isinstance(layers, int) else tuple(layers)
         arrays = embed.vectors_of(
             self._source,

@@ -37,6 +37,7 @@ CHECKS = (
     Check("padding", "corpus:padding", ("config", "corpus")),
     Check("epochs", "corpus:epochs", ("config", "corpus")),
     Check("text", "corpus:text", ("corpus",)),
+    Check("expected curve", "settings:expected", ("expect", "config", "corpus")),
     Check("workdir", "storage:held", ("workdir", "config", "corpus", "met")),
     Check("checkpoint", "storage:newest", ("workdir", "met")),
     Check("saving", "storage:saves", ("workdir", "met"), is_collective=True),

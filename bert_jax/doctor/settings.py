@@ -4,10 +4,11 @@ from bert_jax import config_loader
 from bert_jax.config_checks import mask_warnings, validate
 from bert_jax.doctor.case import Case
 from bert_jax.doctor.finding import Finding, passed, warned
+from bert_jax.expected import anchors
 from bert_jax.model import sharding
 from bert_jax.training import preflight
 from bert_jax.training.beginning import Beginning
-from bert_jax.workdir import trackers
+from bert_jax.workdir import log_reader, trackers
 
 
 def config(case: Case) -> Finding:
@@ -47,6 +48,14 @@ def beginning(case: Case) -> Finding:
         begin.require_tokenizer_of(case.corpus)
     case.config = found
     return passed(f"the run begins from {case.init_from}")
+
+
+def expected(case: Case) -> Finding:
+    """The runs whose losses this one is compared with are of its kind."""
+    assert case.config is not None and case.corpus is not None and case.expect is not None
+    entropy = case.corpus.manifest["unigram_entropy_nats"]
+    group = anchors.of_runs(case.config, entropy, case.expect, rows_of=log_reader.read_rows)
+    return passed(f"{len(group['runs'])} run(s) of its kind")
 
 
 def mesh(case: Case) -> Finding:

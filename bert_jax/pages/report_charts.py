@@ -89,6 +89,12 @@ def _chart(
         # Of all losses only that of masked words compares with the entropy.
         if is_main and run["loss"] == "mlm_loss" and run["unigram_entropy_nats"] is not None:
             lines.setdefault(run["unigram_entropy_nats"], []).append(run["name"])
+    reported = {
+        each["value"]: f"{each['where']}, on other text"
+        for run in runs
+        for each in run["published"]
+        if each["figure"] in columns
+    }
     return {
         "heading": heading,
         "unit": unit,
@@ -100,7 +106,8 @@ def _chart(
                 "label": "unigram entropy" + (f" ({', '.join(names)})" if len(lines) > 1 else ""),
             }
             for value, names in lines.items()
-        ],
+        ]
+        + [{"value": value, "label": label} for value, label in reported.items()],
         "expected": [n for n, run in enumerate(runs) if is_main and run["expected"]],
         "skips": is_main or _NORM in columns,
     }
@@ -123,11 +130,14 @@ def as_table(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str
         rows = [[line["label"], _digits(line["value"])] for line in chart["lines"]]
         tables.append(table(["line", "value"], rows, caption=f"{chart['heading']}: lines"))
     for number in chart["expected"]:
+        run = runs[number]
         rows = [
             [f"{step:,}", _digits(low), _digits(high)]
-            for step, low, high in _some(runs[number]["expected"], _LINES)
+            for step, low, high in _some(run["expected"], _LINES)
         ]
-        caption = f"{chart['heading']}: expected of {runs[number]['name']}"
+        caption = f"{chart['heading']}: expected of {run['name']}"
+        if run["expected_from"]:
+            caption += f", by {run['expected_from']}"
         tables.append(table(["step", "lowest", "highest"], rows, caption=caption))
     if chart["skips"]:
         rows = [

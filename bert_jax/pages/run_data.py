@@ -1,5 +1,6 @@
 """The numbers of a run as plain values: a report prints them as JSON, and its page shows them."""
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -12,7 +13,9 @@ from bert_jax.workdir import log_reader
 from bert_jax.workdir.curves import RunRecord
 
 # Events that say why a run is as it is, and the most of them that are kept: the last ones.
-_TOLD = ("resume", "change", "rollback", "preempt", "save_failed", "slow_process", "stop")
+_TOLD = (
+    "resume", "change", "rollback", "preempt", "save_failed", "slow_process", "unexpected", "stop",
+)  # fmt: skip
 _MOST_EVENTS = 200
 # The most rows of training that are kept: a screen has fewer pixels.
 MOST_ROWS = 2000
@@ -76,6 +79,8 @@ def run_data(run: RunRecord) -> dict[str, Any]:
             for split in splits
         },
         "expected": [list(point) for point in run.expected],
+        "expected_from": run.expected_from or None,
+        "published": [dataclasses.asdict(each) for each in run.published],
         "processes": [_visible(process, run.account) for process in run.processes],
         "events": _events(run),
         "versions": run.stored.get("versions") or {},

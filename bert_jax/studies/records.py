@@ -1,5 +1,6 @@
 """Keeps how each run of a study ended, in a file, with the figures that tables are made of."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -74,6 +75,21 @@ def write_record(workdir: Path, run: Run, outcome: Outcome) -> dict[str, Any]:
     return record
 
 
+def finished_siblings(run: PretrainRun) -> list[Path]:
+    """Returns the workdirs of the same variant's runs with lower seeds that are done: this run's
+    losses should be as theirs.
+    """
+    found = []
+    for seed in range(run.seed):
+        name = f"{run.variant}.seed{seed}"
+        path = run.directory.parents[1] / "records" / f"{name}.json"
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["status"] == DONE and not record.get("warnings"):
+                found.append(run.directory.with_name(name))
+    return found
+
+
 def _pretrained(run: PretrainRun) -> dict[str, Any]:
     """Returns the figures of a run that has ended, well or not."""
     if not run.directory.is_dir():
@@ -88,6 +104,11 @@ def _pretrained(run: PretrainRun) -> dict[str, Any]:
             if isinstance(value, float) and name != "time"
         },
         "step": last.get("step", 0),
+        "warnings": [
+            f"step {event['step']}: {event['said']}"
+            for event in log_reader.read_events(run.directory)
+            if event.get("event") == "unexpected"
+        ],
         "starts": account["starts"],
         "seconds": account["wall_seconds"] - account["seconds"]["down"],
         "training_seconds": account["seconds"]["training"] + account["seconds"]["data_wait"],

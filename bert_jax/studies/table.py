@@ -28,6 +28,11 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
                 [(f["run"], _or_nothing(f["code"]), _cell(f["reason"])) for f in failed],
             ),
         ]
+    if warned := [(run["run"], line) for run in found["runs"] for line in run.get("warnings", ())]:
+        parts += [
+            "## Losses that were not as expected",
+            markdown_table(("run", "what it said"), [(run, _cell(line)) for run, line in warned]),
+        ]
     if "law" in found:
         parts += ["## The law", *_law(found["law"])]
     if found["predictions"]:

@@ -19,6 +19,7 @@ from bert_jax.tasks.batch_inference import Forward
 from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
 
 _BATCH = 64
+_LENGTH = 128
 POOLINGS = ("mean", "cls", "none")
 
 
@@ -35,7 +36,7 @@ def embed(
     *,
     layers: Sequence[int] = (-1,),
     pooling: str = "mean",
-    length: int = 128,
+    length: int | None = None,
     ignore_unexpected: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """Returns `vectors` of the lines of a file, and `offsets`, as `vectors_of` makes them.
@@ -81,7 +82,7 @@ def vectors_of(
     *,
     layers: Sequence[int] = (-1,),
     pooling: str = "mean",
-    length: int = 128,
+    length: int | None = None,
     hidden: bool = False,
     forward: Forward | None = None,
 ) -> dict[str, np.ndarray]:
@@ -91,13 +92,14 @@ def vectors_of(
     outputs of several are joined. "mean" is over all tokens of the text but padding, [CLS] and
     [SEP] included; "cls" takes the first; "none" gives `[tokens, W]` of all texts one after the
     other, and `offsets` int64 `[N + 1]`, where each begins. A text of more than `length` tokens is
-    cut. `forward` is `forward_of(checkpoint, layers)`, which is compiled once for many calls.
-    Raises UsageError for a layer that is not there, or a length that the model has no positions
-    for. `hidden` shows no bar.
+    cut; by default that is 128, or what the model has positions for. `forward` is
+    `forward_of(checkpoint, layers)`, which is compiled once for many calls. Raises UsageError for a
+    layer that is not there, or a length that the model has no positions for. `hidden` shows no bar.
     """
     if pooling not in POOLINGS:
         raise UsageError(f"`pooling` {pooling}: choose one of {', '.join(POOLINGS)}")
     limit = checkpoint.config.model.max_position_embeddings
+    length = min(_LENGTH, limit) if length is None else length
     if length > limit:
         raise UsageError(f"`length` {length}: the model has {limit} positions")
     forward = forward_of(checkpoint, layers) if forward is None else forward

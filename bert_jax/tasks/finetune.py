@@ -23,6 +23,7 @@ from bert_jax.data.tasks.encode_rows import Batches, Features, training_rows
 from bert_jax.data.tasks.packing import PackedBatches
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
+from bert_jax.expected.outlook import Outlook
 from bert_jax.files import write_json
 from bert_jax.model import bert
 from bert_jax.model.sharding import row_shards
@@ -130,6 +131,8 @@ def train(
 
 class FineTuning:
     """The `Work` of fine-tuning: the labelled rows of a task, and its scores."""
+
+    outlook: Outlook | None = None
 
     def __init__(self, config: TrainConfig, recipe: Recipe, data: TaskData, mesh: Mesh):
         self.config, self.data, self.mesh = config, data, mesh

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from bert_jax.errors import NonFinite, Preempted
+from bert_jax.expected.watch import Watch
 from bert_jax.progress import Progress, note, ticking
 from bert_jax.runtime.distributed import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
@@ -42,6 +43,8 @@ class Run:
     schedule: SaveSchedule
     bar: Progress
     divergence: Divergence
+    # Says when the losses are not those of a healthy run; of tasks nothing is known.
+    watch: Watch | None
     profile_steps: range
     # Updates left out so far, over all processes that worked on this run.
     skipped: int
@@ -215,6 +218,8 @@ class _StepLog:
         if not values.pop("applied"):
             _note_skipped(run, step, values)
         run.divergence.see(step, values["loss"])
+        if run.watch is not None:
+            run.watch.see(step, values)
         run.bar.advance()
         seconds, steps = self._timer.seconds_per_step(), self._timer.steps
         speed = run.work.speed(self._phase, seconds)
@@ -266,6 +271,9 @@ def _evaluate(run: Run, evaluation: Evaluation, state: TrainState, step: int) ->
         run.logger.row(step=step, split=split, **evaluation.columns, **values)
     run.logger.event("evaluate", step=step, seconds=time.monotonic() - began)
     run.bar.print(f"step {step}: {run.work.describe(scores)}")
+    if run.watch is not None and "validation" in scores:
+        length = evaluation.columns.get("sequence_length")
+        run.watch.evaluated(step, scores["validation"], length=length)
     return scores
 
 

@@ -1,5 +1,6 @@
 """Pre-training on a corpus: what the run (run.py) is given."""
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,9 @@ from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.store import SPLITS, Corpus, open_corpus
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
+from bert_jax.expected import anchors
+from bert_jax.expected.outlook import Outlook, expected_points, outlook_of
+from bert_jax.expected.papers import published
 from bert_jax.model import sharding
 from bert_jax.objectives.objective import Objective
 from bert_jax.progress import note
@@ -24,7 +28,7 @@ from bert_jax.training.fit import Demand
 from bert_jax.training.run import Home, run
 from bert_jax.training.work import Scores
 from bert_jax.update.flops import peak_flops, train_flops
-from bert_jax.workdir import remote_workdir, run_directory
+from bert_jax.workdir import log_reader, remote_workdir, run_directory
 
 
 def pretrain(
@@ -40,6 +44,7 @@ def pretrain(
     resume_step: int | None = None,
     allowed_changes: Sequence[str] = (),
     fit: bool = False,
+    expect: Sequence[Path] = (),
     started: float | None = None,
 ) -> dict[str, Any]:
     """Runs `config` on a corpus, or resumes the run that `workdir_path` holds.
@@ -54,8 +59,9 @@ def pretrain(
     A resumed run has its own parameters. Steps in `profile_steps` are traced to
     `workdir/profile`. `resume_step` goes back to an earlier step, once; `allowed_changes` are
     fields that may differ from the workdir's (resume_policy.py). `fit` chooses the number of
-    microbatches, once for a run (fit.py). `started` is the process's beginning on the monotonic
-    clock.
+    microbatches, once for a run (fit.py). `expect` names finished runs of its kind, or a study of
+    them, whose curves this one is compared with while it trains. `started` is the process's
+    beginning on the monotonic clock.
     """
     started = time.monotonic() if started is None else started
     beginning = Beginning(
@@ -77,8 +83,9 @@ def pretrain(
         config, demand(mesh), mesh=mesh, directory=directory, choose=fit, allowed=allowed_changes
     )
     home = _home(workdir_path, directory, config, corpus, init_from=init_from, allowed=allowed)
+    outlook = _outlook(config, corpus, home, expect, is_continued=init_from is not None)
     # Measured on one device, hence before all of them are the context.
-    work = Pretraining(config, corpus, mesh, peak=peak_flops(config.compute.dtype))
+    work = Pretraining(config, corpus, mesh, peak=peak_flops(config.compute.dtype), outlook=outlook)
     with jax.set_mesh(mesh):
         closing = run(
             work,
@@ -93,6 +100,7 @@ def pretrain(
         "step": closing.step,
         "objective": config.objective,
         "unigram_entropy": corpus.manifest["unigram_entropy_nats"],
+        "expected": _expected(config, outlook, log_reader.read_events(directory), closing.step),
         "seconds": time.monotonic() - started,
     }
 
@@ -103,9 +111,17 @@ class Pretraining:
     rates = None
     title = "pretrain"
 
-    def __init__(self, config: TrainConfig, corpus: Corpus, mesh: Mesh, *, peak: float):
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: Corpus,
+        mesh: Mesh,
+        *,
+        peak: float,
+        outlook: Outlook | None = None,
+    ):
         """`peak` is the FLOP/s that all devices together can reach."""
-        self.config, self.corpus, self.mesh = config, corpus, mesh
+        self.config, self.corpus, self.mesh, self.outlook = config, corpus, mesh, outlook
         self.objective: Objective = OBJECTIVES[config.objective]
         self.introduction = f"{corpus.train.shard_starts[-1] / 1e6:.1f} M training tokens"
         self._peak = peak
@@ -198,6 +214,52 @@ def demand(mesh: Mesh) -> Demand:
             described(c, batch_shape(c, phase, devices=mesh.size)) for phase in c.phases
         ],
     )
+
+
+def _outlook(
+    config: TrainConfig,
+    corpus: Corpus,
+    home: Home,
+    expect: Sequence[Path],
+    *,
+    is_continued: bool,
+) -> Outlook:
+    """Returns what is expected of the run; the workdir keeps the curves of the runs of `expect`."""
+    entropy = corpus.manifest["unigram_entropy_nats"]
+    groups = [*anchors.named(home.directory), *anchors.shipped()]
+    if expect:
+        group = anchors.of_runs(config, entropy, expect, rows_of=log_reader.read_rows)
+        groups = [anchors.parsed(group), *groups]
+        home.kept[anchors.NAMED] = [group]
+    if home.is_held:
+        is_continued = is_continued or run_directory.is_continued(home.directory)
+    return outlook_of(
+        config,
+        entropy,
+        groups,
+        is_continued=is_continued,
+        unknown_share=(corpus.manifest.get("unknown_share") or {}).get("train", 0.0),
+    )
+
+
+def _expected(
+    config: TrainConfig, outlook: Outlook, events: Sequence[dict[str, Any]], step: int
+) -> dict[str, Any]:
+    """Returns what is expected of the last held-out loss, what papers have, and what was said of
+    the losses on the way.
+    """
+    whose, points = expected_points(outlook, [])
+    last = [point for point in points if point[0] == step]
+    return {
+        "mlm_loss": list(last[0][1:]) if last else None,
+        "from": whose if last else None,
+        "published": [dataclasses.asdict(each) for each in published(config)],
+        "warnings": [
+            f"step {event['step']}: {event['said']}"
+            for event in events
+            if event.get("event") == "unexpected" and event["step"] <= step
+        ],
+    }
 
 
 def _home(

@@ -16,6 +16,8 @@ import jax
 
 from bert_jax.config import TrainConfig, flatten
 from bert_jax.errors import Diverged, NonFinite, Preempted, UsageError
+from bert_jax.expected.watch import Watch
+from bert_jax.files import write_json
 from bert_jax.model import bert
 from bert_jax.progress import Progress, note
 from bert_jax.runtime import distributed
@@ -57,6 +59,8 @@ class Home:
     # Makes the directory the home of the run, or writes down the changes. In process 0.
     create: Callable[[], None]
     change: Callable[[], None] = lambda: None
+    # Files that are kept in the directory, too: name -> a value that JSON has.
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +136,7 @@ def run(
                 schedule=SaveSchedule(config.checkpoint, mesh=mesh, step=step),
                 bar=bar,
                 divergence=Divergence(work.objective.guessing(config.model), warn=bar.print),
+                watch=_watch(work, logger, bar, rows, step=step),
                 profile_steps=profile_steps or range(0),
                 skipped=log_reader.skipped_steps(directory, step),
                 step=step,
@@ -193,6 +198,8 @@ def _restore(
             home.create()
         elif home.changes:
             home.change()
+        for name, value in home.kept.items():
+            write_json(directory / name, value)
         remote_workdir.copy_back(directory)
     distributed.barrier(mesh)
     if state is None:
@@ -228,6 +235,23 @@ def _open_logs(
     if home.changes:
         logger.event("change", step=step, fields=[list(change) for change in home.changes])
     return logger
+
+
+def _watch(
+    work: Work, logger: MetricsLogger, bar: Progress, rows: list[dict[str, Any]], *, step: int
+) -> Watch | None:
+    """Returns what looks at the losses of a run; None where nothing is known of them."""
+    if work.outlook is None:
+        return None
+
+    def tell(step: int, reason: str, said: str) -> None:
+        logger.event("unexpected", step=step, reason=reason, said=said)
+        bar.print(f"warning: step {step}: {said}")
+
+    watch = Watch(work.outlook, tell)
+    watch.recall(rows)
+    watch.begin(step)
+    return watch
 
 
 def _introduce(work: Work, state: TrainState, resumed_from: int | None) -> None:

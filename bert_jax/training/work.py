@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
+from bert_jax.expected.outlook import Outlook
 from bert_jax.objectives.objective import Objective
 
 # Split -> metric -> value.
@@ -43,6 +44,8 @@ class Work(Protocol):
     # What the bar is called, and what is said of the data when the run begins.
     title: str
     introduction: str
+    # What is expected of the losses; None where nothing is.
+    outlook: Outlook | None
 
     @property
     def objective(self) -> Objective: ...

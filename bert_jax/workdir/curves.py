@@ -8,7 +8,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from bert_jax.workdir import goodput, log_reader
+from bert_jax import config_loader
+from bert_jax.expected import anchors
+from bert_jax.expected.curve import Point
+from bert_jax.expected.outlook import expected_points, outlook_of
+from bert_jax.expected.papers import Published, published
+from bert_jax.workdir import goodput, log_reader, run_directory
 from bert_jax.workdir.run_directory import CONFIG
 
 # The loss that is drawn: the first that a run has. Only the first compares with the entropy.
@@ -28,8 +33,12 @@ class RunRecord:
     # As goodput.processes returns them.
     processes: list[dict[str, Any]]
     events: list[dict[str, Any]]
-    # Step, lowest and highest loss that runs of its kind had there; in the order of the steps.
+    # Step, lowest and highest held-out loss that is expected there, in the order of the steps; and
+    # from what.
     expected: Sequence[tuple[int, float, float]] = ()
+    expected_from: str = ""
+    # What papers have at the end of runs like it.
+    published: Sequence[Published] = ()
 
     @property
     def entropy(self) -> float | None:
@@ -49,15 +58,40 @@ class RunRecord:
 
 def read(directory: Path, *, name: str) -> RunRecord:
     """Returns the record of the run in a workdir."""
+    rows = log_reader.read_rows(directory)
+    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    whose, expected, reported = _expected(directory, stored, rows)
     return RunRecord(
         name,
-        log_reader.read_rows(directory),
+        rows,
         goodput.account(directory),
-        json.loads((directory / CONFIG).read_text(encoding="utf-8")),
+        stored,
         directory,
         goodput.processes(directory),
         log_reader.read_events(directory),
+        expected,
+        whose,
+        reported,
     )
+
+
+def _expected(
+    directory: Path, stored: dict[str, Any], rows: list[dict[str, Any]]
+) -> tuple[str, list[Point], list[Published]]:
+    """Returns from what something is expected of a run of pre-training, the points of that, and
+    what papers have.
+    """
+    entropy = (stored.get("corpus") or {}).get("unigram_entropy_nats")
+    if entropy is None or stored.get("task"):
+        return "", [], []
+    config = config_loader.load_config_json(directory / CONFIG)
+    outlook = outlook_of(
+        config,
+        entropy,
+        [*anchors.named(directory), *anchors.shipped()],
+        is_continued=run_directory.is_continued(directory),
+    )
+    return *expected_points(outlook, rows), published(config)
 
 
 def describe(runs: Sequence[RunRecord]) -> str:

@@ -95,6 +95,12 @@ def create(
     )
 
 
+def is_continued(directory: Path) -> bool:
+    """Returns whether the run in `directory` began from parameters that were trained before."""
+    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    return bool(stored.get("init_from") or stored.get("imported_from"))
+
+
 def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:
     """Writes down that the run in `directory` goes on with another config or corpus; where it began
     stays.

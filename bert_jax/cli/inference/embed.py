@@ -1,10 +1,12 @@
 """The verb `embed`: options, call, and what is said at the end."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import add_checkpoint, local, standard_input
+from bert_jax.cli.options import add_checkpoint, add_json, local, standard_input
 from bert_jax.errors import UsageError
+from bert_jax.progress import note
 
 SUMMARY = "turn texts into vectors"
 DETAILS = (
@@ -21,7 +23,12 @@ def add_options(parser: Any) -> None:
         metavar="FILE",
         help="texts; - reads standard input, as no --input does where texts are piped in",
     )
-    parser.add_argument("--output", type=local, required=True, metavar="FILE", help="an .npz file")
+    parser.add_argument("--output", type=local, metavar="FILE", help="an .npz file")
+    add_json(
+        parser,
+        "print an object a text, with its line, counted from 1, and its vector or, with "
+        "--pooling none, those of its tokens",
+    )
     parser.add_argument(
         "--layers",
         default="-1",
@@ -38,9 +45,9 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--length",
         type=int,
-        default=128,
         metavar="N",
-        help="tokens of a text, [CLS] and [SEP] included (default: %(default)s)",
+        help="tokens of a text, [CLS] and [SEP] included (default: 128, or as many as the model "
+        "has positions for)",
     )
 
 
@@ -51,9 +58,11 @@ def run(arguments: Any) -> None:
         raise UsageError(
             f"--layers {arguments.layers}: write numbers, as --layers=-4,-3,-2,-1"
         ) from None
-    if arguments.length < 3:
+    if arguments.length is not None and arguments.length < 3:
         raise UsageError(f"--length {arguments.length}: it must be at least 3")
-    if arguments.output.suffix != ".npz":
+    if arguments.output is None and not arguments.json:
+        raise UsageError("name --output FILE.npz, or print the vectors with --json")
+    if arguments.output is not None and arguments.output.suffix != ".npz":
         raise UsageError(f"--output {arguments.output}: the name must end in .npz")
     source = standard_input(arguments.input)
     if source is None:
@@ -68,8 +77,25 @@ def run(arguments: Any) -> None:
         length=arguments.length,
         ignore_unexpected=arguments.ignore_unexpected,
     )
+    if arguments.json:
+        _print(arrays)
+    if arguments.output is None:
+        return
     blank = int(arrays.pop("blank_lines"))  # for the eye: the file has the numbers of the others
     save(arguments.output, arrays)
     count, width = arrays["vectors"].shape
     left_out = f"; {blank:,} blank lines have none ('lines' has the numbers of the others)"
-    print(f"wrote {arguments.output}: {count:,} vectors of {width}" + left_out * bool(blank))
+    said = f"wrote {arguments.output}: {count:,} vectors of {width}" + left_out * bool(blank)
+    if arguments.json:
+        note(said)  # stdout has the objects
+    else:
+        print(said)
+
+
+def _print(arrays: Any) -> None:
+    vectors, lines = arrays["vectors"].tolist(), arrays["lines"].tolist()
+    offsets = arrays["offsets"].tolist() if "offsets" in arrays else None
+    for i, line in enumerate(lines):
+        # Of tokens a list of vectors.
+        found = vectors[i] if offsets is None else vectors[offsets[i] : offsets[i + 1]]
+        print(json.dumps({"line": line, "vector" if offsets is None else "vectors": found}))

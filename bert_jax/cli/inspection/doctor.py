@@ -58,6 +58,7 @@ def run(arguments: Any) -> int:
             allowed_changes=arguments.allow_change,
             resume_step=arguments.resume_step,
             fit=arguments.fit,
+            expect=arguments.expect or None,
             connection=None if is_alone else Connection(**found),
         )
     )

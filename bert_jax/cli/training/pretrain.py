@@ -20,6 +20,7 @@ from bert_jax.cli.options import (
 from bert_jax.cli.output import table
 from bert_jax.config_loader import path_or_address
 from bert_jax.errors import UsageError
+from bert_jax.progress import note
 from bert_jax.runtime.start import Start
 
 SUMMARY = "train on a corpus, or resume the run in the workdir"
@@ -62,6 +63,16 @@ def add_options(parser: Any) -> None:
         help="go on although this field (such as optimizer.learning_rate, phases.0.steps, or "
         "corpus) differs from the workdir's; repeat for several",
     )
+    parser.add_argument(
+        "--expect",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a finished run of its kind, or the workdir of a study: say while it trains where the "
+        "losses leave those of that run; repeat for several. The curves of shipped configs on the "
+        "embedded corpus are known",
+    )
     add_fit(parser)
     add_processes(parser)
     add_trackers(parser)
@@ -97,6 +108,7 @@ def run(arguments: Any) -> None:
             resume_step=arguments.resume_step,
             allowed_changes=arguments.allow_change,
             fit=arguments.fit,
+            expect=arguments.expect,
             started=started,
         )
         is_main = distributed.is_main()
@@ -110,6 +122,8 @@ def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
     from bert_jax.registry import OBJECTIVES
 
     validation, entropy = closing["validation"], closing["unigram_entropy"]
+    expected = closing["expected"]
+    published = {each["figure"]: each for each in expected["published"]}
     rows = []
     for figure in OBJECTIVES[closing["objective"]].figures:
         value, compared = validation[figure.name], figure.compared_with
@@ -117,12 +131,21 @@ def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
             gain = entropy - value
             learned = f"{gain:+.3f} learned" if gain > 0 else "nothing learned yet"
             compared = f"{entropy:.3f}: the corpus's unigram entropy ({learned})"
+        if figure.name in published:
+            each = published[figure.name]
+            compared = f"{each['value']:g}: {each['where']}, on other text"
         rows.append((figure.title, figure.format.format(value), compared))
+        if figure.name == "mlm_loss" and expected["mlm_loss"]:
+            low, high = expected["mlm_loss"]
+            found = "as expected" if low <= value <= high else "NOT as expected"
+            rows.append(("", found, f"{low:.3f} to {high:.3f}: {expected['from']}"))
     rows.append(("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""))
     if "sequences_per_second" in closing:
         packed = f"{closing['sequences_per_step']:,.0f} a step; {closing['padding']:.1%} padding"
         rows.append(("in sequences", f"{closing['sequences_per_second']:,.1f} a second", packed))
     table(f"{workdir}, step {closing['step']:,}", ("held-out", "value", "for comparison"), rows)
+    for line in expected["warnings"]:
+        note(f"warning: {line}")
 
 
 def _step_range(text: str | None) -> range | None:

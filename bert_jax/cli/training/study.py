@@ -158,6 +158,7 @@ def _run(study: Any, arguments: Any, started: float) -> None:
 def command_of(run: Any, extend: list[Path] | None = None) -> list[str]:
     """Returns the arguments of `bert-jax` that make a run."""
     from bert_jax.studies import corpus_tasks
+    from bert_jax.studies.records import finished_siblings
     from bert_jax.studies.runs import FinetuneRun, PrepareRun
 
     common = [word for file in extend or () for word in ("--extend", str(file))]
@@ -186,6 +187,7 @@ def command_of(run: Any, extend: list[Path] | None = None) -> list[str]:
         words += [word for change in run.overrides for word in ("--set", change)]
         if run.init_from is not None:
             words += ["--init-from", str(run.init_from)]
+        words += [word for path in finished_siblings(run) for word in ("--expect", str(path))]
     return [*words, *common]
 
 

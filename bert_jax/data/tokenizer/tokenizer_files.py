@@ -93,6 +93,18 @@ def require_same_vocabulary(
                 f"{path} and {other} are two vocabularies: id {id_} is {brief(ours)} in the one "
                 f"and {brief(token)} in the other; remove the file that is wrong"
             )
+    if path == other:
+        return
+    content = parse_json(path)
+    added = {entry["id"] for entry in content.get("added_tokens") or ()}
+    lacking = sorted({*content["model"]["vocab"].values()} - theirs.keys() - added)
+    if lacking:
+        (token,) = tokens_of(lacking[:1])
+        raise UsageError(
+            f"{path} and {other} are two vocabularies: the latter has no id {lacking[0]}, which is "
+            f"{brief(token)} in the former, and lacks {len(lacking):,} in all; remove the file "
+            "that is wrong"
+        )
 
 
 def require_agreement(normalizer: dict[str, Any], config: dict[str, Any], path: Path) -> None:

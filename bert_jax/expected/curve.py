@@ -1,0 +1,83 @@
+"""Curves of losses, and the band in which several of them lie."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Runs of one kind leave the plateau of word frequencies at moments that differ by a fifth and more:
+# a band holds what its curves have from step / _SHIFT to step * _SHIFT.
+_SHIFT = 1.25
+# And by so many nats they differ beside it: other draws of the same documents.
+_MARGIN = 0.15
+# A mean over fewer rows of training says little: each is the loss of one batch.
+_LEAST_ROWS = 5
+
+Point = tuple[int, float, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Losses in nats over steps, which grow."""
+
+    steps: tuple[int, ...]
+    losses: tuple[float, ...]
+
+
+def window(total_steps: int) -> int:
+    """Returns over how many steps a loss of training is averaged: a fiftieth of the run."""
+    return max(20, total_steps // 50)
+
+
+def held_out(rows: Iterable[Mapping[str, Any]]) -> Curve:
+    """Returns the held-out curve of the rows of a metrics.jsonl."""
+    found = [
+        (row["step"], row["mlm_loss"])
+        for row in rows
+        if row.get("split") == "validation" and row.get("mlm_loss") is not None
+    ]
+    return Curve(tuple(step for step, _ in found), tuple(loss for _, loss in found))
+
+
+def training(rows: Iterable[Mapping[str, Any]], total_steps: int) -> Curve:
+    """Returns the curve of training, a mean over the window before each point; it has no points
+    where the rows of a metrics.jsonl are too far apart for a mean.
+    """
+    found = [
+        (row["step"], row["mlm_loss"])
+        for row in rows
+        if row.get("split") is None and row.get("mlm_loss") is not None
+    ]
+    size = window(total_steps)
+    every = max(1, total_steps // 100)
+    steps, losses = np.array([s for s, _ in found]), np.array([loss for _, loss in found])
+    points = []
+    for step in range(size, total_steps + 1, every):
+        within = losses[(steps > step - size) & (steps <= step)] if len(steps) else losses
+        if len(within) >= _LEAST_ROWS:
+            points.append((step, float(np.mean(within))))
+    return Curve(tuple(step for step, _ in points), tuple(loss for _, loss in points))
+
+
+def band(curves: Sequence[Curve], steps: Sequence[int]) -> list[Point]:
+    """Returns the lowest and the highest loss that is expected at each of the steps, as
+    `(step, low, high)`; steps at which no curve has points on both sides are left out.
+    """
+    found = []
+    for step in steps:
+        values = [value for curve in curves for value in _around(curve, step)]
+        if values:
+            found.append((step, min(values) - _MARGIN, max(values) + _MARGIN))
+    return found
+
+
+def _around(curve: Curve, step: int) -> list[float]:
+    """Returns the losses of a curve near a step, the ends of that stretch included."""
+    if not curve.steps or not curve.steps[0] <= step <= curve.steps[-1]:
+        return []
+    ends = (step / _SHIFT, step * _SHIFT)
+    within = [
+        loss for at, loss in zip(curve.steps, curve.losses, strict=True) if ends[0] <= at <= ends[1]
+    ]
+    return [*np.interp(ends, curve.steps, curve.losses).tolist(), *within]

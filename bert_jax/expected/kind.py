@@ -1,0 +1,65 @@
+"""Says whether two runs are of one kind: whether their curves should be alike.
+
+Runs of one kind learn the same from the same rows with the same model. They may differ in what is
+easily set wrong (rates, decay, dropout, initial values), so that a curve shows it, and in what
+changes no number.
+"""
+
+from typing import Any
+
+from bert_jax.config import TrainConfig, flatten
+
+# Changes no number, or no more than another seed does.
+_FREE = (
+    "name",
+    "seed",
+    "compute.",
+    "mesh.",
+    "evaluation.",
+    "checkpoint.",
+    "log_every_steps",
+    "trackers",
+    "deadline_seconds",
+    "data.num_workers",
+    "data.prefetch",
+    "data.verify",
+    "optimizer.gradient_accumulation_steps",
+    "optimizer.spike_factor",
+    "optimizer.max_skipped_updates",
+)
+# Is easily set wrong: all of the optimiser but what it is.
+_JUDGED = (
+    "optimizer.",
+    "model.hidden_dropout_prob",
+    "model.attention_probs_dropout_prob",
+    "model.initializer_range",
+)
+_NOT_JUDGED = ("optimizer.kind", "optimizer.schedule")
+# Unigram entropies of corpora on which losses compare differ by no more, in nats.
+_ENTROPY = 0.1
+
+Difference = tuple[str, Any, Any]
+
+
+def differences(
+    config: TrainConfig, other: TrainConfig
+) -> tuple[list[Difference], list[Difference]]:
+    """Returns in which fields two configs differ: those that make them runs of two kinds, and those
+    that are judged. Each is the field's name, its value in `config`, and its value in `other`.
+    """
+    mine, theirs = flatten(config), flatten(other)
+    fields = dict.fromkeys((*mine, *theirs))
+    apart: list[Difference] = []
+    judged: list[Difference] = []
+    for name in fields:
+        values = mine.get(name), theirs.get(name)
+        if values[0] == values[1] or name.startswith(_FREE):
+            continue
+        is_judged = name.startswith(_JUDGED) and not name.startswith(_NOT_JUDGED)
+        (judged if is_judged else apart).append((name, *values))
+    return apart, judged
+
+
+def is_same_text(entropy: float, other: float) -> bool:
+    """Returns whether losses on two corpora compare, given their unigram entropies in nats."""
+    return abs(entropy - other) <= _ENTROPY

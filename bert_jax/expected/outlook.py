@@ -1,0 +1,85 @@
+"""The outlook of one run: what is expected of its losses before it begins."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.config import TrainConfig
+from bert_jax.expected import anchors, curve, kind
+from bert_jax.expected.anchors import Anchors
+from bert_jax.expected.curve import Point, band
+from bert_jax.expected.forecast import forecast
+
+# Points of a band that is drawn.
+_DRAWN = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """All that is known of a run beforehand: its length, its text, and runs of its kind."""
+
+    total_steps: int
+    warmup_steps: int
+    # The unigram entropy of the corpus in nats.
+    entropy: float
+    anchors: Anchors | None = None
+    # In which fields that may be set wrong the run differs from them.
+    judged: Sequence[kind.Difference] = ()
+    # Share of the corpus's tokens that its vocabulary does not have.
+    unknown_share: float = 0.0
+    # What the run began from was trained: nothing is known of the curve but its own past.
+    is_continued: bool = False
+    # Where the rate of masks changes, the loss of training does not compare with the held-out one.
+    has_own_mask_rates: bool = False
+
+
+def outlook_of(
+    config: TrainConfig,
+    entropy: float,
+    groups: Iterable[Anchors],
+    *,
+    is_continued: bool,
+    unknown_share: float = 0.0,
+) -> Outlook:
+    """Returns what is expected of a run of a config on a corpus, given runs that may be of its
+    kind. `is_continued` says that its parameters were trained before.
+    """
+    found, judged = anchors.of_kind(config, entropy, groups)
+    return Outlook(
+        total_steps=config.total_steps,
+        warmup_steps=config.optimizer.warmup_steps,
+        entropy=entropy,
+        anchors=found,
+        judged=judged,
+        unknown_share=unknown_share,
+        is_continued=is_continued,
+        has_own_mask_rates=any(
+            phase.mask_rate(config.data.masked_lm_prob) != config.data.masked_lm_prob
+            for phase in config.phases
+        ),
+    )
+
+
+def expected_points(outlook: Outlook, rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Point]]:
+    """Returns whose held-out losses are expected of a run, and `(step, low, high)` of them.
+
+    Those of runs of its kind; without any, where the run itself was on its way to: the law of its
+    own past, from the latter half of what it has logged on.
+    """
+    total = outlook.total_steps
+    steps = sorted({round(total * i / _DRAWN) for i in range(1, _DRAWN + 1)})
+    if outlook.anchors is not None and not outlook.is_continued:
+        found = band(outlook.anchors.held_out, steps)
+        if found:
+            return outlook.anchors.described, found
+    own = curve.held_out([row for row in rows if _is_of_last_length(row, rows)])
+    past = curve.Curve(
+        own.steps[: (len(own.steps) + 1) // 2], own.losses[: (len(own.steps) + 1) // 2]
+    )
+    ahead = [step for step in steps if past.steps and step > past.steps[-1]]
+    return "its own past", forecast(past, ahead)
+
+
+def _is_of_last_length(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+    lengths = [r.get("sequence_length") for r in rows if r.get("split") == "validation"]
+    return bool(lengths) and row.get("sequence_length") == lengths[-1]
