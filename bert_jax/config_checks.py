@@ -175,8 +175,10 @@ _ROWS_OF_PAIRS = ("sentence_pairs", "electra_segments")
 def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Checks that rows and loss go with the objective. A task has neither."""
     data, objective, z_loss = config.data, config.objective, config.optimizer.z_loss
-    if config.output_bias != TrainConfig.output_bias and "mlm" not in config.head.parts:
-        yield "output_bias", f"is {config.output_bias}, but head.parts has no mlm"
+    if config.output_bias != TrainConfig.output_bias and not {"mlm", "generator"} & {
+        *config.head.parts
+    }:
+        yield "output_bias", f"is {config.output_bias}, but head.parts has no mlm and no generator"
     if set(_CLASSIFIERS) & set(config.head.parts):
         if z_loss:
             yield "optimizer.z_loss", f"is {z_loss}, which a task does not read"

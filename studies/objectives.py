@@ -19,6 +19,7 @@ def study() -> Study:
             '"masked_lm_prob": -1.0}]',
             "model.norm_placement=pre",
             "model.position_embedding_type=rotary",
+            "output_bias=log_frequency",
             "evaluation.every_steps=500",
             "checkpoint.every_steps=1000",
         ),

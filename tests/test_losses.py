@@ -10,7 +10,7 @@ import pytest
 from bert_jax import config_loader
 from bert_jax.__main__ import main
 from bert_jax.config import TrainConfig
-from bert_jax.config_checks import validate
+from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.store import open_corpus, token_counts
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
@@ -95,6 +95,18 @@ def test_the_output_bias_begins_at_the_log_of_the_frequencies(corpus):
     # Nothing else is another number.
     zeros.params["mlm"]["bias"] = bias
     jax.tree.map(np.testing.assert_array_equal, state.params, zeros.params)
+
+
+def test_a_generators_output_bias_begins_there_too(corpus):
+    opened = open_corpus(corpus)
+    mesh = mesh_of((1, 2, 1))
+    config = complete(tiny_config(objective="rtd", output_bias="log_frequency"))
+    with jax.set_mesh(mesh):
+        params = fresh_state(config, opened, mesh).params
+    assert "mlm" not in params
+    tokens = np.concatenate(opened.train.shards)
+    shares = (np.bincount(tokens, minlength=240) + 1) / (tokens.size + 240)
+    np.testing.assert_allclose(params["generator"]["mlm"]["bias"], np.log(shares), rtol=1e-6)
 
 
 def test_a_checkpoints_bias_is_its_own(trained, corpus, tmp_path, capsys):

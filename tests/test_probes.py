@@ -14,11 +14,13 @@ import pytest
 
 from bert_jax.api.model import Model
 from bert_jax.config import ComputeConfig, HeadConfig, TrainConfig
+from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer, train_byte_level_bpe
 from bert_jax.errors import UsageError
 from bert_jax.model import bert, positions, sharding
 from bert_jax.probes import minimal_pairs, stored_arrays
 from bert_jax.probes.attention import Attention, AttentionProbe, readable, statistics
+from bert_jax.probes.hidden_words import hidden_words
 from bert_jax.probes.minimal_pairs import MinimalPair
 from bert_jax.probes.nearest_words import nearest_words
 from bert_jax.probes.pseudo_perplexity import PseudoPerplexity
@@ -425,3 +427,18 @@ def test_nearest_words(tmp_path):
     assert pieces[0].word in ("on", "in")
     with pytest.raises(UsageError, match="has no sub-words"):
         nearest_words(source, load_tokenizer(tmp_path), [" "])  # type: ignore[arg-type]
+
+
+def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
+    opened, tokenizer = open_corpus(corpus), load_tokenizer(trained / "tokenizer")
+    source = load_checkpoint(trained, mesh=sharding.make_mesh(fsdp=-1, tensor=1))
+    found = hidden_words(source, tokenizer, opened, number=4)
+    assert len(found) == 4 and found == hidden_words(source, tokenizer, opened, number=4)
+    tokens = np.concatenate(opened.validation.shards).tolist()
+    held_out = tokenizer.decode(tokens)
+    for each in found:
+        assert each.text.count("[MASK]") == 1 and each.word.isalpha()
+        before, after = each.text.split(" [MASK] ")
+        assert f"{before} {each.word}" in held_out and after.split(" ")[0] in held_out
+        shares = [share for _, share in each.candidates]
+        assert len(shares) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1

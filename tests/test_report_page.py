@@ -261,3 +261,23 @@ def test_values_are_shown_with_five_digits(value, text):
 )
 def test_durations(seconds, text):
     assert report_page.duration(seconds) == text
+
+
+def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(trained), "--html", str(page), "--json", "--examples", "3"]) == 0
+    (first, *more) = json.loads(capsys.readouterr().out)["examples"]
+    assert len(more) == 2 and "Hidden words, held out" in Outline(page.read_text()).text
+    assert html.escape(first["text"]) in page.read_text() and first["candidates"][0][
+        0
+    ] in first_guess(page.read_text(), first["text"])
+    write_run(tmp_path / "logs")
+    assert main(["report", str(tmp_path / "logs"), "--html", str(page)]) == 0
+    assert "no hidden words are filled in: " in capsys.readouterr().err
+    assert "Hidden words, held out" not in page.read_text()
+
+
+def first_guess(page: str, sentence: str) -> str:
+    """The row of a table that has the sentence."""
+    start = page.index(html.escape(sentence))
+    return page[start : page.index("</tr>", start)]

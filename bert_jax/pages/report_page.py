@@ -36,6 +36,11 @@ def render(
         ),
         "</div>",
         *_thinned(runs),
+        *(
+            [_section("examples", "Hidden words, held out", found)]
+            if (found := _examples(runs))
+            else []
+        ),
         _section("time", "Where the time went", _time(runs)),
         _section("processes", "Processes and restarts", _processes(runs)),
         '<div class="columns">',
@@ -90,6 +95,21 @@ def _thinned(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f'<p class="note">{text(line)}</p>' for line in said]
 
 
+def _examples(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns held-out sentences with a hidden word, and what each run takes it for."""
+    guesses: dict[tuple[str, str], dict[str, str]] = {}
+    for run in runs:
+        for example in run["examples"]:
+            found = ", ".join(f"{token} {share:.0%}" for token, share in example["candidates"])
+            guesses.setdefault((example["text"], example["word"]), {})[run["name"]] = found
+    shown_runs = [run["name"] for run in runs if run["examples"]]
+    rows = [
+        [sentence, word, *(by_run.get(name, "") for name in shown_runs)]
+        for (sentence, word), by_run in guesses.items()
+    ]
+    return table(["sentence", "hidden", *shown_runs], rows) if rows else ""
+
+
 def _section(identity: str, heading: str, inner: str) -> str:
     return f'<section id="{identity}"><h2>{text(heading)}</h2>\n{inner}\n</section>'
 
@@ -130,6 +150,7 @@ def _glance(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             ("steps", progress),
             ("end", end),
             *((f"held-out {name}", lambda run, name=name: held_out(run, name)) for name in scores),
+            ("losses", _unexpected),
             ("unigram entropy, nats", lambda run: run["unigram_entropy_nats"]),
             ("epochs seen", _epochs),
             ("wall time", lambda run: duration(run["wall_seconds"])),
@@ -143,6 +164,14 @@ def _glance(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             ("preemptions", lambda run: run["preemptions"]),
         ],
     )
+
+
+def _unexpected(run: Mapping[str, Any]) -> str | None:
+    """Returns since when the losses of a run are not those that are expected."""
+    steps = [event["step"] for event in run["events"] if event["event"] == "unexpected"]
+    if steps:
+        return f"not as expected since step {steps[0]:,}"
+    return "as expected" if run["expected"] and run["step"] == run["steps_planned"] else None
 
 
 def _end(process: Mapping[str, Any]) -> str:

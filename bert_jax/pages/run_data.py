@@ -39,14 +39,14 @@ _FILES = (
 )
 
 
-def run_data(run: RunRecord) -> dict[str, Any]:
+def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
     """Returns all that a report says of a run: JSON's own types, every number finite or None.
 
-    The first entries are those of `goodput.account`. `training` and `held_out[split]` are columns
-    of equal length, by the names of the fields in metrics.jsonl, with `positions_seen` and
-    `training_seconds`, both since the run's first step. Where there are more than 2,000 rows of
-    training, of each stretch the two with the lowest and the highest loss stay; `training_rows`
-    says how many there were.
+    `examples` are held-out sentences with a hidden word (probes/hidden_words.py). The first entries
+    are those of `goodput.account`. `training` and `held_out[split]` are columns of equal length, by
+    the names of the fields in metrics.jsonl, with `positions_seen` and `training_seconds`, both
+    since the run's first step. Where there are more than 2,000 rows of training, of each stretch
+    the two with the lowest and the highest loss stay; `training_rows` says how many there were.
     """
     config = run.stored.get("config") or {}
     training = [row for row in run.rows if row.get("split") is None]
@@ -81,6 +81,7 @@ def run_data(run: RunRecord) -> dict[str, Any]:
         "expected": [list(point) for point in run.expected],
         "expected_from": run.expected_from or None,
         "published": [dataclasses.asdict(each) for each in run.published],
+        "examples": [dataclasses.asdict(example) for example in examples],
         "processes": [_visible(process, run.account) for process in run.processes],
         "events": _events(run),
         "versions": run.stored.get("versions") or {},

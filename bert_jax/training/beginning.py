@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -171,8 +172,16 @@ def fresh_state(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
         return state
     counts = token_counts(corpus.train, config.model.vocab_size) + 1
     shares = np.log(counts / counts.sum()).astype(np.float32)
-    bias = jax.make_array_from_callback(
-        shares.shape, state.params["mlm"]["bias"].sharding, lambda index: shares[index]
-    )
-    head = {**state.params["mlm"], "bias": bias}
-    return dataclasses.replace(state, params={**state.params, "mlm": head})
+
+    def with_bias(head: dict[str, Any]) -> dict[str, Any]:
+        sharding = head["bias"].sharding
+        bias = jax.make_array_from_callback(shares.shape, sharding, lambda index: shares[index])
+        return {**head, "bias": bias}
+
+    params = dict(state.params)
+    if "mlm" in params:
+        params["mlm"] = with_bias(params["mlm"])
+    if "generator" in params:
+        generator = params["generator"]
+        params["generator"] = {**generator, "mlm": with_bias(generator["mlm"])}
+    return dataclasses.replace(state, params=params)

@@ -9,7 +9,8 @@ from urllib.parse import quote
 from bert_jax.cli.options import add_json, local, run_directory
 from bert_jax.cli.output import table
 from bert_jax.config_loader import path_or_address
-from bert_jax.errors import UsageError
+from bert_jax.errors import BertJaxError, UsageError
+from bert_jax.progress import note, ticking
 
 SUMMARY = "say where a run's time went, and draw the curves of one or several"
 DETAILS = (
@@ -26,6 +27,9 @@ one another, where their time went, restarts, and the fields in which their conf
 numbers are those of --json, and each chart has them as a table, too.
 """
 
+# On a page.
+_EXAMPLES = 8
+
 
 def add_options(parser: Any) -> None:
     parser.add_argument(
@@ -34,6 +38,13 @@ def add_options(parser: Any) -> None:
         nargs="+",
         metavar="WORKDIR",
         help="or gs://BUCKET/PATH; several are drawn over one another",
+    )
+    parser.add_argument(
+        "--examples",
+        type=int,
+        metavar="N",
+        help="held-out sentences with a hidden word, and what the newest checkpoint takes it for "
+        "(default: 8 on a page, none otherwise)",
     )
     add_json(parser, "print all that the page has of a run as JSON; of several runs a list")
     parser.add_argument(
@@ -60,7 +71,13 @@ def run(arguments: Any) -> None:
         curves.read(run_directory(path), name=name)
         for path, name in zip(arguments.workdir, _names(arguments.workdir), strict=True)
     ]
-    runs = [run_data.run_data(record) for record in records]
+    number = arguments.examples
+    if number is None:
+        number = 0 if arguments.html is None else _EXAMPLES
+    runs = [
+        run_data.run_data(record, examples=_examples(path, record, number))
+        for path, record in zip(arguments.workdir, records, strict=True)
+    ]
     if arguments.plot is not None:
         curves.draw(records, arguments.plot)
     if arguments.html is not None:
@@ -74,6 +91,28 @@ def run(arguments: Any) -> None:
         return
     for path, record in zip(arguments.workdir, records, strict=True):
         _print(path, record.account)
+
+
+def _examples(workdir: Path | str, record: Any, number: int) -> list[Any]:
+    """Returns examples of what a run of pre-training has learned; none, with a line that says why,
+    where its corpus or its checkpoint cannot be read here.
+    """
+    corpus = (record.stored.get("corpus") or {}).get("directory")
+    if number < 1 or corpus is None or record.stored.get("task"):
+        return []
+    from bert_jax.api.model import load
+    from bert_jax.data.corpus.store import open_corpus
+    from bert_jax.probes.hidden_words import hidden_words
+
+    if "mlm" not in (record.stored.get("config") or {}).get("head", {}).get("parts", ()):
+        return []
+    try:
+        with ticking(f"{workdir}: filling in hidden words"):
+            held_out, model = open_corpus(Path(corpus)), load(workdir)
+            return hidden_words(model.source, model.tokenizer, held_out, number=number)
+    except BertJaxError as error:
+        note(f"{workdir}: no hidden words are filled in: {error}")
+        return []
 
 
 def _links(workdir: Path | str, names: list[str], page: Path) -> dict[str, str]:
