@@ -2,7 +2,8 @@
 
 bert-jax study recipe --workdir runs/recipe
 
-The figure of loss over time of training says which changes pay on the machine at hand.
+The figure of loss over time of training says which changes pay on the machine at hand. The demo's
+config, modern_tiny_cpu, is the best rung that Hugging Face has classes for, `twice_the_rate`.
 """
 
 from bert_jax.studies.study import Study, Variant
@@ -13,17 +14,19 @@ RUNGS = (
     ("no_nsp", ("objective=mlm",)),
     ("full_sentences", ("data.rows=full_sentences",)),
     ("output_bias", ("output_bias=log_frequency",)),
+    ("rotary", ("model.position_embedding_type=rotary_interleaved",)),
+    ("four_heads", ("model.num_attention_heads=4",)),
+    ("mask_30", ("phases.0.masked_lm_prob=0.3",)),
+    ("twice_the_rate", ("optimizer.learning_rate=2e-3",)),
     ("pre_norm", ("model.norm_placement=pre",)),
-    ("rotary", ("model.position_embedding_type=rotary",)),
     # 2/3 of the width, rounded to 16: as many parameters.
     ("gated", ("model.feed_forward=gated", "model.intermediate_size=336", "model.hidden_act=gelu")),
     ("no_biases", ("model.linear_bias=false", "model.norm_bias=false")),
-    ("mask_30", ("phases.0.masked_lm_prob=0.3",)),
     (
         "muon",
         ("optimizer.kind=muon", "optimizer.bias_correction=false", "optimizer.weight_decay=0.1"),
     ),
-    ("decay_at_the_end", ("optimizer.schedule=warmup_stable_decay", "optimizer.decay_steps=1000")),
+    ("decay_at_the_end", ("optimizer.schedule=warmup_stable_decay", "optimizer.decay_steps=600")),
 )
 
 
@@ -41,8 +44,9 @@ def study() -> Study:
         title="From BERT's recipe to today's",
         base="tiny_docs_cpu",
         overrides=(
-            'phases=[{"sequence_length": 64, "steps": 4000, "global_batch_size": 16, '
+            'phases=[{"sequence_length": 64, "steps": 2000, "global_batch_size": 16, '
             '"masked_lm_prob": -1.0}]',
+            "optimizer.warmup_steps=100",
             "evaluation.every_steps=250",
             "checkpoint.every_steps=1000",
         ),

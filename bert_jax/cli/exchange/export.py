@@ -93,10 +93,10 @@ def run(arguments: Any) -> None:
             )
         )
         return
-    if written.model.position_embedding_type != "learned":
+    if (positions := written.model.position_embedding_type).startswith("relative_key"):
         note(
-            f"only transformers 4 computes positions of kind "
-            f"{written.model.position_embedding_type}: later versions load the rest without them"
+            f"only transformers 4 computes positions of kind {positions}: later versions load the "
+            "rest without them"
         )
     kind = _AUTO[class_of(written.head.parts)]
     if "discriminator" in written.head.parts:

@@ -91,6 +91,9 @@ def run(arguments: Any) -> None:
         return
     for path, record in zip(arguments.workdir, records, strict=True):
         _print(path, record.account)
+    for file in (arguments.plot, arguments.html):
+        if file is not None:
+            print(f"wrote {file}")
 
 
 def _examples(workdir: Path | str, record: Any, number: int) -> list[Any]:

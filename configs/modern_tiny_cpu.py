@@ -1,0 +1,35 @@
+"""The demo's recipe: a small encoder on the embedded documentation, a minute or two on two cores.
+
+bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192 --validation-fraction 0.05
+bert-jax pretrain modern_tiny_cpu --corpus runs/corpus --workdir runs/first
+
+tiny_docs_cpu with what has been found since BERT, each change shown by `bert-jax study recipe`
+(docs/science.md): masked words alone, in rows of full sentences (Liu et al. 2019), 30 % of them
+(Wettig et al. 2022, arXiv:2202.08005), rotary positions (Su et al. 2021), and an output bias that
+begins at the words' frequencies. It is exported as a RoFormer, which has these positions.
+"""
+
+import dataclasses
+
+from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.config_loader import load_config
+
+
+def config() -> TrainConfig:
+    base = load_config("tiny_docs_cpu")
+    return dataclasses.replace(
+        base,
+        name="modern_tiny_cpu",
+        objective="mlm",
+        output_bias="log_frequency",
+        model=dataclasses.replace(
+            base.model,
+            num_attention_heads=4,
+            position_embedding_type="rotary_interleaved",
+        ),
+        data=dataclasses.replace(base.data, rows="full_sentences"),
+        optimizer=dataclasses.replace(base.optimizer, learning_rate=2e-3, warmup_steps=100),
+        phases=(
+            PhaseConfig(sequence_length=64, steps=1800, global_batch_size=16, masked_lm_prob=0.3),
+        ),
+    )
