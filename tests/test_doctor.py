@@ -111,7 +111,7 @@ def test_a_good_set_up_passes_and_nothing_is_changed(place, capsys):
     assert main([*command, "--workdir", str(place.workdir), "--json"]) == 0
     assert time.monotonic() - began < 60
     told = json.loads(capsys.readouterr().out)
-    given = {"init_from", "connection"}
+    given = {"init_from", "connection", "expect"}
     assert [c["check"] for c in told["checks"]] == [
         check.name for check in CHECKS if not given & set(check.needs)
     ]

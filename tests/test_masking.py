@@ -195,7 +195,8 @@ def test_a_run_says_that_it_has_too_little_room(corpus, tmp_path, monkeypatch, c
     monkeypatch.setattr("bert_jax.training.pretrain._home", stop)
     # A rate that is raised, and the room of a config that was made for the old one.
     command = ["pretrain", "tiny_docs_cpu", "--corpus", str(corpus), "--workdir", str(tmp_path)]
-    assert main([*command, "--set", "data.masked_lm_prob=0.4"]) == 2
+    small = ["--set", "phases.1.max_predictions=10"]
+    assert main([*command, *small, "--set", "data.masked_lm_prob=0.4"]) == 2
     said = capsys.readouterr().err
     assert "warning: phases.1.max_predictions is 10, so that a full row of 64 has 15.6 %" in said
     assert "(data.masked_lm_prob); --set phases.1.max_predictions=26\n" in said
