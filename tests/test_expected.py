@@ -107,6 +107,30 @@ def test_a_run_that_is_worse_than_its_kind_is_told_early():
     assert "here optimizer.learning_rate is 0.01, not 0.001" in said[0]
 
 
+def test_half_the_rate_is_a_choice_and_a_tenth_of_it_is_not():
+    slower = lambda step: falling(step / 1.6)  # noqa: E731
+    for rate, expected in ((5e-4, []), (1e-4, ["above"])):
+        seen = outlook(judged=[("optimizer.learning_rate", rate, 1e-3)])
+        assert [reason for _, reason in warnings_of(slower, seen)[0]] == expected
+    assert [reason for _, reason in warnings_of(slower, outlook())[0]] == ["above"]
+    # Not even a choice takes four times as long.
+    seen = outlook(judged=[("optimizer.learning_rate", 5e-4, 1e-3)])
+    assert warnings_of(lambda step: falling(step / 4), seen)[0][0][1] == "above"
+
+
+def test_what_is_near():
+    for name, mine, theirs, near in (
+        ("optimizer.learning_rate", 1e-3, 2e-3, True),
+        ("optimizer.learning_rate", 1e-3, 2.1e-3, False),
+        ("optimizer.warmup_steps", 0, 100, False),
+        ("optimizer.beta2", 0.98, 0.999, True),
+        ("model.hidden_dropout_prob", 0.1, 0.0, True),
+        ("model.hidden_dropout_prob", 0.6, 0.0, False),
+        ("optimizer.decay_end", "zero", "tenth", False),
+    ):
+        assert kind.is_near((name, mine, theirs)) == near, name
+
+
 def test_a_run_that_is_too_good_is_told_early():
     for seen, reason in ((outlook(), "below"), (outlook(anchors=None), "known")):
         told, said = warnings_of(lambda step: 6 * math.exp(-step / 50), seen)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 # Runs of one kind leave the plateau of word frequencies at moments that differ by a fifth and more:
-# a band holds what its curves have from step / _SHIFT to step * _SHIFT.
-_SHIFT = 1.25
+# a band holds what its curves have from step / SHIFT to step * SHIFT.
+SHIFT = 1.25
 # And by so many nats they differ beside it: other draws of the same documents.
-_MARGIN = 0.15
+MARGIN = 0.15
 # A mean over fewer rows of training says little: each is the loss of one batch.
 _LEAST_ROWS = 5
 
@@ -60,23 +60,29 @@ def training(rows: Iterable[Mapping[str, Any]], total_steps: int) -> Curve:
     return Curve(tuple(step for step, _ in points), tuple(loss for _, loss in points))
 
 
-def band(curves: Sequence[Curve], steps: Sequence[int]) -> list[Point]:
+def band(
+    curves: Sequence[Curve], steps: Sequence[int], *, shift: float = SHIFT, above: float = MARGIN
+) -> list[Point]:
     """Returns the lowest and the highest loss that is expected at each of the steps, as
     `(step, low, high)`; steps at which no curve has points on both sides are left out.
+
+    A run may be `shift` times as fast or as slow as the curves, and so many nats `above` them.
     """
     found = []
     for step in steps:
-        values = [value for curve in curves for value in _around(curve, step)]
+        values = [value for curve in curves for value in _around(curve, step, shift)]
         if values:
-            found.append((step, min(values) - _MARGIN, max(values) + _MARGIN))
+            found.append((step, min(values) - MARGIN, max(values) + above))
     return found
 
 
-def _around(curve: Curve, step: int) -> list[float]:
+def _around(curve: Curve, step: int, shift: float) -> list[float]:
     """Returns the losses of a curve near a step, the ends of that stretch included."""
-    if not curve.steps or not curve.steps[0] <= step <= curve.steps[-1]:
+    # A shift beyond the usual one needs points that are as much earlier.
+    first = step * SHIFT / shift
+    if not curve.steps or first < curve.steps[0] or step > curve.steps[-1]:
         return []
-    ends = (step / _SHIFT, step * _SHIFT)
+    ends = (step / shift, step * shift)
     within = [
         loss for at, loss in zip(curve.steps, curve.losses, strict=True) if ends[0] <= at <= ends[1]
     ]

@@ -35,6 +35,9 @@ _JUDGED = (
     "model.initializer_range",
 )
 _NOT_JUDGED = ("optimizer.kind", "optimizer.schedule")
+# Values of these are near when they differ by no more, of all others when one is not over twice the
+# other.
+_NEAR_SHARE = ("_prob", ".beta1", ".beta2"), 0.1
 # Unigram entropies of corpora on which losses compare differ by no more, in nats.
 _ENTROPY = 0.1
 
@@ -58,6 +61,17 @@ def differences(
         is_judged = name.startswith(_JUDGED) and not name.startswith(_NOT_JUDGED)
         (judged if is_judged else apart).append((name, *values))
     return apart, judged
+
+
+def is_near(difference: Difference) -> bool:
+    """Returns whether the two values of a judged field are both usual ones where one is."""
+    name, mine, theirs = difference
+    if not isinstance(mine, int | float) or not isinstance(theirs, int | float):
+        return False
+    shares, least = _NEAR_SHARE
+    if name.endswith(shares):
+        return abs(mine - theirs) <= least
+    return 0 < max(mine, theirs) <= 2 * min(mine, theirs)
 
 
 def is_same_text(entropy: float, other: float) -> bool:

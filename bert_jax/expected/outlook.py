@@ -7,11 +7,13 @@ from typing import Any
 from bert_jax.config import TrainConfig
 from bert_jax.expected import anchors, curve, kind
 from bert_jax.expected.anchors import Anchors
-from bert_jax.expected.curve import Point, band
+from bert_jax.expected.curve import SHIFT, Point, band
 from bert_jax.expected.forecast import forecast
 
 # Points of a band that is drawn.
 _DRAWN = 60
+# Half the rate takes up to twice the updates.
+_SHIFT_OF_A_CHOICE = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,16 @@ class Outlook:
     is_continued: bool = False
     # Where the rate of masks changes, the loss of training does not compare with the held-out one.
     has_own_mask_rates: bool = False
+
+    @property
+    def shift(self) -> float:
+        """Returns how many times as fast or as slow as runs of its kind a healthy run may be.
+
+        A rate, or a dropout, not far from theirs is a choice; one far from theirs is compared as
+        if it were theirs, so that what is set wrong is seen.
+        """
+        is_choice = self.judged and all(kind.is_near(each) for each in self.judged)
+        return _SHIFT_OF_A_CHOICE if is_choice else SHIFT
 
 
 def outlook_of(
@@ -69,7 +81,7 @@ def expected_points(outlook: Outlook, rows: Sequence[Mapping[str, Any]]) -> tupl
     total = outlook.total_steps
     steps = sorted({round(total * i / _DRAWN) for i in range(1, _DRAWN + 1)})
     if outlook.anchors is not None and not outlook.is_continued:
-        found = band(outlook.anchors.held_out, steps)
+        found = band(outlook.anchors.held_out, steps, shift=outlook.shift)
         if found:
             return outlook.anchors.described, found
     own = curve.held_out([row for row in rows if _is_of_last_length(row, rows)])

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bert_jax.expected.curve import Curve, band, window
+from bert_jax.expected.curve import MARGIN, Curve, band, window
 from bert_jax.expected.forecast import forecast
 from bert_jax.expected.outlook import Outlook
 
@@ -20,6 +20,9 @@ from bert_jax.expected.outlook import Outlook
 _LOOKS, _EVALUATIONS = 3, 2
 # Losses are those of an untrained model for the length of some windows.
 _FIRST_LOOK = 2.5
+# The mean of a window has the noise of its rows, which does not last for three looks: so many nats
+# are enough.
+_ABOVE = 0.05
 # What every healthy run does, in nats: it is no further above the unigram entropy when a tenth of
 # the run and the warm-up are over; ...
 _ABOVE_ENTROPY = 0.5
@@ -91,7 +94,7 @@ class Watch:
         if loss is None or not math.isfinite(loss):
             return
         if outlook.anchors is not None and not outlook.is_continued:
-            self._compare("held-out", step, loss, outlook.anchors.held_out, looks=1)
+            self._compare("held-out", step, loss, outlook.anchors.held_out, MARGIN, looks=1)
         self._judge(
             "rising",
             step,
@@ -133,7 +136,7 @@ class Watch:
         if outlook.is_continued:
             return
         if outlook.anchors is not None and outlook.anchors.training:
-            self._compare("training", step, loss, outlook.anchors.training, looks=_LOOKS)
+            self._compare("training", step, loss, outlook.anchors.training, _ABOVE, looks=_LOOKS)
             return
         tenth = outlook.total_steps / 10
         first = max(tenth, outlook.warmup_steps, _LEAST_STEPS)
@@ -155,9 +158,16 @@ class Watch:
         )
 
     def _compare(
-        self, which: str, step: int, loss: float, curves: Sequence[Curve], *, looks: int
+        self,
+        which: str,
+        step: int,
+        loss: float,
+        curves: Sequence[Curve],
+        above: float,
+        *,
+        looks: int,
     ) -> None:
-        for _, low, high in band(curves, [step]):
+        for _, low, high in band(curves, [step], shift=self._outlook.shift, above=above):
             anchors, judged = self._outlook.anchors, self._outlook.judged
             assert anchors is not None
             found = (
