@@ -15,11 +15,14 @@ def study() -> Study:
         title="Objectives at equal compute",
         base="tiny_docs_cpu",
         overrides=(
-            'phases=[{"sequence_length": 64, "steps": 4000, "global_batch_size": 16, '
+            'phases=[{"sequence_length": 64, "steps": 2500, "global_batch_size": 16, '
             '"masked_lm_prob": -1.0}]',
             "model.norm_placement=pre",
             "model.position_embedding_type=rotary",
+            "model.num_attention_heads=4",
             "output_bias=log_frequency",
+            "optimizer.learning_rate=2e-3",
+            "optimizer.warmup_steps=250",
             "evaluation.every_steps=500",
             "checkpoint.every_steps=1000",
         ),

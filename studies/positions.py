@@ -16,10 +16,16 @@ def study() -> Study:
         title="Positions",
         base="tiny_docs_cpu",
         overrides=(
-            'phases=[{"sequence_length": 64, "steps": 4000, "global_batch_size": 16}]',
+            'phases=[{"sequence_length": 64, "steps": 2000, "global_batch_size": 16, '
+            '"masked_lm_prob": 0.3}]',
+            "objective=mlm",
+            "data.rows=full_sentences",
             "model.norm_placement=pre",
+            "model.num_attention_heads=4",
             "output_bias=log_frequency",
-            "evaluation.every_steps=500",
+            "optimizer.learning_rate=2e-3",
+            "optimizer.warmup_steps=200",
+            "evaluation.every_steps=250",
             "checkpoint.every_steps=1000",
         ),
         variants=tuple(Variant(kind, (f"model.position_embedding_type={kind}",)) for kind in KINDS),

@@ -15,12 +15,17 @@ def study() -> Study:
         title="What pre-training brings to tasks",
         base="tiny_docs_cpu",
         overrides=(
-            'phases=[{"sequence_length": 64, "steps": 12000, "global_batch_size": 16}]',
+            'phases=[{"sequence_length": 64, "steps": 8000, "global_batch_size": 16, '
+            '"masked_lm_prob": 0.3}]',
+            "objective=mlm",
+            "data.rows=full_sentences",
             "model.num_hidden_layers=4",
             "model.num_attention_heads=4",
             "model.norm_placement=pre",
             "model.position_embedding_type=rotary",
             "output_bias=log_frequency",
+            "optimizer.learning_rate=2e-3",
+            "optimizer.warmup_steps=400",
             "evaluation.every_steps=1000",
             "checkpoint.every_steps=1000",
         ),
