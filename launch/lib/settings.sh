@@ -14,7 +14,7 @@ TUNING_SETTINGS=(CREATE_FLAGS SSH_FLAGS DISTRIBUTED COMPILATION_CACHE LIBTPU_FLA
 # Reads a file of NAME=value lines as bash does. A name that means nothing here is refused: a misspelt MAX_HOURS would
 # cost money. Names that the file itself uses ($BUCKET) and those of Google's own programs are its own affair.
 read_settings() { # FILE
-    local name line=0 text known=" ${RUN_SETTINGS[*]} ${COMMAND_SETTINGS[*]} ${TUNING_SETTINGS[*]} "
+    local name line=0 text said known=" ${RUN_SETTINGS[*]} ${COMMAND_SETTINGS[*]} ${TUNING_SETTINGS[*]} "
     [[ -f $1 ]] || die "$EXIT_USAGE" "--settings $1: no such file"
     # shellcheck disable=SC2094
     while IFS= read -r text || [[ $text ]]; do
@@ -25,6 +25,10 @@ read_settings() { # FILE
         grep -qE "\\\$\{?$name\b" "$1" ||
             die "$EXIT_USAGE" "$1, line $line: there is no setting $name$(nearest "$name" "${known[@]}"); launch/tpu help has them"
     done <"$1"
+    # First where it can end nothing: a line that is no assignment is a command, which bash would try.
+    # shellcheck source=/dev/null
+    said=$( (source "$1") 2>&1 >/dev/null) && [[ ! $said ]] ||
+        die "$EXIT_USAGE" "$(head -n 1 <<<"${said:-$1 fails}" | sed 's/.*settings.sh: //'): its lines are NAME=value, as bash reads them"
     # shellcheck source=/dev/null
     source "$1"
 }

@@ -10,7 +10,7 @@ from tests.launch.cloud import ROOT
 from tests.launch.test_life_cycles import end
 from tests.launch.test_outages import started, wait_until
 
-_RUN = ("--config=tiny", "--corpus=/data/corpus", "--workdir=gs://b/run")
+_RUN = ("--config=tiny_docs_cpu", "--corpus=/data/corpus", "--workdir=gs://b/run")
 _QUICK = {"GUARD_SECONDS": "0.05", "ALIVE_SECONDS": "0", "LAST_SECONDS": "0"}
 _UP = ["scp", "setup", "start"]
 
@@ -182,6 +182,9 @@ def test_help_of_a_command_and_status_without_a_cloud(cloud):
         ("TYPE=v5e-64", "'v5e-64' is not known; did you mean v5litepod-64? one of: v2-8"),
         ("TYPE=v6e:8x8", "did you mean v6e-64?"),
         ("MAX_HOURS=soon", "--max-hours soon: a number of hours"),
+        ("CONFIG=bert_bas", "--config bert_bas: neither a file here nor a shipped config"),
+        ("WORKDIR gs://b/r", "run.env: line 2: WORKDIR: command not found: its lines are NAME=value"),
+        ("TYPE=v4-8 # ) (\nif", "syntax error: unexpected end of file: its lines are NAME=value"),
         ("VALID_UNTIL_DURATION=2w", "a number and s, m, h or d"),
         ("MAX_HOURS=3 WORKDIR=/shared/run", "take a workdir in a bucket"),
         (f"INIT_FROM={ROOT}", "put it into the bucket"),
@@ -191,11 +194,22 @@ def test_a_setting_that_is_wrong_is_one_line(cloud, line, message):
     here = cloud()
     path = here.directory / "run.env"
     path.write_text(
-        f"CONFIG=tiny CORPUS=/c WORKDIR=gs://b/r PROJECT=p ZONE=z NAME=n TYPE=v4-8\n{line}\n"
+        f"CONFIG=tiny_docs_cpu CORPUS=/c WORKDIR=gs://b/r PROJECT=p ZONE=z NAME=n TYPE=v4-8\n{line}\n"
     )
     done = here.run(ROOT / "launch" / "tpu", "supervise", "--settings", path)
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and here.calls() == []
+
+
+def test_an_option_is_above_the_file_wherever_it_stands(cloud):
+    here = cloud()
+    (here.directory / "run.env").write_text("TYPE=v4-8\nPROJECT=p\nZONE=z\nNAME=n\n")
+    path = here.directory / "run.env"
+    for words in (("--type=v9-8", f"--settings={path}"), ("--settings", path, "--type=v9-8")):
+        done = here.run(ROOT / "launch" / "tpu", "create", *words)
+        assert done.returncode == 2 and "'v9-8' is not known" in done.stderr, done.stderr
+    done = here.run(ROOT / "launch" / "tpu", "create", "--settings")
+    assert (done.returncode, done.stderr.count("--settings needs a value")) == (2, 1)
 
 
 def test_a_file_may_have_names_of_its_own(cloud):

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-_RUN = ("--config=tiny", "--corpus=gs://b/corpus", "--workdir=gs://b/run")
+_RUN = ("--config=tiny_docs_cpu", "--corpus=gs://b/corpus", "--workdir=gs://b/run")
 
 
 def help_of(gcloud: str, words: tuple[str, ...], directory) -> str:

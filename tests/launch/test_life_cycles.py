@@ -124,7 +124,7 @@ def test_a_fault_that_the_doctor_finds_ends_the_run(cloud):
 def test_no_mark_and_the_hosts_say_it_is_done(cloud):
     """With a workdir outside a bucket there is no mark: the second run asks the hosts."""
     here = cloud()
-    options = ("--config=tiny", "--corpus=/c", "--workdir=/shared/run")
+    options = ("--config=tiny_docs_cpu", "--corpus=/c", "--workdir=/shared/run")
     assert here.tpu("supervise", *options).returncode == 0
     before = here.commands()
     again = here.tpu("supervise", *options)
@@ -294,7 +294,7 @@ def test_a_supervisor_that_is_ended_finds_its_run_again(cloud):
     read_until(second, "watching it")
     assert here.commands() == started
     # Another run on the same machine is refused.
-    other = here.run(*command, "--config=other", *_RUN[1:])
+    other = here.run(*command, "--config=bert_base", *_RUN[1:])
     assert other.returncode == 2 and "another run" in other.stderr
     end(second)
     stopped = here.tpu("stop")

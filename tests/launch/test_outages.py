@@ -8,7 +8,7 @@ from tests.launch.test_life_cycles import end, read_until
 
 # Polls of an outage; of a repair. Ten polls of silence would cost a machine.
 _HOSTS, _OUTAGES, _REPAIR = (8, (3, 12, 60), 30) if IS_LONG else (2, (12,), 12)
-_RUN = ("--config=tiny", "--corpus=/data/corpus", "--workdir=gs://b/run")
+_RUN = ("--config=tiny_docs_cpu", "--corpus=/data/corpus", "--workdir=gs://b/run")
 _UP = ["scp", "setup", "start"]
 _NETWORK = "Failed to establish a new connection: [Errno 101] Network is unreachable"
 _LOGIN = "There was a problem refreshing your current auth tokens: Reauthentication failed."

@@ -99,7 +99,7 @@ _CORPUS = {
     "b/corpus/train.bin": b"abc",
     "b/corpus/tokenizer/vocab.txt": b"[PAD]",
 }
-_RUN = ("--config=tiny", "--workdir=gs://b/run")
+_RUN = ("--config=tiny_docs_cpu", "--workdir=gs://b/run")
 _NODE = "nodes/pod"
 _RESOURCES = "queuedResources"
 
@@ -164,7 +164,7 @@ def test_every_command_on_the_way_of_a_run(slice_of, api):
     tpu("start")
     said = tpu("status").stdout
     assert "trainer on pod-w-0 running\ntrainer on pod-w-1 running\n" in said
-    assert tpu("logs").stdout.count("pretrain tiny --corpus corpus/corpus") == 2
+    assert tpu("logs").stdout.count("pretrain tiny_docs_cpu --corpus corpus/corpus") == 2
     stopped = tpu("stop").stdout
     assert all(f"{host}: stopped, exit code 42" in stopped for host in here.hosts)
     assert b"exit code 42" in api.objects["b/run/logs/pod-w-1.log"]

@@ -98,7 +98,7 @@ def test_a_dry_run_prints_every_command_and_runs_none(cloud):
         (["create", "frob"], "what is 'frob'"),
         (["supervise"], "--config is missing"),
         (["profile", *_RUN, "--steps=5"], "--steps A:B"),
-        (["dance"], "usage: launch/tpu COMMAND"),
+        (["dance"], "there is no command dance; launch/tpu help has them"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_done(cloud, options, message):
@@ -131,7 +131,8 @@ def test_the_trainer_is_told_of_its_slices(cloud, slices, said):
 def test_settings_from_a_file(cloud):
     here = cloud()
     (here.directory / "run.env").write_text("NAME=other\nTYPE=v3-64\nCAPACITY=reserved\n")
-    done = here.tpu("create", "--dry-run", f"--settings={here.directory}/run.env")
+    options = "--project=p", "--zone=z", f"--settings={here.directory}/run.env"
+    done = here.run(ROOT / "launch" / "tpu", "create", "--dry-run", *options)
     assert "create other" in done.stdout and "--reserved" in done.stdout
 
 
