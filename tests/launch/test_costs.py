@@ -183,7 +183,10 @@ def test_help_of_a_command_and_status_without_a_cloud(cloud):
         ("TYPE=v6e:8x8", "did you mean v6e-64?"),
         ("MAX_HOURS=soon", "--max-hours soon: a number of hours"),
         ("CONFIG=bert_bas", "--config bert_bas: neither a file here nor a shipped config"),
-        ("WORKDIR gs://b/r", "run.env: line 2: WORKDIR: command not found: its lines are NAME=value"),
+        (
+            "WORKDIR gs://b/r",
+            "run.env: line 2: WORKDIR: command not found: its lines are NAME=value",
+        ),
         ("TYPE=v4-8 # ) (\nif", "syntax error: unexpected end of file: its lines are NAME=value"),
         ("VALID_UNTIL_DURATION=2w", "a number and s, m, h or d"),
         ("MAX_HOURS=3 WORKDIR=/shared/run", "take a workdir in a bucket"),
@@ -194,7 +197,8 @@ def test_a_setting_that_is_wrong_is_one_line(cloud, line, message):
     here = cloud()
     path = here.directory / "run.env"
     path.write_text(
-        f"CONFIG=tiny_docs_cpu CORPUS=/c WORKDIR=gs://b/r PROJECT=p ZONE=z NAME=n TYPE=v4-8\n{line}\n"
+        "CONFIG=tiny_docs_cpu CORPUS=/c WORKDIR=gs://b/r PROJECT=p ZONE=z NAME=n TYPE=v4-8\n"
+        f"{line}\n"
     )
     done = here.run(ROOT / "launch" / "tpu", "supervise", "--settings", path)
     assert done.returncode == 2 and message in done.stderr, done.stderr
