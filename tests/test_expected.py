@@ -324,3 +324,67 @@ def test_nothing_is_expected_of_a_short_run():
     config = tiny_corpus.tiny_config()
     found = outlook_of(config, 3.8, (), is_continued=False)
     assert found.anchors is None and expected_points(found, []) == ("its own past", [])
+
+
+# Recorded runs (tests/golden/make_expected_curves.py): ten healthy ones, and ten with one thing
+# wrong each.
+_RECORDED = json.loads((Path(__file__).parent / "golden/expected_curves.json").read_text())
+_MEAN = 10  # steps
+
+
+def replayed(case) -> tuple[list[tuple[int, str]], int]:
+    """(step, reason) of all that a recorded run would have been told, and its number of steps."""
+    config = complete(load_config(case["recipe"], [*case["changes"]]))
+    told: list[tuple[int, str]] = []
+    watch = Watch(
+        outlook_of(
+            config,
+            case["unigram_entropy_nats"],
+            anchors.shipped(),
+            is_continued=False,
+            unknown_share=case["unknown_share"],
+        ),
+        lambda step, reason, _: told.append((step, reason)),
+    )
+    watch.begin(0)
+    evaluations = {step: (length, loss) for step, length, loss in case["held_out"]}
+    for number, loss in enumerate(case["training"]):
+        for step in range(number * _MEAN + 1, (number + 1) * _MEAN + 1):
+            watch.see(step, {"mlm_loss": loss})
+            if step in evaluations:
+                length, held_out = evaluations[step]
+                watch.evaluated(step, {"mlm_loss": held_out}, length=length)
+    return told, config.total_steps
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in _RECORDED if not c["is_sick"]], ids=lambda case: case["name"]
+)
+def test_a_healthy_run_that_was_recorded_is_left_alone(case):
+    told, steps = replayed(case)
+    assert told == []
+    assert len(case["training"]) * _MEAN >= steps - _MEAN and case["held_out"]
+
+
+def test_sick_runs_that_were_recorded_are_told_early():
+    found = {}
+    sick = [case for case in _RECORDED if case["is_sick"]]
+    for case in sick:
+        told, steps = replayed(case)
+        early = [reason for step, reason in told if step <= steps / 10]
+        found[case["name"]] = early[0] if early else "nothing"
+    assert len(sick) == 10 and len(_RECORDED) == 20
+    assert found == {
+        "rate_x10": "above",
+        "rate_by_30": "above",
+        "labels": "above",
+        "nothing_hidden": "below",
+        "any_order": "above",
+        # At a tenth of this run the loss is still what words and their neighbours say.
+        "attention_mask": "nothing",
+        "vocabulary": "vocabulary",
+        # At a tenth of this run no row has come twice.
+        "repeated": "nothing",
+        "initial_values": "above",
+        "dropout": "above",
+    }
