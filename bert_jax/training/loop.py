@@ -86,7 +86,7 @@ def train_phase(
         scores = found
         log.restart()
 
-    tracing = False
+    tracing, is_on_cpu = False, jax.default_backend() == "cpu"
     while step < last_step:
         if step in run.profile_steps and not tracing:
             jax.profiler.start_trace(str(run.directory / "profile"))
@@ -103,7 +103,11 @@ def train_phase(
             run.saver.save_for_good(state, step)
             raise run.preemption.farewell(_SAVED.format(step)) from None
         run.watchdog.at(f"step {step + 1}")
-        # The step is dispatched first; only then is the one before it waited for.
+        # The step is dispatched first; only then is the one before it waited for. Not on a CPU: a
+        # second step in flight has its temporaries beside those of the first (docs/benchmarks.md,
+        # "Memory of the host").
+        if is_on_cpu:
+            log.finish()
         state, device_metrics = steps(state, batch)
         log.finish()
         run.step = step = step + 1
