@@ -1,5 +1,6 @@
 """A step that needs more memory than is free is refused, with the setting that would fit."""
 
+import contextlib
 import resource
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from bert_jax.registry import OBJECTIVES
 from bert_jax.runtime import host_memory
 from bert_jax.runtime.free_memory import free_bytes, free_bytes_of_host
 from bert_jax.training import compiled_steps, device_feed, memory
+from bert_jax.update import memory_estimate
 from bert_jax.update.state import TrainState
 from tests import tiny_corpus
 
@@ -91,7 +93,7 @@ def program(needed: int) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("needed", "remedy"),
     [
-        (100, None),
+        (99, None),
         (101, "set optimizer.gradient_accumulation_steps=2"),
         (250, "set optimizer.gradient_accumulation_steps=4"),
         (9000, "it needs more memory, or a smaller phases.0.global_batch_size"),
@@ -114,7 +116,9 @@ def test_the_first_change_that_fits(monkeypatch, needed, remedy):
         return
     with pytest.raises(UsageError) as caught:
         memory.require_memory(program(needed * 2**30), **options)
-    said = f"phase 0: a step needs {needed}.0 GiB beside the state, and 100.0 GiB are free: "
+    said = (
+        f"phase 0: a step and a save need {needed}.0 GiB beside the state, and 100.0 GiB are free: "
+    )
     assert str(caught.value).startswith(said + remedy)
 
 
@@ -143,3 +147,23 @@ def test_a_run_that_does_not_fit_is_one_line(tmp_path, corpus, monkeypatch, caps
     assert main([*command, str(tmp_path / "refused")]) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "error" in x]
     assert "memory does not suffice (this process may not have more): --fit" in line
+
+
+def test_a_save_in_the_background_needs_room_for_a_copy(monkeypatch):
+    """On a CPU, whose memory is the host's: by the estimate, and by the compiler's figure."""
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    state = TrainState.abstract(_CONFIG, mesh)
+    copy = memory_estimate.saved_bytes(state, platform="cpu")
+    assert (
+        copy
+        == sharding.bytes_per_device(state)
+        > 12 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    )
+    assert memory_estimate.saved_bytes(state, platform="tpu") == 0
+    fields = OBJECTIVES[_CONFIG.objective].fields
+    batch = device_feed.abstract_batch(_CONFIG.phases[0], fields=fields, mesh=mesh)
+    options = {"config": _CONFIG, "phase": 0, "state": state, "batch": batch, "mesh": mesh}
+    for free, is_enough in ((2**30 + copy, True), (2**30 + copy - 1, False)):
+        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
+        with contextlib.nullcontext() if is_enough else pytest.raises(UsageError):
+            memory.require_memory(program(2**30), **options)

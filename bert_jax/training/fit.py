@@ -31,7 +31,7 @@ MICROBATCHES = "optimizer.gradient_accumulation_steps"
 FIELDS = (MICROBATCHES, "compute.remat", "compute.layers", "compute.gather",
           "evaluation.batch_size")  # fmt: skip
 POLICIES = ("none", "dots", "full")
-# How far an estimate may be from the truth.
+# How far the estimate of what is not the state may be from the truth.
 _MARGIN = 1.25
 _GIB = 2**30
 
@@ -167,8 +167,22 @@ def _with(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
 
 
 class _Need(NamedTuple):
+    """Bytes of one device."""
+
     what: str
-    total: int  # bytes of one device
+    # The state and its copy while it is saved, which are known; and the rest, which is estimated.
+    state: int
+    rest: int
+
+    @property
+    def total(self) -> int:
+        return self.state + self.rest
+
+    def least(self) -> float:
+        return self.state + self.rest / _MARGIN
+
+    def most(self) -> float:
+        return self.state + self.rest * _MARGIN
 
 
 class _Desk:
@@ -189,7 +203,7 @@ class _Desk:
         if self.room is None:
             return
         most = max(self.training(config) + self.evaluation(config), key=lambda need: need.total)
-        if most.total <= _MARGIN * self.room:
+        if most.least() <= self.room:
             return
         wanted, is_enough = self._search(config, with_resorts=True)
         remedy = _difference(config, wanted)
@@ -198,8 +212,8 @@ class _Desk:
         if not is_enough:
             remedy = "no setting is enough; it needs more memory, more devices or a smaller model"
         raise UsageError(
-            f"{most.what} would need about {most.total / _GIB:.1f} GiB a device, the state "
-            f"included, and {self.room / _GIB:.1f} GiB are free: {remedy}"
+            f"{most.what} would need about {most.total / _GIB:.1f} GiB a device, the state and its "
+            f"save included, and {self.room / _GIB:.1f} GiB are free: {remedy}"
         )
 
     def choose(self, config: TrainConfig) -> TrainConfig:
@@ -231,11 +245,14 @@ class _Desk:
         self, config: TrainConfig, batches: Sequence[Batch], of: Callable, name: str
     ) -> list[_Need]:
         places = {"mesh": self._mesh, "platform": self._platform}
+        copy, found = memory_estimate.saved_bytes(self._state, platform=self._platform), []
         with jax.set_mesh(self._mesh):
-            return [
-                _Need(f"phase {i}: {name}", of(config, self._state, batch, **places).total)
-                for i, batch in enumerate(batches)
-            ]
+            for i, batch in enumerate(batches):
+                estimate = of(config, self._state, batch, **places)
+                state = estimate.weights + estimate.moments
+                rest = estimate.total - state
+                found.append(_Need(f"phase {i}: {name}", state + copy, rest))
+        return found
 
     def _search(self, config: TrainConfig, *, with_resorts: bool) -> tuple[TrainConfig, bool]:
         """Returns the first config that fits, else the smallest, and whether it may do."""
@@ -262,10 +279,10 @@ class _Desk:
         assert self.room is not None
         least, smallest = math.inf, config
         for changed in (config, *(changed for _, changed in changes)):
-            most = max(need.total for need in needs(changed))
-            if _MARGIN * most <= self.room:
+            needed = needs(changed)
+            if max(need.most() for need in needed) <= self.room:
                 return changed
-            if most < least:
-                least, smallest = most, changed
+            if (at_least := max(need.least() for need in needed)) < least:
+                least, smallest = at_least, changed
         # It may do; the compiler's figure will say.
-        return smallest if least <= _MARGIN * self.room else None
+        return smallest if least <= self.room else None

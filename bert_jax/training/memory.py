@@ -35,7 +35,8 @@ def require_memory(
     # The devices of a CPU take all of it from one host.
     sharing = len(devices) if devices[0].platform == "cpu" else 1
     needed = temporary_bytes(sizes) * sharing
-    if needed <= free:
+    saved = memory_estimate.saved_bytes(state, platform=devices[0].platform) * sharing
+    if needed + saved <= free:
         return
 
     def beside_state(config: TrainConfig) -> int:
@@ -47,9 +48,10 @@ def require_memory(
     now = beside_state(config)
     options = {"shards": sharding.row_shards(mesh), "platform": devices[0].platform}
     changes = fit.candidates(config, **options)
-    fits = (name for name, c in changes if needed * beside_state(c) / now <= _SHARE * free)
+    fits = (name for name, c in changes if needed * beside_state(c) / now + saved <= _SHARE * free)
     remedy = next(fits, f"it needs more memory, or a smaller phases.{phase}.global_batch_size")
+    what = "a step and a save need" if saved else "a step needs"
     raise UsageError(
-        f"phase {phase}: a step needs {needed / _GIB:.1f} GiB beside the state, and "
+        f"phase {phase}: {what} {(needed + saved) / _GIB:.1f} GiB beside the state, and "
         f"{free / _GIB:.1f} GiB are free: {remedy}"
     )

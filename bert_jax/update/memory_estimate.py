@@ -146,6 +146,14 @@ def of_evaluation_step(
     )
 
 
+def saved_bytes(state: TrainState, *, platform: str) -> int:
+    """Returns the bytes for each device of the copy that a save in the background writes from.
+
+    Devices but a CPU's have memory of their own, which it does not lie in.
+    """
+    return sharding.bytes_per_device(state) if platform == "cpu" else 0
+
+
 def is_rematerialised(config: TrainConfig, *, platform: str) -> bool:
     """Returns whether `compute.remat` has an effect.
 

@@ -1,0 +1,34 @@
+"""Takes finished studies into the documentation: what each has written, word by word.
+
+    python docs/take_study.py runs/recipe runs/positions ...
+
+`docs/science/NAME/` gets `study.md` and the figures that it shows. docs/science.md says what they
+mean.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+_SCIENCE = Path(__file__).parent / "science"
+
+
+def take(workdir: Path) -> Path:
+    """Copies one study; the command in it names `runs/NAME`, wherever the workdir was."""
+    text = (workdir / "study.md").read_text(encoding="utf-8")
+    target = _SCIENCE / workdir.name
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "figures").mkdir(parents=True)
+    text = text.replace(f"--workdir {workdir}", f"--workdir runs/{workdir.name}")
+    (target / "study.md").write_text(text, encoding="utf-8")
+    for figure in (workdir / "figures").glob("*.png"):
+        if f"figures/{figure.name}" in text:
+            shutil.copy(figure, target / "figures")
+    return target
+
+
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        raise SystemExit(__doc__)
+    for name in sys.argv[1:]:
+        print(take(Path(name)))
