@@ -356,7 +356,8 @@ def test_every_question_has_an_answer_two_links_away():
     readme = _ROOT / "README.md"
     pages, reached = {readme}, {readme}
     for _ in range(2):
-        pages = {linked for page in pages for _, linked, _ in links(page) if page.suffix == ".md"}
+        texts = [page for page in pages if page.suffix == ".md"]
+        pages = {linked for page in texts for _, linked, _ in links(page)}
         reached |= pages
     for target, linked, _ in links(questions):
         assert linked in reached, f"{target} is more than two links away from the README"
