@@ -1,14 +1,17 @@
 """Keep memory that the CPU back end frees: getting it back costs as much as the step itself."""
 
+import contextlib
 import ctypes
 import os
 import sys
 from pathlib import Path
 
 # Options of glibc's mallopt(3).
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -2, -3, -4, -8
 # What the heap grows by at a time beyond what is asked of it.
 _PAD = 2**28
+# glibc takes no higher threshold; and its own limit of the number of mappings.
+_LARGE, _MAPPINGS = 2**25, 2**16
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -51,6 +54,19 @@ def keep_freed_memory() -> bool:
     settings = ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _PAD))
     results = [mallopt(option, ctypes.c_int(value)) for option, value in settings]
     return all(results)
+
+
+def map_large_blocks() -> None:
+    """Lets glibc map blocks of 32 MiB and more again, and give them back when they are freed.
+
+    To be called where a step needs a large part of the memory: blocks that are kept have holes, in
+    which the next large one has no room, so that the process grows to about twice what it uses. The
+    pages of such steps cost little beside what they compute.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library: it keeps nothing
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        for option, value in ((_MMAP_THRESHOLD, _LARGE), (_MMAP_MAX, _MAPPINGS)):
+            mallopt(option, ctypes.c_int(value))
 
 
 def kept_bytes() -> int:

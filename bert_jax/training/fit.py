@@ -20,7 +20,7 @@ from bert_jax.config import ComputeConfig, TrainConfig, flatten
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.progress import note
-from bert_jax.runtime import distributed
+from bert_jax.runtime import distributed, host_memory
 from bert_jax.runtime.free_memory import free_bytes
 from bert_jax.update import memory_estimate
 from bert_jax.update.state import TrainState
@@ -33,6 +33,8 @@ FIELDS = (MICROBATCHES, "compute.remat", "compute.layers", "compute.gather",
 POLICIES = ("none", "dots", "full")
 # How far the estimate of what is not the state may be from the truth.
 _MARGIN = 1.25
+# Freed memory that is kept may double what a process takes.
+_TWICE = 2
 _GIB = 2**30
 
 Change = tuple[str, TrainConfig]
@@ -204,6 +206,8 @@ class _Desk:
             return
         most = max(self.training(config) + self.evaluation(config), key=lambda need: need.total)
         if most.least() <= self.room:
+            if self._platform == "cpu" and _TWICE * most.total > self.room:
+                host_memory.map_large_blocks()
             return
         wanted, is_enough = self._search(config, with_resorts=True)
         remedy = _difference(config, wanted)
