@@ -2,8 +2,8 @@
 
     python docs/take_study.py runs/recipe runs/positions ...
 
-`docs/science/NAME/` gets `study.md` and the figures that it shows; docs/science.md says what they
-mean. It needs Pillow, which the `dev` extra has.
+`docs/science/NAME/` gets `study.md`, the figures that it shows, and what was predicted before its
+run; docs/science.md says what they mean. It needs Pillow, which the `dev` extra has.
 """
 
 import shutil
@@ -23,6 +23,8 @@ def take(workdir: Path) -> Path:
     (target / "figures").mkdir(parents=True)
     text = text.replace(f"--workdir {workdir}", f"--workdir runs/{workdir.name}")
     (target / "study.md").write_text(text, encoding="utf-8")
+    if (workdir / "predictions").is_dir():
+        shutil.copytree(workdir / "predictions", target / "predictions")
     for figure in (workdir / "figures").glob("*.png"):
         if f"figures/{figure.name}" in text:
             with Image.open(figure) as picture:
