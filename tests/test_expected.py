@@ -78,6 +78,10 @@ def test_the_band_holds_other_seeds_and_other_moments():
     for step, low, high in curve.band(curves, range(100, 1900, 50)):
         for moment in (0.85, 1.0, 1.15):
             assert low < falling(step * moment) < high
+    # Several runs say how far they lie apart, one does not.
+    ((_, low, high),) = curve.band(curves, [1000])
+    ((_, least, most),) = curve.band(curves * 2, [1000])
+    assert (least - low, high - most) == pytest.approx((curve.MARGIN, curve.MARGIN))
     assert curve.band(curves, [10, 3000]) == []
     assert curve.band([], [100]) == []
 

@@ -11,6 +11,8 @@ import numpy as np
 SHIFT = 1.25
 # And by so many nats they differ beside it: other draws of the same documents.
 MARGIN = 0.15
+# Times as many where there is one curve alone.
+_ALONE = 2.0
 # A mean over fewer rows of training says little: each is the loss of one batch.
 _LEAST_ROWS = 5
 
@@ -69,10 +71,12 @@ def band(
     A run may be `shift` times as fast or as slow as the curves, and so many nats `above` them.
     """
     found = []
+    # One run says nothing of how far others lie from it.
+    room = _ALONE if len(curves) == 1 else 1.0
     for step in steps:
         values = [value for curve in curves for value in _around(curve, step, shift)]
         if values:
-            found.append((step, min(values) - MARGIN, max(values) + above))
+            found.append((step, min(values) - room * MARGIN, max(values) + room * above))
     return found
 
 
