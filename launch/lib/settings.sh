@@ -25,10 +25,11 @@ read_settings() { # FILE
         grep -qE "\\\$\{?$name\b" "$1" ||
             die "$EXIT_USAGE" "$1, line $line: there is no setting $name$(nearest "$name" "${known[@]}"); launch/tpu help has them"
     done <"$1"
-    # First where it can end nothing: a line that is no assignment is a command, which bash would try.
+    # First where it can end nothing: a line that is no assignment is a command, which bash would try. Only what bash
+    # itself says of a line counts; a $(command) may talk.
     # shellcheck source=/dev/null
-    said=$( (source "$1") 2>&1 >/dev/null) && [[ ! $said ]] ||
-        die "$EXIT_USAGE" "$(head -n 1 <<<"${said:-$1 fails}" | sed 's/.*settings.sh: //'): its lines are NAME=value, as bash reads them"
+    said=$( (source "$1") 2>&1 >/dev/null | grep -m 1 -oE "$(basename "$1"): line [0-9]+: .*") || true
+    [[ ! $said ]] || die "$EXIT_USAGE" "$said: its lines are NAME=value, as bash reads them"
     # shellcheck source=/dev/null
     source "$1"
 }

@@ -219,7 +219,8 @@ def test_an_option_is_above_the_file_wherever_it_stands(cloud):
 def test_a_file_may_have_names_of_its_own(cloud):
     here = cloud()
     (here.directory / "run.env").write_text(
-        "BUCKET=gs://b\nexport CLOUDSDK_CORE_ACCOUNT=a@b.c\nWORKDIR=$BUCKET/run\n# NOTE=1\n"
+        "BUCKET=$(echo gs://b; echo careful >&2)\nexport CLOUDSDK_CORE_ACCOUNT=a@b.c\n"
+        "WORKDIR=$BUCKET/run\n# NOTE=1\n"
     )
     done = here.tpu("supervise", "--dry-run", *_RUN[:2], "--settings=run.env")
     assert done.returncode == 0 and "gs://b/run/launched_and_done" in done.stdout, done.stderr
