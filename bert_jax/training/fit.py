@@ -172,7 +172,8 @@ class _Need(NamedTuple):
     """Bytes of one device."""
 
     what: str
-    # The state and its copy while it is saved, which are known; and the rest, which is estimated.
+    # What is known: the state, its copy while it is saved, and the process's own; and the rest,
+    # which is estimated.
     state: int
     rest: int
 
@@ -195,9 +196,10 @@ class _Desk:
         self._demand, self._mesh, self._platform = demand, mesh, devices[0].platform
         # No change that is tried alters it.
         self._state = TrainState.abstract(config, mesh)
+        # The devices of a CPU take all of it from one host.
+        self._sharing = len(devices) if self._platform == "cpu" else 1
         free = free_bytes(devices[0])
-        if free is not None and self._platform == "cpu":
-            free //= len(devices)  # they take all of it from one host
+        free = None if free is None else free // self._sharing
         self.room = distributed.smallest(free, mesh=mesh)
 
     def require_room(self, config: TrainConfig) -> None:
@@ -249,13 +251,15 @@ class _Desk:
         self, config: TrainConfig, batches: Sequence[Batch], of: Callable, name: str
     ) -> list[_Need]:
         places = {"mesh": self._mesh, "platform": self._platform}
-        copy, found = memory_estimate.saved_bytes(self._state, platform=self._platform), []
+        known = memory_estimate.saved_bytes(self._state, platform=self._platform)
+        known += memory_estimate.process_bytes(platform=self._platform) // self._sharing
+        found = []
         with jax.set_mesh(self._mesh):
             for i, batch in enumerate(batches):
                 estimate = of(config, self._state, batch, **places)
                 state = estimate.weights + estimate.moments
                 rest = estimate.total - state
-                found.append(_Need(f"phase {i}: {name}", state + copy, rest))
+                found.append(_Need(f"phase {i}: {name}", state + known, rest))
         return found
 
     def _search(self, config: TrainConfig, *, with_resorts: bool) -> tuple[TrainConfig, bool]:

@@ -61,6 +61,8 @@ _PLAIN_ATTENTION = 2
 _FORWARD = _Arrays(4, 3, 2)
 _EMBEDDINGS = 3  # arrays [B, L, D]
 _LOGITS = 2  # forward, and softmax or derivative
+# Threads, programs and buffers of XLA; by benchmarks/memory_estimate.py.
+_PROCESS = 64 * 2**20
 
 
 def of_train_step(
@@ -152,6 +154,14 @@ def saved_bytes(state: TrainState, *, platform: str) -> int:
     Devices but a CPU's have memory of their own, which it does not lie in.
     """
     return sharding.bytes_per_device(state) if platform == "cpu" else 0
+
+
+def process_bytes(*, platform: str) -> int:
+    """Returns what a process takes beside the arrays of its steps, whatever their shapes.
+
+    Devices but a CPU's have memory of their own, which it does not lie in.
+    """
+    return _PROCESS if platform == "cpu" else 0
 
 
 def is_rematerialised(config: TrainConfig, *, platform: str) -> bool:

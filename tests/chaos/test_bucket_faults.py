@@ -6,7 +6,6 @@ checkpoint is read back for its manifest.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -18,25 +17,6 @@ from tests.chaos.runs import ROOT
 from tests.faulty_bucket import KINDS, control
 
 pytestmark = pytest.mark.chaos
-
-
-@pytest.fixture(scope="module")
-def address():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.faulty_bucket", str(port)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert server.stdout is not None and server.stdout.readline() == "ready\n"
-    yield f"http://localhost:{port}"
-    server.kill()
-    server.communicate()
 
 
 def run(address: str, tmp_path: Any, *what: Any) -> list[Any]:
