@@ -172,6 +172,14 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus)
     for place, (code, _, err) in zip(nowhere, found[2:], strict=True):
         assert code == 2 and f"--checkpoint {place}: there is no" in err
 
+    # The mean of its steps, each of which is read where it lies.
+    mean = tmp_path / "mean"
+    averaged = run(
+        cloud, tmp_path / "three", "average", "--checkpoint", there[0], "--output", str(mean)
+    )
+    assert averaged.returncode == 0, averaged.stderr
+    assert "the mean of 3 checkpoints, step 120" in averaged.stdout
+
     # A different run is refused there as anywhere.
     other = run(cloud, tmp_path / "two", *command, "--set", "seed=9")
     assert other.returncode == 3 and "seed: 0 -> 9" in other.stderr

@@ -117,7 +117,12 @@ def test_several_runs_are_overlaid_and_their_configs_compared(trained, tmp_path,
     ]
     outline, printed = page_of(tmp_path / "runs.html", *runs, capsys=capsys)
     assert outline.data()["runs"] == printed
-    assert [run["name"] for run in printed] == ["workdir", "fast", "empty", "tuned"]
+    assert [run["name"] for run in printed] == [
+        f"{trained.parent.name}/workdir",
+        "fast",
+        "empty",
+        "tuned",
+    ]
     fields = dict(run_data.differences(printed))
     assert fields["optimizer.learning_rate"] == [5e-3, 8e-3, 5e-3, 5e-3]
     assert "model.hidden_act" not in fields
@@ -130,7 +135,7 @@ def test_several_runs_are_overlaid_and_their_configs_compared(trained, tmp_path,
         (3, "training", "loss"),
     }
     assert {line["label"] for line in charts[0]["lines"]} == {
-        "unigram entropy (workdir)",
+        f"unigram entropy ({trained.parent.name}/workdir)",
         "unigram entropy (fast)",
     }
     alone, _ = page_of(tmp_path / "same.html", trained, capsys=capsys)

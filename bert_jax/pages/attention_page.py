@@ -105,8 +105,10 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def _about(document: Mapping[str, Any]) -> str:
+    # An exported model does not say after how many updates it was exported.
+    step = f", step {document['step']:,}" if document["step"] else ""
     found = (
-        f"{document['checkpoint']}, step {document['step']:,}; "
+        f"{document['checkpoint']}{step}; "
         f"{len(document['tokens'])} tokens, {len(document['layers'])} layers of "
         f"{document['num_heads']} heads of {document['head_size']} numbers; positions: "
         f"{document['position_embedding_type']}. Computed in float32, "

@@ -48,8 +48,8 @@ def run(arguments: Any) -> None:
         print(f"  {source}")
 
 
-def _steps_of(workdir: Path | str, last: int | None) -> list[Path]:
-    from bert_jax.workdir import checkpoint
+def _steps_of(workdir: Path | str, last: int | None) -> list[str]:
+    from bert_jax.workdir import checkpoint, remote_workdir
 
     directory = run_directory_of(workdir)
     steps = checkpoint.steps(directory)
@@ -61,4 +61,5 @@ def _steps_of(workdir: Path | str, last: int | None) -> list[Path]:
     if len(steps) < 2:
         raise UsageError(f"--checkpoint {workdir} has {len(steps)} checkpoints; there is no mean")
     chosen = steps if last is None else steps[-last:]
-    return [directory / checkpoint.DIRECTORY / str(step) for step in chosen]
+    home = remote_workdir.address_of(directory)
+    return [f"{home}/{checkpoint.DIRECTORY}/{step}" for step in chosen]

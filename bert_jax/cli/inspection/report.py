@@ -130,8 +130,11 @@ def _links(workdir: Path | str, names: list[str], page: Path) -> dict[str, str]:
 
 
 def _names(paths: list[Path | str]) -> list[str]:
-    """Returns the last parts of paths; whole paths where two end alike."""
-    names = [str(path).rstrip("/").rpartition("/")[2] for path in paths]
+    """Returns the last parts of paths, with the one before where it is only "workdir"; whole paths
+    where two end alike.
+    """
+    parts = [str(path).rstrip("/").split("/") for path in paths]
+    names = ["/".join(part[-2:] if part[-1] == "workdir" else part[-1:]) for part in parts]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 

@@ -34,8 +34,8 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "study",
         metavar="STUDY",
-        help="ladder, positions, objectives, recipe, scaling, attention_cost, pretraining_pays, or "
-        "a .py file that defines study() (docs/studies.md)",
+        help="ladder, positions, objectives, recipe, scaling, attention_cost, pretraining_pays, "
+        "electra, or a .py file that defines study() (docs/studies.md)",
     )
     parser.add_argument("--workdir", type=local, required=True, metavar="DIR")
     parser.add_argument(
