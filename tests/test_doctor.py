@@ -366,6 +366,11 @@ def no_checkpoint_to_begin_from(place: Place) -> None:
     place.case.init_from = place.directory / "nothing"
 
 
+def no_checkpoint_and_no_workdir(place: Place) -> None:
+    no_checkpoint_to_begin_from(place)
+    place.case.workdir = None
+
+
 class Bucket:
     """A place in a bucket that a machine may only look at, or not even that."""
 
@@ -444,6 +449,7 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     wrong_pair: ("versions", "failed", 2, "pip install 'flax"),
     wrong_python: ("versions", "failed", 2, "install Python"),
     no_checkpoint_to_begin_from: ("init-from", "failed", 2, "nothing"),
+    no_checkpoint_and_no_workdir: ("init-from", "failed", 2, "nothing"),
 }  # fmt: skip
 
 

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.workdir import log_reader
+from bert_jax.config import OptimizerConfig
+from bert_jax.workdir import log_reader, model_card
 from tests import tiny_corpus
 
 
@@ -68,6 +69,16 @@ def test_recipe_and_hardware(card):
     assert [int(row[1].replace(",", "")) for row in rows] == [p.steps for p in config.phases]
     assert re.search(r"- devices: 2 x cpu", card) and "jax 0." in card
     assert "licence of the text" in card, "what is not recorded is said to be missing"
+
+
+def test_optimiser_and_schedule_are_those_of_the_run(card):
+    assert "- optimiser: `bert_adamw`, beta1 0.9, beta2 0.999, epsilon 1e-06" in card
+    assert "steps of warm-up, then `bert_linear`\n" in card
+    lamb = OptimizerConfig(kind="lamb", schedule="polynomial", min_lr_ratio=0.1)
+    config = tiny_corpus.tiny_config(optimizer=lamb)
+    said = model_card._recipe(config, {})
+    assert "- optimiser: `lamb`, beta1 0.9" in said and "momentum" not in said
+    assert "steps of warm-up, then `polynomial`, down to 0.1 of it" in said
 
 
 def test_an_imported_model_has_no_invented_history(tmp_path, exported):

@@ -276,6 +276,17 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     assert html.escape(first["text"]) in page.read_text() and first["candidates"][0][
         0
     ] in first_guess(page.read_text(), first["text"])
+    # Nor where the corpus was prepared again with other words.
+    again = shutil.copytree(trained, tmp_path / "again")
+    held = json.loads((again / "config.json").read_text())
+    source, other = tmp_path / "text.txt", tmp_path / "other"
+    source.write_text("\n\n".join(f"Another text, number {n} of ten." for n in range(20)))
+    command = ["prepare", "--source", str(source), "--output", str(other), "--vocab-size", "90"]
+    assert main([*command, "--validation-fraction", "0.4"]) == 0
+    held["corpus"]["directory"] = str(other)
+    (again / "config.json").write_text(json.dumps(held))
+    assert main(["report", str(again), "--html", str(page)]) == 0
+    assert "was built with another tokenizer" in capsys.readouterr().err
     write_run(tmp_path / "logs")
     assert main(["report", str(tmp_path / "logs"), "--html", str(page)]) == 0
     assert "no hidden words are filled in: " in capsys.readouterr().err

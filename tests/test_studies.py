@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from bert_jax.config import (
     OptimizerConfig,
     PhaseConfig,
 )
+from bert_jax.data.corpus.store import open_corpus
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
 from bert_jax.studies import (
     attention_cost,
@@ -33,7 +35,7 @@ from bert_jax.studies import (
 )
 from bert_jax.studies.child import Outcome
 from bert_jax.studies.estimate import Estimate, measure_missing, spoken
-from bert_jax.studies.records import record_of
+from bert_jax.studies.records import finished_siblings, record_of
 from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, flops_of, plan_runs, tokens_of
 from bert_jax.workdir import log_reader
 from bert_jax.workdir.metrics_log import MetricsLogger
@@ -247,6 +249,71 @@ def test_a_run_that_another_process_holds_is_left_to_it(tmp_path, corpus, monkey
         waited = runner.make_missing(plan, pretended, stopped_by=lambda: next(stops))
         assert waited.is_time_up and not waited.made
     assert runner.make_missing(plan, pretended, stopped_by=never).made == ["nine.seed0"]
+
+
+def test_other_seeds_are_expected_where_they_have_losses_and_are_there(tmp_path, corpus):
+    plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
+    runner.make_missing(plan, Pretended(losses), stopped_by=never)
+    first, later = plan.named("eight.seed0"), plan.named("eight.seed1")
+    assert isinstance(later, PretrainRun)
+    (first.directory / "config.json").write_text("{}")
+    assert finished_siblings(later) == [first.directory]
+    path = plan.workdir / "records" / "eight.seed0.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"figures": {"order": 1.0}}))
+    assert finished_siblings(later) == []
+    path.write_text(json.dumps(record))
+    shutil.rmtree(first.directory)
+    assert finished_siblings(later) == []
+
+
+def test_one_variant_alone_leaves_what_the_others_have(tmp_path, corpus):
+    path, home = write_study(tmp_path), tmp_path / "study"
+    runner.make_missing(planned(path, home, corpus), Pretended(losses), stopped_by=never)
+    (home / "records" / "nine.seed1.json").unlink()
+    shutil.rmtree(home / "runs" / "nine.seed1")
+    alone = planned(path, home, corpus, only=["nine"])
+    pretended = Pretended(losses)
+    runner.make_missing(alone, pretended, stopped_by=never)
+    assert pretended.made == ["nine.seed1"]
+    found = summary.summarise(alone)
+    assert [variant["variant"] for variant in found["variants"]] == ["eight", "nine"]
+    assert found["variants"][1]["compared"]["with"] == "eight"
+    # In a new place there is nothing of the other one.
+    found = summary.summarise(planned(path, tmp_path / "new", corpus, only=["nine"]))
+    assert [variant["variant"] for variant in found["variants"]] == ["nine"]
+    assert {run["variant"] for run in found["runs"]} == {"nine"}
+
+
+def test_a_rule_that_does_not_exist_is_refused_before_anything_is_made(tmp_path, corpus, capsys):
+    path = write_study(tmp_path, tasks='(Task("order", rule="wordorder"),)')
+    command = ["study", str(path), "--workdir", str(tmp_path / "w"), "--corpus", str(corpus)]
+    assert main([*command, "--dry-run"]) == 2
+    assert (
+        "task order: its rule is 'wordorder'; choose one of word_order" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "w").exists()
+
+
+def test_tokens_until_a_step_count_phase_by_phase():
+    config = tiny_corpus.tiny_config()
+    (first, second) = config.phases
+    until = first.steps * first.global_batch_size * first.sequence_length
+    assert tokens_of(config, 0) == 0 and tokens_of(config, first.steps) == until
+    one = second.global_batch_size * second.sequence_length
+    assert tokens_of(config, first.steps + 1) == until + one
+    assert tokens_of(config, config.total_steps) == tokens_of(config) == until + second.steps * one
+
+
+def test_the_texts_of_the_tasks_are_whole_documents(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(corpus_tasks, "_LONGEST", 10)
+    plan = planned(write_study(tmp_path, tasks=f"({_TASK},)"), tmp_path / "study", corpus)
+    runner.write_rows(plan)
+    texts = (plan.workdir / "rows" / "texts.txt").read_text()
+    training, _ = corpus_tasks._documents(open_corpus(corpus))
+    assert any(not words for document in training for words in document), "none is too long here"
+    usable = [document for document in training if any(document)]
+    assert len(texts.strip().split("\n\n")) == len(usable)
 
 
 def test_the_time_is_up_between_runs_and_within_one(tmp_path, corpus):
@@ -503,6 +570,40 @@ def test_the_prediction_is_written_before_its_run_and_stays(tmp_path, corpus, mo
         for name in ("law", "loss_over_compute", "loss_over_seconds", "loss_over_tokens")
         for kind in ("png", "svg")
     ]
+
+
+def test_a_predicted_run_waits_for_those_of_other_processes(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(scaling_law, "_RESAMPLES", 6)
+    monkeypatch.setattr(scaling_law, "_STARTS", 3)
+    found = shipped("scaling")
+    sizes = ("L2-H32", "L2-H64", "L2-H128")
+    only = [f"{size}-{tokens}M" for size in sizes for tokens in (1, 2, 4)]
+    largest = found.variants[-1].name
+    plan = plan_runs(found, tmp_path / "study", corpus=corpus, only=[*only, largest])
+    runner.claim(plan)
+    pretended = Pretended(lambda run: float(true_loss(1e5, tokens_of(run.config))))
+    with lock.hold(plan.workdir / "locks" / f"{only[-1]}.seed0"):
+        progress = runner.make_missing(plan, pretended, stopped_by=never, waits=False)
+    assert [run.name for run in progress.left] == [f"{only[-1]}.seed0", f"{largest}.seed0"]
+    assert not (plan.workdir / "predictions").exists()
+    # Nor is one made of a run that has begun.
+    begun = plan.named(f"{largest}.seed0")
+    assert isinstance(begun, PretrainRun)
+    begun.directory.mkdir(parents=True)
+    (begun.directory / "metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
+    summary.write_prediction(plan, begun)
+    assert not (plan.workdir / "predictions").exists()
+
+
+def test_figures_of_a_layer_have_what_was_measured(tmp_path):
+    points = [
+        {"attention": kind, "length": n, "width": width, "seconds": 1e-3 * n, "bytes": n}
+        for kind, widths in (("fused", (32, 64)), ("plain", (32,)))
+        for n in (64, 128)
+        for width in widths
+    ]
+    drawn = figures.draw_cost(points, "seconds", tmp_path)
+    assert "fused at width 64 from" in drawn.alt and "plain at width 64" not in drawn.alt
 
 
 def test_the_cost_of_attention_is_measured_once_and_fitted(tmp_path, capsys, monkeypatch):

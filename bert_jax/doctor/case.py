@@ -40,7 +40,7 @@ class Case:
     allowed_changes: Sequence[str] = ()
     resume_step: int | None = None
     fit: bool = False
-    expect: Sequence[Path] | None = None
+    expect: Sequence[Path | str] | None = None
     # How several processes find each other; None for one that is alone.
     connection: "Connection | None" = None
     # When the last long check is given up, on the monotonic clock.

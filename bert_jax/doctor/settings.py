@@ -1,5 +1,7 @@
 """Checks of the config: its fields, its mesh, its masks, and what it asks of other packages."""
 
+from pathlib import Path
+
 from bert_jax import config_loader
 from bert_jax.config_checks import mask_warnings, validate
 from bert_jax.doctor.case import Case
@@ -8,7 +10,7 @@ from bert_jax.expected import anchors
 from bert_jax.model import sharding
 from bert_jax.training import preflight
 from bert_jax.training.beginning import Beginning
-from bert_jax.workdir import log_reader, trackers
+from bert_jax.workdir import log_reader, remote_workdir, trackers
 
 
 def config(case: Case) -> Finding:
@@ -35,15 +37,17 @@ def tracked(case: Case) -> Finding:
 
 def beginning(case: Case) -> Finding:
     """The checkpoint that the run begins from can be read, and has the corpus's tokenizer."""
-    assert case.config is not None and case.workdir is not None
+    assert case.config is not None
     wanted, case.config = case.config, None
+    # Without a workdir no run is there yet that would go on with a model of its own.
+    workdir = case.workdir or Path("no workdir")
     begin = Beginning(
         case.init_from,
         allow_missing_heads=case.allow_missing_heads,
         ignore_unexpected=case.ignore_unexpected,
     )
     fields = [assignment.partition("=")[0].strip() for assignment in case.overrides]
-    found = validate(begin.config_of(wanted, case.workdir, own_fields=fields))
+    found = validate(begin.config_of(wanted, workdir, own_fields=fields))
     if case.corpus is not None:
         begin.require_tokenizer_of(case.corpus)
     case.config = found
@@ -54,7 +58,8 @@ def expected(case: Case) -> Finding:
     """The runs whose losses this one is compared with are of its kind."""
     assert case.config is not None and case.corpus is not None and case.expect is not None
     entropy = case.corpus.manifest["unigram_entropy_nats"]
-    group = anchors.of_runs(case.config, entropy, case.expect, rows_of=log_reader.read_rows)
+    paths = [remote_workdir.directory_of(path) for path in case.expect]
+    group = anchors.of_runs(case.config, entropy, paths, rows_of=log_reader.read_rows)
     return passed(f"{len(group['runs'])} run(s) of its kind")
 
 

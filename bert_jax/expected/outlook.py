@@ -84,14 +84,11 @@ def expected_points(outlook: Outlook, rows: Sequence[Mapping[str, Any]]) -> tupl
         found = band(outlook.anchors.held_out, steps, shift=outlook.shift)
         if found:
             return outlook.anchors.described, found
-    own = curve.held_out([row for row in rows if _is_of_last_length(row, rows)])
+    held_out = [row for row in rows if row.get("split") == "validation"]
+    last = held_out[-1].get("sequence_length") if held_out else None
+    own = curve.held_out([row for row in held_out if row.get("sequence_length") == last])
     past = curve.Curve(
         own.steps[: (len(own.steps) + 1) // 2], own.losses[: (len(own.steps) + 1) // 2]
     )
     ahead = [step for step in steps if past.steps and step > past.steps[-1]]
     return "its own past", forecast(past, ahead)
-
-
-def _is_of_last_length(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
-    lengths = [r.get("sequence_length") for r in rows if r.get("split") == "validation"]
-    return bool(lengths) and row.get("sequence_length") == lengths[-1]

@@ -74,6 +74,9 @@ def run(study: CostStudy, workdir: Path, *, command: str = "") -> dict[str, Any]
             )
             points.append(point)
             write_json(path, {"asked": asked, "points": points})
+        # Others are of what the study measured before.
+        asked_for = set(points_of(study))
+        points = [p for p in points if (p["attention"], p["length"], p["width"]) in asked_for]
         found = {
             "study": study.name,
             "title": study.title,

@@ -25,6 +25,7 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
 from bert_jax.studies.runs import FinetuneRun, Plan
+from bert_jax.studies.study import Study
 
 # Tokens of a sentence: enough words to have an order, and few enough that two fit in a row of 64.
 _SHORTEST, _LONGEST = 6, 28
@@ -41,7 +42,7 @@ Document = list[list[str]]
 def write_rows(plan: Plan) -> None:
     """Writes the rows of the tasks that are made of the corpus, where they are not there yet.
 
-    Raises UsageError for a rule that does not exist, or a corpus with too few held-out sentences.
+    Raises UsageError for a corpus with too few held-out sentences.
     """
     tasks = {
         run.task.name: run for run in plan.runs if isinstance(run, FinetuneRun) and run.task.rule
@@ -52,11 +53,6 @@ def write_rows(plan: Plan) -> None:
     }
     if not missing and texts.exists():
         return
-    for name, run in tasks.items():
-        if run.task.rule not in RULES:
-            raise UsageError(
-                f"task {name}: its rule is {run.task.rule!r}; choose one of {', '.join(RULES)}"
-            )
     corpus = open_corpus(plan.corpus)
     training, scoring = _documents(corpus)
     for name, run in missing.items():
@@ -72,8 +68,19 @@ def write_rows(plan: Plan) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = ("\t".join(map(str, row)) for row in [("a", "b", "label"), *rows])
             write_whole(path, "\n".join(lines) + "\n")
-    paragraphs = ("\n".join(" ".join(words) for words in document) for document in training)
+    # An empty line would end a document.
+    usable = [found for document in training if (found := _usable(document))]
+    paragraphs = ("\n".join(" ".join(words) for words in document) for document in usable)
     write_whole(texts, "\n\n".join(paragraphs) + "\n")
+
+
+def require_rules(study: Study) -> None:
+    """Raises UsageError for a rule that does not exist."""
+    for task in study.tasks:
+        if task.rule and task.rule not in RULES:
+            raise UsageError(
+                f"task {task.name}: its rule is {task.rule!r}; choose one of {', '.join(RULES)}"
+            )
 
 
 def _documents(corpus: Corpus) -> tuple[list[Document], list[Document]]:

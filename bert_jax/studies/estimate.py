@@ -109,7 +109,7 @@ class Estimate:
     def __init__(self, plan: Plan):
         self._plan, self._rates = plan, _rates(plan.workdir)
         self._ended: dict[str, list[float]] = {}
-        for run in plan.runs:
+        for run in plan.whole:
             self.learn(run)
 
     def learn(self, run: Run) -> None:

@@ -88,7 +88,10 @@ def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tu
 
     ends = []
     for name in names:
-        last = [r["curve"][-1] for r in runs if r["variant"] == name]
+        last = [r["curve"][-1] for r in runs if r["variant"] == name and r["status"] == "done"]
+        if not last:
+            ends.append(f"{name} has no run that is done")
+            continue
         value = float(np.median([point["value"] for point in last]))
         at = float(np.median([point[x] for point in last])) / unit
         ends.append(f"{name} ends at {value:.3f} after {at:.3g}")
@@ -101,9 +104,13 @@ def _first_seed(runs: Sequence[dict[str, Any]], name: str) -> int:
 
 
 def _points(found: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """Returns parameters of the blocks, tokens, losses and FLOPs of all runs."""
+    """Returns parameters of the blocks, tokens, losses and FLOPs of all runs that are done."""
     column = found["columns"][0]
-    runs = [r for r in found["runs"] if "task" not in r and r.get("figures", {}).get(column)]
+    runs = [
+        r
+        for r in found["runs"]
+        if r["status"] == "done" and "task" not in r and r["figures"].get(column)
+    ]
     rows = [(r["block_parameters"], r["tokens"], r["figures"][column], r["flops"]) for r in runs]
     return tuple(np.array(rows, float).T)
 
@@ -176,8 +183,8 @@ def _law(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
 def draw_cost(points: Sequence[dict[str, Any]], measured: str, directory: Path) -> Drawn:
     """Draws time or memory of a layer's attention over the length, a line for each width."""
     directory.mkdir(parents=True, exist_ok=True)
-    kinds = list(dict.fromkeys(point["attention"] for point in points))
-    widths = sorted({point["width"] for point in points})
+    lines = sorted({(point["attention"], point["width"]) for point in points})
+    kinds = sorted({kind for kind, _ in lines})
     scale, unit = {"seconds": (1e3, "ms"), "bytes": (1e-6, "MB")}[measured]
 
     def line(kind: str, width: int) -> list[tuple[int, float]]:
@@ -185,13 +192,17 @@ def draw_cost(points: Sequence[dict[str, Any]], measured: str, directory: Path) 
         return sorted((p["length"], scale * p[measured]) for p in own)
 
     def plot(axes: Any) -> None:
-        for style, kind in zip(("-", "--", ":", "-.") * len(kinds), kinds, strict=False):
-            for number, width in enumerate(widths):
-                lengths, values = zip(*line(kind, width), strict=True)
-                axes.plot(
-                    lengths, values, style, marker=".", color=f"C{number % 10}",
-                    label=f"{kind}, width {width}",
-                )  # fmt: skip
+        widths = sorted({width for _, width in lines})
+        for kind, width in lines:
+            lengths, values = zip(*line(kind, width), strict=True)
+            axes.plot(
+                lengths,
+                values,
+                ("-", "--", ":", "-.")[kinds.index(kind) % 4],
+                marker=".",
+                color=f"C{widths.index(width) % 10}",
+                label=f"{kind}, width {width}",
+            )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xlabel("tokens")
@@ -203,7 +214,6 @@ def draw_cost(points: Sequence[dict[str, Any]], measured: str, directory: Path) 
         f"{kind} at width {width} from {line(kind, width)[0][1]:.3g} {unit} for "
         f"{line(kind, width)[0][0]} tokens to {line(kind, width)[-1][1]:.3g} {unit} for "
         f"{line(kind, width)[-1][0]}"
-        for kind in kinds
-        for width in widths
+        for kind, width in lines
     ]
     return _save(directory, measured, title, f"{title}. {'; '.join(said)}.", plot)

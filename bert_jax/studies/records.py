@@ -76,8 +76,8 @@ def write_record(workdir: Path, run: Run, outcome: Outcome) -> dict[str, Any]:
 
 
 def finished_siblings(run: PretrainRun) -> list[Path]:
-    """Returns the workdirs of the same variant's runs with lower seeds that are done: this run's
-    losses should be as theirs.
+    """Returns the workdirs of the same variant's runs with lower seeds that are done, where they
+    are still there and have losses of masked words: this run's should be as theirs.
     """
     found = []
     for seed in range(run.seed):
@@ -85,8 +85,15 @@ def finished_siblings(run: PretrainRun) -> list[Path]:
         path = run.directory.parents[1] / "records" / f"{name}.json"
         with contextlib.suppress(FileNotFoundError, ValueError):
             record = json.loads(path.read_text(encoding="utf-8"))
-            if record["status"] == DONE and not record.get("warnings"):
-                found.append(run.directory.with_name(name))
+            is_like = record["status"] == DONE and not record.get("warnings")
+            directory = run.directory.with_name(name)
+            files = [directory / file for file in (log_reader.METRICS, "config.json")]
+            if (
+                is_like
+                and "mlm_loss" in record.get("figures", {})
+                and all(file.is_file() for file in files)
+            ):
+                found.append(directory)
     return found
 
 

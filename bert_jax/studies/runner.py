@@ -74,6 +74,17 @@ def is_ready(plan: Plan, run: Run) -> bool:
     return all(record is not None and record["status"] == DONE for record in needed)
 
 
+def write_rows(plan: Plan) -> None:
+    """Writes the rows of the tasks, if the corpus that they are made of is there.
+
+    Raises UsageError where the corpus has too few sentences: before anything is trained.
+    """
+    has_rules = any(task.rule for task in plan.study.tasks)
+    if has_rules and (plan.corpus / "corpus.json").is_file():
+        with lock.hold(plan.workdir / "locks" / "rows", waits=True):
+            corpus_tasks.write_rows(plan)
+
+
 def missing(plan: Plan) -> list[Run]:
     """Returns the runs that are still to be made: not those that need one that has failed."""
     lost: set[str] = set()
@@ -110,8 +121,11 @@ def make_missing(
     while not progress.is_time_up:
         todo = [run for run in missing(plan) if run.name not in tried and only(run)]
         progress.held = []
+        # The law wants all of them, those that another process makes too.
+        fitted = any(isinstance(run, PretrainRun) and not run.is_predicted for run in todo)
         for run in todo:
-            if not is_ready(plan, run):
+            is_early = fitted and isinstance(run, PretrainRun) and run.is_predicted
+            if is_early or not is_ready(plan, run):
                 continue
             if reason := stopped_by():
                 _require_budget(Outcome(0, "stopped between two runs", reason), run)
@@ -146,8 +160,7 @@ def _make(plan: Plan, run: Run, execute: Execute, held: int, where: str) -> bool
     if (isinstance(run, FinetuneRun) and run.rows is not None) or (
         isinstance(run, PrepareRun) and run.of_tasks
     ):
-        with lock.hold(plan.workdir / "locks" / "rows", waits=True):
-            corpus_tasks.write_rows(plan)
+        write_rows(plan)
     if isinstance(run, PretrainRun) and run.is_predicted:
         summary.write_prediction(plan, run)
     outcome = execute(run, held, lambda line: note(f"{where}: {line}"))

@@ -97,7 +97,9 @@ class Plan:
     study: Study
     workdir: Path
     corpus: Path
+    # Those that this plan makes, of all of the study's.
     runs: tuple[Run, ...]
+    whole: tuple[Run, ...]
     # What decides the study beside its file; another one is refused in the same workdir.
     asked: dict[str, Any] = field(default_factory=dict)
     # As it was typed.
@@ -105,7 +107,7 @@ class Plan:
 
     def named(self, name: str) -> Run:
         """Returns the run of that name."""
-        return next(run for run in self.runs if run.name == name)
+        return next(run for run in self.whole if run.name == name)
 
 
 def plan_runs(
@@ -142,7 +144,7 @@ def plan_runs(
     corpus_needed = () if corpus is not None else (CORPUS,)
     fingerprint = None if corpus is None else read_manifest(corpus)["fingerprint"]
     corpus = workdir / CORPUS if corpus is None else corpus
-    if any(variant.on_task_texts for variant in wanted):
+    if any(variant.on_task_texts for variant in study.variants):
         runs.append(
             PrepareRun(
                 name=TEXTS,
@@ -158,10 +160,10 @@ def plan_runs(
     changes = _Changes(study, tuple(overrides), steps)
     seeds = study.seeds if steps is None else 1
     ordered = sorted(
-        ((variant, seed) for seed in range(seeds) for variant in wanted),
+        ((variant, seed) for seed in range(seeds) for variant in study.variants),
         key=lambda pair: pair[0].is_predicted,
     )
-    decided = {variant.name: _decided(study, variant, changes) for variant in wanted}
+    decided = {variant.name: _decided(study, variant, changes) for variant in study.variants}
     for variant, seed in ordered:
         more, config = decided[variant.name]
         needs = corpus_needed
@@ -211,10 +213,19 @@ def plan_runs(
         study=study,
         workdir=workdir,
         corpus=corpus,
-        runs=tuple(runs),
+        runs=tuple(run for run in runs if _is_made(run, wanted)),
+        whole=tuple(runs),
         asked=asked,
         command=command,
     )
+
+
+def _is_made(run: Run, wanted: Sequence[Variant]) -> bool:
+    """Returns whether a run is one of the wanted variants, or is made for them."""
+    if isinstance(run, PretrainRun | FinetuneRun):
+        return run.variant in {variant.name for variant in wanted}
+    is_of_tasks = isinstance(run, PrepareRun) and run.of_tasks
+    return not is_of_tasks or any(variant.on_task_texts for variant in wanted)
 
 
 def _decided(
@@ -296,6 +307,11 @@ def flops_of(config: TrainConfig) -> float:
     )
 
 
-def tokens_of(config: TrainConfig) -> int:
-    """Returns the positions that a run trains on."""
-    return sum(p.steps * p.global_batch_size * p.sequence_length for p in config.phases)
+def tokens_of(config: TrainConfig, step: int | None = None) -> int:
+    """Returns the positions that a run trains on, until a step or in all."""
+    left, tokens = config.total_steps if step is None else step, 0
+    for phase in config.phases:
+        steps = min(left, phase.steps)
+        tokens += steps * phase.global_batch_size * phase.sequence_length
+        left -= steps
+    return tokens

@@ -16,6 +16,7 @@ from bert_jax.studies.records import DONE, FAILED, curve_of, parameters_of, reco
 from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, tokens_of
 from bert_jax.studies.scaling_law import Law
 from bert_jax.versions import installed
+from bert_jax.workdir import log_reader
 
 STUDY_JSON, STUDY_MD, FIGURES = "study.json", "study.md", "figures"
 # A run that has not ended, and one that needs a run that has failed.
@@ -44,13 +45,17 @@ def write(plan: Plan) -> dict[str, Any]:
 def summarise(plan: Plan) -> dict[str, Any]:
     """Returns the study with its runs and what the variants have over their seeds."""
     study = plan.study
-    runs = [_entry(plan, run) for run in plan.runs if isinstance(run, PretrainRun | FinetuneRun)]
+    runs = [_entry(plan, run) for run in plan.whole if isinstance(run, PretrainRun | FinetuneRun)]
     variants = [_variant(plan, variant.name, runs) for variant in study.variants]
-    variants = [variant for variant in variants if variant["runs"]]
     if study.compare:
         for number, variant in enumerate(variants[1:], 1):
             other = variants[0 if study.compare == "first" else number - 1]
             variant["compared"] = _compared(variant, other, on=study.compare_on)
+    # Of the variants that nobody asked for, those that an earlier call has made.
+    made = {run.variant for run in plan.runs if isinstance(run, PretrainRun)}
+    made |= {run["variant"] for run in runs if run["status"] in (DONE, FAILED)}
+    variants = [variant for variant in variants if variant["variant"] in made]
+    runs = [run for run in runs if run["variant"] in made]
     return {
         "study": study.name,
         "scale": study.scale,
@@ -68,8 +73,11 @@ def summarise(plan: Plan) -> dict[str, Any]:
         "runs": runs,
         "predictions": [
             _prediction(plan, run, runs)
-            for run in plan.runs
-            if isinstance(run, PretrainRun) and run.is_predicted and _path(plan, run).exists()
+            for run in plan.whole
+            if isinstance(run, PretrainRun)
+            and run.is_predicted
+            and run.variant in made
+            and _path(plan, run).exists()
         ],
     }
 
@@ -85,8 +93,9 @@ def _entry(plan: Plan, run: PretrainRun | FinetuneRun) -> dict[str, Any]:
     record = {k: v for k, v in record.items() if k != "identity"}
     if isinstance(run, PretrainRun) and record["status"] in (DONE, FAILED):
         points = curve_of(run.directory, plan.study.columns[0])
-        share = tokens_of(run.config) / run.config.total_steps
-        record["curve"] = [point | {"tokens": point["step"] * share} for point in points]
+        record["curve"] = [
+            point | {"tokens": tokens_of(run.config, int(point["step"]))} for point in points
+        ]
         record["directory"] = str(run.directory.relative_to(plan.workdir))
     return record
 
@@ -232,10 +241,10 @@ def _path(plan: Plan, run: PretrainRun) -> Path:
 
 
 def write_prediction(plan: Plan, run: PretrainRun) -> None:
-    """Writes the loss that the law expects of a run that has not begun; never a second time."""
+    """Writes the loss that the law expects of a run; never a second time, nor when it has begun."""
     path = _path(plan, run)
     with lock.hold(plan.workdir / "locks" / "prediction", waits=True):
-        if path.exists():
+        if path.exists() or log_reader.read_rows(run.directory):
             return
         found = summarise(plan)
         law = _law_of(plan, found)

@@ -13,6 +13,7 @@ from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.store import SPLITS, Corpus, open_corpus
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
+from bert_jax.errors import UsageError
 from bert_jax.expected import anchors
 from bert_jax.expected.outlook import Outlook, expected_points, outlook_of
 from bert_jax.expected.papers import published
@@ -44,7 +45,7 @@ def pretrain(
     resume_step: int | None = None,
     allowed_changes: Sequence[str] = (),
     fit: bool = False,
-    expect: Sequence[Path] = (),
+    expect: Sequence[Path | str] = (),
     started: float | None = None,
 ) -> dict[str, Any]:
     """Runs `config` on a corpus, or resumes the run that `workdir_path` holds.
@@ -220,7 +221,7 @@ def _outlook(
     config: TrainConfig,
     corpus: Corpus,
     home: Home,
-    expect: Sequence[Path],
+    expect: Sequence[Path | str],
     *,
     is_continued: bool,
 ) -> Outlook:
@@ -228,9 +229,16 @@ def _outlook(
     entropy = corpus.manifest["unigram_entropy_nats"]
     groups = [*anchors.named(home.directory), *anchors.shipped()]
     if expect:
-        group = anchors.of_runs(config, entropy, expect, rows_of=log_reader.read_rows)
-        groups = [anchors.parsed(group), *groups]
-        home.kept[anchors.NAMED] = [group]
+        try:
+            paths = [remote_workdir.directory_of(path) for path in expect]
+            group = anchors.of_runs(config, entropy, paths, rows_of=log_reader.read_rows)
+            groups = [anchors.parsed(group), *groups]
+            home.kept[anchors.NAMED] = [group]
+        except UsageError as error:
+            # Another machine need not have those runs: the workdir has kept their curves.
+            if not anchors.named(home.directory):
+                raise
+            note(f"the curves that this run was begun with are expected: {error}")
     if home.is_held:
         is_continued = is_continued or run_directory.is_continued(home.directory)
     return outlook_of(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import TrainConfig
+from bert_jax.config import OptimizerConfig, TrainConfig
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import goodput, log_reader
 from bert_jax.workdir.run_directory import CONFIG, versions
@@ -23,6 +23,19 @@ _TASKS = {  # the last part of a head -> the Hub's name of what it is for
     "nsp": "fill-mask",
 }
 _POINTS = 12  # of the held-out curve
+
+
+# The numbers of the optimiser that each kind reads; one that a file registers may read any.
+_ADAM = ("beta1", "beta2", "epsilon", "weight_decay", "clip_norm")
+_READ = {
+    "bert_adamw": (*_ADAM, "bias_correction"),
+    "adamw": _ADAM,
+    "lamb": (*_ADAM, "bias_correction"),
+    "stable_adamw": _ADAM,
+    "muon": ("momentum", *_ADAM),
+    "adafactor": ("weight_decay", "clip_norm"),
+}
+_EVERY = (*_ADAM, "momentum", "bias_correction")
 
 
 def write_model_card(
@@ -113,11 +126,8 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
          for number, phase in enumerate(config.phases)],
     )  # fmt: skip
     facts = {
-        "learning rate": f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of "
-        "warm-up, then linearly to 0",
-        "AdamW": f"beta1 {optimizer.beta1:g}, beta2 {optimizer.beta2:g}, epsilon "
-        f"{optimizer.epsilon:g}, decay {optimizer.weight_decay:g}, bias correction "
-        f"{'yes' if optimizer.bias_correction else 'no'}, clipping at {optimizer.clip_norm:g}",
+        "learning rate": _rate(optimizer),
+        "optimiser": _optimiser(optimizer),
         "dropout": f"{config.model.hidden_dropout_prob:g}, of attention "
         f"{config.model.attention_probs_dropout_prob:g}",
         "products in": config.compute.dtype,
@@ -135,6 +145,23 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
             f"{data.mask_token_prob:.0%} [MASK] and {data.random_token_prob:.0%} at random; {rows}"
         )
     return phases + "\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+def _rate(optimizer: OptimizerConfig) -> str:
+    said = f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of warm-up, then "
+    said += f"`{optimizer.schedule}`"
+    if optimizer.decay_steps:
+        said += f", {optimizer.decay_steps:,} steps of decay"
+    if optimizer.min_lr_ratio:
+        said += f", down to {optimizer.min_lr_ratio:g} of it"
+    return said
+
+
+def _optimiser(optimizer: OptimizerConfig) -> str:
+    read = _READ.get(optimizer.kind, _EVERY)
+    values = ((name.replace("_", " "), getattr(optimizer, name)) for name in read)
+    said = (f"{n} {'yes' if v is True else 'no' if v is False else f'{v:g}'}" for n, v in values)
+    return f"`{optimizer.kind}`, {', '.join(said)}"
 
 
 def _results(

@@ -26,6 +26,7 @@ CHECKPOINTS = "checkpoints"
 # What a run on another machine must have; the rest stays in the bucket.
 _TAKEN_BACK = (
     "tokenizer",
+    "expected.json",
     "metrics.jsonl",
     "metrics.aside.jsonl",
     "events.jsonl",

@@ -106,12 +106,15 @@ def _examples(workdir: Path | str, record: Any, number: int) -> list[Any]:
     from bert_jax.api.model import load
     from bert_jax.data.corpus.store import open_corpus
     from bert_jax.probes.hidden_words import hidden_words
+    from bert_jax.workdir.load import require_same_tokenizer
 
     if "mlm" not in (record.stored.get("config") or {}).get("head", {}).get("parts", ()):
         return []
     try:
         with ticking(f"{workdir}: filling in hidden words"):
             held_out, model = open_corpus(Path(corpus)), load(workdir)
+            # It may have been prepared again since.
+            require_same_tokenizer(model.source, held_out)
             return hidden_words(model.source, model.tokenizer, held_out, number=number)
     except BertJaxError as error:
         note(f"{workdir}: no hidden words are filled in: {error}")

@@ -65,7 +65,7 @@ def add_options(parser: Any) -> None:
     )
     parser.add_argument(
         "--expect",
-        type=Path,
+        type=path_or_address,
         action="append",
         default=[],
         metavar="DIR",

@@ -110,11 +110,12 @@ def _run(study: Any, arguments: Any, started: float) -> None:
 
     # Shapes are computed here and nothing else: the devices are the runs'.
     jax.config.update("jax_platforms", "cpu")
-    from bert_jax.studies import runner, summary
+    from bert_jax.studies import corpus_tasks, runner, summary
     from bert_jax.studies.child import Children
     from bert_jax.studies.estimate import measure_missing, measured_apart
     from bert_jax.studies.runs import CORPUS, plan_runs
 
+    corpus_tasks.require_rules(study)
     plan = plan_runs(
         study,
         arguments.workdir,
@@ -140,6 +141,7 @@ def _run(study: Any, arguments: Any, started: float) -> None:
         runner.make_missing(
             plan, execute, stopped_by=children.stopped_by, only=lambda run: run.name == CORPUS
         )
+        runner.write_rows(plan)
         if not (arguments.steps or arguments.untimed):
             process, ask = measured_apart(compiled)
             with process:
