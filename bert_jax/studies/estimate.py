@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from bert_jax import config_loader
 from bert_jax.config import TrainConfig, from_dict, to_dict
 from bert_jax.errors import UsageError
 from bert_jax.files import write_json
@@ -37,6 +38,10 @@ def measure(config: TrainConfig, corpus: Path) -> dict[str, Any]:
     compiling, steps = 0.0, []
     for phase in config.phases:
         values = to_dict(config) | {"phases": [to_dict(phase)]}
+        if len(config.phases) > 1:
+            # A phase alone may be shorter than the warm-up, and its program is not the run's.
+            steady = {"schedule": "constant", "warmup_steps": 0, "decay_steps": 0}
+            values["optimizer"] = values["optimizer"] | steady
         training = Training(from_dict(values), corpus=corpus)
         seconds = []
         for _ in range(min(_STEPS + 1, phase.steps)):
@@ -48,21 +53,31 @@ def measure(config: TrainConfig, corpus: Path) -> dict[str, Any]:
     return {"compile_seconds": compiling, "step_seconds": steps}
 
 
-def measured_apart(compiled: Path) -> tuple[ProcessPoolExecutor, Measure]:
-    """Returns a process of its own that measures, and how to ask it: this one holds no device."""
+def measured_apart(
+    compiled: Path, *, extend: Sequence[Path] = ()
+) -> tuple[ProcessPoolExecutor, Measure]:
+    """Returns a process of its own that measures, and how to ask it: this one holds no device.
+
+    It executes the files of `extend` first, which register what configs name.
+    """
     process = ProcessPoolExecutor(
-        max_workers=1, mp_context=get_context("spawn"), initializer=_begin, initargs=(compiled,)
+        max_workers=1,
+        mp_context=get_context("spawn"),
+        initializer=_begin,
+        initargs=(compiled, tuple(extend)),
     )
     return process, lambda config, corpus: process.submit(measure, config, corpus).result()
 
 
-def _begin(compiled: Path) -> None:
+def _begin(compiled: Path, extend: Sequence[Path]) -> None:
     import os
 
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(compiled))
+    for file in extend:
+        config_loader.execute(file)
 
 
 def key_of(config: TrainConfig) -> str:

@@ -143,7 +143,9 @@ def _run(study: Any, arguments: Any, started: float) -> None:
         )
         runner.write_rows(plan)
         if not (arguments.steps or arguments.untimed):
-            process, ask = measured_apart(compiled)
+            # A config in Python registers what it names, too.
+            files = [*arguments.extend, *([Path(study.base)] if study.base.endswith(".py") else [])]
+            process, ask = measured_apart(compiled, extend=files)
             with process:
                 measure_missing(plan, ask, stopped_by=children.stopped_by)
         if arguments.dry_run:
