@@ -57,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("text", type=Path, help="documents, as `bert-jax prepare` reads them")
     parser.add_argument("--kind", nargs="+", choices=_KINDS, default=list(_KINDS))
-    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--keep", type=Path, default=Path("runs/killed"), help="where runs are")
     arguments = parser.parse_args()
     differs = [_compare(kind, arguments) for kind in arguments.kind]
