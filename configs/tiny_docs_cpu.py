@@ -1,4 +1,4 @@
-"""A small BERT on the embedded documentation corpus: the demo. Minutes on two CPU cores.
+"""A small BERT on the embedded documentation corpus: minutes on two CPU cores.
 
 bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192 --validation-fraction 0.05
 bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
