@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
+from bert_jax.config_loader import load_config_json
 from bert_jax.workdir import checkpoint
 from tests.states import arrays_of
 
@@ -36,6 +37,15 @@ def test_it_is_the_mean_of_the_newest_steps(trained, tmp_path, capsys):
 
     exported = ["export", "--checkpoint", str(tmp_path / "mean"), "--output", str(tmp_path / "hf")]
     assert main(exported) == 0
+    card = (tmp_path / "hf" / "README.md").read_text()
+    names = ", ".join(f"`{trained.name}/{step}`" for step in steps[-2:])
+    assert f"Parameters began as the mean of {names}." in card
+    # It is scored on the rows and masks that the run was scored on.
+    of_run, of_mean = (
+        load_config_json(directory / "config.json") for directory in (trained, tmp_path / "mean")
+    )
+    for name in ("objective", "data", "evaluation", "phases", "compute"):
+        assert getattr(of_mean, name) == getattr(of_run, name), name
     # Checkpoints by name; all that are kept; a result among the sources.
     named = [trained / checkpoint.DIRECTORY / str(step) for step in steps]
     assert average(tmp_path / "named", *named) == 0

@@ -218,6 +218,10 @@ def test_what_is_copied_and_taken_back(tmp_path, monkeypatch):
     # Another machine has the logs, and writes the curves anew.
     two = machine("two")
     assert files(two) == taken
+    # One that has none of its own, as of a run that is done, leaves those that are there.
+    fill(two, "result.json")
+    taken |= {"result.json"}
+    assert files(there) == {*taken, "tensorboard/run/train/first"}
     fill(two, "tensorboard/run/train/second")
     assert files(there) == {*taken, "tensorboard/run/train/second"}
     # Somebody removes the run from the bucket, and begins another one there.

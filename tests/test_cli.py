@@ -257,6 +257,13 @@ def test_a_config_that_changed(run_again, corpus, refused):
     assert "phases.0.steps: 160 -> 100; seed: 0 -> 2" in said
 
 
+def test_a_config_that_is_damaged(run_again, tmp_path, corpus, refused):
+    (tmp_path / "again" / "config.json").write_text('{"config": {,}')
+    command = ("pretrain", "tiny_docs_cpu", *run_again[2:], corpus)
+    assert "config.json is not JSON" in refused(2, *command)
+    assert "config.json is not JSON" in refused(2, "report", tmp_path / "again")
+
+
 def test_a_corpus_that_changed(run_again, tmp_path, corpus, refused):
     source = tiny_corpus.write(tmp_path / "more.txt", number=70)
     other = tmp_path / "more"

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import subprocess
 import sys
 
@@ -168,12 +169,14 @@ def test_sources_that_are_not_there_are_refused_before_reading(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.pdf").write_text("x")
+    os.mkfifo(tmp_path / "pipe.txt")
     good = str(tmp_path / "a.txt")
     for bad, expected in {
         "missing.txt": "no such file or folder",
         "*.jsonl": "no file matches",
         "empty": "no .txt, .jsonl, .csv, .tsv, .parquet (each also .gz, .bz2, .xz, .zst) file in",
         "a.pdf": "not one of .txt",
+        "pipe.txt": "is not a plain file, and sources are read twice",
     }.items():
         with pytest.raises(UsageError) as caught:
             read_documents([good, str(tmp_path / bad)])

@@ -35,7 +35,7 @@ def test_a_reader_that_leaves_ends_a_verb_silently(command, monkeypatch, trained
     assert capfd.readouterr() == ("", "")
 
 
-def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys):
+def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys, monkeypatch):
     command = ["fill-mask", "--checkpoint", str(trained), "--json", "--top", "2"]
     piped("The [MASK] eats hay.\n\nA [MASK] and a [MASK].\n")
     assert main(command) == 0
@@ -47,6 +47,10 @@ def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys):
     piped("\n")
     assert main([*command, "-"]) == 2
     assert "standard input has no text" in capsys.readouterr().err
+    latin = io.TextIOWrapper(io.BytesIO("The [MASK].\ncaf\xe9 [MASK]\n".encode("latin-1")))
+    monkeypatch.setattr(sys, "stdin", latin)
+    assert main([*command, "-"]) == 2
+    assert "standard input, line 2, is not UTF-8 text" in capsys.readouterr().err
 
 
 def test_embed_counts_the_lines_that_have_no_vector(piped, trained, tmp_path, capsys):

@@ -354,6 +354,19 @@ def test_an_output_within_a_source_is_refused(tmp_path, source):
     assert [path.name for path in folder.iterdir()] == [source.name]
 
 
+def test_a_glob_does_not_read_what_is_being_written(tmp_path, source):
+    """The vocabulary is a text file, too, and there when the sources are read again."""
+    (tmp_path / "data").mkdir()
+    shutil.copy(source, tmp_path / "data")
+    glob, output = str(tmp_path / "data/**/*.txt"), tmp_path / "data/corpus"
+    found = prepare([glob], output, vocab_size=300, workers=1)
+    alone = prepare([str(source)], tmp_path / "alone", vocab_size=300, workers=1)
+    assert (output / "tokenizer/vocab.txt").is_file()
+    assert found.manifest["counts"] == alone.manifest["counts"]
+    again = prepare([glob], output, vocab_size=300, workers=1)
+    assert again.fingerprint == found.fingerprint
+
+
 def test_a_damaged_part_is_removed_and_made_again(tmp_path, source, vocabulary, monkeypatch):
     def run():
         return prepare(

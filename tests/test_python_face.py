@@ -226,6 +226,17 @@ def test_a_model_needs_no_mesh_and_minds_none(exported, model):
     )
 
 
+def test_where_nothing_can_be_exported_to(tmp_path, model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place, message in (
+        ("gs://bucket/model", "is an address, and a model is exported to a local directory"),
+        (".", "is the current directory; name a new one"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            model.export(place)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_exported_is_loaded_again(tmp_path, model):
     model.export(tmp_path / "hf")
     again = bert_jax.load(tmp_path / "hf")

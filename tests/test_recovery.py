@@ -253,6 +253,12 @@ def test_the_verb(saved, capsys, trained):
     assert checkpoint.steps(workdir) == [120]
     assert main(["checkpoints", "prune", str(workdir), "--keep-last", "0"]) == 2
     shutil.copytree(trained, workdir, dirs_exist_ok=True)
+    # The step that would stay is no step to stay with.
+    (workdir / "checkpoints/200/_CHECKPOINT_METADATA").write_text("{}")
+    assert main(["checkpoints", "prune", str(workdir), "--keep-last", "1"]) == 5
+    assert "step 200 of" in (said := capsys.readouterr().err) and "nothing is removed" in said
+    assert checkpoint.steps(workdir) == [120, 160, 200]
+    shutil.copytree(trained, workdir, dirs_exist_ok=True)
     assert main(["checkpoints", "prune", str(workdir), "--keep-last", "1"]) == 0
     assert checkpoint.steps(workdir) == [200]
     assert main(["checkpoints", "list", str(workdir / "none")]) == 2

@@ -8,6 +8,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from bert_jax.errors import UsageError
 from bert_jax.tasks import glue
 from bert_jax.tasks.sequence_classification import TEXT
 from bert_jax.tasks.task import Encoded, Sources, hold_out, read_files, task_of
+from bert_jax.tasks.task_data import load_task
 
 _WORDS = [
     "the",
@@ -108,7 +110,7 @@ _BAD_ROWS = {
     "open quote": (
         "a.csv",
         'sentence,label\n"hi,1\n' + "a,1\n" * 40_000,
-        "line 32769: field larger than field limit (131072); is a quote not closed",
+        "line 2: unexpected end of data; is a quote not closed",
     ),
     "no label": ("a.csv", "sentence,label\nhi,-\nho,\n", "no rows: none of its 2 has a label"),
     "label of nothing": (
@@ -151,6 +153,26 @@ def test_a_file_that_is_not_text(tmp_path):
     for name, message in (("a.tsv", "not UTF-8"), ("b.tsv", "No such file")):
         with pytest.raises(UsageError, match=message):
             tables.read_text(tmp_path / name)
+
+
+@pytest.mark.parametrize("line", ['0,"unclosed quote here', '0,"He said "fine" and left"'])
+def test_a_quote_that_does_not_close_costs_no_row(tmp_path, line):
+    path = write(tmp_path / "a.csv", f"label,sentence\n1,good film\n{line}\n1,fine\n0,bad\n")
+    with pytest.raises(UsageError, match=r"a\.csv, line 3: .*is a quote not closed"):
+        tables.read_rows(path, text_columns=("sentence",), label_column="label")
+
+
+def test_long_cells_and_quotes_between_tabs(tmp_path, monkeypatch):
+    long = "word " * 40_000
+    path = write(tmp_path / "a.csv", f'label,sentence\n1,"{long}"\n0,short\n')
+    rows, _ = tables.read_rows(path, text_columns=("sentence",), label_column="label")
+    assert [len(row.texts[0]) for row in rows] == [len(long), 5]
+    text = 'sentence\tlabel\n"Well\t1\nfine\t0\n'
+    stream = SimpleNamespace(buffer=io.BytesIO(text.encode()))
+    monkeypatch.setattr(sys, "stdin", stream)
+    for path in (write(tmp_path / "a.tsv", text), tables.STDIN):
+        rows, _ = tables.read_rows(path, text_columns=("sentence",), label_column="label")
+        assert [row.texts[0] for row in rows] == ['"Well', "fine"]
 
 
 def test_a_damaged_gzip_file(tmp_path):
@@ -407,6 +429,18 @@ def test_a_tenth_is_held_out(tmp_path, capsys):
     assert len(dev) == 10 and not {q.context for q in train} & {q.context for q in dev}
     with pytest.raises(UsageError, match="9 rows are too few to hold out a tenth"):
         hold_out(list(range(9)), seed=0)
+
+
+def test_labels_are_those_of_the_whole_file(tmp_path, tokenizer):
+    """Whichever rows are held out, or left out: a label may have one row."""
+    lines = [f"text {n},c{n % 20}" for n in range(40)] + ["text 40,rare"]
+    path = write(tmp_path / "a.csv", "\n".join(["text,label", *lines]))
+    spec = dataclasses.replace(TEXT.spec, text_columns=("text",))
+    for seed in range(6):
+        found = load_task(spec, Sources(train=path, seed=seed), tokenizer, length=16)
+        assert len(found.task.spec.labels) == 21
+    few = load_task(spec, Sources(train=path, train_rows=12), tokenizer, length=16)
+    assert len(few.train.rows) == 12 and len(few.task.spec.labels) == 21
 
 
 def test_labels_are_told_with_their_counts():

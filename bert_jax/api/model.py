@@ -240,6 +240,11 @@ class Model:
         It has parameters and tokenizer only; `bert-jax export` writes a model card, too. Raises
         UsageError if the directory exists and is not empty.
         """
+        if "://" in str(directory):
+            raise UsageError(
+                f"{directory} is an address, and a model is exported to a local directory; copy "
+                "it there afterwards"
+            )
         huggingface.write(
             Path(directory),
             self.params,

@@ -295,6 +295,9 @@ def new_directory(directory: Path) -> Iterator[Path]:
     Raises UsageError if `directory` exists and is not empty.
     """
     require_free(directory)
+    directory = directory.absolute()
+    if directory == Path.cwd():
+        raise UsageError("`output` is the current directory; name a new one, such as ./export")
     building = directory.with_name(f".{directory.name}.new")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)

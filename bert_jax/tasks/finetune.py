@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax import strict_json
 from bert_jax.config import TrainConfig, flatten, from_dict, to_dict
 from bert_jax.data.tasks.encode_rows import Batches, Features, training_rows
 from bert_jax.data.tasks.packing import PackedBatches
@@ -97,7 +98,7 @@ def train(
     home = _home(path, directory, config, _facts(recipe, data, source), source, allowed=allowed)
     result = directory / RESULT
     if result.is_file():
-        return json.loads(result.read_text(encoding="utf-8"))
+        return strict_json.parse_file(result, result.read_bytes())
     work = FineTuning(config, recipe, data, mesh)
     closing = run(
         work,
@@ -229,7 +230,7 @@ def _facts(recipe: Recipe, data: TaskData, source: LoadedCheckpoint) -> dict[str
         "task": dataclasses.asdict(data.task.spec),
         "recipe": dataclasses.asdict(recipe),
         "data": data.fingerprint,
-        "init_from": str(source.directory),
+        "init_from": remote_workdir.address_of(source.directory),
         "init_step": source.step,
         "rows": {name: len(split.rows) for name, split in splits.items()},
         "sources": list(data.sources),
@@ -298,7 +299,7 @@ def _holds_run(
                 f"`workdir` {directory} is not empty and holds no run; choose another one"
             )
         return False, []
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored = strict_json.parse_file(path, path.read_bytes())
     old = {name: stored.get(name) for name in facts}
     if isinstance(old.get("task"), dict):
         # A field that the run did not know yet has its default.

@@ -53,7 +53,8 @@ def summarise(
             "lower `learning_rate`"
         )
     # The task's first metric decides, on the first split where there are several.
-    main = next(n for n in scored[0]["scores"] if n.split()[-1] == spec.metrics[0])
+    first = spec.metrics[0]
+    main = next(n for n in scored[0]["scores"] if n == first or n.endswith(f" {first}"))
     best = max(scored, key=lambda setting: setting["scores"][main]["median"])
     published = {
         model: rows[spec.name]

@@ -54,9 +54,13 @@ def read_file(
 def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length: int) -> TaskData:
     """Reads and encodes every split. Raises UsageError that names file, line and field."""
     train, dev = TASKS[spec.name].read(task_of(spec, reading=sources.reading), sources)
+    # All labels of the file of training rows, whichever of its rows are held out or left out.
+    of_file = list(train)
+    if sources.train is not None and sources.dev is None:
+        of_file += [row for rows in dev.values() for row in rows]
     if sources.train_rows is not None:
         train = train[: sources.train_rows]
-    task = task_of(task_of(spec).with_labels(train))
+    task = task_of(task_of(spec).with_labels(of_file))
     train = task.usable(train)
     if not train:
         raise UsageError("there are no rows to train on")

@@ -1,7 +1,6 @@
 """The beginning of a pre-training run: fresh parameters, or a checkpoint that it goes on from."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax import config_loader
+from bert_jax import config_loader, strict_json
 from bert_jax.config import ModelConfig, TrainConfig, flatten
 from bert_jax.data.corpus.store import Corpus, token_counts
 from bert_jax.errors import UsageError
@@ -142,7 +141,7 @@ class Beginning:
         path = directory / run_directory.CONFIG
         if not path.is_file():
             return None
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = strict_json.parse_file(path, path.read_bytes())
         begun = stored.get("init_from")
         if begun is None or (self._init_from is not None and begun != str(self._init_from)):
             return None

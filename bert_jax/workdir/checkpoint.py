@@ -256,12 +256,20 @@ def prune(
     workdir: Path, *, keep_last: int, keep_every: int = 0, patience: float | None = None
 ) -> list[int]:
     """Removes all steps but the newest ones and multiples of `keep_every`; returns the removed."""
-    there = steps(workdir, patience=patience)
-    kept = {*there[-keep_last:], *(s for s in there if keep_every and s % keep_every == 0)}
-    removed = [step for step in there if step not in kept]
+    kept = kept_steps(workdir, keep_last=keep_last, keep_every=keep_every, patience=patience)
+    removed = [step for step in steps(workdir, patience=patience) if step not in kept]
     for step in removed:
         remove(workdir, step, patience=patience)
     return removed
+
+
+def kept_steps(
+    workdir: Path, *, keep_last: int, keep_every: int = 0, patience: float | None = None
+) -> list[int]:
+    """Returns the steps that `prune` leaves."""
+    there = steps(workdir, patience=patience)
+    newest = there[-keep_last:]
+    return [s for s in there if s in newest or (keep_every and s % keep_every == 0)]
 
 
 def remove(workdir: Path, step: int, *, patience: float | None = None) -> None:

@@ -1,14 +1,13 @@
 """The records of runs as a report needs them, and their curves in one picture."""
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config_loader
+from bert_jax import config_loader, strict_json
 from bert_jax.expected import anchors
 from bert_jax.expected.curve import Point
 from bert_jax.expected.outlook import expected_points, outlook_of
@@ -59,7 +58,8 @@ class RunRecord:
 def read(directory: Path, *, name: str) -> RunRecord:
     """Returns the record of the run in a workdir."""
     rows = log_reader.read_rows(directory)
-    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    path = directory / CONFIG
+    stored = strict_json.parse_file(path, path.read_bytes())
     whose, expected, reported = _expected(directory, stored, rows)
     return RunRecord(
         name,

@@ -80,6 +80,10 @@ def import_checkpoint(
     return foreign
 
 
+# What a mean keeps of the config of the run whose checkpoints it is of.
+_OF_THE_RUN = ("objective", "data", "evaluation", "phases", "compute")
+
+
 def average_checkpoints(sources: Sequence[Path | str], output: Path) -> ImportedModel:
     """Writes the mean of the parameters of several checkpoints as a workdir with one checkpoint, as
     `import_checkpoint` does, at the highest of their steps.
@@ -105,7 +109,10 @@ def average_checkpoints(sources: Sequence[Path | str], output: Path) -> Imported
         foreign = ImportedModel(
             model=first.config.model, head=first.config.head, params=mean, step=step
         )
-        run, told = imported_config(foreign), f"the mean of {', '.join(map(str, sources))}"
+        # Its rows, masks and held-out examples are those of the run: it is scored as that was.
+        kept = {name: getattr(first.config, name) for name in _OF_THE_RUN}
+        run = dataclasses.replace(imported_config(foreign), **kept)
+        told = f"{run_directory.MEAN_OF}{', '.join(map(str, sources))}"
         words.save(output / run_directory.TOKENIZER)
         _save(output, run, foreign, mesh, source=told)
     run_directory.write_config(output, run, imported_from=told)

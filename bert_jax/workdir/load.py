@@ -59,7 +59,11 @@ def load_checkpoint(
     are ignored. A workdir or step of one may be in a bucket.
     """
     if remote_workdir.is_address(path):
-        home, _, step = str(path).rstrip("/").partition(f"/{checkpoint.DIRECTORY}/")
+        address = str(path).rstrip("/")
+        home, _, step = address.rpartition(f"/{checkpoint.DIRECTORY}/")
+        # A folder of that name may hold workdirs, too.
+        if not step.isdigit() and (not home or _is_workdir(address)):
+            home, step = address, ""
         directory = remote_workdir.directory_of(home)
         if not (directory / CONFIG).is_file() or not (step or "0").isdigit():
             raise UsageError(f"`checkpoint` {path}: there is no workdir or step of one")
@@ -82,6 +86,10 @@ def load_checkpoint(
         tokenizer,
         foreign.missing,
     )
+
+
+def _is_workdir(address: str) -> bool:
+    return (remote_workdir.directory_of(address) / CONFIG).is_file()
 
 
 def read_imported(

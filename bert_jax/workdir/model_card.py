@@ -12,7 +12,7 @@ from typing import Any
 from bert_jax.config import OptimizerConfig, TrainConfig
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import goodput, log_reader
-from bert_jax.workdir.run_directory import CONFIG, versions
+from bert_jax.workdir.run_directory import CONFIG, MEAN_OF, versions
 
 CARD = "README.md"
 _TASKS = {  # the last part of a head -> the Hub's name of what it is for
@@ -114,8 +114,17 @@ def _data(stored: dict[str, Any]) -> str:
     began = stored.get("init_from") or stored.get("imported_from")
     if began:
         # The name says what it was; where it lay is nobody's business.
-        lines.append(f"Parameters began as those of `{Path(began).name}`.")
+        lines.append(f"Parameters began as {_beginning(began)}.")
     return "\n".join(lines) or "Not recorded."
+
+
+def _beginning(source: str) -> str:
+    """Returns what a run began from, or what an average is of, without the places."""
+    if not source.startswith(MEAN_OF):
+        return f"those of `{Path(source).name}`"
+    paths = [Path(path) for path in source.removeprefix(MEAN_OF).split(", ")]
+    names = [f"{p.parents[1].name}/{p.name}" if p.name.isdigit() else p.name for p in paths]
+    return f"the mean of {', '.join(f'`{name}`' for name in names)}"
 
 
 def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:

@@ -108,9 +108,10 @@ def _copy_changes(directory: Path, address: str) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((directory / name).read_bytes())
             known[name] = stamp
-    # Those are written anew by every process.
+    # Those are written anew by every process that trains.
     curves = path_of(address) / _CURVES
-    for name, curve in _files(curves, _CURVES) if is_dir(curves) else ():
+    has_own = any(name.startswith(f"{_CURVES}/") for name in names)
+    for name, curve in _files(curves, _CURVES) if has_own and is_dir(curves) else ():
         if name not in names:
             curve.unlink()
     record.write_text("".join(f"{name} {stamp}\n" for name, stamp in known.items()))

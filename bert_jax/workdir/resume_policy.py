@@ -4,13 +4,12 @@ Each field of the config is free to change on resumption, or may change if the u
 (`allow_change`), or defines the run.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax import config as configs
-from bert_jax import config_loader
+from bert_jax import config_loader, strict_json
 from bert_jax.config import TrainConfig
 from bert_jax.config_values import nearest
 from bert_jax.data.corpus.store import Corpus
@@ -110,7 +109,7 @@ def corpus_changes(
     stored_path: Path, corpus: Corpus, *, init_from: str | None, has_steps: bool
 ) -> list[Change]:
     """Returns the changes of a pre-training run that are none of its config."""
-    stored = json.loads(stored_path.read_text(encoding="utf-8"))
+    stored = strict_json.parse_file(stored_path, stored_path.read_bytes())
     changes: list[Change] = []
     was = stored.get("corpus") or {}
     if was.get("fingerprint") != corpus.fingerprint:

@@ -19,6 +19,8 @@ from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, remote_workdir, resume_policy
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
+# What `imported_from` begins with, where it is an average of several checkpoints.
+MEAN_OF = "the mean of "
 _NEW_CONFIG = f"{CONFIG}.new"
 
 

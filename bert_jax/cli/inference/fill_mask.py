@@ -53,7 +53,13 @@ def run(arguments: Any) -> None:
 def _lines() -> Iterator[str]:
     """Yields the lines of standard input that have text. Raises UsageError if none has."""
     has_text = False
-    for line in sys.stdin:
+    for number, data in enumerate(sys.stdin.buffer, 1):
+        try:
+            line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"standard input, line {number}, is not UTF-8 text: {error}; convert it"
+            ) from error
         if line.strip():
             has_text = True
             yield line.strip()

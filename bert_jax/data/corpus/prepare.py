@@ -155,7 +155,7 @@ def prepare(
         lowercase=lowercase is not False and tokenizer != "bpe",
         validation_fraction=validation_fraction,
         seed=seed,
-        reading=Reading(text_field=text_field, encoding=encoding),
+        reading=Reading(text_field=text_field, encoding=encoding, outside=output),
         skip_bad=skip_bad,
     )
     for source in sources:

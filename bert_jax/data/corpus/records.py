@@ -63,7 +63,7 @@ def read_csv(path: Path, stream: SourceStream) -> Iterator[Document]:
 
     # Strict: a quote that is never closed would make one cell of the rest of the file.
     rows = csv.reader(rest(), delimiter=separator, strict=True)
-    found = _with_long_cells(path, rows)
+    found = with_long_cells(path, rows)
     next(found, None)
     return _column(path, columns, found, field)
 
@@ -108,18 +108,20 @@ def _names(columns: list[str]) -> str:
     return ", ".join(brief(name)[1:-1] for name in columns[:20]) + ", ..." * (len(columns) > 20)
 
 
-def _with_long_cells(path: Path, rows) -> Iterator[tuple[int, list[str]]]:
+def with_long_cells(path: Path, rows) -> Iterator[tuple[int, list[str]]]:
     """Yields rows with the number of their last line; the limit of cells is the library's own for
     all others who read with it.
     """
     while True:
-        usual = csv.field_size_limit(LONGEST_RECORD_BYTES)
+        usual, begun = csv.field_size_limit(LONGEST_RECORD_BYTES), rows.line_num + 1
         try:
             cells = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            raise _not_csv(path, rows.line_num, error) from error
+            # A quote that is never closed was opened in this row, however far its cell goes.
+            line = begun if "end of data" in str(error) else rows.line_num
+            raise _not_csv(path, line, error) from error
         finally:
             csv.field_size_limit(usual)
         yield rows.line_num, cells

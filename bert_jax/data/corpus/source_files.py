@@ -51,6 +51,11 @@ def find_files(source: str) -> tuple[list[Path], dict[str, list[Path]]]:
             raise UsageError(f"{source}: no {kinds()} file in this folder{seen}")
         return sorted(files), {reason: sorted(names) for reason, names in left_out.items()}
     if path.exists():
+        if not path.is_file():
+            raise UsageError(
+                f"{source} is not a plain file, and sources are read twice; pipe it in, and name "
+                "- as the source"
+            )
         files = [path]
     else:
         matching = sorted(Path(name) for name in glob.glob(source, recursive=True))

@@ -28,6 +28,8 @@ class Reading:
     stdin: Path | None = None
     # Files that cannot be read, by the names that messages give them.
     without: frozenset[str] = frozenset()
+    # The directory of the corpus, whose own files a glob may match.
+    outside: Path | None = None
 
 
 class SourceStream(io.BufferedReader):

@@ -76,6 +76,8 @@ def read_documents(
             readers.append((source, functools.partial(read, is_guarded=source == STDIN)))
         else:
             for path in find_files(source)[0]:
+                if reading.outside and path.resolve().is_relative_to(reading.outside.resolve()):
+                    continue
                 kind = kind_of(path.name)
                 assert kind is not None
                 endings.update(dict.fromkeys(kind, path))

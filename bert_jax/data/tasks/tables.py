@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
+from bert_jax.data.corpus.records import with_long_cells
 from bert_jax.data.corpus.sources import load_tfds, whole_characters
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
@@ -175,8 +176,10 @@ def _records(
     text = read_text(path)
     if text.lstrip().startswith("{"):
         return _json_lines(path, text)
-    if header or delimiter or _found_delimiter(text, wanted) is not None:
-        return _table(path, text, ".csv", header, wanted, delimiter)
+    found = delimiter or _found_delimiter(text, wanted)
+    if header or found is not None:
+        kind = ".tsv" if found == "\t" else ".csv"
+        return _table(path, text, kind, header, wanted, delimiter)
     # Without a line of names, which an error would ask for: a text a line, or a pair and a tab.
     lines = text.replace("\r\n", "\n").split("\n")
     numbered = [(number, line.split("\t")) for number, line in enumerate(lines, 1) if line.strip()]
@@ -213,14 +216,9 @@ def _text(value: Any, location: str, column: str) -> str:
 
 
 def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        for cells in reader:
-            yield reader.line_num, cells
-    except csv.Error as error:
-        raise UsageError(
-            f"{path}, line {reader.line_num}: {error}; is a quote not closed before it?"
-        ) from error
+    # Strict: a quote that is never closed would make one cell of the rest of the file.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    yield from with_long_cells(path, reader)
 
 
 def _table(
@@ -231,7 +229,8 @@ def _table(
     wanted: Sequence[str],
     delimiter: str | None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    if name.endswith(".csv") or delimiter:
+    # In a table with tabs nothing is quoted, unless it is called CSV.
+    if name.endswith(".csv") or delimiter not in (None, "\t"):
         found = delimiter or (None if header else _found_delimiter(text, wanted))
         if found and not delimiter and found != ",":
             note(f"{path}: its cells are separated by {found!r}")
