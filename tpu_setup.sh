@@ -21,6 +21,7 @@ PYTHON_VERSION=3.12.16
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PLACE=${BERT_JAX_HOME:-$HOME/bert-jax}
+[[ $PLACE == /* ]] || PLACE=$HOME/$PLACE
 LOCK=$HERE/requirements-tpu.lock
 VENV=$PLACE/venv
 DEVICES_AT=${DEVICES_AT:-/dev}

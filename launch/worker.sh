@@ -7,6 +7,7 @@
 #   worker.sh mount                                 make the data disk readable at /mnt/bert-jax
 #   worker.sh start RUN ARGUMENT...                 start `bert-jax pretrain ARGUMENT...`, unless it runs, or
 #                                                   `bert-jax doctor ARGUMENT...` finds that it would fail
+#   worker.sh limit RUN                             what ends the costs of that run, if it is running
 #   worker.sh state RUN                             running, the exit code, none, or other (another run is running)
 #   worker.sh stop                                  SIGTERM, and wait
 #   worker.sh logs LINES, worker.sh follow LINES
@@ -16,6 +17,7 @@ set -Eeuo pipefail
 UNIT=bert-jax
 GUARD=bert-jax-guard
 PLACE=${BERT_JAX_HOME:-$HOME/bert-jax}
+[[ $PLACE == /* ]] || PLACE=$HOME/$PLACE
 LOG=$PLACE/log/train.log
 
 say() { printf '%s: %s\n' "$(hostname)" "$*"; }
@@ -42,12 +44,12 @@ state() { # RUN
 }
 
 # A systemd unit for this script's VERB; mixed: SIGTERM goes to this script alone, which hands it on once.
-unit() { # NAME VERB
+unit() { # NAME VERB OPTION...
     # shellcheck source=launch/lib/unit.sh
     source "$PLACE/src/launch/lib/unit.sh"
     as_root systemctl reset-failed "$1" 2>/dev/null || true
     as_root systemd-run --unit="$1" --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
-        --property=KillMode=mixed --property=TimeoutStopSec="${STOP_SECONDS:-300}" "${UNIT_PROPERTIES[@]}" \
+        --property=KillMode=mixed --property=TimeoutStopSec="${STOP_SECONDS:-300}" "${UNIT_PROPERTIES[@]}" "${@:3}" \
         --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" \
         /bin/bash "$PLACE/src/launch/worker.sh" "$2"
 }
@@ -64,6 +66,11 @@ start() { # RUN ARGUMENT...
     local run=$1 name code=0
     shift
     if running; then
+        if [[ $(run_of) != "$run" ]]; then
+            say "another run is running"
+            return 3
+        fi
+        start_guard
         say "is running already"
         return
     fi
@@ -79,6 +86,10 @@ start() { # RUN ARGUMENT...
     } >"$PLACE/run.env"
     echo "$run" >"$PLACE/run"
     check_host || code=$?
+    if [[ $(run_of) != "$run" ]]; then
+        say "was told to stop before it began"
+        return 1
+    fi
     ((code)) || unit "$UNIT" train
     start_guard
     ((code == 0)) || return "$code"
@@ -160,7 +171,7 @@ start_guard() {
     [[ ${TPU:-} && ${WORKDIR:-} == gs://* && $(hostname) == *-w-0 ]] || return 0
     as_root systemctl stop "$GUARD" 2>/dev/null || true
     keep TPU WORKDIR DELETE_WHEN_DONE MAX_MINUTES >"$PLACE/guard.env"
-    unit "$GUARD" guard
+    unit "$GUARD" guard --property=Restart=on-failure --property=RestartSec=60
 }
 
 # Sees to the end of the costs, whether or not anybody watches from elsewhere:
@@ -174,7 +185,12 @@ guard() {
     source "$PLACE/guard.env"
     run=$(run_of)
     while :; do
-        minutes=$(minutes_of "$run")
+        minutes=$(minutes_of "$run") || {
+            # A sign that forgets the minutes of earlier machines would give the run its hours again.
+            tell "cannot read $WORKDIR/launched_alive: $(tail -n 1 "$PLACE/guard.err")"
+            sleep "${GUARD_SECONDS:-20}"
+            continue
+        }
         if ((SECONDS - signed >= ${ALIVE_SECONDS:-240})); then
             note "$run $minutes $(date +%FT%T.%N)" launched_alive && signed=$SECONDS
         fi
@@ -182,14 +198,15 @@ guard() {
             tell "the run has had machines for $minutes of $MAX_MINUTES minutes: ending it, and deleting the TPU"
             note "$run $minutes $(date +%FT%T.%N)" launched_alive || true
             as_root systemctl stop "$UNIT" || true
-            delete_tpu && return
-            sleep "${ALIVE_SECONDS:-240}"
+            # Until it is gone: the cloud may accept the request and fail afterwards.
+            delete_tpu || true
+            sleep "${DELETING_SECONDS:-240}"
         elif [[ ${DELETE_WHEN_DONE:-} == 1 && $(state "$run") == 0 ]]; then
             done_since=${done_since:-$SECONDS}
             if ((SECONDS - done_since >= ${LAST_SECONDS:-120})); then
                 tell "the run is done: deleting the TPU"
                 # First the mark: a supervisor that finds no machine would make another one.
-                note "$run" launched_and_done && delete_tpu && return
+                note "$run" launched_and_done && { delete_tpu || true; } && sleep "${DELETING_SECONDS:-240}"
             fi
         else
             done_since=''
@@ -207,15 +224,16 @@ note() { # TEXT NAME: an object of the workdir
 }
 
 # The minutes that the run has had machines: what it says in the bucket of others, and since this one was booted; or since
-# the run began here, if it is not the first one here.
+# the run began here, if it is not the first one here. Returns 1 if the bucket does not say.
 minutes_of() { # RUN
-    local run minutes=0 up said try
+    local run minutes=0 up said try known=''
     if [[ ! -f $PLACE/began.$1 ]]; then
         for try in 1 2 3; do
-            ! said=$(gcloud --quiet storage cat "$WORKDIR/launched_alive" </dev/null 2>"$PLACE/guard.err") || break
-            ! grep -qE 'matched no|not found|404' "$PLACE/guard.err" || break
+            said=$(gcloud --quiet storage cat "$WORKDIR/launched_alive" </dev/null 2>"$PLACE/guard.err") && known=yes && break
+            grep -qE 'matched no|not found|404' "$PLACE/guard.err" && known=yes && break
             sleep "$try"
         done
+        [[ $known ]] || return 1
         read -r run minutes _ <<<"$said"
         [[ $run == "$1" ]] || minutes=0
         read -r up _ <"${UPTIME_FILE:-/proc/uptime}"
@@ -243,8 +261,14 @@ stop() {
         as_root systemctl stop "$UNIT"
         say "stopped, exit code $(cat "$PLACE/exit" 2>/dev/null || echo none)"
     else
+        # One that has not begun yet, since its doctor is at work, does not begin.
+        [[ -f $PLACE/exit ]] || rm -f "$PLACE/run"
         say "nothing runs"
     fi
+}
+
+limit() { # RUN
+    if running && [[ $(run_of) == "$1" ]]; then start_guard; fi
 }
 
 # Compares a directory with a manifest: prints what is missing or has another size, or how many bytes are still to come
@@ -339,9 +363,9 @@ stage() { # SOURCE DIRECTORY
 
 verb=${1:-}
 case $verb in
-    state | start | train | guard | stop | stage | copy) shift && "$verb" "$@" ;;
+    state | start | limit | train | guard | stop | stage | copy) shift && "$verb" "$@" ;;
     mount) mount_disk ;;
     logs) echo "== $(hostname)" && tail -n "${2:-50}" "$LOG" ;;
     follow) exec tail -n "${2:-50}" -F "$LOG" ;;
-    *) echo "usage: worker.sh state|start|train|guard|stop|stage|copy|mount|logs|follow" >&2 && exit 2 ;;
+    *) echo "usage: worker.sh state|start|limit|train|guard|stop|stage|copy|mount|logs|follow" >&2 && exit 2 ;;
 esac

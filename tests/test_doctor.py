@@ -544,7 +544,7 @@ def test_the_worst_finding_of_all_processes_is_told(monkeypatch):
     assert merged["config"].found == "process 1: ValueError: odd"
     assert (merged["corpus"].exit_code, merged["corpus"].found) == (7, "bad")
     report = examination.Report(findings=merged, is_main=True, is_unfinished=False)
-    assert report.exit_code == 2  # of the first
+    assert report.exit_code == 7  # of the first that has a name
 
 
 def test_a_check_that_breaks_hides_no_other(place):

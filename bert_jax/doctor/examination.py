@@ -64,11 +64,12 @@ class Report:
     def exit_code(self) -> int:
         """Returns that of the first check that failed, where it is one of a kind; 0 if none did.
 
-        A network that fails counts last: it may be back when the run begins.
+        What nobody has a name for, and a network that fails, count last: neither need be there when
+        the run begins.
         """
         codes = [f.exit_code for f in self.findings.values() if f.result == FAILED]
-        codes.sort(key=lambda code: code == Unreachable.exit_code)
-        known = (*range(2, 9), Unreachable.exit_code)
+        codes.sort(key=lambda code: code in (1, Unreachable.exit_code))
+        known = (*range(1, 9), Unreachable.exit_code)
         return next((code if code in known else UsageError.exit_code for code in codes), 0)
 
     def count(self, result: str) -> int:

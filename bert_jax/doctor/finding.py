@@ -58,5 +58,5 @@ def of_error(error: Exception) -> Finding:
     return failed(
         f"{type(error).__name__}: {first_line}",
         "a run would meet it, too: start it, to see the whole of the error",
-        exit_code=UsageError.exit_code,
+        exit_code=1,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_jax.doctor.case import Case
 from bert_jax.doctor.finding import Finding, failed, passed, warned
-from bert_jax.errors import UsageError
+from bert_jax.errors import Unreachable, UsageError
 from bert_jax.runtime import distributed
 from bert_jax.workdir.run_directory import versions
 
@@ -59,7 +59,8 @@ def meet(
     """Returns what every process says, with its `skew`: seconds that its clock is ahead of that of
     process 0.
 
-    Raises UsageError, with the port or the missing processes, where they do not meet in time.
+    Raises Unreachable, with the port or the missing processes, where they do not meet in time, and
+    UsageError where the port cannot be opened.
     """
     assert connection.coordinator is not None
     host, _, port = connection.coordinator.rpartition(":")
@@ -95,7 +96,7 @@ def _receive(port: int, words: dict, number: int, ends_at: float) -> list[dict[s
                 heard["skew"] = theirs - (before + time.time()) / 2
             except TimeoutError:
                 missing = [str(rank) for rank in range(number) if rank not in said]
-                raise UsageError(
+                raise Unreachable(
                     f"process {', '.join(missing)} did not come to port {port} of process 0 in "
                     "time: start the same command on every host; a firewall between them must let "
                     f"port {port} through"
@@ -124,7 +125,7 @@ def _go(host: str, port: int, words: dict, rank: int, ends_at: float) -> list[di
                 _tell(stream, time.time())
                 return json.loads(stream.readline())
         if time.monotonic() > ends_at:
-            raise UsageError(
+            raise Unreachable(
                 f"process 0 does not answer at {host}:{port}: start the same command on every "
                 f"host; a firewall between them must let port {port} through, and `coordinator` "
                 "must name the host of process 0"

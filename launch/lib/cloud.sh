@@ -20,7 +20,7 @@ describe() { # FORMAT NOUN NAME -> its state; ABSENT; or ERROR, with gcloud's wo
         echo "$DRY_STATE"
         return
     elif ((code == 0)); then
-        echo "${state:-EMPTY}"
+        echo "${state:-ERROR}" # an answer without a state is none
     elif grep -q NOT_FOUND "$SCRATCH/describe"; then
         echo ABSENT
     else
@@ -73,15 +73,27 @@ why() {
 # an end; later it is an outage, and worth patience.
 has_answered() { [[ -e $SCRATCH/answered ]]; }
 
-# With several zones: the one that has the resource already, if any.
+# With several zones: the one that has the resource already, if any. A zone that does not answer may have it, and in
+# another one a second resource would be made.
 find_zone() {
-    local zone
+    local zone state try
     ((${#ZONES[@]} > 1)) && [[ ! $DRY_RUN ]] || return 0
     for zone in "${ZONES[@]}"; do
         ZONE=$zone
-        [[ $(describe 'value(state.state)' queued-resources "$NAME") == ABSENT ]] || return 0
+        for ((try = 1; ; try++)); do
+            state=$(describe 'value(state.state)' queued-resources "$NAME")
+            [[ $state == ERROR ]] || break
+            ((try < ${CLOUD_TRIES:-5})) || die "$EXIT_CLOUD" "whether $ZONE has $NAME, the cloud does not say: $(why)"
+            backoff "$try"
+        done
+        [[ $state == ABSENT ]] || return 0
     done
     ZONE=${ZONES[0]}
+}
+
+# In all zones: one may have been left behind.
+delete_everywhere() {
+    for ZONE in "${ZONES[@]}"; do delete_resource; done
 }
 
 next_zone() {

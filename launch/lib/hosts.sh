@@ -42,14 +42,24 @@ stage() {
 }
 
 start_trainer() {
-    local flags tell
+    local flags tell cache=${COMPILATION_CACHE:-}
     flags="$(libtpu_flags "$GENERATION")${LIBTPU_FLAGS:+ $LIBTPU_FLAGS}"
-    tell="LIBTPU_INIT_ARGS=${flags@Q} JAX_COMPILATION_CACHE_DIR=${COMPILATION_CACHE:-} $(there)"
+    tell="LIBTPU_INIT_ARGS=${flags@Q} JAX_COMPILATION_CACHE_DIR=${cache@Q} $(there)"
     [[ ! ${DOCTOR:-} ]] || tell+="DOCTOR=${DOCTOR@Q} "
-    # For worker 0, which sees to the end of the costs (worker.sh guard).
-    # shellcheck disable=SC2153
-    tell+="TPU=$PROJECT/$ZONE/$NAME WORKDIR=${WORKDIR@Q} DELETE_WHEN_DONE=$DELETE_WHEN_DONE MAX_MINUTES=$MAX_MINUTES"
+    tell+=$(costs)
     on_workers "${START_SECONDS:-900}" "$tell bash $HOST/launch/worker.sh start $RUN ${ARGUMENTS[*]@Q}"
+}
+
+# For worker 0, which sees to the end of the costs (worker.sh guard).
+# shellcheck disable=SC2153
+costs() {
+    printf '%s' "TPU=$PROJECT/$ZONE/$NAME WORKDIR=${WORKDIR@Q} DELETE_WHEN_DONE=$DELETE_WHEN_DONE MAX_MINUTES=$MAX_MINUTES"
+}
+
+# Tells worker 0 of a run that is going on already what ends its costs.
+tell_guard() {
+    [[ $WORKDIR == gs://* ]] || return 0
+    on_workers "${SSH_SECONDS:-120}" "$(there)$(costs) bash $HOST/launch/worker.sh limit $RUN" >/dev/null
 }
 
 stop_trainer() {

@@ -18,6 +18,8 @@ ensure_ready() {
                 create_resource || code=$?
                 asked=$SECONDS
                 ((code > 0)) || continue
+                # The answer may have been lost, and the request be there.
+                [[ $(condition) == absent ]] || continue
                 # What will not change counts as all the tries of its zone.
                 refused=$((refused + (code == 2 ? ${CLOUD_TRIES:-5} : 1)))
                 ((refused < ${CLOUD_TRIES:-5} * ${#ZONES[@]})) ||
@@ -44,6 +46,10 @@ ensure_ready() {
                 ;;
             dead | unknown:*)
                 if [[ $now == dead ]] || ((++unknown >= ${UNKNOWN_POLLS:-10})); then
+                    if [[ $now != dead && $RUN ]] && { ask_trainer || true; } && grep -q ' running$' <<<"$REPORT"; then
+                        log "$NAME: $now, and its hosts train"
+                        return
+                    fi
                     ((++dead <= ${MAX_FAILURES:-5})) ||
                         die "$EXIT_CLOUD" "$NAME was made and failed $((dead - 1)) times; last: $(failure)"
                     log "$NAME is lost ($(failure)): deleting it and asking again"

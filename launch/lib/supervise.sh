@@ -47,6 +47,15 @@ mark_finished() {
         log "the mark could not be written"
 }
 
+# Whether the machine trains another run by now, which is then said; REPORT has what its hosts say.
+is_of_another_run() {
+    REPORT=''
+    [[ $(condition) == ready ]] || return 1
+    ask_trainer || true
+    grep -q ' other$' <<<"$REPORT" || return 1
+    log "another run is running on $NAME: it is not deleted"
+}
+
 # Ends here if the run is done, or has had its hours. Asked before a machine is made: worker 0 may have deleted the last one.
 end_if_over() {
     local mark alive run minutes errors=0
@@ -55,15 +64,18 @@ end_if_over() {
         log "$WORKDIR does not answer: $(why)"
         if has_answered; then pause "$POLL_SECONDS"; else backoff "$errors"; fi
     done
-    if [[ $mark == "$RUN" ]]; then
+    if [[ $mark && $mark == "$RUN" ]]; then
         log "run $RUN is done, says $WORKDIR/launched_and_done; delete that to run it again"
         # The supervisor that wrote the mark may have ended before its TPU was gone.
-        [[ $DELETE_WHEN_DONE != 1 ]] || delete_resource
+        [[ $DELETE_WHEN_DONE != 1 ]] || is_of_another_run || delete_resource
         exit 0
     fi
     read -r run minutes _ <<<"$alive" || true
     if [[ $MAX_MINUTES && $run == "$RUN" ]] && ((minutes >= MAX_MINUTES)); then
-        delete_resource
+        if ! is_of_another_run; then
+            ! grep -q ' running$' <<<"$REPORT" || stop_trainer || true
+            delete_resource
+        fi
         die "$EXIT_HOURS" "the run has had machines for $minutes minutes, --max-hours is $MAX_HOURS: a larger one goes on"
     fi
 }
@@ -82,7 +94,7 @@ is_alive() {
 # Watches the trainers until none runs. OUTCOME is then one exit code; or `lost`: the machine is gone, or silent for
 # certain; or `silent`: it is, and nothing can tell whether it trains.
 watch_trainer() {
-    local silent=0 ending=0 now code
+    local silent=0 silent_since=0 ending=0 now code
     while :; do
         if ask_trainer; then
             silent=0
@@ -115,14 +127,19 @@ watch_trainer() {
                 *) silent=0 ;; # nobody knows, or it is being repaired
             esac
             if ((silent == 1)); then
+                silent_since=$SECONDS
                 is_alive || true # what a later sign is compared with
             elif ((silent == ${UNKNOWN_POLLS:-10})); then
                 log "silent for $silent looks, while the cloud calls it ready: one more look"
-            elif ((silent > ${UNKNOWN_POLLS:-10})); then
+            # However quick the looks: worker 0 leaves a sign every four minutes.
+            elif ((silent > ${UNKNOWN_POLLS:-10} && SECONDS - silent_since >= ${SILENT_SECONDS:-720})); then
                 OUTCOME=lost
                 if [[ $REPORT ]]; then
                     # This network reaches some hosts, whose trainers have ended: the others are gone.
-                    [[ $(meaning "$(verdict)") != stop ]] || OUTCOME=$(verdict)
+                    case $(meaning "$(verdict)") in
+                        stop | 'done') OUTCOME=$(verdict) ;;
+                        *) [[ $WORKDIR == gs://* ]] || OUTCOME=silent ;;
+                    esac
                     return
                 fi
                 code=0
@@ -146,13 +163,15 @@ watch_trainer() {
 
 # Sets up all hosts and starts the trainer, unless it runs or has ended already. CAUSE says what went wrong.
 begin() {
-    local all=yes
+    local all=yes code=0
     CAUSE=''
     ask_trainer || all=''
     if grep -q ' other$' <<<"$REPORT"; then
         die "$EXIT_USAGE" "another run is running on $NAME; launch/tpu stop ends it"
     elif grep -q ' running$' <<<"$REPORT"; then
         log "the trainer runs already: watching it"
+        # What ends its costs may have been told otherwise since.
+        tell_guard || log "what ends the costs could not be told to worker 0"
         return
     elif [[ $all && $REPORT ]] && ! grep -qv ' 0$' <<<"$REPORT"; then
         log "the trainer is done already"
@@ -163,10 +182,12 @@ begin() {
         CAUSE=$EXIT_SETUP
     elif ! stage; then
         CAUSE=$EXIT_SETUP
-    elif ! start_trainer; then
-        # A host whose doctor found a fault says so as if its trainer had ended: the watch hears it.
-        [[ $(meaning "$(verdict)") != stop ]] || return 0
-        CAUSE=$EXIT_CONTACT
+    else
+        start_trainer || code=$?
+        # A host whose doctor found a fault says so as if its trainer had ended: the watch hears it. Where a host did not
+        # answer, the others' doctors may only have missed it.
+        [[ $code != 1 || $(meaning "$(verdict)") != stop ]] || return 0
+        ((code == 0)) || CAUSE=$EXIT_CONTACT
     fi
     [[ $CAUSE ]] || return 0
     log "failed: $(tr '\n' ';' <<<"${REPORT:-no host answered}")"

@@ -83,7 +83,10 @@ class Cloud:
         state = {
             "states": exists,
             "current": exists[0] if exists else "",
+            # The zone that it is in; none: in any that is asked.
+            "zone": scenario.pop("zone", ""),
             "created": 0,
+            "lost_answers": scenario.pop("lost_answers", 0),
             "create_errors": scenario.pop("create_errors", []),
             "describe_errors": scenario.pop("describe_errors", 0),
             "rsync_limits": scenario.pop("rsync_limits", []),
@@ -110,6 +113,7 @@ class Cloud:
             "FAKE_CLOUD": str(self.directory),
             "TMPDIR": str(self.directory),
             "POLL_SECONDS": "0.02",
+            "SILENT_SECONDS": "0",
             "RETRY_MS": "1",
             "DELETE_WHEN_DONE": "0",
             "LC_ALL": "C.UTF-8",

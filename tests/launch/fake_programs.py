@@ -73,7 +73,7 @@ def describe_resource(words: list[str], argv: list[str]) -> int:
         if now["describe_errors"]:
             now["describe_errors"] -= 1
             return fail("UNAVAILABLE: The service is currently unavailable.")
-        if not now["states"]:
+        if not now["states"] or now["zone"] not in ("", option(argv, "zone")):
             return fail(f"NOT_FOUND: Resource {words[0]} was not found")
         now["current"] = now["states"][0]
         if len(now["states"]) > 1:
@@ -109,7 +109,11 @@ def create(words: list[str], argv: list[str]) -> int:
         number = min(now["created"], len(SCENARIO["creations"]) - 1)
         now["states"] = list(SCENARIO["creations"][number])
         now["created"] += 1
+        now["zone"] = option(argv, "zone")
         new_hosts()
+        if now["lost_answers"]:
+            now["lost_answers"] -= 1
+            return fail("Connection reset by peer")
     return 0
 
 
@@ -125,7 +129,7 @@ def new_hosts() -> None:
 def delete(words: list[str], argv: list[str]) -> int:
     assert "--force" in argv, "a resource with nodes is deleted by force only"
     with state() as now:
-        if not now["states"]:
+        if not now["states"] or now["zone"] not in ("", option(argv, "zone")):
             return fail(f"NOT_FOUND: Resource {words[0]} was not found")
         now["states"] = ["DELETING", "GONE"]
     # Afterwards: the caller may be on one of the hosts.

@@ -138,7 +138,8 @@ def test_what_else_hosts_are_told(cloud):
         in text
     )
     assert (
-        "JAX_COMPILATION_CACHE_DIR=gs://b/run/xla_cache BERT_JAX_HOME='\\''/big/bert'\\''" in text
+        "JAX_COMPILATION_CACHE_DIR='\\''gs://b/run/xla_cache'\\'' BERT_JAX_HOME='\\''/big/bert'\\''"
+        in text
     )
     assert "TPU=p/z/pod WORKDIR='\\''gs://b/run'\\'' DELETE_WHEN_DONE=1 MAX_MINUTES=120" in text
     for line in text.splitlines():
