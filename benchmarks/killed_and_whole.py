@@ -30,10 +30,8 @@ _SHAPE = (
     "output_bias=log_frequency",
     "optimizer.learning_rate=1e-3",
     "optimizer.warmup_steps=100",
-    "optimizer.bias_correction=true",
     "evaluation.num_examples=512",
     "evaluation.batch_size=64",
-    "checkpoint.every_steps=100",
     "log_every_steps=10",
 )
 # The recipe, the options of `prepare`, and what else is set.
@@ -46,11 +44,16 @@ _KINDS = {
     "electra": (
         "electra_small",
         ("--vocab-size", "16384"),
-        ("model.vocab_size=16384", "model.embedding_size=96", "model.generator_size=0.3333333333"),
+        (
+            "model.vocab_size=16384",
+            "model.embedding_size=96",
+            "model.generator_size=0.3333333333333333",
+            "optimizer.bias_correction=true",
+        ),
     ),
 }
-# Of a row of metrics.jsonl, what is measured in seconds.
-_TIMES = ("seconds", "tokens_per_second", "mfu", "time")
+# Of a row of metrics.jsonl, what is measured in seconds, and over how many steps.
+_TIMES = ("seconds", "tokens_per_second", "mfu", "time", "steps")
 
 
 def main() -> int:
@@ -70,10 +73,14 @@ def _compare(kind: str, arguments: argparse.Namespace) -> bool:
     home = arguments.keep.resolve() / kind
     corpus = home / "corpus"
     if not (corpus / "corpus.json").exists():
-        _bert_jax("prepare", "--source", arguments.text.resolve(), "--output", corpus, *prepare)
+        few = ("--validation-fraction", "0.05")
+        _bert_jax(
+            "prepare", "--source", arguments.text.resolve(), "--output", corpus, *few, *prepare
+        )
     phase = {"sequence_length": 64, "steps": arguments.steps, "global_batch_size": 16}
     changes = (*_SHAPE, *changes, f"phases={json.dumps([phase])}")
     changes += (f"evaluation.every_steps={arguments.steps // 4}",)
+    changes += (f"checkpoint.every_steps={arguments.steps // 8}",)
     command = ["pretrain", config, "--corpus", corpus]
     command += [word for change in changes for word in ("--set", change)]
     whole, killed = home / "whole", home / "killed"
