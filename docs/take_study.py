@@ -6,6 +6,7 @@
 run; docs/science.md says what they mean. It needs Pillow, which the `dev` extra has.
 """
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,12 +17,13 @@ _SCIENCE = Path(__file__).parent / "science"
 
 
 def take(workdir: Path) -> Path:
-    """Copies one study; the command in it names `runs/NAME`, wherever the workdir was."""
+    """Copies one study; the command in it names `runs/NAME`, wherever workdir and corpus were."""
     text = (workdir / "study.md").read_text(encoding="utf-8")
     target = _SCIENCE / workdir.name
     shutil.rmtree(target, ignore_errors=True)
     (target / "figures").mkdir(parents=True)
     text = text.replace(f"--workdir {workdir}", f"--workdir runs/{workdir.name}")
+    text = re.sub(r"--corpus (?:\S*/)?([^\s/`]+)", r"--corpus runs/\1", text)
     (target / "study.md").write_text(text, encoding="utf-8")
     if (workdir / "predictions").is_dir():
         shutil.copytree(workdir / "predictions", target / "predictions")
