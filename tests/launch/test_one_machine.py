@@ -96,3 +96,21 @@ def test_places_are_plain_words(cloud):
         .stdout
     )
     assert "JAX_COMPILATION_CACHE_DIR='\\''gs://b/my run/xla_cache'\\''" in text
+
+
+def test_quick_looks_do_not_make_silence_long(cloud):
+    """A sign of life comes every four minutes: for less than twelve nothing is certain."""
+    silent = {"match": "worker.sh state", "times": list(range(3, 999)), "silent": True}
+    here = cloud(trainer=[{"code": "waits"}], events=[silent])
+    supervisor = started(here, UNKNOWN_POLLS="2", SILENT_SECONDS="3600")
+    wait_until(lambda: here.state()["events"].get("0", 0) > 12, supervisor)
+    end(supervisor)
+    assert here.commands() == ["create", *_UP]
+
+
+def test_a_host_that_does_not_answer_makes_no_finding_of_the_others(cloud):
+    """Their doctors may only have missed it: all hosts are asked again."""
+    deaf = {"match": "worker.sh start", "times": [1], "deaf": [1]}
+    here = cloud(doctor=[2, 2], events=[deaf])
+    done = here.tpu("supervise", *_RUN)
+    assert (done.returncode, here.commands()) == (2, ["create", *_UP, *_UP]), done.stderr
