@@ -37,7 +37,7 @@ def measure(config: TrainConfig, corpus: Path) -> dict[str, Any]:
 
     compiling, steps = 0.0, []
     for phase in config.phases:
-        values = to_dict(config) | {"phases": [to_dict(phase)]}
+        values: dict[str, Any] = to_dict(config) | {"phases": [to_dict(phase)]}
         if len(config.phases) > 1:
             # A phase alone may be shorter than the warm-up, and its program is not the run's.
             steady = {"schedule": "constant", "warmup_steps": 0, "decay_steps": 0}
