@@ -231,15 +231,29 @@ _SCHEDULES_THAT_READ = {
 }
 
 
-def _optimizer_problems(optimizer: OptimizerConfig, total_steps: int) -> Iterator[tuple[str, str]]:
-    for table, chosen, readers in (
+def _choices(
+    optimizer: OptimizerConfig,
+) -> tuple[tuple[Registry, str, dict[str, tuple[str, ...]]], ...]:
+    return (
         (OPTIMIZERS, optimizer.kind, _KINDS_THAT_READ),
         (SCHEDULES, optimizer.schedule, _SCHEDULES_THAT_READ),
-    ):
+    )
+
+
+def reads(optimizer: OptimizerConfig, name: str) -> bool:
+    """Returns whether the optimiser or its schedule reads a field; what a file registers may."""
+    return all(
+        name not in readers or not table.is_builtin(chosen) or chosen in readers[name]
+        for table, chosen, readers in _choices(optimizer)
+    )
+
+
+def _optimizer_problems(optimizer: OptimizerConfig, total_steps: int) -> Iterator[tuple[str, str]]:
+    for _, chosen, readers in _choices(optimizer):
         for name, kinds in readers.items():
             value = getattr(optimizer, name)
             is_changed = value != getattr(OptimizerConfig, name)
-            if is_changed and table.is_builtin(chosen) and chosen not in kinds:
+            if is_changed and not reads(optimizer, name):
                 yield (
                     f"optimizer.{name}",
                     f"is {value}, which {chosen} does not read: only {', '.join(kinds)}",

@@ -78,7 +78,7 @@ def test_optimiser_and_schedule_are_those_of_the_run(card):
     config = tiny_corpus.tiny_config(optimizer=lamb)
     said = model_card._recipe(config, {})
     assert "- optimiser: `lamb`, beta1 0.9" in said and "momentum" not in said
-    assert "steps of warm-up, then `polynomial`, down to 0.1 of it" in said
+    assert "steps of warm-up, then `polynomial`, min lr ratio 0.1, power 1\n" in said
 
 
 def test_an_imported_model_has_no_invented_history(tmp_path, exported):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.studies.records import DONE
 from bert_jax.studies.scaling_law import Law
 
 _SIZE, _DPI = (8, 4.8), 130
@@ -88,7 +89,7 @@ def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tu
 
     ends = []
     for name in names:
-        last = [r["curve"][-1] for r in runs if r["variant"] == name and r["status"] == "done"]
+        last = [r["curve"][-1] for r in runs if r["variant"] == name and r["status"] == DONE]
         if not last:
             ends.append(f"{name} has no run that is done")
             continue
@@ -109,7 +110,7 @@ def _points(found: dict[str, Any]) -> tuple[np.ndarray, ...]:
     runs = [
         r
         for r in found["runs"]
-        if r["status"] == "done" and "task" not in r and r["figures"].get(column)
+        if r["status"] == DONE and "task" not in r and r["figures"].get(column)
     ]
     rows = [(r["block_parameters"], r["tokens"], r["figures"][column], r["flops"]) for r in runs]
     return tuple(np.array(rows, float).T)

@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -256,20 +256,17 @@ def prune(
     workdir: Path, *, keep_last: int, keep_every: int = 0, patience: float | None = None
 ) -> list[int]:
     """Removes all steps but the newest ones and multiples of `keep_every`; returns the removed."""
-    kept = kept_steps(workdir, keep_last=keep_last, keep_every=keep_every, patience=patience)
-    removed = [step for step in steps(workdir, patience=patience) if step not in kept]
+    there = steps(workdir, patience=patience)
+    kept = kept_of(there, keep_last=keep_last, keep_every=keep_every)
+    removed = [step for step in there if step not in kept]
     for step in removed:
         remove(workdir, step, patience=patience)
     return removed
 
 
-def kept_steps(
-    workdir: Path, *, keep_last: int, keep_every: int = 0, patience: float | None = None
-) -> list[int]:
-    """Returns the steps that `prune` leaves."""
-    there = steps(workdir, patience=patience)
-    newest = there[-keep_last:]
-    return [s for s in there if s in newest or (keep_every and s % keep_every == 0)]
+def kept_of(there: Sequence[int], *, keep_last: int, keep_every: int = 0) -> set[int]:
+    """Returns which of the steps of a workdir `prune` leaves."""
+    return {*there[-keep_last:], *(s for s in there if keep_every and s % keep_every == 0)}
 
 
 def remove(workdir: Path, step: int, *, patience: float | None = None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import OptimizerConfig, TrainConfig
+from bert_jax.config_checks import reads
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import goodput, log_reader
 from bert_jax.workdir.run_directory import CONFIG, MEAN_OF, versions
@@ -25,17 +26,10 @@ _TASKS = {  # the last part of a head -> the Hub's name of what it is for
 _POINTS = 12  # of the held-out curve
 
 
-# The numbers of the optimiser that each kind reads; one that a file registers may read any.
-_ADAM = ("beta1", "beta2", "epsilon", "weight_decay", "clip_norm")
-_READ = {
-    "bert_adamw": (*_ADAM, "bias_correction"),
-    "adamw": _ADAM,
-    "lamb": (*_ADAM, "bias_correction"),
-    "stable_adamw": _ADAM,
-    "muon": ("momentum", *_ADAM),
-    "adafactor": ("weight_decay", "clip_norm"),
-}
-_EVERY = (*_ADAM, "momentum", "bias_correction")
+# The numbers of an optimiser and of a schedule, of which each has those that it reads.
+_OF_OPTIMISERS = ("beta1", "beta2", "epsilon", "momentum", "weight_decay", "clip_norm",
+                  "bias_correction")  # fmt: skip
+_OF_SCHEDULES = ("decay_steps", "min_lr_ratio", "power")
 
 
 def write_model_card(
@@ -135,8 +129,9 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
          for number, phase in enumerate(config.phases)],
     )  # fmt: skip
     facts = {
-        "learning rate": _rate(optimizer),
-        "optimiser": _optimiser(optimizer),
+        "learning rate": f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of "
+        f"warm-up, then `{optimizer.schedule}`{_numbers(optimizer, _OF_SCHEDULES)}",
+        "optimiser": f"`{optimizer.kind}`{_numbers(optimizer, _OF_OPTIMISERS)}",
         "dropout": f"{config.model.hidden_dropout_prob:g}, of attention "
         f"{config.model.attention_probs_dropout_prob:g}",
         "products in": config.compute.dtype,
@@ -156,21 +151,10 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
     return phases + "\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def _rate(optimizer: OptimizerConfig) -> str:
-    said = f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of warm-up, then "
-    said += f"`{optimizer.schedule}`"
-    if optimizer.decay_steps:
-        said += f", {optimizer.decay_steps:,} steps of decay"
-    if optimizer.min_lr_ratio:
-        said += f", down to {optimizer.min_lr_ratio:g} of it"
-    return said
-
-
-def _optimiser(optimizer: OptimizerConfig) -> str:
-    read = _READ.get(optimizer.kind, _EVERY)
-    values = ((name.replace("_", " "), getattr(optimizer, name)) for name in read)
-    said = (f"{n} {'yes' if v is True else 'no' if v is False else f'{v:g}'}" for n, v in values)
-    return f"`{optimizer.kind}`, {', '.join(said)}"
+def _numbers(optimizer: OptimizerConfig, names: Iterable[str]) -> str:
+    values = ((name, getattr(optimizer, name)) for name in names if reads(optimizer, name))
+    said = ((n, ("no", "yes")[v] if isinstance(v, bool) else f"{v:g}") for n, v in values)
+    return "".join(f", {name.replace('_', ' ')} {value}" for name, value in said)
 
 
 def _results(

@@ -49,11 +49,12 @@ def run(arguments: Any) -> int:
         keep_every = policy.keep_every if arguments.keep_every is None else arguments.keep_every
         if keep_last < 1 or keep_every < 0:
             raise UsageError("checkpoints prune: --keep-last is at least 1, --keep-every 0 or more")
-        kept = checkpoint.kept_steps(directory, keep_last=keep_last, keep_every=keep_every)
+        there = checkpoint.steps(directory)
+        kept = checkpoint.kept_of(there, keep_last=keep_last, keep_every=keep_every)
         damaged = [step for step in kept if checkpoint.problem(directory, step) is not None]
         if damaged:
             raise NoUsableCheckpoint(
-                f"checkpoints prune: step {damaged[-1]} of {arguments.workdir} would be kept and "
+                f"checkpoints prune: step {max(damaged)} of {arguments.workdir} would be kept and "
                 "is damaged; nothing is removed: 'bert-jax checkpoints verify' names what is good, "
                 "and 'bert-jax checkpoints rollback --step N' goes back to it"
             )

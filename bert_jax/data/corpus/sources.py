@@ -60,6 +60,7 @@ def read_documents(
     reading = reading or Reading()
     readers: list[tuple[str, Callable[[], Iterable[Document]]]] = []
     endings: dict[str, Path] = {}
+    own = None if reading.outside is None else reading.outside.resolve()
     for source in sources:
         if source == "docs:":
             from bert_jax.data.corpus.documentation import documentation
@@ -76,7 +77,7 @@ def read_documents(
             readers.append((source, functools.partial(read, is_guarded=source == STDIN)))
         else:
             for path in find_files(source)[0]:
-                if reading.outside and path.resolve().is_relative_to(reading.outside.resolve()):
+                if own is not None and path.resolve().is_relative_to(own):
                     continue
                 kind = kind_of(path.name)
                 assert kind is not None
