@@ -17,8 +17,8 @@ DETAILS = (
     "Takes what pretrain takes, all of it optional: versions, devices, memory, config, corpus, "
     "workdir, bucket, hosts, compilation and predicted hours are checked, each with its remedy. "
     "Nothing is changed. Without CONFIG it checks the machine. Exit code 0 if nothing failed, "
-    "else that of the first failure. Example: bert-jax doctor bert_base --corpus runs/corpus "
-    "--workdir runs/base"
+    "else that of the first failure; a failing network (75) and an unknown error (1) count last. "
+    "Example: bert-jax doctor bert_base --corpus runs/corpus --workdir runs/base"
 )
 
 
