@@ -55,7 +55,7 @@ _SHORT = [
 
 
 @pytest.mark.parametrize(
-    ("life", "capacity"), itertools.product(_LIVES, _CAPACITIES) if IS_LONG else _SHORT
+    ("life", "capacity"), list(itertools.product(_LIVES, _CAPACITIES)) if IS_LONG else _SHORT
 )
 def test_a_life_ends_where_it_should(cloud, life, capacity):
     scenario, settings, code, sequence = _LIVES[life]
