@@ -534,12 +534,12 @@ def test_the_prediction_is_written_before_its_run_and_stays(tmp_path, corpus, mo
     monkeypatch.setattr(scaling_law, "_RESAMPLES", 6)
     monkeypatch.setattr(scaling_law, "_STARTS", 3)
     sizes = ["L2-H32", "L2-H64", "L2-H128"]
-    only = [f"{size}-{tokens}M" for size in sizes for tokens in (1, 2, 4)]
+    only = [f"{size}-{steps}" for size in sizes for steps in (1500, 2500, 4000)]
     found = shipped("scaling")
     largest = found.variants[-1].name
     plan = plan_runs(found, tmp_path / "study", corpus=corpus, only=[*only, largest])
     runner.claim(plan)
-    path = plan.workdir / "predictions" / "L4-H256-4M.json"
+    path = plan.workdir / "predictions" / "L4-H192-4000.json"
     seen = []
 
     def loss(run):
@@ -558,12 +558,12 @@ def test_the_prediction_is_written_before_its_run_and_stays(tmp_path, corpus, mo
     found = summary.write(plan)
     assert len(seen) == 1 and path.read_bytes() == seen[0]
     (prediction,) = found["predictions"]
-    assert prediction["loss"] == pytest.approx(loss(plan.named("L4-H256-4M.seed0")), abs=2e-3)
+    assert prediction["loss"] == pytest.approx(loss(plan.named("L4-H192-4000.seed0")), abs=2e-3)
     assert abs(prediction["error"]) < 2e-3 and len(prediction["runs"]) == 9
     np.testing.assert_allclose(list(found["law"]["values"].values()), _TRUE, rtol=0.02)
     text = (plan.workdir / "study.md").read_text(encoding="utf-8")
-    assert "| L4-H256-4M.seed0 |" in text.split("## Predictions")[1] and "figures/law.png" in text
-    assert "![Held-out mlm loss over million tokens. A line for each run. L2-H32-1M ends" in text
+    assert "| L4-H192-4000.seed0 |" in text.split("## Predictions")[1] and "figures/law.png" in text
+    assert "![Held-out mlm loss over million tokens. A line for each run. L2-H32-1500 ends" in text
     drawn = sorted(path.name for path in (plan.workdir / "figures").iterdir())
     assert drawn == [
         f"{name}.{kind}"
@@ -577,7 +577,7 @@ def test_a_predicted_run_waits_for_those_of_other_processes(tmp_path, corpus, mo
     monkeypatch.setattr(scaling_law, "_STARTS", 3)
     found = shipped("scaling")
     sizes = ("L2-H32", "L2-H64", "L2-H128")
-    only = [f"{size}-{tokens}M" for size in sizes for tokens in (1, 2, 4)]
+    only = [f"{size}-{steps}" for size in sizes for steps in (1500, 2500, 4000)]
     largest = found.variants[-1].name
     plan = plan_runs(found, tmp_path / "study", corpus=corpus, only=[*only, largest])
     runner.claim(plan)
