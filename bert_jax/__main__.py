@@ -13,7 +13,7 @@ from bert_jax import config_loader
 from bert_jax.cli import options, output
 from bert_jax.cli.exchange import average, checkpoints, export, import_
 from bert_jax.cli.inference import embed, fill_mask, predict
-from bert_jax.cli.inspection import attention, doctor, plan, report, show
+from bert_jax.cli.inspection import attention, doctor, plan, probe, report, show
 from bert_jax.cli.training import evaluate, finetune, prepare, pretrain, study
 from bert_jax.errors import (
     BertJaxError,
@@ -115,6 +115,7 @@ _VERBS: dict[str, Any] = {
     "embed": embed,
     "fill-mask": fill_mask,
     "attention": attention,
+    "probe": probe,
     "export": export,
     "import": import_,
     "average": average,

@@ -183,6 +183,15 @@ TASKS = Registry(
         "squad2": "bert_jax.tasks.question_answering:SQUAD2",
     },
 )
+# Questions to a trained model.
+PROBES = Registry(
+    "probe",
+    {
+        "minimal_pairs": "bert_jax.probes.minimal_pairs:PROBE",
+        "pseudo_perplexity": "bert_jax.probes.pseudo_perplexity:PROBE",
+        "nearest_words": "bert_jax.probes.nearest_words:PROBE",
+    },
+)
 # Services that show the curves of runs, beside metrics.jsonl and TensorBoard.
 TRACKERS = Registry(
     "trackers",

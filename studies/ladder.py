@@ -26,6 +26,7 @@ TASKS = tuple(
     Task(rule, rule=rule, options=("--learning-rate", "3e-4"))
     for rule in ("word_order", "sentence_order", "same_document")
 )
+PROBES = ("minimal_pairs", "pseudo_perplexity", "nearest_words")
 
 
 def rung(layers: int, width: int, heads: int, *more: str) -> Variant:
@@ -60,6 +61,7 @@ def study() -> Study:
         ),
         seeds=2,
         tasks=TASKS,
+        probes=PROBES,
         compare="previous",
     )
 
@@ -83,5 +85,6 @@ def paper() -> Study:
             )
             for name in ("mnli", "mrpc", "sst2")
         ),
+        probes=PROBES,
         compare="previous",
     )  # fmt: skip

@@ -49,6 +49,7 @@ def study() -> Study:
             Task(rule, rule=rule, options=("--learning-rate", "3e-4"))
             for rule in ("word_order", "sentence_order", "same_document")
         ),
+        probes=("minimal_pairs", "pseudo_perplexity", "nearest_words"),
         equal_compute=True,
         compare_on="tasks",
         notes=(

@@ -34,4 +34,5 @@ def study() -> Study:
             Task(rule, rule=rule, options=("--learning-rate", "3e-4"))
             for rule in ("word_order", "sentence_order")
         ),
+        probes=("minimal_pairs", "pseudo_perplexity"),
     )

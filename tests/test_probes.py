@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import functools
 import importlib.util
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.api.model import Model
+from bert_jax.__main__ import main
+from bert_jax.api.model import Model, load
 from bert_jax.config import ComputeConfig, HeadConfig, TrainConfig
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer, train_byte_level_bpe
@@ -20,6 +22,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model import bert, positions, sharding
 from bert_jax.probes import minimal_pairs, stored_arrays
 from bert_jax.probes.attention import Attention, AttentionProbe, readable, statistics
+from bert_jax.probes.held_out import readable_sentences
 from bert_jax.probes.hidden_words import hidden_words
 from bert_jax.probes.minimal_pairs import MinimalPair
 from bert_jax.probes.nearest_words import nearest_words
@@ -427,6 +430,65 @@ def test_nearest_words(tmp_path):
     assert pieces[0].word in ("on", "in")
     with pytest.raises(UsageError, match="has no sub-words"):
         nearest_words(source, load_tokenizer(tmp_path), [" "])  # type: ignore[arg-type]
+
+
+def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys):
+    file = tmp_path / "answers.json"
+    asked = ["probe", "--checkpoint", str(trained)]
+    words = ["--word", "horse", "--word", "day"]
+    options = ["--corpus", str(corpus), *words, "--output", str(file), "--json"]
+    assert main([*asked, *options]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert json.loads(file.read_text(encoding="utf-8")) == said
+    model = load(trained)
+    perplexity = PseudoPerplexity(model.source, model.tokenizer)
+    found = {(each["probe"], each["name"]): each["value"] for each in said["findings"]}
+    for name, share in minimal_pairs.score_pairs(perplexity).items():
+        assert found.pop(("minimal_pairs", name)) == pytest.approx(100 * share)
+    sentences = [s[0] for s in readable_sentences(open_corpus(corpus), 64) if s]
+    assert all(8 <= len(ids) <= 28 for ids in sentences) and len(sentences) > 1
+    texts = [model.tokenizer.decode(ids) for ids in sentences]
+    held_out = found.pop(("pseudo_perplexity", "pseudo_perplexity"))
+    assert held_out == pytest.approx(perplexity(texts), rel=1e-5)
+    near = nearest_words(model.source, model.tokenizer, ["horse", "day"], top=3)
+    assert found == {
+        ("nearest_words", word): ", ".join(each.word for each in three)
+        for word, three in near.items()
+    }
+    # Without a corpus, what asks for it is left out; by name, it is refused.
+    assert main(asked) == 0
+    said = capsys.readouterr()
+    assert "pseudo_perplexity is left out" in said.err and "agreement attractor" in said.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--probe", "pseudo_perplexity"], "name their --corpus"),
+        (["--probe", "minimal_pair"], "Did you mean 'minimal_pairs'?"),
+        (["--probe", "minimal_pairs", "--word", "list"], "choose --probe nearest_words"),
+        (["--output", "missing/answers.json"], "there is no such directory"),
+    ],
+)
+def test_what_the_verb_refuses(options, message, trained, capsys):
+    assert main(["probe", "--checkpoint", str(trained), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys):
+    source = checkpoint("learned", words, head=HeadConfig(parts=("pooler",)))
+    monkeypatch.setattr("bert_jax.api.model.load", lambda *_, **__: Model(source))
+    assert main(["probe", "--checkpoint", "any", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "minimal_pairs is left out: checkpoint" in said.err and "masked-LM head" in said.err
+    assert "nearest_words is left out: the vocabulary has no whole words" in said.err
+    assert json.loads(said.out)["findings"] == []
+    for asked, problem in (
+        (["--probe", "minimal_pairs"], "has no masked-LM head"),
+        (["--word", "w3"], "no whole words"),
+    ):
+        assert main(["probe", "--checkpoint", "any", *asked]) == 2
+        assert problem in capsys.readouterr().err
 
 
 def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):

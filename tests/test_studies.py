@@ -36,7 +36,15 @@ from bert_jax.studies import (
 from bert_jax.studies.child import Outcome
 from bert_jax.studies.estimate import Estimate, measure_missing, spoken
 from bert_jax.studies.records import finished_siblings, record_of
-from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, flops_of, plan_runs, tokens_of
+from bert_jax.studies.runs import (
+    FinetuneRun,
+    Plan,
+    PretrainRun,
+    ProbeRun,
+    flops_of,
+    plan_runs,
+    tokens_of,
+)
 from bert_jax.workdir import log_reader
 from bert_jax.workdir.metrics_log import MetricsLogger
 from tests import tiny_corpus
@@ -116,6 +124,11 @@ class Pretended:
             best = {"accuracy": {"median": score}, "macro_f1": {"median": 40.0}}
             found = {"metric": "accuracy", "best": {"scores": best}}
             (run.directory / "results.json").write_text(json.dumps(found))
+        elif isinstance(run, ProbeRun) and not outcome.code:
+            numbers = {"probe": "minimal_pairs", "name": "agreement", "unit": "%", "guessing": 50.0}
+            words = {"probe": "nearest_words", "name": "list", "unit": "", "guessing": None}
+            answers = [numbers | {"value": 60.0 + run.seed}, words | {"value": f"a|b, {run.seed}"}]
+            run.file.write_text(json.dumps({"findings": answers}))
         return outcome
 
 
@@ -373,7 +386,7 @@ def test_shipped_studies_ask_for_what_there_is(name, tmp_path):
             assert len({run.name for run in plan.runs}) == len(plan.runs)
             for run in plan.runs:
                 arguments = parser.parse_args(command_of(run))
-                assert arguments.verb in ("prepare", "pretrain", "finetune")
+                assert arguments.verb in ("prepare", "pretrain", "finetune", "probe")
                 if isinstance(run, PretrainRun) and steps:
                     assert run.config.total_steps in (1, 20)
                     # What goes on has its bias already; another one is refused.
@@ -500,6 +513,36 @@ def test_medians_and_spread_are_numpys(tmp_path, corpus):
         tokens_of(run.config),
     ]
     assert [point["seconds"] for point in curve] == [1.5, 3.0]
+
+
+def test_what_the_models_answer_is_a_table(tmp_path, corpus):
+    path = write_study(tmp_path)
+    asked = 'seeds=2, probes=("minimal_pairs", "nearest_words")'
+    path.write_text(path.read_text().replace("seeds=2", asked))
+    plan = planned(path, tmp_path / "study", corpus)
+    failing = {"nine.seed1.probes": Outcome(2, "no such thing")}
+    runner.make_missing(plan, Pretended(losses, failing), stopped_by=never)
+    found = summary.write(plan)
+    agreement, near = found["variants"][0]["findings"]
+    assert (agreement["median"], agreement["lowest"], agreement["runs"]) == (60.5, 60.0, 2)
+    assert near["words"] == "a|b, 0"
+    assert [variant["runs"] for variant in found["variants"]] == [2, 2]
+    text = (plan.workdir / "study.md").read_text(encoding="utf-8")
+    assert "| variant | minimal pairs: agreement, % |" in text
+    assert "| eight | 60.5 (60.0 to 61.0) |" in text and "| guessing | 50 |" in text
+    assert "| nine | 60.0 |" in text and "| eight | a\\|b, 0 |" in text
+    assert "| nine.seed1.probes | 2 | no such thing |" in text
+
+
+def test_a_model_is_asked_what_it_has_the_parts_for(tmp_path):
+    plan = plan_runs(shipped("objectives"), tmp_path)
+    asked = {run.variant: run.probes for run in plan.runs if isinstance(run, ProbeRun)}
+    assert asked["mlm"] == ("minimal_pairs", "pseudo_perplexity", "nearest_words")
+    assert asked["replaced_tokens"] == ("nearest_words",)
+    path = write_study(tmp_path)
+    path.write_text(path.read_text().replace("seeds=2", 'seeds=2, probes=("minimal_pair",)'))
+    with pytest.raises(UsageError, match=r"probe is 'minimal_pair'.*Did you mean 'minimal_pairs'"):
+        study.load_study(str(path))
 
 
 _TRUE = np.array([1.7, 40.0, 0.35, 90.0, 0.3])

@@ -3,16 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word
+from bert_jax.probes.held_out import readable_sentences
 from bert_jax.tasks.fill_mask import fill_mask, forward_of
 from bert_jax.workdir.load import LoadedCheckpoint
-
-# Sub-words of a sentence that is shown: enough to guess from, few enough to read.
-_SHORTEST, _LONGEST = 8, 28
 
 
 @dataclass(frozen=True)
@@ -64,17 +60,9 @@ def _sentences(
     tokenizer: Tokenizer, corpus: Corpus, number: int
 ) -> Sequence[tuple[list[int], int]]:
     """Returns ids of sentences, and which of them is hidden: a word of one sub-word of letters."""
-    split, begins = corpus.validation, begins_word(tokenizer)
-    tokens = np.concatenate([np.asarray(shard) for shard in split.shards])
-    documents = len(split.document_starts) - 1
-    found = []
-    for document in np.unique(np.linspace(0, documents - 1, 3 * number).astype(int)):
-        first, end = split.document_starts[document : document + 2]
-        for sentence in range(first, end):
-            start, stop = split.sentence_starts[sentence : sentence + 2]
-            ids = [int(id_) for id_ in tokens[start:stop]]
-            if not _SHORTEST <= len(ids) <= _LONGEST:
-                continue
+    begins, found = begins_word(tokenizer), []
+    for sentences in readable_sentences(corpus, 3 * number):
+        for ids in sentences:
             names = tokenizer.tokens(ids)
             places = [
                 i

@@ -9,7 +9,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.probes.probe import Finding, Probe
 from bert_jax.probes.pseudo_perplexity import PseudoPerplexity
+from bert_jax.workdir.load import LoadedCheckpoint
 
 # Singular and plural.
 _NOUNS = (
@@ -108,3 +112,14 @@ def _sentence(words: Sequence[str]) -> str:
     """Returns words as a sentence: a capital, a full stop."""
     text = " ".join(words)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _measure(
+    source: LoadedCheckpoint, tokenizer: Tokenizer, corpus: Corpus | None
+) -> list[Finding]:
+    del corpus  # the questions are the same for all
+    shares = score_pairs(PseudoPerplexity(source, tokenizer))
+    return [Finding(name, 100 * share, "%", 50.0) for name, share in shares.items()]
+
+
+PROBE = Probe(_measure, parts=("mlm",))

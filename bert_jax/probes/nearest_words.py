@@ -8,10 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
+from bert_jax.probes.probe import Finding, Probe
 from bert_jax.workdir.load import LoadedCheckpoint
+
+# Words that ordinary prose and technical documentation share.
+WORDS = ("word", "number", "name", "line", "function", "value")
 
 
 @dataclass(frozen=True)
@@ -57,3 +62,19 @@ def nearest_words(
 def _unit(x: np.ndarray) -> np.ndarray:
     """Returns vectors of length 1; a vector of zeros stays."""
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def _measure(
+    source: LoadedCheckpoint, tokenizer: Tokenizer, corpus: Corpus | None
+) -> list[Finding]:
+    del corpus
+    return findings(source, tokenizer, WORDS)
+
+
+def findings(source: LoadedCheckpoint, tokenizer: Tokenizer, words: Sequence[str]) -> list[Finding]:
+    """Returns for each word the three nearest ones, as words."""
+    found = nearest_words(source, tokenizer, words, top=3)
+    return [Finding(word, ", ".join(each.word for each in near)) for word, near in found.items()]
+
+
+PROBE = Probe(_measure)

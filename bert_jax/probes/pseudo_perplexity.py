@@ -16,14 +16,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
+from bert_jax.probes.held_out import readable_sentences
+from bert_jax.probes.probe import Finding, Probe
 from bert_jax.tasks.batch_inference import Forward
 from bert_jax.workdir.load import LoadedCheckpoint, require_parts
 
 # Copies at a time: each has an output as wide as the vocabulary, for one position.
 _BATCH = 64
+# Held-out sentences that are asked for: one a document.
+_SENTENCES = 64
 
 
 @dataclass(frozen=True)
@@ -126,3 +131,19 @@ class PseudoPerplexity:
             while end < len(ids) - 1 and not self._begins[ids[end]]:
                 end += 1
         return end
+
+
+def _measure(
+    source: LoadedCheckpoint, tokenizer: Tokenizer, corpus: Corpus | None
+) -> list[Finding]:
+    """Returns the pseudo-perplexity of held-out sentences, each the first readable one of its
+    document.
+    """
+    assert corpus is not None  # `needs_corpus` has it asked for
+    perplexity = PseudoPerplexity(source, tokenizer)
+    first = (sentences[0] for sentences in readable_sentences(corpus, _SENTENCES) if sentences)
+    texts = [tokenizer.decode(ids) for ids in first]
+    return [Finding("pseudo_perplexity", perplexity(texts), "", float(tokenizer.vocab_size))]
+
+
+PROBE = Probe(_measure, parts=("mlm",), needs_corpus=True)

@@ -18,7 +18,7 @@ from bert_jax.files import write_json
 from bert_jax.progress import note
 from bert_jax.studies.corpus_tasks import MOST_ROWS
 from bert_jax.studies.records import DONE, record_of
-from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, Run, tokens_of
+from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, ProbeRun, Run, tokens_of
 
 RATES = "rates.json"
 # Steps that are timed, after the one that compiles.
@@ -26,6 +26,7 @@ _STEPS = 5
 # A process of `bert-jax`: imports, opening the corpus, the last save.
 _START_SECONDS = 12.0
 _PREPARE_SECONDS = 60.0
+_PROBE_SECONDS = 20.0
 # Where a run is measured: given its config and a corpus, seconds to compile, and of a step of each
 # phase.
 Measure = Callable[[TrainConfig, Path], dict[str, Any]]
@@ -145,7 +146,7 @@ class Estimate:
             assert isinstance(pretraining, PretrainRun)
             rate = self._rates.get(key_of(pretraining.config))
             return None if rate is None else _finetuning(run, pretraining.config, rate)
-        return _PREPARE_SECONDS
+        return _PROBE_SECONDS if isinstance(run, ProbeRun) else _PREPARE_SECONDS
 
     def total(self, runs: Sequence[Run]) -> float | None:
         """Returns the seconds of several runs; None where one of them is not known."""

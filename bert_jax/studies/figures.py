@@ -107,11 +107,7 @@ def _first_seed(runs: Sequence[dict[str, Any]], name: str) -> int:
 def _points(found: dict[str, Any]) -> tuple[np.ndarray, ...]:
     """Returns parameters of the blocks, tokens, losses and FLOPs of all runs that are done."""
     column = found["columns"][0]
-    runs = [
-        r
-        for r in found["runs"]
-        if r["status"] == DONE and "task" not in r and r["figures"].get(column)
-    ]
+    runs = [r for r in found["runs"] if r["status"] == DONE and r.get("figures", {}).get(column)]
     rows = [(r["block_parameters"], r["tokens"], r["figures"][column], r["flops"]) for r in runs]
     return tuple(np.array(rows, float).T)
 

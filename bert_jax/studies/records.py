@@ -21,7 +21,7 @@ from bert_jax.errors import (
 )
 from bert_jax.files import write_json
 from bert_jax.studies.child import Outcome
-from bert_jax.studies.runs import FinetuneRun, PretrainRun, Run, flops_of, tokens_of
+from bert_jax.studies.runs import FinetuneRun, PretrainRun, ProbeRun, Run, flops_of, tokens_of
 from bert_jax.workdir import goodput, log_reader
 
 DONE, FAILED = "done", "failed"
@@ -61,7 +61,7 @@ def write_record(workdir: Path, run: Run, outcome: Outcome) -> dict[str, Any]:
         "reason": outcome.reason if outcome.code else "",
         "time": time.time(),
     }
-    if isinstance(run, PretrainRun | FinetuneRun):
+    if isinstance(run, PretrainRun | FinetuneRun | ProbeRun):
         record |= {"variant": run.variant, "seed": run.seed}
     if isinstance(run, PretrainRun):
         record |= _pretrained(run)
@@ -69,6 +69,8 @@ def write_record(workdir: Path, run: Run, outcome: Outcome) -> dict[str, Any]:
         record |= {"task": run.task.name}
         if not outcome.code:
             record |= _finetuned(run)
+    elif isinstance(run, ProbeRun) and not outcome.code:
+        record |= {"findings": json.loads(run.file.read_text(encoding="utf-8"))["findings"]}
     path = workdir / "records" / f"{run.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)

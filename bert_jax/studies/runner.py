@@ -24,7 +24,7 @@ from bert_jax.studies import corpus_tasks, lock, summary
 from bert_jax.studies.child import Outcome
 from bert_jax.studies.estimate import Estimate
 from bert_jax.studies.records import DONE, STOPPING, is_settled, record_of, write_record
-from bert_jax.studies.runs import FinetuneRun, Plan, PrepareRun, PretrainRun, Run
+from bert_jax.studies.runs import FinetuneRun, Plan, PrepareRun, PretrainRun, ProbeRun, Run
 
 ASKED = "asked.json"
 # Seconds between two looks at what other processes do.
@@ -163,6 +163,8 @@ def _make(plan: Plan, run: Run, execute: Execute, held: int, where: str) -> bool
         write_rows(plan)
     if isinstance(run, PretrainRun) and run.is_predicted:
         summary.write_prediction(plan, run)
+    if isinstance(run, ProbeRun):
+        run.directory.mkdir(parents=True, exist_ok=True)
     outcome = execute(run, held, lambda line: note(f"{where}: {line}"))
     if outcome.code and (outcome.stopped_by or outcome.code in STOPPING):
         _require_budget(outcome, run)

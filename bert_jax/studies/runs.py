@@ -4,6 +4,7 @@
     WORKDIR/rows/TASK/               rows of a task that are made of the corpus
     WORKDIR/runs/VARIANT.seedN/      workdirs of pre-training
     WORKDIR/tasks/VARIANT.seedN.TASK/  workdirs of fine-tuning
+    WORKDIR/probes/VARIANT.seedN.probes/  what a pre-trained model answers
     WORKDIR/records/RUN.json         how a run ended, and its figures; logs/, locks/ likewise
     WORKDIR/compiled/                programs that runs have compiled
 
@@ -22,6 +23,7 @@ from typing import Any
 from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.corpus.store import read_manifest
 from bert_jax.errors import UsageError
+from bert_jax.registry import PROBES
 from bert_jax.studies.study import Study, Task, Variant, config_of, overrides_of
 
 CORPUS, TEXTS = "corpus", "texts"
@@ -88,6 +90,22 @@ class FinetuneRun(Run):
     # The folder with train.tsv and dev.tsv, where they are made of the corpus.
     rows: Path | None = None
     train_rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRun(Run):
+    """Questions to one pre-trained model."""
+
+    variant: str
+    seed: int
+    probes: tuple[str, ...]
+    checkpoint: Path
+    corpus: Path
+
+    @property
+    def file(self) -> Path:
+        """Returns where the answers are."""
+        return self.directory / "probes.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +220,19 @@ def plan_runs(
             )
             for task in study.tasks
         ]
+        if probes := _probes_of(study, config):
+            runs.append(
+                ProbeRun(
+                    name=f"{name}.probes",
+                    directory=workdir / "probes" / f"{name}.probes",
+                    needs=(name,),
+                    variant=variant.name,
+                    seed=seed,
+                    probes=probes,
+                    checkpoint=pretraining.directory,
+                    corpus=corpus,
+                )
+            )
     asked = {
         "study": study.name,
         "scale": study.scale,
@@ -226,6 +257,12 @@ def _is_made(run: Run, wanted: Sequence[Variant]) -> bool:
         return run.variant in {variant.name for variant in wanted}
     is_of_tasks = isinstance(run, PrepareRun) and run.of_tasks
     return not is_of_tasks or any(variant.on_task_texts for variant in wanted)
+
+
+def _probes_of(study: Study, config: TrainConfig) -> tuple[str, ...]:
+    """Returns the probes that a model of this config has the parts for."""
+    parts = {*config.head.parts}
+    return tuple(name for name in study.probes if parts >= {*PROBES[name].parts})
 
 
 def _decided(

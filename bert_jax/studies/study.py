@@ -15,6 +15,7 @@ from bert_jax import config_loader
 from bert_jax.config import TrainConfig
 from bert_jax.config_values import nearest
 from bert_jax.errors import UsageError
+from bert_jax.registry import PROBES
 
 # A name becomes the name of a file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
@@ -75,6 +76,8 @@ class Study:
     seeds: int = 1
     corpus: CorpusRecipe = field(default_factory=CorpusRecipe)
     tasks: tuple[Task, ...] = ()
+    # Questions to every pre-trained model that has the parts for them (registry.PROBES).
+    probes: tuple[str, ...] = ()
     # Held-out figures in the table, as rows of metrics.jsonl name them.
     columns: tuple[str, ...] = ("mlm_loss", "perplexity")
     # Each variant has the updates that cost as many FLOPs as the first one's.
@@ -185,6 +188,9 @@ def _validate(study: Study | CostStudy) -> None:
             raise UsageError(f"two {kind}s have one name: {', '.join(names)}")
     if not study.variants or study.seeds < 1:
         raise UsageError("it has no variant, or no seed")
+    for name in study.probes:
+        if name not in PROBES:
+            raise UsageError(f"a probe {PROBES.problem(name)}")
     if study.compare not in ("", "first", "previous"):
         raise UsageError(f"compare is {study.compare!r}; choose first, previous or nothing")
     if study.compare_on not in ("figures", "tasks"):

@@ -13,7 +13,7 @@ from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
 from bert_jax.studies import figures, lock, scaling_law, table
 from bert_jax.studies.records import DONE, FAILED, curve_of, parameters_of, record_of
-from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, tokens_of
+from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, ProbeRun, tokens_of
 from bert_jax.studies.scaling_law import Law
 from bert_jax.versions import installed
 from bert_jax.workdir import log_reader
@@ -45,7 +45,11 @@ def write(plan: Plan) -> dict[str, Any]:
 def summarise(plan: Plan) -> dict[str, Any]:
     """Returns the study with its runs and what the variants have over their seeds."""
     study = plan.study
-    runs = [_entry(plan, run) for run in plan.whole if isinstance(run, PretrainRun | FinetuneRun)]
+    runs = [
+        _entry(plan, run)
+        for run in plan.whole
+        if isinstance(run, PretrainRun | FinetuneRun | ProbeRun)
+    ]
     variants = [_variant(plan, variant.name, runs) for variant in study.variants]
     if study.compare:
         for number, variant in enumerate(variants[1:], 1):
@@ -82,7 +86,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _entry(plan: Plan, run: PretrainRun | FinetuneRun) -> dict[str, Any]:
+def _entry(plan: Plan, run: PretrainRun | FinetuneRun | ProbeRun) -> dict[str, Any]:
     record = record_of(plan.workdir, run)
     if record is None:
         lost = [name for name in run.needs if _has_failed(plan, name)]
@@ -91,6 +95,8 @@ def _entry(plan: Plan, run: PretrainRun | FinetuneRun) -> dict[str, Any]:
         if isinstance(run, FinetuneRun):
             record["task"] = run.task.name
     record = {k: v for k, v in record.items() if k != "identity"}
+    if isinstance(run, ProbeRun):
+        record["probes"] = [*run.probes]
     if isinstance(run, PretrainRun) and record["status"] in (DONE, FAILED):
         points = curve_of(run.directory, plan.study.columns[0])
         record["curve"] = [
@@ -110,7 +116,7 @@ def _has_failed(plan: Plan, name: str) -> bool:
 
 def _variant(plan: Plan, name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     own = [run for run in runs if run["variant"] == name]
-    pretrained = [run for run in own if "task" not in run]
+    pretrained = [run for run in own if _is_pretraining(run)]
     done = [run for run in pretrained if run["status"] == DONE]
     found: dict[str, Any] = {
         "variant": name,
@@ -125,6 +131,7 @@ def _variant(plan: Plan, name: str, runs: Sequence[dict[str, Any]]) -> dict[str,
                                and r["status"] == DONE])
             for task in plan.study.tasks
         },
+        "findings": _findings([r for r in own if "findings" in r]),
         "failed": [
             {"run": run["run"], "code": run.get("code"), "reason": run["reason"]}
             for run in own
@@ -137,6 +144,27 @@ def _variant(plan: Plan, name: str, runs: Sequence[dict[str, Any]]) -> dict[str,
         found[fact] = done[0][fact] if done else None
     found["training_seconds"] = spread([run["training_seconds"] for run in done])
     return found
+
+
+def _is_pretraining(run: dict[str, Any]) -> bool:
+    return "task" not in run and "probes" not in run
+
+
+def _findings(probed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what the models of all seeds answer: the spread of numbers, the first one's words."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in probed:
+        for finding in run["findings"]:
+            found.setdefault((finding["probe"], finding["name"]), []).append(finding)
+    return [
+        {name: value for name, value in same[0].items() if name != "value"}
+        | (
+            {"words": same[0]["value"]}
+            if isinstance(same[0]["value"], str)
+            else spread([finding["value"] for finding in same])
+        )
+        for same in found.values()
+    ]
 
 
 def _mean_score(plan: Plan, own: Sequence[dict[str, Any]], seed: int) -> float | None:
@@ -216,7 +244,7 @@ def _points(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         run
         for run in runs
-        if run["status"] == DONE and "task" not in run and run["variant"] not in predicted
+        if run["status"] == DONE and _is_pretraining(run) and run["variant"] not in predicted
         and column in run["figures"]
     ]  # fmt: skip
 

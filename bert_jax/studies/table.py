@@ -20,6 +20,7 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
         "highest in brackets. Time is that of training."
     )
     parts += found["notes"]
+    parts += _answers(found["variants"])
     if failed := [failure for variant in found["variants"] for failure in variant["failed"]]:
         parts += [
             "## Runs that failed",
@@ -40,6 +41,45 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
     for picture in drawn:
         parts += [f"## {picture.title}", f"![{picture.alt}]({picture.file})"]
     return "\n\n".join(parts) + "\n"
+
+
+def _answers(variants: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns what the models answered to the probes: numbers over seeds, then words."""
+    found = [variant for variant in variants if variant["findings"]]
+    if not found:
+        return []
+    parts = ["## What the models answer"]
+    asked = found[0]["findings"]
+    numbers = [finding for finding in asked if "words" not in finding]
+    words = [finding for finding in asked if "words" in finding]
+    if numbers:
+        lines = [[v["variant"], *(_answer(v, finding) for finding in numbers)] for v in found]
+        if any(finding["guessing"] is not None for finding in numbers):
+            chances = [_or_nothing(finding["guessing"]) for finding in numbers]
+            lines.append([_GUESSING, *chances])
+        parts.append(markdown_table(["variant", *map(_asked, numbers)], lines))
+    if words:
+        lines = [[v["variant"], *(_cell(_answer(v, finding)) for finding in words)] for v in found]
+        parts += [
+            "The nearest words, of the first seed's model:",
+            markdown_table(["variant", *(finding["name"] for finding in words)], lines),
+        ]
+    return parts
+
+
+def _asked(finding: dict[str, Any]) -> str:
+    """Returns the title of a column of answers."""
+    probe, name = (finding[key].replace("_", " ") for key in ("probe", "name"))
+    title = name if probe == name else f"{probe}: {name}"
+    return f"{title}, {finding['unit']}" if finding["unit"] else title
+
+
+def _answer(variant: dict[str, Any], asked: dict[str, Any]) -> str:
+    keys = asked["probe"], asked["name"]
+    for finding in variant["findings"]:
+        if (finding["probe"], finding["name"]) == keys:
+            return finding["words"] if "words" in finding else _spread(finding, 1)
+    return _NOTHING
 
 
 def _origin(found: dict[str, Any]) -> str:

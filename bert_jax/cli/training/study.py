@@ -163,7 +163,7 @@ def command_of(run: Any, extend: list[Path] | None = None) -> list[str]:
     """Returns the arguments of `bert-jax` that make a run."""
     from bert_jax.studies import corpus_tasks
     from bert_jax.studies.records import finished_siblings
-    from bert_jax.studies.runs import FinetuneRun, PrepareRun
+    from bert_jax.studies.runs import FinetuneRun, PrepareRun, ProbeRun
 
     common = [word for file in extend or () for word in ("--extend", str(file))]
     if isinstance(run, PrepareRun):
@@ -186,6 +186,10 @@ def command_of(run: Any, extend: list[Path] | None = None) -> list[str]:
         words += task.options
         if run.train_rows is not None:
             words += ["--train-rows", str(run.train_rows)]
+    elif isinstance(run, ProbeRun):
+        words = ["probe", "--checkpoint", str(run.checkpoint), "--corpus", str(run.corpus)]
+        words += [word for name in run.probes for word in ("--probe", name)]
+        words += ["--output", str(run.file)]
     else:
         words = ["pretrain", run.base, "--corpus", str(run.corpus), "--workdir", str(run.directory)]
         words += [word for change in run.overrides for word in ("--set", change)]
