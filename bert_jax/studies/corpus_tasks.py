@@ -7,12 +7,13 @@ training, the others for scoring. Both labels are made of the same sentences, so
 | rule | a row | label 1 |
 |---|---|---|
 | `word_order` | a sentence | its words are in another order |
+| `bigram_shift` | a sentence | two neighbouring words have changed places |
 | `sentence_order` | two sentences that follow each other | they have changed places |
 | `same_document` | two sentences | they are from one document |
 
-`word_order` has each sentence in both forms, with the same words: a model that knows no positions
-gives both the same label, and is right on exactly one of them. It is the bigram shift of Conneau et
-al. 2018 ("What you can cram into a single vector") made easier: all words move.
+The first two have each sentence in both forms, with the same words: a model that knows no positions
+gives both the same label, and is right on exactly one of them. `bigram_shift` is that of Conneau et
+al. 2018 ("What you can cram into a single vector"); `word_order` is easier, as all words move.
 """
 
 from collections.abc import Callable
@@ -129,6 +130,20 @@ def word_order(documents: list[Document], draw: np.random.Generator) -> list[Row
     return rows
 
 
+def bigram_shift(documents: list[Document], draw: np.random.Generator) -> list[Row]:
+    """Returns each sentence twice: as it is, and with two neighbours in each other's place."""
+    rows: list[Row] = []
+    for words in (words for document in documents for words in _usable(document)):
+        places = [i for i in range(len(words) - 1) if words[i] != words[i + 1]]
+        if not places:
+            continue
+        place = places[int(draw.integers(len(places)))]
+        moved = [*words]
+        moved[place : place + 2] = words[place + 1], words[place]
+        rows += [(" ".join(words), "", 0), (" ".join(moved), "", 1)]
+    return rows
+
+
 def sentence_order(documents: list[Document], draw: np.random.Generator) -> list[Row]:
     """Returns each two neighbouring sentences once in their order and once not."""
     rows: list[Row] = []
@@ -158,6 +173,7 @@ def same_document(documents: list[Document], draw: np.random.Generator) -> list[
 
 RULES: dict[str, Callable[[list[Document], np.random.Generator], list[Row]]] = {
     "word_order": word_order,
+    "bigram_shift": bigram_shift,
     "sentence_order": sentence_order,
     "same_document": same_document,
 }
