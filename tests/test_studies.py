@@ -462,7 +462,9 @@ def test_rows_of_tasks_are_balanced_and_from_held_out_documents(tmp_path, corpus
     assert texts["train"] <= {line for document in documents for line in document.splitlines()}
     draw = np.random.default_rng(0)
     stories = [[["a", str(n), str(i)] for i in range(6)] for n in range(5)]
-    for whole, shifted in zip(*[iter(corpus_tasks.bigram_shift(stories, draw))] * 2, strict=True):
+    pairs = corpus_tasks.bigram_shift(stories, draw)
+    assert len(pairs) == 2 * 30
+    for whole, shifted in zip(pairs[::2], pairs[1::2], strict=True):
         assert (whole[2], shifted[2]) == (0, 1)
         before, after = whole[0].split(), shifted[0].split()
         moved = [i for i in range(3) if before[i] != after[i]]
