@@ -31,6 +31,7 @@ _COMMON = {
     "config_loader",
     "config_values",
     "errors",
+    "file_lock",
     "files",
     "progress",
     "registry",
@@ -41,6 +42,7 @@ _MAY_IMPORT = {
     "errors": set(),
     "progress": set(),
     "__init__": set(),
+    "file_lock": {"errors", "progress"},
     "files": set(),
     "versions": set(),
     "strict_json": {"errors"},
@@ -53,7 +55,8 @@ _MAY_IMPORT = {
     "config_loader": {"config", "config_checks", "config_values", "errors", "strict_json"},
     "data": set(),
     "data/tokenizer": {"errors", "progress", "strict_json"},
-    "data/corpus": {"data/tokenizer", "errors", "files", "progress", "registry", "strict_json"},
+    "data/corpus": {"data/tokenizer", "errors", "file_lock", "files", "progress"}
+    | {"registry", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
     "data/tasks": {"data", "data/corpus", "data/tokenizer", "errors", "progress", "strict_json"},

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax import file_lock
 from bert_jax.data.corpus.dedup import HashSet, SourceDocument, Survey, sample
 from bert_jax.data.corpus.encode import encode_parts, parts, read_part
 from bert_jax.data.corpus.prepare import prepare
@@ -483,6 +484,22 @@ def test_wrong_arguments_are_refused(tmp_path, source, changes, expected):
     with pytest.raises(UsageError) as caught:
         prepare(**{"sources": [str(source)], "output": tmp_path / "c", "workers": 1, **changes})
     assert expected in str(caught.value)
+
+
+def test_two_at_once_on_one_output(tmp_path, source, vocabulary):
+    output = tmp_path / "corpus"
+    said = pytest.raises(UsageError, match=rf"process {os.getpid()} on .* is writing {output}; ")
+    with file_lock.hold(output / ".lock"), said:
+        prepare([str(source)], output, tokenizer=str(vocabulary), workers=1)
+    # A lock that nobody holds, as a killed process leaves, is no hindrance, and goes.
+    assert [path.name for path in output.iterdir()] == [".lock"]
+    prepare([str(source)], output, tokenizer=str(vocabulary), workers=1)
+    assert sorted(path.name for path in output.iterdir()) == [
+        "corpus.json",
+        "tokenizer",
+        "train",
+        "validation",
+    ]
 
 
 def test_a_folder_with_other_things_is_not_written_to(tmp_path, source):

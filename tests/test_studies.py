@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax import file_lock
 from bert_jax.__main__ import _parser, main
 from bert_jax.cli.training.study import _duration, command_of
 from bert_jax.config import (
@@ -26,7 +27,6 @@ from bert_jax.studies import (
     attention_cost,
     corpus_tasks,
     figures,
-    lock,
     runner,
     scaling_law,
     study,
@@ -250,7 +250,7 @@ def test_what_is_no_fault_of_the_run_stops_the_study(tmp_path, corpus, outcome, 
 def test_a_run_that_another_process_holds_is_left_to_it(tmp_path, corpus, monkeypatch):
     plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
     pretended = Pretended(losses)
-    with lock.hold(plan.workdir / "locks" / "nine.seed0") as held:
+    with file_lock.hold(plan.workdir / "locks" / "nine.seed0") as held:
         assert held is not None
         progress = runner.make_missing(plan, pretended, stopped_by=never, waits=False)
         assert pretended.made == ["eight.seed0", "eight.seed1", "nine.seed1"]
@@ -633,7 +633,7 @@ def test_a_predicted_run_waits_for_those_of_other_processes(tmp_path, corpus, mo
     plan = plan_runs(found, tmp_path / "study", corpus=corpus, only=[*only, largest])
     runner.claim(plan)
     pretended = Pretended(lambda run: float(true_loss(1e5, tokens_of(run.config))))
-    with lock.hold(plan.workdir / "locks" / f"{only[-1]}.seed0"):
+    with file_lock.hold(plan.workdir / "locks" / f"{only[-1]}.seed0"):
         progress = runner.make_missing(plan, pretended, stopped_by=never, waits=False)
     assert [run.name for run in progress.left] == [f"{only[-1]}.seed0", f"{largest}.seed0"]
     assert not (plan.workdir / "predictions").exists()

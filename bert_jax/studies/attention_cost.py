@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
+from bert_jax import file_lock
 from bert_jax.errors import ResumeRefused, UsageError
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
-from bert_jax.studies import figures, lock
+from bert_jax.studies import figures
 from bert_jax.studies.study import CostStudy
 from bert_jax.versions import installed
 from bert_jax.workdir.model_card import markdown_table
@@ -55,7 +56,7 @@ def run(study: CostStudy, workdir: Path, *, command: str = "") -> dict[str, Any]
     if workdir.is_dir() and not path.exists() and any(workdir.iterdir()):
         raise UsageError(f"`workdir` {workdir} is not empty and holds no study of a layer")
     workdir.mkdir(parents=True, exist_ok=True)
-    with lock.hold(workdir / "lock", waits=True):
+    with file_lock.hold(workdir / "lock", waits=True):
         held: dict[str, Any] = {"asked": asked, "points": []}
         if path.exists():
             held = json.loads(path.read_text(encoding="utf-8"))

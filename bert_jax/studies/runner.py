@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bert_jax import strict_json
+from bert_jax import file_lock, strict_json
 from bert_jax.errors import (
     BertJaxError,
     Interrupted,
@@ -20,7 +20,7 @@ from bert_jax.errors import (
 )
 from bert_jax.files import write_json
 from bert_jax.progress import note, note_once
-from bert_jax.studies import corpus_tasks, lock, summary
+from bert_jax.studies import corpus_tasks, summary
 from bert_jax.studies.child import Outcome
 from bert_jax.studies.estimate import Estimate
 from bert_jax.studies.records import DONE, STOPPING, is_settled, record_of, write_record
@@ -81,7 +81,7 @@ def write_rows(plan: Plan) -> None:
     """
     has_rules = any(task.rule for task in plan.study.tasks)
     if has_rules and (plan.corpus / "corpus.json").is_file():
-        with lock.hold(plan.workdir / "locks" / "rows", waits=True):
+        with file_lock.hold(plan.workdir / "locks" / "rows", waits=True):
             corpus_tasks.write_rows(plan)
 
 
@@ -131,7 +131,7 @@ def make_missing(
                 _require_budget(Outcome(0, "stopped between two runs", reason), run)
                 progress.is_time_up = True
                 break
-            with lock.hold(plan.workdir / "locks" / run.name) as held:
+            with file_lock.hold(plan.workdir / "locks" / run.name) as held:
                 if held is None:
                     progress.held.append(run)
                     continue

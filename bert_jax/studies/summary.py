@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax import file_lock
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
-from bert_jax.studies import figures, lock, scaling_law, table
+from bert_jax.studies import figures, scaling_law, table
 from bert_jax.studies.records import DONE, FAILED, curve_of, parameters_of, record_of
 from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, ProbeRun, tokens_of
 from bert_jax.studies.scaling_law import Law
@@ -25,13 +26,13 @@ MISSING, BLOCKED = "missing", "blocked"
 
 def write_json_only(plan: Plan) -> None:
     """Writes study.json, but for the law: what is done after each run costs no time."""
-    with lock.hold(plan.workdir / "locks" / "summary", waits=True):
+    with file_lock.hold(plan.workdir / "locks" / "summary", waits=True):
         write_json(plan.workdir / STUDY_JSON, summarise(plan))
 
 
 def write(plan: Plan) -> dict[str, Any]:
     """Writes study.json, study.md and the figures of what there is; returns what study.json has."""
-    with lock.hold(plan.workdir / "locks" / "summary", waits=True):
+    with file_lock.hold(plan.workdir / "locks" / "summary", waits=True):
         found = summarise(plan)
         law = _law_of(plan, found)
         if law is not None:
@@ -271,7 +272,7 @@ def _path(plan: Plan, run: PretrainRun) -> Path:
 def write_prediction(plan: Plan, run: PretrainRun) -> None:
     """Writes the loss that the law expects of a run; never a second time, nor when it has begun."""
     path = _path(plan, run)
-    with lock.hold(plan.workdir / "locks" / "prediction", waits=True):
+    with file_lock.hold(plan.workdir / "locks" / "prediction", waits=True):
         if path.exists() or log_reader.read_rows(run.directory):
             return
         found = summarise(plan)

@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bert_jax import file_lock
 from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.encode import Part, encode_parts, parts
 from bert_jax.data.corpus.first_look import FirstLook, first_look, keep_standard_input
@@ -47,6 +48,7 @@ from bert_jax.errors import StorageFailed, UsageError
 from bert_jax.progress import Progress, note
 
 _PARTS = ".parts"
+_LOCK = ".lock"
 _STDIN = "stdin"
 # Text that the tokenizer is trained on.
 _SAMPLE_BYTES = 64 << 20
@@ -168,7 +170,12 @@ def prepare(
     try:
         if (output / MANIFEST).exists():
             return _reopen(request, output, given)
-        return _write(request, output, given, workers or os.cpu_count() or 1)
+        _require_own(output)
+        remedy = "wait until it has ended, or choose another `output`"
+        with file_lock.hold_or_refuse(output / _LOCK, f"is writing {output}", remedy):
+            if (output / MANIFEST).exists():  # written since
+                return _reopen(request, output, given)
+            return _write(request, output, given, workers or os.cpu_count() or 1)
     except OSError as error:
         raise StorageFailed(f"{error.filename or output}: {error.strerror or error}") from error
 
@@ -202,10 +209,16 @@ def _reopen(request: _Request, output: Path, given: Tokenizer | None) -> Corpus:
     return corpus
 
 
+def _require_own(output: Path) -> None:
+    """Raises UsageError where there is something that `prepare` did not make."""
+    if not output.exists() or (output / _PARTS).is_dir():
+        return
+    if output.is_file() or any(path.name != _LOCK for path in output.iterdir()):
+        raise UsageError(f"{output} exists and is not a corpus: choose another `output`")
+
+
 def _write(request: _Request, output: Path, given: Tokenizer | None, workers: int) -> Corpus:
     folder = output / _PARTS
-    if output.exists() and not folder.is_dir() and (output.is_file() or any(output.iterdir())):
-        raise UsageError(f"{output} exists and is not a corpus: choose another `output`")
     folder.mkdir(parents=True, exist_ok=True)
 
     for line in left_out(request.sources):
@@ -273,7 +286,7 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
         manifest["skipped_files"] = look.bad
     manifest["fingerprint"] = fingerprint(manifest)
     _write_durably(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     note_unknown(unknown["total"], total_counts["tokens"], "the corpus", _NO_UNKNOWN)
     return open_corpus(output)
 

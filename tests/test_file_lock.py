@@ -1,0 +1,86 @@
+"""Locks: one holder, named; none left by a killed process; none held of a file that was removed."""
+
+import errno
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from bert_jax import file_lock
+from bert_jax.errors import ResumeRefused, UsageError
+
+
+def _hold(path, held):
+    with file_lock.hold(path):
+        held.set()
+        time.sleep(60)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A process that holds `tmp_path / "lock"`."""
+    spawn = multiprocessing.get_context("spawn")
+    held = spawn.Event()
+    process = spawn.Process(target=_hold, args=(tmp_path / "lock", held), daemon=True)
+    process.start()
+    assert held.wait(60)
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_the_holder_is_named_and_a_killed_one_leaves_no_lock(tmp_path, other):
+    path = tmp_path / "lock"
+    with file_lock.hold(path) as held:
+        assert held is None
+    who = f"process {other.pid} on {socket.gethostname()} is writing x; wait"
+    for error in (UsageError, ResumeRefused):
+        refuse = file_lock.hold_or_refuse(path, "is writing x", "wait", error=error)
+        with pytest.raises(error, match=f"^{re.escape(who)}$"), refuse:
+            pass
+    os.kill(other.pid, signal.SIGKILL)
+    other.join()
+    assert path.exists()
+    with file_lock.hold_or_refuse(path, "is writing x", "wait"):
+        assert file_lock.holder(path) == f"process {os.getpid()} on {socket.gethostname()}"
+    assert not path.exists()
+
+
+def test_it_waits_and_takes_no_file_that_was_removed(tmp_path):
+    """Whoever waited has opened a file that the holder removes: it takes the new one."""
+    path, order = tmp_path / "lock", []
+
+    def wait():
+        with file_lock.hold(path, waits=True) as held:
+            order.append("taken")
+            assert os.path.samestat(os.fstat(held), path.stat())
+
+    with file_lock.hold_or_refuse(path, "is writing", "wait"):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.2)
+        order.append("left")
+    thread.join(10)
+    assert order == ["left", "taken"]
+
+
+def test_a_line_of_somebody_else_in_the_file_is_not_shown(tmp_path):
+    path = tmp_path / "lock"
+    for content in (b"", b"1 \x1b[31mred\n", b"x" * 5000):
+        path.write_bytes(content)
+        assert file_lock.holder(path) == "another process"
+
+
+def test_a_file_system_without_locks_is_noted(tmp_path, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(file_lock.fcntl, "flock", no_locks)
+    with caplog.at_level("INFO", "bert_jax"), file_lock.hold(tmp_path / "lock") as held:
+        assert held is not None
+    assert f"{tmp_path}: this file system has no locks" in caplog.text
