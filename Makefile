@@ -20,7 +20,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 # The files with such a test: no process has to import all the others.
 marked = $(shell grep -rl --include=test_*.py "mark\.$(1)\b" tests | sort)
 
-.PHONY: demo smoke test launch chaos compatible browser lint types parity compiler core clean help
+.PHONY: demo smoke test launch chaos compatible browser lint types parity compiler core site release clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -85,6 +85,27 @@ lint: $(VENV)/.dev  ## ruff
 
 types: $(VENV)/.dev  ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+$(VENV)-site/.there:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check zensical==$(ZENSICAL)
+	touch $@
+
+ZENSICAL ?= 0.1.3
+
+site: $(VENV)-site/.there  ## README and docs/ as a site, in build/site/site
+	$(VENV)-site/bin/python docs/site.py build/site
+	cd build/site && $(abspath $(VENV))-site/bin/zensical build --strict
+
+release:  ## the wheel and the source archive in dist/, and the wheel installed bare and tried
+	rm -rf dist $(VENV)-release $(VENV)-bare
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/pip install --quiet --disable-pip-version-check build twine
+	$(VENV)-release/bin/python -m build --outdir dist .
+	$(VENV)-release/bin/twine check --strict dist/*
+	$(PYTHON) -m venv $(VENV)-bare
+	$(VENV)-bare/bin/pip install --quiet --disable-pip-version-check --no-compile dist/*.whl
+	cd dist && BIN=$(abspath $(VENV))-bare/bin sh ../examples/smoke.sh
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) $(VENV)-* runs build dist

@@ -1,0 +1,56 @@
+"""The files that a project has for its forge, its readers and its releases say what is there."""
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+_ROOT = Path(__file__).parents[1]
+
+
+def test_each_part_of_ci_is_a_job_of_the_workflow():
+    listed = subprocess.run(
+        ["bash", ".ci/run", "--list"], cwd=_ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    workflow = yaml.safe_load((_ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["part"]["strategy"]["matrix"]["part"] == listed
+    targets = re.findall(r"^([a-z]+):", (_ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert set(listed) - {"launched_compiler"} <= set(targets)
+
+
+def test_a_part_that_does_not_exist_is_named():
+    done = subprocess.run(
+        ["bash", ".ci/run", "lint", "tests"], cwd=_ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tests is no part: smoke test launch")
+
+
+@pytest.mark.parametrize(
+    "file", [_ROOT / "Dockerfile", _ROOT / "launch" / "gke" / "Dockerfile"], ids=str
+)
+def test_what_an_image_copies_is_there(file):
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("COPY "):
+            for name in line.split()[1:-1]:
+                assert (_ROOT / name).exists(), line
+
+
+def test_every_page_of_the_site_links_to_what_the_site_has(tmp_path):
+    spec = importlib.util.spec_from_file_location("site_of_docs", _ROOT / "docs" / "site.py")
+    assert spec and spec.loader
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    site.lay_out(tmp_path / "site")
+    pages = sorted((tmp_path / "site" / "docs").rglob("*.md"))
+    assert {"index.md", "data.md", "CONTRIBUTING.md"} <= {page.name for page in pages}
+    links = 0
+    for page in pages:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+            assert (page.parent / link).exists(), f"{page}: {link}"
+            links += 1
+    assert links > 200
