@@ -86,8 +86,10 @@ def warmup_stable_decay(step: jax.Array, *, config: OptimizerConfig, total_steps
 
 
 def _warmup(step: jax.Array, config: OptimizerConfig) -> jax.Array:
-    """Returns min(1, step / `warmup_steps`)."""
-    return jnp.minimum(1.0, step.astype(jnp.float32) / max(config.warmup_steps, 1))
+    """Returns min(1, step / `warmup_steps`), which without a warm-up is 1 from step 0 on."""
+    if not config.warmup_steps:
+        return jnp.float32(1.0)
+    return jnp.minimum(1.0, step.astype(jnp.float32) / config.warmup_steps)
 
 
 def _after_warmup(step: jax.Array, shape: jax.Array, config: OptimizerConfig) -> jax.Array:
