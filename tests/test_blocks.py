@@ -73,7 +73,7 @@ def test_what_goes_by_names_knows_the_new_ones():
             is_hidden = ".layer_" in name and name.endswith("kernel")
             assert labels[name] == ("muon" if is_hidden else "adam"), name
         assert rates["encoder.final_norm.scale"] == rates["mlm.bias"] == 1
-        assert rates["encoder.layer_1.gate.kernel"] == 0.5
+        assert rates["encoder.layer_1.gate.kernel"] == 0.25
         assert (
             rates["encoder.layer_0.gate.kernel"] == 0 == rates["encoder.embeddings.word.embedding"]
         )

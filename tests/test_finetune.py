@@ -492,16 +492,53 @@ def test_vectors(tmp_path, encoder, capsys):
 # --- the step ------------------------------------------------------------------------------------
 
 
-def test_rates_fall_from_layer_to_layer():
+def electras_rates(decay: float, layers: int) -> dict[str, float]:
+    """google-research/electra model/optimization.py, `_get_layer_lrs`, for a rate of 1."""
+    depths = {"embeddings": 0, "task_specific": layers + 2}
+    depths |= {f"layer_{layer}": layer + 1 for layer in range(layers)}
+    return {name: decay ** (layers + 2 - depth) for name, depth in depths.items()}
+
+
+@pytest.mark.parametrize(("decay", "layers"), [(0.8, 3), (0.9, 24), (1.0, 2)])
+def test_rates_fall_from_layer_to_layer_as_electras(decay, layers):
     head = HeadConfig(parts=("pooler", "sequence_classifier"), labels=("a", "b"))
-    params = bert.abstract_params(tiny_tasks.MODEL, head)
-    rates = layer_rates(params, decay=0.5, frozen_layers=0)
-    assert rates["sequence_classifier"]["bias"] == rates["pooler"]["dense"]["kernel"] == 1.0
-    layers = [rates["encoder"][name]["query"]["kernel"] for name in ("layer_0", "layer_1")]
-    assert layers == [0.25, 0.5] and rates["encoder"]["embeddings"]["word"]["embedding"] == 0.125
-    held = layer_rates(params, decay=0.5, frozen_layers=1)
-    assert held["encoder"]["layer_0"]["query"]["kernel"] == 0.0
-    assert held["encoder"]["layer_1"]["query"]["kernel"] == 0.5
+    model = dataclasses.replace(tiny_tasks.MODEL, num_hidden_layers=layers, embedding_size=8)
+    params = bert.abstract_params(model, head)
+    theirs = electras_rates(decay, layers)
+    rates = layer_rates(params, decay=decay, frozen_layers=0)
+    assert set(jax.tree.leaves([rates["pooler"], rates["sequence_classifier"]])) == {1.0}
+    assert theirs.pop("task_specific") == 1.0
+    assert {name: set(jax.tree.leaves(part)) for name, part in rates["encoder"].items()} == {
+        name: {rate} for name, rate in theirs.items()
+    }
+    held = layer_rates(params, decay=decay, frozen_layers=1)["encoder"]
+    assert set(jax.tree.leaves([held["embeddings"], held["layer_0"]])) == {0.0}
+    assert held["layer_1"] == rates["encoder"]["layer_1"]
+
+
+def test_a_run_begun_before_the_rates_were_electras_keeps_its_own(
+    tmp_path, encoder, glue, monkeypatch, capsys
+):
+    """Its config.json has no `decays_to_top`, and its top layer one decay instead of two."""
+    home = tmp_path / "run"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
+    command += ["--epochs", "1", "--layer-decay", "0.5", "--set", "checkpoint.keep_last=9"]
+    command += ["--set", "checkpoint.every_steps=5"]
+    with monkeypatch.context() as earlier:
+        earlier.setitem(task_finetune.Recipe.__init__.__kwdefaults__, "decays_to_top", 1)
+        assert main(command) == 0
+    *_, last = checkpoint.steps(home)
+    whole = params_of(home)
+    (home / "result.json").unlink()
+    (home / "checkpoints" / str(last)).rename(tmp_path / "last")
+    stored = json.loads((home / "config.json").read_text())
+    assert stored["recipe"].pop("decays_to_top") == 1
+    (home / "config.json").write_text(json.dumps(stored))
+    capsys.readouterr()
+    assert main(command) == 0
+    said = "was begun by an earlier version, whose top layer has 0.5 of the rate and not 0.25"
+    assert said in capsys.readouterr().err
+    assert_same(params_of(home), whole)
 
 
 def test_rows_of_weight_zero_count_for_nothing():

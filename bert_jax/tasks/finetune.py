@@ -48,6 +48,8 @@ from bert_jax.workdir.resume_policy import Change
 RESULT = "result.json"
 # What the directories of attempts that are set aside begin with.
 DIVERGED = "diverged-"
+# Fields of a recipe, as they were before they had a name.
+_BEFORE_NAMED = {"decays_to_top": 1}
 # Batches of a run among which the largest is looked for: they have at most eight sizes.
 _BATCHES_LOOKED_AT = 16
 
@@ -59,6 +61,9 @@ class Recipe:
     epochs: float = 3.0
     # Of the learning rate, from each layer to the one below it.
     layer_decay: float = 1.0
+    # How often it applies between the head and the top layer: ELECTRA has 2. Runs that do not know
+    # this field had 1, and keep it.
+    decays_to_top: int = 2
     # With 1 or more: the embeddings and that many layers stay as they are.
     freeze_layers: int = 0
 
@@ -95,6 +100,7 @@ def train(
     config, allowed = fitting.settle(
         config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit
     )
+    recipe = _as_begun(recipe, directory)
     home = _home(path, directory, config, _facts(recipe, data, source), source, allowed=allowed)
     result = directory / RESULT
     if result.is_file():
@@ -142,6 +148,7 @@ class FineTuning:
             bert.abstract_params(config.model, config.head),
             decay=recipe.layer_decay,
             frozen_layers=recipe.freeze_layers,
+            decays_to_top=recipe.decays_to_top,
         )
         self.title = f"{config.name}, seed {config.seed}"
         self._rows = len(data.train.encoded.features)
@@ -284,6 +291,23 @@ def _home(
     )
 
 
+def _as_begun(recipe: Recipe, directory: Path) -> Recipe:
+    """Returns the recipe as the run of `directory` has it where it did not know a field yet."""
+    path = directory / run_directory.CONFIG
+    if not path.is_file():
+        return recipe
+    stored = strict_json.parse_file(path, path.read_bytes()).get("recipe")
+    if not isinstance(stored, dict) or not _BEFORE_NAMED.keys() - stored.keys():
+        return recipe
+    if recipe.layer_decay != 1:
+        top = recipe.layer_decay ** _BEFORE_NAMED["decays_to_top"]
+        note(
+            f"{directory} was begun by an earlier version, whose top layer has {top:g} of the rate "
+            f"and not {recipe.layer_decay**recipe.decays_to_top:g}; the run keeps it"
+        )
+    return dataclasses.replace(recipe, **_BEFORE_NAMED)
+
+
 def _holds_run(
     directory: Path, config: TrainConfig, facts: dict[str, Any], *, allowed: Sequence[str]
 ) -> tuple[bool, list[Change]]:
@@ -301,9 +325,11 @@ def _holds_run(
         return False, []
     stored = strict_json.parse_file(path, path.read_bytes())
     old = {name: stored.get(name) for name in facts}
+    # A field that the run did not know yet has its default, or what it was before it had a name.
     if isinstance(old.get("task"), dict):
-        # A field that the run did not know yet has its default.
         old["task"] = to_dict(from_dict(old["task"], TaskSpec))
+    if isinstance(old.get("recipe"), dict):
+        old["recipe"] = _BEFORE_NAMED | old["recipe"]
     old, new = (flatten_values({**values, "sources": None}) for values in (old, facts))
     changes = resume_policy.require(
         path,

@@ -143,8 +143,8 @@ def add_options(parser: Any) -> None:
         type=float,
         default=1.0,
         metavar="X",
-        help="factor of the learning rate from each layer to the one below it (default: "
-        "%(default)s)",
+        help="factor of the learning rate from each layer to the one below it; the top layer has "
+        "its square, as in ELECTRA (default: %(default)s)",
     )
     runs.add_argument(
         "--freeze-layers",
