@@ -3,27 +3,30 @@ one.
 
 A config is a Python function (`configs/NAME.py`, `def config() -> TrainConfig`), can be changed
 field by field (`model.hidden_size=256`, `phases.0.steps=100`), and is stored with a run
-as JSON, which is only ever parsed. `bert-jax show CONFIG` prints what comes of it.
+as JSON, which is only ever parsed. `bert-jax show CONFIG` prints what comes of it. A function with
+a parameter `hidden_size` is told the width that was asked for: what suits the width goes with it.
 """
 
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import json
 import re
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bert_jax import config as configs
 from bert_jax import strict_json
-from bert_jax.config import TrainConfig, from_dict, to_dict
+from bert_jax.config import TrainConfig, flatten, from_dict, to_dict
 from bert_jax.config_checks import complete, validate
 from bert_jax.config_values import nearest
 from bert_jax.errors import UsageError, brief
+from bert_jax.progress import note_once
 
 
 def override(config: TrainConfig, assignments: list[str]) -> TrainConfig:
@@ -93,19 +96,19 @@ def load_config(
     A `.py` config is code and is executed: it is the user's own, named on the command line.
     A `.json` one is only ever parsed. With `checked=False` its values may not go together yet.
     """
-    path = Path(name_or_path)
+    path, changes = Path(name_or_path), overrides or []
     if path.suffix == ".json":
-        config = load_config_json(path)
+        config = override(load_config_json(path), changes)
     elif path.suffix == ".py":
-        config = _run(path)
+        config = _run(path, changes)
     elif name_or_path in shipped_names():
-        config = _run(config_directory() / f"{name_or_path}.py")
+        config = _run(config_directory() / f"{name_or_path}.py", changes)
     else:
         raise UsageError(
             f"config {name_or_path!r} is neither a file ending in .py or .json nor a shipped "
             f"config ({', '.join(shipped_names())})"
         )
-    config = complete(override(config, overrides or []))
+    config = complete(config)
     return validate(config) if checked else config
 
 
@@ -122,8 +125,12 @@ def load_config_json(path: Path) -> TrainConfig:
         raise UsageError(f"config {path}: {error}") from error
 
 
-def _run(path: Path) -> TrainConfig:
-    """Returns the config of a `.py` file, which may also register entries (registry.py)."""
+def _run(path: Path, overrides: list[str]) -> TrainConfig:
+    """Returns the changed config of a `.py` file, which may also register entries (registry.py).
+
+    A function that takes `hidden_size` is called again where the changes ask for another width;
+    a line says what went with it, and what the changes name themselves does not.
+    """
     namespace = execute(path)
     if not callable(namespace.get("config")):
         functions = [name for name, value in namespace.items() if callable(value)]
@@ -131,12 +138,30 @@ def _run(path: Path) -> TrainConfig:
             f"config {path} must define a function: def config() -> TrainConfig"
             + _close("config", functions)
         )
+    function = namespace["config"]
+    plain = _returned(path, function)
+    found = override(plain, overrides)
+    width, usual = found.model.hidden_size, plain.model.hidden_size
+    if width == usual or width < 1 or "hidden_size" not in inspect.signature(function).parameters:
+        return found
+    suited = override(_returned(path, function, hidden_size=width), overrides)
+    before, after = flatten(found), flatten(suited)
+    went = [f"{n} is {after[n]} ({before[n]} at {usual})" for n in after if after[n] != before[n]]
+    if went:
+        note_once(
+            f"config {suited.name}: model.hidden_size is {width}, and with it {', '.join(went)}"
+        )
+    return suited
+
+
+def _returned(path: Path, function: Callable[..., Any], **arguments: Any) -> TrainConfig:
+    """Returns what the function of a `.py` config returns, every value of the type of its field."""
     with errors_of(path):
-        config = namespace["config"]()
+        config = function(**arguments)
     if not isinstance(config, TrainConfig):
         raise UsageError(f"config {path}: config() returned {type(config).__name__}")
     try:
-        return from_dict(to_dict(config))  # every value is of the type of its field
+        return from_dict(to_dict(config))
     except UsageError as error:
         raise UsageError(f"config {path}: {error}") from error
     except TypeError as error:

@@ -16,9 +16,10 @@ import dataclasses
 
 from bert_jax.config import TrainConfig
 from bert_jax.config_loader import load_config
+from bert_jax.config_width import at_width
 
 
-def config() -> TrainConfig:
+def config(hidden_size: int = 256) -> TrainConfig:
     base = load_config("bert_small_cpu")
     model = dataclasses.replace(
         base.model,
@@ -32,7 +33,7 @@ def config() -> TrainConfig:
         layer_norm_eps=1e-5,
     )
     (phase,) = base.phases
-    return dataclasses.replace(
+    recipe = dataclasses.replace(
         base,
         name="modern_small_cpu",
         model=model,
@@ -41,3 +42,4 @@ def config() -> TrainConfig:
         optimizer=dataclasses.replace(base.optimizer, learning_rate=1.5e-3, warmup_steps=100),
         phases=(dataclasses.replace(phase, steps=1600, max_predictions=-1),),
     )
+    return at_width(recipe, hidden_size)

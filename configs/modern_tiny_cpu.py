@@ -13,11 +13,12 @@ import dataclasses
 
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config_loader import load_config
+from bert_jax.config_width import at_width
 
 
-def config() -> TrainConfig:
+def config(hidden_size: int = 128) -> TrainConfig:
     base = load_config("tiny_docs_cpu")
-    return dataclasses.replace(
+    recipe = dataclasses.replace(
         base,
         name="modern_tiny_cpu",
         objective="mlm",
@@ -33,3 +34,4 @@ def config() -> TrainConfig:
             PhaseConfig(sequence_length=64, steps=1800, global_batch_size=16, masked_lm_prob=0.3),
         ),
     )
+    return at_width(recipe, hidden_size)

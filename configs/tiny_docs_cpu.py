@@ -13,10 +13,11 @@ from bert_jax.config import (
     PhaseConfig,
     TrainConfig,
 )
+from bert_jax.config_width import at_width
 
 
-def config() -> TrainConfig:
-    return TrainConfig(
+def config(hidden_size: int = 128) -> TrainConfig:
+    recipe = TrainConfig(
         name="tiny_docs_cpu",
         model=ModelConfig(
             vocab_size=8192,
@@ -46,3 +47,4 @@ def config() -> TrainConfig:
         checkpoint=CheckpointConfig(every_steps=500, keep_last=2),
         log_every_steps=100,
     )
+    return at_width(recipe, hidden_size)

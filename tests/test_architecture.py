@@ -52,7 +52,10 @@ _MAY_IMPORT = {
     "config": {"config_values", "errors", "registry"},
     "config_phase_checks": {"config", "registry"},
     "config_checks": {"config", "config_phase_checks", "errors", "registry"},
-    "config_loader": {"config", "config_checks", "config_values", "errors", "strict_json"},
+    "config_loader": {"config", "config_checks", "config_values", "errors"}
+    | {"progress", "strict_json"},
+    # Asked by the functions of configs/.
+    "config_width": {"config"},
     "data": set(),
     "data/tokenizer": {"errors", "progress", "strict_json"},
     "data/corpus": {"data/tokenizer", "errors", "file_lock", "files", "progress"}

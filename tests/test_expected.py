@@ -98,9 +98,22 @@ def test_a_healthy_run_is_left_alone():
     for seed in range(5):
         assert warnings_of(falling, outlook(), seed=seed) == ([], [])
         assert warnings_of(falling, outlook(anchors=None), seed=seed) == ([], [])
-    # A plateau at the entropy, for half of the run; and what leaves it.
+    # A plateau at the entropy, for a quarter of the run; and what comes down to it late.
     slow = outlook(anchors=None)
-    assert warnings_of(lambda s: 6.1 if s < 1000 else falling(s - 999), slow) == ([], [])
+    assert warnings_of(lambda s: 6.0 if s < 500 else falling(s - 499), slow) == ([], [])
+    late = lambda s: _ENTROPY + 0.5 - 1.0 * s / _STEPS  # noqa: E731
+    assert warnings_of(late, slow, noise=0.1) == ([], [])
+
+
+def test_a_run_that_stands_at_the_entropy_is_told_at_three_tenths():
+    for seed in range(5):
+        told, said = warnings_of(lambda _: _ENTROPY - 0.01, outlook(anchors=None), seed=seed)
+        assert [reason for _, reason in told] == ["plateau"]
+        assert 0.3 * _STEPS <= told[0][0] <= 0.32 * _STEPS
+        assert "stands at 5.9" in said[0] or "stands at 6.0" in said[0]
+        assert "optimizer.learning_rate" in said[0] and "initializer_range" in said[0]
+    # Runs of its kind say more than the entropy.
+    assert warnings_of(lambda _: _ENTROPY - 0.01, outlook())[0][0][1] == "above"
 
 
 def test_a_run_that_is_worse_than_its_kind_is_told_early():

@@ -1,9 +1,9 @@
 """Watches a run's losses while it trains, and says early that they are not those of a healthy run.
 
 Runs of its kind say most. Without any, there is what every healthy run does: it comes down to the
-unigram entropy of its corpus, it does not know the hidden words at once, its held-out loss goes on
-falling as it fell before, and it is not much better on what it is trained on. Nothing here ends a
-run, or changes it.
+unigram entropy of its corpus and leaves it, it does not know the hidden words at once, its held-out
+loss goes on falling as it fell before, and it is not much better on what it is trained on. Nothing
+here ends a run, or changes it.
 """
 
 import math
@@ -27,6 +27,9 @@ _ABOVE = 0.05
 # the run and the warm-up are over; ...
 _ABOVE_ENTROPY = 0.5
 _LEAST_STEPS = 300
+# ... when this share of the run is over, it does not stand at the entropy: no further below it than
+# so many nats, and no further below where it was a fifth of the run before;
+_STANDS_AT, _STANDS, _STANDS_FOR = 0.3, 0.1, 20
 # ... its loss is not below this share of the entropy within a tenth of the run, where text has any;
 _KNOWN_AT_ONCE, _LEAST_ENTROPY = 0.4, 2.0
 # ... the loss of training is no further below the held-out one.
@@ -38,6 +41,11 @@ _UNKNOWN = 0.01
 _SLOW = (
     "Look at optimizer.learning_rate, optimizer.warmup_steps and the text; 'bert-jax doctor' looks "
     "at all three"
+)
+_STUCK = (
+    "Look at optimizer.learning_rate (a larger model wants a lower one), at "
+    "model.initializer_range (about 1 / sqrt(hidden_size)) and at the steps: BERT's own recipe "
+    "stays there for a while"
 )
 _TOO_GOOD = "Are words visible that should be hidden, or is text repeated many times?"
 
@@ -51,6 +59,8 @@ class Watch:
         self._size = window(outlook.total_steps)
         self._every = max(1, outlook.total_steps // 100)
         self._losses: deque[float] = deque(maxlen=self._size)
+        # The means of the last looks: of a fifth of the run.
+        self._means: deque[float] = deque(maxlen=_STANDS_FOR + 1)
         # The held-out curve of rows of one length.
         self._past, self._length = Curve((), ()), None
         # Looks in a row at which a reason held, and what has been told.
@@ -140,6 +150,21 @@ class Watch:
             return
         tenth = outlook.total_steps / 10
         first = max(tenth, outlook.warmup_steps, _LEAST_STEPS)
+        self._means.append(loss)
+        stands = (
+            len(self._means) > _STANDS_FOR
+            and -_STANDS <= loss - outlook.entropy <= _ABOVE_ENTROPY
+            and self._means[0] - loss <= _STANDS
+        )
+        # The first of the looks in a row.
+        since = _STANDS_AT * outlook.total_steps - (_LOOKS - 1) * self._every
+        self._judge(
+            "plateau",
+            step,
+            step >= max(first, since) and stands,
+            f"the loss stands at {loss:.2f}, and a model that only counts words would have "
+            f"{outlook.entropy:.2f}, the unigram entropy of the corpus. {_STUCK}",
+        )
         self._judge(
             "entropy",
             step,
