@@ -34,7 +34,7 @@ def ours(source: str, tokenizer: str, workers: int) -> tuple[int, float]:
 def theirs(source: str, tokenizer: str, call: str) -> tuple[int, float]:
     """(tokens, seconds) of one call of `tokenizers` on every sentence of the sources."""
     from bert_jax.data.corpus.dedup import Survey
-    from bert_jax.data.corpus.sources import split_sentences
+    from bert_jax.data.language.sentences import split_sentences
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 
     sentences = [

@@ -57,9 +57,10 @@ _MAY_IMPORT = {
     # Asked by the functions of configs/.
     "config_width": {"config"},
     "data": set(),
-    "data/tokenizer": {"errors", "progress", "strict_json"},
-    "data/corpus": {"data/tokenizer", "errors", "file_lock", "files", "progress"}
-    | {"registry", "strict_json"},
+    "data/language": {"errors", "progress"},
+    "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
+    "data/corpus": {"data/language", "data/tokenizer"}
+    | {"errors", "file_lock", "files", "progress", "registry", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
     "data/tasks": {"data", "data/corpus", "data/tokenizer", "errors", "progress", "strict_json"},
@@ -95,7 +96,7 @@ _MAY_IMPORT = {
     | {"data/corpus", "data/pretraining", "expected", "model", "update"}
     | {"runtime", "workdir", "training", "planning"},
     "api": _COMMON
-    | {"data/tokenizer", "data/corpus", "data/pretraining", "data/tasks"}
+    | {"data/language", "data/tokenizer", "data/corpus", "data/pretraining", "data/tasks"}
     | {"model", "interchange", "update", "workdir", "training", "tasks"},
     "studies": _COMMON
     | {"data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir", "api"},

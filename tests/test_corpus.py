@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from bert_jax.data.corpus import records, sources
-from bert_jax.data.corpus.sources import read_documents, split_sentences
+from bert_jax.data.corpus.sources import read_documents
+from bert_jax.data.language import sentences as cutting
+from bert_jax.data.language.sentences import split_sentences
 from bert_jax.errors import UsageError
 
 DOCUMENTS = [
@@ -204,8 +206,8 @@ def test_white_space_of_several_bytes_behind_an_initial(space):
 def test_a_sentence_too_long_is_cut_at_a_space():
     sentence = " ".join(f"word{i}" for i in range(1000))
     cut = split_sentences(sentence)
-    assert len(cut) > 5 and max(map(len, cut)) <= sources.LONGEST_SENTENCE
-    assert min(map(len, cut[:-1])) > sources.LONGEST_SENTENCE - 10
+    assert len(cut) > 5 and max(map(len, cut)) <= cutting.LONGEST_SENTENCE
+    assert min(map(len, cut[:-1])) > cutting.LONGEST_SENTENCE - 10
     assert " ".join(cut) == sentence
     solid = split_sentences("x" * 2500)
     assert [len(piece) for piece in solid] == [1000, 1000, 500]

@@ -15,6 +15,7 @@ from bert_jax.data.corpus import records, sources
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.source_stream import Reading, require_encoding
 from bert_jax.data.corpus.sources import read_documents
+from bert_jax.data.language.sentences import split_sentences
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
 
@@ -304,7 +305,7 @@ def test_time_to_cut_a_sentence_does_not_grow_with_its_square(monkeypatch):
     for words in (2_000, 20_000):
         Watched.copied = 0
         text = "many words" + " and more" * words
-        assert " ".join(sources.split_sentences(text)) == text
+        assert " ".join(split_sentences(text)) == text
         assert Watched.copied < 1.1 * len(text)
 
 
@@ -429,7 +430,7 @@ def test_too_few_documents_are_said_before_anything_is_encoded(tmp_path, monkeyp
         raise AssertionError("encoded")
 
     monkeypatch.setattr("bert_jax.data.corpus.prepare.encode_parts", encoded)
-    monkeypatch.setattr("bert_jax.data.corpus.prepare.train_wordpiece", encoded)
+    monkeypatch.setattr("bert_jax.data.corpus.trained_tokenizer.train_wordpiece", encoded)
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nThree.\n")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one"]
     (tmp_path / "vocab.txt").write_text("\n".join(special))

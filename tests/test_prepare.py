@@ -316,7 +316,7 @@ def test_a_trained_tokenizer_is_taken_again_unless_the_request_changed(
         trained.append(options["vocab_size"])
         return train(*arguments, **options)
 
-    monkeypatch.setattr("bert_jax.data.corpus.prepare.train_wordpiece", watched)
+    monkeypatch.setattr("bert_jax.data.corpus.trained_tokenizer.train_wordpiece", watched)
     with monkeypatch.context() as patch:
         patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
         with pytest.raises(KeyboardInterrupt):

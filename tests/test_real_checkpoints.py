@@ -16,7 +16,7 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import ComputeConfig, HeadConfig
-from bert_jax.data.corpus.sources import split_sentences
+from bert_jax.data.language.sentences import split_sentences
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.interchange import huggingface, tf1
 from bert_jax.model import bert, sharding

@@ -9,6 +9,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.encode import split_of
 from bert_jax.data.corpus.store import Corpus, open_corpus
+from bert_jax.data.language.codes import DEFAULT, canonical
 from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
@@ -18,14 +19,15 @@ from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
 
 
-def corpus_of(texts: Sequence[str], tokenizer: Tokenizer) -> Corpus:
+def corpus_of(texts: Sequence[str], tokenizer: Tokenizer, *, language: str = DEFAULT) -> Corpus:
     """Returns documents in memory as a corpus, all of it to train on.
 
-    A text is a document; newlines separate its paragraphs. Raises UsageError if nothing is in them.
+    A text is a document; newlines separate its paragraphs, which are cut into sentences by the
+    rules of `language`. Raises UsageError if nothing is in them, and for an unknown language.
     """
     if isinstance(texts, str):
         raise UsageError("the texts are one string; make it a list of documents")
-    train = split_of(texts, tokenizer, name="train")
+    train = split_of(texts, tokenizer, name="train", language=canonical(language))
     if not len(train.shards[0]):
         raise UsageError("the texts have no words")
     return Corpus(

@@ -16,6 +16,7 @@ from bert_jax.api.model import Model
 from bert_jax.config import HeadConfig, MeshConfig, PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.store import Corpus, open_corpus
+from bert_jax.data.language.codes import DEFAULT
 from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
@@ -83,6 +84,7 @@ class Training:
         config: TrainConfig | None = None,
         tokenizer: str | Path | None = None,
         allow_missing_heads: bool = False,
+        language: str = DEFAULT,
     ):
         """`start` is a model, whose parameters are copied, or a config, whose run begins anew.
 
@@ -90,7 +92,8 @@ class Training:
         directory of `bert-jax prepare`. A model is trained as `config` says, by default
         `config_for(model)`; heads that it lacks are an error, or begin fresh with
         `allow_missing_heads`. `tokenizer`, a directory or file, is needed for texts without a
-        model. Raises UsageError where these do not fit each other.
+        model; `language` is the code of the one that texts are in. Raises UsageError where these do
+        not fit each other.
         """
         if (texts is None) == (corpus is None):
             raise UsageError("a training needs either texts or a corpus")
@@ -107,7 +110,7 @@ class Training:
         self.mesh = sharding.make_mesh(**preflight.mesh_shape(self.config))
         for phase in self.config.phases:
             preflight.require_divisible(phase, self.mesh, self.config)
-        self.corpus = _corpus(texts, corpus, tokenizer)
+        self.corpus = _corpus(texts, corpus, tokenizer, language)
         self._tokenizer = Path(tokenizer or self.corpus.directory / "tokenizer")
         self._pipeline = pipeline_of(self.corpus, self.config)
         self._steps_done = 0
@@ -174,14 +177,17 @@ class Training:
 
 
 def _corpus(
-    texts: Sequence[str] | None, corpus: Corpus | str | Path | None, tokenizer: str | Path | None
+    texts: Sequence[str] | None,
+    corpus: Corpus | str | Path | None,
+    tokenizer: str | Path | None,
+    language: str,
 ) -> Corpus:
     if texts is None:
         assert corpus is not None
         return corpus if isinstance(corpus, Corpus) else open_corpus(corpus)
     if tokenizer is None:
         raise UsageError("texts without a model need a tokenizer, to be encoded with")
-    return corpus_of(texts, load_tokenizer(tokenizer))
+    return corpus_of(texts, load_tokenizer(tokenizer), language=language)
 
 
 def _state_of(

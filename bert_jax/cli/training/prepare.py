@@ -82,6 +82,12 @@ def add_options(parser: Any) -> None:
         "the vocabulary is when loading)",
     )
     parser.add_argument(
+        "--language",
+        metavar="CODE",
+        help="the language by whose rules sentences are cut, such as de or ja (default: en, with "
+        "a note where the text looks like another one)",
+    )
+    parser.add_argument(
         "--validation-fraction",
         type=float,
         default=0.01,
@@ -113,6 +119,7 @@ def run(arguments: Any) -> None:
         text_field=arguments.text_field,
         encoding=arguments.encoding,
         skip_bad=arguments.skip_bad,
+        language=arguments.language,
     )
     manifest = corpus.manifest
     shares = manifest.get("unknown_share", {})

@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data.corpus.dedup import SourceDocument
-from bert_jax.data.corpus.sources import split_sentences
 from bert_jax.data.corpus.store import FORMAT_VERSION, SPLITS, Split, token_type
+from bert_jax.data.language.codes import DEFAULT
+from bert_jax.data.language.sentences import split_sentences
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import BertJaxError, DataDamaged
 
@@ -54,12 +55,17 @@ class EncodedPart:
 
 
 def parts(
-    documents: Iterable[SourceDocument], *, tokenizer_hash: str, folder: Path
+    documents: Iterable[SourceDocument],
+    *,
+    tokenizer_hash: str,
+    folder: Path,
+    language: str = DEFAULT,
 ) -> Iterator[Part]:
     """Yields the documents of each split, in order, cut where a part is full."""
     waiting: dict[str, list[SourceDocument]] = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
-    decisive = json.dumps([FORMAT_VERSION, version("sentencex"), tokenizer_hash]).encode()
+    others = [language] if language != DEFAULT else []
+    decisive = json.dumps([FORMAT_VERSION, version("sentencex"), tokenizer_hash, *others]).encode()
 
     def close(split: str) -> Part:
         digests = b"".join(document.digest for document in waiting[split])
@@ -78,7 +84,7 @@ def parts(
 
 
 def encode_parts(
-    parts: Iterable[Part], *, tokenizer: Path, workers: int
+    parts: Iterable[Part], *, tokenizer: Path, workers: int, language: str = DEFAULT
 ) -> Iterator[tuple[int, int]]:
     """Writes every part; yields (documents, tokens) of each as it is done, in any order.
 
@@ -86,7 +92,7 @@ def encode_parts(
     """
     if workers == 1:
         loaded = load_tokenizer(tokenizer)
-        yield from (_encode_to_file(part, loaded) for part in parts)
+        yield from (_encode_to_file(part, loaded, language) for part in parts)
         return
     pool = concurrent.futures.ProcessPoolExecutor(
         workers,
@@ -97,7 +103,7 @@ def encode_parts(
     running: set[concurrent.futures.Future[tuple[int, int]]] = set()
     try:
         for part in parts:
-            running.add(pool.submit(_encode_in_worker, part, tokenizer))
+            running.add(pool.submit(_encode_in_worker, part, tokenizer, language))
             if len(running) == 2 * workers:
                 done, running = concurrent.futures.wait(
                     running, return_when=concurrent.futures.FIRST_COMPLETED
@@ -128,8 +134,10 @@ def read_part(file: Path) -> EncodedPart:
         ) from error
 
 
-def encode_documents(texts: Iterable[bytes], tokenizer: Tokenizer) -> EncodedPart:
-    """Cuts texts into sentences, and encodes those.
+def encode_documents(
+    texts: Iterable[bytes], tokenizer: Tokenizer, *, language: str = DEFAULT
+) -> EncodedPart:
+    """Cuts texts into sentences, by the rules of `language`, and encodes those.
 
     `texts` are UTF-8, their paragraphs separated by newlines. To a byte-level tokenizer each
     sentence but a document's first comes with the space before it, as in running text.
@@ -140,7 +148,7 @@ def encode_documents(texts: Iterable[bytes], tokenizer: Tokenizer) -> EncodedPar
     for text in texts:
         before = len(sentences)
         for paragraph in text.decode().split("\n"):
-            for sentence in split_sentences(paragraph):
+            for sentence in split_sentences(paragraph, language):
                 is_first = len(sentences) == before
                 sentences.append(sentence if is_first else tokenizer.word_prefix + sentence)
         sentence_counts.append(len(sentences) - before)
@@ -165,12 +173,14 @@ def encode_documents(texts: Iterable[bytes], tokenizer: Tokenizer) -> EncodedPar
     )
 
 
-def split_of(texts: Sequence[str], tokenizer: Tokenizer, *, name: str) -> Split:
+def split_of(
+    texts: Sequence[str], tokenizer: Tokenizer, *, name: str, language: str = DEFAULT
+) -> Split:
     """Returns documents in memory as one side of a corpus, as `open_corpus` returns those on disk.
 
     Paragraphs are separated by newlines. Documents without a token are left out.
     """
-    encoded = encode_documents((text.encode() for text in texts), tokenizer)
+    encoded = encode_documents((text.encode() for text in texts), tokenizer, language=language)
 
     def starts(lengths: np.ndarray) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -184,8 +194,8 @@ def split_of(texts: Sequence[str], tokenizer: Tokenizer, *, name: str) -> Split:
     )
 
 
-def _encode_to_file(part: Part, tokenizer: Tokenizer) -> tuple[int, int]:
-    encoded = encode_documents(part.texts, tokenizer)
+def _encode_to_file(part: Part, tokenizer: Tokenizer, language: str) -> tuple[int, int]:
+    encoded = encode_documents(part.texts, tokenizer, language=language)
     unfinished = part.file.with_suffix(f".{os.getpid()}.tmp")
     with unfinished.open("wb") as stream:
         np.savez(
@@ -213,8 +223,8 @@ def _start_worker() -> None:
     threading.Thread(target=leave_with_parent, daemon=True).start()
 
 
-def _encode_in_worker(part: Part, tokenizer: Path) -> tuple[int, int]:
-    return _encode_to_file(part, _load_once(tokenizer))
+def _encode_in_worker(part: Part, tokenizer: Path, language: str) -> tuple[int, int]:
+    return _encode_to_file(part, _load_once(tokenizer), language)
 
 
 @functools.cache

@@ -9,7 +9,6 @@ the parts that it finds. The bytes of the result do not depend on the number of 
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -26,7 +25,7 @@ from bert_jax.data.corpus.encode import Part, encode_parts, parts
 from bert_jax.data.corpus.first_look import FirstLook, first_look, keep_standard_input
 from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy
 from bert_jax.data.corpus.source_stream import Reading, require_encoding
-from bert_jax.data.corpus.sources import left_out, split_sentences
+from bert_jax.data.corpus.sources import left_out
 from bert_jax.data.corpus.store import (
     FORMAT_VERSION,
     MANIFEST,
@@ -36,13 +35,10 @@ from bert_jax.data.corpus.store import (
     open_corpus,
     read_manifest,
 )
-from bert_jax.data.tokenizer.tokenizer import (
-    Tokenizer,
-    load_tokenizer,
-    train_byte_level_bpe,
-    train_sentencepiece,
-    train_wordpiece,
-)
+from bert_jax.data.corpus.trained_tokenizer import KINDS, forget, train_or_find
+from bert_jax.data.language import codes
+from bert_jax.data.language.guess import note_other_language
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown
 from bert_jax.errors import StorageFailed, UsageError
 from bert_jax.progress import Progress, note
@@ -52,6 +48,8 @@ _LOCK = ".lock"
 _STDIN = "stdin"
 # Text that the tokenizer is trained on.
 _SAMPLE_BYTES = 64 << 20
+# Text that its language is guessed from where none is trained.
+_LOOKED_AT_BYTES = 1 << 20
 # What to do where the vocabulary does not fit the text.
 _NO_UNKNOWN = (
     "the vocabulary is not for this text, or was altered: take another `tokenizer`, such as "
@@ -71,10 +69,16 @@ class _Request:
     seed: int
     reading: Reading
     skip_bad: bool
+    language: str | None
 
     @property
     def trains(self) -> bool:
-        return self.tokenizer in ("wordpiece", "sentencepiece", "bpe")
+        return self.tokenizer in KINDS
+
+    @property
+    def rules(self) -> str:
+        """Returns the language by whose rules sentences are cut."""
+        return self.language or codes.DEFAULT
 
     @property
     def options(self) -> dict[str, Any]:
@@ -93,6 +97,8 @@ class _Request:
             options["text_field"] = self.reading.text_field
         if self.reading.encoding is not None:
             options["encoding"] = self.reading.encoding
+        if self.rules != codes.DEFAULT:
+            options["language"] = self.rules
         return options
 
     def look(self, stdin: Path, title: str, *, sample_bytes: int = 0) -> FirstLook:
@@ -122,6 +128,7 @@ def prepare(
     text_field: str = Reading.text_field,
     encoding: str | None = None,
     skip_bad: bool = False,
+    language: str | None = None,
 ) -> Corpus:
     """Writes the corpus directory `output`, or goes on writing it, or finds it finished.
 
@@ -131,7 +138,9 @@ def prepare(
     them out. `tokenizer` is "wordpiece", "sentencepiece" or "bpe", trained on a sample of the
     training documents with `vocab_size` sub-words, or the path of one. `lowercase` None means yes
     when training (no for "bpe", which keeps the case), and as the vocabulary itself is when
-    loading. `workers` is the number of encoding processes, by default one a core.
+    loading. `language` is the code of the language by whose rules sentences are cut; None is
+    English, with a note where the text looks like another one. `workers` is the number of
+    encoding processes, by default one a core.
 
     Raises UsageError for what is wrong with sources or options and where `output` holds something
     else, StorageFailed where it cannot be written, DataDamaged where what is there is damaged.
@@ -159,6 +168,7 @@ def prepare(
         seed=seed,
         reading=Reading(text_field=text_field, encoding=encoding, outside=output),
         skip_bad=skip_bad,
+        language=None if language is None else codes.canonical(language),
     )
     for source in sources:
         if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
@@ -183,10 +193,11 @@ def prepare(
 def _reopen(request: _Request, output: Path, given: Tokenizer | None) -> Corpus:
     """Returns the finished corpus that is there, if it is the one asked for."""
     manifest = read_manifest(output)
+    theirs, ours = manifest["options"], request.options
     differences = [
-        f"its {name} is {manifest['options'].get(name)!r}, not {value!r}"
-        for name, value in request.options.items()
-        if manifest["options"].get(name) != value
+        f"its {name} is {theirs.get(name)!r}, not {ours.get(name)!r}"
+        for name in {**ours, **theirs}
+        if theirs.get(name) != ours.get(name)
     ]
     if given is not None and given.hash != manifest["tokenizer"]["hash"]:
         differences.append("its tokenizer is another one")
@@ -226,14 +237,26 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
     look = request.look(
         folder / _STDIN,
         "sample text" if given is None else "look through sources",
-        sample_bytes=_SAMPLE_BYTES if given is None else 0,
+        sample_bytes=_SAMPLE_BYTES if given is None else _LOOKED_AT_BYTES,
     )
     look.survey.check(look.survey.documents)
+    if request.language is None:
+        note_other_language(document.text.decode() for document in look.sample)
     if given is None:
-        tokenizer = _train_tokenizer(request, output, look)
+        tokenizer = train_or_find(
+            request.tokenizer,
+            look.sample,
+            output / "tokenizer",
+            folder,
+            vocab_size=request.vocab_size,
+            lowercase=request.lowercase,
+            language=request.rules,
+            options=request.options,
+            documents=look.survey.documents["train"],
+        )
     else:
         tokenizer = given
-        _forget_trained(output)
+        forget(output / "tokenizer", folder)
         tokenizer.save(output / "tokenizer")
     survey = Survey(
         request.sources,
@@ -242,7 +265,7 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
         reading=look.reading,
     )
     total = sum(look.survey.documents.values())
-    files = _encode(survey, tokenizer, output, workers=workers, total=total)
+    files = _encode(survey, tokenizer, output, request.rules, workers=workers, total=total)
     for error in survey.bad.values():  # of files that changed since the first look
         raise error
     for split in SPLITS:
@@ -291,49 +314,14 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
     return open_corpus(output)
 
 
-def _train_tokenizer(request: _Request, output: Path, look: FirstLook) -> Tokenizer:
-    """Returns the tokenizer, trained now or by an interrupted run."""
-    chosen = look.sample
-    key = hashlib.sha256(json.dumps(request.options, sort_keys=True).encode())
-    for document in chosen:
-        key.update(document.digest)
-    folder, marker = output / "tokenizer", output / _PARTS / f"tokenizer-{key.hexdigest()}"
-    if marker.exists():
-        return load_tokenizer(folder)
-
-    size = sum(len(document.text) for document in chosen)
-    note(
-        f"train {request.tokenizer} on {size / 1e6:.1f} MB of text "
-        f"({len(chosen):,} of {look.survey.documents['train']:,} training documents)"
-    )
-    # In a text a word comes with the space before it, which byte-level BPE makes a part of it.
-    before = " " if request.tokenizer == "bpe" else ""
-    sentences = (
-        before + sentence
-        for document in chosen
-        for paragraph in document.text.decode().split("\n")
-        for sentence in split_sentences(paragraph)
-    )
-    if request.tokenizer == "bpe":
-        trained = train_byte_level_bpe(sentences, vocab_size=request.vocab_size)
-    else:
-        train = train_wordpiece if request.tokenizer == "wordpiece" else train_sentencepiece
-        trained = train(sentences, vocab_size=request.vocab_size, lowercase=request.lowercase)
-    _forget_trained(output)
-    trained.save(folder)
-    marker.touch()
-    return trained
-
-
-def _forget_trained(output: Path) -> None:
-    """Removes a tokenizer of an earlier request, and first what says that it is there."""
-    for old in (output / _PARTS).glob("tokenizer-*"):
-        old.unlink()
-    shutil.rmtree(output / "tokenizer", ignore_errors=True)
-
-
 def _encode(
-    survey: Survey, tokenizer: Tokenizer, output: Path, *, workers: int, total: int
+    survey: Survey,
+    tokenizer: Tokenizer,
+    output: Path,
+    language: str,
+    *,
+    workers: int,
+    total: int,
 ) -> dict[str, list[Path]]:
     """Makes sure that every part is on disk. Returns the files of each split, in order."""
     files: dict[str, list[Path]] = {split: [] for split in SPLITS}
@@ -351,7 +339,12 @@ def _encode(
 
         def missing() -> Iterator[Part]:
             nonlocal kept
-            for part in parts(survey.read(), tokenizer_hash=tokenizer.hash, folder=output / _PARTS):
+            for part in parts(
+                survey.read(),
+                tokenizer_hash=tokenizer.hash,
+                folder=output / _PARTS,
+                language=language,
+            ):
                 files[part.split].append(part.file)
                 if part.file.exists():
                     kept += len(part.texts)
@@ -361,7 +354,7 @@ def _encode(
 
         progress.describe = describe
         for part_documents, part_tokens in encode_parts(
-            missing(), tokenizer=output / "tokenizer", workers=workers
+            missing(), tokenizer=output / "tokenizer", language=language, workers=workers
         ):
             tokens += part_tokens
             progress.advance(part_documents)

@@ -24,13 +24,6 @@ Document = tuple[str, ...]
 LONGEST_LINE_BYTES = 1 << 20
 # A longer document goes on as a new document at a paragraph boundary.
 LONGEST_DOCUMENT_BYTES = 16 << 20
-# A longer sentence is cut at a space, so that one sentence is never most of a training example.
-LONGEST_SENTENCE = 1000
-
-# White space between a capital and a full stop, as in "J\u00a0. Smith": where it is beyond ASCII,
-# sentencex takes it for a single byte on its way back from the stop, and panics (1.0.32). Never
-# matched in part (++), or a long stretch of it would take the square of its length.
-_INITIAL = re.compile(r"(?<=[A-Z])\s++(?=\.)")
 
 _TFDS = re.compile(r"tfds:(?P<name>[^:]+(:\d+\.\d+\.\d+)?)(:(?P<split>.+))?")
 
@@ -159,37 +152,6 @@ def _pieces(paragraph: str) -> Iterator[tuple[str, int]]:
             yield piece, len(head)
     if piece := text[at:].decode().strip():
         yield piece, len(text) - at
-
-
-def split_sentences(paragraph: str) -> list[str]:
-    """Returns the sentences of a paragraph, stripped; joined by spaces they are its text again.
-
-    A sentence of more than LONGEST_SENTENCE characters is cut at its last space before that, and
-    where there is none, at the limit.
-    """
-    import sentencex
-
-    sentences = []
-    # The stub leaves it out.
-    segment = sentencex.segment  # pyright: ignore[reportAttributeAccessIssue]
-    for sentence in segment("en", _INITIAL.sub(_ascii_space, paragraph)):
-        sentence = sentence.strip()
-        # By its place: to copy what is left for each piece would take the square of its length.
-        at, end = 0, len(sentence)
-        while end - at > LONGEST_SENTENCE:
-            cut = sentence.rfind(" ", at + 1, at + LONGEST_SENTENCE + 1)
-            cut = cut if cut > at else at + LONGEST_SENTENCE
-            sentences.append(sentence[at:cut].rstrip())
-            while sentence[cut].isspace():  # the last character is none
-                cut += 1
-            at = cut
-        if at < end:
-            sentences.append(sentence[at:])
-    return sentences
-
-
-def _ascii_space(found: re.Match[str]) -> str:
-    return found[0] if found[0].isascii() else " "
 
 
 def paragraphs_of(text: str) -> Document:

@@ -1,0 +1,1 @@
+"""Languages and their scripts: codes, sentences, and what the letters of a text say."""
