@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_jax.data.corpus.identity import identify
 from bert_jax.data.corpus.source_stream import Reading
-from bert_jax.data.corpus.sources import read_documents
+from bert_jax.data.corpus.sources import Continuation, read_documents
 from bert_jax.data.corpus.store import SPLITS
 from bert_jax.errors import UsageError
 
@@ -21,13 +22,19 @@ class SourceDocument:
     text: bytes  # UTF-8, paragraphs separated by newlines
     digest: bytes  # of the text
     split: str
-    priority: int  # a seeded draw: the lowest are the tokenizer's sample
+    priority: int  # a seeded draw: the lowest are the tokenizer's sample; 0 where nothing is drawn
+
+
+# What is decided of a document beside its side.
+_DUPLICATE = len(SPLITS)
 
 
 class Survey:
-    """Reads sources, drops exact duplicates, splits by seeded hash, and counts what it saw.
+    """Reads sources, drops duplicates, splits by seeded hash, and counts what it saw.
 
-    `bad` are the files that could not be read to their end, with the reasons.
+    Duplicates, and which side a document is on, go by its words (`identity.py`). `decided` are the
+    decisions of an earlier reading, which are taken again: to find a document's words takes as long
+    as to read it. `bad` are the files that could not be read to their end, with the reasons.
     """
 
     def __init__(
@@ -37,6 +44,7 @@ class Survey:
         validation_fraction: float,
         seed: int,
         reading: Reading | None = None,
+        decided: bytes | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.bad: dict[str, UsageError] = {}
@@ -47,6 +55,9 @@ class Survey:
         self._salt = seed.to_bytes(8, "little")
         self._hash = hashlib.sha256()
         self._seen = HashSet()
+        self._again = decided
+        self._decisions = bytearray()  # one for each document that was read
+        self._drawn = bytes(16)
         # The two lowest and the two highest draws: which fractions would give either side two.
         self._lowest, self._highest = [1.0, 1.0], [0.0, 0.0]
 
@@ -58,24 +69,52 @@ class Survey:
     def read(self) -> Iterator[SourceDocument]:
         """Yields every document when it comes for the first time.
 
-        Raises UsageError for sources that are not there.
+        Raises UsageError for sources that are not there, or that have changed since the decisions.
         """
-        for document in read_documents(self.sources, self._reading, bad=self.bad):
+        documents = read_documents(self.sources, self._reading, bad=self.bad)
+        for number, document in enumerate(documents):
             text = "\n".join(document).encode()
             digest = hashlib.blake2b(text, digest_size=16).digest()
             self._hash.update(digest)
-            drawn = hashlib.blake2b(digest, digest_size=16, salt=self._salt).digest()
-            draw = int.from_bytes(drawn[:6], "little") / 2**48
-            split = "validation" if draw < self._fraction else "train"
-            if not self._seen.add(int.from_bytes(digest[:8], "little")):
-                self.duplicates[split] += 1
-                continue
-            self.documents[split] += 1
-            if draw < self._lowest[1]:
-                self._lowest = sorted([self._lowest[0], draw])
-            if draw > self._highest[0]:
-                self._highest = sorted([self._highest[1], draw])
-            yield SourceDocument(text, digest, split, int.from_bytes(drawn[8:], "little"))
+            if self._again is None:
+                decision = self._decide(text, isinstance(document, Continuation))
+                self._decisions.append(decision)
+                priority = int.from_bytes(self._drawn[8:], "little")
+            elif number < len(self._again):
+                decision, priority = self._again[number], 0
+            else:
+                raise self.changed()
+            side = SPLITS[decision % len(SPLITS)]
+            if decision >= _DUPLICATE:
+                self.duplicates[side] += 1
+            else:
+                self.documents[side] += 1
+                yield SourceDocument(text, digest, side, priority)
+
+    def _decide(self, text: bytes, goes_on: bool) -> int:
+        """Returns the number of a document's side, with _DUPLICATE added for one that was there."""
+        identity = identify(text)
+        if not goes_on:  # else it lies where its beginning does
+            self._drawn = hashlib.blake2b(identity.side, digest_size=16, salt=self._salt).digest()
+        draw = int.from_bytes(self._drawn[:6], "little") / 2**48
+        side = int(draw < self._fraction)
+        if not self._seen.add(int.from_bytes(identity.words[:8], "little")):
+            return side + _DUPLICATE
+        if draw < self._lowest[1]:
+            self._lowest = sorted([self._lowest[0], draw])
+        if draw > self._highest[0]:
+            self._highest = sorted([self._highest[1], draw])
+        return side
+
+    @property
+    def decisions(self) -> bytes:
+        """Returns one byte for each document that was read, for a second reading."""
+        return bytes(self._decisions)
+
+    def changed(self) -> UsageError:
+        """Returns the error for sources that are not what an earlier reading found."""
+        where = ", ".join(self.sources)
+        return UsageError(f"{where}: changed while they were read; run the same command again")
 
     def check(self, documents: Mapping[str, int]) -> None:
         """Refuses a split in which a document has no other; `documents` are those of each side."""

@@ -263,11 +263,14 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
         validation_fraction=request.validation_fraction,
         seed=request.seed,
         reading=look.reading,
+        decided=look.survey.decisions,
     )
     total = sum(look.survey.documents.values())
     files = _encode(survey, tokenizer, output, request.rules, workers=workers, total=total)
     for error in survey.bad.values():  # of files that changed since the first look
         raise error
+    if survey.source_hash != look.survey.source_hash:
+        raise survey.changed()
     for split in SPLITS:
         shutil.rmtree(output / split, ignore_errors=True)
     joined = {split: JoinedSplit(output, split, tokenizer.vocab_size) for split in SPLITS}

@@ -20,6 +20,11 @@ from bert_jax.registry import FORMATS
 # Paragraphs, stripped, none of them empty, none with a newline inside.
 Document = tuple[str, ...]
 
+
+class Continuation(tuple[str, ...]):
+    """The document that goes on with the one before it, which was too long to be held."""
+
+
 # A longer line or paragraph goes on as a new paragraph, cut at the last space before that.
 LONGEST_LINE_BYTES = 1 << 20
 # A longer document goes on as a new document at a paragraph boundary.
@@ -129,16 +134,16 @@ def bounded(documents: Iterable[Document]) -> Iterator[Document]:
             yield document
             continue
         paragraphs: list[str] = []
-        size = 0
+        size, kind = 0, type(document)
         for paragraph in document:
             for piece, length in _pieces(paragraph):
                 paragraphs.append(piece)
                 size += length
                 if size >= LONGEST_DOCUMENT_BYTES:
-                    yield tuple(paragraphs)
-                    paragraphs, size = [], 0
+                    yield kind(paragraphs)
+                    paragraphs, size, kind = [], 0, Continuation
         if paragraphs:
-            yield tuple(paragraphs)
+            yield kind(paragraphs)
 
 
 def _pieces(paragraph: str) -> Iterator[tuple[str, int]]:
@@ -193,7 +198,7 @@ def read_paragraphs(path: Path, stream: SourceStream) -> Iterator[Document]:
     """Yields the documents of plain text: a paragraph a line, a blank line between documents."""
     text = stream.text()
     paragraphs: list[str] = []
-    size = 0
+    size, kind = 0, tuple
     rest, goes_on = b"", False  # of a line that was cut: what is left of it, and that it was
     while piece := text.readline(LONGEST_LINE_BYTES - len(rest)):
         line = rest + piece
@@ -205,12 +210,14 @@ def read_paragraphs(path: Path, stream: SourceStream) -> Iterator[Document]:
             size += len(line)
         blank = begins and not goes_on and not paragraph
         if paragraphs and (blank or size >= LONGEST_DOCUMENT_BYTES):
-            yield tuple(paragraphs)
-            paragraphs, size = [], 0
+            yield kind(paragraphs)
+            paragraphs, size, kind = [], 0, Continuation
+        if blank:
+            kind = tuple
     if last := rest.decode().strip():
         paragraphs.append(last)
     if paragraphs:
-        yield tuple(paragraphs)
+        yield kind(paragraphs)
 
 
 def _cut(line: bytes) -> tuple[bytes, bytes]:

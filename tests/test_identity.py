@@ -1,0 +1,131 @@
+"""A document is known by its words: what is folded, what is not, and that nothing else decides."""
+
+import json
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.data.corpus import identity, sources
+from bert_jax.data.corpus.dedup import Survey
+from bert_jax.data.corpus.identity import identify
+
+DIFFERENT = [
+    "The cat sees a dog.",
+    "The cat sees a dog 2.",
+    "कि",  # hi: marks are vowels
+    "का",
+    "ทิ",  # th
+    "ทา",
+    "日本語",
+    "日本",
+    "😀",  # no letters at all
+    "😀 😀😀",
+    "...",
+    "--- x ---",
+    "café",
+    "cafe",
+    "Straße 1",
+    "ガ",
+    "カ",
+]
+SAME = [
+    ("The cat sees a dog.", "the  CAT sees a dog"),
+    ("A well-known fact, isn't it?", "a well known fact isnt it"),
+    ("one\ntwo", "one two"),
+    ("Straße", "STRASSE"),
+    ("Ναός ΠΌΛΗΣ", "ναόσ πόλης"),
+    ("ПРИВЕТ, мир!", "«Привет» — мир"),
+    (
+        unicodedata.normalize("NFD", "Größe café Việt Nam ガギグ 한국"),
+        "Größe café Việt Nam ガギグ 한국",
+    ),
+    ("x² is ½ of 10\u00a0km … ﬁne", "x2 is 1⁄2 of 10 km fine"),
+    ("日本語。テスト", "日本語 テスト"),
+    ("😀 😀", "😀\n😀"),
+    ("\ufeffzero\u200bwidth", "zerowidth"),
+]
+
+
+def test_documents_that_differ_in_their_words_are_known_apart():
+    assert len({identify(text.encode()).words for text in DIFFERENT}) == len(DIFFERENT)
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_case_spaces_and_punctuation_are_folded(one, other):
+    assert identify(one.encode()) == identify(other.encode())
+
+
+def plainly(text: str) -> str:
+    """The rule in one line: NFKC, folded, letters and marks and digits alone."""
+    signs = identity._SIGNS
+    kept = "".join(c for c in text if c.isascii() or unicodedata.category(c) not in signs)
+    folded = unicodedata.normalize("NFKC", kept).casefold()
+    return "".join(
+        c for c in folded if (c.isalnum() if c.isascii() else unicodedata.category(c) not in signs)
+    )
+
+
+@given(st.text(st.sampled_from("aB1. \n-éÉßẞﬁ²½́̈ガか゛किัΣσς한ᄒ\u00a0—😀𝐀ıİ"), max_size=12))
+def test_two_streams_say_what_the_rule_says(text):
+    """Of ASCII and of the rest: together they are the rule's letters, in their order."""
+    plain, rest = identity._streams(text.encode())
+    expected = plainly(text)
+    assert plain.decode() == "".join(c for c in expected if c.isascii())
+    assert rest.decode() == "".join(c for c in expected if not c.isascii())
+
+
+@given(st.text(max_size=30))
+def test_case_never_matters_and_nothing_is_refused(text):
+    text = text.encode("utf-8", "replace").decode()
+    words = re.sub(r"\s+", " ", text.casefold())
+    assert identify(text.encode()).words == identify(words.encode()).words or not plainly(text)
+
+
+def documents_of(texts: list[str]) -> str:
+    return "\n\n".join(texts) + "\n"
+
+
+def test_no_twin_lies_on_the_other_side(tmp_path):
+    texts = [f"The {n} cats, of house {n * n}, see a well-known dog." for n in range(300)]
+    twins = [text.upper().replace(", ", " ; ").replace("-", " ") for text in texts]
+    file = tmp_path / "a.txt"
+    file.write_text(documents_of(texts + twins + [f"{text}  " for text in twins]))
+    survey = Survey([str(file)], validation_fraction=0.3, seed=1)
+    kept = list(survey.read())
+    assert [document.text.decode() for document in kept] == texts
+    assert sum(survey.duplicates.values()) == 600
+    # A second reading takes the decisions of the first one.
+    again = Survey([str(file)], validation_fraction=0.3, seed=1, decided=survey.decisions)
+    assert [(d.text, d.split) for d in again.read()] == [(d.text, d.split) for d in kept]
+    assert (again.duplicates, again.documents) == (survey.duplicates, survey.documents)
+    assert again.source_hash == survey.source_hash
+
+
+def test_all_pieces_of_a_record_are_on_one_side(tmp_path, monkeypatch):
+    """That of its beginning, which another spacing does not move."""
+    monkeypatch.setattr(sources, "LONGEST_LINE_BYTES", 200)
+    monkeypatch.setattr(sources, "LONGEST_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(identity, "_BEGINNING_BYTES", 300)
+
+    def sides_of(name: str, text: str) -> list[str]:
+        file = tmp_path / name
+        file.write_text(text)
+        pieces: dict[bytes, list[str]] = {}
+        for document in Survey([str(file)], validation_fraction=0.5, seed=3).read():
+            pieces.setdefault(document.text.split()[5], []).append(document.split)
+        assert all(len(found) > 3 and len(set(found)) == 1 for found in pieces.values())
+        return [pieces[str(record).encode()][0] for record in range(12)]
+
+    found = []
+    for space in (" ", "   "):
+        records = [
+            [f"The {n} cats of house {r} see{space}a dog." for n in range(99)] for r in range(12)
+        ]
+        found.append(sides_of("a.txt", documents_of(["\n".join(lines) for lines in records])))
+        objects = [json.dumps({"text": "\n".join(lines)}) for lines in records]
+        found.append(sides_of("a.jsonl", "\n".join(objects)))
+    assert len(set(found[0])) == 2
+    assert found == [found[0]] * 4
