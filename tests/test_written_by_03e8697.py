@@ -7,6 +7,7 @@ are close.
 """
 
 import importlib.util
+import itertools
 import json
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from bert_jax.data.corpus.store import open_corpus
 
 pytestmark = pytest.mark.compatible
 
@@ -88,9 +91,30 @@ def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_corpus_is_prepared_to_the_same_bytes(copy):
-    bert_jax(copy, *renamed(made.PREPARE, output="corpus_again"))
-    assert_same_files(copy / "corpus_again", _WRITTEN / "corpus")
+def documents_of(corpus: Path) -> list[list[list[int]]]:
+    """All documents of both sides, as ids of sentences."""
+    opened = open_corpus(corpus)
+    found = []
+    for split in (opened.train, opened.validation):
+        tokens = np.concatenate(split.shards).tolist()
+        cuts = split.sentence_starts.tolist()
+        sentences = [tokens[a:b] for a, b in itertools.pairwise(cuts)]
+        documents = itertools.pairwise(split.document_starts.tolist())
+        found += [sentences[a:b] for a, b in documents]
+    return sorted(found)
+
+
+def test_a_corpus_that_was_finished_is_finished_and_keeps_its_sides(copy):
+    shutil.copytree(copy / "corpus", copy / "corpus_kept")
+    bert_jax(copy, *renamed(made.PREPARE, output="corpus_kept"))
+    assert_same_files(copy / "corpus_kept", _WRITTEN / "corpus")
+
+
+def test_a_corpus_is_prepared_to_the_same_ids(copy):
+    """The sides are others: the words of a document draw now, and not its bytes."""
+    bert_jax(copy, *renamed(made.PREPARE, output="corpus_again"), "--tokenizer", "corpus")
+    assert documents_of(copy / "corpus_again") == documents_of(copy / "corpus")
+    assert_same_files(copy / "corpus_again" / "tokenizer", _WRITTEN / "corpus" / "tokenizer")
 
 
 def test_a_stopped_run_goes_on_to_the_same_end(copy):
