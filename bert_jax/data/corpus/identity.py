@@ -19,8 +19,7 @@ _OTHER = bytes(range(128, 256))
 _LOWER = bytes(ord(chr(code).lower()) if code < 128 else code for code in range(256))
 _NO_WORD = bytes(code for code in range(128) if not chr(code).isalnum())
 # Punctuation, symbols, separators and control and format characters.
-_SIGNS = {"Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp"}
-_SIGNS |= {"Cc", "Cf"}
+_SIGNS = frozenset("Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf".split())
 _SEVERAL = "\0"
 
 
