@@ -1,7 +1,6 @@
 """A document is known by its words: what is folded, what is not, and that nothing else decides."""
 
 import json
-import re
 import unicodedata
 
 import pytest
@@ -60,12 +59,13 @@ def test_case_spaces_and_punctuation_are_folded(one, other):
 
 def plainly(text: str) -> str:
     """The rule in one line: NFKC, folded, letters and marks and digits alone."""
-    signs = identity._SIGNS
-    kept = "".join(c for c in text if c.isascii() or unicodedata.category(c) not in signs)
+
+    def counts(c: str) -> bool:
+        return c.isalnum() if c.isascii() else unicodedata.category(c)[:1] in "LMN"
+
+    kept = "".join(c for c in text if c.isascii() or counts(c))
     folded = unicodedata.normalize("NFKC", kept).casefold()
-    return "".join(
-        c for c in folded if (c.isalnum() if c.isascii() else unicodedata.category(c) not in signs)
-    )
+    return "".join(filter(counts, folded))
 
 
 @given(st.text(st.sampled_from("aB1. \n-éÉßẞﬁ²½́̈ガか゛किัΣσς한ᄒ\u00a0—😀𝐀ıİ"), max_size=12))
@@ -75,13 +75,6 @@ def test_two_streams_say_what_the_rule_says(text):
     expected = plainly(text)
     assert plain.decode() == "".join(c for c in expected if c.isascii())
     assert rest.decode() == "".join(c for c in expected if not c.isascii())
-
-
-@given(st.text(max_size=30))
-def test_case_never_matters_and_nothing_is_refused(text):
-    text = text.encode("utf-8", "replace").decode()
-    words = re.sub(r"\s+", " ", text.casefold())
-    assert identify(text.encode()).words == identify(words.encode()).words or not plainly(text)
 
 
 def documents_of(texts: list[str]) -> str:

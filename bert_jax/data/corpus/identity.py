@@ -18,8 +18,6 @@ _ASCII = bytes(range(128))
 _OTHER = bytes(range(128, 256))
 _LOWER = bytes(ord(chr(code).lower()) if code < 128 else code for code in range(256))
 _NO_WORD = bytes(code for code in range(128) if not chr(code).isalnum())
-# Punctuation, symbols, separators and control and format characters.
-_SIGNS = frozenset("Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf".split())
 _SEVERAL = "\0"
 
 
@@ -69,13 +67,18 @@ def _fold_exactly(text: bytes) -> tuple[bytes, bytes]:
     return folded.translate(_LOWER, _NO_WORD + _OTHER), folded.translate(None, _ASCII)
 
 
+def _is_sign(character: str) -> bool:
+    """Returns whether it is punctuation, a symbol, a separator, or a control character."""
+    kind = unicodedata.category(character)
+    return kind[0] in "PSZ" or kind in ("Cc", "Cf")
+
+
 class _Kept(dict[int, str]):
     """A table for `str.translate`: nothing for a sign beyond ASCII, itself for all else."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        is_sign = code > 127 and unicodedata.category(character) in _SIGNS
-        return self.setdefault(code, "" if is_sign else character)
+        return self.setdefault(code, "" if code > 127 and _is_sign(character) else character)
 
 
 class _Folded(dict[int, str]):
@@ -86,12 +89,11 @@ class _Folded(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        kind = unicodedata.category(character)
         folded = character.casefold()
-        if kind in _SIGNS:
+        if _is_sign(character):
             folded = ""
         elif (
-            kind.startswith("M")
+            unicodedata.category(character).startswith("M")
             or 0x1100 <= code <= 0x11FF  # Hangul in parts
             or unicodedata.normalize("NFKC", character) != character
             or any(letter.isascii() for letter in folded)
