@@ -70,7 +70,7 @@ def plainly(text: str) -> str:
 
 @given(st.text(st.sampled_from("aB1. \n-éÉßẞﬁ²½́̈ガか゛किัΣσς한ᄒ\u00a0—😀𝐀ıİ"), max_size=12))
 def test_two_streams_say_what_the_rule_says(text):
-    """Of ASCII and of the rest: together they are the rule's letters, in their order."""
+    """Those of ASCII and the rest: together they are the rule's letters, in their order."""
     plain, rest = identity._streams(text.encode())
     expected = plainly(text)
     assert plain.decode() == "".join(c for c in expected if c.isascii())
