@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax import config_loader
-from bert_jax.cli import options, output
+from bert_jax.cli import options, output, usage
 from bert_jax.cli.exchange import average, checkpoints, export, import_
 from bert_jax.cli.inference import embed, fill_mask, predict
 from bert_jax.cli.inspection import attention, doctor, plan, probe, report, show
@@ -56,7 +56,7 @@ _HELP_WIDTH = 78  # characters
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code. Errors of the user are one line on stderr."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = usage.parse(parser, sys.argv[1:] if argv is None else argv)
     arguments.option_names = options = _options_by_name(parser)
     output.show_messages(options)
     # TensorFlow's start-up chatter hides what matters, and it computes nothing here; the user's
@@ -127,8 +127,8 @@ _VERBS: dict[str, Any] = {
 }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> usage.Parser:
+    parser = usage.Parser(
         prog="bert-jax",
         description="Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod.",
         epilog=_EPILOG,
@@ -157,10 +157,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _options_by_name(parser: argparse.ArgumentParser) -> dict[str, str]:
     """Returns the long option of every argument of every verb, by the argument's name."""
-    (verbs,) = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     return {
         action.dest: action.option_strings[-1].replace("--no-", "--")
-        for verb in verbs.choices.values()
+        for verb in usage.verbs_of(parser).values()
         for action in verb._actions
         if action.option_strings
     }

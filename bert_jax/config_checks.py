@@ -151,8 +151,9 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if not 0 <= optimizer.warmup_steps < max(config.total_steps, 1):
         yield (
             "optimizer.warmup_steps",
-            f"is {optimizer.warmup_steps}, but the run has {config.total_steps} steps: "
-            "the learning rate would never come down",
+            f"is {optimizer.warmup_steps}, but the run has {config.total_steps} steps: the "
+            "learning rate would never come down; set optimizer.warmup_steps="
+            f"{max(config.total_steps, 0) // 10} is a tenth of them",
         )
     for name, size in (
         ("num_attention_heads", model.num_attention_heads),

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config as configs
-from bert_jax import strict_json
+from bert_jax import config_names, strict_json
 from bert_jax.config import TrainConfig, flatten, from_dict, to_dict
 from bert_jax.config_checks import complete, validate
-from bert_jax.config_values import nearest
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note_once
 
@@ -46,8 +45,20 @@ def override(config: TrainConfig, assignments: list[str]) -> TrainConfig:
             value = text
         except ValueError as error:
             raise UsageError(f"override {path.strip()}: {error}") from error
-        _assign(values, path.strip(), value)
+        try:
+            _assign(values, path.strip(), value)
+        except _UnknownField as error:
+            hint = config_names.suggestion(path.strip(), flatten(values), error.names)
+            raise UsageError(f"override {path.strip()}: no field {error}.{hint}") from None
     return from_dict(values)
+
+
+class _UnknownField(Exception):
+    """A name that its section does not have."""
+
+    def __init__(self, name: str, names: Iterable[str]):
+        super().__init__(brief(name))
+        self.names = list(names)
 
 
 def _assign(values: Any, path: str, value: Any) -> None:
@@ -67,12 +78,18 @@ def _assign(values: Any, path: str, value: Any) -> None:
         elif not isinstance(here, dict):
             raise UsageError(f"override {path}: {'.'.join(seen)} is a value, not a section")
         elif key not in here:
-            raise UsageError(f"override {path}: no field {brief(key)}.{nearest(key, here)}")
+            raise _UnknownField(key, here)
         seen.append(str(key))
         if len(seen) <= len(parents):
             here = here[key]
-        else:
-            here[key] = value
+            continue
+        if isinstance(here[key], dict) and not isinstance(value, dict):
+            close = config_names.meant(path, (f"{path}.{name}" for name in here[key]))
+            hint = config_names.suggestion(path, close) if close else ""
+            raise UsageError(
+                f"override {path}: expected a section of fields, got {brief(value)}.{hint}"
+            )
+        here[key] = value
 
 
 def config_directory() -> Path:
@@ -106,7 +123,7 @@ def load_config(
     else:
         raise UsageError(
             f"config {name_or_path!r} is neither a file ending in .py or .json nor a shipped "
-            f"config ({', '.join(shipped_names())})"
+            f"config ({', '.join(shipped_names())}){_close(name_or_path, shipped_names())}"
         )
     config = complete(config)
     return validate(config) if checked else config
@@ -226,7 +243,8 @@ def _suggestion(error: Exception) -> str:
     section = getattr(configs, found[1], None) if found else None
     if found is None or not dataclasses.is_dataclass(section):
         return ""
-    return "." + nearest(found[2], [field.name for field in dataclasses.fields(section)])
+    names = [field.name for field in dataclasses.fields(section)]
+    return "." + config_names.suggestion(found[2], flatten(TrainConfig()), names)
 
 
 def _close(name: str, names: Iterable[str]) -> str:

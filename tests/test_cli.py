@@ -139,7 +139,8 @@ def test_configs_that_cannot_run(tmp_path, config, corpus, refused, override, me
 
 @pytest.mark.parametrize("name", ["bert_bose", "missing.json", "missing.py"])
 def test_a_config_that_is_not_there(tmp_path, corpus, refused, name):
-    assert name in refused(2, "pretrain", name, "--corpus", corpus, "--workdir", tmp_path / "w")
+    said = refused(2, "pretrain", name, "--corpus", corpus, "--workdir", tmp_path / "w")
+    assert name in said and ("Did you mean 'bert_base'?" in said) == (name == "bert_bose")
 
 
 @pytest.mark.parametrize("steps", ["20", "20:", "20:10", "a:b", "-1:5"])
@@ -155,13 +156,54 @@ def test_show_prints_what_would_run(config, capsys):
     assert shown["phases"][1]["steps"] == 7 and shown["model"]["vocab_size"] == 240
 
 
-@pytest.mark.parametrize("arguments", [[], ["prepear"], ["pretrain"], ["prepare", "--output", "x"]])
-def test_usage(arguments, capsys):
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("prepear", "there is no verb 'prepear', did you mean 'prepare'?"),
+        ("train", "there is no verb 'train', did you mean 'pretrain'?"),
+        ("help configs", "there is no verb 'configs', did you mean 'show'?"),
+        ("xyzzy", "there is no verb 'xyzzy' ("),
+        ("pretrain", "required: CONFIG, --corpus, --workdir ('bert-jax pretrain --help'"),
+        ("prepare --output x", "required: --source ("),
+        ("pretrain c --corpus c --workdir w --zzz", "unrecognized arguments: --zzz ("),
+        ("pretrain --steps 100", "no --steps: write --set phases.0.steps=100"),
+        ("pretrain c --corpus c --workdir w --lr=1e-4", "write --set optimizer.learning_rate=1e-4"),
+        ("pretrain --batch_size 8", "write --set phases.0.global_batch_size=8"),
+        ("pretrain --epochs 3", "no --epochs: a run counts updates: --set phases.0.steps=N;"),
+        ("pretrain c --resume", "no --resume: the same command resumes"),
+        ("pretrain --output-dir w", "write --workdir w"),
+        ("pretrain --corpsu w", "did you mean --corpus w?"),
+        ("finetune --lr 1e-4", "write --learning-rate 1e-4"),
+        ("finetune --steps 9", "--epochs X"),
+        ("finetune --dropout=0", "write --set model.hidden_dropout_prob=0"),
+        ("finetune --max-seq-length 64", "write --length 64"),
+        ("study ladder --num-steps 5", "write --steps 5"),
+        ("prepare --input a.txt", "write --source a.txt"),
+        ("evaluate --model runs/base", "write --checkpoint runs/base"),
+    ],
+)
+def test_usage(typed, said, capsys):
+    """Two lines: what the verb cannot do without, and what to type instead."""
     with pytest.raises(SystemExit) as ended:
-        main(arguments)
+        main(typed.split())
     assert ended.value.code == 2
-    err = capsys.readouterr().err
-    assert err.count("error:") == 1 and err.startswith("usage: bert-jax")
+    out, err = capsys.readouterr()
+    usage, error = err.splitlines()
+    verb = typed.split()[0] if "no verb" not in said else ""
+    assert usage.startswith(f"usage: bert-jax {verb}".rstrip()) and out == ""
+    assert error.startswith(f"bert-jax {verb}".rstrip() + ": error: ") and said in error
+
+
+def test_help_without_a_verb_and_of_one(capsys):
+    for words, code in (([], 2), (["help"], 0), (["help", "help"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == code
+        out, err = capsys.readouterr()
+        assert out.startswith("usage: bert-jax") and "A first run" in out and err == ""
+    with pytest.raises(SystemExit) as ended:
+        main(["help", "plan"])
+    assert ended.value.code == 0 and "--topology" in capsys.readouterr().out
 
 
 def test_version(capsys):
@@ -255,6 +297,13 @@ def test_a_config_that_changed(run_again, corpus, refused):
     assert "holds a run that differs: optimizer.learning_rate: 0.005 -> 1.0." in said
     said = refused(3, *run_again, corpus, "--set", "phases.0.steps=100", "--set", "seed=2")
     assert "phases.0.steps: 160 -> 100; seed: 0 -> 2" in said
+    phase = {"sequence_length": 32, "steps": 90, "global_batch_size": 16, "max_predictions": 5}
+    shorter = f"phases={json.dumps([phase])}"
+    said = refused(3, *run_again, corpus, "--set", shorter)
+    assert "phases.1.steps: 40 -> 'absent'" in said
+    assert "(or go on with the change: --allow-change phases)" in said
+    said = refused(2, *run_again, corpus, "--allow-change", "lr")
+    assert said == "--allow-change lr: lr is no field. Did you mean 'optimizer.learning_rate'?"
 
 
 def test_a_config_that_is_damaged(run_again, tmp_path, corpus, refused):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bert_jax import config as configs
-from bert_jax import config_loader
+from bert_jax import config_loader, config_names
 from bert_jax.config import ModelConfig, PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.errors import UsageError
@@ -53,7 +53,15 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     "assignment, message",
     [
         ("model.hiden_size=3", "no field 'hiden_size'. Did you mean 'hidden_size'?"),
-        ("optimiser.learning_rate=1", "no field 'optimiser'. Did you mean 'optimizer'?"),
+        ("optimiser.learning_rate=1", "no field 'optimiser'. Did you mean 'optimizer.learning_"),
+        ("steps=1", "no field 'steps'. Did you mean 'phases.0.steps' or 'phases.1.steps'?"),
+        ("learning_rate=1", "no field 'learning_rate'. Did you mean 'optimizer.learning_rate'?"),
+        ("batch_size=8", "Did you mean 'phases.0.global_batch_size' or 'phases.1.global"),
+        ("seq-len=8", "Did you mean 'phases.0.sequence_length' or"),
+        ("model.layers=2", "Did you mean 'model.num_hidden_layers' or 'compute.layers'?"),
+        ("warmup_step=2", "Did you mean 'optimizer.warmup_steps'?"),
+        ("epochs=2", "A run counts updates, not epochs: phases.0.steps."),
+        ("optimizer=adamw", "a section of fields, got 'adamw'. Did you mean 'optimizer.kind'?"),
         ("mesh.zzz=1", "no field 'zzz'. Fields here: slices, fsdp, tensor,"),
         ("model.hidden_size=big", "model.hidden_size: expected int, got 'big'"),
         ("model.hidden_size=1.5", "model.hidden_size: expected int, got 1.5"),
@@ -232,6 +240,7 @@ def test_a_python_config_is_the_users_own(tmp_path):
         ("missing.py", None, "No such file"),
         ("missing.json", None, "No such file"),
         ("bert_bose", None, "nor a shipped config (bert_base, bert_"),
+        ("bert-bas", None, "tiny_docs_cpu). Did you mean 'bert_base'?"),
         ("empty.py", "", "must define a function: def config() -> TrainConfig"),
         ("wrong.py", "def config(): return 3", "config() returned int"),
     ],
@@ -309,7 +318,7 @@ _IMPOSSIBLE = [
         "gradient_accumulation_steps = 3 does not divide",
     ),
     ("optimizer.warmup_steps=-1", "optimizer.warmup_steps", "the run has 1000000 steps"),
-    ("optimizer.warmup_steps=1000000", "optimizer.warmup_steps", "would never come down"),
+    ("optimizer.warmup_steps=1000000", "optimizer.warmup_steps", "warmup_steps=100000 is a tenth"),
     ("phases=[]", "phases", "at least one phase"),
     ("phases.1.steps=0", "phases.1.steps", "at least 1"),
     ("phases.1.global_batch_size=0", "phases.1.global_batch_size", "at least 1"),
@@ -421,3 +430,14 @@ def test_too_little_room_for_the_mask_rate_is_said_with_what_would_do():
 @pytest.mark.parametrize("name", config_loader.shipped_names())
 def test_no_shipped_config_masks_less_than_its_rate(name):
     assert not [*mask_warnings(config_loader.load_config(name))]
+
+
+def test_what_people_call_a_field_is_a_field():
+    """Each name leads to one field or more, and no two fields of one section share it."""
+    paths = list(configs.flatten(TrainConfig()))
+    for end, names in config_names.CALLED.items():
+        ending = "." + end.replace(".N.", ".0.")
+        (field,) = [path for path in paths if f".{path}".endswith(ending)]
+        assert config_names.synonyms(field) >= set(names)
+        for name in names:
+            assert config_names.meant(name, paths)[0] == field, name

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config as configs
-from bert_jax import config_loader, strict_json
+from bert_jax import config_loader, config_names, strict_json
 from bert_jax.config import TrainConfig
-from bert_jax.config_values import nearest
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import ResumeRefused, UsageError
 
@@ -72,7 +71,8 @@ def require(
     """Returns the allowed changes between the run that `stored_path` (config.json) describes and
     this one.
 
-    `others` are changes beside those of the config. `allowed` names fields of the middle kind.
+    `others` are changes beside those of the config. `allowed` names fields of the middle kind, or
+    sections of them: `phases`, `phases.0`, `optimizer`.
     Raises ResumeRefused, with each field, its old and its new value, if others differ; UsageError
     for a name in `allowed` that is no such field.
     """
@@ -81,10 +81,10 @@ def require(
     _require_known(allowed, old.keys() | new.keys())
     changes = [c for c in differences(old, new) if classify(c[0]) != "free"] + [*others]
 
-    refused = [c for c in changes if classify(c[0]) != "flag" or c[0] not in allowed]
+    refused = [c for c in changes if classify(c[0]) != "flag" or not is_allowed(c[0], allowed)]
     if refused:
         listed = "; ".join(f"{field}: {was!r} -> {now!r}" for field, was, now in refused)
-        by_flag = [field for field, _, _ in refused if classify(field) == "flag"]
+        by_flag = _together([field for field, _, _ in refused if classify(field) == "flag"])
         remedy = "Use the same config and data to resume it"
         if by_flag:
             flags = " ".join(f"`allow_change` {field}" for field in by_flag)
@@ -123,10 +123,33 @@ def corpus_changes(
     return changes
 
 
+def is_allowed(field: str, allowed: Sequence[str]) -> bool:
+    """Returns whether a field is among `allowed`, or in a section that is."""
+    return any(f"{field}.".startswith(f"{_section(name)}.") for name in allowed)
+
+
+def _section(name: str) -> str:
+    """Returns `phases` for `phases*` and `phases.*`, as the documentation writes it."""
+    return name.rstrip("*").rstrip(".")
+
+
+def _together(fields: Sequence[str]) -> list[str]:
+    """Returns the fields, or `phases` for several of its: with a phase more it has many."""
+    several = len([field for field in fields if field.startswith("phases.")]) > 2
+    named = ["phases" if several and f.startswith("phases.") else f for f in fields]
+    return list(dict.fromkeys(named))
+
+
 def _require_known(allowed: Sequence[str], fields: Any) -> None:
     known = {f for f in (*fields, "corpus") if classify(f) == "flag"}
     for field in allowed:
-        if field not in known:
-            why = "may change without it" if classify(field) == "free" else "defines the run"
-            what = why if field in fields else f"is no field.{nearest(field, known)}"
-            raise UsageError(f"`allow_change` {field}: {field} {what}")
+        if any(is_allowed(each, [field]) for each in known):
+            continue
+        there = [each for each in fields if is_allowed(each, [field])]
+        if not there:
+            what = f"is no field.{config_names.suggestion(field, sorted(known))}"
+        elif all(classify(each) == "free" for each in there):
+            what = "may change without it"
+        else:
+            what = "defines the run"
+        raise UsageError(f"`allow_change` {field}: {field} {what}")

@@ -60,8 +60,8 @@ def add_options(parser: Any) -> None:
         action="append",
         default=[],
         metavar="FIELD",
-        help="go on although this field (such as optimizer.learning_rate, phases.0.steps, or "
-        "corpus) differs from the workdir's; repeat for several",
+        help="go on although this field (such as optimizer.learning_rate or corpus), or this "
+        "section (such as phases), differs from the workdir's; repeat for several",
     )
     parser.add_argument(
         "--expect",
