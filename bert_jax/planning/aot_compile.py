@@ -80,6 +80,11 @@ class KernelCost:
     bytes: int  # of one call
     cycles: int  # of all calls
 
+    @property
+    def kind(self) -> str:
+        """Its name without the number that the compiler gives each: `broadcast.257`."""
+        return re.sub(r"[.\d]+$", "", self.name) or self.name
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:

@@ -3,6 +3,7 @@ hosts.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,9 +44,13 @@ def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any)
                 f"{name}: each host must make {needed:,.0f} rows a second; one thread of this "
                 f"machine makes {made:,.0f}: raise data.num_workers"
             )
+        silent = Counter[str]()
         for kernel in phase.kernels:
             if kernel.flops is None:
-                yield f"{name}: kernel {kernel.name} states no FLOPs and is charged its bytes only"
+                silent[kernel.kind] += kernel.count
+        if silent:
+            listed = ", ".join(f"{count} x {kind}" for kind, count in silent.most_common())
+            yield f"{name}: no FLOPs are stated for {listed}: charged by their bytes only"
         yield from _collectives(config, phase, name=name, topology=topology)
     yield from save_cost.warnings(phases)
     yield from (line.removeprefix("warning: ") for line in mask_warnings(config))

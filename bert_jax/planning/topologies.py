@@ -249,7 +249,11 @@ def prepare_environment() -> None:
     Raises `UsageError` if libtpu is not installed.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise UsageError("the TPU compiler is not installed: pip install 'bert-jax[plan]'")
+        raise UsageError(
+            "the TPU compiler is not installed: pip install 'bert-jax[plan]', best in an "
+            "environment of its own: where it is, jax looks for a TPU at every start, unless "
+            "JAX_PLATFORMS=cpu says that there is none"
+        )
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"  # chips that are here are somebody else's
     for name, value in {

@@ -12,7 +12,9 @@ SUMMARY = "predict a run on TPUs that are not here"
 DETAILS = (
     "Compiles every step of the config ahead of time with the real TPU compiler, on any Linux "
     "machine, and says what it needs and takes: memory, cycles, collectives, step time, hours, "
-    "dollars, and warnings. Needs pip install 'bert-jax[plan]'. Exit code 2 if a step does not fit."
+    "dollars, and warnings. Exit code 2 if a step does not fit. It needs pip install "
+    "'bert-jax[plan]', best in an environment of its own: where libtpu is installed, jax looks for "
+    "a TPU at every start."
 )
 TOPOLOGY = "generation and chips of a slice, such as v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4"
 
@@ -118,14 +120,7 @@ def _print_phase(phase: Any) -> None:
             f"{_ms(phase.compute_seconds)} at the clock: {_largest(phase)}",
         ),
     ]
-    rows += [
-        (
-            "kernel (charged)",
-            f"{kernel.cycles:,} cycles",
-            f"{kernel.count} x {kernel.name}, no estimate by the compiler",
-        )
-        for kernel in phase.kernels
-    ]
+    rows += _kernels(phase)
     rows += [
         (
             traffic.kind,
@@ -163,6 +158,19 @@ def _print_phase(phase: Any) -> None:
         ),
     ]
     table(title, ("", "figure", "of which"), rows)
+
+
+def _kernels(phase: Any) -> list[tuple[str, str, str]]:
+    """Returns a row for each kind of kernel, what costs most first."""
+    kinds: dict[str, tuple[int, int]] = {}
+    for kernel in phase.kernels:
+        count, cycles = kinds.get(kernel.kind, (0, 0))
+        kinds[kernel.kind] = (count + kernel.count, cycles + kernel.cycles)
+    costly_first = sorted(kinds.items(), key=lambda item: -item[1][1])
+    return [
+        ("kernel (charged)", f"{cycles:,} cycles", f"{count} x {kind}, no estimate by the compiler")
+        for kind, (count, cycles) in costly_first
+    ]
 
 
 def _largest(phase: Any, number: int = 5) -> str:
