@@ -25,14 +25,22 @@ marked = $(shell grep -rl --include=test_*.py "mark\.$(1)\b" tests | sort)
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
+# Said before pip asks an index for two hundred versions of what no other Python can have.
+define environment
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || \
+	{ echo "make: bert-jax needs Python 3.11 to 3.13, and $(PYTHON) is" \
+	"$$($(PYTHON) --version 2>/dev/null || echo not there); name another: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+endef
+
 # A stamp an extra: installing is repeated only when pyproject.toml changes.
 $(VENV)/.demo: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	$(environment)
 	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	$(environment)
 	$(INSTALL) --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 

@@ -138,7 +138,7 @@ def test_some_layers_as_a_table(directories, capsys):
         (["w1", "--layers", "3"], "--layers 3: the model has layers 1 to 2"),
         (["w1", "--layers", "one"], "--layers one: write numbers, as --layers=1,2"),
         (["w1", "--html", "."], "--html . is a directory; name a file in it"),
-        (["w1", "--html", "no/a.html"], "--html no/a.html: there is no such directory; make it"),
+        (["w1", "--html", "no/a.html"], "--html no/a.html: there is no directory no; make it"),
     ],
 )
 def test_what_is_refused_in_one_line(arguments, message, directories, capsys):

@@ -369,6 +369,45 @@ def test_a_checkpoint_that_is_none(tmp_path, corpus, refused):
     assert "is neither a workdir" in said
 
 
+def test_a_folder_that_holds_a_workdir(tmp_path, trained, refused):
+    """What people name first is the folder that the demo made."""
+    home = shutil.copytree(trained, tmp_path / "run" / "workdir", ignore=_without_steps).parent
+    said = refused(2, "fill-mask", "--checkpoint", home, "A [MASK].")
+    assert "is neither a workdir" in said and said.endswith(f"; {home / 'workdir'} is one")
+    said = refused(2, "report", home)
+    assert said == f"{home} is no workdir: it has no config.json; {home / 'workdir'} is one"
+
+
+def _without_steps(directory: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.isdigit()]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "w", "--html"),
+        ("report", "w", "--plot"),
+        ("attention", "--checkpoint", "w", "A text.", "--html"),
+        ("probe", "--checkpoint", "w", "--output"),
+        ("embed", "--checkpoint", "w", "--input", "t", "--output"),
+        ("predict", "--checkpoint", "w", "--input", "t", "--output"),
+        ("export", "--checkpoint", "w", "--output"),
+        ("import", "--checkpoint", "w", "--output"),
+        ("average", "--checkpoint", "w", "--output"),
+    ],
+)
+def test_a_place_that_cannot_be_written_comes_before_any_work(tmp_path, refused, command):
+    """There is no workdir and no text: whoever looked at them first would say so."""
+    (tmp_path / "file").write_text("precious")
+    place = tmp_path / "file" / "x.npz"
+    if command[-1] == "--plot":
+        place = place.with_suffix(".svg")
+    said = refused(2, *command, place)
+    directories = command[0] in ("export", "import", "average")
+    where = f"{tmp_path / 'file'} is a file" if directories else "there is no directory"
+    assert said.startswith(f"{command[-1]} {place}: {where}")
+
+
 def test_a_checkpoint_of_another_model(tmp_path, config, corpus, trained, refused):
     said = refused(
         2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "w",

@@ -84,8 +84,8 @@ def test_a_number_of_a_pair(tmp_path, encoder):
     files = ["--train", str(tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0))]
     files += ["--dev", str(tiny_tasks.pairs(tmp_path / "dev.jsonl", seed=1, count=40))]
     columns = ["--text", "left", "--text", "right", "--label", "alike", "--regression"]
-    home = tmp_path / "run"
-    assert main(finetune(encoder, home, "--task", "text", *files, *columns, *_FAST)) == 0
+    home = tmp_path / "run"  # columns of a table say which task it is
+    assert main(finetune(encoder, home, *files, *columns, *_FAST)) == 0
     scores = result_of(home)["scores"]["dev"]
     assert list(scores) == ["spearman", "pearson"] and scores["pearson"] > 0.5
 

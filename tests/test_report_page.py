@@ -11,7 +11,7 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.pages import report_charts, report_page, run_data
-from bert_jax.workdir import curves, goodput
+from bert_jax.workdir import curves, goodput, run_directory
 from tests.test_pages import Outline, assert_asks_for_nothing
 from tests.written_runs import write_config, write_lines, write_run
 
@@ -62,7 +62,7 @@ def test_the_numbers_are_those_of_json_and_of_the_logs(trained, tmp_path, capsys
     drawings = [a for _, a in outline.tags if a.get("class") == "drawing"]
     assert len(drawings) == len(outline.data()["charts"]) > 6
     assert all(a["aria-label"] and a["role"] == "img" for a in drawings)
-    assert {"directory"}.isdisjoint(printed["corpus"])
+    assert {"directory", "absolute"}.isdisjoint(printed["corpus"])
 
 
 def test_restarts_skips_and_lost_work(tmp_path, capsys):
@@ -283,7 +283,7 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     source.write_text("\n\n".join(f"Another text, number {n} of ten." for n in range(20)))
     command = ["prepare", "--source", str(source), "--output", str(other), "--vocab-size", "90"]
     assert main([*command, "--validation-fraction", "0.4"]) == 0
-    held["corpus"]["directory"] = str(other)
+    held["corpus"]["directory"] = held["corpus"]["absolute"] = str(other)
     (again / "config.json").write_text(json.dumps(held))
     assert main(["report", str(again), "--html", str(page)]) == 0
     assert "was built with another tokenizer" in capsys.readouterr().err
@@ -291,6 +291,33 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     assert main(["report", str(tmp_path / "logs"), "--html", str(page)]) == 0
     assert "no hidden words are filled in: " in capsys.readouterr().err
     assert "Hidden words, held out" not in page.read_text()
+
+
+def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path, monkeypatch):
+    """Also of a run that has only a relative path, and where all was moved together."""
+    moved = tmp_path / "moved" / "runs"
+    shutil.copytree(corpus, moved / "corpus")
+    (moved / "workdir").mkdir()
+    stored = json.loads((trained / "config.json").read_text())
+
+    def found(**named: str) -> Path | None:
+        values = {k: v for k, v in stored["corpus"].items() if k not in ("directory", "absolute")}
+        run = {**stored, "corpus": {**values, **named}}
+        (moved / "workdir" / "config.json").write_text(json.dumps(run))
+        return run_directory.corpus_of(moved / "workdir")
+
+    monkeypatch.chdir(corpus.parent)
+    assert found(directory=corpus.name) == Path(corpus.name)
+    monkeypatch.chdir(tmp_path)
+    assert run_directory.corpus_of(trained) == corpus
+    assert found(directory="runs/corpus") == moved / "corpus"
+    assert found(directory="runs/corpus", absolute=str(corpus)) == corpus
+    # Another corpus of that name is not it.
+    shutil.copytree(moved / "corpus", tmp_path / "runs" / "corpus")
+    manifest = (tmp_path / "runs" / "corpus" / "corpus.json").read_text()
+    (tmp_path / "runs" / "corpus" / "corpus.json").write_text(manifest.replace("a", "b"))
+    assert found(directory="runs/corpus") == moved / "corpus"
+    assert found(directory="elsewhere") == Path("elsewhere") and found() is None
 
 
 def first_guess(page: str, sentence: str) -> str:

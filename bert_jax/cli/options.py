@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config_loader import path_or_address, shipped_names
-from bert_jax.errors import UsageError
+from bert_jax.errors import StorageFailed, UsageError
 
 ANY_MODEL = (
     "a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face "
@@ -184,9 +185,42 @@ def run_directory(name: Path | str) -> Path:
     Raises UsageError if it is none.
     """
     from bert_jax.workdir import remote_workdir
-    from bert_jax.workdir.run_directory import CONFIG
+    from bert_jax.workdir.run_directory import CONFIG, nearby
 
     directory = remote_workdir.directory_of(name)
     if not (directory / CONFIG).is_file():
-        raise UsageError(f"{name} is no workdir: it has no {CONFIG}")
+        raise UsageError(f"{name} is no workdir: it has no {CONFIG}{nearby(directory)}")
     return directory
+
+
+def require_place_for(**paths: Path | None) -> None:
+    """Raises UsageError or StorageFailed, before any work, if a file cannot be written.
+
+    `paths` are those of the options, by their names.
+    """
+    for name, path in paths.items():
+        if path is None:
+            continue
+        option = f"--{name.replace('_', '-')} {path}"
+        if path.is_dir():
+            raise UsageError(f"{option} is a directory; name a file in it")
+        if not path.parent.is_dir():
+            raise UsageError(f"{option}: there is no directory {path.parent}; make it first")
+        _require_writable(option, path.parent)
+
+
+def require_place_for_directory(**paths: Path | None) -> None:
+    """Does for directories, which are made with all that they lie in, as `require_place_for`."""
+    for name, path in paths.items():
+        if path is None:
+            continue
+        option = f"--{name.replace('_', '-')} {path}"
+        above = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if not above.is_dir():
+            raise UsageError(f"{option}: {above} is a file; choose another directory")
+        _require_writable(option, above)
+
+
+def _require_writable(option: str, directory: Path) -> None:
+    if not os.access(directory, os.W_OK):
+        raise StorageFailed(f"{option}: nothing may be written to {directory}")

@@ -86,7 +86,7 @@ def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
         "events": _events(run),
         "versions": run.stored.get("versions") or {},
         # Where it lay, and what the run began from, is nobody's business who gets the page.
-        "corpus": {key: value for key, value in corpus.items() if key != "directory"},
+        "corpus": {k: v for k, v in corpus.items() if k not in ("directory", "absolute")},
         "task": task.get("name"),
         "init_from": Path(began).name if began else None,
         "config": flatten(config),

@@ -21,7 +21,7 @@ from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, sharding
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import checkpoint, recovery, remote_workdir
-from bert_jax.workdir.run_directory import CONFIG, TOKENIZER
+from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def read_imported(
         raise UsageError(
             f"`checkpoint` {path} is neither a workdir (checkpoints/, config.json), a step of one, "
             "a Hugging Face directory (config.json, model.safetensors) nor a TF1 one "
-            "(bert_config.json, bert_model.ckpt.index)"
+            f"(bert_config.json, bert_model.ckpt.index){nearby(path)}"
         )
     _require_own_tokenizer(directory, foreign.model)
     return foreign, directory

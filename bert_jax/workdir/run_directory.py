@@ -1,5 +1,6 @@
 """Makes a directory the home of a run, and says whether it is one: config.json, tokenizer/."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -12,8 +13,8 @@ import jax
 
 from bert_jax import config as configs
 from bert_jax.config import TrainConfig
-from bert_jax.data.corpus.store import Corpus
-from bert_jax.errors import UsageError
+from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
+from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_json
 from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, remote_workdir, resume_policy
@@ -97,6 +98,34 @@ def create(
     )
 
 
+def corpus_of(directory: Path) -> Path | None:
+    """Returns where the corpus lies that the run in `directory` names; None if it names none.
+
+    A relative path is looked for from here, as it was at the run's beginning, and from each folder
+    that the workdir is in: both may have moved together. Of several the one that was trained on is
+    taken; where none is there, what the run says.
+    """
+    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8")).get("corpus") or {}
+    if stored.get("directory") is None:
+        return None
+    named = Path(stored["directory"])
+    tried = [named, Path(stored.get("absolute", named))]
+    tried += [parent / named for parent in directory.resolve().parents]
+    there = [path for path in tried if (path / MANIFEST).is_file()]
+    for path in there:
+        with contextlib.suppress(BertJaxError):
+            if read_manifest(path)["fingerprint"] == stored.get("fingerprint"):
+                return path
+    return there[0] if there else tried[1]
+
+
+def nearby(path: Path) -> str:
+    """Returns what to say of a directory that is no workdir where one lies in it; or nothing."""
+    there = sorted(path.iterdir()) if path.is_dir() else []
+    found = [each for each in there if (each / CONFIG).is_file() and (each / TOKENIZER).is_dir()]
+    return f"; {found[0]} is one" if len(found) == 1 else ""
+
+
 def is_continued(directory: Path) -> bool:
     """Returns whether the run in `directory` began from parameters that were trained before."""
     stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
@@ -121,6 +150,7 @@ def _named(corpus: Corpus) -> dict[str, Any]:
     }
     return {
         "directory": str(corpus.directory),
+        "absolute": str(corpus.directory.resolve()),
         "fingerprint": corpus.fingerprint,
         "tokenizer_hash": corpus.tokenizer_hash,
         "sources": [source if ":" in source else Path(source).name

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import local
+from bert_jax.cli.options import local, require_place_for_directory
 from bert_jax.cli.options import run_directory as run_directory_of
 from bert_jax.config_loader import path_or_address
 from bert_jax.errors import UsageError
@@ -33,6 +33,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(arguments: Any) -> None:
+    require_place_for_directory(output=arguments.output)
     from bert_jax.workdir.import_export import average_checkpoints
 
     sources = arguments.checkpoint

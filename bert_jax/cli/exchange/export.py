@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bert_jax.cli.options import add_checkpoint, local
+from bert_jax.cli.options import add_checkpoint, local, require_place_for_directory
 from bert_jax.errors import UsageError
 
 SUMMARY = "write a checkpoint for other systems"
@@ -51,6 +51,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(arguments: Any) -> None:
+    require_place_for_directory(output=arguments.output)
     from bert_jax.interchange.huggingface_names import class_of
     from bert_jax.interchange.tf1 import NAME
     from bert_jax.interchange.two_towers import FOLDER

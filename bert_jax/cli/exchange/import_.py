@@ -8,6 +8,7 @@ from bert_jax.cli.options import (
     add_ignore_unexpected,
     add_overrides,
     local,
+    require_place_for_directory,
 )
 from bert_jax.errors import UsageError
 
@@ -44,6 +45,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(arguments: Any) -> None:
+    require_place_for_directory(output=arguments.output)
     from bert_jax import config_loader
     from bert_jax.progress import note
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import add_checkpoint, add_json, local, standard_input
+from bert_jax.cli.options import add_checkpoint, add_json, local, require_place_for, standard_input
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 
@@ -64,6 +64,7 @@ def run(arguments: Any) -> None:
         raise UsageError("name --output FILE.npz, or print the vectors with --json")
     if arguments.output is not None and arguments.output.suffix != ".npz":
         raise UsageError(f"--output {arguments.output}: the name must end in .npz")
+    require_place_for(output=arguments.output)
     source = standard_input(arguments.input)
     if source is None:
         raise UsageError("name --input FILE, or pipe texts in")

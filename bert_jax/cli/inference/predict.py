@@ -5,7 +5,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import add_checkpoint, add_reading, local, reading, standard_input
+from bert_jax.cli.options import (
+    add_checkpoint,
+    add_reading,
+    local,
+    reading,
+    require_place_for,
+    require_place_for_directory,
+    standard_input,
+)
 from bert_jax.errors import UsageError
 from bert_jax.progress import ticking
 
@@ -66,6 +74,8 @@ def run(arguments: Any) -> None:
         raise UsageError("name --input FILE, or --glue DIR for a submission")
     if arguments.glue is not None and arguments.output is None:
         raise UsageError("--glue needs --output, a new directory")
+    is_file = arguments.glue is None
+    (require_place_for if is_file else require_place_for_directory)(output=arguments.output)
     from bert_jax.tasks.predict import Predictor, write_submission
 
     predictor = Predictor(arguments.checkpoint, null_threshold=arguments.null_threshold)

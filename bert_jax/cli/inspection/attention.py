@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import add_checkpoint, add_json, local
+from bert_jax.cli.options import add_checkpoint, add_json, local, require_place_for
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
 
@@ -46,10 +46,7 @@ def run(arguments: Any) -> None:
         layers = [int(part) for part in (arguments.layers or "").split(",") if part.strip()]
     except ValueError:
         raise UsageError(f"--layers {arguments.layers}: write numbers, as --layers=1,2") from None
-    if arguments.html is not None and arguments.html.is_dir():
-        raise UsageError(f"--html {arguments.html} is a directory; name a file in it")
-    if arguments.html is not None and not arguments.html.parent.is_dir():
-        raise UsageError(f"--html {arguments.html}: there is no such directory; make it first")
+    require_place_for(html=arguments.html)
     import jax
 
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-from bert_jax.cli.options import add_checkpoint, add_json, local
+from bert_jax.cli.options import add_checkpoint, add_json, local, require_place_for
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
 from bert_jax.files import write_json
@@ -58,8 +58,7 @@ def run(arguments: Any) -> None:
             raise UsageError(f"`probe` {PROBES.problem(name)}")
     if arguments.word and "nearest_words" not in names:
         raise UsageError(f"--word {arguments.word[0]}: choose --probe nearest_words with it")
-    if arguments.output is not None and not arguments.output.parent.is_dir():
-        raise UsageError(f"--output {arguments.output}: there is no such directory; make it first")
+    require_place_for(output=arguments.output)
     from bert_jax.api.model import load
     from bert_jax.data.corpus.store import open_corpus
     from bert_jax.probes import nearest_words

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bert_jax.cli.options import add_json, local, run_directory
+from bert_jax.cli.options import add_json, local, require_place_for, run_directory
 from bert_jax.cli.output import table
 from bert_jax.config_loader import path_or_address
 from bert_jax.errors import BertJaxError, UsageError
@@ -67,6 +67,7 @@ def run(arguments: Any) -> None:
 
     if arguments.plot is not None and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot {arguments.plot}: the name must end in .png or .svg")
+    require_place_for(plot=arguments.plot, html=arguments.html)
     records = [
         curves.read(run_directory(path), name=name)
         for path, name in zip(arguments.workdir, _names(arguments.workdir), strict=True)
@@ -100,19 +101,22 @@ def _examples(workdir: Path | str, record: Any, number: int) -> list[Any]:
     """Returns examples of what a run of pre-training has learned; none, with a line that says why,
     where its corpus or its checkpoint cannot be read here.
     """
-    corpus = (record.stored.get("corpus") or {}).get("directory")
-    if number < 1 or corpus is None or record.stored.get("task"):
+    if number < 1 or record.stored.get("task"):
         return []
     from bert_jax.api.model import load
     from bert_jax.data.corpus.store import open_corpus
     from bert_jax.probes.hidden_words import hidden_words
     from bert_jax.workdir.load import require_same_tokenizer
+    from bert_jax.workdir.run_directory import corpus_of
 
+    corpus = corpus_of(record.directory)
+    if corpus is None:
+        return []
     if "mlm" not in (record.stored.get("config") or {}).get("head", {}).get("parts", ()):
         return []
     try:
         with ticking(f"{workdir}: filling in hidden words"):
-            held_out, model = open_corpus(Path(corpus)), load(workdir)
+            held_out, model = open_corpus(corpus), load(workdir)
             # It may have been prepared again since.
             require_same_tokenizer(model.source, held_out)
             return hidden_words(model.source, model.tokenizer, held_out, number=number)

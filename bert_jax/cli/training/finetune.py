@@ -33,10 +33,10 @@ def add_options(parser: Any) -> None:
     add_checkpoint(parser)
     parser.add_argument(
         "--task",
-        required=True,
         metavar="NAME",
-        help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli (GLUE); text (your own table); "
-        "ner (CoNLL columns); squad or squad2; or one that an --extend file registers",
+        help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli (GLUE); text (your own table; "
+        "the default where --text names a column of it); ner (CoNLL columns); squad or squad2; or "
+        "one that an --extend file registers",
     )
     parser.add_argument(
         "--workdir", type=path_or_address, required=True, metavar="DIR", help="or gs://BUCKET/PATH"
@@ -186,6 +186,13 @@ def _spec(arguments: Any) -> Any:
     """Returns the task with what the options say of it."""
     from bert_jax.registry import TASKS
 
+    if arguments.task is None:
+        if not arguments.text:
+            raise UsageError(
+                f"name a --task ({', '.join(TASKS.names())}), or the --text COLUMN of your own "
+                "table in --train"
+            )
+        arguments.task = "text"
     spec = TASKS[arguments.task].spec
     changes: dict[str, Any] = {
         name: getattr(arguments, name)
