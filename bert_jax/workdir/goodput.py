@@ -34,16 +34,19 @@ def account(workdir: Path) -> dict[str, Any]:
     """
     events = log_reader.read_events(workdir)
     rows = [row for row in log_reader.read_rows(workdir) if row.get("split") is None]
+    # The time of a branch begins where it does: the rows before are of the run that it is of.
+    begun = max((e["step"] for e in events if e.get("event") == "branch"), default=0)
+    own = [row for row in rows if row["step"] > begun]
     lost = [r for r in log_reader.read_lines(workdir / metrics_log.ASIDE) if r.get("split") is None]
     seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    trained, waited = _step_seconds(rows)
+    trained, waited = _step_seconds(own)
     seconds["training"], seconds["data_wait"] = trained - waited, waited
     seconds["lost_work"] = _step_seconds(lost)[0]
     for event in events:
         part = _PART_OF.get(event.get("event", ""))
         if part is not None:
             seconds[part] += event.get("seconds", 0.0)
-    wall, alive = _spans(events, rows + lost)
+    wall, alive = _spans(events, own + lost)
     seconds["down"] = wall - alive
     seconds["unaccounted"] = alive - sum(seconds[p] for p in PARTS if p != "down")
 

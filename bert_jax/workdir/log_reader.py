@@ -51,13 +51,18 @@ def skipped_steps(workdir: Path, step: int) -> int:
 
     A process that starts at an earlier step abandons what came after it, updates left out included.
     """
-    skipped: set[int] = set()
+    return len(skips(workdir, step))
+
+
+def skips(workdir: Path, step: int) -> list[dict[str, Any]]:
+    """Returns the event of each of them."""
+    skipped: dict[int, dict[str, Any]] = {}
     for event in read_events(workdir):
         if event.get("event") == "start":
-            skipped = {s for s in skipped if s <= event["step"]}
+            skipped = {s: skip for s, skip in skipped.items() if s <= event["step"]}
         elif event.get("event") == "skip":
-            skipped.add(event["step"])
-    return sum(s <= step for s in skipped)
+            skipped[event["step"]] = event
+    return [skip for s, skip in sorted(skipped.items()) if s <= step]
 
 
 def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:

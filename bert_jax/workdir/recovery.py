@@ -6,15 +6,24 @@ the branch that begins here is the only one that the next resumption can find.
 A machine may be gone between Orbax's commit of a step and its manifest. Such a step has nothing
 to be compared with: if all of its arrays can be read and are finite, it gets its manifest, and is
 used.
+
+A branch is another run that goes on from one of the steps, in a workdir of its own.
 """
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_jax import strict_json
 from bert_jax.errors import NoUsableCheckpoint, UsageError
-from bert_jax.progress import note
-from bert_jax.workdir import checkpoint, log_reader, metrics_log, remote_workdir
+from bert_jax.expected.anchors import NAMED
+from bert_jax.files import write_json
+from bert_jax.interchange import name_map
+from bert_jax.progress import note, ticking
+from bert_jax.workdir import bucket, checkpoint, log_reader, metrics_log, remote_workdir
+from bert_jax.workdir.run_directory import CONFIG, TOKENIZER
 
 
 def newest_good_step(workdir: Path) -> int | None:
@@ -102,6 +111,63 @@ def roll_back(workdir: Path, step: int) -> int:
     metrics_log.append_event(workdir, "rollback", step=step, set_aside=later)
     remote_workdir.copy_back(workdir)
     return step
+
+
+def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int:
+    """Makes `output` a workdir that holds one step of the run in `directory`, by default the newest
+    good one, and its rows up to there. Returns the step.
+
+    The directory appears whole or not at all. Raises UsageError if `output` is not empty or there
+    is no such step, NoUsableCheckpoint if it is not as it was saved.
+    """
+    name_map.require_free(output)
+    name = remote_workdir.address_of(directory)
+    stored = strict_json.parse_file(directory / CONFIG, (directory / CONFIG).read_bytes())
+    if stored.get("task"):
+        raise UsageError(f"{name} is a fine-tuned model: only a run of pre-training has branches")
+    there = checkpoint.steps(directory)
+    if step is None:
+        step = newest_good_step(directory)
+    elif step in there:
+        require_good(directory, step)
+    if step is None or step not in there:
+        raise UsageError(_no_step(directory, step or 0, there))
+    with name_map.new_directory(output) as building:
+        source = remote_workdir.checkpoints_of(directory) / str(step)
+        with ticking(f"copying step {step} of {name}"):
+            remote_workdir.asking(
+                directory, lambda: _copy(source, building / checkpoint.DIRECTORY / str(step))
+            )
+            trouble = checkpoint.problem(building, step)
+        if trouble is not None:
+            raise NoUsableCheckpoint(
+                f"step {step} of {name} changed while it was copied: {trouble}"
+            )
+        shutil.copytree(directory / TOKENIZER, building / TOKENIZER)
+        if (directory / NAMED).is_file():
+            shutil.copyfile(directory / NAMED, building / NAMED)
+        rows = [row for row in log_reader.read_rows(directory) if row["step"] <= step]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (building / metrics_log.METRICS).write_text(text, encoding="utf-8")
+        journal = metrics_log.MetricsLogger(building)
+        for skipped in log_reader.skips(directory, step):
+            journal.event(
+                "skip", **{k: v for k, v in skipped.items() if k not in ("event", "time")}
+            )
+        journal.event("branch", step=step, workdir=name)
+        journal.close()
+        write_json(building / CONFIG, stored | {"branched_from": {"workdir": name, "step": step}})
+    return step
+
+
+def _copy(source: Any, target: Path) -> None:
+    """Copies a directory, `source` an `epath.Path`, which may be in a bucket."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if bucket.is_dir(path):
+            _copy(path, target / path.name)
+        else:
+            path.copy(target / path.name, overwrite=True)
 
 
 def _clear_beyond(workdir: Path, step: int) -> list[int]:

@@ -3,22 +3,24 @@
 import json
 from typing import Any
 
-from bert_jax.cli.options import add_json
+from bert_jax.cli.options import add_json, local, require_place_for_directory
 from bert_jax.cli.options import run_directory as run_directory_of
 from bert_jax.cli.output import table
 from bert_jax.config_loader import path_or_address
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 
-SUMMARY = "list, verify, prune or roll back the checkpoints of a workdir"
+SUMMARY = "list, verify, prune or roll back the checkpoints of a workdir, or branch off from one"
 DETAILS = (
     "'list' shows the steps; 'verify' reads every byte and compares it with the manifests (exit "
     "code 5 if one differs); 'prune' removes all but the newest; 'rollback' moves what came after "
-    "a step to set_aside/, so that pretrain goes on from there. No trainer may be at work on it."
+    "a step to set_aside/, so that pretrain goes on from there (no trainer may be at work on it); "
+    "'branch' copies one step, moments included, to --output, from which pretrain goes on as "
+    "another run."
 )
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("what", choices=("list", "verify", "prune", "rollback"))
+    parser.add_argument("what", choices=("list", "verify", "prune", "rollback", "branch"))
     parser.add_argument(
         "workdir", type=path_or_address, metavar="WORKDIR", help="or gs://BUCKET/PATH"
     )
@@ -29,14 +31,35 @@ def add_options(parser: Any) -> None:
         "--keep-every", type=int, metavar="N", help="for 'prune': keep multiples of N, too"
     )
     add_json(parser, "for 'list' and 'verify': an object a step")
-    parser.add_argument("--step", type=int, metavar="N", help="for 'rollback': where to go back to")
+    parser.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="for 'rollback': where to go back to; for 'branch': where it begins (default: the "
+        "newest)",
+    )
+    parser.add_argument(
+        "--output", type=local, metavar="DIR", help="for 'branch': the workdir of the new run"
+    )
 
 
 def run(arguments: Any) -> int:
+    require_place_for_directory(output=arguments.output)
+    if (arguments.output is not None) != (arguments.what == "branch"):
+        raise UsageError("--output DIR is the workdir of a 'branch', and is needed for one")
     from bert_jax import config_loader
     from bert_jax.workdir import checkpoint, recovery, run_directory
 
     directory = run_directory_of(arguments.workdir)
+    if arguments.what == "branch":
+        step = recovery.branch_off(directory, arguments.output, step=arguments.step)
+        corpus = run_directory.corpus_of(directory) or "CORPUS"
+        print(
+            f"wrote {arguments.output}: step {step:,} of {arguments.workdir}; go on with\n"
+            f"  bert-jax pretrain {arguments.output}/config.json --corpus {corpus} --workdir "
+            f"{arguments.output} --set FIELD=VALUE --allow-change FIELD"
+        )
+        return 0
     if arguments.what == "rollback":
         if arguments.step is None:
             raise UsageError("checkpoints rollback: --step says where to go back to")
