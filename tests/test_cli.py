@@ -370,7 +370,7 @@ def test_a_checkpoint_that_is_none(tmp_path, corpus, refused):
 
 
 def test_a_folder_that_holds_a_workdir(tmp_path, trained, refused):
-    """What people name first is the folder that the demo made."""
+    """The folder that the demo makes is what people name first."""
     home = shutil.copytree(trained, tmp_path / "run" / "workdir", ignore=_without_steps).parent
     said = refused(2, "fill-mask", "--checkpoint", home, "A [MASK].")
     assert "is neither a workdir" in said and said.endswith(f"; {home / 'workdir'} is one")
