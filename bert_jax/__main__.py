@@ -152,6 +152,7 @@ def _parser() -> usage.Parser:
         verb.set_defaults(run=module.run)
         module.add_options(verb)
         options.add_extend(verb)
+        verb.shorten_usage()
     return parser
 
 

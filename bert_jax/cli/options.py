@@ -52,8 +52,8 @@ def add_ignore_unexpected(parser: Any) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="of another system's model: leave out extra tensors of such names, as 'cls.extra.*'; "
-        "repeat for several",
+        help="for a model of another system: leave out the extra tensors of these names, such as "
+        "'cls.extra.*'; repeat for several",
     )
 
 
@@ -73,10 +73,17 @@ def add_processes(parser: Any) -> None:
         action="store_true",
         help="find the other processes through Cloud TPU, GKE or Slurm",
     )
-    elsewhere = "elsewhere: where process 0 listens"
+    elsewhere = "on other machines: the address at which process 0 listens"
     group.add_argument("--coordinator", metavar="HOST:PORT", help=elsewhere)
-    group.add_argument("--num-processes", type=int, metavar="N")
-    group.add_argument("--process-id", type=int, metavar="I", help="from 0 to N - 1")
+    group.add_argument(
+        "--num-processes", type=int, metavar="N", help="on other machines: how many there are"
+    )
+    group.add_argument(
+        "--process-id",
+        type=int,
+        metavar="I",
+        help="on other machines: which one this is, from 0 to N - 1",
+    )
 
 
 def processes(arguments: Any) -> dict[str, Any]:

@@ -62,14 +62,17 @@ class Parser(argparse.ArgumentParser):
 
     words: Sequence[str] = ()
 
-    def error(self, message: str) -> NoReturn:
-        """Says what is wrong, after the arguments that cannot be left out, and ends with code 2."""
-        needed = [a for a in self._actions if a.required or not a.option_strings]
+    def shorten_usage(self) -> None:
+        """Leaves in the line of usage what a command cannot do without; the options are below."""
         formatter = self._get_formatter()
-        formatter.add_usage(None, needed, [])
-        usage = " ".join(formatter.format_help().split())
-        more = " [options]" if self.prog != "bert-jax" else ""
-        self._print_message(f"{usage}{more}\n", sys.stderr)
+        formatter.add_usage(None, [a for a in self._actions if not a.option_strings], [], prefix="")
+        needed = [a for a in self._actions if a.required and a.option_strings]
+        options = "".join(f" {a.option_strings[-1]} {a.metavar or 'VALUE'}" for a in needed)
+        self.usage = f"{' '.join(formatter.format_help().split())}{options} [options]"
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong, after the usage, and ends with code 2."""
+        self.print_usage(sys.stderr)
         said = self._instead() or f"{message} ('{self.prog} --help' explains)"
         self.exit(2, f"{self.prog}: error: {said}\n")
 

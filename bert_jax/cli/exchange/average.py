@@ -29,7 +29,9 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--last", type=int, metavar="N", help="the newest N steps (default: all that are kept)"
     )
-    parser.add_argument("--output", type=local, required=True, metavar="DIR")
+    parser.add_argument(
+        "--output", type=local, required=True, metavar="DIR", help="the new workdir"
+    )
 
 
 def run(arguments: Any) -> None:

@@ -20,17 +20,25 @@ DETAILS = (
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("what", choices=("list", "verify", "prune", "rollback", "branch"))
     parser.add_argument(
-        "workdir", type=path_or_address, metavar="WORKDIR", help="or gs://BUCKET/PATH"
+        "what", choices=("list", "verify", "prune", "rollback", "branch"), help="what to do"
     )
     parser.add_argument(
-        "--keep-last", type=int, metavar="N", help="for 'prune' (default: as the run's config)"
+        "workdir",
+        type=path_or_address,
+        metavar="WORKDIR",
+        help="a run's directory, or gs://BUCKET/PATH",
     )
     parser.add_argument(
-        "--keep-every", type=int, metavar="N", help="for 'prune': keep multiples of N, too"
+        "--keep-last",
+        type=int,
+        metavar="N",
+        help="for 'prune': how many of the newest stay (default: as in its config)",
     )
-    add_json(parser, "for 'list' and 'verify': an object a step")
+    parser.add_argument(
+        "--keep-every", type=int, metavar="N", help="for 'prune': multiples of N stay, too"
+    )
+    add_json(parser, "for 'list' and 'verify': print an object a step")
     parser.add_argument(
         "--step",
         type=int,

@@ -18,7 +18,9 @@ DETAILS = (
 def add_options(parser: Any) -> None:
     add_checkpoint(parser)
     parser.add_argument("--format", choices=("hf", "tf1"), default="hf")
-    parser.add_argument("--output", type=local, required=True, metavar="DIR")
+    parser.add_argument(
+        "--output", type=local, required=True, metavar="DIR", help="a directory, new or empty"
+    )
     parser.add_argument(
         "--model-type",
         metavar="NAME",

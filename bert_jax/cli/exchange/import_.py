@@ -34,7 +34,9 @@ def add_options(parser: Any) -> None:
         default="auto",
         help="what must lie there (default: whichever does)",
     )
-    parser.add_argument("--output", type=local, required=True, metavar="DIR")
+    parser.add_argument(
+        "--output", type=local, required=True, metavar="DIR", help="the new workdir"
+    )
     add_allow_missing_heads(parser, "import an encoder whose heads are missing or not whole")
     add_ignore_unexpected(parser)
     parser.add_argument(

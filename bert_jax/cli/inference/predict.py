@@ -33,8 +33,8 @@ def add_options(parser: Any) -> None:
         "--input",
         type=Path,
         metavar="FILE",
-        help="rows to predict; - reads standard input, as no --input does where rows are piped in: "
-        "the task's format, or a text a line (a pair with a tab between)",
+        help="the rows to predict, in the task's format, or a text a line (a pair with a tab "
+        "between). - reads standard input; so does leaving it out where rows are piped in",
     )
     add_reading(parser)
     parser.add_argument(
@@ -45,7 +45,7 @@ def add_options(parser: Any) -> None:
         action="append",
         default=[],
         metavar="COLUMN",
-        help="the column of the text, twice for a pair, where the file has other names for them",
+        help="the column that holds the text, where this file calls it otherwise; twice for a pair",
     )
     parser.add_argument(
         "--id",
@@ -63,7 +63,7 @@ def add_options(parser: Any) -> None:
         "--null-threshold",
         type=float,
         metavar="X",
-        help="of squad2: how much better no answer must score than the best one (default: as it "
+        help="for squad2: how much better no answer must score than the best one (default: as it "
         "was fine-tuned with)",
     )
 

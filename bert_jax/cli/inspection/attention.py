@@ -22,7 +22,7 @@ example:
 
 def add_options(parser: Any) -> None:
     add_checkpoint(parser)
-    parser.add_argument("--html", type=local, metavar="FILE", help="the page, which is replaced")
+    parser.add_argument("--html", type=local, metavar="FILE", help="write the page to this file")
     add_json(parser, "print all numbers, rounded to six decimals: those that the page shows")
     parser.add_argument(
         "--layers",

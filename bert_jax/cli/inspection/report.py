@@ -37,13 +37,13 @@ def add_options(parser: Any) -> None:
         type=path_or_address,
         nargs="+",
         metavar="WORKDIR",
-        help="or gs://BUCKET/PATH; several are drawn over one another",
+        help="a run's directory, or gs://BUCKET/PATH; several are drawn over one another",
     )
     parser.add_argument(
         "--examples",
         type=int,
         metavar="N",
-        help="held-out sentences with a hidden word, and what the newest checkpoint takes it for "
+        help="show N held-out sentences with a hidden word, and the newest checkpoint's guesses "
         "(default: 8 on a page, none otherwise)",
     )
     add_json(parser, "print all that the page has of a run as JSON; of several runs a list")

@@ -18,12 +18,22 @@ DETAILS = (
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("what", nargs="?", choices=("config", "rows", "sharding"), default="config")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=("config", "rows", "sharding"),
+        default="config",
+        help="what to show (default: %(default)s)",
+    )
     add_config(parser)
-    parser.add_argument("--corpus", type=local, metavar="DIR", help="for 'show rows'")
+    parser.add_argument(
+        "--corpus", type=local, metavar="DIR", help="for 'show rows': a directory of prepare"
+    )
     parser.add_argument("--topology", metavar="NAME", help=f"for 'show sharding': {TOPOLOGY}")
-    add_json(parser, "an object a phase or a parameter ('show' without either is JSON anyway)")
-    parser.add_argument("--slices", type=int, metavar="N", help="slices of that size")
+    add_json(parser, "for 'show rows' and 'show sharding': print objects instead of a table")
+    parser.add_argument(
+        "--slices", type=int, metavar="N", help="for 'show sharding': slices of that size"
+    )
 
 
 def run(arguments: Any) -> None:

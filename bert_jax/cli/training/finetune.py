@@ -39,7 +39,11 @@ def add_options(parser: Any) -> None:
         "one that an --extend file registers",
     )
     parser.add_argument(
-        "--workdir", type=path_or_address, required=True, metavar="DIR", help="or gs://BUCKET/PATH"
+        "--workdir",
+        type=path_or_address,
+        required=True,
+        metavar="DIR",
+        help="where the run or runs live; it may be gs://BUCKET/PATH",
     )
     add_processes(parser)
     add_json(parser, "print what results.json holds, instead of the table")
@@ -49,29 +53,36 @@ def add_options(parser: Any) -> None:
         metavar="DIR|ADDRESS",
         help="a folder of GLUE's files, tfds:glue/NAME or tfds:squad/NAME",
     )
-    rows.add_argument("--train", type=Path, metavar="FILE", help="of text, ner and squad")
+    rows.add_argument(
+        "--train", type=Path, metavar="FILE", help="the training rows of text, ner and squad"
+    )
     rows.add_argument(
         "--dev",
         type=Path,
         metavar="FILE",
-        help="to score on (default: a tenth of --train, chosen by --seed, which is held out)",
+        help="the rows to score on (default: a tenth of --train, chosen by --seed)",
     )
     rows.add_argument(
         "--text",
         action="append",
         default=[],
         metavar="COLUMN",
-        help="of --task text: the column of the text; twice for a pair",
+        help="for task text: the column that holds the text; give it twice for a pair",
     )
-    rows.add_argument("--label", default="label", metavar="COLUMN", help="default: %(default)s")
     rows.add_argument(
-        "--regression", action="store_true", help="of --task text: the label is a number"
+        "--label",
+        default="label",
+        metavar="COLUMN",
+        help="for task text: the column that holds the label (default: %(default)s)",
+    )
+    rows.add_argument(
+        "--regression", action="store_true", help="for task text: the label is a number"
     )
     add_reading(rows)
     rows.add_argument(
         "--skip-bad",
         action="store_true",
-        help="of squad: leave out answers that do not stand where the file says, and count them",
+        help="for squad: leave out answers that do not stand where the file says, and count them",
     )
     rows.add_argument(
         "--train-rows", type=int, metavar="N", help="use the first N training rows only"
@@ -89,35 +100,46 @@ def add_options(parser: Any) -> None:
         "--tag-scheme",
         choices=("IOB2", "IOB1"),
         default="IOB2",
-        help="of ner: how the files are tagged (default: %(default)s)",
+        help="for ner: how the files are tagged (default: %(default)s)",
     )
     rows.add_argument(
         "--doc-stride",
         type=int,
         default=128,
         metavar="N",
-        help="of squad: tokens from window to window (default: %(default)s)",
+        help="for squad: tokens from one window to the next (default: %(default)s)",
     )
-    rows.add_argument("--max-question-length", type=int, default=64, metavar="N",
-                      help="of squad: tokens that are kept (default: %(default)s)")  # fmt: skip
-    rows.add_argument("--max-answer-length", type=int, default=30, metavar="N",
-                      help="of squad: tokens of the longest (default: %(default)s)")  # fmt: skip
-    rows.add_argument("--n-best", type=int, default=20, metavar="N",
-                      help="of squad: answers to keep (default: %(default)s)")  # fmt: skip
+    for name, default, meaning in (
+        ("--max-question-length", 64, "the longest question, in tokens"),
+        ("--max-answer-length", 30, "the longest answer, in tokens"),
+        ("--n-best", 20, "answers to choose from"),
+    ):
+        rows.add_argument(
+            name,
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"for squad: {meaning} (default: %(default)s)",
+        )
     rows.add_argument(
         "--null-threshold",
         type=float,
         default=0.0,
         metavar="X",
-        help="squad2: how much better no answer must be than the best one (default: %(default)s)",
+        help="for squad2: how much better no answer must be than the best (default: %(default)s)",
     )
     runs = parser.add_argument_group("runs")
     for name, default, metavar, meaning in (
         ("--epochs", 3.0, "X", "passes over the training rows"),
         ("--batch-size", 32, "N", "rows of an update, over all devices"),
-        ("--learning-rate", 5e-5, "X", "its peak, after a tenth of the steps"),
-        ("--seed", 0, "N", "of the head, the order of the rows, dropout, and what is held out"),
-        ("--seeds", 1, "N", "runs, with seeds from --seed on"),
+        ("--learning-rate", 5e-5, "X", "the peak of the rate, after a tenth of the steps"),
+        (
+            "--seed",
+            0,
+            "N",
+            "decides the new head, the order of rows, dropout, and what is held out",
+        ),
+        ("--seeds", 1, "N", "how many runs, with seeds from --seed on"),
     ):
         runs.add_argument(
             name,
@@ -129,7 +151,8 @@ def add_options(parser: Any) -> None:
     runs.add_argument(
         "--grid",
         choices=("paper",),
-        help="batch 16 and 32, learning rate 5e-5 to 2e-5, 2 to 4 epochs: 24 settings",
+        help="try the 24 settings of the paper: batches of 16 and 32, learning rates from 5e-5 to "
+        "2e-5, 2 to 4 epochs",
     )
     runs.add_argument(
         "--restarts",

@@ -36,18 +36,23 @@ def add_options(parser: Any) -> None:
         "--corpus", type=Path, required=True, metavar="DIR", help="a directory of bert-jax prepare"
     )
     parser.add_argument(
-        "--workdir", type=path_or_address, required=True, metavar="DIR", help="or gs://BUCKET/PATH"
+        "--workdir",
+        type=path_or_address,
+        required=True,
+        metavar="DIR",
+        help="where the run lives: a new directory, or that of the run to go on with; it may be "
+        "gs://BUCKET/PATH",
     )
     parser.add_argument(
         "--init-from",
         type=path_or_address,
         metavar="CHECKPOINT",
-        help="first: bert-jax prepare --tokenizer CHECKPOINT. Start a new run from this "
-        "checkpoint: a workdir, one step of it, a Hugging Face directory or a TF1 checkpoint. The "
-        "model is the checkpoint's, and the heads that it has (others begin fresh); of CONFIG "
-        "count data, phases, optimiser and dropout",
+        help="start a new run from the parameters of this checkpoint: a workdir, one step of it, a "
+        "Hugging Face directory or a TF1 checkpoint. The run takes over its model and heads, and "
+        "takes data, phases, optimiser and dropout from CONFIG. Its tokenizer must be the "
+        "corpus's: make that with bert-jax prepare --tokenizer CHECKPOINT",
     )
-    add_allow_missing_heads(parser, "also where a head of --init-from is not whole: begin it fresh")
+    add_allow_missing_heads(parser, "begin a head of --init-from afresh where it is not whole")
     add_ignore_unexpected(parser)
     parser.add_argument(
         "--resume-step",
@@ -69,9 +74,9 @@ def add_options(parser: Any) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="a finished run of its kind, or the workdir of a study: say while it trains where the "
-        "losses leave those of that run; repeat for several. The curves of shipped configs on the "
-        "embedded corpus are known",
+        help="a finished run that this one should resemble, or the workdir of a study of such "
+        "runs: a warning says where the losses leave theirs; repeat for several. For shipped "
+        "configs on the embedded corpus (docs:) the curves are known without it",
     )
     add_fit(parser)
     add_processes(parser)

@@ -37,7 +37,9 @@ def add_options(parser: Any) -> None:
         help="ladder, positions, objectives, recipe, scaling, attention_cost, pretraining_pays, "
         "electra, or a .py file that defines study() (docs/studies.md)",
     )
-    parser.add_argument("--workdir", type=local, required=True, metavar="DIR")
+    parser.add_argument(
+        "--workdir", type=local, required=True, metavar="DIR", help="where runs and tables go"
+    )
     parser.add_argument(
         "--corpus",
         type=local,
