@@ -10,14 +10,18 @@ attention, `torch.optim.AdamW`. keras-hub trains masked LM only; ours and torch 
 prediction too. `products` is no peer but a floor: nothing but the matrix products of our step,
 which computes the logits and most of the last block where they are read, by torch's library. No
 float32 step is faster on the machine, hence torch's seconds over those of `products` are the most
-that anyone can be ahead of it.
+that anyone can be ahead of it. A peer that is not installed, or does not answer for ten minutes,
+is left out by name.
 """
 
+import contextlib
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -43,6 +47,7 @@ SHAPES = {
 }
 LENGTH, PREDICTIONS, VOCAB = 128, 20, 30522
 ROUNDS = 5
+PATIENCE = 600  # seconds for a peer's few steps; the first time for its imports and compilation
 PEERS = ("ours", "torch", "keras_hub", "products")
 
 
@@ -220,45 +225,80 @@ def worker(peer: str, name: str) -> None:
         print((time.perf_counter() - start) / steps, file=answers, flush=True)
 
 
-def compare(name: str) -> dict[str, float]:
-    processes = {}
-    for peer in PEERS:
-        processes[peer] = subprocess.Popen(
+class Peer:
+    """A process that trains. It is left out, with the reason, once it ends or does not answer."""
+
+    def __init__(self, peer: str, name: str):
+        self.name = peer
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `end`)
+        self._process = subprocess.Popen(
             [sys.executable, __file__, "--worker", peer, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+            stderr=self._errors,
             env=os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
         )
 
-    def turn(peer: str, steps: int) -> float:
-        process = processes[peer]
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(f"{steps}\n")
-        process.stdin.flush()
-        return float(process.stdout.readline())
+    def turn(self, steps: int) -> float:
+        """Returns the seconds of a step. Raises LeftOut."""
+        sent, answers = self._process.stdin, self._process.stdout
+        assert sent is not None and answers is not None
+        with contextlib.suppress(BrokenPipeError):
+            sent.write(f"{steps}\n".encode())
+            sent.flush()
+        if not select.select([answers], [], [], PATIENCE)[0]:
+            raise LeftOut(f"no answer for {PATIENCE} s")
+        if not (line := answers.readline()):
+            self._errors.seek(0)
+            said = self._errors.read().strip().splitlines() or ["no word"]
+            raise LeftOut(f"it ended: {said[-1]}")
+        return float(line)
 
-    for peer in PEERS:  # each has compiled before the first is measured
-        turn(peer, SHAPES[name]["steps"])
-    seconds: dict[str, list[float]] = {peer: [] for peer in PEERS}
-    for _ in range(ROUNDS):
-        for peer in PEERS:
-            seconds[peer].append(turn(peer, SHAPES[name]["steps"]))
-    for process in processes.values():
-        process.kill()
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+
+class LeftOut(Exception):
+    """Why a peer is not compared."""
+
+
+def compare(name: str) -> dict[str, float]:
+    peers = [Peer(peer, name) for peer in PEERS]
+    seconds: dict[str, list[float]] = {}
+    print(f"{name}: {', '.join(PEERS)} import and compile", file=sys.stderr, flush=True)
+    for number in range(ROUNDS + 1):  # before the first each has compiled
+        if not peers:
+            break
+        for peer in list(peers):
+            try:
+                found = peer.turn(SHAPES[name]["steps"])
+            except LeftOut as why:
+                print(f"{name}: {peer.name} is left out: {why}", file=sys.stderr, flush=True)
+                peers.remove(peer)
+                peer.end()
+                seconds.pop(peer.name, None)
+                continue
+            if number:
+                seconds.setdefault(peer.name, []).append(found)
+        shown = ", ".join(f"{peer} {values[-1]:.3f} s" for peer, values in seconds.items())
+        said = f"round {number} of {ROUNDS}: {shown}" if number else "all have compiled"
+        print(f"{name}: {said}", file=sys.stderr, flush=True)
+    for peer in peers:
+        peer.end()
     return {peer: statistics.median(values) for peer, values in seconds.items()}
 
 
 def main(names: list[str]) -> None:
-    print(f"{'shape':8} {'peer':10} {'s/step':>8} {'tokens/s':>10} {'ours is':>9}")
+    print(f"{'shape':8} {'peer':10} {'s/step':>8} {'tokens/s':>10} {'ours is':>9}", flush=True)
     for name in names or list(SHAPES):
         medians = compare(name)
         for peer, seconds in medians.items():
             tokens = SHAPES[name]["rows"] * LENGTH / seconds
-            ratio = seconds / medians["ours"]
-            print(f"{name:8} {peer:10} {seconds:8.3f} {tokens:10,.0f} {ratio:8.2f}x", flush=True)
-        print(json.dumps({"shape": name, **medians}))
+            ratio = f"{seconds / medians['ours']:8.2f}x" if "ours" in medians else f"{'?':>9}"
+            print(f"{name:8} {peer:10} {seconds:8.3f} {tokens:10,.0f} {ratio}", flush=True)
+        print(json.dumps({"shape": name, **medians}), flush=True)
 
 
 if __name__ == "__main__":
