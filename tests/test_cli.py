@@ -394,6 +394,8 @@ def _without_steps(directory: str, names: list[str]) -> list[str]:
         ("export", "--checkpoint", "w", "--output"),
         ("import", "--checkpoint", "w", "--output"),
         ("average", "--checkpoint", "w", "--output"),
+        ("pretrain", "bert_base", "--corpus", "c", "--workdir"),
+        ("finetune", "--checkpoint", "c", "--task", "ner", "--workdir"),
     ],
 )
 def test_a_place_that_cannot_be_written_comes_before_any_work(tmp_path, refused, command):
@@ -403,9 +405,9 @@ def test_a_place_that_cannot_be_written_comes_before_any_work(tmp_path, refused,
     if command[-1] == "--plot":
         place = place.with_suffix(".svg")
     said = refused(2, *command, place)
-    directories = command[0] in ("export", "import", "average")
-    where = f"{tmp_path / 'file'} is a file" if directories else "there is no directory"
-    assert said.startswith(f"{command[-1]} {place}: {where}")
+    of_files = command[0] in ("report", "attention", "probe", "embed", "predict")
+    where = ": there is no directory" if of_files else f" cannot be made: {tmp_path / 'file'} is a"
+    assert said.startswith(f"{command[-1]} {place}{where}")
 
 
 def test_a_checkpoint_of_another_model(tmp_path, config, corpus, trained, refused):

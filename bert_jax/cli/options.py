@@ -216,15 +216,19 @@ def require_place_for(**paths: Path | None) -> None:
         _require_writable(option, path.parent)
 
 
-def require_place_for_directory(**paths: Path | None) -> None:
-    """Does for directories, which are made with all that they lie in, as `require_place_for`."""
+def require_place_for_directory(**paths: Path | str | None) -> None:
+    """Does for directories, which are made with all that they lie in, as `require_place_for`.
+
+    An address is left to those who ask the bucket.
+    """
     for name, path in paths.items():
-        if path is None:
+        if path is None or isinstance(path, str):
             continue
         option = f"--{name.replace('_', '-')} {path}"
         above = next(each for each in (path, *path.absolute().parents) if each.exists())
         if not above.is_dir():
-            raise UsageError(f"{option}: {above} is a file; choose another directory")
+            which = "is a file" if above == path else f"cannot be made: {above} is a file"
+            raise UsageError(f"{option} {which}; choose another directory")
         _require_writable(option, above)
 
 

@@ -16,6 +16,7 @@ from bert_jax.cli.options import (
     overrides,
     processes,
     reading,
+    require_place_for_directory,
 )
 from bert_jax.config_loader import path_or_address
 from bert_jax.errors import UsageError
@@ -182,6 +183,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(arguments: Any) -> None:
+    require_place_for_directory(workdir=arguments.workdir)
     with Start("bert-jax finetune", **processes(arguments)) as start:
         spec = _spec(arguments)
         start.connect()

@@ -16,6 +16,7 @@ from bert_jax.cli.options import (
     add_trackers,
     overrides,
     processes,
+    require_place_for_directory,
 )
 from bert_jax.cli.output import table
 from bert_jax.config_loader import path_or_address
@@ -91,6 +92,7 @@ def add_options(parser: Any) -> None:
 
 def run(arguments: Any) -> None:
     started = time.monotonic()
+    require_place_for_directory(workdir=arguments.workdir)
     with Start("bert-jax pretrain", **processes(arguments)) as start:
         # Of a run that goes on from a checkpoint the model is not known yet: it is checked later.
         resolved = config_loader.load_config(
