@@ -7,12 +7,33 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from bert_jax.errors import brief
+
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a text file that is never seen half written."""
     building = path.with_name(f"{path.name}.new")
     building.write_text(text, encoding="utf-8")
     building.replace(path)
+
+
+def inside(folder: Any, name: object) -> Any:
+    """Returns `folder / name`, for a name from outside: of a bucket, of a manifest.
+
+    `folder` is a `Path` or an `epath.Path`. Raises ValueError for a name that leaves it (absolute,
+    or with `..`), that means the folder itself, or that no file has everywhere (control characters,
+    backslashes, parts of more than 255 bytes).
+    """
+    parts = name.split("/") if isinstance(name, str) else []
+    if not parts or any(map(_is_no_part, parts)):
+        raise ValueError(f"{brief(name)} is no name of a file inside of {folder}")
+    return folder / "/".join(parts)
+
+
+def _is_no_part(part: str) -> bool:
+    if part in ("", ".", "..") or "\\" in part or not part.isprintable():
+        return True
+    return len(part.encode(errors="surrogatepass")) > 255
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -19,6 +19,9 @@ GUARD=bert-jax-guard
 PLACE=${BERT_JAX_HOME:-$HOME/bert-jax}
 [[ $PLACE == /* ]] || PLACE=$HOME/$PLACE
 LOG=$PLACE/log/train.log
+# Together with it in one file, on GKE.
+# shellcheck source=launch/lib/outside.sh
+declare -F whole >/dev/null || source "$(dirname "${BASH_SOURCE[0]}")/lib/outside.sh"
 
 say() { printf '%s: %s\n' "$(hostname)" "$*"; }
 
@@ -226,21 +229,28 @@ note() { # TEXT NAME: an object of the workdir
 # The minutes that the run has had machines: what it says in the bucket of others, and since this one was booted; or since
 # the run began here, if it is not the first one here. Returns 1 if the bucket does not say.
 minutes_of() { # RUN
-    local run minutes=0 up said try known=''
-    if [[ ! -f $PLACE/began.$1 ]]; then
+    local minutes up said try known='' began
+    if ! began=$(whole "$(cat "$PLACE/began.$1" 2>/dev/null)"); then
         for try in 1 2 3; do
-            said=$(gcloud --quiet storage cat "$WORKDIR/launched_alive" </dev/null 2>"$PLACE/guard.err") && known=yes && break
+            said=$(gcloud --quiet storage cat "$WORKDIR/launched_alive" </dev/null 2>"$PLACE/guard.err" | beginning) &&
+                known=yes && break
             grep -qE 'matched no|not found|404' "$PLACE/guard.err" && known=yes && break
             sleep "$try"
         done
         [[ $known ]] || return 1
-        read -r run minutes _ <<<"$said"
-        [[ $run == "$1" ]] || minutes=0
+        minutes=$(minutes_in "$said" "$1") || {
+            tell "$WORKDIR/launched_alive was not written by a run: its hours count from here"
+            minutes=0
+        }
         read -r up _ <"${UPTIME_FILE:-/proc/uptime}"
+        up=$(whole "${up%.*}") || up=0
         ! compgen -G "$PLACE/began.*" >/dev/null || up=0
-        echo $(($(date +%s) - ${up%.*} - minutes * 60)) >"$PLACE/began.$1"
+        began=$(($(date +%s) - up - minutes * 60))
+        # Before 1970, says a sign with a number that nobody writes.
+        ((began > 0)) || began=0
+        echo "$began" >"$PLACE/began.$1"
     fi
-    echo $((($(date +%s) - $(cat "$PLACE/began.$1")) / 60))
+    echo $((($(date +%s) - began) / 60))
 }
 
 delete_tpu() {

@@ -44,7 +44,7 @@ _MAY_IMPORT = {
     "progress": set(),
     "__init__": set(),
     "file_lock": {"errors", "progress"},
-    "files": set(),
+    "files": {"errors"},
     "versions": set(),
     "strict_json": {"errors"},
     # Its entries are strings: what they name is imported when it is asked for.

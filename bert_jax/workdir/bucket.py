@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from bert_jax import files
 from bert_jax.errors import BertJaxError, StorageFailed, Unreachable, UsageError
 from bert_jax.runtime import network
 
@@ -75,6 +76,23 @@ def is_dir(place: Any) -> bool:
         return os.stat(place).st_mode & 0o170000 == 0o040000
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def children(place: Any) -> list[Any]:
+    """Returns what lies directly in a directory or at an address.
+
+    Cloud Storage allows `..` and other such words in the names of its objects: raises StorageFailed
+    for one that would lead out of its folder.
+    """
+    found = list(place.iterdir())
+    for path in found if is_address(place) else ():
+        try:
+            # epath takes `.` for the folder itself.
+            name = path.name if path != place else "."
+            files.inside(place, name)
+        except ValueError as error:
+            raise StorageFailed(f"{error}, yet an object has it: remove that") from error
+    return found
 
 
 def objects(place: Any) -> dict[str, Object]:

@@ -308,7 +308,7 @@ def remove_unfinished(workdir: Path) -> None:
 
 
 def _remove_unfinished(root: Any) -> None:
-    for path in list(root.iterdir()) if bucket.is_dir(root) else ():
+    for path in bucket.children(root) if bucket.is_dir(root) else ():
         if _UNFINISHED in path.name or path.name.endswith(_REMOVED):
             path.rmtree()
 
@@ -320,7 +320,9 @@ def _directories(workdir: Path, *, patience: float | None = None) -> dict[int, b
 
 
 def _directories_in(root: Any) -> dict[int, bool]:
-    names = [p.name for p in root.iterdir() if p.name.isdigit()] if bucket.is_dir(root) else []
+    names = (
+        [p.name for p in bucket.children(root) if p.name.isdecimal()] if bucket.is_dir(root) else []
+    )
     there = sorted(int(name) for name in names if name == str(int(name)))
     return {step: manifest.exists(root / str(step)) for step in there}
 

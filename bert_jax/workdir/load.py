@@ -62,16 +62,16 @@ def load_checkpoint(
         address = str(path).rstrip("/")
         home, _, step = address.rpartition(f"/{checkpoint.DIRECTORY}/")
         # A folder of that name may hold workdirs, too.
-        if not step.isdigit() and (not home or _is_workdir(address)):
+        if not step.isdecimal() and (not home or _is_workdir(address)):
             home, step = address, ""
         directory = remote_workdir.directory_of(home)
-        if not (directory / CONFIG).is_file() or not (step or "0").isdigit():
+        if not (directory / CONFIG).is_file() or not (step or "0").isdecimal():
             raise UsageError(f"`checkpoint` {path}: there is no workdir or step of one")
         return _load_step(directory, int(step) if step else None, mesh)
     path = Path(path)
     if not path.is_dir() and not tf1.is_checkpoint(path):
         raise UsageError(f"`checkpoint` {path}: no such directory")
-    if path.parent.name == checkpoint.DIRECTORY and path.name.isdigit():
+    if path.parent.name == checkpoint.DIRECTORY and path.name.isdecimal():
         return _load_step(path.parent.parent, int(path.name), mesh)
     if (path / checkpoint.DIRECTORY).is_dir() or (path / TOKENIZER).is_dir():
         return _load_step(path, None, mesh)

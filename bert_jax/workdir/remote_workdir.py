@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bert_jax import files
 from bert_jax.errors import UsageError
-from bert_jax.files import write_whole
 from bert_jax.workdir import bucket
 from bert_jax.workdir.bucket import is_address, is_dir, path_of
 
@@ -94,8 +94,8 @@ def copy_back(directory: Path, *, patience: float | None = None) -> None:
 
 
 def _copy_changes(directory: Path, address: str) -> None:
-    files = [f for f in directory.rglob("*") if f.is_file()]
-    names = sorted((str(f.relative_to(directory)) for f in files), key=lambda n: (n in _LAST, n))
+    written = [f for f in directory.rglob("*") if f.is_file()]
+    names = sorted((str(f.relative_to(directory)) for f in written), key=lambda n: (n in _LAST, n))
     record = _beside(directory, "copied")
     known = dict(
         line.rsplit(" ", 1) for line in (record.read_text().splitlines() if record.exists() else [])
@@ -119,7 +119,7 @@ def _copy_changes(directory: Path, address: str) -> None:
 
 def _files(place: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yields all files below a place, with their names from its own on."""
-    for path in list(place.iterdir()):
+    for path in bucket.children(place):
         inner = f"{name}/{path.name}"
         if is_dir(path):
             yield from _files(path, inner)
@@ -141,14 +141,16 @@ def names(path: Path | str) -> list[str]:
         return sorted(p.name for p in Path(path).iterdir()) if Path(path).is_dir() else []
     place = path_of(str(path))
     return bucket.asking(
-        str(path), "read", lambda: sorted(p.name for p in place.iterdir()) if is_dir(place) else []
+        str(path),
+        "read",
+        lambda: sorted(p.name for p in bucket.children(place)) if is_dir(place) else [],
     )
 
 
 def write_text(path: Path | str, name: str, text: str) -> None:
     """Writes a file into a directory or at an address; it appears whole."""
     if not is_address(path):
-        write_whole(Path(path) / name, text)
+        files.write_whole(Path(path) / name, text)
         return
     place = path_of(str(path)) / name
     bucket.asking(str(path), "written to", lambda: place.write_text(text))
@@ -214,7 +216,7 @@ def move(source: Any, target: Any) -> None:
 
 
 def _copy_tree(source: Any, target: Any) -> None:
-    for path in source.iterdir():
+    for path in bucket.children(source):
         if is_dir(path):
             _copy_tree(path, target / path.name)
         else:
@@ -228,8 +230,8 @@ def _beside(directory: Path, what: str) -> Path:
 def _take_back(source: Any, target: Path) -> None:
     if is_dir(source):
         target.mkdir(parents=True, exist_ok=True)
-        for part in source.iterdir():
-            _take_back(part, target / part.name)
+        for part in bucket.children(source):
+            _take_back(part, files.inside(target, part.name))
     elif source.exists():
         target.write_bytes(source.read_bytes())
     elif target.is_file():

@@ -16,6 +16,7 @@ export EXIT_USAGE EXIT_CLOUD EXIT_WAITED EXIT_CRASHES EXIT_SETUP EXIT_CONTACT EX
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ACCELERATORS=$ROOT/launch/accelerators.tsv
 FLAGS=$ROOT/launch/flags.tsv
+source "$ROOT/launch/lib/outside.sh"
 DRY_RUN=${DRY_RUN:-}
 
 # Messages go to stderr; stdout is for what was asked for. A dry run has no times, so that two can be compared.

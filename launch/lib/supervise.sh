@@ -36,7 +36,7 @@ verdict() {
 # An object of the workdir; nothing if there is none. Returns 1 if the bucket does not answer.
 noted() { # NAME
     [[ $WORKDIR == gs://* && ! $DRY_RUN ]] || return 0
-    gc storage cat "$WORKDIR/$1" 2>"$SCRATCH/describe" || grep -qE 'matched no|not found|404' "$SCRATCH/describe"
+    gc storage cat "$WORKDIR/$1" 2>"$SCRATCH/describe" | beginning || grep -qE 'matched no|not found|404' "$SCRATCH/describe"
 }
 
 # The mark of a run that is done, beside its checkpoints: a later supervisor then makes no machine for it.
@@ -58,7 +58,7 @@ is_of_another_run() {
 
 # Ends here if the run is done, or has had its hours. Asked before a machine is made: worker 0 may have deleted the last one.
 end_if_over() {
-    local mark alive run minutes errors=0
+    local mark alive minutes errors=0
     while ! { mark=$(noted launched_and_done) && alive=$(noted launched_alive); }; do
         has_answered || ((++errors < ${CLOUD_TRIES:-5})) || die "$EXIT_CLOUD" "$WORKDIR cannot be read: $(why)"
         log "$WORKDIR does not answer: $(why)"
@@ -70,8 +70,11 @@ end_if_over() {
         [[ $DELETE_WHEN_DONE != 1 ]] || is_of_another_run || delete_resource
         exit 0
     fi
-    read -r run minutes _ <<<"$alive" || true
-    if [[ $MAX_MINUTES && $run == "$RUN" ]] && ((minutes >= MAX_MINUTES)); then
+    [[ $MAX_MINUTES ]] || return 0
+    minutes=$(minutes_in "$alive" "$RUN") ||
+        die "$EXIT_CLOUD" "$WORKDIR/launched_alive does not say how long the run has had machines, which --max-hours needs:" \
+            "it was not written by a run. Delete it to count from none"
+    if ((minutes >= MAX_MINUTES)); then
         if ! is_of_another_run; then
             ! grep -q ' running$' <<<"$REPORT" || stop_trainer || true
             delete_resource

@@ -109,7 +109,7 @@ class Api(http.server.ThreadingHTTPServer):
         self, method: str, place: str, asked: dict, data: bytes, kind: str
     ) -> tuple[int, Any]:
         """Buckets, all of which exist, and objects that fit into one request."""
-        found = re.fullmatch(r".*/storage/v1/b/([^/]+)(/o)?(?:/(.+))?", place)
+        found = re.fullmatch(r".*/storage/v1/b/([^/]+)(/o)?/?(?:(?<=/)(.+))?", place)
         assert found, place
         bucket, name = found[1], urllib.parse.unquote(found[3] or "")
         if method == "POST":
