@@ -203,6 +203,7 @@ main() {
     check_machine
     read_type "$type"
     mkdir -p "$PLACE"
+    chmod 700 "$PLACE" 2>/dev/null || true # what runs there may have secrets
     exec 9>"$PLACE/setup.lock"
     flock -w 1800 9 || die 34 "another tpu_setup.sh has been running for half an hour"
     case $(systemctl is-active bert-jax 2>/dev/null) in

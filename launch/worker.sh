@@ -65,6 +65,21 @@ keep() { # VARIABLE...
     done
 }
 
+# Makes an empty file that nobody else reads, to be written to.
+private() { # FILE
+    rm -f "$1"
+    (umask 077 && : >"$1")
+}
+
+# What only the trainer is to see (SECRETS of launch/tpu): lines of NAME=value, which nothing executes or prints.
+secrets() {
+    local name value
+    [[ -f $PLACE/src/run/secrets.env ]] || return 0
+    while IFS='=' read -r name value || [[ $name ]]; do
+        [[ ! $name =~ ^[A-Z][A-Z0-9_]*$ ]] || export "$name=$value"
+    done <"$PLACE/src/run/secrets.env"
+}
+
 start() { # RUN ARGUMENT...
     local run=$1 name code=0
     shift
@@ -79,10 +94,11 @@ start() { # RUN ARGUMENT...
     fi
     mkdir -p "$PLACE/log"
     rm -f "$PLACE/exit"
+    private "$PLACE/run.env"
     {
         # Worker I of N: for trainers that are given their number. Cloud TPU's host names end in -w-I.
         name=$(hostname)
-        ARGUMENTS=("${@//%i/${TPU_WORKER_ID:-${name##*-w-}}}")
+        ARGUMENTS=("${@//%i/"${TPU_WORKER_ID:-${name##*-w-}}"}")
         declare -p ARGUMENTS
         # The launcher's choices, and what it should know of the host.
         keep LIBTPU_INIT_ARGS JAX_COMPILATION_CACHE_DIR BERT_JAX_HOME WORKDIR
@@ -139,6 +155,7 @@ train() {
     # shellcheck source=/dev/null
     source "$PLACE/run.env"
     trainer_environment
+    secrets
     echo "== $(date '+%F %T') $(hostname): pretrain ${ARGUMENTS[*]}" >>"$LOG"
     "$PLACE/venv/bin/python" -m bert_jax pretrain "${ARGUMENTS[@]}" >>"$LOG" 2>&1 </dev/null &
     child=$!
@@ -173,6 +190,7 @@ keep_log() {
 start_guard() {
     [[ ${TPU:-} && ${WORKDIR:-} == gs://* && $(hostname) == *-w-0 ]] || return 0
     as_root systemctl stop "$GUARD" 2>/dev/null || true
+    private "$PLACE/guard.env"
     keep TPU WORKDIR DELETE_WHEN_DONE MAX_MINUTES >"$PLACE/guard.env"
     unit "$GUARD" guard --property=Restart=on-failure --property=RestartSec=60
 }
@@ -259,7 +277,7 @@ delete_tpu() {
     LOG_SECONDS=60 keep_log
     gcloud --quiet "--project=$project" compute tpus queued-resources delete "$name" "--zone=$zone" --force --async \
         </dev/null >/dev/null 2>"$PLACE/guard.err" || {
-        tell "cannot delete $name: $(tail -n 1 "$PLACE/guard.err"); its service account needs roles/tpu.admin (docs/launch.md)"
+        tell "cannot delete $name: $(tail -n 1 "$PLACE/guard.err"); its service account needs the role of docs/launch.md"
         return 1
     }
 }
@@ -287,7 +305,14 @@ check_corpus() { # DIRECTORY MANIFEST
     python3 - "$1" "$2" <<'PYTHON'
 import json, pathlib, shutil, sys
 directory = pathlib.Path(sys.argv[1])
-manifest = json.loads(pathlib.Path(sys.argv[2]).read_text())
+try:
+    manifest = json.loads(pathlib.Path(sys.argv[2]).read_bytes())
+    outside = [n for n in manifest["files"] if n[:1] == "/" or ".." in n.split("/") or not n.isprintable()]
+    assert all(type(entry["bytes"]) is int and entry["bytes"] >= 0 for entry in manifest["files"].values())
+except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+    sys.exit("corpus.json is not one that bert-jax prepare writes")
+if outside:
+    sys.exit(f"corpus.json names a file outside of its folder: {outside[0][:100]!r}")
 sizes = {n: (directory / n).stat().st_size if (directory / n).is_file() else None for n in manifest["files"]}
 wrong = [n for n, entry in manifest["files"].items() if sizes[n] != entry["bytes"]]
 room = shutil.disk_usage(directory).free
@@ -325,7 +350,7 @@ copy() { # SOURCE DIRECTORY
     local try
     mkdir -p "$2"
     for try in 1 2 3; do
-        if gcloud --quiet storage rsync --recursive "${1%/}" "$2" </dev/null; then
+        if gcloud --quiet storage rsync --recursive "--exclude=$NOT_OUTSIDE" "${1%/}" "$2" </dev/null; then
             say "copied $1 to $2"
             return
         fi
@@ -359,7 +384,7 @@ stage() { # SOURCE DIRECTORY
         return 7
     fi
     for try in 1 2 3; do
-        gcloud --quiet storage rsync --recursive '--exclude=^corpus\.json' "$source" "$directory" </dev/null ||
+        gcloud --quiet storage rsync --recursive "--exclude=$NOT_OUTSIDE|corpus\.json" "$source" "$directory" </dev/null ||
             say "copying was interrupted (try $try)"
         if why=$(check_corpus "$directory" "$new" 2>&1); then
             mv "$new" "$directory/corpus.json"

@@ -74,6 +74,7 @@ _MAY_IMPORT = {
         "config_checks",
         "data/tokenizer",
         "errors",
+        "files",
         "model",
         "progress",
         "registry",

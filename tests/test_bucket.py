@@ -302,4 +302,4 @@ def test_the_doctor_saves_beside_a_workdir_in_a_bucket_and_leaves_nothing(tmp_pa
     assert not cache.exists()
     assert bad[0] == 7, bad
     found = {check["check"]: check for check in json.loads(bad[1])["checks"]}
-    assert "roles/storage.admin" in found["saving"]["remedy"], found
+    assert "roles/storage.objectUser" in found["saving"]["remedy"], found

@@ -427,7 +427,7 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     altering_disk: ("saving", "failed", 7, "alters what it keeps"),
     workdir_of_one_host: ("saving", "failed", 7, "all hosts must see one `workdir`"),
     bucket_out_of_reach: ("saving", "failed", 7, "a network leads to it"),
-    bucket_to_look_at: ("saving", "failed", 7, "roles/storage.admin"),
+    bucket_to_look_at: ("saving", "failed", 7, "roles/storage.objectUser"),
     no_room: ("room", "failed", 7, "set checkpoint.keep_last=1"),
     slow_saves: ("save interval", "warned", 0, "set checkpoint.every_steps="),
     slow_steps: ("step", "warned", 0, "set deadline_seconds=8000"),

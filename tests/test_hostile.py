@@ -1,15 +1,20 @@
 """Names from outside: of a bucket, a manifest, an index. None leads out of its folder."""
 
+import json
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 
+from bert_jax import files
 from bert_jax.__main__ import main
-from bert_jax.errors import StorageFailed
-from bert_jax.workdir import bucket, remote_workdir
+from bert_jax.errors import StorageFailed, UsageError
+from bert_jax.interchange import safetensors_files
+from bert_jax.workdir import bucket, manifest, remote_workdir
+from tests import hostile
 from tests.launch.rest_api import Api
 
 
@@ -52,3 +57,29 @@ def test_no_object_is_written_outside_of_the_cache(api, tmp_path, monkeypatch, c
         assert (before := before or written) == written == {"a", "a/b", "a/b/c", "a/b/c/workdirs"}
     assert main(["fill-mask", "--checkpoint", "gs://bucket/run", "a [MASK]"]) == 7
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_no_name_leads_out_of_a_folder(tmp_path):
+    """Of an index of weights, of a checkpoint's manifest, of anything else: one line, and short."""
+    for name in hostile.NAMES:
+        with pytest.raises(ValueError) as refused:
+            files.inside(tmp_path, name)
+        assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+        index = {"weight_map": {"a": name}}
+        (tmp_path / safetensors_files.INDEX).write_text(json.dumps(index))
+        with pytest.raises(UsageError, match="is no name of a file inside of"):
+            safetensors_files.read(tmp_path)
+        values = {"format": 1, "files": {name: {"size": 1, "crc32": 1}}}
+        checksum = zlib.crc32(json.dumps(values, sort_keys=True).encode())
+        (tmp_path / manifest.MANIFEST).write_text(json.dumps(values | {"checksum": checksum}))
+        with pytest.raises(ValueError, match="is no name of a file inside of"):
+            manifest.read(tmp_path)
+    for name in hostile.ODD_NAMES:
+        assert files.inside(tmp_path, f"a/{name}") == tmp_path / "a" / name
+
+
+def test_no_address_leads_elsewhere():
+    for address in ("gs:///x", "gs://b/../other", "gs://b/run?x=1", "gs://b/a#1", "gs://b/*",
+                    "gs://b/a//b", "gs://b\n/x", "s3://b/x", "http://127.0.0.1:80/x"):  # fmt: skip
+        with pytest.raises(UsageError, match="write a place in a bucket as gs://BUCKET/PATH"):
+            remote_workdir.directory_of(address)

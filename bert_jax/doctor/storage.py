@@ -31,7 +31,8 @@ _READ_WHOLE = 8_000_000_000
 
 _OPEN_THE_BUCKET = (
     "see that the bucket is there and a network leads to it, and give this machine's account "
-    "roles/storage.admin on it (gcloud storage buckets add-iam-policy-binding)"
+    "roles/storage.objectUser and roles/storage.legacyBucketReader on it (gcloud storage buckets "
+    "add-iam-policy-binding)"
 )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_jax import strict_json
 from bert_jax.errors import UsageError
+from bert_jax.files import inside
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What transformers begins a new file at, for repositories with a limit on files.
@@ -83,9 +84,10 @@ def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
         raise UsageError(f"{path} is no index of files: {error}") from error
     tensors: dict[str, np.ndarray] = {}
     for file in files:
-        if not isinstance(file, str) or Path(file).name != file:
-            raise UsageError(f"{path} names {file!r}, which is no file of its directory")
-        tensors |= read_file(directory / file)[0]
+        try:
+            tensors |= read_file(inside(directory, file))[0]
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from error
     lost = sorted(set(where) - set(tensors))
     if lost:
         raise UsageError(f"{path} lists tensors that its files do not hold: {', '.join(lost)}")

@@ -281,7 +281,7 @@ def _look(home: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
     def look() -> int:
         names = remote_workdir.names(home)
         for name in names:
-            if name.startswith(_ASIDE):
+            if name.startswith(_ASIDE) and name.removeprefix(_ASIDE).isdecimal():
                 _set_aside(home, int(name.removeprefix(_ASIDE)))
         names = remote_workdir.names(home)
         attempts = sum(name.startswith(DIVERGED) for name in names)

@@ -8,18 +8,20 @@ import contextlib
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bert_jax import files
-from bert_jax.errors import BertJaxError, StorageFailed, Unreachable, UsageError
+from bert_jax.errors import BertJaxError, StorageFailed, Unreachable, UsageError, brief
 from bert_jax.runtime import network
 
 _T = TypeVar("_T")
 # Seconds without a connection, and without a byte of an answer.
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 60.0
 # Our names of the checksums, and the bucket's.
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _CHECKSUMS = {"crc32c": "crc32c", "md5": "md5Hash"}
 # Says on which machines the metadata server gives the credentials.
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
@@ -49,7 +51,12 @@ def choose_gcsfs() -> None:
 
 
 def path_of(path: str | Path) -> Any:
-    """Returns an `epath.Path` of a directory or an address."""
+    """Returns an `epath.Path` of a directory or an address.
+
+    Raises UsageError for an address that is none of Cloud Storage, or leads out of its folder.
+    """
+    if is_address(path):
+        _require_place(str(path))
     choose_gcsfs()
     # Checkpoints go through tensorstore, which would wait for ever for an answer that has stalled.
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
@@ -64,6 +71,20 @@ def path_of(path: str | Path) -> Any:
     from etils import epath
 
     return epath.Path(path)
+
+
+def _require_place(address: str) -> None:
+    holder, _, name = address.removeprefix("gs://").rstrip("/").partition("/")
+    try:
+        if name:
+            files.inside(Path(), name)
+        is_place = address.startswith("gs://") and _BUCKET.fullmatch(holder)
+        # gcsfs takes these for patterns and generations.
+        is_place = is_place and not set("?#*[") & set(name)
+    except ValueError:
+        is_place = False
+    if not is_place:
+        raise UsageError(f"{brief(address)}: write a place in a bucket as gs://BUCKET/PATH")
 
 
 def is_dir(place: Any) -> bool:

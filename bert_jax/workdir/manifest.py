@@ -14,7 +14,7 @@ import time
 import zlib
 from typing import Any
 
-from bert_jax.files import measure, measure_as_bucket
+from bert_jax.files import inside, measure, measure_as_bucket
 from bert_jax.runtime import network
 from bert_jax.workdir import bucket
 from bert_jax.workdir.bucket import is_address
@@ -58,8 +58,10 @@ def read(step_directory: Any) -> dict[str, Any]:
     if values.get("format") != _FORMAT:
         raise ValueError(f"{MANIFEST} has format {values.get('format')}, not {_FORMAT}")
     files = values.get("files")
-    if not isinstance(files, dict) or not all(_is_entry(n, entry) for n, entry in files.items()):
+    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
         raise ValueError(f"{MANIFEST} lists its files in a way that nobody writes")
+    for name in files:
+        inside(step_directory, name)
     return values
 
 
@@ -121,9 +123,8 @@ def _measured(path: Any, kind: str) -> dict[str, Any]:
     return {"size": size, **checksums}
 
 
-def _is_entry(name: str, entry: Any) -> bool:
-    inside = not name.startswith("/") and ".." not in name.split("/")
-    if not inside or not isinstance(entry, dict) or "size" not in entry:
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or type(entry.get("size")) is not int:
         return False
     return not entry.keys().isdisjoint(("crc32", "crc32c"))
 

@@ -51,6 +51,7 @@ def directory_of(path: str | Path, *, owner: str = "reader") -> Path:
     address = str(path).rstrip("/")
     if not address.startswith("gs://") or "/" not in address.removeprefix("gs://"):
         raise UsageError(f"{path}: write a place in a bucket as gs://BUCKET/PATH")
+    path_of(address)
     cache = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert-jax")
     name = hashlib.sha256(address.encode()).hexdigest()[:16]
     directory = cache / "workdirs" / f"{name}-{owner}"

@@ -185,7 +185,7 @@ tpu_vm() { # SECONDS ssh|scp NODE OPTION...
         track=(alpha) flags+=(--tunnel-through-iap)
     fi
     run timeout --foreground --kill-after=10 "$seconds" gcloud --quiet "--project=$PROJECT" "${track[@]}" \
-        compute tpus tpu-vm "$verb" "$@" "--zone=$ZONE" --strict-host-key-checking=no "${flags[@]}"
+        compute tpus tpu-vm "$verb" "$@" "--zone=$ZONE" "${flags[@]}"
 }
 
 tpu_ssh() { # SECONDS NODE WORKER COMMAND

@@ -23,7 +23,8 @@ DRY_RUN=${DRY_RUN:-}
 log() {
     local time=''
     [[ $DRY_RUN ]] || time="$(date '+%F %T') "
-    printf '%s%s\n' "$time" "$*" >&2
+    local text=$*
+    printf '%s%s\n' "$time" "${text//[[:cntrl:]]/ }" >&2 # one line, whatever it quotes
 }
 
 die() { # CODE MESSAGE
@@ -77,6 +78,11 @@ retry() { # TRIES COMMAND...
         log "try $try of $tries failed with code $code: $1 ${2:-} ${3:-}"
         backoff "$((try++))"
     done
+}
+
+# Refuses what has a scheme and is no place in a bucket; a path has none.
+need_place() { # OPTION TEXT
+    [[ $2 != *://* ]] || is_place "$2" || die "$EXIT_USAGE" "$1 ${2@Q}: write a place in a bucket as gs://BUCKET/PATH"
 }
 
 need_gcloud() {

@@ -9,10 +9,13 @@ there() {
 setup_hosts() {
     local pack=$SCRATCH/bert-jax.tgz extra=() settings name mount=''
     mkdir -p "$SCRATCH/run"
-    [[ ! -f ${CONFIG:-} ]] || cp "$CONFIG" "$SCRATCH/run/"
+    [[ ! -f ${CONFIG:-} ]] || cp -- "$CONFIG" "$SCRATCH/run/"
+    [[ ! ${SECRETS:-} ]] || install -m 600 -- "$SECRETS" "$SCRATCH/run/secrets.env"
     extra=(-C "$SCRATCH" run)
     run tar -czf "$pack" --exclude=__pycache__ -C "$ROOT" bert_jax configs studies examples launch pyproject.toml README.md LICENSE \
         requirements-tpu.lock tpu_setup.sh "${extra[@]}"
+    # With secrets in it, nobody else of a host is to read it.
+    [[ $DRY_RUN ]] || chmod 600 "$pack"
     to_workers "$pack" || return
     settings=$(there)
     for name in CHECK_CHIPS FREE_CHIPS; do
@@ -22,12 +25,12 @@ setup_hosts() {
     on_workers "${SETUP_SECONDS:-1800}" \
         "case \$(systemctl is-active bert-jax) in \
 active | activating | reloading | deactivating) echo stop the trainer first; (exit 34) ;; \
-*) rm -rf $HOST && mkdir -p $HOST && tar -xzf bert-jax.tgz -C $HOST && ${settings}bash $HOST/tpu_setup.sh --type $TYPE$mount ;; esac"
+*) rm -rf $HOST && mkdir -p $HOST && tar -xzf bert-jax.tgz -C $HOST && rm bert-jax.tgz && ${settings}bash $HOST/tpu_setup.sh --type $TYPE$mount ;; esac"
 }
 
 # Where something of a bucket is on a host, seen from ~/bert-jax; what is in no bucket is where it is.
 staged() { # KIND ADDRESS
-    if [[ $2 == gs://* ]]; then echo "$1/$(basename "$2")"; else echo "$2"; fi
+    if [[ $2 == gs://* ]]; then echo "$1/$(basename -- "$2")"; else echo "$2"; fi
 }
 
 stage() {
@@ -53,7 +56,8 @@ start_trainer() {
 # For worker 0, which sees to the end of the costs (worker.sh guard).
 # shellcheck disable=SC2153
 costs() {
-    printf '%s' "TPU=$PROJECT/$ZONE/$NAME WORKDIR=${WORKDIR@Q} DELETE_WHEN_DONE=$DELETE_WHEN_DONE MAX_MINUTES=$MAX_MINUTES"
+    local tpu=$PROJECT/$ZONE/$NAME
+    printf '%s' "TPU=${tpu@Q} WORKDIR=${WORKDIR@Q} DELETE_WHEN_DONE=${DELETE_WHEN_DONE@Q} MAX_MINUTES=${MAX_MINUTES@Q}"
 }
 
 # Tells worker 0 of a run that is going on already what ends its costs.

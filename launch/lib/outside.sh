@@ -18,6 +18,12 @@ minutes_in() { # TEXT RUN
     whole "$number"
 }
 
+# Whether a text is gs://BUCKET/PATH: no folder that leads out of it, nothing that gcloud or a browser takes for a pattern, a
+# generation or a query.
+is_place() { # TEXT
+    ((${#1} < 1100)) && [[ $1 =~ ^gs://[a-z0-9][a-z0-9._-]*(/[^/]+)*/?$ && $1/ != */./* && $1/ != */../* && $1 != *[[:cntrl:]\\?#*[]* ]]
+}
+
 # The beginning of stdin, of which the rest is read, too: whoever writes it is not to fail. No NUL, which bash cannot hold.
 beginning() { # -> at most 1,000 bytes
     head -c 1000 | tr -d '\0'

@@ -141,7 +141,8 @@ def test_what_else_hosts_are_told(cloud):
         "JAX_COMPILATION_CACHE_DIR='\\''gs://b/run/xla_cache'\\'' BERT_JAX_HOME='\\''/big/bert'\\''"
         in text
     )
-    assert "TPU=p/z/pod WORKDIR='\\''gs://b/run'\\'' DELETE_WHEN_DONE=1 MAX_MINUTES=120" in text
+    assert "TPU='\\''p/z/pod'\\'' WORKDIR='\\''gs://b/run'\\'' DELETE_WHEN_DONE='\\''1'\\''" in text
+    assert "MAX_MINUTES='\\''120'\\''" in text
     for line in text.splitlines():
         if " ssh " in line or " scp " in line:
             assert "alpha compute tpus tpu-vm" in line

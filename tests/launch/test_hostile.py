@@ -1,5 +1,6 @@
 """Values from outside: of a bucket, a setting, a cloud's answer. None is executed."""
 
+import json
 import re
 import subprocess
 
@@ -72,3 +73,99 @@ def test_only_a_whole_number_is_one(tmp_path):
     assert done.stderr == "" and list(tmp_path.iterdir()) == []
     found = done.stdout.splitlines()
     assert found == ["no"] * len(values) + [*numbers.values()]
+
+
+_CHECKS = """source "$1/launch/lib/common.sh"; source "$1/launch/lib/settings.sh"; shift
+    for name in $1; do for v in "${@:3}"; do
+        (unset PROJECT ZONE; printf -v "$name" %s "$2$v"; check_values) 2>err &&
+            printf '%s took %q\\n' "$name" "$v"
+        [[ ! -s err || $(wc -l <err) == 1 ]] || printf '%s said\\n' "$name"; cat err
+    done; done"""
+
+
+def checked(folder, names: str, prefix: str, values: list[str]) -> str:
+    """Returns which of the values the launcher took for which setting, and what it said."""
+    words = [v.replace("MARK", str(folder / "mark"))[:10_000] for v in values if "\0" not in v]
+    done = subprocess.run(
+        ["bash", "-c", _CHECKS, "-", ROOT, names, prefix, *words],
+        capture_output=True, text=True, cwd=folder, timeout=60,
+    )  # fmt: skip
+    assert done.stderr == "" and [p.name for p in folder.iterdir()] == ["err"]
+    return done.stdout
+
+
+def test_no_setting_is_executed(tmp_path):
+    """Each is refused in one line before anything counts with it or goes there."""
+    led = [n for n in hostile.NAMES if n not in ("", "a/", "x" * 256, "a\u2028b") and "\0" not in n]
+    for names, prefix, values in (
+        ("RETRY_MS DELETE_WHEN_DONE PROJECT ZONE", "x y;", hostile.COMMANDS + hostile.NUMBERS),
+        ("SLICES MAX_HOURS POLL_SECONDS", "", (*hostile.COMMANDS[:6], "0x10", "2#1", "a[0]")),
+        ("CORPUS COMPILATION_CACHE", "gs://b/", (*led, "x?x=1", "a#1", "*")),
+        ("WORKDIR INIT_FROM", "", ("gs://", "gs:///x", "gs://b/../x", "s3://b/x", "http://h:80/x")),
+    ):
+        lines = checked(tmp_path, names, prefix, list(values)).splitlines()
+        assert len(lines) == len(names.split()) * len(values), lines
+        assert all(" error: " in line for line in lines), lines
+    named = "CORPUS WORKDIR INIT_FROM COMPILATION_CACHE"
+    taken = checked(
+        tmp_path, named, "gs://b/", ["run", "a b/c", "corpora/books/", "..x", "$(date)"]
+    )
+    assert taken.count(" took ") == len(taken.splitlines()) == 20
+
+
+def test_no_word_of_a_run_is_executed_by_a_host(cloud):
+    """What is no number or name is quoted: it arrives as it was written."""
+    here = cloud(number_of_hosts=1, environment={"STAGE_PAUSE_SECONDS": "0"})
+    mark = here.directory / "mark"
+    words = [v.replace("MARK", str(mark)) for v in (*hostile.COMMANDS, *hostile.ODD_NAMES[2:])]
+    done = here.tpu(
+        "supervise", "--config=tiny_docs_cpu", f"--corpus=/c/$(touch {mark})", "--workdir=gs://b/run",
+        "--", *words, LIBTPU_FLAGS=words[0], DOCTOR="0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not mark.exists() and not list(here.directory.rglob("mark"))
+    kept = (here.home() / "bert-jax/run.env").read_text()
+    script = 'source /dev/stdin; printf "%s\\0" "${ARGUMENTS[@]}"'
+    told = subprocess.run(["bash", "-c", script], input=kept, capture_output=True, text=True)
+    assert told.stdout.split("\0")[-len(words) - 1 : -1] == words
+
+
+def test_secrets_reach_the_trainer_and_no_log(cloud):
+    here = cloud(number_of_hosts=1)
+    text = "# mine\nWANDB_API_KEY=s3cr3t$(touch x)\nWANDB_MODE=off"
+    (here.directory / "my.env").write_text(text)
+    done = here.tpu("supervise", *_RUN, SECRETS=str(here.directory / "my.env"))
+    assert done.returncode == 0, done.stderr
+    place = here.home() / "bert-jax"
+    for name in ("run.env", "src/run/secrets.env"):
+        assert (place / name).stat().st_mode & 0o777 == 0o600
+    assert place.stat().st_mode & 0o777 == 0o700
+    script = """PLACE=$0; eval "$(sed -n '/^secrets()/,/^}/p' "$1")"
+        secrets; printenv WANDB_API_KEY"""
+    words = ["bash", "-c", script, place, ROOT / "launch/worker.sh"]
+    told = subprocess.run(words, capture_output=True, text=True)
+    assert told.stdout == "s3cr3t$(touch x)\n", told
+    others = [
+        p
+        for p in here.directory.rglob("*")
+        if p.is_file() and p.name not in ("secrets.env", "my.env")
+    ]
+    assert not [p for p in others if b"s3cr3t" in p.read_bytes()]
+    assert "s3cr3t" not in done.stdout + done.stderr
+    (here.directory / "my.env").write_text("touch x\n")
+    assert here.tpu("status", SECRETS=str(here.directory / "my.env")).returncode == 2
+
+
+def test_a_corpus_names_no_file_outside(cloud, tmp_path):
+    here = cloud(number_of_hosts=1, exists=["ACTIVE"], environment={"STAGE_PAUSE_SECONDS": "0"})
+    bucket = here.directory / "buckets/b/corpus"
+    (bucket / "tokenizer").mkdir(parents=True)
+    settings = {"HOME": str(here.home()), "FAKE_HOST": "pod-w-0"}
+    entries = ({"../x": {"bytes": 1}}, {"/etc/passwd": {"bytes": 1}}, {"a\nb": {"bytes": 1}})
+    wrong = [json.dumps({"files": files}) for files in (*entries, {"x": {"bytes": "1"}}, [])]
+    for text in (*wrong, "[]", "{" * 9999):
+        (bucket / "corpus.json").write_text(text)
+        words = ("bash", ROOT / "launch/worker.sh", "stage", "gs://b/corpus", here.home() / "c")
+        done = here.run(*words, settings=settings)
+        assert done.returncode == 4 and "Traceback" not in done.stdout + done.stderr
+        assert "outside of its folder" in done.stdout or "is not one that" in done.stdout
