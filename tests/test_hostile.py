@@ -60,7 +60,7 @@ def test_no_object_is_written_outside_of_the_cache(api, tmp_path, monkeypatch, c
 
 
 def test_no_name_leads_out_of_a_folder(tmp_path):
-    """Of an index of weights, of a checkpoint's manifest, of anything else: one line, and short."""
+    """An index of weights and a manifest name files, too: each refusal is one short line."""
     for name in hostile.NAMES:
         with pytest.raises(ValueError) as refused:
             files.inside(tmp_path, name)

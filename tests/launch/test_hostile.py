@@ -114,7 +114,7 @@ def test_no_setting_is_executed(tmp_path):
 
 
 def test_no_word_of_a_run_is_executed_by_a_host(cloud):
-    """What is no number or name is quoted: it arrives as it was written."""
+    """A word is quoted: it arrives as it was written."""
     here = cloud(number_of_hosts=1, environment={"STAGE_PAUSE_SECONDS": "0"})
     mark = here.directory / "mark"
     words = [v.replace("MARK", str(mark)) for v in (*hostile.COMMANDS, *hostile.ODD_NAMES[2:])]
