@@ -12,7 +12,9 @@ import pytest
 
 from bert_jax.data.corpus.encode import encode_documents
 from bert_jax.data.corpus.prepare import prepare
-from bert_jax.data.tokenizer.tokenizer import load_tokenizer, train_byte_level_bpe
+from bert_jax.data.language import scripts
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
 
@@ -168,7 +170,7 @@ def test_bytes_without_a_token_are_said(pair, capsys):
 _TRAIN = """
 import sys
 from pathlib import Path
-from bert_jax.data.tokenizer.tokenizer import train_byte_level_bpe
+from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from tests.test_tokenizer import corpus
 train_byte_level_bpe(corpus(), vocab_size=650).save(Path(sys.argv[1]))
 """
@@ -231,9 +233,17 @@ def test_prepare_trains_one(tmp_path):
 
 
 def test_words_begin_with_white_space_of_any_kind(trained):
-    bits, tokens = begins_word(trained), trained.tokens(list(range(trained.vocab_size)))
+    bits, tokens = (
+        begins_word(trained, by_piece=False),
+        trained.tokens(list(range(trained.vocab_size))),
+    )
     for token, begins in zip(tokens, bits, strict=True):
         text = trained._backend.decoder.decode([token])
         assert begins == text.startswith((" ", "\t", "\n", "\v", "\f", "\r")), token
     ids = np.array(trained.encode("The owl sleeps, here 東京")[1:-1])
     assert bits[ids].sum() == 4  # the first word of a text has no mark
+    pieces = [token for i, token in enumerate(tokens) if begins_word(trained)[i] > bits[i]]
+    assert pieces
+    for token in pieces:
+        (script,) = scripts.count(trained._backend.decoder.decode([token])[0])
+        assert script in ("Han", "kana", "Thai", "Lao", "Khmer", "Burmese", "Tibetan")

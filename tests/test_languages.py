@@ -257,7 +257,7 @@ def test_a_corpus_keeps_its_language_and_english_ones_compare_equal(tmp_path, ca
 
 def test_texts_in_memory_have_a_language(tmp_path):
     from bert_jax.api.corpora import corpus_of
-    from bert_jax.data.tokenizer.tokenizer import train_wordpiece
+    from bert_jax.data.tokenizer.training import train_wordpiece
 
     texts = ["Am 3. Oktober wird gefeiert. Alle freuen sich."] * 2
     tokenizer = train_wordpiece(texts, vocab_size=200, lowercase=True)

@@ -16,7 +16,8 @@ from bert_jax.data.corpus.dedup import HashSet, SourceDocument, Survey, sample
 from bert_jax.data.corpus.encode import encode_parts, parts, read_part
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import SPLITS
-from bert_jax.data.tokenizer.tokenizer import load_tokenizer, train_wordpiece
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.errors import BertJaxError, DataDamaged, StorageFailed, UsageError
 
 WORDS = ["the", "a", "red", "blue", "old", "new", "cat", "dog", "bird", "sees", "hears", "likes"]

@@ -17,7 +17,8 @@ from bert_jax.__main__ import main
 from bert_jax.api.model import Model, load
 from bert_jax.config import ComputeConfig, HeadConfig, TrainConfig
 from bert_jax.data.corpus.store import open_corpus
-from bert_jax.data.tokenizer.tokenizer import load_tokenizer, train_byte_level_bpe
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from bert_jax.errors import UsageError
 from bert_jax.model import bert, positions, sharding
 from bert_jax.probes import minimal_pairs, stored_arrays

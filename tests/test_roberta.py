@@ -10,7 +10,8 @@ from safetensors.numpy import load_file
 
 from bert_jax.__main__ import main
 from bert_jax.config_loader import load_config
-from bert_jax.data.tokenizer.tokenizer import load_tokenizer, train_byte_level_bpe
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert

@@ -12,12 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.tokenizer.tokenizer import (
-    load_tokenizer,
-    sentencepiece_model,
-    train_sentencepiece,
-    train_wordpiece,
-)
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer, sentencepiece_model
+from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
 from bert_jax.errors import UsageError
 
 GOLDEN = json.loads((Path(__file__).parent / "golden/tokenizer_legacy.json").read_text("utf-8"))
@@ -423,7 +419,7 @@ def test_tokens_that_a_vocabulary_file_lacks(tmp_path):
 TRAIN = """
 import sys
 from pathlib import Path
-from bert_jax.data.tokenizer.tokenizer import train_sentencepiece, train_wordpiece
+from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
 from tests.test_tokenizer import corpus
 train_wordpiece(corpus(), vocab_size=650, lowercase=True).save(Path(sys.argv[1], "w"))
 train_sentencepiece(corpus(), vocab_size=500, lowercase=True).save(Path(sys.argv[1], "s"))

@@ -14,12 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.tokenizer.tokenizer import (
-    load_tokenizer,
-    train_sentencepiece,
-    train_wordpiece,
-    wordpiece_model,
-)
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer, wordpiece_model
+from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
 from tests.test_tokenizer import corpus, model_file, vocabulary
 
 pytest.importorskip("transformers", reason="needs the `dev` extra")

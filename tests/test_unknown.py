@@ -13,7 +13,7 @@ _STRANGE = "The \u263a\u263a\u263a \u2603 of Ada."
 
 @pytest.mark.parametrize(("unknown", "said"), [(0, False), (10, False), (11, True), (1000, True)])
 def test_more_than_a_hundredth_is_warned_of(unknown, said, capsys):
-    note_unknown(unknown, 1000, "the corpus", "do this")
+    note_unknown(unknown, 1000, "the sub-words of the corpus", "do this")
     message = f"warning: {unknown / 10} % of the sub-words of the corpus are [UNK]; do this\n"
     assert capsys.readouterr().err == message * said
 
@@ -54,12 +54,20 @@ def test_prepare_counts_it(tmp_path, capsys):
         expected = 2 * counts[name]["documents"] / counts[name]["tokens"]
         assert share == pytest.approx(expected, abs=1e-6)
     assert f"{100 * shares['train']:.2f} %" in said.out and "[UNK]" in said.out
-    assert f"warning: {100 * shares['total']:.1f} % of the sub-words of the corpus" in said.err
+    # Of the characters, 7 in each document are under one.
+    lost = manifest["lost"]
+    assert lost["unknown_characters"] == 7 * 200
+    text = "".join(f"The cat sees owls and dogs {i % 7} times in {i}." for i in range(200))
+    assert lost["of_characters"] == len("".join(text.split()))
+    share = 100 * 7 * 200 / lost["of_characters"]
+    assert f"warning: {share:.1f} % of the characters of the corpus are [UNK]" in said.err
+    assert f"under [UNK]: 1,400 characters, {share:.2f}% of the text" in said.out
     assert "take another --tokenizer" in said.err
 
 
 def test_a_corpus_without_any_is_written_as_before(tmp_path, capsys):
     manifest, said = _prepare(tmp_path, "dogs", capsys)
+    assert not {"lost", "characters"} & manifest.keys()
     assert "unknown_share" not in manifest and "skipped_files" not in manifest
     assert manifest["options"].keys() == {
         "tokenizer", "vocab_size", "lowercase", "validation_fraction", "seed",

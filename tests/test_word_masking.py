@@ -12,12 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.pretraining import masking, span_masking, word_masking
-from bert_jax.data.tokenizer.tokenizer import (
-    Tokenizer,
-    Vocabulary,
-    train_sentencepiece,
-    train_wordpiece,
-)
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, Vocabulary
+from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.registry import MASKS
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL

@@ -8,12 +8,12 @@ import numpy as np
 from bert_jax.config import TrainConfig
 from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.encode import split_of
-from bert_jax.data.corpus.store import Corpus, open_corpus
+from bert_jax.data.corpus.store import Corpus, open_corpus, token_counts
 from bert_jax.data.language.codes import DEFAULT, canonical
 from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-from bert_jax.data.tokenizer.words import begins_word
+from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.errors import UsageError
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
@@ -30,6 +30,7 @@ def corpus_of(texts: Sequence[str], tokenizer: Tokenizer, *, language: str = DEF
     train = split_of(texts, tokenizer, name="train", language=canonical(language))
     if not len(train.shards[0]):
         raise UsageError("the texts have no words")
+    by_piece = is_by_piece(tokenizer, token_counts(train, tokenizer.vocab_size))
     return Corpus(
         directory=Path("memory"),
         manifest={},
@@ -37,7 +38,7 @@ def corpus_of(texts: Sequence[str], tokenizer: Tokenizer, *, language: str = DEF
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         special=tokenizer.special,
-        begins_word=begins_word(tokenizer),
+        begins_word=begins_word(tokenizer, by_piece=by_piece),
         train=train,
         validation=split_of([], tokenizer, name="validation"),
     )

@@ -31,7 +31,8 @@ from bert_jax.config import HeadConfig, ModelConfig, TrainConfig
 from bert_jax.data.corpus import encode, store
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.sources import read_documents
-from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, train_sentencepiece
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.data.tokenizer.training import train_sentencepiece
 from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.interchange import huggingface, safetensors_files
 from bert_jax.model import bert

@@ -3,9 +3,11 @@
 import argparse
 import shutil
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.cli.options import local
+from bert_jax.data.language.sentences import LONGEST_SENTENCE
 from bert_jax.errors import UsageError
 
 SUMMARY = "turn text into a tokenised corpus"
@@ -78,8 +80,16 @@ def add_options(parser: Any) -> None:
         "--lowercase",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="lower-case the text and strip accents (default: yes when training, but for bpe; as "
-        "the vocabulary is when loading)",
+        help="lower-case the text (default: yes when training, but for bpe; as the vocabulary is "
+        "when loading)",
+    )
+    parser.add_argument(
+        "--strip-accents",
+        choices=tuple(_STRIP_ACCENTS),
+        default="auto",
+        help="strip accents and other marks from letters; auto does so when training wordpiece "
+        "that lower-cases, unless more than 1 %% of the words would lose one; a vocabulary that is "
+        "loaded keeps its own way (default: %(default)s)",
     )
     parser.add_argument(
         "--language",
@@ -120,27 +130,42 @@ def run(arguments: Any) -> None:
         encoding=arguments.encoding,
         skip_bad=arguments.skip_bad,
         language=arguments.language,
+        strip_accents=_STRIP_ACCENTS[arguments.strip_accents],
     )
     manifest = corpus.manifest
     shares = manifest.get("unknown_share", {})
-    rows = [
-        (
-            split,
-            *(f"{manifest['counts'][split][name]:,}" for name in _COUNTS),
-            f"{100 * shares.get(split, 0):.2f} %",
-        )
-        for split in ("train", "validation")
-    ]
-    table(f"corpus {corpus.directory}", ("split", *_COUNTS, "[UNK]"), rows)
+    # Where no spaces are between words, white space separates none.
+    by_characters = manifest.get("characters")
+    last = "characters" if by_characters else "words"
+    rows = []
+    for split in ("train", "validation"):
+        counts = manifest["counts"][split]
+        size = by_characters[split] if by_characters else counts["words"]
+        numbers = [*(counts[name] for name in _COUNTS), size]
+        share = f"{100 * shares.get(split, 0):.2f} %"
+        rows.append((split, *(f"{number:,}" for number in numbers), share))
+    table(f"corpus {corpus.directory}", ("split", *_COUNTS, last, "[UNK]"), rows)
     print(
         f"tokenizer: {manifest['tokenizer']['kind']}, {corpus.vocab_size:,} sub-words; "
         f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "
         f"fingerprint {corpus.fingerprint[:16]}"
     )
+    for line in _lost(manifest.get("lost", {})):
+        print(line)
     if text := _padding(corpus):
         print(text)
     if skipped := manifest.get("skipped_files"):
         print(f"left out: {len(skipped):,} bad file(s), which corpus.json names")
+
+
+def _lost(lost: dict[str, int]) -> Iterator[str]:
+    """Yields a line for each thing that the text lost."""
+    if count := lost.get("unknown_characters"):
+        yield f"under [UNK]: {count:,} characters, {count / lost['of_characters']:.2%} of the text"
+    if count := lost.get("marks"):
+        yield f"stripped: {count:,} marks of letters (--strip-accents no keeps them)"
+    if count := lost.get("cut_sentences"):
+        yield f"cut: {count:,} sentences of more than {LONGEST_SENTENCE:,} characters"
 
 
 def _padding(corpus: Any) -> str:
@@ -161,6 +186,7 @@ def _padding(corpus: Any) -> str:
     return f"padding of sentence pairs: {', '.join(found)}; 'bert-jax show rows' has more"
 
 
-_COUNTS = ("documents", "sentences", "tokens", "words")
+_COUNTS = ("documents", "sentences", "tokens")
+_STRIP_ACCENTS = {"auto": None, "yes": True, "no": False}
 # BERT's, and the documents that are looked at for them.
 _LENGTHS, _DOCUMENTS = (128, 512), 20_000

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.data.corpus.dedup import SourceDocument
 from bert_jax.data.corpus.store import FORMAT_VERSION, SPLITS, Split, token_type
+from bert_jax.data.language import marks
 from bert_jax.data.language.codes import DEFAULT
-from bert_jax.data.language.sentences import split_sentences
+from bert_jax.data.language.sentences import cut, whole_sentences
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import BertJaxError, DataDamaged
 
@@ -52,6 +54,19 @@ class EncodedPart:
     documents: np.ndarray  # sentences of each document, uint32 [documents]
     words: int  # separated by white space, in the documents that are left
     empty_documents: int
+    text: "TextCounts"
+
+
+class TextCounts(NamedTuple):
+    """Counts of all text of a part, and of what is lost of it."""
+
+    characters: int = 0  # white space aside
+    unknown_characters: int = 0  # under an unknown token
+    marks: int = 0  # that the tokenizer strips
+    cut_sentences: int = 0  # longer than a sentence may be
+
+    def __add__(self, other: Iterable[int]) -> "TextCounts":  # pyright: ignore
+        return TextCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def parts(
@@ -65,7 +80,10 @@ def parts(
     waiting: dict[str, list[SourceDocument]] = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
     others = [language] if language != DEFAULT else []
-    decisive = json.dumps([FORMAT_VERSION, version("sentencex"), tokenizer_hash, *others]).encode()
+    counted = len(TextCounts._fields)
+    decisive = json.dumps(
+        [FORMAT_VERSION, version("sentencex"), tokenizer_hash, counted, *others]
+    ).encode()
 
     def close(split: str) -> Part:
         digests = b"".join(document.digest for document in waiting[split])
@@ -123,9 +141,14 @@ def read_part(file: Path) -> EncodedPart:
     """Raises DataDamaged, with the file removed, where it does not agree with its checksums."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            words, empty_documents = map(int, arrays["counts"])
+            words, empty_documents, *text = map(int, arrays["counts"])
             return EncodedPart(
-                arrays["tokens"], arrays["sentences"], arrays["documents"], words, empty_documents
+                arrays["tokens"],
+                arrays["sentences"],
+                arrays["documents"],
+                words,
+                empty_documents,
+                TextCounts(*text),
             )
     except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
         file.unlink()
@@ -145,21 +168,35 @@ def encode_documents(
     sentences: list[str] = []
     sentence_counts: list[int] = []
     words: list[int] = []
+    characters = marks_lost = cut_sentences = 0
     for text in texts:
         before = len(sentences)
-        for paragraph in text.decode().split("\n"):
-            for sentence in split_sentences(paragraph, language):
-                is_first = len(sentences) == before
-                sentences.append(sentence if is_first else tokenizer.word_prefix + sentence)
+        decoded = text.decode()
+        for paragraph in decoded.split("\n"):
+            for whole in whole_sentences(paragraph, language):
+                pieces = cut(whole)
+                cut_sentences += len(pieces) > 1
+                for sentence in pieces:
+                    is_first = len(sentences) == before
+                    sentences.append(sentence if is_first else tokenizer.word_prefix + sentence)
         sentence_counts.append(len(sentences) - before)
         words.append(len(text.split()))
+        characters += sum(map(len, decoded.split()))
+        if tokenizer.strips_accents and not text.isascii():
+            marks_lost += marks.lost(decoded)
 
     dtype = token_type(tokenizer.vocab_size)
     tokens, lengths = [np.empty(0, dtype)], [np.empty(0, np.uint32)]
+    unknown_characters = 0
     for start in range(0, len(sentences), _SENTENCES_PER_CALL):
-        ids = tokenizer.encode_sentences(sentences[start : start + _SENTENCES_PER_CALL])
+        called = sentences[start : start + _SENTENCES_PER_CALL]
+        ids = tokenizer.encode_sentences(called)
         lengths.append(np.fromiter(map(len, ids), np.uint32, len(ids)))
         tokens.append(np.fromiter(chain.from_iterable(ids), dtype, int(lengths[-1].sum())))
+        # Few have any, and only for those the tokenizer has to say where its tokens stand.
+        (unknown,) = np.nonzero(tokens[-1] == tokenizer.special.unk)
+        which = np.unique(np.searchsorted(np.cumsum(lengths[-1]), unknown, side="right"))
+        unknown_characters += tokenizer.unknown_characters([called[i] for i in which.tolist()])
 
     sentence_lengths = np.concatenate(lengths)
     document_of = np.repeat(np.arange(len(words)), sentence_counts)[sentence_lengths > 0]
@@ -170,6 +207,7 @@ def encode_documents(
         documents=documents[documents > 0],
         words=int(np.array(words, np.int64)[documents > 0].sum()),
         empty_documents=int((documents == 0).sum()),
+        text=TextCounts(characters, unknown_characters, marks_lost, cut_sentences),
     )
 
 
@@ -203,7 +241,7 @@ def _encode_to_file(part: Part, tokenizer: Tokenizer, language: str) -> tuple[in
             tokens=encoded.tokens,
             sentences=encoded.sentences,
             documents=encoded.documents,
-            counts=np.array([encoded.words, encoded.empty_documents]),
+            counts=np.array([encoded.words, encoded.empty_documents, *encoded.text]),
         )
     unfinished.replace(part.file)
     return len(part.texts), len(encoded.tokens)

@@ -14,6 +14,8 @@ from bert_jax.progress import Progress, note
 
 # Bad files that are listed; of more, how many they are.
 _LISTED = 100
+# Text that says which language and which script it is in.
+LOOKED_AT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,17 @@ class FirstLook:
     reading: Reading  # without the bad files
     bad: dict[str, str]  # the files that were left out, and why
     sample: list[SourceDocument]
+
+    @property
+    def beginning(self) -> str:
+        """Returns the first megabyte or so of the sample."""
+        size, texts = 0, []
+        for document in self.sample:
+            texts.append(document.text.decode())
+            size += len(document.text)
+            if size >= LOOKED_AT_BYTES:
+                break
+        return "\n".join(texts)
 
 
 def first_look(

@@ -1,12 +1,13 @@
 """Encoded parts become the shards of a split, in the reader's order, and are counted."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpus.encode import EncodedPart, read_part
+from bert_jax.data.corpus.encode import EncodedPart, TextCounts, read_part
 from bert_jax.data.corpus.store import describe_file, token_type
 
 SHARD_TOKENS = 32 << 20
@@ -18,6 +19,7 @@ class JoinedSplit:
 
     def __init__(self, output: Path, split: str, vocab_size: int) -> None:
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self.text = TextCounts()
         self.token_counts = np.zeros(vocab_size, np.int64)
         self.files: dict[str, dict[str, int]] = {}
         self._output, self._split = output, split
@@ -36,6 +38,7 @@ class JoinedSplit:
                 words=part.words,
                 empty_documents=part.empty_documents,
             )
+            self.text += part.text
             self.token_counts += np.bincount(part.tokens, minlength=len(self.token_counts))
             if shard and sum(len(p.tokens) for p in [*shard, part]) > SHARD_TOKENS:
                 self._write_shard(shard)
@@ -58,6 +61,20 @@ class JoinedSplit:
             file = f"{stem}.{name}.npy"
             np.save(self._output / file, array)
             self.files[file] = describe_file(self._output / file)
+
+
+def fields_of_text(joined: Mapping[str, JoinedSplit], *, is_spaceless: bool) -> dict[str, Any]:
+    """Returns what the manifest says of the text beside its counts, where there is something to
+    say: what of it is lost, and, where no spaces are between words, how many characters it has.
+    """
+    fields: dict[str, Any] = {}
+    total = sum((split.text for split in joined.values()), TextCounts())._asdict()
+    lost = {name: count for name, count in total.items() if count and name != "characters"}
+    if lost:
+        fields["lost"] = {"of_characters": total["characters"], **lost}
+    if is_spaceless:
+        fields["characters"] = {name: split.text.characters for name, split in joined.items()}
+    return fields
 
 
 def _starts(lengths: list[np.ndarray]) -> np.ndarray:

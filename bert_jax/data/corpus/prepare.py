@@ -22,8 +22,13 @@ from typing import Any
 from bert_jax import file_lock
 from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.encode import Part, encode_parts, parts
-from bert_jax.data.corpus.first_look import FirstLook, first_look, keep_standard_input
-from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy
+from bert_jax.data.corpus.first_look import (
+    LOOKED_AT_BYTES,
+    FirstLook,
+    first_look,
+    keep_standard_input,
+)
+from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy, fields_of_text
 from bert_jax.data.corpus.source_stream import Reading, require_encoding
 from bert_jax.data.corpus.sources import left_out
 from bert_jax.data.corpus.store import (
@@ -31,12 +36,13 @@ from bert_jax.data.corpus.store import (
     MANIFEST,
     SPLITS,
     Corpus,
+    describe_tokenizer,
     fingerprint,
     open_corpus,
     read_manifest,
 )
 from bert_jax.data.corpus.trained_tokenizer import KINDS, forget, train_or_find
-from bert_jax.data.language import codes
+from bert_jax.data.language import codes, scripts
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown
@@ -48,8 +54,6 @@ _LOCK = ".lock"
 _STDIN = "stdin"
 # Text that the tokenizer is trained on.
 _SAMPLE_BYTES = 64 << 20
-# Text that its language is guessed from where none is trained.
-_LOOKED_AT_BYTES = 1 << 20
 # What to do where the vocabulary does not fit the text.
 _NO_UNKNOWN = (
     "the vocabulary is not for this text, or was altered: take another `tokenizer`, such as "
@@ -70,6 +74,7 @@ class _Request:
     reading: Reading
     skip_bad: bool
     language: str | None
+    strip_accents: bool | None
 
     @property
     def trains(self) -> bool:
@@ -99,6 +104,8 @@ class _Request:
             options["encoding"] = self.reading.encoding
         if self.rules != codes.DEFAULT:
             options["language"] = self.rules
+        if self.strip_accents is not None and self.trains:
+            options["strip_accents"] = self.strip_accents
         return options
 
     def look(self, stdin: Path, title: str, *, sample_bytes: int = 0) -> FirstLook:
@@ -129,6 +136,7 @@ def prepare(
     encoding: str | None = None,
     skip_bad: bool = False,
     language: str | None = None,
+    strip_accents: bool | None = None,
 ) -> Corpus:
     """Writes the corpus directory `output`, or goes on writing it, or finds it finished.
 
@@ -138,9 +146,10 @@ def prepare(
     them out. `tokenizer` is "wordpiece", "sentencepiece" or "bpe", trained on a sample of the
     training documents with `vocab_size` sub-words, or the path of one. `lowercase` None means yes
     when training (no for "bpe", which keeps the case), and as the vocabulary itself is when
-    loading. `language` is the code of the language by whose rules sentences are cut; None is
-    English, with a note where the text looks like another one. `workers` is the number of
-    encoding processes, by default one a core.
+    loading. `strip_accents` None means, when training wordpiece that lower-cases, yes unless more
+    than a hundredth of the words would lose a mark, and no for the others. `language` is the code
+    of the language by whose rules sentences are cut; None is English, with a note where the text
+    looks like another one. `workers` is the number of encoding processes, by default one a core.
 
     Raises UsageError for what is wrong with sources or options and where `output` holds something
     else, StorageFailed where it cannot be written, DataDamaged where what is there is damaged.
@@ -154,11 +163,15 @@ def prepare(
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` {workers} is less than 1")
     require_encoding(encoding)
-    if tokenizer == "bpe" and lowercase:
-        raise UsageError(
-            "`lowercase` is for wordpiece and sentencepiece: byte-level BPE keeps the case, "
-            "as RoBERTa's does; leave it out, or lower-case the sources"
-        )
+    for name, value, what in (
+        ("lowercase", lowercase, "the case"),
+        ("strip_accents", strip_accents, "accents"),
+    ):
+        if tokenizer == "bpe" and value:
+            raise UsageError(
+                f"`{name}` is for wordpiece and sentencepiece: byte-level BPE keeps {what}, "
+                "as RoBERTa's does; leave it out, or change the sources"
+            )
     request = _Request(
         sources=tuple(sources),
         tokenizer=tokenizer,
@@ -169,6 +182,7 @@ def prepare(
         reading=Reading(text_field=text_field, encoding=encoding, outside=output),
         skip_bad=skip_bad,
         language=None if language is None else codes.canonical(language),
+        strip_accents=strip_accents,
     )
     for source in sources:
         if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
@@ -176,7 +190,11 @@ def prepare(
                 f"`output` {output} lies in the folder `source` {source}, and would itself be read "
                 "as text; choose a place outside"
             )
-    given = None if request.trains else load_tokenizer(tokenizer, lowercase=lowercase)
+    given = (
+        None
+        if request.trains
+        else load_tokenizer(tokenizer, lowercase=lowercase, strip_accents=strip_accents)
+    )
     try:
         if (output / MANIFEST).exists():
             return _reopen(request, output, given)
@@ -237,11 +255,11 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
     look = request.look(
         folder / _STDIN,
         "sample text" if given is None else "look through sources",
-        sample_bytes=_SAMPLE_BYTES if given is None else _LOOKED_AT_BYTES,
+        sample_bytes=_SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
     )
     look.survey.check(look.survey.documents)
     if request.language is None:
-        note_other_language(document.text.decode() for document in look.sample)
+        note_other_language(look.beginning)
     if given is None:
         tokenizer = train_or_find(
             request.tokenizer,
@@ -250,6 +268,7 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
             folder,
             vocab_size=request.vocab_size,
             lowercase=request.lowercase,
+            strip_accents=request.strip_accents,
             language=request.rules,
             options=request.options,
             documents=look.survey.documents["train"],
@@ -283,13 +302,7 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
     total_counts = counts["train"] + counts["validation"]
     manifest = {
         "format_version": FORMAT_VERSION,
-        "tokenizer": {
-            "kind": tokenizer.kind,
-            "hash": tokenizer.hash,
-            "vocab_size": tokenizer.vocab_size,
-            "special_ids": dataclasses.asdict(tokenizer.special),
-            "lowercase": tokenizer.lowercase,
-        },
+        "tokenizer": describe_tokenizer(tokenizer, joined["train"].token_counts),
         "sources": request.sources,
         "source_hash": survey.source_hash,
         "options": request.options,
@@ -308,12 +321,16 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
         manifest["unknown_share"] = {
             name: round(count / counted[name]["tokens"], 6) for name, count in unknown.items()
         }
+    is_spaceless = scripts.is_mostly_spaceless(look.beginning)
+    manifest |= fields_of_text(joined, is_spaceless=is_spaceless)
     if look.bad:
         manifest["skipped_files"] = look.bad
     manifest["fingerprint"] = fingerprint(manifest)
     _write_durably(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
-    note_unknown(unknown["total"], total_counts["tokens"], "the corpus", _NO_UNKNOWN)
+    text = joined["train"].text + joined["validation"].text
+    what = "the characters of the corpus"
+    note_unknown(text.unknown_characters, text.characters, what, _NO_UNKNOWN)
     return open_corpus(output)
 
 

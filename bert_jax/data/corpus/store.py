@@ -12,6 +12,7 @@
 A shard holds whole documents. Tokens are memory-mapped; offsets are read, and made global.
 """
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -23,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from bert_jax import strict_json
-from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary, load_tokenizer
-from bert_jax.data.tokenizer.words import begins_word
+from bert_jax.data.tokenizer.tokenizer import SpecialIds, Tokenizer, Vocabulary, load_tokenizer
+from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.errors import DataDamaged, UsageError
 from bert_jax.files import measure
 from bert_jax.progress import Progress
@@ -34,6 +35,7 @@ SPLITS: tuple[str, ...] = ("train", "validation")
 MANIFEST = "corpus.json"
 # The arrays of a shard, and what their names begin with.
 _ARRAYS = ("tokens", "sentences", "documents")
+_BY_PIECE = "pieces"
 _STEM = re.compile(rf"({'|'.join(SPLITS)})/[0-9]{{5,}}")
 
 
@@ -112,7 +114,7 @@ def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpu
         tokenizer_hash=found.hash,
         vocab_size=found.vocab_size,
         special=found.special,
-        begins_word=begins_word(found),
+        begins_word=begins_word(found, by_piece=expected.get("words") == _BY_PIECE),
         train=train,
         validation=validation,
     )
@@ -211,7 +213,31 @@ def fingerprint(manifest: dict[str, Any]) -> str:
         "counts": manifest["counts"],
         "files": manifest["files"],
     }
+    # Of two corpora with the same ids, one may have other words to mask.
+    if "words" in manifest["tokenizer"]:
+        decisive["words"] = manifest["tokenizer"]["words"]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def describe_tokenizer(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, Any]:
+    """Returns what the manifest says of a tokenizer; `counts` are those of the training tokens.
+
+    `words` is there where masks of whole words take the pieces of scripts without spaces for words:
+    a corpus that was made before they did keeps its batches. `strip_accents` is there where it is
+    not as usual: what `lowercase` is for WordPiece, and false for the others.
+    """
+    described: dict[str, Any] = {
+        "kind": tokenizer.kind,
+        "hash": tokenizer.hash,
+        "vocab_size": tokenizer.vocab_size,
+        "special_ids": dataclasses.asdict(tokenizer.special),
+        "lowercase": tokenizer.lowercase,
+    }
+    if tokenizer.strips_accents != (tokenizer.kind == "wordpiece" and tokenizer.lowercase):
+        described["strip_accents"] = tokenizer.strips_accents
+    if is_by_piece(tokenizer, counts):
+        described["words"] = _BY_PIECE
+    return described
 
 
 def token_type(vocab_size: int) -> np.dtype:

@@ -9,9 +9,9 @@ from typing import Any
 
 from bert_jax.data.corpus.dedup import SourceDocument
 from bert_jax.data.language.sentences import split_sentences
-from bert_jax.data.tokenizer.tokenizer import (
-    Tokenizer,
-    load_tokenizer,
+from bert_jax.data.tokenizer import accents
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.data.tokenizer.training import (
     train_byte_level_bpe,
     train_sentencepiece,
     train_wordpiece,
@@ -29,6 +29,7 @@ def train_or_find(
     *,
     vocab_size: int,
     lowercase: bool,
+    strip_accents: bool | None,
     language: str,
     options: dict[str, Any],
     documents: int,
@@ -36,7 +37,8 @@ def train_or_find(
     """Returns the tokenizer of a sample, which is saved in `folder`.
 
     A file in `parts` says for which `options` and which sample the one that is there was trained.
-    The sample is of so many `documents`. Raises UsageError as training does.
+    `strip_accents` None leaves it to the sample, which is of so many `documents`. Raises
+    UsageError as training does.
     """
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for document in sample:
@@ -52,17 +54,27 @@ def train_or_find(
     )
     # In a text a word comes with the space before it, which byte-level BPE makes a part of it.
     before = " " if kind == "bpe" else ""
-    sentences = (
+    sentences = [
         before + sentence
         for document in sample
         for paragraph in document.text.decode().split("\n")
         for sentence in split_sentences(paragraph, language)
-    )
+    ]
+    if strip_accents is None and kind == "wordpiece" and lowercase:
+        strip_accents = accents.decide(sentences)
     if kind == "bpe":
         trained = train_byte_level_bpe(sentences, vocab_size=vocab_size)
+    elif kind == "sentencepiece":
+        trained = train_sentencepiece(
+            sentences,
+            vocab_size=vocab_size,
+            lowercase=lowercase,
+            strip_accents=bool(strip_accents),
+        )
     else:
-        train = train_wordpiece if kind == "wordpiece" else train_sentencepiece
-        trained = train(sentences, vocab_size=vocab_size, lowercase=lowercase)
+        trained = train_wordpiece(
+            sentences, vocab_size=vocab_size, lowercase=lowercase, strip_accents=strip_accents
+        )
     forget(folder, parts)
     trained.save(folder)
     marker.touch()

@@ -4,7 +4,6 @@ It is good enough for a note that names an option, and decides nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 
 from bert_jax.data.language import codes, scripts
 from bert_jax.progress import note
@@ -62,7 +61,6 @@ _SHARED = ("Latin", "Cyrillic", "Arabic", "Devanagari")
 _TIMES, _LEAST = 2, 30
 # Japanese has a kana for every few ideographs; Chinese that quotes it has far fewer.
 _KANA = 0.05
-_LOOKED_AT = 1 << 20
 _SIGNS = ".,;:!?()[]\"'«»„“”‘’¿¡…।۔،؟"
 
 
@@ -85,18 +83,9 @@ def guess(text: str) -> str:
     return _OF_SCRIPT.get(script, codes.DEFAULT)
 
 
-def note_other_language(texts: Iterable[str]) -> None:
-    """Says which option is for a text that looks like another language than English.
-
-    A megabyte of the texts is looked at.
-    """
-    looked, size = [], 0
-    for text in texts:
-        looked.append(text)
-        size += len(text)
-        if size >= _LOOKED_AT:
-            break
-    code = guess("\n".join(looked))
+def note_other_language(text: str) -> None:
+    """Says which option is for a text that looks like another language than English."""
+    code = guess(text)
     if code != codes.DEFAULT:
         note(
             f"the text looks like {codes.describe(code)}, and its sentences are cut by the rules "

@@ -24,7 +24,7 @@ _BLOCKS = (
 _SPACELESS = {"Han", "kana", "Thai", "Lao", "Khmer", "Burmese", "Tibetan"}
 # Of these, those whose runs WordPiece takes for one word: it cuts ideographs off itself, and kana
 # stand among them.
-_RUN_TOGETHER = {"Thai", "Lao", "Khmer", "Burmese", "Tibetan"}
+RUN_TOGETHER = {"Thai", "Lao", "Khmer", "Burmese", "Tibetan"}
 _FIRST = np.array([first for first, _, _ in _BLOCKS], np.uint32)
 _LAST = np.array([last for _, last, _ in _BLOCKS], np.uint32)
 _NAMES = tuple(dict.fromkeys(script for _, _, script in _BLOCKS))
@@ -58,7 +58,7 @@ def run_together() -> str:
     """Returns the class of characters, in square brackets, whose runs are no words though no space
     is in them.
     """
-    spans = (f"{chr(first)}-{chr(last)}" for first, last, name in _BLOCKS if name in _RUN_TOGETHER)
+    spans = (f"{chr(first)}-{chr(last)}" for first, last, name in _BLOCKS if name in RUN_TOGETHER)
     return f"[{''.join(spans)}]"
 
 

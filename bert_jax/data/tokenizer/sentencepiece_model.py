@@ -43,14 +43,20 @@ _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _TRAINING_SHARES = 16
 
 
-def train(texts: list[str], *, vocab_size: int, lowercase: bool) -> bytes:
+def train(
+    texts: list[str], *, vocab_size: int, lowercase: bool, strip_accents: bool = False
+) -> bytes:
     """Returns a serialised unigram model with [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4.
 
-    Text is normalised by `nmt_nfkc`, or by `nmt_nfkc_cf` (case folding) if `lowercase`. Raises
+    Text is normalised by `nmt_nfkc`, or by `nmt_nfkc_cf` (case folding) if `lowercase`. With
+    `strip_accents` it is trained on texts without marks, as `stripping` leaves them. Raises
     `UsageError` with the smallest or largest possible size when `vocab_size` does not suit.
     """
     import sentencepiece
 
+    if strip_accents:
+        stripped = stripping(None)
+        texts = [stripped.normalize_str(text) for text in texts]
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -180,6 +186,14 @@ def _parse(serialised: bytes, source: str) -> Any:
             raise UsageError(f"{source} is a SentencePiece model, but damaged: piece {number} is "
                              f"{brief(piece.piece)}, which is not UTF-8")  # fmt: skip
     return model
+
+
+def stripping(own: Any) -> Any:
+    """Returns a normaliser that strips marks as BERT does, then does what `own` does."""
+    from tokenizers import normalizers
+
+    steps = [normalizers.NFD(), normalizers.StripAccents()]
+    return normalizers.Sequence(steps if own is None else [*steps, own])
 
 
 def albert_normalizer(own: Any) -> Any:

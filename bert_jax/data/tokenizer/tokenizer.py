@@ -1,5 +1,5 @@
-"""Sub-words: WordPiece, SentencePiece and byte-level BPE behind one small class. Train, load, save,
-encode.
+"""Sub-words: WordPiece, SentencePiece and byte-level BPE behind one small class. Load, save,
+encode; training.py makes new ones.
 
 Encoding is always done by `tokenizers`. WordPiece gives what `BertTokenizer` gives, byte-level BPE
 what `RobertaTokenizerFast` gives; a SentencePiece model is converted when it is trained or loaded.
@@ -7,7 +7,6 @@ What decides ids is summed up in `Tokenizer.hash`.
 """
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,7 +55,7 @@ class Vocabulary(NamedTuple):
 
 
 class Tokenizer:
-    """Text to ids and back. Made by `load_tokenizer` or one of the `train_...` below.
+    """Text to ids and back. Made by `load_tokenizer`, or trained (training.py).
 
     `kind` is "wordpiece", "sentencepiece" or "bpe"; `vocab_size` is the highest id + 1, hence the
     least number of rows of an embedding; `special` holds the special ids; `pair_separators` stand
@@ -105,6 +104,12 @@ class Tokenizer:
         normalizer = self._backend.normalizer
         return normalizer is not None and normalizer.normalize_str("A") == "a"
 
+    @property
+    def strips_accents(self) -> bool:
+        """Returns whether a letter with a mark gives the ids of the letter alone."""
+        normalizer = self._backend.normalizer
+        return normalizer is not None and normalizer.normalize_str("\u00e9") == "e"
+
     def encode_sentences(self, sentences: list[str]) -> list[list[int]]:
         """Returns the ids of each sentence without special tokens around it.
 
@@ -121,6 +126,19 @@ class Tokenizer:
         """Returns the ids without special tokens, and the characters (first, last + 1) of each."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
+
+    def unknown_characters(self, sentences: list[str]) -> int:
+        """Returns how many characters of sentences, white space aside, are under an unknown
+        token.
+        """
+        count = 0
+        for sentence, encoding in zip(
+            sentences, self._backend.encode_batch(sentences, add_special_tokens=False), strict=True
+        ):
+            for id_, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                if id_ == self.special.unk:
+                    count += len("".join(sentence[first:end].split()))
+        return count
 
     def decode(self, ids: list[int]) -> str:
         """Returns readable text, without special tokens. What normalisation removed stays lost."""
@@ -204,7 +222,9 @@ class Tokenizer:
             byte_level_bpe.save(directory, self._backend)
 
 
-def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
+def load_tokenizer(
+    path: str | Path, *, lowercase: bool | None = None, strip_accents: bool | None = None
+) -> Tokenizer:
     """Returns the tokenizer in a directory, `vocab.txt`, `tokenizer.json`, `vocab.json` with
     `merges.txt` beside it, or SentencePiece `.model`.
 
@@ -212,15 +232,33 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
     a workdir and a step of one for their tokenizer. `lowercase` is what a `vocab.txt` does not say;
     left at None it is taken from the tokenizer_config.json beside it, else from its entries
     (casing.py), which is said. On a `.model` true puts ALBERT's preparation (quotes, accents, case)
-    before the model's own. A `tokenizer.json` or `vocab.json` says itself, and is only compared.
+    before the model's own. `strip_accents` is the like for marks, of which a `vocab.txt` strips
+    them where it lower-cases. A `tokenizer.json` or `vocab.json` says both itself, and is only
+    compared; so are the marks of a `.model`.
     Raises `UsageError` for everything that cannot be loaded.
     """
     path = Path(path)
     file = tokenizer_files.find(path) if path.is_dir() else path
-    is_searched = file != path
     if not file.is_file():
         raise UsageError(f"tokenizer {path}: no such file or directory")
     config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
+    if file.suffix not in (".json", ".model") and not byte_level_bpe.is_file_of(file):
+        if strip_accents is not None:
+            config = {**config, "strip_accents": strip_accents}
+        return _load_vocabulary(file, config, lowercase)
+    tokenizer = _load_whole(file, config, lowercase, is_searched=file != path)
+    if strip_accents is not None and strip_accents != tokenizer.strips_accents:
+        raise UsageError(
+            f"{file} {'strips' if tokenizer.strips_accents else 'keeps'} accents; it cannot be "
+            f"loaded with strip_accents={strip_accents}"
+        )
+    return tokenizer
+
+
+def _load_whole(
+    file: Path, config: dict[str, Any], lowercase: bool | None, *, is_searched: bool
+) -> Tokenizer:
+    """Returns the tokenizer of a file that says itself how it prepares text."""
     if byte_level_bpe.is_file_of(file) or file.suffix == ".json":
         load = _load_byte_level if byte_level_bpe.is_file_of(file) else _load_json
         tokenizer = load(file, config)
@@ -232,43 +270,7 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
                 f"it cannot be loaded with lowercase={lowercase}"
             )
         return tokenizer
-    if file.suffix == ".model":
-        return _load_sentencepiece(file, config, lowercase)
-    return _load_vocabulary(file, config, lowercase)
-
-
-def train_wordpiece(texts: Iterable[str], *, vocab_size: int, lowercase: bool) -> Tokenizer:
-    """Returns a WordPiece vocabulary of at most `vocab_size` tokens (fewer if the text has no
-    more).
-
-    The same texts give the same files, whatever the number of threads. The texts are held in
-    memory. Raises `UsageError` if they are empty or have more characters than there is room for.
-    """
-    tokens = wordpiece_model.train(_non_empty(texts), vocab_size=vocab_size, lowercase=lowercase)
-    return _from_vocabulary(tokens, lowercase=lowercase, source="trained vocabulary", config={})
-
-
-def train_sentencepiece(texts: Iterable[str], *, vocab_size: int, lowercase: bool) -> Tokenizer:
-    """Returns a SentencePiece unigram vocabulary of exactly `vocab_size` tokens.
-
-    Reproducible like `train_wordpiece`, given one build of the library. Raises `UsageError` if the
-    texts are empty, or `vocab_size` is too large or too small for them.
-    """
-    model = sentencepiece_model.train(_non_empty(texts), vocab_size=vocab_size, lowercase=lowercase)
-    return Tokenizer(
-        sentencepiece_model.convert(model, source="trained model"), source="trained model"
-    )
-
-
-def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-    """Returns a byte-level BPE vocabulary of at most `vocab_size` tokens, laid out as RoBERTa's.
-
-    Reproducible like `train_wordpiece`. A text is taken as it is: words in the midst of others come
-    with the space before them. Raises `UsageError` if the texts are empty, or `vocab_size` too
-    small.
-    """
-    backend = byte_level_bpe.train(_non_empty(texts), vocab_size=vocab_size)
-    return Tokenizer(backend, source="trained vocabulary")
+    return _load_sentencepiece(file, config, lowercase)
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -371,10 +373,3 @@ def _is_bert(state: dict[str, Any]) -> bool:
     """Returns whether a serialised backend cleans and splits text as `BertTokenizer` does."""
     parts = [state.get("normalizer"), state.get("pre_tokenizer")]
     return [part and part["type"] for part in parts] == ["BertNormalizer", "BertPreTokenizer"]
-
-
-def _non_empty(texts: Iterable[str]) -> list[str]:
-    lines = [text for text in texts if text.strip()]
-    if not lines:
-        raise UsageError("there is no text to train a vocabulary on")
-    return lines

@@ -9,14 +9,14 @@ from bert_jax.progress import note
 WARN_ABOVE = 0.01
 
 
-def note_unknown(unknown: int, tokens: int, what: str, remedy: str) -> None:
-    """Warns if more than a hundredth of the sub-words of `what` are the unknown token.
+def note_unknown(unknown: int, of: int, what: str, remedy: str) -> None:
+    """Warns if more than a hundredth of `what`, such as the sub-words of a text, are the unknown
+    token.
 
-    `unknown` of `tokens` are; `remedy` says what to do.
+    `unknown` of so many are; `remedy` says what to do.
     """
-    if unknown > WARN_ABOVE * tokens:
-        share = 100 * unknown / tokens
-        note(f"warning: {share:.1f} % of the sub-words of {what} are [UNK]; {remedy}")
+    if unknown > WARN_ABOVE * of:
+        note(f"warning: {100 * unknown / of:.1f} % of {what} are [UNK]; {remedy}")
 
 
 def note_unknown_ids(ids: np.ndarray, special: SpecialIds, what: str = "the text") -> None:
@@ -27,6 +27,6 @@ def note_unknown_ids(ids: np.ndarray, special: SpecialIds, what: str = "the text
     note_unknown(
         int(np.count_nonzero(ids == special.unk)),
         int(ids.size - np.count_nonzero(np.isin(ids, around))),
-        what,
+        f"the sub-words of {what}",
         "its vocabulary lacks these words or characters, and the model reads nothing there",
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.data.language import scripts
 from bert_jax.errors import UsageError
 
 # Ids 0 to 4 of a vocabulary that we train.
@@ -19,6 +20,8 @@ _MAX_ALPHABET = 1000
 _MIN_COVERAGE = 0.995
 _MIN_FREQUENCY = 2
 _LINES_PER_CALL = 8192
+# Of letters, that a text quotes.
+_FEW_LETTERS = 0.01
 
 
 def build(
@@ -28,9 +31,13 @@ def build(
     unknown: str = "[UNK]",
     strip_accents: bool | None = None,
     handle_chinese_chars: bool = True,
+    cuts_runs: bool = False,
 ) -> Any:
     """Returns the `tokenizers.Tokenizer` that encodes as `BertTokenizer` does, special tokens
     aside.
+
+    With `cuts_runs` it cuts runs of letters of scripts without spaces, which `BertTokenizer` takes
+    for one word each, before they are too long for one and all [UNK].
     """
     from tokenizers import models
 
@@ -40,10 +47,26 @@ def build(
         lowercase=lowercase,
         strip_accents=strip_accents,
         handle_chinese_chars=handle_chinese_chars,
+        cuts_runs=cuts_runs,
     )
 
 
-def train(lines: list[str], *, vocab_size: int, lowercase: bool) -> list[str]:
+def has_long_runs(lines: list[str]) -> bool:
+    """Returns whether a hundredth of the letters are of scripts whose runs are to be cut."""
+    found: Counter[str] = Counter()
+    for start in range(0, len(lines), _LINES_PER_CALL):
+        found.update(scripts.count("".join(lines[start : start + _LINES_PER_CALL])))
+    return sum(found[name] for name in scripts.RUN_TOGETHER) > _FEW_LETTERS * found.total()
+
+
+def train(
+    lines: list[str],
+    *,
+    vocab_size: int,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    cuts_runs: bool = False,
+) -> list[str]:
     """Returns at most `vocab_size` tokens in the order of their ids: specials, then by falling
     frequency.
 
@@ -52,10 +75,16 @@ def train(lines: list[str], *, vocab_size: int, lowercase: bool) -> list[str]:
     """
     from tokenizers import models, trainers
 
-    alphabet = _alphabet(lines, vocab_size=vocab_size, lowercase=lowercase)
+    def backend(model: Any) -> Any:
+        return _backend(
+            model, lowercase=lowercase, strip_accents=strip_accents, cuts_runs=cuts_runs
+        )
+
+    normalizer = _normalizer(lowercase=lowercase, strip_accents=strip_accents)
+    alphabet = _alphabet(lines, vocab_size=vocab_size, normalizer=normalizer)
 
     # The distinct words, for the characters that occur after the first.
-    words = _backend(models.WordLevel(unk_token="[UNK]"), lowercase=lowercase)
+    words = backend(models.WordLevel(unk_token="[UNK]"))
     words.train_from_iterator(
         lines,
         trainers.WordLevelTrainer(vocab_size=1 << 40, show_progress=False, special_tokens=[]),
@@ -72,7 +101,7 @@ def train(lines: list[str], *, vocab_size: int, lowercase: bool) -> list[str]:
     # The trainer numbers ##-characters in the order a hash map yields them, and breaks ties between
     # equally frequent pairs by those numbers: from run to run it even chooses other tokens. Given
     # every unit beforehand, as "special" tokens, it has no such freedom.
-    trained = _backend(models.WordPiece(unk_token="[UNK]"), lowercase=lowercase)
+    trained = backend(models.WordPiece(unk_token="[UNK]"))
     trained.train_from_iterator(
         lines,
         trainers.WordPieceTrainer(
@@ -85,13 +114,17 @@ def train(lines: list[str], *, vocab_size: int, lowercase: bool) -> list[str]:
         ),
     )
     found = sorted(set(trained.get_vocab()).difference(SPECIALS))
-    counts = _counts(lines, [*SPECIALS, *found], lowercase=lowercase)
+    tokens = {token: i for i, token in enumerate([*SPECIALS, *found])}
+    counts = _counts(
+        lines,
+        list(tokens),
+        build(tokens, lowercase=lowercase, strip_accents=strip_accents, cuts_runs=cuts_runs),
+    )
     return [*SPECIALS, *sorted(found, key=lambda token: (-counts[token], token))]
 
 
-def _counts(lines: list[str], tokens: list[str], *, lowercase: bool) -> dict[str, int]:
+def _counts(lines: list[str], tokens: list[str], backend: Any) -> dict[str, int]:
     """Returns how often each token occurs when the lines are encoded with them."""
-    backend = build({token: i for i, token in enumerate(tokens)}, lowercase=lowercase)
     counts = np.zeros(len(tokens), dtype=np.int64)
     for start in range(0, len(lines), _LINES_PER_CALL):
         encodings = backend.encode_batch_fast(lines[start : start + _LINES_PER_CALL])
@@ -100,7 +133,7 @@ def _counts(lines: list[str], tokens: list[str], *, lowercase: bool) -> dict[str
     return dict(zip(tokens, counts.tolist(), strict=True))
 
 
-def _alphabet(lines: list[str], *, vocab_size: int, lowercase: bool) -> list[str]:
+def _alphabet(lines: list[str], *, vocab_size: int, normalizer: Any) -> list[str]:
     """Returns the characters to have as tokens, sorted: the most frequent after normalisation.
 
     At most `_MAX_ALPHABET`, and at most a quarter of the vocabulary, since nearly every one comes
@@ -111,7 +144,6 @@ def _alphabet(lines: list[str], *, vocab_size: int, lowercase: bool) -> list[str
         joined = "".join(lines[start : start + _LINES_PER_CALL])
         points = np.frombuffer(joined.encode("utf-32-le"), dtype=np.uint32)
         raw += np.bincount(points, minlength=len(raw))
-    normalizer = _normalizer(lowercase=lowercase)
     counts: Counter[str] = Counter()
     for point in np.flatnonzero(raw).tolist():  # BERT's normaliser works character by character
         for character in normalizer.normalize_str(chr(point)):
@@ -144,16 +176,24 @@ def _backend(
     lowercase: bool,
     strip_accents: bool | None = None,
     handle_chinese_chars: bool = True,
+    cuts_runs: bool = False,
 ) -> Any:
     """Returns `model` behind BERT's text cleaning and word splitting."""
+    from tokenizers import Regex, decoders, pre_tokenizers
     from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, pre_tokenizers
 
     backend = Backend(model)
     backend.normalizer = _normalizer(
         lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    if cuts_runs:
+        letter, most = scripts.run_together(), _MAX_CHARS_PER_WORD
+        # A run that is long enough is cut before a letter: a mark stays with the one before it.
+        run = Regex(f"(?={letter}{{{most + 1}}}){letter}{{{most - 20},{most}}}(?!\\p{{M}})")
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [backend.pre_tokenizer, pre_tokenizers.Split(run, "isolated")]
+        )
     backend.decoder = decoders.WordPiece(prefix="##")
     return backend
 
