@@ -24,7 +24,7 @@ from bert_jax.model import bert, positions, sharding
 from bert_jax.probes import minimal_pairs, stored_arrays
 from bert_jax.probes.attention import Attention, AttentionProbe, readable, statistics
 from bert_jax.probes.held_out import readable_sentences
-from bert_jax.probes.hidden_words import hidden_words
+from bert_jax.probes.hidden_words import drawn_words, hidden_words
 from bert_jax.probes.minimal_pairs import MinimalPair
 from bert_jax.probes.nearest_words import nearest_words
 from bert_jax.probes.pseudo_perplexity import PseudoPerplexity
@@ -492,6 +492,15 @@ def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys)
         assert problem in capsys.readouterr().err
 
 
+def test_any_word_of_a_sentence_is_hidden_as_often(trained, corpus):
+    """The longest ones alone would be those that are hardest to guess."""
+    opened, tokenizer = open_corpus(corpus), load_tokenizer(trained / "tokenizer")
+    drawn = drawn_words(tokenizer, opened, 40)
+    places = [place / (len(ids) - 2) for ids, place in drawn]
+    lengths = [len(tokenizer.tokens([ids[place]])[0]) for ids, place in drawn]
+    assert min(places) < 0.3 and max(places) > 0.7 and min(lengths) <= 3 < max(lengths)
+
+
 def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
     opened, tokenizer = open_corpus(corpus), load_tokenizer(trained / "tokenizer")
     source = load_checkpoint(trained, mesh=sharding.make_mesh(fsdp=-1, tensor=1))
@@ -501,7 +510,8 @@ def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
     held_out = tokenizer.decode(tokens)
     for each in found:
         assert each.text.count("[MASK]") == 1 and each.word.isalpha()
-        before, after = each.text.split(" [MASK] ")
-        assert f"{before} {each.word}" in held_out and after.split(" ")[0] in held_out
+        before, after = each.text.split("[MASK]")
+        assert f"{before}{each.word}" in held_out and after.strip().split(" ")[0] in held_out
         shares = [share for _, share in each.candidates]
+        assert each.is_right == (each.candidates[0][0] == each.word)
         assert len(shares) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1

@@ -238,6 +238,36 @@ def test_the_expected_band_is_drawn_where_it_is_known(tmp_path):
     assert "expected of" not in Outline(report_page.render([data_of(run)])).text
 
 
+def test_right_guesses_are_marked(tmp_path):
+    run = data_of(write_run(tmp_path / "run"))
+    run["examples"] = [
+        {"text": f"a [MASK] {n}", "word": "dog", "candidates": [[guess, 0.6], ["cow", 0.1]],
+         "is_right": guess == "dog"}
+        for n, guess in enumerate(("dog", "cat", "dog"))
+    ]  # fmt: skip
+    page = report_page.render([run])
+    marked = [first_guess(page, f"a [MASK] {n}").count("\N{CHECK MARK} dog 60%") for n in range(3)]
+    assert marked == [1, 0, 1]
+    assert "(run: 2 of 3)" in Outline(page).text
+
+
+def test_a_loss_that_is_another_one_is_shown_once(tmp_path):
+    """Under an objective of one loss, `loss` is that loss."""
+    run = data_of(write_run(tmp_path / "run"))
+    assert run["loss"] == "mlm_loss" and report_charts.repeated([run]) == set()
+    alone = json.loads(json.dumps(run))
+    for columns in (alone["training"], *alone["held_out"].values()):
+        columns["loss"] = columns["mlm_loss"]
+        columns.pop("nsp_loss", None)
+    headings = [chart["heading"] for chart in report_charts.charts([alone])]
+    assert headings[0] == "Loss" and not any(name.startswith("Loss: ") for name in headings)
+    text = Outline(report_page.render([alone])).text
+    assert "held-out mlm_loss" in text and "held-out loss" not in text
+    # Beside a run of two losses both are needed.
+    assert report_charts.repeated([alone, run]) == set()
+    assert "Loss: loss" in [chart["heading"] for chart in report_charts.charts([alone, run])]
+
+
 def test_without_scripts_all_is_there_as_tables(tmp_path):
     """The tables stand open in the file, and none of their numbers is made by a script."""
     content = report_page.render([data_of(write_run(tmp_path / "run"))])
@@ -276,6 +306,10 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     assert html.escape(first["text"]) in page.read_text() and first["candidates"][0][
         0
     ] in first_guess(page.read_text(), first["text"])
+    marked = "\N{CHECK MARK}" in first_guess(page.read_text(), first["text"])
+    assert marked == first["is_right"] == (first["candidates"][0][0] == first["word"])
+    right = sum(each["is_right"] for each in (first, *more))
+    assert f"(trained/workdir: {right} of 3)" in Outline(page.read_text()).text
     # Nor where the corpus was prepared again with other words.
     again = shutil.copytree(trained, tmp_path / "again")
     held = json.loads((again / "config.json").read_text())

@@ -33,9 +33,10 @@ def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for name, values in columns.items()
         if name not in _NOT_DRAWN and any(isinstance(v, int | float) for v in values)
     )
-    losses = [name for name in columns if name.endswith("loss")]
+    twice = repeated(runs)
+    losses = [name for name in columns if name.endswith("loss") and name not in twice]
     speeds = [n for n in _SPEEDS if n in columns]
-    drawn = {*losses, *speeds, _LEARNING_RATE, _NORM, "mfu", "perplexity"}
+    drawn = {*losses, *twice, *speeds, _LEARNING_RATE, _NORM, "mfu", "perplexity"}
     found = [
         _chart(runs, "Loss", losses, unit="nats", is_main=True),
         # Beside the main one, which is that of masked words where there is one.
@@ -52,6 +53,23 @@ def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         chart["id"] = f"chart-{number}"
         chart["label"] = _in_words(chart, runs)
     return there
+
+
+def repeated(runs: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Returns the losses that are, in every row of every run, that run's main loss under another
+    name: the sum of an objective that has one loss alone.
+    """
+    tables = [
+        (run["loss"], t) for run in runs for t in (run["training"], *run["held_out"].values())
+    ]
+    names = {name for _, columns in tables for name in columns if name.endswith("loss")}
+    return {
+        name
+        for name in names - {main for main, _ in tables}
+        if all(
+            columns.get(name) == columns.get(main) for main, columns in tables if name in columns
+        )
+    }
 
 
 def _chart(

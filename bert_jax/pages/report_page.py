@@ -10,6 +10,9 @@ from bert_jax.workdir import goodput
 # How an end is marked on the track of a run.
 _MARKS = {"no last word": " lost", "preempted": " preempted"}
 
+# How a right guess is marked.
+_RIGHT = "\N{CHECK MARK}"
+
 
 def render(
     runs: Sequence[Mapping[str, Any]], *, links: Sequence[Mapping[str, str]] | None = None
@@ -98,16 +101,26 @@ def _thinned(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 def _examples(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns held-out sentences with a hidden word, and what each run takes it for."""
     guesses: dict[tuple[str, str], dict[str, str]] = {}
+    counts = []
     for run in runs:
         for example in run["examples"]:
             found = ", ".join(f"{token} {share:.0%}" for token, share in example["candidates"])
-            guesses.setdefault((example["text"], example["word"]), {})[run["name"]] = found
+            guesses.setdefault((example["text"], example["word"]), {})[run["name"]] = (
+                f"{_RIGHT} {found}" if example["is_right"] else found
+            )
+        if run["examples"]:
+            right = sum(example["is_right"] for example in run["examples"])
+            counts.append(f"{run['name']}: {right} of {len(run['examples'])}")
+    if not guesses:
+        return ""
     shown_runs = [run["name"] for run in runs if run["examples"]]
     rows = [
         [sentence, word, *(by_run.get(name, "") for name in shown_runs)]
         for (sentence, word), by_run in guesses.items()
     ]
-    return table(["sentence", "hidden", *shown_runs], rows) if rows else ""
+    said = f"{_RIGHT} the first guess is the hidden word ({'; '.join(counts)})"
+    shown_table = table(["sentence", "hidden", *shown_runs], rows)
+    return f'{shown_table}\n<p class="note">{text(said)}</p>'
 
 
 def _section(identity: str, heading: str, inner: str) -> str:
@@ -136,12 +149,13 @@ def _glance(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             return "no process has begun"
         return _end(run["processes"][-1])
 
+    left_out = {"step", "split", "sequence_length", "time", *report_charts.repeated(runs)}
     scores = dict.fromkeys(
         name
         for run in runs
         for columns in run["last"]["held_out"].values()
         for name in columns
-        if name not in ("step", "split", "sequence_length", "time")
+        if name not in left_out
     )
     return _rows(
         runs,
@@ -342,13 +356,15 @@ def _environment(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _last(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    left_out = {"time", "split", *report_charts.repeated(runs)}
+
     def numbers(run: Any) -> dict[str, Any]:
         groups = {"training": run["last"]["training"], **run["last"]["held_out"]}
         return {
             f"{group} {name}": value
             for group, row in groups.items()
             for name, value in row.items()
-            if name not in ("time", "split")
+            if name not in left_out
         }
 
     found = [numbers(run) for run in runs]

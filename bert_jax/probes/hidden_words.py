@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.probes.held_out import readable_sentences
 from bert_jax.tasks.fill_mask import fill_mask, forward_of
 from bert_jax.workdir.load import LoadedCheckpoint
+
+# Its key: other words than those of another draw.
+_DRAW = 0
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class HiddenWord:
     word: str
     # (token, probability)
     candidates: tuple[tuple[str, float], ...]
+    # Whether the first candidate is the word.
+    is_right: bool
 
 
 def hidden_words(
@@ -30,14 +36,15 @@ def hidden_words(
     top: int = 3,
 ) -> list[HiddenWord]:
     """Returns examples from documents at equal distances over the held-out split: always the same
-    ones of a corpus. One whole word of each is hidden, in the latter half of its sentence.
+    ones of a corpus. One whole word of each is hidden, drawn among its words as tokens are drawn to
+    be masked: any is as likely as another, so that a model is right as often as it usually is.
 
     Fewer are returned where the split has fewer documents with a sentence of readable length.
     Raises UsageError for a model without a masked-LM head.
     """
     forward, mask = forward_of(source), tokenizer.tokens([tokenizer.special.mask])[0]
     found = []
-    for ids, place in _sentences(tokenizer, corpus, number):
+    for ids, place in drawn_words(tokenizer, corpus, number):
         text = " ".join(
             part
             for part in (
@@ -52,11 +59,12 @@ def hidden_words(
         (candidates,) = fill_mask(source, tokenizer, text, top=top, forward=forward)
         word = tokenizer.decode([ids[place]]).strip()
         best = tuple((c.token, c.probability) for c in candidates)
-        found.append(HiddenWord(text, word, best))
+        is_right = best[0][0] == tokenizer.tokens([ids[place]])[0]
+        found.append(HiddenWord(text, word, best, is_right))
     return found
 
 
-def _sentences(
+def drawn_words(
     tokenizer: Tokenizer, corpus: Corpus, number: int
 ) -> Sequence[tuple[list[int], int]]:
     """Returns ids of sentences, and which of them is hidden: a word of one sub-word of letters."""
@@ -66,12 +74,12 @@ def _sentences(
             names = tokenizer.tokens(ids)
             places = [
                 i
-                for i in range(len(ids) // 2, len(ids) - 1)
+                for i in range(len(ids) - 1)
                 if begins[ids[i]] and begins[ids[i + 1]] and names[i].lstrip("▁Ġ").isalpha()
             ]
             if places:
-                # A longer word says more than "the".
-                found.append((ids, max(places, key=lambda i: len(names[i]))))
+                drawn = counter_rng.bits(_DRAW, len(found))
+                found.append((ids, places[int(counter_rng.randint(drawn, len(places))[0])]))
                 break
         if len(found) == number:
             break
