@@ -91,7 +91,8 @@ _MAY_IMPORT = {
     "tasks": _COMMON
     | {"data", "data/tokenizer", "data/tasks", "model", "objectives", "interchange", "update"}
     | {"expected", "runtime", "workdir", "training"},
-    "probes": _COMMON | {"data/tokenizer", "data/corpus", "model", "workdir", "training", "tasks"},
+    "probes": _COMMON
+    | {"data", "data/tokenizer", "data/corpus", "model", "workdir", "training", "tasks"},
     "planning": _COMMON
     | {"data", "data/tokenizer", "data/corpus", "data/pretraining"}
     | {"model", "update", "training"},

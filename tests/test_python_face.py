@@ -115,8 +115,14 @@ def test_the_notebook_runs(runs, capsys):
         code = "".join(cell["source"])
         if cell["cell_type"] == "code":
             assert cell["outputs"] == [] and cell["execution_count"] is None
-            exec(compile(code.replace('"runs/', f'"{runs}/'), cell["id"], "exec"), found)
+            code = code.replace('"../runs/demo/workdir"', f'"{runs}/base"')
+            exec(compile(code, cell["id"], "exec"), found)
     assert found["training"].steps_done == len(found["losses"])
+    assert found["model"].step > 0 and found["vectors"].shape[0] == 3
+    # The paths are those of the demo, as seen from the notebook's own folder.
+    demo = (_ROOT / "examples" / "demo.sh").read_text(encoding="utf-8")
+    assert "runs=${1:-runs/demo}" in demo and '--workdir "$runs/workdir"' in demo
+    assert "jupyter notebook examples/python.ipynb" in "".join(notebook["cells"][0]["source"])
 
 
 # --- the names ------------------------------------------------------------------------------------
