@@ -17,6 +17,7 @@ import pytest
 
 from bert_jax import config_loader
 from bert_jax.__main__ import main
+from bert_jax.cli.inspection import plan as plan_verb
 from bert_jax.config import CheckpointConfig, MeshConfig, PhaseConfig
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
@@ -143,6 +144,22 @@ def test_kernels_are_charged_the_larger_of_work_and_traffic():
     )
     for kernel in aot_compile._kernels(cost, chip):
         assert kernel.cycles == pytest.approx(kernel.count * 1e-3 * chip.clock_hz)
+
+
+def test_kernels_of_a_kind_are_one_row():
+    """The compiler numbers them: broadcast.257 and broadcast.258 say the same."""
+    kernels = [
+        aot_compile.KernelCost(name=name, count=count, flops=None, bytes=1, cycles=cycles)
+        for name, count, cycles in (
+            ("broadcast.257", 2, 30), ("call.1", 1, 900), ("broadcast.258", 28, 400), ("7", 1, 1),
+        )
+    ]  # fmt: skip
+    rows = plan_verb._kernels(SimpleNamespace(kernels=kernels))
+    assert [(cycles, what.partition(",")[0]) for _, cycles, what in rows] == [
+        ("900 cycles", "1 x call"),
+        ("430 cycles", "30 x broadcast"),
+        ("1 cycles", "1 x 7"),
+    ]
 
 
 @pytest.mark.parametrize(
