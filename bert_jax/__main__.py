@@ -1,20 +1,18 @@
-"""The command line: verbs that call functions. Heavy imports wait until a verb needs them."""
+"""The command line: verbs that call functions. Heavy imports wait until a verb needs them.
+
+So that Ctrl-C is heard before them, what makes the command line is imported in functions, too.
+"""
 
 import argparse
 import contextlib
+import importlib
 import os
 import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bert_jax import config_loader
-from bert_jax.cli import options, output, usage
-from bert_jax.cli.exchange import average, checkpoints, export, import_
-from bert_jax.cli.inference import embed, fill_mask, predict
-from bert_jax.cli.inspection import attention, doctor, plan, probe, report, show
-from bert_jax.cli.training import evaluate, finetune, prepare, pretrain, study
 from bert_jax.errors import (
     BertJaxError,
     Interrupted,
@@ -23,8 +21,12 @@ from bert_jax.errors import (
     Unreachable,
     exit_code_of,
 )
-from bert_jax.progress import say
+from bert_jax.progress import leave, say
 from bert_jax.runtime import network
+from bert_jax.runtime.signals import Ending
+
+if TYPE_CHECKING:
+    from bert_jax.cli import usage
 
 _EPILOG = """\
 A first run, from text to a filled-in word:
@@ -48,17 +50,27 @@ _LESS_TRAINING = (
 )
 _LESS_MEMORY = {"pretrain": _LESS_TRAINING, "finetune": _LESS_TRAINING}
 _LESS_DATA = "use fewer rows at a time, or a machine with more memory"
+_NOTHING_KEPT = "nothing is kept, and the same command begins anew"
 # What a shell shows for a program that a closed pipe ends: 128 and the number of SIGPIPE.
 _PIPE_CLOSED = 141
 _HELP_WIDTH = 78  # characters
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code. Errors of the user are one line on stderr."""
+def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> int:
+    """Runs one verb and returns its exit code. Errors of the user are one line on stderr.
+
+    `ending` hears the signals of a process that does nothing else: it is told what they leave.
+    """
+    from bert_jax import config_loader
+    from bert_jax.cli import output, usage
+
     parser = _parser()
     arguments = usage.parse(parser, sys.argv[1:] if argv is None else argv)
     arguments.option_names = options = _options_by_name(parser)
     output.show_messages(options)
+    kept = getattr(_verb(arguments.verb), "INTERRUPTED", _NOTHING_KEPT)
+    if ending is not None:
+        ending.name, ending.kept = f"bert-jax {arguments.verb}", kept
     # TensorFlow's start-up chatter hides what matters, and it computes nothing here; the user's
     # own settings win.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -100,34 +112,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse(f"{network.described(error)}: the network fails; try again later")
         return Unreachable.exit_code
     except KeyboardInterrupt:
-        say("\ninterrupted; the same command resumes from the last checkpoint")
+        say(f"bert-jax {arguments.verb}: interrupted; {kept}")
         return Interrupted.exit_code
 
 
-# Verb -> its module, in the order of the help.
-_VERBS: dict[str, Any] = {
-    "prepare": prepare,
-    "pretrain": pretrain,
-    "evaluate": evaluate,
-    "finetune": finetune,
-    "study": study,
-    "predict": predict,
-    "embed": embed,
-    "fill-mask": fill_mask,
-    "attention": attention,
-    "probe": probe,
-    "export": export,
-    "import": import_,
-    "average": average,
-    "checkpoints": checkpoints,
-    "report": report,
-    "doctor": doctor,
-    "plan": plan,
-    "show": show,
+# Verb -> its module in `cli/`, in the order of the help.
+_VERBS = {
+    "prepare": "training.prepare",
+    "pretrain": "training.pretrain",
+    "evaluate": "training.evaluate",
+    "finetune": "training.finetune",
+    "study": "training.study",
+    "predict": "inference.predict",
+    "embed": "inference.embed",
+    "fill-mask": "inference.fill_mask",
+    "attention": "inspection.attention",
+    "probe": "inspection.probe",
+    "export": "exchange.export",
+    "import": "exchange.import_",
+    "average": "exchange.average",
+    "checkpoints": "exchange.checkpoints",
+    "report": "inspection.report",
+    "doctor": "inspection.doctor",
+    "plan": "inspection.plan",
+    "show": "inspection.show",
 }
 
 
-def _parser() -> usage.Parser:
+def _verb(name: str) -> Any:
+    return importlib.import_module(f"bert_jax.cli.{_VERBS[name]}")
+
+
+def _parser() -> "usage.Parser":
+    from bert_jax.cli import options, usage
+
     parser = usage.Parser(
         prog="bert-jax",
         description="Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod.",
@@ -136,7 +154,8 @@ def _parser() -> usage.Parser:
     )
     parser.add_argument("--version", action="version", version=_version())
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, module in _VERBS.items():
+    for name in _VERBS:
+        module = _verb(name)
         summary, example = module.SUMMARY, getattr(module, "EXAMPLE", None)
         described = f"{summary[0].upper()}{summary[1:]}. {module.DETAILS}".strip()
         verb = verbs.add_parser(
@@ -175,16 +194,20 @@ def _version() -> str:
 def console() -> None:
     """The `bert-jax` command. What still waits for storage, data or other processes may wait for
     ever: not at the exit."""
-    try:
-        code = main()
-    except SystemExit:  # argparse's, after --help or a wrong option
-        _flush()
-        raise
-    except Exception:
-        if not _has_peers():
+    with Ending() as ending:
+        try:
+            code = main(ending=ending)
+        except SystemExit:  # argparse's, after --help or a wrong option
+            _flush()
             raise
-        traceback.print_exc()
-        code = 1
+        except BaseException:
+            # An import, or a library, may have made something else of the interruption.
+            if ending.code is None and not _has_peers():
+                raise
+            traceback.print_exc()
+            code = 1
+    if ending.code is not None:
+        leave(ending.code)
     # Where processes are still connected, this one leaves them behind. At an ordinary exit jax
     # would wait for them, and then end this one, too, with a code of its own.
     leaving = (
@@ -205,6 +228,8 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
+        from bert_jax.cli import output
+
         output.discard()
 
 

@@ -3,18 +3,24 @@
 import contextlib
 import functools
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+from bert_jax import spoken
 
 _SECONDS_BETWEEN_LINES = 15.0
+_LEAVING_SECONDS = 0.5
 
 
 _LOGGER = logging.getLogger("bert_jax")
 _is_silent = False
+# The bar on the terminal, while there is one.
+_live: Any = None
 
 
 def silence(is_silent: bool = True) -> None:
@@ -41,11 +47,31 @@ def note_once(text: str) -> None:
 def say(text: str) -> None:
     """Writes a line on stderr, from every process, whatever is logged.
 
-    A log on a full disk must not end what it tells of.
+    A log on a full disk, or a terminal that is gone, must not end what it tells of.
     """
     with contextlib.suppress(OSError):
+        if _live is not None:  # above the bar
+            _live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            return
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+
+def stop_bar() -> None:
+    """Lets the bar stand as it is, and shows the cursor again: in any thread."""
+    bar = _live
+    if bar is not None:
+        with contextlib.suppress(Exception):  # the terminal may be gone
+            bar.stop()
+
+
+def leave(code: int) -> None:
+    """Ends the process at once, from any thread. It never returns."""
+    last = threading.Timer(_LEAVING_SECONDS, os._exit, (code,))  # a terminal may stand still
+    last.daemon = True
+    last.start()
+    stop_bar()
+    os._exit(code)
 
 
 @contextlib.contextmanager
@@ -84,6 +110,8 @@ class Progress:
         self._bar = None
         self._hidden = hidden or _is_silent
         self._next_line = float("inf") if self._hidden else time.monotonic() + 2.0
+        # What was done, and when, once this process had begun to count.
+        self._first: tuple[int, float] | None = None
 
     def __enter__(self) -> Self:
         if not self._hidden and sys.stderr.isatty():
@@ -109,7 +137,10 @@ class Progress:
             self._task = self._bar.add_task(
                 self.title, total=self.total, completed=self.done, text=""
             )
-            self._bar.start()
+            global _live
+            with contextlib.suppress(OSError):
+                self._bar.start()
+            _live = self._bar
         return self
 
     def __exit__(
@@ -119,13 +150,18 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, text=self.describe())
-            self._bar.stop()
+            global _live
+            _live = None
+            with contextlib.suppress(OSError):  # of a terminal that is gone
+                self._bar.update(self._task, completed=self.done, text=self.describe())
+                self._bar.stop()
         elif kind is None and not self._hidden:
             self._line()
 
     def advance(self, amount: int = 1) -> None:
         self.done += amount
+        if self._first is None:
+            self._first = self.done, time.monotonic()
         if self._bar is not None:
             # Rich redraws ten times a second on its own; the text is worth no more than that.
             self._bar.update(self._task, completed=self.done)
@@ -139,10 +175,22 @@ class Progress:
     def print(self, text: str) -> None:
         """Prints a line that stays, above the bar."""
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            with contextlib.suppress(OSError):
+                self._bar.console.print(text, markup=False, highlight=False)
         else:
             note(text)
 
     def _line(self) -> None:
         share = f" {100 * self.done / self.total:.0f} %" if self.total else ""
-        note(f"{self.title}:{share} {self.describe()}".rstrip())
+        left = self._seconds_left()
+        rest = "" if left is None else f", {spoken.duration(left)} left"
+        note(f"{self.title}:{share} {self.describe()}".rstrip() + rest)
+
+    def _seconds_left(self) -> float | None:
+        """Returns how long the rest takes at this process's mean rate, pauses included."""
+        if not self.total or self._first is None or self.done >= self.total:
+            return None
+        done, began = self._first
+        if self.done <= done:
+            return None
+        return (self.total - self.done) * (time.monotonic() - began) / (self.done - done)

@@ -36,15 +36,19 @@ _COMMON = {
     "files",
     "progress",
     "registry",
+    "spoken",
     "strict_json",
     "versions",
+    "worker",
 }
 _MAY_IMPORT = {
     "errors": set(),
-    "progress": set(),
+    "progress": {"spoken"},
     "__init__": set(),
     "file_lock": {"errors", "progress"},
     "files": {"errors"},
+    "spoken": set(),
+    "worker": set(),
     "versions": set(),
     "strict_json": {"errors"},
     # Its entries are strings: what they name is imported when it is asked for.
@@ -62,12 +66,12 @@ _MAY_IMPORT = {
     "data/language": {"errors", "progress"},
     "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
     "data/corpus": {"data/language", "data/tokenizer"}
-    | {"errors", "file_lock", "files", "progress", "registry", "strict_json"},
+    | {"errors", "file_lock", "files", "progress", "registry", "strict_json", "worker"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
     "data/tasks": {"data", "data/corpus", "data/tokenizer", "errors", "progress", "strict_json"},
     "model": {"config", "registry"},
-    "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry"},
+    "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry", "spoken"},
     "update": {"config", "model", "objectives", "registry"},
     "interchange": {
         "config",
@@ -80,7 +84,7 @@ _MAY_IMPORT = {
         "registry",
         "strict_json",
     },
-    "runtime": {"errors", "progress", "model"},
+    "runtime": {"errors", "progress", "spoken", "model"},
     "expected": _COMMON,
     "workdir": _COMMON
     | {"expected", "data/tokenizer", "data/corpus", "model", "update", "interchange", "runtime"},

@@ -60,7 +60,7 @@ def test_it_trains_is_interrupted_resumes_evaluates_and_reports(
 
     assert pretrain(whole) == 0
     with monkeypatch.context() as patch:
-        from bert_jax.runtime.distributed import Preemption
+        from bert_jax.runtime.preemption import Preemption
 
         asked = iter(range(1000))
         patch.setattr(Preemption, "requested", lambda self: next(asked) >= 12)

@@ -1,16 +1,20 @@
 """Ctrl-C and SIGTERM: heard at once, saved, and told where the run goes on from."""
 
 import os
+import queue
 import signal
 import threading
 import time
 
+import jax
 import pytest
 
+from bert_jax import progress
 from bert_jax.__main__ import main
 from bert_jax.config import OptimizerConfig, PhaseConfig
 from bert_jax.errors import Interrupted, Preempted
-from bert_jax.runtime import distributed
+from bert_jax.runtime import preemption as preemptions
+from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.signals import Signals
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.workdir import checkpoint, log_reader
@@ -51,34 +55,68 @@ def test_a_signal_is_heard_while_the_main_thread_is_busy():
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_a_second_interrupt_ends_at_once(monkeypatch, capsys):
-    ended = threading.Event()
-    codes = []
-    monkeypatch.setattr(distributed.os, "_exit", lambda code: (codes.append(code), ended.set()))
-    with distributed.Preemption() as preemption:
+@pytest.fixture
+def codes(monkeypatch):
+    """The codes that the process would have ended with, in a thread."""
+    ended = queue.Queue()
+    monkeypatch.setattr(progress.os, "_exit", ended.put)
+    monkeypatch.setattr(preemptions, "_PATIENCE_SECONDS", 0.05)
+    return ended
+
+
+def test_a_second_interrupt_ends_at_once(codes, capsys):
+    with Preemption() as preemption:
+        preemption.kept = lambda: "step 3 is saved"
+        preemption.step_seconds = 360.0
         assert not preemption.requested()
         os.kill(os.getpid(), signal.SIGINT)
         while not preemption.requested():
             time.sleep(0.01)
-        farewell = preemption.farewell("step 3 is saved")
+        farewell = preemption.farewell()
         assert isinstance(farewell, Interrupted) and farewell.exit_code == 130
-        assert str(farewell) == "interrupted; step 3 is saved" and not codes
+        assert str(farewell) == "interrupted; step 3 is saved" and codes.empty()
+        time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
-        wait_for(ended)
-    assert codes == [130]
+        assert codes.get(timeout=10) == 130
     said = capsys.readouterr().err
-    assert "saves after this step (a second Ctrl-C ends at once)" in said
-    assert "interrupted again: ends without saving" in said
+    assert (
+        "interrupted: saves and ends after this: the step in hand (a step takes 6 min); Ctrl-C "
+        "again ends at once, without saving\n"
+    ) in said
+    assert "interrupted again: ends without saving; step 3 is saved\n" in said
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_sigterm_is_told_at_once(capsys):
-    with distributed.Preemption() as preemption:
-        os.kill(os.getpid(), signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGTERM, "told to go (SIGTERM)"), (signal.SIGHUP, "the terminal was closed (SIGHUP)")],
+)
+def test_what_ends_at_once_says_so_once(number, words, codes, capsys):
+    """SIGTERM and SIGHUP are one thing. Where nothing is to be saved, a process ends by itself."""
+    with Preemption() as preemption:
+        os.kill(os.getpid(), number)
         while not preemption.requested():
             time.sleep(0.01)
-        assert type(preemption.farewell("")) is Preempted
-    assert capsys.readouterr().err == "told to go (SIGTERM): saves after this step\n"
+        error = preemption.farewell()
+        assert type(error) is Preempted and str(error) == f"{words}; the same command goes on"
+    time.sleep(0.2)
+    assert codes.empty() and capsys.readouterr().err == ""
+    with Preemption() as preemption:
+        preemption.is_idle = True
+        os.kill(os.getpid(), number)
+        assert codes.get(timeout=10) == 42
+    assert capsys.readouterr().err.startswith(f"{words}; the same command goes on\n")
+
+
+def test_what_takes_long_is_left_behind():
+    mesh, going = jax.make_mesh((1,), ("x",)), threading.Event()
+    with Preemption() as preemption:
+        assert preemption.cut_short(jax.sharding.get_mesh, mesh=mesh) == mesh
+        with pytest.raises(ZeroDivisionError):
+            preemption.cut_short(lambda: 1 // 0, mesh=mesh)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert preemption.cut_short(lambda: going.wait(60), mesh=mesh) is None
+    going.set()
 
 
 def test_ctrl_c_saves_and_an_evaluation_comes_after_the_save(tmp_path, corpus, capsys, monkeypatch):
@@ -114,7 +152,7 @@ def test_ctrl_c_saves_and_an_evaluation_comes_after_the_save(tmp_path, corpus, c
 
     monkeypatch.setattr(HeldOut, "run", run)
     assert main(command) == 42
-    assert "preempted; step 6 is saved" in capsys.readouterr().err
+    assert "told to go (SIGTERM); step 6 is saved" in capsys.readouterr().err
     monkeypatch.setattr(HeldOut, "run", evaluated)
     assert main(command) == 0
     held_out = [row for row in log_reader.read_rows(workdir) if row.get("split")]

@@ -23,6 +23,7 @@ from bert_jax.config import (
 )
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
+from bert_jax.spoken import duration, number
 from bert_jax.studies import (
     attention_cost,
     corpus_tasks,
@@ -34,7 +35,7 @@ from bert_jax.studies import (
     table,
 )
 from bert_jax.studies.child import Outcome
-from bert_jax.studies.estimate import Estimate, measure_missing, spoken
+from bert_jax.studies.estimate import Estimate, measure_missing
 from bert_jax.studies.records import finished_siblings, record_of
 from bert_jax.studies.runs import (
     FinetuneRun,
@@ -415,7 +416,14 @@ def test_what_a_variant_begins_from_is_run_before_it(tmp_path):
 
 def test_durations():
     assert [_duration(text) for text in ("45s", "90m", "1h30m", "0.5h")] == [45, 5400, 5400, 1800]
-    assert [spoken(s) for s in (None, 40, 700, 7500)] == ["unknown", "40 s", "12 min", "2 h 05 min"]
+    assert [duration(s) for s in (None, 40, 700, 7500)] == [
+        "unknown",
+        "40 s",
+        "12 min",
+        "2 h 05 min",
+    ]
+    assert [duration(24 * 3600 * d) for d in (3, 900, 4015)] == ["3 days", "2 years", "11 years"]
+    assert [number(v) for v in (6.75, 1e304, -2e9)] == ["6.8", "1e+304", "-2e+09"]
 
 
 def test_the_time_is_estimated_from_steps_and_then_from_runs(tmp_path, corpus):

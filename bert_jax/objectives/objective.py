@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax import spoken
 from bert_jax.config import DataConfig, ModelConfig, PhaseConfig, TrainConfig
 from bert_jax.data.pretraining.batch import Batch, Field
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
@@ -28,6 +29,12 @@ class Figure(NamedTuple):
     format: str = "{:.3f}"
     # What it is compared with, in the closing table.
     compared_with: str = ""
+
+    def shown(self, value: float) -> str:
+        """Returns a value of it as it is printed, with its unit."""
+        if abs(value) < spoken.LONG:
+            return self.format.format(value)
+        return spoken.number(value) + self.format.partition("}")[2]
 
     @property
     def heading(self) -> str:

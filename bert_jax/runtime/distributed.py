@@ -6,13 +6,8 @@ written by all, through orbax, to a workdir that all of them see.
 
 import contextlib
 import hashlib
-import os
-import signal
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import jax
@@ -21,15 +16,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from bert_jax.errors import (
     BertJaxError,
-    Interrupted,
-    Preempted,
     UsageError,
     with_exit_code,
 )
 from bert_jax.model.sharding import AXES
-from bert_jax.progress import say
 from bert_jax.runtime import network
-from bert_jax.runtime.signals import Signals
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.1
@@ -276,92 +267,3 @@ def any_preempted(is_told: bool) -> bool:
     client.key_value_set(f"{_LEAVE}{jax.process_index()}", str(int(is_told)))
     client.wait_at_barrier("bert-jax/met", 1000 * _INITIALIZATION_TIMEOUT)
     return any(value == "1" for _, value in client.key_value_dir_get(_LEAVE))
-
-
-# --- preemption ----------------------------------------------------------------------------------
-
-
-class Preemption:
-    """SIGTERM and Ctrl-C, as a question asked between steps.
-
-    Machines that are taken away are told so by SIGTERM, a few tens of seconds before. With several
-    processes any one of them may be told; jax's coordination service then names a step to all.
-    Ctrl-C asks for the same; a second one ends the process at once.
-    """
-
-    def __init__(self):
-        self._received = threading.Event()
-        self._is_interrupted = False
-        self._asked = 0
-
-    def __enter__(self) -> Self:
-        # Where processes are connected, jax has put its own handler for SIGTERM there.
-        self._is_ours = not jax.distributed.is_initialized()
-        numbers = (signal.SIGINT, signal.SIGTERM) if self._is_ours else (signal.SIGINT,)
-        self._signals = Signals(numbers, self._receive)
-        self._signals.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._signals.__exit__(kind, error, trace)
-
-    def _receive(self, number: int) -> None:
-        """Runs in a thread, at once: what the process is at may take a while yet."""
-        if number == signal.SIGINT:
-            if self._is_interrupted:
-                say("interrupted again: ends without saving; the same command goes on from the "
-                    "newest checkpoint")  # fmt: skip
-                os._exit(Interrupted.exit_code)
-            self._is_interrupted = True
-        if not self._received.is_set():
-            say(
-                "interrupted: saves after this step (a second Ctrl-C ends at once)"
-                if self._is_interrupted
-                else "told to go (SIGTERM): saves after this step"
-            )
-        if self._is_ours:
-            self._received.set()
-        else:
-            os.kill(os.getpid(), signal.SIGTERM)  # jax tells the others
-
-    def farewell(self, text: str) -> Preempted:
-        """Returns the error to end with, once the state is saved. `text` says what comes next."""
-        if self._is_interrupted:
-            return Interrupted(f"interrupted; {text}")
-        return Preempted(f"preempted; {text}")
-
-    def requested(self) -> bool:
-        """Returns whether to save and stop now.
-
-        Every process asks equally often, at the same places.
-        """
-        if self._is_ours:
-            return self._received.is_set()
-        from jax.experimental import multihost_utils
-
-        self._asked += 1
-        if multihost_utils.reached_preemption_sync_point(self._asked):
-            self._received.set()
-        return self._received.is_set()
-
-    def wait(self, work: Future[_T]) -> _T:
-        """Returns the result of `work`. A process that is alone does not wait for it once told to
-        go.
-
-        Raises Preempted then: there is nothing new to save, or the caller saves it. With others,
-        it waits: they must be asked, and are asked after a step.
-        """
-        while True:
-            try:
-                return work.result(timeout=_POLL_SECONDS)
-            except TimeoutError:
-                if work.done():
-                    raise
-                if self._is_ours and self._received.is_set():
-                    text = "the same command goes on from the newest checkpoint"
-                    raise self.farewell(text) from None

@@ -4,22 +4,52 @@ Python runs a handler of its own between two instructions of the main thread, wh
 away while that computes, compiles or reads; the number of a signal reaches a socket at once.
 """
 
+import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Self
+
+from bert_jax.errors import Interrupted, Preempted
+from bert_jax.progress import leave, say, stop_bar
+
+# The signals that ask a process to end: Ctrl-C, a machine or a scheduler, a terminal that closes.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A process that was begun to ignore them goes on doing so: a shell's background, nohup.
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
+_WORDS = {signal.SIGTERM: "told to go (SIGTERM)", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
+# So long may a command clean up after itself.
+_CLEANING_SECONDS = 1.0
+
+
+def word_of(number: int) -> str:
+    """Returns what to call the reason for which a process ends."""
+    return _WORDS.get(signal.Signals(number), "interrupted")
+
+
+def error_of(number: int) -> type[Preempted]:
+    """Returns the error, and with it the exit code, of a process that such a signal ends."""
+    return Interrupted if number == signal.SIGINT else Preempted
 
 
 class Signals:
     """Calls a function, in a thread, with the number of each signal that comes meanwhile.
 
-    Does nothing outside of the main thread, where no handler can be set. An interrupt that the
-    process was begun to ignore, as a shell begins those in its background, stays ignored.
+    Does nothing outside of the main thread, where no handler can be set.
     """
 
-    def __init__(self, numbers: Sequence[int], heard: Callable[[int], None]):
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        heard: Callable[[int], None],
+        *,
+        handler: Callable[[int, Any], None] | None = None,
+    ):
+        """`handler` runs in the main thread, when that comes to it."""
         self._numbers, self._heard = numbers, heard
+        self._handler = handler or _ignore
         self._before: dict[int, Any] = {}
         self._writer: socket.socket | None = None
 
@@ -30,9 +60,9 @@ class Signals:
         self._writer.setblocking(False)
         self._before_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._before = {
-            number: signal.signal(number, _ignore)
+            number: signal.signal(number, self._handler)
             for number in self._numbers
-            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
+            if number not in _MAY_BE_IGNORED or signal.getsignal(number) != signal.SIG_IGN
         }
         threading.Thread(target=self._listen, daemon=True, name="signals").start()
         return self
@@ -56,3 +86,44 @@ class Signals:
 
 def _ignore(*_: object) -> None:
     """Does nothing: without a handler of Python's, nothing would reach the socket."""
+
+
+class Ending:
+    """Ends a command that has nothing to save, with one line, wherever in it a signal comes.
+
+    The main thread is interrupted, so that it removes what it has begun; what it says meanwhile is
+    about that interruption and goes nowhere. After a second, or a second signal, the process ends
+    as it is.
+    """
+
+    def __init__(self) -> None:
+        # What the command is called, and what it leaves; before that is known, nothing is said.
+        self.name, self.kept = "", ""
+        # The code to end with, once a signal has come.
+        self.code: int | None = None
+        self._is_told = threading.Event()
+        self._signals = Signals(ENDING, self._hear, handler=self._interrupt)
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.__exit__()
+
+    def _hear(self, number: int) -> None:
+        if self.code is not None:
+            leave(self.code)
+        self.code = error_of(number).exit_code
+        last = threading.Timer(_CLEANING_SECONDS, leave, (self.code,))
+        last.daemon = True
+        last.start()
+        stop_bar()
+        if self.name:
+            say(f"{self.name}: {word_of(number)}; {self.kept}")
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        self._is_told.set()
+
+    def _interrupt(self, *_: object) -> None:
+        self._is_told.wait(_CLEANING_SECONDS)  # the thread may come later than this
+        raise KeyboardInterrupt

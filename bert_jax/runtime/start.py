@@ -1,16 +1,16 @@
-"""Begins a command that trains: SIGTERM is heard from the first moment, and processes meet."""
+"""Begins a command that trains: signals are heard from the first moment, and processes meet."""
 
 import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from bert_jax import progress
-from bert_jax.errors import Preempted
-from bert_jax.runtime.signals import Signals
+from bert_jax.errors import Interrupted, Preempted
+from bert_jax.runtime.signals import ENDING, Signals, error_of, word_of
 
-_NOTHING = "preempted before the first step; nothing to save"
+# True before the first step of a run, and between two runs.
+_NOTHING = "no step is under way, so nothing is lost; the same command goes on"
 # A process that was told to go waits for so long until it has met the others, to tell them.
 _MEETING_SECONDS = 20.0
 
@@ -18,8 +18,8 @@ _MEETING_SECONDS = 20.0
 class Start:
     """Armed from entering to leaving, before anything heavy is imported.
 
-    Until there is something to save, SIGTERM only ends the process, with exit code 42. A process
-    that has others first meets them, so that all of them end.
+    Until there is something to save, a signal only ends the process. A process that has others
+    first meets them, so that all of them end.
     """
 
     def __init__(
@@ -41,9 +41,10 @@ class Start:
             "process_id": process_id,
         }
         self._has_others = detect or (num_processes or 1) > 1
-        self._told = threading.Event()
+        # The signal that has come.
+        self._told: int | None = None
         self._is_connected = False
-        self._signals = Signals((signal.SIGTERM,), self._leave)
+        self._signals = Signals(ENDING, self._leave)
 
     def __enter__(self) -> Self:
         self._signals.__enter__()
@@ -65,8 +66,9 @@ class Start:
         with ThreadPoolExecutor(max_workers=1) as waiting:
             waiting.submit(connection.connect).result()
         self._is_connected = True
-        if distributed.any_preempted(self._told.is_set()):
-            raise Preempted(_NOTHING)
+        if distributed.any_preempted(self._told is not None):
+            kind = Preempted if self._told is None else error_of(self._told)
+            raise kind(f"told to go; {_NOTHING}")
         if not distributed.is_main():
             progress.silence()
 
@@ -79,14 +81,16 @@ class Start:
             distributed.disconnect()
 
     def _leave(self, number: int) -> None:
-        del number
-        if self._has_others and not self._told.is_set():
-            self._told.set()
-            progress.say(f"{self._name}: preempted; leaves when all processes have met")
-            last = threading.Timer(_MEETING_SECONDS, os._exit, (Preempted.exit_code,))
+        is_again, code = self._told is not None, error_of(number).exit_code
+        if self._has_others and not (is_again and code == Interrupted.exit_code):
+            if is_again:
+                return
+            self._told = number
+            progress.say(f"{self._name}: {word_of(number)}; leaves when all processes have met")
+            last = threading.Timer(_MEETING_SECONDS, os._exit, (code,))
             last.daemon = True
             last.start()
             return
         # Not sys.exit: an import that is under way may catch what that raises.
-        progress.say(f"{self._name}: {_NOTHING}")
-        os._exit(Preempted.exit_code)
+        progress.say(f"{self._name}: {word_of(number)}; {_NOTHING}")
+        progress.leave(code)

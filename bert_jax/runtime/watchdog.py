@@ -65,6 +65,10 @@ class Watchdog:
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
 
+    @property
+    def doing(self) -> str:
+        return self._doing[0]
+
     def at(self, what: str, *, patience: float = 1.0) -> None:
         """Notes progress: from now on the process does `what`, for `patience` x the deadline at
         most.

@@ -8,18 +8,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.runtime.signals import Signals
+from bert_jax.errors import Interrupted
+from bert_jax.progress import leave, say
+from bert_jax.runtime.signals import ENDING, Signals, error_of, word_of
 
 # Seconds between two looks at a child.
 _LOOK = 0.2
 # Bytes at the end of a log in which the reason of a failure is looked for.
 _TAIL = 8192
+# Seconds in which a study that no run is under way of comes to its end by itself.
+_PATIENCE = 1.0
+KEPT = "the runs that have ended are kept, and the same command goes on"
 _COMPILED = "JAX_COMPILATION_CACHE_DIR"
 
 
@@ -36,8 +42,8 @@ class Outcome:
 class Children:
     """Runs commands of `bert-jax`, one at a time, and hands on the signals that come meanwhile.
 
-    SIGTERM and Ctrl-C reach a child once each, so that it saves; a second Ctrl-C reaches it, too,
-    which then ends at once.
+    SIGTERM, SIGHUP and Ctrl-C reach a child, so that it saves; so does a second Ctrl-C, which ends
+    it at once.
     """
 
     def __init__(self, *, compiled: Path, until: float | None = None):
@@ -49,13 +55,16 @@ class Children:
         self._child: subprocess.Popen | None = None
         # The first signal that came.
         self.heard: int | None = None
-        self._signals = Signals((signal.SIGTERM, signal.SIGINT), self._hear)
+        self._last: threading.Timer | None = None
+        self._signals = Signals(ENDING, self._hear)
 
     def __enter__(self) -> "Children":
         self._signals.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
+        if self._last is not None:
+            self._last.cancel()
         self._signals.__exit__()
 
     def stopped_by(self) -> str:
@@ -66,8 +75,20 @@ class Children:
         return "budget" if is_time_up else ""
 
     def _hear(self, number: int) -> None:
-        self.heard = self.heard or number
+        is_first, self.heard = self.heard is None, self.heard or number
         self._tell(number)
+        if is_first:
+            self._last = threading.Timer(_PATIENCE, self._leave, (number,))
+            self._last.daemon = True
+            self._last.start()
+        elif number == signal.SIGINT and self._child is None:
+            leave(Interrupted.exit_code)
+
+    def _leave(self, number: int) -> None:
+        """Ends the study, unless a run is still saving: between runs nothing is lost."""
+        if self._child is None:
+            say(f"bert-jax study: {word_of(number)}; {KEPT}")
+            leave(error_of(number).exit_code)
 
     def _tell(self, number: int) -> None:
         child = self._child

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +11,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config_loader
+from bert_jax import config_loader, worker
 from bert_jax.config import TrainConfig, from_dict, to_dict
 from bert_jax.errors import UsageError
 from bert_jax.files import write_json
 from bert_jax.progress import note
+from bert_jax.spoken import duration
 from bert_jax.studies.corpus_tasks import MOST_ROWS
 from bert_jax.studies.records import DONE, record_of
 from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, ProbeRun, Run, tokens_of
@@ -71,8 +72,7 @@ def measured_apart(
 
 
 def _begin(compiled: Path, extend: Sequence[Path]) -> None:
-    import os
-
+    worker.begin()
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -159,8 +159,8 @@ class Estimate:
         one, all_ = self.seconds_of(run), self.total(left)
         if one is None:
             return "begins"
-        rest = "" if all_ is None else f", with all that is left {spoken(all_)}"
-        return f"begins, about {spoken(one)}{rest}"
+        rest = "" if all_ is None else f", with all that is left {duration(all_)}"
+        return f"begins, about {duration(one)}{rest}"
 
 
 def _kind(run: Run) -> str:
@@ -191,13 +191,3 @@ def _finetuning(run: FinetuneRun, config: TrainConfig, rate: dict[str, Any]) -> 
     return (
         _START_SECONDS + rate["compile_seconds"] + rows * run.task.epochs * run.task.length / speed
     )
-
-
-def spoken(seconds: float | None) -> str:
-    """Returns a time as people say it: "40 s", "12 min", "2 h 05 min"."""
-    if seconds is None:
-        return "unknown"
-    if seconds < 90:
-        return f"{math.ceil(seconds)} s"
-    minutes = math.ceil(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from bert_jax import spoken
 from bert_jax.registry import OBJECTIVES
-from bert_jax.studies.estimate import spoken
 from bert_jax.studies.figures import Drawn
 from bert_jax.workdir.model_card import markdown_table
 
@@ -157,10 +157,11 @@ def _digits(name: str) -> int:
 def _spread(found: dict[str, Any], digits: int) -> str:
     if not found["runs"]:
         return _NOTHING
-    median = f"{found['median']:.{digits}f}"
+    median = spoken.number(found["median"], f".{digits}f")
     if found["runs"] == 1:
         return median
-    return f"{median} ({found['lowest']:.{digits}f} to {found['highest']:.{digits}f})"
+    lowest, highest = (spoken.number(found[end], f".{digits}f") for end in ("lowest", "highest"))
+    return f"{median} ({lowest} to {highest})"
 
 
 def _comparison(compared: dict[str, Any] | None) -> str:
@@ -178,7 +179,7 @@ def _count(number: int | None) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    return _NOTHING if seconds is None else spoken(seconds)
+    return _NOTHING if seconds is None else spoken.duration(seconds)
 
 
 def _or_nothing(value: Any) -> str:

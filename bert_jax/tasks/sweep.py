@@ -34,6 +34,7 @@ from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import remote_workdir, resume_policy, run_directory
 from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
+from bert_jax.workdir.trainer_lock import only_trainer
 
 # Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
 WARMUP = 0.1
@@ -105,7 +106,7 @@ def finetune(
     mesh = sharding.make_mesh(
         **preflight.mesh_shape(config_loader.override(TrainConfig(), list(settings.overrides)))
     )
-    with jax.set_mesh(mesh):
+    with only_trainer(home, mesh=mesh), jax.set_mesh(mesh):
         source = load_checkpoint(
             checkpoint,
             mesh=mesh,
@@ -132,9 +133,9 @@ def finetune(
         rows = {"train": data.train.rows} | {name: split.rows for name, split in data.dev.items()}
         is_official = glue.is_official(spec.name, rows, data.sources)
         summary = results.summarise(data.task.spec, found, is_official=is_official)
-    if distributed.is_main():
-        remote_workdir.write_text(home, "results.json", json.dumps(summary, indent=2) + "\n")
-        remote_workdir.write_text(home, "results.md", results.markdown(summary))
+        if distributed.is_main():
+            remote_workdir.write_text(home, "results.json", json.dumps(summary, indent=2) + "\n")
+            remote_workdir.write_text(home, "results.md", results.markdown(summary))
     return summary
 
 
@@ -298,5 +299,5 @@ def _set_aside(home: Path | str, attempt: int) -> None:
         home,
         building=f"{_ASIDE}{attempt}",
         target=f"{DIVERGED}{attempt}",
-        but_for=(DIVERGED, _ASIDE),
+        but_for=(DIVERGED, _ASIDE, run_directory.LOCK),
     )

@@ -10,7 +10,7 @@ import jax
 
 from bert_jax import config as configs
 from bert_jax.runtime import distributed
-from bert_jax.runtime.distributed import Preemption
+from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training.memory import require_memory
 from bert_jax.training.work import Work

@@ -102,8 +102,7 @@ class HeldOut:
 def describe(objective: Objective, values: Mapping[str, float]) -> str:
     """Returns the figures of an objective in one line."""
     return ", ".join(
-        f"{figure.title} {figure.format.format(values[figure.name])}"
-        for figure in objective.figures
+        f"{figure.title} {figure.shown(values[figure.name])}" for figure in objective.figures
     )
 
 

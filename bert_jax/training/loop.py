@@ -13,7 +13,7 @@ import jax
 from bert_jax.errors import NonFinite, Preempted
 from bert_jax.expected.watch import Watch
 from bert_jax.progress import Progress, note, ticking
-from bert_jax.runtime.distributed import Preemption
+from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training import device_feed
 from bert_jax.training.compiled_steps import CompiledSteps
@@ -27,7 +27,6 @@ from bert_jax.workdir.metrics_log import MetricsLogger
 
 # Global batches on their way to the devices ahead of the step.
 _DEVICE_PREFETCH = 2
-_SAVED = "step {} is saved and the same command goes on from it"
 
 
 @dataclass(kw_only=True)
@@ -76,13 +75,14 @@ def train_phase(
     """
     config, run.step = run.work.config, step
     steps, evaluation, batches = _prepare(run, state, phase, step, last_step)
+    run.preemption.is_idle = False
     run.logger.open_curves(past_rows)
     log = _StepLog(run, phase)
     scores: Scores = {}
     if owes_evaluation:
         found = _evaluate(run, evaluation, state, step)
         if found is None:
-            raise run.preemption.farewell(_SAVED.format(step))
+            raise run.preemption.farewell()
         scores = found
         log.restart()
 
@@ -101,7 +101,7 @@ def train_phase(
             if run.saver.saved_step == step:
                 raise
             run.saver.save_for_good(state, step)
-            raise run.preemption.farewell(_SAVED.format(step)) from None
+            raise run.preemption.farewell() from None
         run.watchdog.at(f"step {step + 1}")
         # The step is dispatched first; only then is the one before it waited for. Not on a CPU: a
         # second step in flight has its temporaries beside those of the first (docs/benchmarks.md,
@@ -143,7 +143,7 @@ def train_phase(
                     if run.saver.saved_step != step:
                         run.saver.save_for_good(state, step)
         if preempted:
-            raise run.preemption.farewell(_SAVED.format(step))
+            raise run.preemption.farewell()
         if run.is_spent:
             _stop_at_non_finite(run, step)
     return state, log.latest | log.overall_speed(), scores
@@ -226,6 +226,7 @@ class _StepLog:
             run.watch.see(step, values)
         run.bar.advance()
         seconds, steps = self._timer.seconds_per_step(), self._timer.steps
+        run.preemption.step_seconds = seconds
         speed = run.work.speed(self._phase, seconds)
         run.bar.describe = lambda: f"step {step}  loss {values['loss']:.3f}  {_shown(speed)}"
         if step % config.log_every_steps == 0 or step == config.total_steps:
@@ -268,7 +269,9 @@ def _evaluate(run: Run, evaluation: Evaluation, state: TrainState, step: int) ->
 
     began = time.monotonic()
     with ticking(f"step {step}: evaluating"):
-        scores = evaluation.run(state.params, cut_short=cut_short)
+        scores = run.preemption.cut_short(
+            lambda: evaluation.run(state.params, cut_short=cut_short), mesh=run.work.mesh
+        )
     if scores is None:
         return None
     for split, values in scores.items():

@@ -30,6 +30,7 @@ from bert_jax.training.run import Home, run
 from bert_jax.training.work import Scores
 from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.workdir import log_reader, remote_workdir, run_directory
+from bert_jax.workdir.trainer_lock import only_trainer
 
 
 def pretrain(
@@ -79,23 +80,33 @@ def pretrain(
         preflight.require_divisible(phase, mesh, config)
     for line in mask_warnings(config):
         note(line)
-    directory = remote_workdir.directory_of(workdir_path, owner=f"process-{jax.process_index()}")
-    config, allowed = fitting.settle(
-        config, demand(mesh), mesh=mesh, directory=directory, choose=fit, allowed=allowed_changes
-    )
-    home = _home(workdir_path, directory, config, corpus, init_from=init_from, allowed=allowed)
-    outlook = _outlook(config, corpus, home, expect, is_continued=init_from is not None)
-    # Measured on one device, hence before all of them are the context.
-    work = Pretraining(config, corpus, mesh, peak=peak_flops(config.compute.dtype), outlook=outlook)
-    with jax.set_mesh(mesh):
-        closing = run(
-            work,
-            home,
-            begin=lambda: beginning.state(config, corpus, mesh),
-            started=started,
-            resume_step=resume_step,
-            profile_steps=profile_steps,
+    with only_trainer(workdir_path, mesh=mesh):
+        directory = remote_workdir.directory_of(
+            workdir_path, owner=f"process-{jax.process_index()}"
         )
+        config, allowed = fitting.settle(
+            config,
+            demand(mesh),
+            mesh=mesh,
+            directory=directory,
+            choose=fit,
+            allowed=allowed_changes,
+        )
+        home = _home(workdir_path, directory, config, corpus, init_from=init_from, allowed=allowed)
+        outlook = _outlook(config, corpus, home, expect, is_continued=init_from is not None)
+        # Measured on one device, hence before all of them are the context.
+        work = Pretraining(
+            config, corpus, mesh, peak=peak_flops(config.compute.dtype), outlook=outlook
+        )
+        with jax.set_mesh(mesh):
+            closing = run(
+                work,
+                home,
+                begin=lambda: beginning.state(config, corpus, mesh),
+                started=started,
+                resume_step=resume_step,
+                profile_steps=profile_steps,
+            )
     return closing.row | {
         "validation": closing.scores.get("validation", {}),
         "step": closing.step,

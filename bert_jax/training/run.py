@@ -21,6 +21,7 @@ from bert_jax.files import write_json
 from bert_jax.model import bert
 from bert_jax.progress import Progress, note
 from bert_jax.runtime import distributed
+from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training.divergence import Divergence
 from bert_jax.training.loop import Run, train_phase
@@ -92,7 +93,8 @@ def run(
     trackers.require_installed(config.trackers)
     if resume_step is not None and not home.is_held:
         raise UsageError(f"`resume_step` {resume_step}: `workdir` {home.name} holds no run yet")
-    with distributed.Preemption() as preemption, Watchdog(config.deadline_seconds) as watchdog:
+    with Preemption() as preemption, Watchdog(config.deadline_seconds) as watchdog:
+        preemption.doing, preemption.is_idle = (lambda: watchdog.doing), True
         # 0. Every process has looked before one of them writes.
         watchdog.at("meeting the other processes")
         distributed.barrier(mesh)
@@ -125,6 +127,7 @@ def run(
             max_failed=config.checkpoint.max_failed_saves,
             saved_step=step,
         )
+        preemption.kept = lambda: _kept(saver.saved_step)
         with Progress(work.title, total=config.total_steps, done=step) as bar:
             this = Run(
                 work=work,
@@ -171,6 +174,15 @@ def run(
         logger.event("stop", step=config.total_steps, seconds=time.monotonic() - started)
         _close(this)
     return Closing(step=config.total_steps, row=last_row | row, scores=last_scores | scores)
+
+
+def _kept(step: int | None) -> str:
+    """Returns what is said of the step that is saved; None where the last save has failed."""
+    if step == 0:
+        return "nothing was saved yet, and the same command begins anew"
+    if step is None:
+        return "the last save has failed: the same command goes on from the step before"
+    return f"step {step} is saved and the same command goes on from it"
 
 
 def _restore(

@@ -49,12 +49,8 @@ def directory_of(path: str | Path, *, owner: str = "reader") -> Path:
     if not is_address(path):
         return Path(path)
     address = str(path).rstrip("/")
-    if not address.startswith("gs://") or "/" not in address.removeprefix("gs://"):
-        raise UsageError(f"{path}: write a place in a bucket as gs://BUCKET/PATH")
     path_of(address)
-    cache = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert-jax")
-    name = hashlib.sha256(address.encode()).hexdigest()[:16]
-    directory = cache / "workdirs" / f"{name}-{owner}"
+    directory = _stand_in(address, owner)
     directory.mkdir(parents=True, exist_ok=True)
     _beside(directory, "address").write_text(address + "\n", encoding="utf-8")
 
@@ -69,6 +65,19 @@ def directory_of(path: str | Path, *, owner: str = "reader") -> Path:
         directory.mkdir()
         _beside(directory, "copied").unlink(missing_ok=True)
     return directory
+
+
+def lock_of(address: str) -> Path:
+    """Returns the lock of those who train, on this machine, in a bucket's workdir."""
+    return _beside(_stand_in(address.rstrip("/"), "trainer"), "lock")
+
+
+def _stand_in(address: str, owner: str) -> Path:
+    if not address.startswith("gs://") or "/" not in address.removeprefix("gs://"):
+        raise UsageError(f"{address}: write a place in a bucket as gs://BUCKET/PATH")
+    cache = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert-jax")
+    name = hashlib.sha256(address.encode()).hexdigest()[:16]
+    return cache / "workdirs" / f"{name}-{owner}"
 
 
 def address_of(directory: Path) -> str:

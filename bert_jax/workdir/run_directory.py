@@ -20,6 +20,8 @@ from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, remote_workdir, resume_policy
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
+# Held by who trains there (trainer_lock.py).
+LOCK = ".trainer.lock"
 # What `imported_from` begins with, where it is an average of several checkpoints.
 MEAN_OF = "the mean of "
 _NEW_CONFIG = f"{CONFIG}.new"
@@ -68,6 +70,7 @@ def is_free(directory: Path, *, but_for: tuple[str, ...] = ()) -> bool:
 
     Names that begin with one of `but_for` do not count.
     """
+    but_for = (*but_for, LOCK)
     names = {path.name for path in directory.iterdir() if not path.name.startswith(but_for)}
     return not names or (_NEW_CONFIG in names and names <= {_NEW_CONFIG, TOKENIZER})
 

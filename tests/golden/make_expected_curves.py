@@ -32,7 +32,7 @@ from bert_jax.__main__ import main
 from bert_jax.config_loader import load_config_json
 from bert_jax.data.corpus.store import read_manifest
 from bert_jax.expected import curve
-from bert_jax.runtime.distributed import Preemption
+from bert_jax.runtime.preemption import Preemption
 from bert_jax.workdir import log_reader
 
 DEMO, BERT = "modern_tiny_cpu", "tiny_docs_cpu"

@@ -55,8 +55,8 @@ def run(arguments: Any) -> int:
     require_place_for_directory(output=arguments.output)
     if (arguments.output is not None) != (arguments.what == "branch"):
         raise UsageError("--output DIR is the workdir of a 'branch', and is needed for one")
-    from bert_jax import config_loader
     from bert_jax.workdir import checkpoint, recovery, run_directory
+    from bert_jax.workdir.trainer_lock import only_trainer
 
     directory = run_directory_of(arguments.workdir)
     if arguments.what == "branch":
@@ -68,30 +68,9 @@ def run(arguments: Any) -> int:
             f"{arguments.output} --set FIELD=VALUE --allow-change FIELD"
         )
         return 0
-    if arguments.what == "rollback":
-        if arguments.step is None:
-            raise UsageError("checkpoints rollback: --step says where to go back to")
-        recovery.roll_back(directory, arguments.step)
-        print(f"{arguments.workdir} is back at step {arguments.step}")
-        return 0
-    if arguments.what == "prune":
-        policy = config_loader.load_config_json(directory / run_directory.CONFIG).checkpoint
-        keep_last = policy.keep_last if arguments.keep_last is None else arguments.keep_last
-        keep_every = policy.keep_every if arguments.keep_every is None else arguments.keep_every
-        if keep_last < 1 or keep_every < 0:
-            raise UsageError("checkpoints prune: --keep-last is at least 1, --keep-every 0 or more")
-        there = checkpoint.steps(directory)
-        kept = checkpoint.kept_of(there, keep_last=keep_last, keep_every=keep_every)
-        damaged = [step for step in kept if checkpoint.problem(directory, step) is not None]
-        if damaged:
-            raise NoUsableCheckpoint(
-                f"checkpoints prune: step {max(damaged)} of {arguments.workdir} would be kept and "
-                "is damaged; nothing is removed: 'bert-jax checkpoints verify' names what is good, "
-                "and 'bert-jax checkpoints rollback --step N' goes back to it"
-            )
-        removed = checkpoint.prune(directory, keep_last=keep_last, keep_every=keep_every)
-        print(f"removed {', '.join(map(str, removed)) or 'none'}")
-        return 0
+    if arguments.what in ("rollback", "prune"):
+        with only_trainer(arguments.workdir):
+            return _change(arguments, directory)
     verifies = arguments.what == "verify"
     rows, is_damaged = [], False
     for step in sorted([*checkpoint.steps(directory), *checkpoint.cut_off(directory)]):
@@ -107,3 +86,32 @@ def run(arguments: Any) -> int:
     if not arguments.json:
         table(str(arguments.workdir), ("step", "MiB", "saved", "state"), rows)
     return NoUsableCheckpoint.exit_code if is_damaged and verifies else 0
+
+
+def _change(arguments: Any, directory: Any) -> int:
+    from bert_jax import config_loader
+    from bert_jax.workdir import checkpoint, recovery, run_directory
+
+    if arguments.what == "rollback":
+        if arguments.step is None:
+            raise UsageError("checkpoints rollback: --step says where to go back to")
+        recovery.roll_back(directory, arguments.step)
+        print(f"{arguments.workdir} is back at step {arguments.step}")
+        return 0
+    policy = config_loader.load_config_json(directory / run_directory.CONFIG).checkpoint
+    keep_last = policy.keep_last if arguments.keep_last is None else arguments.keep_last
+    keep_every = policy.keep_every if arguments.keep_every is None else arguments.keep_every
+    if keep_last < 1 or keep_every < 0:
+        raise UsageError("checkpoints prune: --keep-last is at least 1, --keep-every 0 or more")
+    there = checkpoint.steps(directory)
+    kept = checkpoint.kept_of(there, keep_last=keep_last, keep_every=keep_every)
+    damaged = [step for step in kept if checkpoint.problem(directory, step) is not None]
+    if damaged:
+        raise NoUsableCheckpoint(
+            f"checkpoints prune: step {max(damaged)} of {arguments.workdir} would be kept and "
+            "is damaged; nothing is removed: 'bert-jax checkpoints verify' names what is good, "
+            "and 'bert-jax checkpoints rollback --step N' goes back to it"
+        )
+    removed = checkpoint.prune(directory, keep_last=keep_last, keep_every=keep_every)
+    print(f"removed {', '.join(map(str, removed)) or 'none'}")
+    return 0

@@ -10,6 +10,7 @@ from bert_jax.errors import UsageError
 from bert_jax.files import write_json
 from bert_jax.progress import note, ticking
 from bert_jax.registry import PROBES
+from bert_jax.spoken import number
 
 SUMMARY = "ask a model what it has learned: grammar, held-out text, words"
 DETAILS = (
@@ -111,4 +112,4 @@ def _print(findings: list[dict[str, Any]]) -> None:
 
 
 def _value(value: float | str, unit: str) -> str:
-    return value if isinstance(value, str) else f"{value:,.1f} {unit}".rstrip()
+    return value if isinstance(value, str) else f"{number(value, ',.1f')} {unit}".rstrip()

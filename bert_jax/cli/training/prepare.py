@@ -16,6 +16,7 @@ DETAILS = (
     "token ids with a held-out split. An interrupted run goes on where it stopped; the result "
     "does not depend on the number of workers."
 )
+INTERRUPTED = "the parts that are encoded are kept, and the same command goes on with them"
 # To go on from a model comes first: with another vocabulary its vectors mean other words.
 _EXAMPLES = """\
 to train on from a model, take its tokenizer:

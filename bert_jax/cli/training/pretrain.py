@@ -141,7 +141,7 @@ def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
         if figure.name in published:
             each = published[figure.name]
             compared = f"{each['value']:g}: {each['where']}, on other text"
-        rows.append((figure.title, figure.format.format(value), compared))
+        rows.append((figure.title, figure.shown(value), compared))
         if figure.name == "mlm_loss" and expected["mlm_loss"]:
             low, high = expected["mlm_loss"]
             found = "as expected" if low <= value <= high else "NOT as expected"

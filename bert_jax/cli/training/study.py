@@ -14,6 +14,8 @@ from bert_jax.cli.options import add_json, add_overrides, local
 from bert_jax.cli.output import table
 from bert_jax.errors import Preempted, UsageError
 from bert_jax.progress import note
+from bert_jax.spoken import duration
+from bert_jax.studies.child import KEPT
 
 SUMMARY = "make a set of runs, tasks and figures as one"
 DETAILS = (
@@ -27,6 +29,7 @@ examples:
   bert-jax study ladder --workdir runs/ladder --budget 2h
   bert-jax study mine.py --corpus runs/corpus --workdir runs/mine --steps 20
 """
+INTERRUPTED = KEPT
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -215,7 +218,7 @@ def _typed(arguments: Any) -> str:
 
 
 def _print_plan(plan: Any, arguments: Any) -> None:
-    from bert_jax.studies.estimate import Estimate, spoken
+    from bert_jax.studies.estimate import Estimate
     from bert_jax.studies.records import record_of
     from bert_jax.studies.runner import missing
 
@@ -237,19 +240,19 @@ def _print_plan(plan: Any, arguments: Any) -> None:
     if arguments.untimed:
         print("\n".join(entry["command"] for entry in listed))
         return
-    rows = [(e["run"], e["status"], spoken(e["seconds"]) if e["seconds"] != 0 else "")
+    rows = [(e["run"], e["status"], duration(e["seconds"]) if e["seconds"] != 0 else "")
             for e in listed]  # fmt: skip
     table(f"{plan.study.title}: {len(listed)} runs", ("run", "status", "time"), rows)
     total = estimate.total([run for run in plan.runs if run.name in left])
-    print(f"{len(left)} runs are left: about {spoken(total)}")
+    print(f"{len(left)} runs are left: about {duration(total)}")
     if arguments.budget is not None and total is not None and total > arguments.budget:
-        print(f"the budget of {spoken(arguments.budget)} does not suffice")
+        print(f"the budget of {duration(arguments.budget)} does not suffice")
 
 
 def _print_summary(plan: Any, found: dict[str, Any], progress: Any, arguments: Any) -> None:
     from bert_jax.studies import summary
     from bert_jax.studies import table as tables
-    from bert_jax.studies.estimate import Estimate, spoken
+    from bert_jax.studies.estimate import Estimate
 
     if arguments.json:
         print(json.dumps(found, indent=2))
@@ -259,7 +262,7 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, arguments: A
     if progress.held:
         note(f"another process works on {', '.join(run.name for run in progress.held)}")
     if progress.left:
-        left = spoken(Estimate(plan).total(progress.left))
+        left = duration(Estimate(plan).total(progress.left))
         why = "the time is up; " if progress.is_time_up else ""
         note(
             f"{why}runs that are left: {len(progress.left)}, time: {left}; the same command goes "

@@ -10,8 +10,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import signal
-import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -23,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax import worker
 from bert_jax.data.corpus.dedup import SourceDocument
 from bert_jax.data.corpus.store import FORMAT_VERSION, SPLITS, Split, token_type
 from bert_jax.data.language import marks
@@ -249,16 +248,7 @@ def _encode_to_file(part: Part, tokenizer: Tokenizer, language: str) -> tuple[in
 
 def _start_worker() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's, which stops us
-
-    def leave_with_parent() -> None:
-        # Waiting for work, a worker would not notice that its parent was killed.
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+    worker.begin()
 
 
 def _encode_in_worker(part: Part, tokenizer: Path, language: str) -> tuple[int, int]:
