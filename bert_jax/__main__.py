@@ -20,6 +20,7 @@ from bert_jax.errors import (
     StorageFailed,
     Unreachable,
     exit_code_of,
+    reason_of,
 )
 from bert_jax.progress import leave, say
 from bert_jax.runtime import network
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
         if network.is_transient(error):
             refuse(f"{name}{network.described(error)}: the network fails; try again later")
             return Unreachable.exit_code
-        refuse(f"{name}{error.strerror or error}")
+        refuse(f"{name}{reason_of(error)}")
         return exit_code_of(error)
     except (MemoryError, RuntimeError) as error:  # jax's own kind of it is the second
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):

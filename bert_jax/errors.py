@@ -5,6 +5,8 @@ mean "do not restart: a restart would meet the same error"; 42 and 75 mean "rest
 """
 
 import errno
+import os
+import re
 import reprlib
 
 
@@ -80,11 +82,22 @@ class Unreachable(BertJaxError):
 _STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
 
 
+# NumPy's words where a file did not take all of an array; it has no number of an error for that.
+_SHORT_WRITE = re.compile(r"[0-9]+ requested and [0-9]+ written")
+
+
+def reason_of(error: OSError) -> str:
+    """Returns what the operating system refused, in its words."""
+    if _SHORT_WRITE.fullmatch(str(error)):
+        return os.strerror(errno.ENOSPC)
+    return error.strerror or str(error)
+
+
 def exit_code_of(error: OSError) -> int:
     """Returns the code for a refusal of the operating system: of the storage, or of a wrong
     path.
     """
-    is_storage = error.errno in _STORAGE_ERRORS
+    is_storage = error.errno in _STORAGE_ERRORS or _SHORT_WRITE.fullmatch(str(error))
     return StorageFailed.exit_code if is_storage else UsageError.exit_code
 
 

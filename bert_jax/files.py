@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,14 @@ def measure_as_bucket(path: Any) -> tuple[int, dict[str, str]]:
             md5.update(chunk)
     sums = {"crc32c": crc32c.digest(), "md5": md5.digest()}
     return size, {name: base64.b64encode(value).decode("ascii") for name, value in sums.items()}
+
+
+def nearest_directory(path: Path) -> Path:
+    """Returns the nearest directory above a path, or the path, that is there."""
+    path = path.absolute()
+    return next(p for p in (path, *path.parents) if p.is_dir())
+
+
+def free_space(path: Path) -> int:
+    """Returns how many bytes are free where a path is, or would be."""
+    return shutil.disk_usage(nearest_directory(path)).free

@@ -61,6 +61,20 @@ def test_the_parts_add_up(interrupted):
     assert (account["failed_saves"], account["preemptions"]) == (1, 0)
 
 
+def test_a_finished_run_is_not_down(interrupted):
+    """The same command given again, an hour after the run's end, only tells its figures."""
+    before = goodput.account(interrupted)
+    with (interrupted / "events.jsonl").open("a") as events:
+        for event in (
+            {"event": "start", "time": 3830.0, "step": 30, "seconds": 8.0},
+            {"event": "stop", "time": 3831.0, "step": 30, "seconds": 9.0},
+        ):
+            events.write(json.dumps(event) + "\n")
+    after = goodput.account(interrupted)
+    assert after["seconds"]["down"] == before["seconds"]["down"] == pytest.approx(48.0)
+    assert after["wall_seconds"] == pytest.approx(before["wall_seconds"] + 9.0)
+
+
 def test_report(interrupted, tmp_path, capsys):
     assert main(["report", str(interrupted), "--plot", str(tmp_path / "plot.png")]) == 0
     # The table's title is wrapped where the workdir's name is long.

@@ -1,6 +1,5 @@
 """Checks of the devices: which there are, their arithmetic, their memory."""
 
-import math
 import statistics
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from bert_jax.runtime.free_memory import free_bytes
 from bert_jax.training.fit import settle
 from bert_jax.training.pretrain import demand
 from bert_jax.update.state import TrainState
+from bert_jax.workdir import disk_room
 
 _GIB = 2**30
 
@@ -85,9 +85,7 @@ def memory(case: Case) -> Finding:
     assert case.config is not None and case.mesh is not None
     with jax.set_mesh(case.mesh):
         state = TrainState.abstract(case.config, case.mesh)
-    case.state_bytes = sum(
-        math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(state)
-    )
+    case.state_bytes = disk_room.state_bytes(state)
     device = case.mesh.local_devices[0]
     free = free_bytes(device)
     # The devices of a CPU take all of it from one host.

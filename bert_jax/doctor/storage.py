@@ -2,9 +2,7 @@
 
 import contextlib
 import errno
-import math
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +16,11 @@ from bert_jax.config import CheckpointConfig
 from bert_jax.doctor.case import Case
 from bert_jax.doctor.finding import Finding, failed, passed, warned
 from bert_jax.errors import StorageFailed, with_exit_code
+from bert_jax.files import nearest_directory
 from bert_jax.model import sharding
 from bert_jax.runtime import distributed
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import checkpoint, recovery, remote_workdir, run_directory
+from bert_jax.workdir import checkpoint, disk_room, recovery, remote_workdir, run_directory
 from bert_jax.workdir.checkpoint import Checkpoints
 
 _PROBE_BYTES = 64 * 2**20
@@ -107,26 +106,10 @@ def room(case: Case) -> Finding:
     assert case.workdir is not None and case.config is not None and case.state_bytes is not None
     if remote_workdir.is_address(case.workdir):
         return passed("a bucket has no end")
-    settings, steps = case.config.checkpoint, case.config.total_steps
-    kept = min(settings.keep_last, math.ceil(steps / settings.every_steps))
-    if settings.keep_every:
-        kept += steps // settings.keep_every
-    there = checkpoint.steps(Path(case.workdir))
-    size = case.state_bytes
-    needed = size * max(kept + 1 - len(there), 1)
-    free = shutil.disk_usage(_existing(Path(case.workdir))).free
-    text = (
-        f"{kept} checkpoint(s) of {size / 1e9:.3g} GB and one under way need {needed / 1e9:.3g} GB "
-        f"more, and {free / 1e9:.3g} GB are free"
-    )
-    if needed > free:
-        return failed(
-            text,
-            "free space there, choose another `workdir`, or keep fewer: set checkpoint.keep_last=1 "
-            "and checkpoint.keep_every=0",
-            exit_code=StorageFailed.exit_code,
-        )
-    return passed(text)
+    room = disk_room.room_of(Path(case.workdir), case.config, case.state_bytes)
+    if room.needed > room.free:
+        return failed(str(room), disk_room.REMEDY, exit_code=StorageFailed.exit_code)
+    return passed(str(room))
 
 
 class _Probe:
@@ -247,7 +230,7 @@ def _beside(workdir: Path | str, token: str) -> Path | str:
     if remote_workdir.is_address(workdir):
         return f"{str(workdir).rstrip('/')}.doctor-{token}"
     directory = Path(workdir).absolute()
-    there = _existing(directory)
+    there = nearest_directory(directory)
     # A disk that is mounted as the workdir has nothing beside it.
     inside = there if there != directory or os.path.ismount(directory) else directory.parent
     return inside / f"{directory.name}.doctor-{token}"
@@ -257,9 +240,3 @@ def _require_writable(directory: Path) -> None:
     """Raises PermissionError for a directory that is there and not to be written to."""
     if directory.is_dir() and not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "may not be written to", str(directory))
-
-
-def _existing(path: Path) -> Path:
-    """Returns the nearest directory above a path, or the path, that is there."""
-    path = path.absolute()
-    return next(p for p in (path, *path.parents) if p.is_dir())

@@ -31,6 +31,7 @@ from bert_jax.training.work import Scores, Work
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import (
     checkpoint,
+    disk_room,
     log_reader,
     recovery,
     remote_workdir,
@@ -203,6 +204,11 @@ def _restore(
         raise UsageError(
             f"{home.name} is at step {resumed_from}, beyond the {config.total_steps} of "
             "this config; lengthen its phases, or go back with `resume_step` N"
+        )
+    if (resumed_from or 0) < config.total_steps:
+        abstract = TrainState.abstract(config, mesh)
+        distributed.broadcast_from_main(
+            lambda: disk_room.require(directory, config, abstract), mesh=mesh
         )
     state = begin() if resumed_from is None else None
     if distributed.is_main():

@@ -146,7 +146,9 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             if network.is_transient(error):
                 raise network.unreachable(str(self._workdir), error) from error
-            raise _storage_failed(error) from error
+            is_bucket = remote_workdir.is_address(self._root)
+            is_first = not is_bucket and not steps(self._workdir)
+            raise _storage_failed(error, is_first=is_first) from error
 
 
 def steps(workdir: Path, *, patience: float | None = None) -> list[int]:
@@ -383,10 +385,11 @@ def _as_dict(state: TrainState) -> dict[str, Any]:
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
 
 
-def _storage_failed(error: Exception) -> StorageFailed:
+def _storage_failed(error: Exception, *, is_first: bool) -> StorageFailed:
+    before = "No step was saved yet" if is_first else "Steps saved before it are intact"
     return StorageFailed(
-        f"a checkpoint could not be saved: {_first_line(error)}. Steps saved before it are intact; "
-        "free or repair the storage and run the same command again."
+        f"a checkpoint could not be saved: {_first_line(error)}. {before}; free or repair the "
+        "storage and run the same command again."
     )
 
 

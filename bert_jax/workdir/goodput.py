@@ -29,7 +29,8 @@ def account(workdir: Path) -> dict[str, Any]:
 
     `training` is time in steps that count, `data_wait` the part of them spent waiting for the
     loader; `saving` is what a save held the loop up, not what it took in the background; `down` is
-    the time between one process's last word and the next one's start. The parts add up to the wall
+    the time between one process's last word and the next one's start, unless the run was finished:
+    then nothing waited for it, and it is no part of the wall time. The parts add up to the wall
     time. Goodput is training over wall time.
     """
     events = log_reader.read_events(workdir)
@@ -150,4 +151,10 @@ def _spans(events: list[dict[str, Any]], rows: list[dict[str, Any]]) -> tuple[fl
     if not lives:
         return 0.0, 0.0
     alive = sum(ended - began for began, ended in lives)
-    return max(lives[-1][1] - lives[0][0], alive), alive
+    finished = [e["time"] for e in events if e.get("event") == "stop" and "reason" not in e]
+    idle = sum(
+        max(begins - ended, 0.0)
+        for (began, ended), (begins, _) in itertools.pairwise(lives)
+        if any(began <= time <= ended for time in finished)
+    )
+    return max(lives[-1][1] - lives[0][0] - idle, alive), alive

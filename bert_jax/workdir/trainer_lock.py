@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax import file_lock
-from bert_jax.errors import exit_code_of, with_exit_code
+from bert_jax.errors import exit_code_of, reason_of, with_exit_code
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
 from bert_jax.workdir import remote_workdir, run_directory
@@ -45,7 +45,7 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[N
                 doing = f"trains in {workdir}"
                 held.enter_context(file_lock.hold_or_refuse(lock, doing, _REMEDY))
             except OSError as error:
-                text = f"{error.filename or lock}: {error.strerror or error}"
+                text = f"{error.filename or lock}: {reason_of(error)}"
                 raise with_exit_code(exit_code_of(error), text) from error
 
         if mesh is None:

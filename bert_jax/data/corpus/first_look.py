@@ -26,6 +26,7 @@ class FirstLook:
     reading: Reading  # without the bad files
     bad: dict[str, str]  # the files that were left out, and why
     sample: list[SourceDocument]
+    text_bytes: int  # of all documents, in UTF-8
 
     @property
     def beginning(self) -> str:
@@ -61,7 +62,8 @@ def first_look(
         )
         with Progress(title, total=None) as progress:
             progress.describe = lambda progress=progress: f"{progress.done:,} documents"
-            chosen = sample(_counted(survey, progress), budget=sample_bytes)
+            read = [0]
+            chosen = sample(_counted(survey, progress, read), budget=sample_bytes)
         if not survey.bad:
             break
         if not skip_bad:
@@ -69,12 +71,14 @@ def first_look(
         bad |= {name: str(error) for name, error in survey.bad.items()}
         note(_listed(survey.bad, "left out, since they cannot be read"))
         reading = dataclasses.replace(reading, without=frozenset(bad))
-    return FirstLook(survey=survey, reading=reading, bad=bad, sample=chosen)
+    return FirstLook(survey=survey, reading=reading, bad=bad, sample=chosen, text_bytes=read[0])
 
 
-def _counted(survey: Survey, progress: Progress) -> Iterator[SourceDocument]:
+def _counted(survey: Survey, progress: Progress, read: list[int]) -> Iterator[SourceDocument]:
+    """Yields all documents; `read` counts their bytes."""
     for document in survey.read():
         progress.advance()
+        read[0] += len(document.text)
         yield document
 
 

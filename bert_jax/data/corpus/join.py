@@ -9,8 +9,13 @@ import numpy as np
 
 from bert_jax.data.corpus.encode import EncodedPart, TextCounts, read_part
 from bert_jax.data.corpus.store import describe_file, token_type
+from bert_jax.errors import StorageFailed
+from bert_jax.files import free_space
+from bert_jax.progress import note
 
 SHARD_TOKENS = 32 << 20
+# How far the estimate of what is written may be from the truth.
+_SURELY = 2
 COUNTS = ("documents", "sentences", "tokens", "words", "duplicate_documents", "empty_documents")
 
 
@@ -87,3 +92,24 @@ def entropy(counts: np.ndarray) -> float:
     """
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
+
+
+def require_room(output: Path, parts: Path, *, text_bytes: int, vocab_size: int) -> None:
+    """Raises StorageFailed where the parts and shards of so much text clearly do not fit.
+
+    A token has about four bytes of text, and its id is written twice. Parts that an interrupted run
+    has left are there already.
+    """
+    there = sum(part.stat().st_size for part in parts.glob("*.npz"))
+    needed = text_bytes // 4 * np.dtype(token_type(vocab_size)).itemsize * 2 - there
+    free = free_space(output)
+    if free < needed // _SURELY:
+        raise StorageFailed(
+            f"{output}: no room for this text: its {text_bytes / 1e9:.3g} GB take about "
+            f"{needed / 1e9:.3g} GB more while they are encoded, and {free / 1e9:.3g} GB are free; "
+            "free space there, or choose another `output`"
+        )
+    if free < needed:
+        note(
+            f"warning: {output}: about {needed / 1e9:.3g} GB are needed, {free / 1e9:.3g} are free"
+        )

@@ -28,7 +28,7 @@ from bert_jax.data.corpus.first_look import (
     first_look,
     keep_standard_input,
 )
-from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy, fields_of_text
+from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy, fields_of_text, require_room
 from bert_jax.data.corpus.source_stream import Reading, require_encoding
 from bert_jax.data.corpus.sources import left_out
 from bert_jax.data.corpus.store import (
@@ -46,7 +46,7 @@ from bert_jax.data.language import codes, scripts
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown
-from bert_jax.errors import StorageFailed, UsageError
+from bert_jax.errors import StorageFailed, UsageError, reason_of
 from bert_jax.progress import Progress, note
 
 _PARTS = ".parts"
@@ -205,7 +205,7 @@ def prepare(
                 return _reopen(request, output, given)
             return _write(request, output, given, workers or os.cpu_count() or 1)
     except OSError as error:
-        raise StorageFailed(f"{error.filename or output}: {error.strerror or error}") from error
+        raise StorageFailed(f"{error.filename or output}: {reason_of(error)}") from error
 
 
 def _reopen(request: _Request, output: Path, given: Tokenizer | None) -> Corpus:
@@ -277,6 +277,7 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
         tokenizer = given
         forget(output / "tokenizer", folder)
         tokenizer.save(output / "tokenizer")
+    require_room(output, folder, text_bytes=look.text_bytes, vocab_size=tokenizer.vocab_size)
     survey = Survey(
         request.sources,
         validation_fraction=request.validation_fraction,

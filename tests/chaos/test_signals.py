@@ -1,0 +1,181 @@
+"""Ctrl-C, SIGTERM and a closed terminal at twelve moments and more of the verbs that take long.
+
+One line, the documented code, nothing lost, the same command goes on; two seconds where no step is
+longer.
+
+BERT_JAX_CHAOS=long python -m pytest tests/chaos/test_signals.py -rP
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
+from tests import tiny_corpus, tiny_tasks
+from tests.chaos import IS_LONG
+from tests.chaos.runs import ROOT, losses
+
+pytestmark = pytest.mark.chaos
+
+# In the sample, others run beside it on the same cores.
+_SECONDS = 2.0 if IS_LONG else 6.0
+_CODES = {signal.SIGINT: 130, signal.SIGTERM: 42, signal.SIGHUP: 42}
+_LINE = re.compile(r"interrupted|told to go \(SIGTERM\)|the terminal was closed \(SIGHUP\)")
+# (verb, moment) -> what makes it long enough to be met, and what is said of what is kept.
+_PREPARE = "bert_jax.data.corpus.prepare"
+_PARTS, _NOTHING = "the parts that are encoded are kept", "nothing is kept"
+_RUNS = "the runs that have ended are kept"
+_NOT_YET = r"nothing was saved yet|nothing is lost"
+_MOMENTS = {
+    ("prepare", "import"): ("say=numpy", _PARTS),
+    ("prepare", "read"): (f"at={_PREPARE}:first_look:1", _PARTS),
+    ("prepare", "tokenizer"): (f"at={_PREPARE}:train_or_find:1", _PARTS),
+    ("prepare", "encode"): (f"at={_PREPARE}:encode_parts:1", _PARTS),
+    ("prepare", "join"): (f"at={_PREPARE}:JoinedSplit.join:1", _PARTS),
+    ("pretrain", "import"): ("say=import", _NOT_YET),
+    ("pretrain", "begin"): ("at=bert_jax.training.run:_restore:5", _NOT_YET),
+    ("pretrain", "compile"): ("say=compile", _NOT_YET),
+    ("pretrain", "step"): ("at=bert_jax.training.loop:_next_batch:0.3", r"step \d+ is saved|yet"),
+    ("pretrain", "evaluate"): (
+        "at=bert_jax.training.evaluate:HeldOut.run:5",
+        r"step \d+ is saved",
+    ),
+    ("pretrain", "close"): ("at=bert_jax.training.run:_close:0.5", ""),
+    ("finetune", "rows"): ("at=bert_jax.tasks.sweep:load_task:5", _NOT_YET),
+    ("finetune", "step"): ("task-step=0.3", r"step \d+ is saved|yet"),
+    ("finetune", "evaluate"): (
+        "at=bert_jax.tasks.finetune:TaskEvaluation.run:5",
+        r"step \d+ is saved",
+    ),
+    ("study", "import"): ("say=import", _RUNS),
+    ("study", "time"): ("at=bert_jax.studies.estimate:measure_missing:5", _RUNS),
+    ("study", "run"): ("at=bert_jax.studies.child:Children.run:0", "goes on with the study"),
+    ("study", "table"): ("at=bert_jax.studies.summary:write:5", _RUNS),
+    ("report", "import"): ("say=numpy", _NOTHING),
+    ("report", "words"): ("at=bert_jax.probes.hidden_words:hidden_words:5", _NOTHING),
+    ("report", "page"): ("at=bert_jax.pages.report_page:render:5", _NOTHING),
+}
+_SAMPLE = {
+    ("prepare", "encode", signal.SIGINT),
+    ("pretrain", "compile", signal.SIGHUP),
+    ("finetune", "evaluate", signal.SIGINT),
+    ("report", "words", signal.SIGTERM),
+}
+_CASES = [
+    (*key, number) for key in _MOMENTS for number in _CODES if IS_LONG or (*key, number) in _SAMPLE
+]
+_STUDY = """
+from bert_jax.studies.study import Study, Variant
+
+def study():
+    return Study(title="Signals", base="tiny.json", variants=(Variant("sound"),))
+"""
+
+
+@pytest.fixture(scope="module")
+def files(shared, finished) -> Path:
+    def fill(directory: Path) -> None:
+        text = "\n\n".join(tiny_corpus.documents(number=400))
+        (directory / "text.txt").write_text(text, encoding="utf-8")
+        config = tiny_corpus.tiny_config(
+            phases=(PhaseConfig(sequence_length=32, steps=12, global_batch_size=16),),
+            optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=2),
+            evaluation=EvaluationConfig(every_steps=6, num_examples=16, batch_size=16),
+            checkpoint=CheckpointConfig(every_steps=4, keep_last=1),
+            log_every_steps=1,
+        )
+        tiny_corpus.write_config(directory / "tiny.json", config)
+        (directory / "mine.py").write_text(_STUDY, encoding="utf-8")
+        tiny_tasks.sst2(directory / "sst2")
+
+    return shared("signals", fill)
+
+
+def command(verb: str, files: Path, output: Path, corpus: Path, finished: Path) -> list[str]:
+    there = ["--corpus", str(corpus), "--workdir", str(output)]
+    return {
+        "prepare": [
+            *("prepare", "--source", str(files / "text.txt"), "--output", str(output)),
+            *("--vocab-size", "200", "--workers", "2"),
+        ],
+        "pretrain": ["pretrain", str(files / "tiny.json"), *there],
+        "finetune": [
+            *("finetune", "--checkpoint", str(finished), "--task", "sst2", "--epochs", "1"),
+            *("--data", str(files / "sst2"), "--workdir", str(output), "--length", "24"),
+            *("--set", "checkpoint.every_steps=2", "--restarts", "0", "--batch-size", "16"),
+        ],
+        "study": ["study", str(files / "mine.py"), *there],
+        "report": ["report", str(finished), "--html", str(output)],
+    }[verb]
+
+
+def start(words: list[str], log: Path, *faults: str) -> subprocess.Popen:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    with log.open("ab") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.faulty", *faults, "--", *words],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            # A shell's background ignores an interrupt.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+
+@pytest.mark.parametrize(("verb", "moment", "number"), _CASES)
+def test_a_signal(tmp_path, corpus, finished, files, verb, moment, number):
+    fault, kept = _MOMENTS[verb, moment]
+    output, log = tmp_path / "output", tmp_path / "log"
+    words = command(verb, files, output, corpus, finished)
+    process = start(words, log, fault)
+    marked, deadline = "chaos: at", time.monotonic() + 300
+    if fault.startswith("say="):
+        marked = "chaos: compile" if moment == "compile" else "chaos: import"
+    while marked not in log.read_text() if "task" not in fault else not _has_row(output):
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    time.sleep(0.1)
+    before = len(log.read_text())
+    began = time.monotonic()
+    process.send_signal(number)
+    code = process.wait(120)
+    seconds = time.monotonic() - began
+    said = log.read_text()[before:]
+    print(f"{verb:9} {moment:10} {signal.Signals(number).name:8} {code:4} {seconds:5.2f} s")
+    if moment != "close":
+        assert code == _CODES[number], said
+        lines = [line for line in said.splitlines() if _LINE.search(line)]
+        # A run of a study says it, too.
+        assert len(lines) == 1 or verb == "study", said
+        assert re.search(kept, lines[-1]), said
+    assert "Traceback" not in said and "Error" not in said, said
+    assert seconds < _SECONDS + (3 if (verb, moment) == ("study", "run") else 0), said
+
+    if number != signal.SIGINT and IS_LONG:
+        return
+    assert start(words, log).wait(300) == 0, log.read_text()
+    if verb == "prepare":
+        assert not (output / ".parts").exists()
+        assert json.loads((output / "corpus.json").read_text())["counts"]["total"]["documents"]
+    elif verb == "pretrain":
+        steps = [step for step, split, *_ in losses(output) if not split]
+        assert steps == list(range(1, 13))
+    elif verb == "finetune":
+        assert (output / "results.json").is_file()
+    elif verb == "study":
+        assert json.loads((output / "study.json").read_text())["runs"][0]["status"] == "done"
+    else:
+        assert output.stat().st_size > 10_000
+
+
+def _has_row(workdir: Path) -> bool:
+    return (workdir / "metrics.jsonl").exists() and bool((workdir / "metrics.jsonl").read_text())
