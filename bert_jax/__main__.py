@@ -178,6 +178,8 @@ def _parser() -> "usage.Parser":
 
 def _options_by_name(parser: argparse.ArgumentParser) -> dict[str, str]:
     """Returns the long option of every argument of every verb, by the argument's name."""
+    from bert_jax.cli import usage
+
     return {
         action.dest: action.option_strings[-1].replace("--no-", "--")
         for verb in usage.verbs_of(parser).values()

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import math
 import os
 import sys
 import threading
@@ -11,10 +12,10 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from bert_jax import spoken
-
 _SECONDS_BETWEEN_LINES = 15.0
 _LEAVING_SECONDS = 0.5
+# Numbers from here on are told with an exponent: a diverged run's perplexity has 306 digits.
+LONG = 1e9
 
 
 _LOGGER = logging.getLogger("bert_jax")
@@ -72,6 +73,24 @@ def leave(code: int) -> None:
     last.start()
     stop_bar()
     os._exit(code)
+
+
+def duration(seconds: float | None) -> str:
+    """Returns a time as people say it: "40 s", "12 min", "2 h 05 min", "9 days", "11 years"."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    minutes = math.ceil(seconds / 60)
+    if minutes < 48 * 60:
+        return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
+    days = seconds / 86400
+    return f"{days:,.0f} days" if days < 2 * 365 else f"{days / 365.25:,.0f} years"
+
+
+def number(value: float, form: str = ".1f") -> str:
+    """Returns a number in the given format, or as "1e+304" where that would be long."""
+    return format(value, form) if abs(value) < LONG else f"{value:.0e}"
 
 
 @contextlib.contextmanager
@@ -183,7 +202,7 @@ class Progress:
     def _line(self) -> None:
         share = f" {100 * self.done / self.total:.0f} %" if self.total else ""
         left = self._seconds_left()
-        rest = "" if left is None else f", {spoken.duration(left)} left"
+        rest = "" if left is None else f", {duration(left)} left"
         note(f"{self.title}:{share} {self.describe()}".rstrip() + rest)
 
     def _seconds_left(self) -> float | None:

@@ -36,19 +36,15 @@ _COMMON = {
     "files",
     "progress",
     "registry",
-    "spoken",
     "strict_json",
     "versions",
-    "worker",
 }
 _MAY_IMPORT = {
     "errors": set(),
-    "progress": {"spoken"},
+    "progress": set(),
     "__init__": set(),
     "file_lock": {"errors", "progress"},
     "files": {"errors"},
-    "spoken": set(),
-    "worker": set(),
     "versions": set(),
     "strict_json": {"errors"},
     # Its entries are strings: what they name is imported when it is asked for.
@@ -66,12 +62,12 @@ _MAY_IMPORT = {
     "data/language": {"errors", "progress"},
     "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
     "data/corpus": {"data/language", "data/tokenizer"}
-    | {"errors", "file_lock", "files", "progress", "registry", "strict_json", "worker"},
+    | {"errors", "file_lock", "files", "progress", "registry", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
     "data/tasks": {"data", "data/corpus", "data/tokenizer", "errors", "progress", "strict_json"},
     "model": {"config", "registry"},
-    "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry", "spoken"},
+    "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry", "progress"},
     "update": {"config", "model", "objectives", "registry"},
     "interchange": {
         "config",
@@ -84,7 +80,7 @@ _MAY_IMPORT = {
         "registry",
         "strict_json",
     },
-    "runtime": {"errors", "progress", "spoken", "model"},
+    "runtime": {"errors", "progress", "model"},
     "expected": _COMMON,
     "workdir": _COMMON
     | {"expected", "data/tokenizer", "data/corpus", "model", "update", "interchange", "runtime"},

@@ -23,7 +23,7 @@ from bert_jax.config import (
 )
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
-from bert_jax.spoken import duration, number
+from bert_jax.progress import duration, number
 from bert_jax.studies import (
     attention_cost,
     corpus_tasks,

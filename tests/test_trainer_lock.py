@@ -9,14 +9,14 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.errors import UsageError
-from bert_jax.workdir import run_directory, trainer_lock
-from bert_jax.workdir.trainer_lock import only_trainer
+from bert_jax.workdir import run_directory
+from bert_jax.workdir.run_directory import only_trainer
 from tests import tiny_corpus
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(trainer_lock, "_HERE_SECONDS", 0.3)
+    monkeypatch.setattr(run_directory, "_HERE_SECONDS", 0.3)
 
 
 def test_a_second_trainer_is_refused(tmp_path, corpus, capsys):
@@ -51,7 +51,7 @@ def test_one_that_was_killed_holds_nothing(tmp_path):
     workdir = tmp_path / "run"
     code = f"""
 import os, signal
-from bert_jax.workdir.trainer_lock import only_trainer
+from bert_jax.workdir.run_directory import only_trainer
 with only_trainer({str(workdir)!r}):
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -62,12 +62,12 @@ with only_trainer({str(workdir)!r}):
 
 
 def test_one_that_is_about_to_end_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer_lock, "_HERE_SECONDS", 60.0)
-    monkeypatch.setattr(trainer_lock, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run_directory, "_HERE_SECONDS", 60.0)
+    monkeypatch.setattr(run_directory, "_POLL_SECONDS", 0.01)
     first = only_trainer(tmp_path)
     first.__enter__()
     asked = []
-    is_held = trainer_lock._is_held
+    is_held = run_directory._is_held
 
     def ends_meanwhile(lock):
         asked.append(is_held(lock))
@@ -75,7 +75,7 @@ def test_one_that_is_about_to_end_is_waited_for(tmp_path, monkeypatch):
             first.__exit__(None, None, None)
         return asked[-1]
 
-    monkeypatch.setattr(trainer_lock, "_is_held", ends_meanwhile)
+    monkeypatch.setattr(run_directory, "_is_held", ends_meanwhile)
     with only_trainer(tmp_path):
         assert asked[:2] == [True, True]
 

@@ -16,8 +16,8 @@ from bert_jax.planning import topologies
 from bert_jax.runtime.free_memory import free_bytes
 from bert_jax.training.fit import settle
 from bert_jax.training.pretrain import demand
+from bert_jax.training.save_schedule import state_bytes
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import disk_room
 
 _GIB = 2**30
 
@@ -85,7 +85,7 @@ def memory(case: Case) -> Finding:
     assert case.config is not None and case.mesh is not None
     with jax.set_mesh(case.mesh):
         state = TrainState.abstract(case.config, case.mesh)
-    case.state_bytes = disk_room.state_bytes(state)
+    case.state_bytes = state_bytes(state)
     device = case.mesh.local_devices[0]
     free = free_bytes(device)
     # The devices of a CPU take all of it from one host.

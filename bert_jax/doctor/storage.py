@@ -19,8 +19,9 @@ from bert_jax.errors import StorageFailed, with_exit_code
 from bert_jax.files import nearest_directory
 from bert_jax.model import sharding
 from bert_jax.runtime import distributed
+from bert_jax.training import save_schedule
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import checkpoint, disk_room, recovery, remote_workdir, run_directory
+from bert_jax.workdir import checkpoint, recovery, remote_workdir, run_directory
 from bert_jax.workdir.checkpoint import Checkpoints
 
 _PROBE_BYTES = 64 * 2**20
@@ -106,9 +107,9 @@ def room(case: Case) -> Finding:
     assert case.workdir is not None and case.config is not None and case.state_bytes is not None
     if remote_workdir.is_address(case.workdir):
         return passed("a bucket has no end")
-    room = disk_room.room_of(Path(case.workdir), case.config, case.state_bytes)
+    room = save_schedule.room_of(Path(case.workdir), case.config, case.state_bytes)
     if room.needed > room.free:
-        return failed(str(room), disk_room.REMEDY, exit_code=StorageFailed.exit_code)
+        return failed(str(room), save_schedule.REMEDY, exit_code=StorageFailed.exit_code)
     return passed(str(room))
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax import spoken
+from bert_jax import progress
 from bert_jax.config import DataConfig, ModelConfig, PhaseConfig, TrainConfig
 from bert_jax.data.pretraining.batch import Batch, Field
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
@@ -32,9 +32,9 @@ class Figure(NamedTuple):
 
     def shown(self, value: float) -> str:
         """Returns a value of it as it is printed, with its unit."""
-        if abs(value) < spoken.LONG:
+        if abs(value) < progress.LONG:
             return self.format.format(value)
-        return spoken.number(value) + self.format.partition("}")[2]
+        return progress.number(value) + self.format.partition("}")[2]
 
     @property
     def heading(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bert_jax import spoken
+from bert_jax import progress
 from bert_jax.pages import page, report_charts, run_data
 from bert_jax.pages.page import table, text
 from bert_jax.workdir import goodput
@@ -72,7 +72,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or abs(value) >= 1e5:
-        return spoken.number(value, ",.0f")
+        return progress.number(value, ",.0f")
     return f"{value:,.5g}"
 
 

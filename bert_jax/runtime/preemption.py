@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import spoken
+from bert_jax import progress
 from bert_jax.errors import Interrupted, Preempted
 from bert_jax.progress import leave, say
 from bert_jax.runtime.signals import ENDING, Signals, error_of, word_of
@@ -80,7 +80,7 @@ class Preemption:
                 leave(error_of(self._number).exit_code)
             if wait == _PATIENCE_SECONDS:
                 step = self.step_seconds
-                takes = f" (a step takes {spoken.duration(step)})" if step and step > 2 else ""
+                takes = f" (a step takes {progress.duration(step)})" if step and step > 2 else ""
                 what = f"saves and ends after this: {self.doing()}{takes}"
             else:
                 what = f"still at {self.doing()}, after {time.monotonic() - began:.0f} s"

@@ -11,12 +11,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config_loader, worker
+from bert_jax import config_loader
 from bert_jax.config import TrainConfig, from_dict, to_dict
+from bert_jax.data.corpus import worker
 from bert_jax.errors import UsageError
 from bert_jax.files import write_json
-from bert_jax.progress import note
-from bert_jax.spoken import duration
+from bert_jax.progress import duration, note
 from bert_jax.studies.corpus_tasks import MOST_ROWS
 from bert_jax.studies.records import DONE, record_of
 from bert_jax.studies.runs import FinetuneRun, Plan, PretrainRun, ProbeRun, Run, tokens_of

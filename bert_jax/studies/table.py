@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax import spoken
+from bert_jax import progress
 from bert_jax.registry import OBJECTIVES
 from bert_jax.studies.figures import Drawn
 from bert_jax.workdir.model_card import markdown_table
@@ -157,10 +157,10 @@ def _digits(name: str) -> int:
 def _spread(found: dict[str, Any], digits: int) -> str:
     if not found["runs"]:
         return _NOTHING
-    median = spoken.number(found["median"], f".{digits}f")
+    median = progress.number(found["median"], f".{digits}f")
     if found["runs"] == 1:
         return median
-    lowest, highest = (spoken.number(found[end], f".{digits}f") for end in ("lowest", "highest"))
+    lowest, highest = (progress.number(found[end], f".{digits}f") for end in ("lowest", "highest"))
     return f"{median} ({lowest} to {highest})"
 
 
@@ -179,7 +179,7 @@ def _count(number: int | None) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    return _NOTHING if seconds is None else spoken.duration(seconds)
+    return _NOTHING if seconds is None else progress.duration(seconds)
 
 
 def _or_nothing(value: Any) -> str:

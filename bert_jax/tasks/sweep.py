@@ -34,7 +34,7 @@ from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import remote_workdir, resume_policy, run_directory
 from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
-from bert_jax.workdir.trainer_lock import only_trainer
+from bert_jax.workdir.run_directory import only_trainer
 
 # Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
 WARMUP = 0.1

@@ -30,7 +30,7 @@ from bert_jax.training.run import Home, run
 from bert_jax.training.work import Scores
 from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.workdir import log_reader, remote_workdir, run_directory
-from bert_jax.workdir.trainer_lock import only_trainer
+from bert_jax.workdir.run_directory import only_trainer
 
 
 def pretrain(

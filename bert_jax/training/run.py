@@ -25,13 +25,12 @@ from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training.divergence import Divergence
 from bert_jax.training.loop import Run, train_phase
-from bert_jax.training.save_schedule import SaveSchedule
+from bert_jax.training.save_schedule import SaveSchedule, require_room
 from bert_jax.training.saver import Saver
 from bert_jax.training.work import Scores, Work
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import (
     checkpoint,
-    disk_room,
     log_reader,
     recovery,
     remote_workdir,
@@ -208,7 +207,7 @@ def _restore(
     if (resumed_from or 0) < config.total_steps:
         abstract = TrainState.abstract(config, mesh)
         distributed.broadcast_from_main(
-            lambda: disk_room.require(directory, config, abstract), mesh=mesh
+            lambda: require_room(directory, config, abstract), mesh=mesh
         )
     state = begin() if resumed_from is None else None
     if distributed.is_main():

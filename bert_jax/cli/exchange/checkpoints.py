@@ -56,7 +56,7 @@ def run(arguments: Any) -> int:
     if (arguments.output is not None) != (arguments.what == "branch"):
         raise UsageError("--output DIR is the workdir of a 'branch', and is needed for one")
     from bert_jax.workdir import checkpoint, recovery, run_directory
-    from bert_jax.workdir.trainer_lock import only_trainer
+    from bert_jax.workdir.run_directory import only_trainer
 
     directory = run_directory_of(arguments.workdir)
     if arguments.what == "branch":

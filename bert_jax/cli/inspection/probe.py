@@ -8,9 +8,8 @@ from bert_jax.cli.options import add_checkpoint, add_json, local, require_place_
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
 from bert_jax.files import write_json
-from bert_jax.progress import note, ticking
+from bert_jax.progress import note, number, ticking
 from bert_jax.registry import PROBES
-from bert_jax.spoken import number
 
 SUMMARY = "ask a model what it has learned: grammar, held-out text, words"
 DETAILS = (

@@ -13,8 +13,7 @@ from typing import Any
 from bert_jax.cli.options import add_json, add_overrides, local
 from bert_jax.cli.output import table
 from bert_jax.errors import Preempted, UsageError
-from bert_jax.progress import note
-from bert_jax.spoken import duration
+from bert_jax.progress import duration, note
 from bert_jax.studies.child import KEPT
 
 SUMMARY = "make a set of runs, tasks and figures as one"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax import worker
+from bert_jax.data.corpus import worker
 from bert_jax.data.corpus.dedup import SourceDocument
 from bert_jax.data.corpus.store import FORMAT_VERSION, SPLITS, Split, token_type
 from bert_jax.data.language import marks
