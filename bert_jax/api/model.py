@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
-from bert_jax.data.tasks.encode_rows import Batches, Features, encode_texts
+from bert_jax.data.tasks.encode_rows import LONGER, NO_MORE, Batches, Features, encode_texts
 from bert_jax.data.tasks.tables import text_row
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UsageError
@@ -28,6 +28,7 @@ from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
 
 # A text, texts, or pairs of texts.
 Texts = str | Sequence[str] | Sequence[tuple[str, str]]
+Pooled = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 # Texts at a time, where every token of each has an output as wide as the vocabulary.
 _BATCH = 8
 # Texts whose vectors are there before a bar would be.
@@ -140,8 +141,9 @@ class Model:
         texts: str | Sequence[str],
         *,
         layers: int | Sequence[int] = ...,
-        pooling: Literal["mean", "cls"] = ...,
+        pooling: Pooled | None = ...,
         length: int | None = ...,
+        normalize: bool | None = ...,
     ) -> np.ndarray: ...
     @overload
     def embed(
@@ -151,22 +153,27 @@ class Model:
         layers: int | Sequence[int] = ...,
         pooling: Literal["none"],
         length: int | None = ...,
+        normalize: bool | None = ...,
     ) -> list[np.ndarray]: ...
     def embed(
         self,
         texts: str | Sequence[str],
         *,
         layers: int | Sequence[int] = (-1,),
-        pooling: Literal["mean", "cls", "none"] = "mean",
+        pooling: Pooled | Literal["none"] | None = None,
         length: int | None = None,
+        normalize: bool | None = None,
     ) -> np.ndarray | list[np.ndarray]:
         """Returns a vector for each text, `[N, W]`; those of several `layers` are joined.
 
         Layers count from 1 to the last one, 0 being the embeddings, negative ones from the end.
-        "mean" is over the tokens of a text, [CLS] and [SEP] included; "cls" takes the first; "none"
-        returns a list with `[tokens, W]` for each text. A text of more than `length` tokens is cut;
-        by default that is 128, or what the model has positions for. Raises UsageError if there are
-        no texts, or not that layer or length.
+        "mean" is over the tokens of a text, [CLS] and [SEP] included; "cls" takes the first; "max",
+        "mean_sqrt_len_tokens", "weightedmean" and "lasttoken" are those of sentence-transformers;
+        "none" returns a list with `[tokens, W]` for each text. `normalize` makes vectors of
+        length 1. A text of more than `length` tokens is cut, which is said; by default that is what
+        the model has positions for. A directory of sentence-transformers says all of this itself,
+        unless an argument does. Raises UsageError if there are no texts, or not that layer or
+        length.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts:
@@ -179,6 +186,7 @@ class Model:
             layers=chosen,
             pooling=pooling,
             length=length,
+            normalize=normalize,
             hidden=len(texts) <= _WORTH_NO_BAR,
             forward=self._layers(chosen),
         )
@@ -265,7 +273,13 @@ class Model:
         length = limit if length is None else length
         if length > limit:
             raise UsageError(f"`length` {length}: the model has {limit} positions")
-        found = encode_texts(rows, self._tokenizer, length=length, truncation="longest_first")
+        found = encode_texts(
+            rows,
+            self._tokenizer,
+            length=length,
+            truncation="longest_first",
+            remedy=LONGER if length < limit else NO_MORE,
+        )
         longest = min(length, -(-int(found.lengths.max()) // 8) * 8)
         return Features(
             found.input_ids[:, :longest], found.token_type_ids[:, :longest], found.lengths

@@ -276,13 +276,18 @@ def insert(tree: dict, path: Location, value: np.ndarray) -> None:
     tree[path[-1]] = value
 
 
-def read_json(path: Path, *, hint: str) -> dict[str, Any]:
-    """Returns the fields of a config file, or a UsageError; `hint` follows what the system says."""
+def read_json_value(path: Path, *, hint: str) -> Any:
+    """Returns the value of a file, or a UsageError; `hint` follows what the system says."""
     try:
         text = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; {hint}") from error
-    values = strict_json.parse_file(path, text)
+    return strict_json.parse_file(path, text)
+
+
+def read_json(path: Path, *, hint: str) -> dict[str, Any]:
+    """Returns the fields of a config file, or a UsageError; `hint` follows what the system says."""
+    values = read_json_value(path, hint=hint)
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds no config: expected an object of fields")
     return values

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadConfig
-from bert_jax.data.tasks.encode_rows import encode_texts
+from bert_jax.data.tasks.encode_rows import LONGER, LONGER_TRAINED, encode_texts
 from bert_jax.data.tasks.tables import TextRow, read_rows, text_row
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
@@ -82,7 +82,13 @@ class TextTask(Task):
     def encode(
         self, rows: Sequence[TextRow], tokenizer: Tokenizer, *, length: int, labelled: bool
     ) -> Encoded:
-        found = encode_texts(rows, tokenizer, length=length, truncation=self.spec.truncation)
+        found = encode_texts(
+            rows,
+            tokenizer,
+            length=length,
+            truncation=self.spec.truncation,
+            remedy=LONGER if labelled else LONGER_TRAINED,
+        )
         if labelled:
             weights = np.ones(len(rows), np.float32)
             found = dataclasses.replace(found, labels=self._gold(rows), weights=weights)

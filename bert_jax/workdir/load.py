@@ -16,7 +16,7 @@ from bert_jax.config_checks import require_registered
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer import tokenizer_files
 from bert_jax.errors import NoUsableCheckpoint, UsageError
-from bert_jax.interchange import huggingface, tf1
+from bert_jax.interchange import huggingface, sentence_transformers, tf1
 from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, sharding
 from bert_jax.registry import OBJECTIVES
@@ -108,8 +108,9 @@ def read_imported(
         "allow_missing_heads": allow_missing_heads,
         "ignore_unexpected": ignore_unexpected,
     }
-    if huggingface.is_directory(path) and format != "tf1":
-        foreign, directory = huggingface.read(path, **read), path
+    directory = sentence_transformers.encoder_directory(path)
+    if huggingface.is_directory(directory) and format != "tf1":
+        foreign = huggingface.read(directory, **read)
     elif tf1.is_checkpoint(path):
         foreign, directory = tf1.read(path, **read), tf1.directory_of(path)
     else:

@@ -1,5 +1,6 @@
 """The verb `embed`: options, call, and what is said at the end."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from bert_jax.progress import note
 SUMMARY = "turn texts into vectors"
 DETAILS = (
     "A line of the input is a text. Writes a NumPy archive with 'vectors', float32, a row a text; "
-    "with --pooling none a row a token, and 'offsets' says where each text begins."
+    "with --pooling none a row a token, and 'offsets' says where each text begins. Of a directory "
+    "of sentence-transformers the length, the pooling and what follows it are its own."
 )
+# As `interchange.sentence_transformers` has them: that imports NumPy, which `--help` must not.
+_POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "none")
 
 
 def add_options(parser: Any) -> None:
@@ -38,16 +42,21 @@ def add_options(parser: Any) -> None:
     )
     parser.add_argument(
         "--pooling",
-        choices=("mean", "cls", "none"),
-        default="mean",
-        help="of the tokens of a text (default: %(default)s)",
+        choices=_POOLINGS,
+        help="of the tokens of a text; instead of what a directory of sentence-transformers has, "
+        "and of what follows it there (default: as the directory says, else mean)",
+    )
+    parser.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="make vectors of length 1 (default: as the directory says)",
     )
     parser.add_argument(
         "--length",
         type=int,
         metavar="N",
-        help="tokens of a text, [CLS] and [SEP] included (default: 128, or as many as the model "
-        "has positions for)",
+        help="tokens of a text, [CLS] and [SEP] included (default: as many as the directory says, "
+        "else as the model has positions for)",
     )
 
 
@@ -76,6 +85,7 @@ def run(arguments: Any) -> None:
         layers=layers,
         pooling=arguments.pooling,
         length=arguments.length,
+        normalize=arguments.normalize,
         ignore_unexpected=arguments.ignore_unexpected,
     )
     if arguments.json:

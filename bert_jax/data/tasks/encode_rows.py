@@ -13,6 +13,7 @@ from bert_jax.data.tasks.conll import Sentence
 from bert_jax.data.tasks.tables import TextRow
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
+from bert_jax.progress import note
 
 # Of a row that stands for no word of its own: padding, [CLS], [SEP] and later sub-words.
 NO_WORD = -1
@@ -106,15 +107,34 @@ def training_rows(step: int, *, rows: int, batch_size: int, seed: int) -> np.nda
 # --- one or two texts ----------------------------------------------------------------------------
 
 
+def note_cut(cut: int, rows: int, what: str, *, limit: int, remedy: str) -> None:
+    """Says that `cut` of `rows` texts lost what is beyond `limit` tokens, if any did."""
+    if cut:
+        many = f"{cut:,} of {rows:,} {what} have more than {limit} tokens"
+        note(f"{many} and are cut there; {remedy}")
+
+
+# The remedies for what is cut: where more can be asked for, where the model was trained for that
+# length, and where it has no positions for more.
+LONGER = "a longer `length` reads more"
+LONGER_TRAINED = "fine-tuning with a longer `length` reads more"
+NO_MORE = "the model has no positions for more"
+
+
 def encode_texts(
-    rows: Sequence[TextRow], tokenizer: Tokenizer, *, length: int, truncation: str
+    rows: Sequence[TextRow],
+    tokenizer: Tokenizer,
+    *,
+    length: int,
+    truncation: str,
+    remedy: str = LONGER,
 ) -> Features:
     """Returns `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, cut to `length` tokens.
 
     `truncation`: "longest_first" takes tokens off the end of the longer text, one at a time (the
     second where both are equal; google-research/bert run_classifier.py); "only_first" and
-    "only_second" shorten one of them; "never" is an error. Raises UsageError that names the row
-    where its texts cannot be made to fit.
+    "only_second" shorten one of them; "never" is an error. How many are cut is said, with `remedy`.
+    Raises UsageError that names the row where its texts cannot be made to fit.
     """
     sides = len(rows[0].texts)
     separators = tokenizer.pair_separators
@@ -123,6 +143,7 @@ def encode_texts(
     ]
     room = length - (2 if sides == 1 else 2 + separators)
     found = RowArrays(len(rows), length, tokenizer)
+    cut = 0
     for number, (row, texts) in enumerate(zip(rows, zip(*encoded, strict=True), strict=True)):
         keep = _kept([len(ids) for ids in texts], room, truncation)
         if keep is None:
@@ -130,6 +151,7 @@ def encode_texts(
                 f"{row.location}: {' + '.join(str(len(ids)) for ids in texts)} tokens do not fit "
                 f"in {room} with `truncation` {truncation}; use a longer `length` or another one"
             )
+        cut += sum(keep) < sum(len(ids) for ids in texts)
         first = [tokenizer.special.cls, *texts[0][: keep[0]], tokenizer.special.sep]
         second = []
         if sides == 2:
@@ -137,6 +159,7 @@ def encode_texts(
             first += between
             second = [*texts[1][: keep[1]], tokenizer.special.sep]
         found.put(number, first, second)
+    note_cut(cut, len(rows), "texts", limit=length, remedy=remedy)
     return found.features()
 
 
@@ -216,6 +239,13 @@ def encode_words(
     unknown = [tokenizer.special.unk]
     encoded = tokenizer.encode_sentences([tokenizer.word_prefix + word for word in distinct])
     pieces = {word: (ids or unknown)[:room] for word, ids in zip(distinct, encoded, strict=True)}
+    note_cut(
+        sum(len(ids) > room for ids in encoded),
+        len(distinct),
+        "different words",
+        limit=room,
+        remedy=LONGER if labels is not None else LONGER_TRAINED,
+    )
     parts: list[tuple[int, list[int]]] = []  # sentence, its words in this row
     for number, sentence in enumerate(sentences):
         part: list[int] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data.tasks.encode_rows import Features, RowArrays
+from bert_jax.data.tasks.encode_rows import Features, RowArrays, note_cut
 from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
@@ -51,6 +51,15 @@ def encode_questions(
     """
     separators = tokenizer.pair_separators
     asked = tokenizer.encode_sentences([question.question for question in questions])
+    note_cut(
+        sum(len(ids) > max_question for ids in asked),
+        len(questions),
+        "questions",
+        limit=max_question,
+        remedy="a larger `max_question_length` reads more"
+        if labelled
+        else "fine-tuning with a larger `max_question_length` reads more",
+    )
     contexts: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
     spans = []  # (question, first token, number of tokens)
     for number, question in enumerate(questions):

@@ -1,0 +1,134 @@
+"""Directories of sentence-transformers: length, pooling and what follows it are the directory's.
+
+Against the formulas of its modules (sentence_transformer/modules/pooling.py, base/modules/dense.py
+and normalize.py), in NumPy over the hidden states. The whole was compared once with
+`SentenceTransformer.encode` (docs/checkpoints.md).
+"""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import bert_jax
+from bert_jax.errors import UsageError
+from bert_jax.interchange import sentence_transformers
+
+_TEXTS = ["The horse of Ada eats hay every day.", "An owl sleeps.", "The bear " * 20]
+_LENGTH = 12
+_MODULE = "sentence_transformers.models."
+
+
+@pytest.fixture
+def layout(tmp_path, exported):
+    """A function that writes a directory with these modules, the encoder inside `folder`."""
+
+    def make(*modules: tuple[str, dict], folder: str = "", **said: object) -> Path:
+        home = tmp_path / "model"
+        encoder = home / folder
+        shutil.copytree(exported, encoder)
+        listed = [{"idx": 0, "name": "0", "path": folder, "type": f"{_MODULE}Transformer"}]
+        for number, (kind, fields) in enumerate(modules, 1):
+            place = home / f"{number}_{kind}"
+            place.mkdir()
+            (place / "config.json").write_text(json.dumps(fields))
+            listed.append({"path": place.name, "type": f"{_MODULE}{kind}"})
+        (home / "modules.json").write_text(json.dumps(listed))
+        said = {"max_seq_length": _LENGTH, **said}
+        (encoder / "sentence_bert_config.json").write_text(json.dumps(said))
+        return home
+
+    return make
+
+
+def _states(exported: Path, texts: list[str], *, length: int = _LENGTH):
+    """Yields the hidden states of each text alone, `[tokens, D]`."""
+    model = bert_jax.load(exported)
+    return model.embed(texts, pooling="none", length=length)
+
+
+def test_every_pooling_is_that_of_its_formula(exported, layout, caplog):
+    modes = {f"pooling_mode_{name}": True for name in (
+        "lasttoken", "cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+    )}  # fmt: skip
+    home = layout(("Pooling", modes), folder="0_Transformer")
+    with caplog.at_level(logging.INFO, "bert_jax"):
+        found = bert_jax.load(home).embed(_TEXTS)
+    assert "1 of 3 texts have more than 12 tokens and are cut there; a longer `length`" in (
+        caplog.text
+    )
+    for row, states in zip(found, _states(exported, _TEXTS), strict=True):
+        weights = np.arange(1, len(states) + 1)[:, None]
+        expected = [
+            states[0],
+            states.max(axis=0),
+            states.mean(axis=0),
+            states.sum(axis=0) / np.sqrt(len(states)),
+            (states * weights).sum(axis=0) / weights.sum(),
+            states[-1],
+        ]
+        np.testing.assert_allclose(row, np.concatenate(expected), atol=1e-5)
+
+
+def test_what_follows_the_pooling_is_done(exported, layout):
+    """A dense map and its activation, unit length, lower case; an option replaces them."""
+    dense = {"activation_function": "torch.nn.modules.activation.Tanh"}
+    home = layout(
+        ("Pooling", {"pooling_mode": "mean"}), ("Dense", dense), ("Normalize", {}),
+        do_lower_case=True,
+    )  # fmt: skip
+    draw = np.random.default_rng(0)
+    weight, bias = (draw.normal(size=s).astype(np.float32) for s in ((5, 32), (5,)))
+    save_file({"linear.weight": weight, "linear.bias": bias}, home / "2_Dense/model.safetensors")
+    model, shouted = bert_jax.load(home), [text.upper() for text in _TEXTS]
+    means = np.array([s.mean(axis=0) for s in _states(exported, [t.lower() for t in _TEXTS])])
+    expected = np.tanh(means @ weight.T + bias)
+    norms = np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(model.embed(shouted), expected / norms, atol=1e-5)
+    np.testing.assert_allclose(model.embed(shouted, normalize=False), expected, atol=1e-5)
+    np.testing.assert_allclose(model.embed(shouted, pooling="mean"), means, atol=1e-5)
+    longer = [s.mean(axis=0) for s in _states(exported, _TEXTS, length=30)]
+    np.testing.assert_allclose(model.embed(_TEXTS, pooling="mean", length=30), longer, atol=1e-5)
+
+
+def test_a_directory_alone_is_averaged_up_to_the_length_of_its_tokenizer(exported, tmp_path):
+    home = tmp_path / "plain"
+    shutil.copytree(exported, home)
+    path = home / "tokenizer_config.json"
+    for limit, length in ((9, 9), (10**30, 48)):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": limit}))
+        found = bert_jax.load(home).embed(_TEXTS)
+        expected = [s.mean(axis=0) for s in _states(exported, _TEXTS, length=length)]
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ([("CNN", {})], "CNN is not read before"),
+        ([("Normalize", {})], "Normalize is not read"),
+        ([], "has no Pooling"),
+        ([("Pooling", {"pooling_mode": "median"})], "median.* is not one of cls, max"),
+        ([("Pooling", {}), ("Dense", {"activation_function": "os.system"})], "'os.system' is not"),
+        ([("Pooling", {}), ("Dense", {"use_residual": True})], "use_residual is true"),
+        ([("Pooling", {}), ("Dense", {})], "has no model.safetensors"),
+    ],
+)
+def test_what_is_not_read_is_named(layout, modules, said):
+    with pytest.raises(UsageError, match=said):
+        sentence_transformers.read(layout(*modules))
+
+
+def test_no_name_leaves_the_directory(layout):
+    home = layout(("Pooling", {}))
+    for place in ("../1_Pooling", "/etc", "..", 3):
+        stages = json.loads((home / "modules.json").read_text())
+        stages[1]["path"] = place
+        (home / "modules.json").write_text(json.dumps(stages))
+        with pytest.raises(UsageError, match="is no stage with a type and a folder's name"):
+            sentence_transformers.read(home)
