@@ -34,6 +34,7 @@ _COMMON = {
     "errors",
     "file_lock",
     "files",
+    "hub",
     "progress",
     "registry",
     "strict_json",

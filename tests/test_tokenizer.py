@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer, sentencepiece_model
 from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
@@ -312,8 +313,25 @@ def test_vocabulary_size_covers_added_tokens(wordpiece, tmp_path):
 WORDS = {
     "version": "1.0",
     "added_tokens": [],
-    "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    "model": {"type": "WordLevel", "vocab": {"a": 0, "##b": 1}, "unk_token": "a"},
 }
+
+
+def test_whole_words_are_read_as_wordpiece(tmp_path):
+    """Ids of the library's own WordLevel, known words and unknown ones, also of 150 letters."""
+    names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "M", "K", "MK", "A" * 150)
+    vocab = {token: number for number, token in enumerate(names)}
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(tmp_path)
+    texts = ["M K MK KM MKM", "A" * 150, "A" * 149, "B" * 300, "M-K", ""]
+    assert ours.encode_sentences(texts) == [theirs.encode(text).ids for text in texts]
+    ours.save(tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    assert again.hash == ours.hash and again.encode_sentences(texts) == ours.encode_sentences(texts)
+
+
 
 
 def wordpiece_json(*, unknown: str = "[UNK]", **ids: int) -> str:
@@ -335,7 +353,7 @@ BAD_FILES = {
     "latin.txt": ("\n".join(SMALL).encode("latin-1"), "not UTF-8"),
     "text.json": ("[PAD]\n[UNK]\n", "is not JSON"),
     "other.json": ('{"a": 1}', "not a tokenizer.json"),
-    "words.json": (json.dumps(WORDS), "model WordLevel is not supported"),
+    "words.json": (json.dumps(WORDS), "WordLevel is read as WordPiece, where '##b'"),
     "one_id.json": (wordpiece_json(again=7), "have one id, 7; a token has its own"),
     "high.json": (wordpiece_json(far=4_000_000_000), "'far' has id 4000000000, above 16777215"),
     "unknown.json": (wordpiece_json(unknown="<none>"), "cannot encode text"),

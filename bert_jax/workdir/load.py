@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax import config as configs
-from bert_jax import config_loader
+from bert_jax import config_loader, hub
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config_checks import require_registered
 from bert_jax.data.corpus.store import Corpus
@@ -68,9 +68,7 @@ def load_checkpoint(
         if not (directory / CONFIG).is_file() or not (step or "0").isdecimal():
             raise UsageError(f"`checkpoint` {path}: there is no workdir or step of one")
         return _load_step(directory, int(step) if step else None, mesh)
-    path = Path(path)
-    if not path.is_dir() and not tf1.is_checkpoint(path):
-        raise UsageError(f"`checkpoint` {path}: no such directory")
+    path = _existing(path)
     if path.parent.name == checkpoint.DIRECTORY and path.name.isdecimal():
         return _load_step(path.parent.parent, int(path.name), mesh)
     if (path / checkpoint.DIRECTORY).is_dir() or (path / TOKENIZER).is_dir():
@@ -86,6 +84,16 @@ def load_checkpoint(
         tokenizer,
         foreign.missing,
     )
+
+
+def _existing(path: str | Path) -> Path:
+    """Returns where a checkpoint lies: a name of the hub may be in its cache."""
+    found = hub.located(path)
+    if found.is_dir() or tf1.is_checkpoint(found):
+        return found
+    if said := hub.pickle_advice(found) * found.is_file():
+        raise UsageError(f"`checkpoint` {said}")
+    raise UsageError(f"`checkpoint` {path}: no such directory{hub.advice(path)}")
 
 
 def _is_workdir(address: str) -> bool:
@@ -108,6 +116,7 @@ def read_imported(
         "allow_missing_heads": allow_missing_heads,
         "ignore_unexpected": ignore_unexpected,
     }
+    path = _existing(path)
     directory = sentence_transformers.encoder_directory(path)
     if huggingface.is_directory(directory) and format != "tf1":
         foreign = huggingface.read(directory, **read)

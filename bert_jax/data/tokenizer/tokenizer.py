@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax import hub
 from bert_jax.data.tokenizer import (
     byte_level_bpe,
     casing,
@@ -237,10 +238,12 @@ def load_tokenizer(
     compared; so are the marks of a `.model`.
     Raises `UsageError` for everything that cannot be loaded.
     """
-    path = Path(path)
+    path = hub.located(path)
     file = tokenizer_files.find(path) if path.is_dir() else path
     if not file.is_file():
-        raise UsageError(f"tokenizer {path}: no such file or directory")
+        raise UsageError(f"tokenizer {path}: no such file or directory{hub.advice(path)}")
+    if said := hub.pickle_advice(file):
+        raise UsageError(f"tokenizer {said}")
     config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
     if file.suffix not in (".json", ".model") and not byte_level_bpe.is_file_of(file):
         if strip_accents is not None:
@@ -286,6 +289,9 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     # First: to write a vocabulary down, the library counts up to its highest id.
     _require_ids(backend.get_vocab(with_added_tokens=True), str(path))
     state = json.loads(backend.to_str())
+    if state["model"]["type"] == "WordLevel":
+        state = wordpiece_model.from_words(state, source=str(path))
+        backend = Backend.from_str(json.dumps(state))
     if _is_bert(state):
         tokenizer_files.require_agreement(state["normalizer"], config, path)
     return Tokenizer(backend, source=str(path), names=special_tokens.configured(config))

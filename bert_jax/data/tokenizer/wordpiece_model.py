@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.language import scripts
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 
 # Ids 0 to 4 of a vocabulary that we train.
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -57,6 +57,28 @@ def has_long_runs(lines: list[str]) -> bool:
     for start in range(0, len(lines), _LINES_PER_CALL):
         found.update(scripts.count("".join(lines[start : start + _LINES_PER_CALL])))
     return sum(found[name] for name in scripts.RUN_TOGETHER) > _FEW_LETTERS * found.total()
+
+
+def from_words(state: dict[str, Any], *, source: str) -> dict[str, Any]:
+    """Returns a tokenizer.json of whole words (WordLevel) as one of WordPiece with equal ids.
+
+    Without a token that goes on a word, WordPiece knows a word whole or not at all. Raises
+    UsageError if the vocabulary has such tokens.
+    """
+    vocab = state["model"]["vocab"]
+    if within := [token for token in vocab if token.startswith("##")]:
+        raise UsageError(
+            f"{source}: model WordLevel is read as WordPiece, where {brief(within[0])} would be the "
+            "inside of a word; train another tokenizer, such as wordpiece, on the text"
+        )
+    model = {
+        "type": "WordPiece",
+        "vocab": vocab,
+        "unk_token": state["model"]["unk_token"],
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": max(_MAX_CHARS_PER_WORD, *map(len, vocab)),
+    }
+    return {**state, "model": model}
 
 
 def train(

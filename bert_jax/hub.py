@@ -1,0 +1,60 @@
+"""Names of the Hugging Face Hub: what its cache on this machine has of them. Nothing is fetched."""
+
+import re
+import shlex
+from pathlib import Path
+
+from bert_jax.progress import note_once
+
+# Of an owner and a model, or of a model alone (huggingface_hub.utils.validate_repo_id).
+_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*[A-Za-z0-9_]")
+# What is read of a model: the rest is its weights for other frameworks.
+_READ = ("*.json", "*.txt", "*.model", "*.safetensors")
+# Files that torch unpickles, which executes what they say.
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def located(path: str | Path) -> Path:
+    """Returns a path that is there as it is, else the cached snapshot of that name, else the
+    path.
+    """
+    path = Path(path)
+    if path.exists() or not _is_name(path):
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        found = Path(snapshot_download(str(path), local_files_only=True))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError):
+        return path
+    note_once(f"{path} is read from the cache of the hub, {found}")
+    return found
+
+
+def advice(path: str | Path) -> str:
+    """Returns what follows an error about a path that is not there; begins with "; "."""
+    # A folder of that name makes it a place on this machine.
+    if not _is_name(Path(path)) or ("/" in str(path) and Path(path).parent.exists()):
+        return ""
+    name = shlex.quote(str(path))
+    patterns = " ".join(f"--include '{pattern}'" for pattern in _READ)
+    return f"; a name of the hub? hf download {name} --local-dir {name} {patterns}"
+
+
+def pickle_advice(path: str | Path) -> str:
+    """Returns why a file that torch unpickles is not read, and what to do; nothing for others."""
+    path = Path(path)
+    if path.suffix not in PICKLES:
+        return ""
+    new = path.with_name("model.safetensors")
+    return (
+        f"{path} is pickled, and pickles are never read, since they can execute anything; where "
+        "you trust it, convert it with torch: python -c \"import torch, safetensors.torch as s; "
+        f"s.save_file(torch.load({str(path)!r}, weights_only=True), {str(new)!r})\", with "
+        f"config.json and the tokenizer in {path.parent}, and name that directory"
+    )
+
+
+def _is_name(path: Path) -> bool:
+    return bool(_NAME.fullmatch(str(path))) and path.suffix not in PICKLES
