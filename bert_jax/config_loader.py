@@ -124,6 +124,9 @@ def load_config(
         raise UsageError(
             f"config {name_or_path!r} is neither a file ending in .py or .json nor a shipped "
             f"config ({', '.join(shipped_names())}){_close(name_or_path, shipped_names())}"
+            # No shipped name looks like this, and names of models do.
+            + f"; a model to begin from is `init_from` {name_or_path}, beside a config"
+            * (path.is_dir() or bool({"-", "/"} & {*name_or_path}))
         )
     config = complete(config)
     return validate(config) if checked else config

@@ -50,8 +50,8 @@ def pickle_advice(path: str | Path) -> str:
     new = path.with_name("model.safetensors")
     return (
         f"{path} is pickled, and pickles are never read, since they can execute anything; where "
-        "you trust it, convert it with torch: python -c \"import torch, safetensors.torch as s; "
-        f"s.save_file(torch.load({str(path)!r}, weights_only=True), {str(new)!r})\", with "
+        'you trust it, convert it with torch: python -c "import torch, safetensors.torch as s; '
+        f's.save_file(torch.load({str(path)!r}, weights_only=True), {str(new)!r})", with '
         f"config.json and the tokenizer in {path.parent}, and name that directory"
     )
 

@@ -169,7 +169,7 @@ def test_what_a_roformer_is_not(tmp_path, words):
     for changes, name, said in (
         ({}, "ForPreTraining", "no name for pooler, nsp"),
         ({}, "ForSequenceClassification", "pooler_act is tanh, and this format has gelu there"),
-        ({"rope_theta": 1000.0}, "ForMaskedLM", "rope_theta is 1000.0, and RoFormer's classes"),
+        ({"rope_theta": 1000.0}, "ForMaskedLM", "rope_theta is 1000.0, which this format cannot"),
         ({"position_embedding_type": "rotary"}, "ForMaskedLM", "which this format cannot say"),
     ):
         with pytest.raises(UsageError, match=re.escape(said)):
@@ -185,10 +185,10 @@ def test_what_a_pre_layer_norm_is_not(tmp_path, words):
     model = dataclasses.replace(_ONE_SEGMENT, norm_placement="pre")
     with pytest.raises(UsageError, match="no name for nsp"):
         written(tmp_path / "1", words, "ForPreTraining", model=model)
-    with pytest.raises(UsageError, match=r"model\.norm is rmsnorm, which this format cannot say"):
+    with pytest.raises(UsageError, match=r"model\.norm is rmsnorm, model\.norm_bias is False, which"):
         rms = dataclasses.replace(model, norm="rmsnorm", norm_bias=False)
         written(tmp_path / "2", words, "ForMaskedLM", model=rms)
-    with pytest.raises(UsageError, match="norm_placement is post, and RobertaPreLayerNorm"):
+    with pytest.raises(UsageError, match="norm_placement is post, which this format"):
         written(tmp_path / "3", words, "ForMaskedLM", model_type="roberta-prelayernorm")
     with pytest.raises(UsageError, match="norm_placement is pre, which this format cannot say"):
         written(tmp_path / "4", words, "ForMaskedLM", model=model, model_type="bert")

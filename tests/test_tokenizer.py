@@ -332,8 +332,6 @@ def test_whole_words_are_read_as_wordpiece(tmp_path):
     assert again.hash == ours.hash and again.encode_sentences(texts) == ours.encode_sentences(texts)
 
 
-
-
 def wordpiece_json(*, unknown: str = "[UNK]", **ids: int) -> str:
     """A tokenizer.json of SMALL and some more tokens."""
     vocab = {token: i for i, token in enumerate(SMALL)} | ids

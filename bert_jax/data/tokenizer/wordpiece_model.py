@@ -68,8 +68,8 @@ def from_words(state: dict[str, Any], *, source: str) -> dict[str, Any]:
     vocab = state["model"]["vocab"]
     if within := [token for token in vocab if token.startswith("##")]:
         raise UsageError(
-            f"{source}: model WordLevel is read as WordPiece, where {brief(within[0])} would be the "
-            "inside of a word; train another tokenizer, such as wordpiece, on the text"
+            f"{source}: model WordLevel is read as WordPiece, where {brief(within[0])} would be "
+            "the inside of a word; train another tokenizer, such as wordpiece, on the text"
         )
     model = {
         "type": "WordPiece",

@@ -1,0 +1,78 @@
+"""Names of the hub are looked for in its cache on this machine, and nothing is fetched."""
+
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import hub
+from bert_jax.__main__ import main
+from bert_jax.config_loader import load_config
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.errors import UsageError
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache, in a folder without a network behind it."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hub"
+
+
+def put(cache: Path, name: str, directory: Path) -> None:
+    """Lays a model down as the hub's client does: a snapshot of links, and a name for it."""
+    home = cache / f"models--{name.replace('/', '--')}"
+    (home / "snapshots" / "c0ffee").mkdir(parents=True)
+    (home / "blobs").mkdir()
+    for file in directory.iterdir():
+        shutil.copy(file, home / "blobs" / file.name)
+        (home / "snapshots" / "c0ffee" / file.name).symlink_to(f"../../blobs/{file.name}")
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("c0ffee")
+
+
+def test_a_cached_name_is_its_directory(cache, exported, tmp_path):
+    put(cache, "some/encoder", exported)
+    put(cache, "encoder", exported)
+    found = bert_jax.load("some/encoder").embed("The horse eats hay.")
+    np.testing.assert_array_equal(found, bert_jax.load(exported).embed("The horse eats hay."))
+    assert load_tokenizer("encoder").hash == load_tokenizer(exported).hash
+    # A folder of that name comes first.
+    (tmp_path / "encoder").mkdir()
+    assert hub.located("encoder") == Path("encoder")
+    command = ["import", "--checkpoint", "some/encoder", "--output", str(tmp_path / "run")]
+    assert main(command) == 0 and (tmp_path / "run" / "config.json").is_file()
+
+
+def test_an_absent_name_says_how_it_comes(cache, capsys):
+    assert main(["import", "--checkpoint", "bert-base-uncased", "--output", "x"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith(
+        "--checkpoint bert-base-uncased: no such directory; a name of the hub? hf download "
+        "bert-base-uncased --local-dir bert-base-uncased --include '*.json' --include '*.txt' "
+        "--include '*.model' --include '*.safetensors'"
+    )
+    with pytest.raises(
+        UsageError, match=r"the hub\? hf download some/encoder --local-dir"
+    ):
+        load_tokenizer("some/encoder")
+    with pytest.raises(UsageError, match="a model to begin from is `init_from` bert-base-uncased"):
+        load_config("bert-base-uncased")
+    with pytest.raises(UsageError) as error:
+        bert_jax.load(cache.parent / "nothing")
+    assert "hub" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "pytorch_model.bin", "run.ckpt"])
+def test_a_pickle_is_never_read(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"cos\nsystem\n(S'touch harm'\ntR.")
+    for read in (bert_jax.load, load_tokenizer):
+        with pytest.raises(UsageError, match=rf"{name} is pickled, and pickles are never read"):
+            read(path)
+    assert not (tmp_path / "harm").exists()
