@@ -10,6 +10,7 @@ from bert_jax.progress import note_once
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*[A-Za-z0-9_]")
 # What is read of a model: the rest is its weights for other frameworks.
 _READ = ("*.json", "*.txt", "*.model", "*.safetensors")
+_OPTION = "--"  # of that command, which is not ours
 # Files that torch unpickles, which executes what they say.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -38,8 +39,8 @@ def advice(path: str | Path) -> str:
     if not _is_name(Path(path)) or ("/" in str(path) and Path(path).parent.exists()):
         return ""
     name = shlex.quote(str(path))
-    patterns = " ".join(f"--include '{pattern}'" for pattern in _READ)
-    return f"; a name of the hub? hf download {name} --local-dir {name} {patterns}"
+    patterns = " ".join(f"{_OPTION}include '{pattern}'" for pattern in _READ)
+    return f"; a name of the hub? hf download {name} {_OPTION}local-dir {name} {patterns}"
 
 
 def pickle_advice(path: str | Path) -> str:

@@ -185,7 +185,7 @@ def test_what_a_pre_layer_norm_is_not(tmp_path, words):
     model = dataclasses.replace(_ONE_SEGMENT, norm_placement="pre")
     with pytest.raises(UsageError, match="no name for nsp"):
         written(tmp_path / "1", words, "ForPreTraining", model=model)
-    with pytest.raises(UsageError, match=r"model\.norm is rmsnorm, model\.norm_bias is False, which"):
+    with pytest.raises(UsageError, match=r"norm is rmsnorm, model\.norm_bias is False, which"):
         rms = dataclasses.replace(model, norm="rmsnorm", norm_bias=False)
         written(tmp_path / "2", words, "ForMaskedLM", model=rms)
     with pytest.raises(UsageError, match="norm_placement is post, which this format"):

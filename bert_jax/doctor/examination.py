@@ -30,6 +30,7 @@ CHECKS = (
     Check("hosts", "hosts:hosts", ("connection",)),
     Check("devices", "machine:devices", ("met",)),
     Check("init-from", "settings:beginning", ("init_from", "config", "met")),
+    Check("export", "settings:export", ("config", "met")),
     Check("mesh", "settings:mesh", ("config", "met")),
     Check("memory", "machine:memory", ("mesh",), is_collective=True),
     Check("masked slots", "settings:masks", ("config",)),

@@ -10,7 +10,7 @@ from bert_jax.expected import anchors
 from bert_jax.model import sharding
 from bert_jax.training import preflight
 from bert_jax.training.beginning import Beginning
-from bert_jax.workdir import log_reader, remote_workdir, trackers
+from bert_jax.workdir import import_export, log_reader, remote_workdir, trackers
 
 
 def config(case: Case) -> Finding:
@@ -61,6 +61,15 @@ def expected(case: Case) -> Finding:
     paths = [remote_workdir.directory_of(path) for path in case.expect]
     group = anchors.of_runs(case.config, entropy, paths, rows_of=log_reader.read_rows)
     return passed(f"{len(group['runs'])} run(s) of its kind")
+
+
+def export(case: Case) -> Finding:
+    """A class of transformers computes the model, so that it can be exported."""
+    assert case.config is not None
+    if said := import_export.export_warning(case.config):
+        found, _, remedy = said.removeprefix("note: ").rpartition("; ")
+        return warned(found, remedy)
+    return passed("a class of transformers computes this model")
 
 
 def mesh(case: Case) -> Finding:

@@ -104,6 +104,17 @@ def write(
             _write_tower(place, tower, model_type, sub_words, step, dtype, max_file_bytes)
 
 
+def refusal(config: ModelConfig, head: HeadConfig) -> str:
+    """Returns why no class of transformers computes a model; nothing where one does."""
+    try:
+        family = FAMILIES[names.family_of(config, head, pair_separators=1)]
+        for tower in two_towers.split(config, head, ()):
+            family.require_expressible(tower.model, tower.head)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def _write_tower(
     building: Path,
     tower: two_towers.Tower,
@@ -119,6 +130,10 @@ def _write_tower(
     tensors = to_tensors(params, family, pad=pad)
     if family.sinusoids:
         tensors[family.sinusoids] = names.sinusoids(config)
+    if config.position_embedding_type.startswith("relative_key"):
+        # Their class makes a table that it never reads, and says so of each file without it.
+        table = np.zeros((config.max_position_embeddings, config.table_size), np.float32)
+        tensors[f"{family.base}.embeddings.position_embeddings.weight"] = table
     if names.class_of(head.parts) == "Model":
         base = f"{family.base}."
         tensors = {name.removeprefix(base): tensor for name, tensor in tensors.items()}

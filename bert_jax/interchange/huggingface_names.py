@@ -206,17 +206,12 @@ class Family:
             model,
             head,
             self.names_with(head.parts),
-            positions=self.positions,
+            positions=tuple(self.positions),
             lacks=self.lacks,
-            fields=(*self.fields, *self.fixed),
+            fields=self.fields,
+            fixed=self.fixed,
             pooler_act=self.pooler_act,
         )
-        for name, value in self.fixed.items():
-            if getattr(model, name) != value:
-                raise UsageError(
-                    f"model.{name} is {getattr(model, name)}, and {self.class_prefix}'s classes "
-                    f"have {value}"
-                )
         if problem := self.misreads(model, head):
             remedy = ": write it as bert, with `model_type`" if self.base == "roberta" else ""
             raise UsageError(f"model.{problem}{remedy}")
@@ -337,6 +332,8 @@ def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> 
     if is_electra or model.table_size != model.hidden_size:
         return "electra"
     if pair_separators < 2 or ROBERTA_FAMILY.lacks & set(head.parts):
+        return "bert"
+    if model.position_embedding_type not in ROBERTA_FAMILY.positions:
         return "bert"
     if problem := ROBERTA_FAMILY.misreads(model, head):
         note_once(f"written as BERT's class, not as RoBERTa's: {problem}")

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -146,38 +147,48 @@ def require_expressible(
     head: HeadConfig,
     table: NameMap,
     *,
-    positions: Container[str] = ("learned",),
+    positions: Sequence[str] = ("learned",),
     but_for: Iterable[str] = (),
     lacks: Iterable[str] = (),
     fields: Container[str] = (),
+    fixed: Mapping[str, Any] = MappingProxyType({}),
     pooler_act: str = "tanh",
 ) -> None:
     """Raises UsageError for a model that is no BERT, or has parts without a name in `table`.
 
     `positions` are the kinds that the format knows, `fields` those beside the fields of every BERT,
-    and `pooler_act` is that of its poolers. Parts in `but_for` are left to the caller; those in
-    `lacks` no class of the format has.
+    `fixed` those of which it knows one value, and `pooler_act` is that of its poolers. Parts in
+    `but_for` are left to the caller; those in `lacks` no class of the format has. All fields that
+    are in the way are named, with the values that are not.
     """
-    for name in (name for name in _OURS if name not in fields):
-        value = getattr(model, name)
-        known = positions if name == "position_embedding_type" else (getattr(ModelConfig, name),)
-        if value not in known:
-            raise UsageError(
-                f"model.{name} is {value}, which this format cannot say: who loads it would "
-                "compute something else"
-            )
-    known = {module.split(".")[0] for module in table.fixed} - set(lacks)
-    unknown = [part for part in head.parts if part not in known and part not in but_for]
+    known = {name: (getattr(ModelConfig, name),) for name in _OURS if name not in fields}
+    known |= {"position_embedding_type": tuple(positions)} if positions else {}
+    known |= {name: (value,) for name, value in fixed.items()}
+    unsaid = [name for name, values in known.items() if getattr(model, name) not in values]
+    named = {module.split(".")[0] for module in table.fixed} - set(lacks)
+    unknown = [part for part in head.parts if part not in named and part not in but_for]
+    problems, remedies = [], [f"set model.{n}={_written(known[n][0])}" for n in unsaid]
+    otherwise = "who loads it would compute something else"
+    if unsaid:
+        listed = ", ".join(f"model.{name} is {getattr(model, name)}" for name in unsaid)
+        problems.append(f"{listed}, which this format cannot say: {otherwise}")
     if unknown:
-        raise UsageError(
-            f"this format has no name for {', '.join(unknown)}, which the model has; export the "
-            "encoder and the parts that it knows from a checkpoint without them"
+        problems.append(f"this format has no name for {', '.join(unknown)}, which the model has")
+        remedies += ["set objective=mlm"] * (set(unknown) <= {"pooler", "nsp"})
+    if "pooler" in {*head.parts} - {*unknown} and head.pooler_act != pooler_act:
+        problems.append(
+            f"head.pooler_act is {head.pooler_act}, and this format has {pooler_act} there: "
+            f"{otherwise}"
         )
-    if "pooler" in head.parts and head.pooler_act != pooler_act:
-        raise UsageError(
-            f"head.pooler_act is {head.pooler_act}, and this format has {pooler_act} there: who "
-            "loads it would compute something else"
-        )
+        remedies.append(f"set head.pooler_act={pooler_act}")
+    if problems and remedies:
+        problems.append(f"a run whose model is to leave has {' '.join(remedies)}")
+    if problems:
+        raise UsageError("; ".join(problems))
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def leaves(params: Any) -> Iterator[tuple[Location, Any]]:

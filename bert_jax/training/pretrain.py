@@ -29,7 +29,7 @@ from bert_jax.training.fit import Demand
 from bert_jax.training.run import Home, run
 from bert_jax.training.work import Scores
 from bert_jax.update.flops import peak_flops, train_flops
-from bert_jax.workdir import log_reader, remote_workdir, run_directory
+from bert_jax.workdir import import_export, log_reader, remote_workdir, run_directory
 from bert_jax.workdir.run_directory import only_trainer
 
 
@@ -78,8 +78,9 @@ def pretrain(
     mesh = sharding.make_mesh(**preflight.mesh_shape(config))
     for phase in config.phases:
         preflight.require_divisible(phase, mesh, config)
-    for line in mask_warnings(config):
-        note(line)
+    for line in (*mask_warnings(config), import_export.export_warning(config)):
+        if line:
+            note(line)
     with only_trainer(workdir_path, mesh=mesh):
         directory = remote_workdir.directory_of(
             workdir_path, owner=f"process-{jax.process_index()}"

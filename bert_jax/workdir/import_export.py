@@ -196,6 +196,12 @@ def _state(run: TrainConfig, foreign: ImportedModel) -> TrainState:
     return dataclasses.replace(state, step=step, opt_state=opt_state)
 
 
+def export_warning(config: TrainConfig) -> str:
+    """Returns a line for a run whose model no other system will read; nothing for others."""
+    why = huggingface.refusal(config.model, config.head)
+    return f"note: transformers will not read this model: {why}" if why else ""
+
+
 def export_checkpoint(
     source: Path | str,
     output: Path,

@@ -8,6 +8,7 @@ from bert_jax.cli.inspection.plan import TOPOLOGY
 from bert_jax.cli.options import add_config, add_json, local
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
+from bert_jax.progress import note
 
 SUMMARY = "print a config as it would run, as JSON"
 DETAILS = (
@@ -47,6 +48,10 @@ def run(arguments: Any) -> None:
         return
     resolved = config_loader.load_config(arguments.config, arguments.overrides)
     print(json.dumps(config.to_dict(resolved), indent=2))
+    from bert_jax.workdir.import_export import export_warning
+
+    if said := export_warning(resolved):
+        note(said)
 
 
 def _show_rows(arguments: Any) -> None:
