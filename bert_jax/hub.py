@@ -35,8 +35,9 @@ def located(path: str | Path) -> Path:
 
 def advice(path: str | Path) -> str:
     """Returns what follows an error about a path that is not there; begins with "; "."""
-    # A folder of that name makes it a place on this machine.
-    if not _is_name(Path(path)) or ("/" in str(path) and Path(path).parent.exists()):
+    # A plain word is a slip rather than a model, and a folder of that name a place here.
+    is_path = "/" in str(path) and Path(path).parent.exists()
+    if not _is_name(Path(path)) or is_path or not {"-", "/"} & {*str(path)}:
         return ""
     name = shlex.quote(str(path))
     patterns = " ".join(f"{_OPTION}include '{pattern}'" for pattern in _READ)
