@@ -203,6 +203,8 @@ class OptimizerConfig:
     bias_correction: bool = False
     # Global gradient norm above which the gradient is scaled down; 0 switches clipping off.
     clip_norm: float = setting(1.0, least=0)
+    # With 1 or more: the embeddings and that many layers, from the first, stay as they are.
+    frozen_layers: int = setting(0, least=0)
     # Microbatches a global batch is cut into, one after the other, to fit in memory. Same update.
     gradient_accumulation_steps: int = setting(1, least=1)
     # An update whose gradient norm is more than so many times the usual is left out; 0: none is.

@@ -137,6 +137,11 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     yield from _generator_problems(config)
     if data.mask_token_prob + data.random_token_prob > 1 + 1e-9:
         yield "data.random_token_prob", "and data.mask_token_prob together exceed 1"
+    if optimizer.frozen_layers > model.num_hidden_layers:
+        yield (
+            "optimizer.frozen_layers",
+            f"is {optimizer.frozen_layers}, and the model has {model.num_hidden_layers} layers",
+        )
     if 0 < optimizer.spike_factor <= 1:
         yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
     yield from _objective_problems(config)

@@ -10,6 +10,7 @@ et al. 2024, arXiv:2412.13663, section 2.1); attention is global in every layer.
 
 Rows are packed, the output bias begins at the words' frequencies, and pre-norm bears twice the
 rate. An update takes a tenth longer, so there are 1,600 of them: as much time as bert_small_cpu.
+No class of transformers computes these blocks: modern_tiny_cpu is a recipe that can be exported.
 """
 
 import dataclasses

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+import bert_jax
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, OptimizerConfig, PhaseConfig
 from bert_jax.data.corpus.store import open_corpus
@@ -137,10 +138,12 @@ def test_fill_mask_prints_a_table(trained, capsys):
 
 
 def test_a_new_run_starts_from_another_checkpoint(tmp_path, trained, exported, corpus):
-    """From a workdir or a Hugging Face directory: the same parameters, a fresh schedule."""
+    """From a workdir or a Hugging Face directory: the same parameters, a fresh schedule, a score
+    of what it begins with; what is frozen keeps its bits.
+    """
     config = tiny_config(
         phases=(PhaseConfig(sequence_length=32, steps=5, global_batch_size=16, max_predictions=5),),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2, frozen_layers=1),
         checkpoint=CheckpointConfig(every_steps=5),
     )
     path = tiny_corpus.write_config(tmp_path / "further.json", config)
@@ -157,6 +160,15 @@ def test_a_new_run_starts_from_another_checkpoint(tmp_path, trained, exported, c
     assert rows[0]["learning_rate"] == 0.0
     # Where the first run ended, not where it began.
     assert rows[0]["mlm_loss"] < rows_of(trained)[0]["mlm_loss"] - 1
+    before, after = (rows_of(run, "validation") for run in (trained, runs[0]))
+    assert [row["step"] for row in after] == [0, 5]
+    (same,) = (row for row in before if row["step"] == 160)
+    assert after[0]["mlm_loss"] == pytest.approx(same["mlm_loss"], abs=0.2)
+    encoders = [bert_jax.load(run).params["encoder"] for run in (trained, runs[0])]
+    for name in ("embeddings", "layer_0"):
+        jax.tree.map(np.testing.assert_array_equal, *(encoder[name] for encoder in encoders))
+    kernels = [np.asarray(encoder["layer_1"]["query"]["kernel"]) for encoder in encoders]
+    assert (kernels[0] != kernels[1]).any()
 
 
 # --- rows 10 and 11 of the acceptance table ------------------------------------------------------

@@ -33,11 +33,11 @@ def window(total_steps: int) -> int:
 
 
 def held_out(rows: Iterable[Mapping[str, Any]]) -> Curve:
-    """Returns the held-out curve of the rows of a metrics.jsonl."""
+    """Returns the held-out curve of the rows of a metrics.jsonl, without what a run begins with."""
     found = [
         (row["step"], row["mlm_loss"])
         for row in rows
-        if row.get("split") == "validation" and row.get("mlm_loss") is not None
+        if row.get("split") == "validation" and row.get("mlm_loss") is not None and row["step"]
     ]
     return Curve(tuple(step for step, _ in found), tuple(loss for _, loss in found))
 

@@ -131,7 +131,8 @@ class Watch:
         """Returns the most that the held-out curve so far lets expect of a loss, which joins that
         curve unless it is above; rows of another length begin another curve.
         """
-        if loss is None or not math.isfinite(loss):
+        # What a run begins with is no point of a law of its steps.
+        if loss is None or not math.isfinite(loss) or step == 0:
             return math.inf
         if length != self._length:
             self._past, self._length = Curve((), ()), length

@@ -51,6 +51,7 @@ _NOT_SET = {
     "seed": "use `seed` and `seeds`",
     "head.": _OF_THE_TASK,
     "model.": "the model is the checkpoint's; of it only dropout and initializer_range can be set",
+    "optimizer.frozen_layers": "use `freeze_layers`",
     "optimizer.learning_rate": "use `learning_rate`",
     "phases": "use `length`, `batch_size` and `epochs`",
 }

@@ -13,7 +13,7 @@ from bert_jax import config_loader, strict_json
 from bert_jax.config import ModelConfig, TrainConfig, flatten
 from bert_jax.data.corpus.store import Corpus, token_counts
 from bert_jax.errors import UsageError
-from bert_jax.model import positions, sharding
+from bert_jax.model import bert, positions, sharding
 from bert_jax.progress import note
 from bert_jax.training import preflight
 from bert_jax.update.state import TrainState
@@ -49,11 +49,6 @@ class Beginning:
         model there, and the checkpoint may be gone. Raises UsageError if another one of
         `own_fields` says otherwise than the checkpoint.
         """
-        if self._init_from is not None and config.output_bias != TrainConfig.output_bias:
-            raise UsageError(
-                f"`init_from` {self._init_from}: output_bias is {config.output_bias!r}, but the "
-                "bias is the checkpoint's: leave it out"
-            )
         theirs = self._model_in(workdir, config)
         if theirs is None:
             if self._init_from is None:
@@ -111,6 +106,11 @@ class Beginning:
             )
         if config.model.max_position_embeddings > source.config.model.max_position_embeddings:
             params = positions.lengthened(params, config.model)
+        if config.output_bias != TrainConfig.output_bias:
+            params = _with_frequencies(params, corpus, config, parts=fresh)
+            has_own = {"mlm", "generator"} & {*config.head.parts} - {*fresh}
+            begins = "is the checkpoint's" if has_own else "begins at the words' frequencies"
+            note(f"`init_from` {self._init_from}: the output bias {begins}")
         state = TrainState.create(config, params)
         self._source = None  # or its parameters would stay in memory as long as the run
         return state.to_mesh(mesh, shard_weights=config.mesh.shard_weights)
@@ -162,13 +162,25 @@ class Beginning:
 
 
 def fresh_state(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
-    """Returns the beginning of a run that has no checkpoint, with the output bias that it asks for.
-
-    Token counts are one more than they are, so that a token which is nowhere has a logarithm.
+    """Returns the beginning of a run that has no checkpoint, with the output bias that it asks
+    for.
     """
     state = TrainState.initial(config, mesh)
     if config.output_bias == TrainConfig.output_bias:
         return state
+    parts = config.head.parts
+    return dataclasses.replace(
+        state, params=_with_frequencies(state.params, corpus, config, parts=parts)
+    )
+
+
+def _with_frequencies(
+    params: bert.Params, corpus: Corpus, config: TrainConfig, *, parts: Sequence[str]
+) -> bert.Params:
+    """Returns parameters of which the masked-LM heads among `parts` have the words' frequencies.
+
+    Token counts are one more than they are, so that a token which is nowhere has a logarithm.
+    """
     counts = token_counts(corpus.train, config.model.vocab_size) + 1
     shares = np.log(counts / counts.sum()).astype(np.float32)
 
@@ -177,10 +189,10 @@ def fresh_state(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
         bias = jax.make_array_from_callback(shares.shape, sharding, lambda index: shares[index])
         return {**head, "bias": bias}
 
-    params = dict(state.params)
-    if "mlm" in params:
+    params = dict(params)
+    if "mlm" in parts:
         params["mlm"] = with_bias(params["mlm"])
-    if "generator" in params:
+    if "generator" in parts:
         generator = params["generator"]
         params["generator"] = {**generator, "mlm": with_bias(generator["mlm"])}
-    return dataclasses.replace(state, params=params)
+    return params

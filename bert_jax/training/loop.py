@@ -49,6 +49,8 @@ class Run:
     skipped: int
     # The last step that began.
     step: int
+    # Whether what the run begins with is scored, too.
+    scores_beginning: bool = False
     feed: Future | None = None
 
     @property

@@ -300,6 +300,7 @@ def _home(
         is_held=is_held,
         changes=changes,
         facts=run_directory.facts(config, corpus),
+        scores_beginning=init_from is not None,
         create=lambda: run_directory.create(directory, config, corpus, init_from=init_from),
         change=lambda: run_directory.change(directory, config, corpus),
     )

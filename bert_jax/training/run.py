@@ -60,6 +60,8 @@ class Home:
     # Makes the directory the home of the run, or writes down the changes. In process 0.
     create: Callable[[], None]
     change: Callable[[], None] = lambda: None
+    # Whether what the run begins with is scored, too: of a model that goes on.
+    scores_beginning: bool = False
     # Files that are kept in the directory, too: name -> a value that JSON has.
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -141,6 +143,7 @@ def run(
                 divergence=Divergence(work.objective.guessing(config.model), warn=bar.print),
                 watch=_watch(work, logger, bar, rows, step=step),
                 profile_steps=profile_steps or range(0),
+                scores_beginning=home.scores_beginning,
                 skipped=log_reader.skipped_steps(directory, step),
                 step=step,
             )
@@ -285,7 +288,7 @@ def _phases(
     this: Run, state: TrainState, resumed_from: int | None, rows: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], Scores]:
     """Trains what is left of each phase; returns the last row and scores of this process."""
-    owes = _owes_evaluation(this.work, resumed_from, rows)
+    owes = _owes_evaluation(this.work, resumed_from, rows, is_scored_at_0=this.scores_beginning)
     row: dict[str, Any] = {}
     scores: Scores = {}
     step, first_step = resumed_from or 0, 0
@@ -299,7 +302,7 @@ def _phases(
                 step=step,
                 last_step=last_step,
                 past_rows=rows,
-                owes_evaluation=owes and first_step < step,
+                owes_evaluation=owes and first_step <= step,
             )
             scores = found or scores
             step, rows, owes = last_step, [], False
@@ -307,14 +310,17 @@ def _phases(
     return row, scores
 
 
-def _owes_evaluation(work: Work, step: int | None, rows: list[dict[str, Any]]) -> bool:
-    """Returns whether a preemption prevented the evaluation that is due where the run goes on."""
-    if step is None:
-        return False
-    config = work.config
+def _owes_evaluation(
+    work: Work, step: int | None, rows: list[dict[str, Any]], *, is_scored_at_0: bool
+) -> bool:
+    """Returns whether an evaluation is due where the run begins, or where it goes on and a
+    preemption prevented it.
+    """
+    config, step = work.config, step or 0
     ends = itertools.accumulate(phase.steps for phase in config.phases)
     every = config.evaluation.every_steps
-    if step not in ends and not (step and every and step % every == 0):
+    is_due = step in ends or (every and step % every == 0) if step else is_scored_at_0
+    if not is_due:
         return False
     has_row = any(row["step"] == step and row.get("split") is not None for row in rows)
     # Process 0 has the rows.

@@ -13,6 +13,7 @@ from bert_jax.model.sharding import over_batch
 from bert_jax.objectives.objective import Objective
 from bert_jax.update import optimizers, skip_updates
 from bert_jax.update.compiler_options import for_platform
+from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.schedules import learning_rate
 from bert_jax.update.state import TrainState
 
@@ -33,8 +34,11 @@ def train_step(
     Each part of the loss is a mean over the whole global batch, whatever the mesh and however many
     microbatches the batch is cut into. A bad update (skip_updates.py) is left out: `step` goes on,
     parameters and the optimiser's state keep their bits, and `applied` is 0. `rates` is a factor of
-    the learning rate for each parameter (layer_rates.py), 0 where it is held.
+    the learning rate for each parameter (layer_rates.py), 0 where it is held; by default
+    `optimizer.frozen_layers` alone are held.
     """
+    if rates is None and (frozen := config.optimizer.frozen_layers):
+        rates = layer_rates(state.params, decay=1.0, frozen_layers=frozen)
     # Dropout knows a row by its number in the global batch.
     rows_B = jax.lax.broadcasted_iota(
         jnp.uint32, batch["input_ids"].shape[:1], 0, out_sharding=over_batch()

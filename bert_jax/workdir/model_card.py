@@ -136,6 +136,11 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
         f"{config.model.attention_probs_dropout_prob:g}",
         "products in": config.compute.dtype,
         "seed": config.seed,
+        **(
+            {"held": f"the embeddings and the first {optimizer.frozen_layers} layers"}
+            if optimizer.frozen_layers
+            else {}
+        ),
         **{name.replace("_", " "): value for name, value in recipe.items()},
     }
     if not recipe:
