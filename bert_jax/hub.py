@@ -58,5 +58,10 @@ def pickle_advice(path: str | Path) -> str:
     )
 
 
+def name_of(source: str | None) -> str | None:
+    """Returns the name on the hub of what a run began from; None for a place on this machine."""
+    return source if source is not None and located(source) != Path(source) else None
+
+
 def _is_name(path: Path) -> bool:
     return bool(_NAME.fullmatch(str(path))) and path.suffix not in PICKLES

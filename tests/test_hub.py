@@ -1,11 +1,13 @@
 """Names of the hub are looked for in its cache on this machine, and nothing is fetched."""
 
+import json
 import shutil
 from pathlib import Path
 
 import huggingface_hub.constants
 import numpy as np
 import pytest
+import yaml
 
 import bert_jax
 from bert_jax import hub
@@ -46,7 +48,20 @@ def test_a_cached_name_is_its_directory(cache, exported, tmp_path):
     (tmp_path / "encoder").mkdir()
     assert hub.located("encoder") == Path("encoder")
     command = ["import", "--checkpoint", "some/encoder", "--output", str(tmp_path / "run")]
-    assert main(command) == 0 and (tmp_path / "run" / "config.json").is_file()
+    assert main(command) == 0
+    # Its card says where it is from, and in which language and under which licence it is.
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"corpus": {"language": "de"}}))
+    command = ["export", "--checkpoint", str(tmp_path / "run"), "--license", "mit"]
+    assert main([*command, "--output", str(tmp_path / "out")]) == 0
+    card = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---")[1])
+    assert card.pop("tags") and card == {
+        "library_name": "transformers",
+        "license": "mit",
+        "language": "de",
+        "base_model": "some/encoder",
+        "pipeline_tag": "fill-mask",
+    }
 
 
 def test_an_absent_name_says_how_it_comes(cache, capsys):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax import hub
 from bert_jax.config import OptimizerConfig, TrainConfig
 from bert_jax.config_checks import reads
 from bert_jax.registry import OBJECTIVES
@@ -40,23 +41,32 @@ def write_model_card(
     step: int,
     parameters: int,
     library: str | None,
+    license: str | None = None,
 ) -> None:
     """Writes `directory`/README.md for the model that `workdir` holds at `step`.
 
-    `library` is the Hub's name of what loads the files beside it, if it has one.
+    `library` is the Hub's name of what loads the files beside it, if it has one, and `license` that
+    of the licence under which they may be used.
     """
-    front = "" if library is None else f"library_name: {library}\n"
+    front = {"library_name": library, "license": license}
     text = "\n\n".join(_sections(workdir, config, step=step, parameters=parameters, front=front))
     (directory / CARD).write_text(text + "\n", encoding="utf-8")
 
 
 def _sections(
-    workdir: Path, config: TrainConfig, *, step: int, parameters: int, front: str
+    workdir: Path, config: TrainConfig, *, step: int, parameters: int, front: dict[str, str | None]
 ) -> Iterable[str]:
     stored = _json(workdir / CONFIG)
     task = stored.get("task") or {}
     purpose = _TASKS.get(config.head.parts[-1] if config.head.parts else "", "feature-extraction")
-    yield f"---\n{front}pipeline_tag: {purpose}\ntags:\n- bert\n- bert-jax\n---"
+    front |= {
+        "language": (stored.get("corpus") or {}).get("language"),
+        # Of a place on this machine nobody else knows what it is.
+        "base_model": hub.name_of(stored.get("init_from") or stored.get("imported_from")),
+        "pipeline_tag": purpose,
+    }
+    known = "".join(f"{name}: {json.dumps(value)}\n" for name, value in front.items() if value)
+    yield f"---\n{known}tags:\n- bert\n- bert-jax\n---"
     is_only_imported = "imported_from" in stored and not log_reader.read_rows(workdir)
     what = "imported" if is_only_imported else f"fine-tuned on {task['name']}" if task else (
         "pre-trained"

@@ -166,6 +166,7 @@ def _named(corpus: Corpus) -> dict[str, Any]:
         "directory": str(corpus.directory),
         "absolute": str(corpus.directory.resolve()),
         "fingerprint": corpus.fingerprint,
+        **({"language": language} if (language := manifest["options"].get("language")) else {}),
         "tokenizer_hash": corpus.tokenizer_hash,
         "sources": [source if ":" in source else Path(source).name
                     for source in manifest["sources"]],

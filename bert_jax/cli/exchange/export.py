@@ -44,6 +44,11 @@ def add_options(parser: Any) -> None:
         help="type of the parameters, hf only (default: %(default)s)",
     )
     parser.add_argument(
+        "--license",
+        metavar="NAME",
+        help="the licence of the model for its card, as the hub calls it: apache-2.0, mit, ...",
+    )
+    parser.add_argument(
         "--max-file-size",
         type=float,
         default=5000,
@@ -77,6 +82,7 @@ def run(arguments: Any) -> None:
         moments={"auto": None, "yes": True, "no": False}[arguments.moments],
         dtype=arguments.dtype,
         model_type=arguments.model_type,
+        license=arguments.license,
         max_file_bytes=int(arguments.max_file_size * 1e6),
     )
     state = "with Adam's moments" if written.moments is not None else "parameters only"
