@@ -146,7 +146,7 @@ def test_a_bad_one_shows_all_that_is_wrong_and_changes_nothing(place, capsys):
         "save interval": "skipped",
     }  # fmt: skip
     assert "--set phases.0.max_predictions=16" in out.replace("\n", "")
-    assert out.splitlines()[-1].startswith("6 passed, 1 warned, 2 failed, 10 skipped, in ")
+    assert out.splitlines()[-1].startswith("7 passed, 1 warned, 2 failed, 10 skipped, in ")
     assert tree(place.directory) == before
 
 
