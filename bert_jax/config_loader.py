@@ -121,12 +121,13 @@ def load_config(
     elif name_or_path in shipped_names():
         config = _run(config_directory() / f"{name_or_path}.py", changes)
     else:
+        close, is_model = _close(name_or_path, shipped_names()), {"-", "/"} & {*name_or_path}
+        # No shipped name looks like this, and names of models do.
+        model = f" A model to begin from is `init_from` {name_or_path}, beside a config"
+        model = (model if close else f".{model}") if is_model or path.is_dir() else ""
         raise UsageError(
             f"config {name_or_path!r} is neither a file ending in .py or .json nor a shipped "
-            f"config ({', '.join(shipped_names())}){_close(name_or_path, shipped_names())}"
-            # No shipped name looks like this, and names of models do.
-            + f"; a model to begin from is `init_from` {name_or_path}, beside a config"
-            * (path.is_dir() or bool({"-", "/"} & {*name_or_path}))
+            f"config ({', '.join(shipped_names())}){close}{model}"
         )
     config = complete(config)
     return validate(config) if checked else config
