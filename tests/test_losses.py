@@ -111,7 +111,7 @@ def test_a_generators_output_bias_begins_there_too(corpus):
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_checkpoints_bias_is_its_own(trained, corpus, tmp_path, has_bias, caplog):
-    """Of one without a masked-LM head it begins at the frequencies, as that of a fresh run."""
+    """Without a masked-LM head there it begins at the frequencies, as that of a fresh run."""
     source = trained
     if not has_bias:
         model = bert_jax.load(trained)

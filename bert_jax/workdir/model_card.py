@@ -5,6 +5,7 @@ recorded is named as missing, not guessed. The front matter is that of the Huggi
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def _sections(
         "base_model": hub.name_of(stored.get("init_from") or stored.get("imported_from")),
         "pipeline_tag": purpose,
     }
-    known = "".join(f"{name}: {json.dumps(value)}\n" for name, value in front.items() if value)
+    known = "".join(f"{name}: {_yaml(value)}\n" for name, value in front.items() if value)
     yield f"---\n{known}tags:\n- bert\n- bert-jax\n---"
     is_only_imported = "imported_from" in stored and not log_reader.read_rows(workdir)
     what = "imported" if is_only_imported else f"fine-tuned on {task['name']}" if task else (
@@ -93,6 +94,13 @@ def _sections(
         "## Not in these records\n\nIntended use, licence of the text, known biases: whoever "
         "publishes this model has to add them."
     )
+
+
+def _yaml(value: str) -> str:
+    """Returns a value as YAML has it: as it is, unless it could mean anything else ("no" does)."""
+    is_plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9./_-]{2,}", value)
+    is_word = value.lower() in ("yes", "off", "true", "false", "null")
+    return value if is_plain and not is_word else json.dumps(value)
 
 
 def _data(stored: dict[str, Any]) -> str:
