@@ -34,7 +34,6 @@ _COMMON = {
     "errors",
     "file_lock",
     "files",
-    "hub",
     "progress",
     "registry",
     "strict_json",
@@ -46,7 +45,6 @@ _MAY_IMPORT = {
     "__init__": set(),
     "file_lock": {"errors", "progress"},
     "files": {"errors"},
-    "hub": {"progress"},
     "versions": set(),
     "strict_json": {"errors"},
     # Its entries are strings: what they name is imported when it is asked for.
@@ -62,7 +60,7 @@ _MAY_IMPORT = {
     "config_width": {"config"},
     "data": set(),
     "data/language": {"errors", "progress"},
-    "data/tokenizer": {"data/language", "errors", "hub", "progress", "strict_json"},
+    "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
     "data/corpus": {"data/language", "data/tokenizer"}
     | {"errors", "file_lock", "files", "progress", "registry", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 import bert_jax
-from bert_jax import hub
 from bert_jax.__main__ import main
 from bert_jax.config_loader import load_config
+from bert_jax.data.tokenizer import hub
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 

@@ -10,11 +10,11 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax import config as configs
-from bert_jax import config_loader, hub
+from bert_jax import config_loader
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config_checks import require_registered
 from bert_jax.data.corpus.store import Corpus
-from bert_jax.data.tokenizer import tokenizer_files
+from bert_jax.data.tokenizer import hub, tokenizer_files
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.interchange import huggingface, sentence_transformers, tf1
 from bert_jax.interchange.name_map import ImportedModel

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import hub
 from bert_jax.config import OptimizerConfig, TrainConfig
 from bert_jax.config_checks import reads
+from bert_jax.data.tokenizer import hub
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import goodput, log_reader
 from bert_jax.workdir.run_directory import CONFIG, MEAN_OF, versions

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax import hub
 from bert_jax.data.tokenizer import (
     byte_level_bpe,
     casing,
+    hub,
     sentencepiece_model,
     special_tokens,
     tokenizer_files,
