@@ -6,6 +6,8 @@ computed in the type of its input.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -200,14 +202,46 @@ def activation(name: str, x: jax.Array) -> jax.Array:
     """Applies GELU (Hendrycks & Gimpel 2016): "gelu" is exact, "gelu_new" the tanh approximation.
     "silu" is x sigmoid(x).
 
-    The exact form through erf, as Hugging Face has it: `jax.nn.gelu` goes through erfc, which costs
-    as much as the two matrix products around it on a CPU.
+    In a narrower type than float32 it is computed in float32 and rounded once: 1 + erf(x) cancels
+    in bfloat16, so that nothing is left of it below -3.1.
     """
-    if name == "silu":
-        return jax.nn.silu(x)
-    if name == "gelu_new":
-        return jax.nn.gelu(x, approximate=True)
+    function = _ACTIVATIONS[name]
+    return function(x) if x.dtype == jnp.float32 else _rounded_once(function, x)
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    """The exact form through erf, as Hugging Face has it: `jax.nn.gelu` goes through erfc, which
+    costs as much as the two matrix products around it on a CPU.
+    """
     return 0.5 * x * (1 + jax.lax.erf(x * np.asarray(0.5**0.5, x.dtype)))
+
+
+def _gelu_new(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+_ACTIVATIONS = {"gelu": _gelu, "gelu_new": _gelu_new, "silu": jax.nn.silu}
+
+
+# The derivative is written out, so that what is kept for it is `x`, and nothing of float32.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rounded_once(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    return function(x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _rounded_once_forward(function, x):
+    return _rounded_once(function, x), x
+
+
+def _rounded_once_backward(function, x, gradient):
+    wide = x.astype(jnp.float32)
+    _, slope = jax.jvp(function, (wide,), (jnp.ones_like(wide),))
+    return ((slope * gradient.astype(jnp.float32)).astype(x.dtype),)
+
+
+_rounded_once.defvjp(_rounded_once_forward, _rounded_once_backward)
 
 
 def gather_positions(x_BLD: jax.Array, positions_BR: jax.Array) -> jax.Array:

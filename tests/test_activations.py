@@ -1,0 +1,87 @@
+"""Activations and dropout in bfloat16 beside float64, and in float32 to the bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from bert_jax.model.layers import activation
+
+pytestmark = pytest.mark.core
+
+# Hendrycks & Gimpel 2016, with Phi and the logistic function of scipy: neither cancels.
+_ROOT = np.sqrt(2 / np.pi)
+
+
+def _inner(x: np.ndarray) -> np.ndarray:
+    return 2 * _ROOT * (x + 0.044715 * x**3)
+
+
+_EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "gelu": lambda x: x * special.ndtr(x),
+    # (1 + tanh(u)) / 2 is the logistic function of 2 u.
+    "gelu_new": lambda x: x * special.expit(_inner(x)),
+    "silu": lambda x: x * special.expit(x),
+}
+_SLOPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "gelu": lambda x: special.ndtr(x) + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi),
+    "gelu_new": lambda x: (
+        special.expit(_inner(x))
+        + x
+        * special.expit(_inner(x))
+        * special.expit(-_inner(x))
+        * 2
+        * _ROOT
+        * (1 + 3 * 0.044715 * x * x)
+    ),
+    "silu": lambda x: special.expit(x) * (1 + x * special.expit(-x)),
+}
+
+
+def every_bfloat16(low: float, high: float) -> Any:
+    """All numbers of bfloat16 from `low` to `high` that are not smaller than 2^-20."""
+    numbers = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
+    with np.errstate(invalid="ignore"):  # of the patterns that are no numbers
+        wide = numbers.astype(np.float32)
+    return numbers[(wide >= low) & (wide <= high) & (abs(wide) >= 2.0**-20)]
+
+
+@pytest.mark.parametrize("name", _EXACT)
+def test_the_tail_is_there_in_bfloat16(name):
+    """Within 1 % down to -4; and the derivative within the rounding of one number."""
+    x = every_bfloat16(-4, 8)
+    value, pull = jax.vjp(jax.jit(lambda x: activation(name, x)), jnp.asarray(x))
+    (slope,) = pull(jnp.ones_like(value))
+    assert value.dtype == slope.dtype == jnp.bfloat16
+    exact = x.astype(np.float64)
+    value, slope = (np.asarray(found, np.float64) for found in (value, slope))
+    assert np.max(np.abs(value / _EXACT[name](exact) - 1)) < 0.01
+    off = np.abs(slope - _SLOPES[name](exact))
+    assert np.all(off <= 2.0**-8 * np.abs(_SLOPES[name](exact)) + 1e-6)
+
+
+@pytest.mark.parametrize("name", _EXACT)
+def test_what_is_kept_for_the_derivative_is_not_wider(name):
+    x = jnp.ones((4, 8), jnp.bfloat16)
+    _, pull = jax.vjp(lambda x: activation(name, x), x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(pull)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_float32_is_the_plain_formula_to_the_bit():
+    x = jnp.linspace(-8, 8, 10_001, dtype=jnp.float32)
+    plain: dict[str, Callable[[jax.Array], jax.Array]] = {
+        "gelu": lambda x: 0.5 * x * (1 + jax.lax.erf(x * np.float32(0.5**0.5))),
+        "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+        "silu": jax.nn.silu,
+    }
+    for name, function in plain.items():
+        for ours, theirs in zip(
+            jax.jit(jax.vmap(jax.value_and_grad(lambda x, n=name: activation(n, x))))(x),
+            jax.jit(jax.vmap(jax.value_and_grad(function)))(x),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
