@@ -29,6 +29,7 @@ from bert_jax.workdir.model_card import markdown_table
 POINTS, STUDY_JSON, STUDY_MD = "points.json", "study.json", "study.md"
 # Longest and widest points, over which exponents are fitted: the small ones show what a call costs.
 _LAST = 3
+_LEVEL = 0.95
 
 Point = dict[str, Any]
 
@@ -158,8 +159,9 @@ def fit(points: Sequence[Point]) -> dict[str, Any]:
     """Returns the exponents of length and width, and how much of the time is which term.
 
     An exponent is the slope of a line in logarithms over the three longest (or widest) points,
-    with its standard error. The shares are those of a n^2 d and b n d^2 at the longest and widest
-    point; a and b are fitted to all times, each error relative to its time (scipy.optimize.nnls).
+    with its standard error and its 95 % interval by Student's t. The shares are those of a n^2 d
+    and b n d^2 at the longest and widest point; a and b are fitted to all times, each error
+    relative to its time (scipy.optimize.nnls).
     """
     found: dict[str, Any] = {}
     for measured in _MEASURED:
@@ -170,9 +172,11 @@ def fit(points: Sequence[Point]) -> dict[str, Any]:
                 if len(line) == _LAST:
                     logs = np.log(np.array(line, float))
                     slope: Any = stats.linregress(logs[:, 0], logs[:, 1])
+                    reach = float(stats.t.ppf((1 + _LEVEL) / 2, _LAST - 2) * slope.stderr)
                     slopes[str(at)] = {
                         "exponent": float(slope.slope),
                         "standard_error": float(slope.stderr),
+                        "interval": [float(slope.slope) - reach, float(slope.slope) + reach],
                     }
             found[f"{measured} over {x}"] = slopes
     n, d, seconds = (
@@ -207,10 +211,11 @@ def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def exponents(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Returns columns and rows of the table of exponents."""
-    columns = ["attention", "exponent of", "at", "value", "standard error"]
+    columns = ["attention", "exponent of", "at", "value", "standard error", "95 % interval"]
     lines = [
         [kind, name, f"{(name.split()[-1] == 'length' and 'width') or 'length'} {at}",
-         f"{slope['exponent']:.2f}", f"{slope['standard_error']:.2f}"]
+         f"{slope['exponent']:.2f}", f"{slope['standard_error']:.2f}",
+         "{:.2f} to {:.2f}".format(*slope["interval"])]
         for kind, fits in found["fits"].items()
         for name, slopes in fits.items()
         if " over " in name
@@ -225,6 +230,10 @@ def _markdown(found: dict[str, Any], drawn: Sequence[figures.Drawn]) -> str:
         parts.append(f"`{found['command']}`, on {found['asked']['device']}.")
     parts += [markdown_table(*rows(found)), *found["notes"], "## Exponents"]
     parts.append(markdown_table(*exponents(found)))
+    parts.append(
+        f"A line through the {_LAST} longest or widest points: {_LAST - 2} degree of freedom, and "
+        "intervals by Student's t."
+    )
     for kind, fits in found["fits"].items():
         share = fits["seconds = a n^2 d + b n d^2 + c"]["share_of_n2d_at_the_largest"]
         parts.append(f"{kind}: at the largest point {share:.0%} of the time goes as n^2 d.")

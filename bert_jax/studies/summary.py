@@ -19,7 +19,7 @@ from bert_jax.studies.scaling_law import Law
 from bert_jax.versions import installed
 from bert_jax.workdir import log_reader
 
-STUDY_JSON, STUDY_MD, FIGURES = "study.json", "study.md", "figures"
+STUDY_JSON, STUDY_MD, STUDY_CSV, FIGURES = "study.json", "study.md", "study.csv", "figures"
 # A run that has not ended, and one that needs a run that has failed.
 MISSING, BLOCKED = "missing", "blocked"
 
@@ -40,6 +40,7 @@ def write(plan: Plan) -> dict[str, Any]:
         drawn = figures.draw(found, law, plan.workdir / FIGURES)
         write_json(plan.workdir / STUDY_JSON, found)
         write_whole(plan.workdir / STUDY_MD, table.markdown(found, drawn))
+        write_whole(plan.workdir / STUDY_CSV, table.as_csv(found))
     return found
 
 
@@ -56,6 +57,11 @@ def summarise(plan: Plan) -> dict[str, Any]:
         for number, variant in enumerate(variants[1:], 1):
             other = variants[0 if study.compare == "first" else number - 1]
             variant["compared"] = _compared(variant, other, on=study.compare_on)
+            if variant["compared"]:
+                pair = [_by_seed(plan, runs, v, on=study.compare_on) for v in (variant, other)]
+                variant["compared"]["by_seed"] = [
+                    pair[0][seed] - pair[1][seed] for seed in sorted(pair[0].keys() & pair[1])
+                ]
     # Of the variants that nobody asked for, those that an earlier call has made.
     made = {run.variant for run in plan.runs if isinstance(run, PretrainRun)}
     made |= {run["variant"] for run in runs if run["status"] in (DONE, FAILED)}
@@ -203,6 +209,25 @@ def _compared(variant: dict[str, Any], other: dict[str, Any], *, on: str) -> dic
         "on": on,
         "difference": own["median"] - its["median"],
         "is_beyond_spread": is_apart if min(own["runs"], its["runs"]) > 1 else None,
+        "runs": [own["runs"], its["runs"]],
+    }
+
+
+def _by_seed(
+    plan: Plan, runs: Sequence[dict[str, Any]], variant: dict[str, Any], *, on: str
+) -> dict[int, float]:
+    """Returns what is compared of a variant, seed by seed: the same seed has the same order of
+    rows.
+    """
+    own = [run for run in runs if run["variant"] == variant["variant"]]
+    if on == "tasks":
+        means = {seed: _mean_score(plan, own, seed) for seed in variant["seeds"]}
+        return {seed: mean for seed, mean in means.items() if mean is not None}
+    column = plan.study.columns[0]
+    return {
+        run["seed"]: run["figures"][column]
+        for run in own
+        if run["status"] == DONE and _is_pretraining(run) and column in run["figures"]
     }
 
 

@@ -1,5 +1,8 @@
 """The tables of a study in Markdown: medians over seeds, with the lowest and the highest."""
 
+import csv
+import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +20,10 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
     parts = [f"# {found['title']}", _origin(found), markdown_table(*rows(found))]
     parts.append(
         "Held-out figures and scores in percent: the median over seeds, with the lowest and the "
-        "highest in brackets. Time is that of training."
+        "highest in brackets, which is no interval of confidence. Time is that of training."
     )
+    compared = [v["compared"] for v in found["variants"] if v.get("compared")]
+    parts += by_chance([c["runs"] for c in compared if c["is_beyond_spread"] is not None])
     parts += found["notes"]
     parts += _answers(found["variants"])
     if failed := [failure for variant in found["variants"] for failure in variant["failed"]]:
@@ -35,12 +40,35 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
             markdown_table(("run", "what it said"), [(run, _cell(line)) for run, line in warned]),
         ]
     if "law" in found:
-        parts += ["## The law", *_law(found["law"])]
+        parts += ["## The law", *law_section(found["law"])]
     if found["predictions"]:
         parts += ["## Predictions", _predictions(found["predictions"])]
     for picture in drawn:
         parts += [f"## {picture.title}", f"![{picture.alt}]({picture.file})"]
     return "\n\n".join(parts) + "\n"
+
+
+def chance_of_apart(own: int, others: int) -> float:
+    """Returns how often two ranges of so many seeds lie apart where nothing differs: all orders of
+    m + n numbers are equally likely, and two sets of them have the one group before the other.
+    """
+    return 2 / math.comb(own + others, own)
+
+
+def by_chance(runs: Sequence[Sequence[int]]) -> list[str]:
+    """Returns how many of a table's comparisons would be beyond the spread by chance alone; `runs`
+    are the seeds of the two sides of each.
+    """
+    if not runs:
+        return []
+    chances = [chance_of_apart(*sides) for sides in runs]
+    seeds = ", ".join(sorted({f"{own} and {others}" for own, others in runs}))
+    several = "comparisons" if len(runs) > 1 else "comparison"
+    return [
+        f"Beyond the spread: the two ranges lie apart. If no two variants differed, about "
+        f"{sum(chances):.1f} of the {len(runs)} {several} would be so by chance "
+        f"({seeds} seeds)."
+    ]
 
 
 def _answers(variants: Sequence[dict[str, Any]]) -> list[str]:
@@ -96,6 +124,20 @@ def _origin(found: dict[str, Any]) -> str:
         else "",
     ]
     return "; ".join(fact for fact in facts if fact) + "."
+
+
+def as_csv(found: dict[str, Any]) -> str:
+    """Returns study.csv: a line for each run, with all digits of its figures or its score."""
+    facts = ("parameters", "block_parameters", "tokens", "flops", "training_seconds")
+    columns = ("run", "variant", "seed", "status", "task", "score", *facts, *found["columns"])
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(columns)
+    for run in found["runs"]:
+        if "probes" not in run:
+            values = run | run.get("figures", {})
+            lines.writerow([values.get(column, "") for column in columns])
+    return text.getvalue()
 
 
 def brief(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -169,7 +211,11 @@ def _comparison(compared: dict[str, Any] | None) -> str:
         return ""
     said = {True: ", beyond the spread", False: ", within the spread", None: ""}
     digits = 1 if compared["on"] == "tasks" else 3
-    return f"{compared['difference']:+.{digits}f}{said[compared['is_beyond_spread']]}"
+    text = f"{compared['difference']:+.{digits}f}{said[compared['is_beyond_spread']]}"
+    if len(by_seed := compared["by_seed"]) > 1:
+        signed = ", ".join(f"{value:+.{digits}f}" for value in by_seed)
+        text += f" (seed by seed {signed})"
+    return text
 
 
 def _count(number: int | None) -> str:
@@ -190,17 +236,31 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _law(law: dict[str, Any]) -> list[str]:
+def law_section(law: dict[str, Any]) -> list[str]:
+    """Returns what is said of a fitted law, as study.json has it."""
+    unknown = law["not_identified"]
     lines = [
-        (name, f"{value:.4g}", "{:.4g} to {:.4g}".format(*law["intervals"][name]))
+        (
+            name,
+            f"{value:.4g}",
+            "{:.4g} to {:.4g}".format(*law["intervals"][name]),
+            "not identified" if name in unknown else "",
+        )
         for name, value in law["values"].items()
     ]
     error = f"{100 * law['mean_error_of_log_loss']:.2f} %"
-    return [
+    parts = [
         f"{law['formula']}, in nats; N are the parameters of the blocks, D tokens. The runs lie "
         f"{error} from it on average.",
-        markdown_table(("parameter", "value", f"{law['level']:.0%} interval"), lines),
+        markdown_table(("parameter", "value", f"{law['level']:.0%} interval", ""), lines),
+        f"Intervals are {law['interval']}, {law['resamples']} times.",
     ]
+    if unknown:
+        parts[-1] += (
+            " Not identified: these runs do not tell the parameter, since it, its interval or its "
+            "exponent ends on a bound of the search."
+        )
+    return parts
 
 
 def _predictions(predictions: Sequence[dict[str, Any]]) -> str:
