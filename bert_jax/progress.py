@@ -187,7 +187,8 @@ class Progress:
             if time.monotonic() >= self._next_line:
                 self._next_line = time.monotonic() + 0.2
                 self._bar.update(self._task, text=self.describe())
-        elif time.monotonic() >= self._next_line:
+        # The last line is told at the end, once.
+        elif time.monotonic() >= self._next_line and self.done != self.total:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             self._line()
 

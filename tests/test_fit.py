@@ -15,7 +15,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.planning import param_sharding, topologies
 from bert_jax.registry import OBJECTIVES
-from bert_jax.training import compiled_steps, fit, pretrain
+from bert_jax.training import compiled_steps, fit, preflight, pretrain
 from bert_jax.update import memory_estimate
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import temporary_bytes
@@ -173,3 +173,17 @@ def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys)
     assert main(command[:-1]) == 3
     config, _ = fit.settle(_CONFIG, pretrain.demand(mesh), **here, allowed=[fit.MICROBATCHES])
     assert config == _CONFIG
+
+
+def test_a_run_that_takes_years_here_says_so_before_it_compiles(caplog):
+    """At 50 GFLOP/s: 8 minutes a step and 14 years for BERT-Base, and what takes a day at most."""
+    config, rate = config_loader.load_config("bert_base"), 5e10
+    seconds = preflight.run_seconds(config, rate)
+    assert seconds == pytest.approx(2.2466e19 / rate, rel=1e-3)
+    instead = preflight.sensible(seconds, rate)
+    assert instead.startswith("bert_small_cpu takes 30 min here; 743 times these devices")
+    with caplog.at_level("INFO", logger="bert_jax"):
+        pretrain._note_time(config, rate)
+        pretrain._note_time(config_loader.load_config("bert_small_cpu"), rate)
+    (said,) = caplog.messages
+    assert re.search(r"a step takes \d+ min here, and all 1,000,000 of them 14 years: bert_s", said)

@@ -12,10 +12,11 @@ from jax.sharding import Mesh
 from bert_jax.config import TrainConfig
 from bert_jax.doctor.case import Case, Timing
 from bert_jax.doctor.finding import Finding, passed, warned
+from bert_jax.progress import duration
 from bert_jax.registry import OBJECTIVES
-from bert_jax.training import device_feed
+from bert_jax.training import device_feed, preflight
 from bert_jax.training.memory import require_memory
-from bert_jax.update.flops import peak_flops, train_flops
+from bert_jax.update.flops import peak_flops
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 
@@ -117,6 +118,12 @@ def hours(case: Case) -> Finding:
     seconds = _step_seconds(case)
     total = sum(phase.steps * each for phase, each in zip(case.config.phases, seconds, strict=True))
     told = f"{total / 3600:.1f} hours" if total > 3600 else f"{total / 60:.1f} minutes"
+    if remedy := preflight.sensible(total, _rate(case)):
+        return warned(
+            f"{'' if _is_measured(case) else 'more than '}{duration(total)} on {case.mesh.size} "
+            "device(s)",
+            remedy,
+        )
     steps = f"{case.config.total_steps:,} steps on {case.mesh.size} device(s)"
     if _is_measured(case):
         return passed(f"about {told} for {steps}, without evaluations and saves")
@@ -153,11 +160,15 @@ def _step_seconds(case: Case) -> list[float]:
     that were measured, else at that of a matrix product.
     """
     assert case.config is not None
-    config = case.config
-    objective = OBJECTIVES[config.objective]
-    flops = [train_flops(objective, config.model, phase) for phase in config.phases]
-    measured = [timing.step_seconds for timing in case.timings]
-    first = measured[0] if measured else None
-    rate = peak_flops(config.compute.dtype) if first is None else flops[0] / first
-    known = dict(enumerate(measured))
-    return [known.get(i) or count / rate for i, count in enumerate(flops)]
+    known = dict(enumerate(timing.step_seconds for timing in case.timings))
+    expected = preflight.step_seconds(case.config, _rate(case))
+    return [known.get(i) or seconds for i, seconds in enumerate(expected)]
+
+
+def _rate(case: Case) -> float:
+    """Returns FLOP/s: of the first phase's step where that was measured, else of a product."""
+    assert case.config is not None
+    first = case.timings[0].step_seconds if case.timings else None
+    if first is None:
+        return peak_flops(case.config.compute.dtype)
+    return preflight.step_seconds(case.config, 1.0)[0] / first

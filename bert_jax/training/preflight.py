@@ -1,14 +1,21 @@
 """Checks what must be true before a run begins; each check raises UsageError where it is not."""
 
+import math
 from typing import Any
 
 import jax
 
+from bert_jax import config_loader
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
+from bert_jax.progress import duration
 from bert_jax.registry import OBJECTIVES
+from bert_jax.update.flops import train_flops
+
+_DAY_SECONDS = 86400.0
+_WEEK_SECONDS, _LONG_SECONDS = 7 * _DAY_SECONDS, 30 * _DAY_SECONDS
 
 
 def mesh_shape(config: TrainConfig) -> dict[str, int]:
@@ -56,3 +63,34 @@ def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
             f"model.vocab_size is {config.model.vocab_size}; use "
             f"set model.vocab_size={corpus.vocab_size} or prepare with a smaller `vocab_size`"
         )
+
+
+def step_seconds(config: TrainConfig, rate: float) -> list[float]:
+    """Returns the seconds of a step of each phase by its FLOPs, at `rate` of them a second."""
+    objective = OBJECTIVES[config.objective]
+    return [train_flops(objective, config.model, phase) / rate for phase in config.phases]
+
+
+def run_seconds(config: TrainConfig, rate: float) -> float:
+    """Returns the seconds of all steps, without evaluations and saves."""
+    each = step_seconds(config, rate)
+    return sum(phase.steps * one for phase, one in zip(config.phases, each, strict=True))
+
+
+def sensible(seconds: float, rate: float) -> str:
+    """Returns what to do instead of a run of so many seconds; empty where it is no longer than a
+    month.
+
+    That is the largest shipped config that takes a day at most at `rate` FLOP/s, and how many times
+    the devices would finish the run in a week.
+    """
+    if seconds <= _LONG_SECONDS:
+        return ""
+    shipped = [config_loader.load_config(name) for name in config_loader.shipped_names()]
+    known = [(run_seconds(config, rate), config.name) for config in shipped]
+    within = [(each, name) for each, name in known if each <= _DAY_SECONDS]
+    many = f"{math.ceil(seconds / _WEEK_SECONDS):,} times these devices finish it in a week"
+    if not within:
+        return many
+    most, name = max(within)
+    return f"{name} takes {duration(most)} here; {many}"

@@ -19,7 +19,7 @@ from bert_jax.expected.outlook import Outlook, expected_points, outlook_of
 from bert_jax.expected.papers import published
 from bert_jax.model import sharding
 from bert_jax.objectives.objective import Objective
-from bert_jax.progress import note
+from bert_jax.progress import duration, note
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.training import fit as fitting
@@ -96,9 +96,9 @@ def pretrain(
         home = _home(workdir_path, directory, config, corpus, init_from=init_from, allowed=allowed)
         outlook = _outlook(config, corpus, home, expect, is_continued=init_from is not None)
         # Measured on one device, hence before all of them are the context.
-        work = Pretraining(
-            config, corpus, mesh, peak=peak_flops(config.compute.dtype), outlook=outlook
-        )
+        peak = peak_flops(config.compute.dtype)
+        _note_time(config, peak)
+        work = Pretraining(config, corpus, mesh, peak=peak, outlook=outlook)
         with jax.set_mesh(mesh):
             closing = run(
                 work,
@@ -212,6 +212,17 @@ class Pretraining:
 
     def facts(self) -> dict[str, str]:
         return {"corpus": self.corpus.fingerprint}
+
+
+def _note_time(config: TrainConfig, peak: float) -> None:
+    """Says before anything is compiled that a run takes far too long here."""
+    total = preflight.run_seconds(config, peak)
+    if instead := preflight.sensible(total, peak):
+        step = max(preflight.step_seconds(config, peak))
+        note(
+            f"warning: by its matrix products alone a step takes {duration(step)} here, and all "
+            f"{config.total_steps:,} of them {duration(total)}: {instead}"
+        )
 
 
 def demand(mesh: Mesh) -> Demand:
