@@ -141,12 +141,12 @@ def test_a_bad_one_shows_all_that_is_wrong_and_changes_nothing(place, capsys):
     wrong = {name: result for name, result in results.items() if name and result != "passed"}
     assert wrong == {
         "corpus": "failed", "mesh": "failed", "memory": "skipped", "masked slots": "warned",
-        "vocabulary": "skipped", "padding": "skipped", "epochs": "skipped", "text": "skipped",
-        "workdir": "skipped", "room": "skipped", "step": "skipped", "hours": "skipped",
-        "save interval": "skipped",
+        "vocabulary": "skipped", "padding": "skipped", "predictions": "skipped",
+        "epochs": "skipped", "text": "skipped", "workdir": "skipped", "room": "skipped",
+        "step": "skipped", "hours": "skipped", "save interval": "skipped",
     }  # fmt: skip
     assert "--set phases.0.max_predictions=16" in out.replace("\n", "")
-    assert out.splitlines()[-1].startswith("7 passed, 1 warned, 2 failed, 10 skipped, in ")
+    assert out.splitlines()[-1].startswith("7 passed, 1 warned, 2 failed, 11 skipped, in ")
     assert tree(place.directory) == before
 
 

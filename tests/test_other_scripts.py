@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tokenizers.normalizers import BertNormalizer
 
+from bert_jax import config_loader
 from bert_jax.config import DataConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
@@ -16,6 +17,8 @@ from bert_jax.data.pretraining import masking
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
+from bert_jax.doctor import corpus as doctor_corpus
+from bert_jax.doctor.case import Case
 from bert_jax.registry import MASKS
 
 _PHRASES = {
@@ -255,6 +258,11 @@ def test_a_corpus_that_was_made_before_keeps_its_words(tmp_path):
     assert manifest["fingerprint"] != new.fingerprint
     path.write_text(json.dumps(manifest))
     old = open_corpus(tmp_path / "c")
+    # What the examination before a run says of either.
+    config = config_loader.load_config("tiny_docs_cpu", ["data.mask=whole_words"])
+    said = [doctor_corpus.predictions(Case(config=config, corpus=each)) for each in (old, new)]
+    assert [finding.result for finding in said] == ["warned", "passed"]
+    assert said[1].found.startswith("0 of 32 rows") and "set data.mask=tokens" in said[0].remedy
     tokenizer = load_tokenizer(tmp_path / "c")
     assert (old.begins_word == begins_word(tokenizer, by_piece=False)).all()
     assert (new.begins_word == begins_word(tokenizer)).all()

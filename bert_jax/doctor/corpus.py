@@ -6,6 +6,7 @@ from bert_jax.config import PhaseConfig
 from bert_jax.data.corpus.store import SPLITS, Split, open_corpus, read_manifest
 from bert_jax.data.pretraining.padding import middle
 from bert_jax.data.pretraining.padding import padding as padding_of
+from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.doctor.case import Case
 from bert_jax.doctor.finding import Finding, passed, warned
 from bert_jax.registry import OBJECTIVES, ROWS
@@ -18,6 +19,8 @@ _DOCUMENTS, _SENTENCES = 2000, 20_000
 # The original recipe sees its text about forty times (Devlin et al. 2019, appendix A.2).
 _MOST_EPOCHS = 50
 _MOST_PADDING, _MOST_REPEATED, _MOST_SINGLE = 0.4, 0.5, 0.5
+# Rows of the first batch that are looked at, and the share of them that may have no prediction.
+_ROWS, _MOST_WITHOUT = 256, 0.02
 # Rows of the word embedding, above the next multiple of a matrix unit, that no token has.
 _SPARE_ROWS = 256
 
@@ -77,6 +80,34 @@ def padding(case: Case) -> Finding:
             f"{remedy}, or join short documents before prepare",
         )
     return passed(f"padding is {text}")
+
+
+def predictions(case: Case) -> Finding:
+    """Every row has a token to predict, where whole words or spans are masked."""
+    assert case.config is not None and case.corpus is not None
+    config, corpus = case.config, case.corpus
+    pipeline = Pipeline(
+        middle(corpus.train, _DOCUMENTS),
+        collator=OBJECTIVES[config.objective],
+        vocabulary=corpus.vocabulary,
+        options=config.data,
+        phases=config.phases,
+        seed=config.seed,
+    )
+    batch = pipeline.batch_at(0, range(min(config.phases[0].global_batch_size, _ROWS)))
+    if "mlm_weights" not in batch:
+        return passed(f"{config.objective} predicts no hidden tokens")
+    each = batch["mlm_weights"].sum(1)
+    without = int((each == 0).sum())
+    share = each.sum() / max(int((batch["sequence_ids"] > 0).sum()), 1)
+    text = (
+        f"{without:,} of {len(each):,} rows have no prediction; {share:.1%} of the tokens have one"
+    )
+    if without > _MOST_WITHOUT * len(each):
+        return warned(
+            text, "set data.mask=tokens, or prepare again: words are longer than what may be masked"
+        )
+    return passed(text)
 
 
 def epochs(case: Case) -> Finding:

@@ -36,6 +36,7 @@ CHECKS = (
     Check("masked slots", "settings:masks", ("config",)),
     Check("vocabulary", "corpus:vocabulary", ("config", "corpus")),
     Check("padding", "corpus:padding", ("config", "corpus")),
+    Check("predictions", "corpus:predictions", ("config", "corpus")),
     Check("epochs", "corpus:epochs", ("config", "corpus")),
     Check("text", "corpus:text", ("corpus",)),
     Check("expected curve", "settings:expected", ("expect", "config", "corpus")),
