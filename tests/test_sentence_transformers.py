@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import bert_jax
+from bert_jax.__main__ import main
 from bert_jax.errors import UsageError
 from bert_jax.interchange import sentence_transformers
 
@@ -51,7 +52,7 @@ def _states(exported: Path, texts: list[str], *, length: int = _LENGTH):
     return model.embed(texts, pooling="none", length=length)
 
 
-def test_every_pooling_is_that_of_its_formula(exported, layout, caplog):
+def test_every_pooling_is_that_of_its_formula(exported, layout, caplog, capsys):
     modes = {f"pooling_mode_{name}": True for name in (
         "lasttoken", "cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens",
         "weightedmean_tokens",
@@ -73,6 +74,9 @@ def test_every_pooling_is_that_of_its_formula(exported, layout, caplog):
             states[-1],
         ]
         np.testing.assert_allclose(row, np.concatenate(expected), atol=1e-5)
+    command = ["import", "--checkpoint", str(home), "--output", str(home.parent / "run")]
+    assert main(command) == 0
+    assert "how its tokens become a vector (modules.json) stays behind" in capsys.readouterr().err
 
 
 def test_what_follows_the_pooling_is_done(exported, layout):

@@ -173,8 +173,9 @@ def _tokenizer_length(encoder: Path) -> int | None:
     """Returns how many tokens the tokenizer lets through; a limit that is none is 1e30 there."""
     path = encoder / "tokenizer_config.json"
     length = _json(path).get("model_max_length") if path.is_file() else None
-    is_number = isinstance(length, int | float) and not isinstance(length, bool)
-    return int(length) if is_number and 2 < length < 1e9 else None
+    if not isinstance(length, int | float) or isinstance(length, bool):
+        return None
+    return int(length) if 2 < length < 1e9 else None
 
 
 def _pooling(path: Path, prompt: str) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
+from bert_jax.data.tokenizer import hub
 from bert_jax.errors import UsageError
-from bert_jax.interchange import huggingface, name_map, tf1
+from bert_jax.interchange import huggingface, name_map, sentence_transformers, tf1
 from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import positions, sharding
 from bert_jax.progress import note
@@ -58,6 +59,11 @@ def import_checkpoint(
     )
     if not allow_missing_heads:
         _require_a_head(source, foreign)
+    if (hub.located(source) / sentence_transformers.MODULES).is_file():
+        note(
+            f"{source}: how its tokens become a vector ({sentence_transformers.MODULES}) stays "
+            "behind; embed from there, or with its `length`, `pooling` and `normalize`"
+        )
     run = config or imported_config(foreign)
     if config is not None:
         _require_same_run(source, foreign, config)
