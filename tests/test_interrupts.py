@@ -93,19 +93,22 @@ def test_a_second_interrupt_ends_at_once(codes, capsys):
 )
 def test_what_ends_at_once_says_so_once(number, words, codes, capsys):
     """SIGTERM and SIGHUP are one thing. Where nothing is to be saved, a process ends by itself."""
+    said = f"{words}; nothing is lost, and the same command goes on"
     with Preemption() as preemption:
         os.kill(os.getpid(), number)
         while not preemption.requested():
             time.sleep(0.01)
         error = preemption.farewell()
-        assert type(error) is Preempted and str(error) == f"{words}; the same command goes on"
+        assert type(error) is Preempted and str(error) == said
     time.sleep(0.2)
     assert codes.empty() and capsys.readouterr().err == ""
     with Preemption() as preemption:
         preemption.is_idle = True
         os.kill(os.getpid(), number)
         assert codes.get(timeout=10) == 42
-    assert capsys.readouterr().err.startswith(f"{words}; the same command goes on\n")
+    assert capsys.readouterr().err.startswith(
+        f"{words}; nothing is lost, and the same command goes on\n"
+    )
 
 
 def test_what_takes_long_is_left_behind():

@@ -38,7 +38,7 @@ class Preemption:
         # What the process is at, what a step takes, and what is saved: as messages have it.
         self.doing: Callable[[], str] = lambda: "the step in hand"
         self.step_seconds: float | None = None
-        self.kept: Callable[[], str] = lambda: "the same command goes on"
+        self.kept: Callable[[], str] = lambda: "nothing is lost, and the same command goes on"
         # Whether nothing is lost where the process ends now, if it is alone.
         self.is_idle = False
 
