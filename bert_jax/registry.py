@@ -153,11 +153,14 @@ MASKS = Registry(
 FORMATS = Registry(
     "source",
     {
-        ".txt": "bert_jax.data.corpus.sources:read_paragraphs",
-        ".jsonl": "bert_jax.data.corpus.records:read_jsonl",
-        ".csv": "bert_jax.data.corpus.records:read_csv",
-        ".tsv": "bert_jax.data.corpus.records:read_tsv",
-        ".parquet": "bert_jax.data.corpus.parquet:read_parquet",
+        ".txt": "bert_jax.data.formats.text:read_text",
+        ".jsonl": "bert_jax.data.formats.records:read_jsonl",
+        ".csv": "bert_jax.data.formats.records:read_csv",
+        ".tsv": "bert_jax.data.formats.records:read_tsv",
+        ".parquet": "bert_jax.data.formats.parquet:read_parquet",
+        ".arrow": "bert_jax.data.formats.arrow:read_arrow",
+        ".warc": "bert_jax.data.formats.warc:read_pages",
+        ".wet": "bert_jax.data.formats.warc:read_texts",
     },
 )
 # Kinds of task, and the tasks by name: each names a kind and says the rest.

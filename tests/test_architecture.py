@@ -63,9 +63,11 @@ _MAY_IMPORT = {
     "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
     "data/corpus": {"data/language", "data/tokenizer"}
     | {"errors", "file_lock", "files", "progress", "registry", "strict_json"},
+    "data/formats": {"data/corpus", "errors", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
-    "data/tasks": {"data", "data/corpus", "data/tokenizer", "errors", "progress", "strict_json"},
+    "data/tasks": {"data", "data/corpus", "data/formats", "data/tokenizer"}
+    | {"errors", "progress", "strict_json"},
     "model": {"config", "registry"},
     "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry", "progress"},
     "update": {"config", "model", "objectives", "registry"},

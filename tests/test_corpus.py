@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
-from bert_jax.data.corpus import records, sources
+from bert_jax.data.corpus import document
+from bert_jax.data.corpus.source_stream import Findings
 from bert_jax.data.corpus.sources import read_documents
+from bert_jax.data.formats import records
 from bert_jax.data.language import sentences as cutting
 from bert_jax.data.language.sentences import split_sentences
 from bert_jax.errors import UsageError
@@ -75,7 +77,7 @@ def test_a_file_with_brackets_in_its_name_is_a_file(tmp_path):
 @pytest.mark.parametrize("character", ["a", "é", "漢", "😀"])
 @pytest.mark.parametrize("shift", range(4))
 def test_a_line_too_long_is_cut_and_nothing_is_lost(tmp_path, monkeypatch, character, shift):
-    monkeypatch.setattr(sources, "LONGEST_LINE_BYTES", 64)
+    monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 64)
     words = ["x" * (1 + i % 13) for i in range(40)]
     lines = [" ".join(words), "y" * shift + character * 100, "z" * 64, "z" * 63 + " "]
     (tmp_path / "a.txt").write_text("\n".join(lines) + "\nend\n\nnext\n", encoding="utf-8")
@@ -176,7 +178,7 @@ def test_sources_that_are_not_there_are_refused_before_reading(tmp_path):
     for bad, expected in {
         "missing.txt": "no such file or folder",
         "*.jsonl": "no file matches",
-        "empty": "no .txt, .jsonl, .csv, .tsv, .parquet (each also .gz, .bz2, .xz, .zst) file in",
+        "empty": ".arrow, .warc, .wet (each also .gz, .bz2, .xz, .zst) file in",
         "a.pdf": "not one of .txt",
         "pipe.txt": "is not a plain file, and sources are read twice",
     }.items():
@@ -278,4 +280,4 @@ def test_tfds_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert "pip install 'bert-jax[tfds]'" in refusal("tfds:wikipedia")
     with pytest.raises(UsageError, match="needs tensorflow-datasets"):
-        list(read_documents(["tfds:wikipedia"], bad={}))
+        list(read_documents(["tfds:wikipedia"], findings=Findings()))

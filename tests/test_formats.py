@@ -11,10 +11,11 @@ import sys
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.data.corpus import records, sources
+from bert_jax.data.corpus import document
 from bert_jax.data.corpus.prepare import prepare
-from bert_jax.data.corpus.source_stream import Reading, require_encoding
-from bert_jax.data.corpus.sources import read_documents
+from bert_jax.data.corpus.source_stream import Findings, Reading, require_encoding
+from bert_jax.data.corpus.sources import left_out, read_documents
+from bert_jax.data.formats import records
 from bert_jax.data.language.sentences import split_sentences
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
@@ -114,7 +115,7 @@ def test_a_tsv_has_tabs_and_no_quotes(tmp_path):
         ("a.csv", 'n,text\n1,"a "b" c"\n', "line 2: ',' expected after '\"'; is a quote not clo"),
         ("a.csv", "n,text\r1,x\r", "line 1: a carriage return without a newline; end lines in"),
         ("a.jsonl", '{"content": "x"}\n', "found ['content']; `text_field` names the one with"),
-        ("a.jsonl", '{"text": null}\n', "needs an object with a string field 'text', found ['te"),
+        ("a.jsonl", '{"text": 3}\n', "needs an object with a string field 'text', found ['te"),
     ],
 )
 def test_what_is_wrong_with_a_record_is_said(tmp_path, name, content, expected):
@@ -194,7 +195,7 @@ def test_an_absent_package_is_one_line_before_anything_is_read(
     for name in names:
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UsageError) as caught:
-        read_documents([str(tmp_path)], bad={})
+        read_documents([str(tmp_path)], findings=Findings())
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -265,8 +266,8 @@ def test_an_encoding_that_is_none_of_text_is_refused(name):
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
 def test_what_is_long_is_cut_alike_in_every_format(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(sources, "LONGEST_LINE_BYTES", 64)
-    monkeypatch.setattr(sources, "LONGEST_DOCUMENT_BYTES", 200)
+    monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 64)
+    monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 200)
     lines = [" ".join("x" * (1 + i % 9) for i in range(40)), "é" * 100, "short", "漢 " * 50]
     text = "\n".join(lines)
     content = {
@@ -346,7 +347,7 @@ def test_each_file_of_a_folder_is_read_or_named(mixed, tmp_path, capsys):
     import os
 
     os.mkfifo(mixed / "pipe.txt")
-    (line,) = sources.left_out([str(mixed), "docs:", "-"])
+    (line,) = left_out([str(mixed), "docs:", "-"])
     assert "skipped 25 files: " in line and "20 .png, 1 .md, 1 .pdf (of no kind that is" in line
     assert "loop (links to folders)" in line and "pipe.txt (not plain files)" in line
 

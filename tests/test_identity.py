@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.data.corpus import identity, sources
+from bert_jax.data.corpus import document, identity
 from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.identity import identify
 
@@ -99,26 +99,26 @@ def test_no_twin_lies_on_the_other_side(tmp_path):
 
 def test_all_pieces_of_a_record_are_on_one_side(tmp_path, monkeypatch):
     """That of its beginning, which another spacing does not move."""
-    monkeypatch.setattr(sources, "LONGEST_LINE_BYTES", 200)
-    monkeypatch.setattr(sources, "LONGEST_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 200)
+    monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 1000)
     monkeypatch.setattr(identity, "_BEGINNING_BYTES", 300)
 
     def sides_of(name: str, text: str) -> list[str]:
         file = tmp_path / name
         file.write_text(text)
         pieces: dict[bytes, list[str]] = {}
-        for document in Survey([str(file)], validation_fraction=0.5, seed=3).read():
-            pieces.setdefault(document.text.split()[5], []).append(document.split)
-        assert all(len(found) > 3 and len(set(found)) == 1 for found in pieces.values())
+        for found in Survey([str(file)], validation_fraction=0.5, seed=3).read():
+            pieces.setdefault(found.text.split()[5], []).append(found.split)
+        assert all(len(p) > 3 and len(set(p)) == 1 for p in pieces.values())
         return [pieces[str(record).encode()][0] for record in range(12)]
 
-    found = []
+    drawn = []
     for space in (" ", "   "):
         records = [
             [f"The {n} cats of house {r} see{space}a dog." for n in range(99)] for r in range(12)
         ]
-        found.append(sides_of("a.txt", documents_of(["\n".join(lines) for lines in records])))
+        drawn.append(sides_of("a.txt", documents_of(["\n".join(lines) for lines in records])))
         objects = [json.dumps({"text": "\n".join(lines)}) for lines in records]
-        found.append(sides_of("a.jsonl", "\n".join(objects)))
-    assert len(set(found[0])) == 2
-    assert found == [found[0]] * 4
+        drawn.append(sides_of("a.jsonl", "\n".join(objects)))
+    assert len(set(drawn[0])) == 2
+    assert drawn == [drawn[0]] * 4

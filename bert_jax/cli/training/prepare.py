@@ -1,9 +1,11 @@
 """The verb `prepare`: options, call, and what is said at the end."""
 
 import argparse
+import re
 import shutil
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from bert_jax.cli.options import local
@@ -38,9 +40,9 @@ def add_options(parser: Any) -> None:
         action="append",
         required=True,
         metavar="SRC",
-        help="a file, folder or glob of .txt (one paragraph a line, a blank line between "
-        "documents), .jsonl, .csv, .tsv or .parquet (see --text-field), also as .gz, .bz2, .xz or "
-        ".zst; - is text on standard input, stdin:.jsonl another kind there; "
+        help="a file, folder or glob of .txt (see --document and --paragraph), .jsonl, .csv, .tsv, "
+        ".parquet or .arrow (see --text-field), .warc or .wet, also as .gz, .bz2, .xz or .zst; - "
+        "is text on standard input, stdin:.jsonl another kind there; "
         "tfds:NAME[/CONFIG][:SPLIT]; or docs: (the Python documentation found on this machine). "
         "Repeat for several",
     )
@@ -49,7 +51,23 @@ def add_options(parser: Any) -> None:
         "--text-field",
         default="text",
         metavar="NAME",
-        help="the field or column of a record that holds its text (default: %(default)s)",
+        help="the field or column of a record that holds its text; of several, as "
+        "text,content,doc.text, the first that a record has; a dot goes inside of objects and "
+        "structs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--document",
+        choices=("blank", "line", "file"),
+        default="blank",
+        help="a document of plain text ends at a blank line, with each line, or with the file "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--paragraph",
+        choices=("line", "blank"),
+        default="line",
+        help="a paragraph is a line, or the lines between two blank ones, joined: for wrapped text "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--encoding",
@@ -58,9 +76,18 @@ def add_options(parser: Any) -> None:
     )
     parser.add_argument(
         "--skip-bad",
-        action="store_true",
-        help="leave out the files that cannot be read, and say how many (default: stop, and list "
-        "them all)",
+        nargs="?",
+        const="file",
+        choices=("record", "file"),
+        help="leave out the records, or the files (where neither is named), that cannot be read, "
+        "and say how many (default: stop, and list all files)",
+    )
+    parser.add_argument(
+        "--skip-bad-limit",
+        type=float,
+        default=0.01,
+        metavar="X",
+        help="largest share of records that --skip-bad record leaves out (default: %(default)s)",
     )
     parser.add_argument(
         "--tokenizer",
@@ -105,6 +132,14 @@ def add_options(parser: Any) -> None:
         metavar="X",
         help="share of documents held out (default: %(default)s)",
     )
+    parser.add_argument(
+        "--validation-source",
+        action="append",
+        default=[],
+        metavar="SRC",
+        help="hold out the text of this source, as --source, and draw nothing; what it shares with "
+        "the training text is dropped there. Repeat for several",
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
     parser.add_argument(
         "--seed",
@@ -118,6 +153,8 @@ def run(arguments: Any) -> None:
     from bert_jax.cli.output import table
     from bert_jax.data.corpus.prepare import prepare
 
+    for source in (*arguments.source, *arguments.validation_source):
+        _refuse_address(source)
     corpus = prepare(
         arguments.source,
         arguments.output,
@@ -129,7 +166,11 @@ def run(arguments: Any) -> None:
         seed=arguments.seed,
         text_field=arguments.text_field,
         encoding=arguments.encoding,
+        document=arguments.document,
+        paragraph=arguments.paragraph,
         skip_bad=arguments.skip_bad,
+        skip_bad_limit=arguments.skip_bad_limit,
+        validation_sources=arguments.validation_source,
         language=arguments.language,
         strip_accents=_STRIP_ACCENTS[arguments.strip_accents],
     )
@@ -155,8 +196,71 @@ def run(arguments: Any) -> None:
         print(line)
     if text := _padding(corpus):
         print(text)
+    for line in _remarks(corpus):
+        print(line)
+
+
+def _remarks(corpus: Any) -> Iterator[str]:
+    """Yields lines about what is not in the corpus, and about a small held-out side."""
+    manifest = corpus.manifest
+    total, small = manifest["counts"]["total"], manifest["counts"]["validation"]["tokens"]
+    if copies := total["duplicate_documents"]:
+        seen = copies + total["documents"] + total["empty_documents"]
+        yield f"dropped: {copies:,} of {seen:,} documents ({copies / seen:.0%}): duplicates"
     if skipped := manifest.get("skipped_files"):
-        print(f"left out: {len(skipped):,} bad file(s), which corpus.json names")
+        yield f"left out: {len(skipped):,} bad file(s), which corpus.json names"
+    if records := manifest.get("skipped_records"):
+        yield f"left out: {sum(records.values()):,} bad record(s); corpus.json has them by file"
+    if without := manifest.get("records_without_text"):
+        yield f"passed over: {without:,} record(s) without text"
+    if small < _FEW_TOKENS:
+        yield (
+            f"validation is small, {small:,} tokens: by chance alone its loss is off by about "
+            f"{_standard_error(corpus.validation):.2f} nats; --validation-fraction or "
+            "--validation-source holds out more"
+        )
+
+
+def _standard_error(split: Any) -> float:
+    """Returns the standard error, in nats, of the mean loss over 15 % of the tokens, which spread
+    as the surprise of a model does that knows their frequencies alone.
+    """
+    import numpy as np
+
+    counts = np.bincount(np.concatenate(split.shards))
+    share = counts[counts > 0] / counts.sum()
+    surprise = -np.log(share)
+    spread = (share * surprise**2).sum() - (share * surprise).sum() ** 2
+    return float(np.sqrt(spread / max(1, 0.15 * counts.sum())))
+
+
+def _refuse_address(source: str) -> None:
+    """Raises UsageError, with the command that copies it, for what lies on another machine."""
+    if Path(source).exists():
+        return
+    scheme, colon, rest = source.partition(":")
+    named = re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None
+    if colon and scheme in ("hf", "datasets"):
+        name = rest.lstrip("/").removeprefix("datasets/")
+    elif named and not (Path(source).parent.exists() or source.endswith(_ENDINGS)):
+        name = source
+    else:
+        name = ""
+    what = "a name of the hub" if name else "an address"
+    if name:
+        remedy = f"hf download --repo-type dataset {name} --local-dir DIR"
+    elif scheme == "gs":
+        remedy = f"gcloud storage cp -r {source} DIR"
+    elif scheme == "s3":
+        remedy = f"aws s3 cp --recursive {source} DIR"
+    elif rest.startswith("//"):
+        remedy = f"curl -L -O {source}"
+    else:
+        return
+    raise UsageError(
+        f"--source {source} is {what}, which is not read yet; copy it first, and name the copy: "
+        f"{remedy}"
+    )
 
 
 def _lost(lost: dict[str, int]) -> Iterator[str]:
@@ -189,5 +293,8 @@ def _padding(corpus: Any) -> str:
 
 _COUNTS = ("documents", "sentences", "tokens")
 _STRIP_ACCENTS = {"auto": None, "yes": True, "no": False}
+# A held-out side with fewer is called small.
+_FEW_TOKENS = 50_000
+_ENDINGS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet", ".gz", ".bz2", ".xz", ".zst")
 # BERT's, and the documents that are looked at for them.
 _LENGTHS, _DOCUMENTS = (128, 512), 20_000

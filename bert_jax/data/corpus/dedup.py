@@ -1,5 +1,6 @@
 """The documents of the sources as `prepare` takes them: once each, and on a side of the split."""
 
+import dataclasses
 import hashlib
 import heapq
 import math
@@ -8,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_jax.data.corpus.document import Continuation, Document
 from bert_jax.data.corpus.identity import identify
-from bert_jax.data.corpus.source_stream import Reading
-from bert_jax.data.corpus.sources import Continuation, read_documents
+from bert_jax.data.corpus.source_stream import Findings, Reading
+from bert_jax.data.corpus.sources import read_documents
 from bert_jax.data.corpus.store import SPLITS
 from bert_jax.errors import UsageError
 
@@ -25,6 +27,8 @@ class SourceDocument:
     priority: int  # a seeded draw: the lowest are the tokenizer's sample; 0 where nothing is drawn
 
 
+# A larger share to hold out is not proposed.
+_MOST_HELD_OUT = 0.2
 # What is decided of a document beside its side.
 _DUPLICATE = len(SPLITS)
 
@@ -34,7 +38,9 @@ class Survey:
 
     Duplicates, and which side a document is on, go by its words (`identity.py`). `decided` are the
     decisions of an earlier reading, which are taken again: to find a document's words takes as long
-    as to read it. `bad` are the files that could not be read to their end, with the reasons.
+    as to read it. Where there are sources that are `held_out`, they are the validation side, whole,
+    and nothing is drawn; they are read first, so that what they hold is dropped elsewhere.
+    `findings` is what the readers left out or doubted.
     """
 
     def __init__(
@@ -45,9 +51,11 @@ class Survey:
         seed: int,
         reading: Reading | None = None,
         decided: bytes | None = None,
+        held_out: Sequence[str] = (),
     ) -> None:
         self.sources = tuple(sources)
-        self.bad: dict[str, UsageError] = {}
+        self.findings = Findings()
+        self._held_out = tuple(held_out)
         self._reading = reading
         self.documents = dict.fromkeys(SPLITS, 0)
         self.duplicates = dict.fromkeys(SPLITS, 0)
@@ -71,13 +79,12 @@ class Survey:
 
         Raises UsageError for sources that are not there, or that have changed since the decisions.
         """
-        documents = read_documents(self.sources, self._reading, bad=self.bad)
-        for number, document in enumerate(documents):
+        for number, (document, is_held_out) in enumerate(self._documents()):
             text = "\n".join(document).encode()
             digest = hashlib.blake2b(text, digest_size=16).digest()
             self._hash.update(digest)
             if self._again is None:
-                decision = self._decide(text, isinstance(document, Continuation))
+                decision = self._decide(text, isinstance(document, Continuation), is_held_out)
                 self._decisions.append(decision)
                 priority = int.from_bytes(self._drawn[8:], "little")
             elif number < len(self._again):
@@ -91,13 +98,23 @@ class Survey:
                 self.documents[side] += 1
                 yield SourceDocument(text, digest, side, priority)
 
-    def _decide(self, text: bytes, goes_on: bool) -> int:
+    def _documents(self) -> Iterator[tuple[Document, bool]]:
+        """Yields documents, and whether their source is held out."""
+        reading = self._reading or Reading()
+        if self._held_out:
+            held_out = dataclasses.replace(reading, is_held_out=True)
+            for document in read_documents(self._held_out, held_out, findings=self.findings):
+                yield document, True
+        for document in read_documents(self.sources, reading, findings=self.findings):
+            yield document, False
+
+    def _decide(self, text: bytes, goes_on: bool, is_held_out: bool) -> int:
         """Returns the number of a document's side, with _DUPLICATE added for one that was there."""
         identity = identify(text)
         if not goes_on:  # else it lies where its beginning does
             self._drawn = hashlib.blake2b(identity.side, digest_size=16, salt=self._salt).digest()
         draw = int.from_bytes(self._drawn[:6], "little") / 2**48
-        side = int(draw < self._fraction)
+        side = int(is_held_out if self._held_out else draw < self._fraction)
         if not self._seen.add(int.from_bytes(identity.words[:8], "little")):
             return side + _DUPLICATE
         if draw < self._lowest[1]:
@@ -125,16 +142,22 @@ class Survey:
         if total == 1:
             raise UsageError(
                 f"{where}: only one document; next-sentence pairs need another document. "
-                "Documents in .txt files are separated by a blank line"
+                "Documents in .txt files are separated by a blank line; `document` line makes one "
+                "of each line, `document` file of each file"
             )
         for split in SPLITS:
             if documents[split] < 2:
                 enough = math.floor(100 * self._lowest[1] + 1) / 100
-                remedy = (
-                    f"`validation_fraction` {enough} would do"
-                    if enough <= self._highest[0]
-                    else "more documents are needed"
-                )
+                if self._held_out:
+                    where = ", ".join(self._held_out) if split == "validation" else where
+                    remedy = "more documents are needed"
+                elif enough <= min(self._highest[0], _MOST_HELD_OUT):
+                    remedy = f"`validation_fraction` {enough} would do"
+                else:
+                    remedy = (
+                        "name held-out text with `validation_source`, or make more documents: "
+                        "`document` line makes one of each line of .txt files"
+                    )
                 raise UsageError(
                     f"{where}: {split} would get {documents[split]} of {total} documents and needs "
                     f"at least 2: {remedy}"

@@ -25,6 +25,7 @@ class FirstLook:
     survey: Survey  # of all documents, those of bad files left out
     reading: Reading  # without the bad files
     bad: dict[str, str]  # the files that were left out, and why
+    bad_records: dict[str, int]  # how many of each file were left out
     sample: list[SourceDocument]
     text_bytes: int  # of all documents, in UTF-8
 
@@ -47,31 +48,80 @@ def first_look(
     validation_fraction: float,
     seed: int,
     sample_bytes: int,
-    skip_bad: bool,
+    skip_bad: str | None,
     title: str,
+    held_out: Sequence[str] = (),
+    skip_bad_limit: float = 1.0,
 ) -> FirstLook:
     """Reads all sources to their end, and takes a sample of `sample_bytes` of training text.
 
-    Raises UsageError that lists all files that cannot be read. With `skip_bad` they are left out:
-    what they hold before the place that cannot be read, too, so that it is read once more.
+    Raises UsageError that lists all files that cannot be read. With `skip_bad` "file" they are left
+    out: what they hold before the place that cannot be read, too, so that it is read once more.
+    With "record" the bad records are, unless more than the share `skip_bad_limit` of all is bad.
     """
     bad: dict[str, str] = {}
     while True:
         survey = Survey(
-            sources, validation_fraction=validation_fraction, seed=seed, reading=reading
+            sources,
+            validation_fraction=validation_fraction,
+            seed=seed,
+            reading=reading,
+            held_out=held_out,
         )
         with Progress(title, total=None) as progress:
             progress.describe = lambda progress=progress: f"{progress.done:,} documents"
             read = [0]
             chosen = sample(_counted(survey, progress, read), budget=sample_bytes)
-        if not survey.bad:
+        found = survey.findings
+        if not found.files:
             break
-        if not skip_bad:
+        if skip_bad != "file":
             raise _refusal(survey)
-        bad |= {name: str(error) for name, error in survey.bad.items()}
-        note(_listed(survey.bad, "left out, since they cannot be read"))
+        bad |= {name: str(error) for name, error in found.files.items()}
+        note(_listed(found.files, "left out, since they cannot be read"))
         reading = dataclasses.replace(reading, without=frozenset(bad))
-    return FirstLook(survey=survey, reading=reading, bad=bad, sample=chosen, text_bytes=read[0])
+    _tell_of_records(survey, skip_bad_limit)
+    _tell_of_wrapped(found.wrapped)
+    records = dict(found.records)
+    return FirstLook(
+        survey=survey,
+        reading=reading,
+        bad=bad,
+        bad_records=records,
+        sample=chosen,
+        text_bytes=read[0],
+    )
+
+
+def _tell_of_records(survey: Survey, limit: float) -> None:
+    """Notes the records that were left out. Raises UsageError where they are too many."""
+    found = survey.findings
+    bad = sum(found.records.values())
+    if not bad:
+        return
+    total = bad + len(survey.decisions) + found.without_text
+    files = [
+        f"  {count:,} in {name}; the first: {found.first_bad[name]}"
+        for name, count in found.records.most_common(_LISTED)
+    ]
+    listed = "\n".join(files)
+    if bad > limit * total:
+        raise UsageError(
+            f"{bad:,} of {total:,} records cannot be read, more than the share "
+            f"`skip_bad_limit` {limit:g}:\n{listed}"
+        )
+    note(f"left out {bad:,} of {total:,} records, which cannot be read:\n{listed}")
+
+
+def _tell_of_wrapped(wrapped: dict[str, float]) -> None:
+    if wrapped:
+        name, share = max(wrapped.items(), key=lambda item: item[1])
+        others = f" and {len(wrapped) - 1:,} other files" if len(wrapped) > 1 else ""
+        note(
+            f"{name}{others}: {share:.0%} of the lines end in mid-sentence, as in wrapped text: "
+            "`paragraph` blank joins the lines between blank ones, and `document` file makes each "
+            "file one document"
+        )
 
 
 def _counted(survey: Survey, progress: Progress, read: list[int]) -> Iterator[SourceDocument]:
@@ -83,9 +133,10 @@ def _counted(survey: Survey, progress: Progress, read: list[int]) -> Iterator[So
 
 
 def _refusal(survey: Survey) -> UsageError:
-    (first, *others) = survey.bad.values()
+    bad = survey.findings.files
+    (first, *others) = bad.values()
     if others:
-        listed = _listed(survey.bad, "cannot be read")
+        listed = _listed(bad, "cannot be read")
         return UsageError(f"{listed}\nmend them, or leave them out with `skip_bad`")
     rest = "; `skip_bad` leaves the file out" if any(survey.documents.values()) else ""
     return UsageError(f"{first}{rest}")

@@ -8,28 +8,23 @@ order, to the shards of `store.py` (`join.py`). A restarted run reads the source
 the parts that it finds. The bytes of the result do not depend on the number of processes.
 """
 
-import dataclasses
 import json
 import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from bert_jax import file_lock
 from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.encode import Part, encode_parts, parts
 from bert_jax.data.corpus.first_look import (
     LOOKED_AT_BYTES,
-    FirstLook,
-    first_look,
-    keep_standard_input,
 )
 from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy, fields_of_text, require_room
-from bert_jax.data.corpus.source_stream import Reading, require_encoding
+from bert_jax.data.corpus.request import Request
+from bert_jax.data.corpus.source_stream import Reading, require_encoding, require_layout
 from bert_jax.data.corpus.sources import left_out
 from bert_jax.data.corpus.store import (
     FORMAT_VERSION,
@@ -41,7 +36,7 @@ from bert_jax.data.corpus.store import (
     open_corpus,
     read_manifest,
 )
-from bert_jax.data.corpus.trained_tokenizer import KINDS, forget, train_or_find
+from bert_jax.data.corpus.trained_tokenizer import forget, train_or_find
 from bert_jax.data.language import codes, scripts
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -61,67 +56,6 @@ _NO_UNKNOWN = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """The choices that decide the content of the corpus."""
-
-    sources: tuple[str, ...]
-    tokenizer: str
-    vocab_size: int
-    lowercase: bool
-    validation_fraction: float
-    seed: int
-    reading: Reading
-    skip_bad: bool
-    language: str | None
-    strip_accents: bool | None
-
-    @property
-    def trains(self) -> bool:
-        return self.tokenizer in KINDS
-
-    @property
-    def rules(self) -> str:
-        """Returns the language by whose rules sentences are cut."""
-        return self.language or codes.DEFAULT
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Returns the options as the manifest keeps them; what a given tokenizer is, its hash
-        says.
-        """
-        options = {
-            "tokenizer": self.tokenizer if self.trains else "given",
-            "vocab_size": self.vocab_size if self.trains else None,
-            "lowercase": self.lowercase if self.trains else None,
-            "validation_fraction": self.validation_fraction,
-            "seed": self.seed,
-        }
-        # Where they are the usual ones, the manifest does not name them.
-        if self.reading.text_field != Reading.text_field:
-            options["text_field"] = self.reading.text_field
-        if self.reading.encoding is not None:
-            options["encoding"] = self.reading.encoding
-        if self.rules != codes.DEFAULT:
-            options["language"] = self.rules
-        if self.strip_accents is not None and self.trains:
-            options["strip_accents"] = self.strip_accents
-        return options
-
-    def look(self, stdin: Path, title: str, *, sample_bytes: int = 0) -> FirstLook:
-        """Reads the sources for the first time; standard input is kept as the file `stdin`."""
-        kept = keep_standard_input(self.sources, stdin)
-        return first_look(
-            self.sources,
-            dataclasses.replace(self.reading, stdin=kept),
-            validation_fraction=self.validation_fraction,
-            seed=self.seed,
-            sample_bytes=sample_bytes,
-            skip_bad=self.skip_bad,
-            title=title,
-        )
-
-
 def prepare(
     sources: Sequence[str],
     output: Path,
@@ -134,22 +68,29 @@ def prepare(
     seed: int = 0,
     text_field: str = Reading.text_field,
     encoding: str | None = None,
-    skip_bad: bool = False,
+    document: str = Reading.document,
+    paragraph: str = Reading.paragraph,
+    skip_bad: str | bool | None = None,
+    skip_bad_limit: float = 0.01,
+    validation_sources: Sequence[str] = (),
     language: str | None = None,
     strip_accents: bool | None = None,
 ) -> Corpus:
     """Writes the corpus directory `output`, or goes on writing it, or finds it finished.
 
     `sources` are as `sources.read_documents` takes them; `text_field` is the field or column of
-    records that holds the text, and `encoding` that of text which has no byte order mark (None is
-    UTF-8). Files that cannot be read are an error that lists all of them, unless `skip_bad` leaves
-    them out. `tokenizer` is "wordpiece", "sentencepiece" or "bpe", trained on a sample of the
-    training documents with `vocab_size` sub-words, or the path of one. `lowercase` None means yes
-    when training (no for "bpe", which keeps the case), and as the vocabulary itself is when
-    loading. `strip_accents` None means, when training wordpiece that lower-cases, yes unless more
-    than a hundredth of the words would lose a mark, and no for the others. `language` is the code
-    of the language by whose rules sentences are cut; None is English, with a note where the text
-    looks like another one. `workers` is the number of encoding processes, by default one a core.
+    records that holds the text, `encoding`, `document` and `paragraph` are as in `Reading`. Files
+    that cannot be read are an error that lists all of them, unless `skip_bad` "file" (or True)
+    leaves them out; "record" leaves out the bad records, a share of at most `skip_bad_limit`.
+    `validation_sources` are the held-out side: nothing is drawn then, and what is also in the
+    training text is dropped there. `tokenizer` is "wordpiece", "sentencepiece" or "bpe", trained on
+    a sample of the training documents with `vocab_size` sub-words, or the path of one. `lowercase`
+    None means yes when training (no for "bpe", which keeps the case), and as the vocabulary itself
+    is when loading. `strip_accents` None means, when training wordpiece that lower-cases, yes
+    unless more than a hundredth of the words would lose a mark, and no for the others. `language`
+    is the code of the language by whose rules sentences are cut; None is English, with a note where
+    the text looks like another one. `workers` is the number of encoding processes, by default one a
+    core.
 
     Raises UsageError for what is wrong with sources or options and where `output` holds something
     else, StorageFailed where it cannot be written, DataDamaged where what is there is damaged.
@@ -163,6 +104,7 @@ def prepare(
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` {workers} is less than 1")
     require_encoding(encoding)
+    require_layout(document, paragraph)
     for name, value, what in (
         ("lowercase", lowercase, "the case"),
         ("strip_accents", strip_accents, "accents"),
@@ -172,19 +114,28 @@ def prepare(
                 f"`{name}` is for wordpiece and sentencepiece: byte-level BPE keeps {what}, "
                 "as RoBERTa's does; leave it out, or change the sources"
             )
-    request = _Request(
+    request = Request(
         sources=tuple(sources),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         lowercase=lowercase is not False and tokenizer != "bpe",
         validation_fraction=validation_fraction,
         seed=seed,
-        reading=Reading(text_field=text_field, encoding=encoding, outside=output),
-        skip_bad=skip_bad,
+        reading=Reading(
+            text_field=text_field,
+            encoding=encoding,
+            document=document,
+            paragraph=paragraph,
+            skips_records=skip_bad == "record",
+            outside=output,
+        ),
+        skip_bad="file" if skip_bad is True else skip_bad or None,
+        skip_bad_limit=skip_bad_limit,
+        held_out=tuple(validation_sources),
         language=None if language is None else codes.canonical(language),
         strip_accents=strip_accents,
     )
-    for source in sources:
+    for source in (*sources, *validation_sources):
         if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
             raise UsageError(
                 f"`output` {output} lies in the folder `source` {source}, and would itself be read "
@@ -208,7 +159,7 @@ def prepare(
         raise StorageFailed(f"{error.filename or output}: {reason_of(error)}") from error
 
 
-def _reopen(request: _Request, output: Path, given: Tokenizer | None) -> Corpus:
+def _reopen(request: Request, output: Path, given: Tokenizer | None) -> Corpus:
     """Returns the finished corpus that is there, if it is the one asked for."""
     manifest = read_manifest(output)
     theirs, ours = manifest["options"], request.options
@@ -246,11 +197,11 @@ def _require_own(output: Path) -> None:
         raise UsageError(f"{output} exists and is not a corpus: choose another `output`")
 
 
-def _write(request: _Request, output: Path, given: Tokenizer | None, workers: int) -> Corpus:
+def _write(request: Request, output: Path, given: Tokenizer | None, workers: int) -> Corpus:
     folder = output / _PARTS
     folder.mkdir(parents=True, exist_ok=True)
 
-    for line in left_out(request.sources):
+    for line in left_out(request.sources) + left_out(request.held_out, is_held_out=True):
         note(line)
     look = request.look(
         folder / _STDIN,
@@ -284,10 +235,11 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
         seed=request.seed,
         reading=look.reading,
         decided=look.survey.decisions,
+        held_out=request.held_out,
     )
     total = sum(look.survey.documents.values())
     files = _encode(survey, tokenizer, output, request.rules, workers=workers, total=total)
-    for error in survey.bad.values():  # of files that changed since the first look
+    for error in survey.findings.files.values():  # of files that changed since the first look
         raise error
     if survey.source_hash != look.survey.source_hash:
         raise survey.changed()
@@ -324,8 +276,13 @@ def _write(request: _Request, output: Path, given: Tokenizer | None, workers: in
         }
     is_spaceless = scripts.is_mostly_spaceless(look.beginning)
     manifest |= fields_of_text(joined, is_spaceless=is_spaceless)
-    if look.bad:
-        manifest["skipped_files"] = look.bad
+    said = {
+        "validation_sources": request.held_out,
+        "skipped_files": look.bad,
+        "skipped_records": look.bad_records,
+        "records_without_text": look.survey.findings.without_text,
+    }
+    manifest |= {name: value for name, value in said.items() if value}
     manifest["fingerprint"] = fingerprint(manifest)
     _write_durably(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,13 @@ _OTHER = "of no kind that is read"
 _NOT_PLAIN = "not plain files"
 _LINKS = "links to folders"
 _FOLDERS = "folders, of which a glob takes none"
+_OTHER_SPLIT = "of another split than {}"
+
+# Names of splits, as files and folders of data sets have them: "train-00000-of-00002.parquet".
+_TRAIN = ("train", "training")
+_HELD_OUT = (("validation", "valid", "val", "dev", "eval"), ("test", "testing"))
+_WORD = re.compile(r"[a-z]+")
+_SPLITS = dict.fromkeys(_TRAIN, "train") | {name: kind[0] for kind in _HELD_OUT for name in kind}
 
 
 def kinds() -> str:
@@ -36,11 +44,17 @@ def kind_of(name: str) -> tuple[str, str] | None:
     return None if found is None else (found, packing)
 
 
-def find_files(source: str) -> tuple[list[Path], dict[str, list[Path]]]:
+def find_files(
+    source: str, *, is_held_out: bool = False
+) -> tuple[list[Path], dict[str, list[Path]]]:
     """Returns the files of a source by name, and those that are left out, by the reason.
 
-    A folder is read with its subfolders. Raises UsageError if there is no file to read, and for a
-    file of another kind that was named or matches a glob.
+    A folder is read with its subfolders. Where files of a folder or glob, or the folders in it, are
+    named as those of several splits, the training split is read, or with `is_held_out` the
+    validation split, or the test split where there is none.
+
+    Raises UsageError if there is no file to read, and for a file of another kind that was named or
+    matches a glob.
     """
     path = Path(source)
     left_out: dict[str, list[Path]] = {}
@@ -49,6 +63,7 @@ def find_files(source: str) -> tuple[list[Path], dict[str, list[Path]]]:
         if not files:
             seen = f": {describe(source, left_out)}" if left_out else ""
             raise UsageError(f"{source}: no {kinds()} file in this folder{seen}")
+        files = _of_split(path, files, left_out, is_held_out=is_held_out)
         return sorted(files), {reason: sorted(names) for reason, names in left_out.items()}
     if path.exists():
         if not path.is_file():
@@ -70,7 +85,36 @@ def find_files(source: str) -> tuple[list[Path], dict[str, list[Path]]]:
             )
     if others := [file for file in files if kind_of(file.name) is None]:
         raise UsageError(f"{_listed(others)}: not one of {kinds()}; rename or convert it")
-    return files, left_out
+    return _of_split(None, files, left_out, is_held_out=is_held_out), left_out
+
+
+def _of_split(
+    folder: Path | None, files: list[Path], left_out: dict[str, list[Path]], *, is_held_out: bool
+) -> list[Path]:
+    """Returns the files of the split that is asked for; all where there is one split or none."""
+    splits = {path: _split_of(path, folder) for path in files}
+    found = set(splits.values()) - {None}
+    if "train" not in found or len(found) == 1:
+        return files
+    wanted = "train"
+    if is_held_out:
+        wanted = next(kind[0] for kind in _HELD_OUT if kind[0] in found)
+    # What names no split may be anything: it is read beside train, and not held out.
+    kept = {wanted} if is_held_out else {wanted, None}
+    others = [path for path in files if splits[path] not in kept]
+    if others:
+        left_out[_OTHER_SPLIT.format(wanted)] = others
+    return [path for path in files if splits[path] in kept]
+
+
+def _split_of(path: Path, folder: Path | None) -> str | None:
+    """Returns the split that a file's name, or else the nearest folder inside `folder`, says."""
+    parts = (path.name,) if folder is None else path.relative_to(folder).parts
+    for name in reversed(parts):
+        said = {_SPLITS[word] for word in _WORD.findall(name.lower()) if word in _SPLITS}
+        if len(said) == 1:
+            return said.pop()
+    return None
 
 
 def _walk(folder: Path, left_out: dict[str, list[Path]]) -> Iterator[Path]:

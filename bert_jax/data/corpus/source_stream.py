@@ -7,12 +7,14 @@ import importlib.util
 import io
 import lzma
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from bert_jax.data.corpus.document import Document, paragraphs_of
 from bert_jax.errors import UsageError, brief
 
 
@@ -20,8 +22,17 @@ from bert_jax.errors import UsageError, brief
 class Reading:
     """The user's choices of how the files of sources are read, and which are not."""
 
-    # The field of a JSON object, or the column of a table, that holds the text.
+    # The field of a JSON object, or the column of a table, that holds the text; of several, with
+    # commas, the first that a record has.
     text_field: str = "text"
+    # Where a document of plain text ends: at a "blank" line, with each "line", or with the "file".
+    document: str = "blank"
+    # A paragraph is a "line", or the lines between two "blank" ones.
+    paragraph: str = "line"
+    # Of a folder that has splits, the held-out one is read, and not `train`.
+    is_held_out: bool = False
+    # A record that cannot be read is left out and counted, not refused.
+    skips_records: bool = False
     # Of text without a byte order mark; None is UTF-8.
     encoding: str | None = None
     # The file that standard input was copied to.
@@ -31,6 +42,25 @@ class Reading:
     # The directory of the corpus, whose own files a glob may match.
     outside: Path | None = None
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(name for name in map(str.strip, self.text_field.split(",")) if name)
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """The readers' notes of what they left out, or doubt; by the names that messages give files."""
+
+    # Files that cannot be read to their end.
+    files: dict[str, UsageError] = field(default_factory=dict)
+    # Records that cannot be read: the first of a file, and how many.
+    first_bad: dict[str, str] = field(default_factory=dict)
+    records: Counter[str] = field(default_factory=Counter)
+    # Records that have no text.
+    without_text: int = 0
+    # Files whose lines end in mid-sentence, and the share that does.
+    wrapped: dict[str, float] = field(default_factory=dict)
+
 
 class SourceStream(io.BufferedReader):
     """A file's bytes, unpacked, past a UTF-8 byte order mark.
@@ -39,10 +69,11 @@ class SourceStream(io.BufferedReader):
     bytes themselves.
     """
 
-    def __init__(self, raw: Any, path: Path, reading: Reading):
+    def __init__(self, raw: Any, path: Path, reading: Reading, findings: Findings | None = None):
         """`path` names the file in messages."""
         super().__init__(raw, buffer_size=1 << 20)
         self.reading = reading
+        self.findings = Findings() if findings is None else findings
         self._path = path
         self._head = self.peek(8)[:8]
         self._skipped = 3 if self._head.startswith(codecs.BOM_UTF8) else 0
@@ -54,11 +85,36 @@ class SourceStream(io.BufferedReader):
         A byte order mark says what that is, else `reading.encoding`. Reading from it raises
         UsageError, with line and offset, at the first bytes that are none.
         """
-        marked = next((name for mark, name in _MARKS.items() if self._head.startswith(mark)), None)
-        encoding = marked or self.reading.encoding or "utf-8"
-        return io.BufferedReader(_Decoded(self, encoding, self._explain), buffer_size=1 << 20)
+        name = next((name for mark, name in _MARKS.items() if self._head.startswith(mark)), None)
+        name = name or self.reading.encoding or "utf-8"
+        self.encoding = "UTF-8" if name == "utf-8" else name
+        errors = "surrogateescape" if self.reading.skips_records else "strict"
+        decoded = _Decoded(self, name, self._explain, errors=errors)
+        return io.BufferedReader(decoded, buffer_size=1 << 20)
 
-    def _explain(self, encoding: str, line: int, byte: int, offset: int) -> UsageError:
+    def document(self, text: str | None) -> Document | None:
+        """Returns the paragraphs of a record's text; None, and counts it, where there are none."""
+        found = paragraphs_of(text, self.reading.paragraph) if text else None
+        if not found:
+            self.findings.without_text += 1
+        return found or None
+
+    def refuse(self, error: UsageError) -> None:
+        """Raises the error of one record, or counts it where `reading.skips_records`."""
+        if not self.reading.skips_records:
+            raise error
+        self.findings.first_bad.setdefault(str(self._path), str(error))
+        self.findings.records[str(self._path)] += 1
+
+    def _explain(
+        self, encoding: str, line: int, byte: int, offset: int, is_cut: bool
+    ) -> UsageError:
+        name = self.encoding
+        if is_cut:
+            return UsageError(
+                f"{self._path}, line {line}: the file ends in the middle of a character of {name} "
+                f"(offset {offset + self._skipped}): it was cut; fetch it again, or delete its end"
+            )
         packed = next((kind for magic, kind in _MAGIC.items() if self._head.startswith(magic)), "")
         if packed:
             remedy = f"it begins as {packed} does: let its name end so, or unpack it"
@@ -66,7 +122,6 @@ class SourceStream(io.BufferedReader):
             remedy = "if Windows wrote it, `encoding` cp1252 reads it"
         else:
             remedy = "give it another `encoding`, or convert the file to UTF-8"
-        name = {"utf-8": "UTF-8"}.get(encoding, encoding)
         return UsageError(
             f"{self._path}, line {line}: not {name} (byte 0x{byte:02x} at offset "
             f"{offset + self._skipped}); {remedy}"
@@ -96,11 +151,21 @@ _MAGIC = {
 class _Decoded(io.RawIOBase):
     """Text of any encoding as UTF-8."""
 
-    def __init__(self, source: IO[bytes], encoding: str, explain: Callable[..., UsageError]):
+    def __init__(
+        self,
+        source: IO[bytes],
+        encoding: str,
+        explain: Callable[..., UsageError],
+        *,
+        errors: str,
+    ):
+        """With `errors` "surrogateescape", bytes that are none are passed on as they are."""
         self._source, self._encoding, self._explain = source, encoding, explain
-        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._errors = errors
+        self._decoder = codecs.getincrementaldecoder(encoding)(errors)
         self._waiting = memoryview(b"")
         self._lines = self._read = 0
+        self._has_other = False
         self._is_over = False
 
     def readable(self) -> bool:
@@ -120,13 +185,30 @@ class _Decoded(io.RawIOBase):
                     1 + self._lines + before,
                     error.object[error.start],
                     self._read - len(error.object) + error.start,
+                    # Else the one letter beyond ASCII may be of another encoding.
+                    self._is_over
+                    and error.end == len(error.object)
+                    and (self._has_other or not error.object[: error.start].isascii()),
                 ) from error
             self._lines += text.count("\n")
-            self._waiting = memoryview(text.encode())
+            self._has_other = self._has_other or not text.isascii()
+            self._waiting = memoryview(text.encode(errors=self._errors))
         size = min(len(buffer), len(self._waiting))
         buffer[:size] = self._waiting[:size]
         self._waiting = self._waiting[size:]
         return size
+
+
+def require_layout(document: str, paragraph: str) -> None:
+    """Raises UsageError for a layout that `Reading` does not know."""
+    for name, value, known in (
+        ("document", document, ("blank", "line", "file")),
+        ("paragraph", paragraph, ("line", "blank")),
+    ):
+        if value not in known:
+            raise UsageError(f"`{name}` {value!r}: choose one of {', '.join(known)}")
+    if (document, paragraph) == ("line", "blank"):
+        raise UsageError("`document` line has a paragraph a line: `paragraph` blank joins lines")
 
 
 def require_encoding(name: str | None) -> None:
@@ -145,14 +227,16 @@ def require_encoding(name: str | None) -> None:
 
 
 @contextmanager
-def opened(path: Path, *, name: Path, suffix: str, reading: Reading) -> Iterator[SourceStream]:
+def opened(
+    path: Path, *, name: Path, suffix: str, reading: Reading, findings: Findings | None = None
+) -> Iterator[SourceStream]:
     """Opens a file that is packed as `suffix` says ("" is not at all); messages call it `name`.
 
     Raises UsageError for one that cannot be opened or, also while it is being read, is damaged.
     """
     try:
         with io.FileIO(path) as file:
-            yield SourceStream(_UNPACKERS[suffix](file), name, reading)
+            yield SourceStream(_UNPACKERS[suffix](file), name, reading, findings)
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise _damaged(name, suffix, error) from error
     except OSError as error:
@@ -219,7 +303,13 @@ _UNPACKERS: dict[str, Callable[[Any], Any]] = {
 _TOOLS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 PACKED = tuple(_TOOLS)
 # What an ending needs that is not installed with the rest.
-_PACKAGES = {".zst": "zstandard", ".parquet": "pyarrow"}
+_PACKAGES = {
+    ".zst": ("zstandard", "formats"),
+    ".parquet": ("pyarrow", "formats"),
+    ".arrow": ("pyarrow", "formats"),
+    ".warc": ("resiliparse", "crawl"),
+    ".wet": ("fastwarc", "crawl"),
+}
 
 
 def require_packages(endings: dict[str, Path]) -> None:
@@ -228,11 +318,12 @@ def require_packages(endings: dict[str, Path]) -> None:
     `endings` has one file for each ending, to name it.
     """
     missing = [
-        (package, file)
+        (*found, file)
         for ending, file in endings.items()
-        if (package := _PACKAGES.get(ending)) and importlib.util.find_spec(package) is None
+        if (found := _PACKAGES.get(ending)) and importlib.util.find_spec(found[0]) is None
     ]
     if missing:
-        packages = " and ".join(package for package, _ in missing)
-        files = ", ".join(str(file) for _, file in missing)
-        raise UsageError(f"{files}: needs {packages}: pip install 'bert-jax[formats]'")
+        packages = " and ".join(dict.fromkeys(package for package, _, _ in missing))
+        extras = ",".join(dict.fromkeys(extra for _, extra, _ in missing))
+        files = ", ".join(str(file) for _, _, file in missing)
+        raise UsageError(f"{files}: needs {packages}: pip install 'bert-jax[{extras}]'")

@@ -148,6 +148,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         manifest = strict_json.parse(file.read_bytes())
         version = manifest["format_version"]
     except (FileNotFoundError, NotADirectoryError) as error:
+        if directory.is_file():
+            raise UsageError(
+                f"{directory} is a file, and a corpus is a folder; a text is the `source` that "
+                "bert-jax prepare makes one of"
+            ) from error
         raise UsageError(
             f"{directory} is not a corpus: it has no {MANIFEST}; "
             f"bert-jax prepare `source` ... `output` {directory} makes one"

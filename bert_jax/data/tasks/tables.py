@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
-from bert_jax.data.corpus.records import with_long_cells
-from bert_jax.data.corpus.sources import load_tfds, whole_characters
+from bert_jax.data.corpus.document import whole_characters
+from bert_jax.data.corpus.sources import load_tfds
+from bert_jax.data.formats.records import with_long_cells
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
 

@@ -1,0 +1,114 @@
+"""Documents as the readers of sources give them: tuples of paragraphs, none too long to be held."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+# Paragraphs, stripped, none of them empty, none with a newline inside.
+Document = tuple[str, ...]
+
+
+class Continuation(tuple[str, ...]):
+    """The document that goes on with the one before it, which was too long to be held."""
+
+
+# A longer line or paragraph goes on as a new paragraph, cut at the last space before that.
+LONGEST_LINE_BYTES = 1 << 20
+# A longer document goes on as a new document at a paragraph boundary.
+LONGEST_DOCUMENT_BYTES = 16 << 20
+
+_BLANK_LINES = re.compile(r"\n[^\S\n]*\n")
+
+
+def paragraphs_of(text: str, paragraph: str = "line") -> Document:
+    """Returns the paragraphs of a text, without half characters.
+
+    A paragraph is a line, or, with `paragraph` "blank", the lines between two blank ones.
+    """
+    text = whole_characters(text)
+    if paragraph == "blank":
+        blocks = _BLANK_LINES.split(text.replace("\r\n", "\n"))
+        return tuple(joined for block in blocks if (joined := join_lines(block.split("\n"))))
+    return tuple(line for line in map(str.strip, text.split("\n")) if line)
+
+
+def join_lines(lines: Iterable[str]) -> str:
+    """Returns wrapped lines as one: with spaces, but within a script that writes none."""
+    joined: list[str] = []
+    for line in map(str.strip, lines):
+        if not line:
+            continue
+        if joined and not (_writes_no_spaces(joined[-1][-1]) and _writes_no_spaces(line[0])):
+            joined.append(" ")
+        joined.append(line)
+    return "".join(joined)
+
+
+def _writes_no_spaces(character: str) -> bool:
+    """Returns whether it is of Thai, Lao, Burmese, Khmer, kana, or an ideograph."""
+    code = ord(character)
+    return (
+        0x0E00 <= code < 0x0F00
+        or 0x1000 <= code < 0x10A0
+        or 0x1780 <= code < 0x1800
+        or 0x3000 <= code < 0xA000
+        or 0xFF00 <= code < 0xFFF0
+        or code >= 0x20000
+    )
+
+
+def whole_characters(text: str) -> str:
+    """Returns `text`, each half of a surrogate pair as U+FFFD: JSON can write it, UTF-8 cannot.
+
+    An emoji that something has cut in two. The text keeps its length.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def bounded(documents: Iterable[Document]) -> Iterator[Document]:
+    """Yields documents with their long paragraphs cut, and long ones as several."""
+    for document in documents:
+        # No character has more than four bytes.
+        if 4 * sum(map(len, document)) <= LONGEST_LINE_BYTES:
+            yield document
+            continue
+        paragraphs: list[str] = []
+        size, kind = 0, type(document)
+        for paragraph in document:
+            for piece, length in _pieces(paragraph):
+                paragraphs.append(piece)
+                size += length
+                if size >= LONGEST_DOCUMENT_BYTES:
+                    yield kind(paragraphs)
+                    paragraphs, size, kind = [], 0, Continuation
+        if paragraphs:
+            yield kind(paragraphs)
+
+
+def _pieces(paragraph: str) -> Iterator[tuple[str, int]]:
+    """Yields the parts of a paragraph, and how many bytes each has."""
+    text = paragraph.encode()
+    at = 0
+    while len(text) - at > LONGEST_LINE_BYTES:
+        head = cut(text[at : at + LONGEST_LINE_BYTES])[0]
+        at += len(head)
+        if piece := head.decode().strip():
+            yield piece, len(head)
+    if piece := text[at:].decode().strip():
+        yield piece, len(text) - at
+
+
+def cut(line: bytes) -> tuple[bytes, bytes]:
+    """Cuts in two after the last space, or, without one, between two characters."""
+    at = line.rfind(b" ") + 1
+    if at < len(line) // 2:
+        at = len(line)
+        # Bytes 10xxxxxx continue a character, which has at most three of them.
+        while at > len(line) - 4 and line[at - 1] & 0xC0 == 0x80:
+            at -= 1
+        if line[at - 1] >= 0xC0:
+            at -= 1
+    return line[:at], line[at:]

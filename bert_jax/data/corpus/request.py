@@ -1,0 +1,75 @@
+"""What is asked of `prepare`: all that decides the content of a corpus."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.data.corpus.first_look import FirstLook, first_look, keep_standard_input
+from bert_jax.data.corpus.source_stream import Reading
+from bert_jax.data.corpus.trained_tokenizer import KINDS
+from bert_jax.data.language import codes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The choices that decide the content of the corpus."""
+
+    sources: tuple[str, ...]
+    tokenizer: str
+    vocab_size: int
+    lowercase: bool
+    validation_fraction: float
+    seed: int
+    reading: Reading
+    skip_bad: str | None
+    skip_bad_limit: float
+    held_out: tuple[str, ...]
+    language: str | None
+    strip_accents: bool | None
+
+    @property
+    def trains(self) -> bool:
+        return self.tokenizer in KINDS
+
+    @property
+    def rules(self) -> str:
+        """Returns the language by whose rules sentences are cut."""
+        return self.language or codes.DEFAULT
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Returns the options as the manifest keeps them; what a given tokenizer is, its hash
+        says.
+        """
+        options = {
+            "tokenizer": self.tokenizer if self.trains else "given",
+            "vocab_size": self.vocab_size if self.trains else None,
+            "lowercase": self.lowercase if self.trains else None,
+            "validation_fraction": None if self.held_out else self.validation_fraction,
+            "seed": self.seed,
+        }
+        # Where they are the usual ones, the manifest does not name them.
+        for name in ("text_field", "encoding", "document", "paragraph"):
+            if (value := getattr(self.reading, name)) != getattr(Reading, name):
+                options[name] = value
+        if self.rules != codes.DEFAULT:
+            options["language"] = self.rules
+        if self.strip_accents is not None and self.trains:
+            options["strip_accents"] = self.strip_accents
+        return options
+
+    def look(self, stdin: Path, title: str, *, sample_bytes: int = 0) -> FirstLook:
+        """Reads the sources for the first time; standard input is kept as the file `stdin`."""
+        kept = keep_standard_input(self.sources, stdin)
+        return first_look(
+            self.sources,
+            dataclasses.replace(self.reading, stdin=kept),
+            validation_fraction=self.validation_fraction,
+            seed=self.seed,
+            sample_bytes=sample_bytes,
+            skip_bad=self.skip_bad,
+            skip_bad_limit=self.skip_bad_limit,
+            held_out=self.held_out,
+            title=title,
+        )

@@ -1,0 +1,94 @@
+"""The text column of tables in Arrow's memory, which parquet and Arrow files become."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.data.corpus.document import Document
+from bert_jax.data.corpus.source_stream import SourceStream
+from bert_jax.data.formats.records import require_column
+from bert_jax.errors import UsageError, brief
+
+_REFUSED = "; `text_field` names another"
+
+
+def find_column(path: Path, schema: Any, fields: tuple[str, ...]) -> list[str]:
+    """Returns the names that lead to the first of `fields` that a schema has: several for a field
+    inside of a struct ("doc.text").
+
+    Raises UsageError where it has none, or one that is no text.
+    """
+    found = next((names for name in fields if (names := _inside(schema, name))), None)
+    if found is None:
+        require_column(path, schema.names, fields)
+        raise AssertionError("a name that the schema has leads somewhere")
+    require_column(path, schema.names, (found[0],))
+    kind = schema.field(found[0]).type
+    for name in found[1:]:
+        kind = kind.field(name).type
+    if not _is_text(kind):
+        raise UsageError(
+            f"{path}: column {'.'.join(found)!r} is {brief(str(kind))[1:-1]}, not text{_REFUSED}"
+        )
+    return found
+
+
+def _inside(schema: Any, name: str) -> list[str] | None:
+    """Returns the path of a name; a field whose own name has a dot comes before one inside."""
+    import pyarrow
+
+    fields = [schema.field(i) for i in range(len(schema))] if hasattr(schema, "names") else schema
+    kinds = {field.name: field.type for field in fields}
+    if name in kinds:
+        return [name]
+    for at, character in enumerate(name):
+        kind = kinds.get(name[:at]) if character == "." else None
+        if (
+            kind is not None
+            and pyarrow.types.is_struct(kind)
+            and (rest := _inside([kind.field(i) for i in range(kind.num_fields)], name[at + 1 :]))
+        ):
+            return [name[:at], *rest]
+    return None
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return (
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+    )
+
+
+def documents_of(
+    path: Path, stream: SourceStream, batch: Any, names: list[str], first: int
+) -> Iterator[Document]:
+    """Yields the documents of a batch of rows; `first` is the number of its first row."""
+    import pyarrow
+    import pyarrow.compute
+
+    array = batch.column(names[0])
+    for name in names[1:]:
+        array = pyarrow.compute.struct_field(array, name)
+    if pyarrow.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    # As bytes: text that is not UTF-8 is then the error of one row.
+    for number, value in enumerate(array.cast(pyarrow.large_binary()).to_pylist(), first):
+        try:
+            text = None if value is None else value.decode(stream.reading.encoding or "utf-8")
+        except UnicodeDecodeError as error:
+            kind = stream.reading.encoding or "UTF-8"
+            field = ".".join(names)
+            stream.refuse(
+                UsageError(f"{path}, row {number}: {field!r} is not {kind} ({error.reason})")
+            )
+            continue
+        if found := stream.document(text):
+            yield found
