@@ -42,7 +42,7 @@ def read_pages(path: Path, stream: SourceStream) -> Iterator[Document]:
         if is_page and (record.http_content_type or "").lower() not in _HTML:
             continue
         data = record.reader.read(_LONGEST_RECORD_BYTES)
-        text = bytes_to_str(data, record.http_charset or detect_encoding(data))
+        text = bytes_to_str(data, record.http_charset or detect_encoding(data) or "utf-8")
         if is_page:
             text = extract_plain_text(text, main_content=True)
         if found := stream.document(text):
