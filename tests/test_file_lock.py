@@ -58,7 +58,7 @@ def test_it_waits_and_takes_no_file_that_was_removed(tmp_path):
     def wait():
         with file_lock.hold(path, waits=True) as held:
             order.append("taken")
-            assert os.path.samestat(os.fstat(held), path.stat())
+            assert held is not None and os.path.samestat(os.fstat(held), path.stat())
 
     with file_lock.hold_or_refuse(path, "is writing", "wait"):
         thread = threading.Thread(target=wait)

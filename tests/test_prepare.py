@@ -433,7 +433,10 @@ def test_a_killed_worker_is_reported(tmp_path, vocabulary):
         (" \n\n\t\n", "empty: no document with text"),
         ("One.\nTwo.\nThree.\n", "only one document; next-sentence pairs need another document"),
         ("Same.\n\nSame.\n", "only one document"),
-        ("One.\n\nTwo.\n\nThree.\n", "more documents are needed"),
+        (
+            "One.\n\nTwo.\n\nThree.\n",
+            "needs at least 2: name held-out text with `validation_source`",
+        ),
     ],
 )
 @pytest.mark.parametrize("trained", [True, False])
