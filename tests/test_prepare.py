@@ -435,7 +435,7 @@ def test_a_killed_worker_is_reported(tmp_path, vocabulary):
         ("Same.\n\nSame.\n", "only one document"),
         (
             "One.\n\nTwo.\n\nThree.\n",
-            "needs at least 2: name held-out text with `validation_source`",
+            "2: name held-out text with `validation_source`",
         ),
     ],
 )
