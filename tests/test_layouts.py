@@ -446,7 +446,7 @@ def test_a_full_disk_is_called_so(tmp_path, vocabulary, monkeypatch):
 
     (tmp_path / "a.txt").write_text("\n\n".join(texts(90)))
     monkeypatch.setattr("bert_jax.data.corpus.join.np.save", full)
-    with pytest.raises(StorageFailed, match="no space left on the device"):
+    with pytest.raises(StorageFailed, match="No space left on device"):
         prepare(
             [str(tmp_path / "a.txt")],
             tmp_path / "corpus",
