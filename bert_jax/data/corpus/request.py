@@ -1,4 +1,4 @@
-"""What is asked of `prepare`: all that decides the content of a corpus."""
+"""The request to `prepare`: all that decides the content of a corpus."""
 
 import dataclasses
 from dataclasses import dataclass
