@@ -209,14 +209,27 @@ def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def exponents(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def exponent_section(fits_of: dict[str, Any]) -> list[str]:
+    """Returns what is said of the fits of each kind of attention."""
+    parts = [
+        markdown_table(*exponents(fits_of)),
+        f"A line through the {_LAST} longest or widest points: {_LAST - 2} degree of freedom, and "
+        "intervals by Student's t.",
+    ]
+    for kind, fits in fits_of.items():
+        share = fits["seconds = a n^2 d + b n d^2 + c"]["share_of_n2d_at_the_largest"]
+        parts.append(f"{kind}: at the largest point {share:.0%} of the time goes as n^2 d.")
+    return parts
+
+
+def exponents(fits_of: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Returns columns and rows of the table of exponents."""
     columns = ["attention", "exponent of", "at", "value", "standard error", "95 % interval"]
     lines = [
         [kind, name, f"{(name.split()[-1] == 'length' and 'width') or 'length'} {at}",
          f"{slope['exponent']:.2f}", f"{slope['standard_error']:.2f}",
          "{:.2f} to {:.2f}".format(*slope["interval"])]
-        for kind, fits in found["fits"].items()
+        for kind, fits in fits_of.items()
         for name, slopes in fits.items()
         if " over " in name
         for at, slope in slopes.items()
@@ -229,14 +242,7 @@ def _markdown(found: dict[str, Any], drawn: Sequence[figures.Drawn]) -> str:
     if found["command"]:
         parts.append(f"`{found['command']}`, on {found['asked']['device']}.")
     parts += [markdown_table(*rows(found)), *found["notes"], "## Exponents"]
-    parts.append(markdown_table(*exponents(found)))
-    parts.append(
-        f"A line through the {_LAST} longest or widest points: {_LAST - 2} degree of freedom, and "
-        "intervals by Student's t."
-    )
-    for kind, fits in found["fits"].items():
-        share = fits["seconds = a n^2 d + b n d^2 + c"]["share_of_n2d_at_the_largest"]
-        parts.append(f"{kind}: at the largest point {share:.0%} of the time goes as n^2 d.")
+    parts += exponent_section(found["fits"])
     for picture in drawn:
         parts += [f"## {picture.title}", f"![{picture.alt}]({picture.file})"]
     return "\n\n".join(parts) + "\n"

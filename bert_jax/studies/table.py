@@ -13,15 +13,16 @@ from bert_jax.workdir.model_card import markdown_table
 
 _NOTHING = "–"
 _GUESSING = "guessing"
+FOOT = (
+    "Held-out figures and scores in percent: the median over seeds, with the lowest and the "
+    "highest in brackets, which is no interval of confidence. Time is that of training."
+)
 
 
 def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
     """Returns study.md of what study.json has."""
     parts = [f"# {found['title']}", _origin(found), markdown_table(*rows(found))]
-    parts.append(
-        "Held-out figures and scores in percent: the median over seeds, with the lowest and the "
-        "highest in brackets, which is no interval of confidence. Time is that of training."
-    )
+    parts.append(FOOT)
     compared = [v["compared"] for v in found["variants"] if v.get("compared")]
     parts += by_chance([c["runs"] for c in compared if c["is_beyond_spread"] is not None])
     parts += found["notes"]

@@ -287,5 +287,5 @@ def _measure_cost(study: Any, arguments: Any) -> None:
         print()
         return
     table(found["title"], *attention_cost.rows(found))
-    table("exponents", *attention_cost.exponents(found))
+    table("exponents", *attention_cost.exponents(found["fits"]))
     print(f"{arguments.workdir}/study.md has them, with figures")
