@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         OPTIMIZERS,
         PARTS,
         POSITIONS,
+        PROBES,
         ROWS,
         SCHEDULES,
         TASK_KINDS,
@@ -62,6 +63,7 @@ __all__ = [
     "OPTIMIZERS",
     "PARTS",
     "POSITIONS",
+    "PROBES",
     "ROWS",
     "SCHEDULES",
     "TASKS",
@@ -121,8 +123,8 @@ _NAMES = {
     "bert_jax.model.bert": "apply init_params",
     "bert_jax.progress": "silence",
     "bert_jax.registry": (
-        "ATTENTION FAMILIES FORMATS MASKS OBJECTIVES OPTIMIZERS PARTS POSITIONS ROWS "
-        "SCHEDULES TASKS TASK_KINDS"
+        "ATTENTION FAMILIES FORMATS MASKS OBJECTIVES OPTIMIZERS PARTS POSITIONS PROBES "
+        "ROWS SCHEDULES TASKS TASK_KINDS"
     ),
     "bert_jax.tasks.finetune": "Recipe",
     "bert_jax.tasks.sweep": "Settings finetune",

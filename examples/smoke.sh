@@ -125,7 +125,7 @@ resumed=$(last_step "$workdir/events.jsonl" '"resume"')
 [ "${resumed:-0}" -gt 0 ] || fail "it did not go on from a checkpoint but from the beginning"
 passed "from step $resumed to $(last_step "$workdir/metrics.jsonl" loss)"
 
-begin evaluate evaluate --checkpoint "$workdir" --corpus "$corpus"
+begin evaluate evaluate --json --checkpoint "$workdir" --corpus "$corpus"
 finish
 loss=$(number "$log" mlm_loss) entropy=$(number "$corpus/corpus.json" unigram_entropy_nats)
 awk "BEGIN { exit !(\"$loss\" != \"\" && \"$entropy\" != \"\" && $loss + 0 < $entropy + 0) }" ||

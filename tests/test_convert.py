@@ -306,7 +306,7 @@ def test_a_masked_lm_alone_is_evaluated_as_one(tmp_path, corpus, exported, capsy
         huggingface.write(tmp_path / "hf", params, model, head=head, tokenizer=words)
     found = []
     for source in (tmp_path / "hf", exported):
-        convert("evaluate", "--checkpoint", source, "--corpus", corpus)
+        convert("evaluate", "--json", "--checkpoint", source, "--corpus", corpus)
         found.append(json.loads(capsys.readouterr().out))
     alone, both = found
     assert both.keys() - alone.keys() == {"nsp_loss", "nsp_accuracy"}

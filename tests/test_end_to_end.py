@@ -101,7 +101,7 @@ def test_tensorboard_has_the_curve_of_all_phases(trained):
 def evaluated(capsys, checkpoint_directory: Path, corpus: Path) -> dict:
     capsys.readouterr()
     arguments = ["--checkpoint", str(checkpoint_directory), "--corpus", str(corpus)]
-    assert main(["evaluate", *arguments]) == 0
+    assert main(["evaluate", "--json", *arguments]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -117,7 +117,6 @@ def test_out_of_the_house_and_back(tmp_path, trained, exported, corpus, capsys):
     assert main(["import", "--checkpoint", str(exported), "--output", str(imported)]) == 0
     out, back = (evaluated(capsys, place, corpus) for place in (exported, imported))
     assert [out[name] for name in names] == [back[name] for name in names]
-    # All three at the same length: a foreign directory does not say which it was trained at.
     assert out["sequence_length"] == back["sequence_length"] == 48
     for name in names:
         assert out[name] == pytest.approx(result[name], rel=1e-6)

@@ -72,7 +72,7 @@ def test_it_trains_is_interrupted_resumes_evaluates_and_reports(
     assert_same_bits(arrays_of(whole, 24), arrays_of(cut, 24))
 
     capsys.readouterr()
-    checked = ["evaluate", "--checkpoint", str(whole), "--corpus", str(corpus)]
+    checked = ["evaluate", "--json", "--checkpoint", str(whole), "--corpus", str(corpus)]
     assert main([*checked, "--extend", str(path)]) == 0
     figures = json.loads(capsys.readouterr().out)
     last = [r for r in _rows(whole) if r.get("split")][-1]
@@ -90,7 +90,7 @@ def test_a_workdir_says_what_it_needs(corpus, tmp_path, capsys, monkeypatch):
     assert main([*command, *_SET]) == 0
     for table in (OBJECTIVES, PARTS):
         monkeypatch.setattr(table, "_entries", {})
-    assert main(["evaluate", "--checkpoint", str(run), "--corpus", str(corpus)]) == 2
+    assert main(["evaluate", "--json", "--checkpoint", str(run), "--corpus", str(corpus)]) == 2
     said = capsys.readouterr().err
     assert "objective is 'token-order'" in said and "--extend" in said
 
@@ -105,7 +105,7 @@ def test_a_kind_of_task(trained, tmp_path, capsys):
     command = ["finetune", "--extend", str(path), "--task", "topic", "--checkpoint", str(trained)]
     command += ["--train", str(tmp_path / "train.txt"), "--dev", str(tmp_path / "dev.txt")]
     command += ["--workdir", str(tmp_path / "run"), "--length", "16", "--batch-size", "16"]
-    command += ["--learning-rate", "1e-2", "--epochs", "8"]
+    command += ["--learning-rate", "3e-3", "--epochs", "16"]
     assert main(command) == 0
     assert main(command) == 0  # finished: only told so
     (tmp_path / "new.txt").write_text("the hay of Ada\nthe stable of Ada\n")
@@ -115,7 +115,7 @@ def test_a_kind_of_task(trained, tmp_path, capsys):
     found = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
     assert found == ["food", "home"]
     (tmp_path / "train.txt").write_text("no colon here\n")
-    assert main([*command[:-1], "9"]) == 2
+    assert main([*command[:-1], "17"]) == 2
     assert "line 1: write it as LABEL: TEXT" in capsys.readouterr().err
 
 

@@ -188,6 +188,7 @@ def test_every_way_to_ask_agrees(model):
     scores = logits["mlm_logits"][0, place, : model.tokenizer.vocab_size].astype(np.float64)
     shares = np.exp(scores) / np.exp(scores).sum()
     (candidates,) = model.fill_mask(_TEXT, top=3)
+    assert model.fill_mask([_TEXT, "A [MASK]."], top=3)[0] == [candidates]
     assert [c.token for c in candidates] == model.tokenizer.tokens(list(np.argsort(-shares)[:3]))
     np.testing.assert_allclose([c.probability for c in candidates], -np.sort(-shares)[:3], 1e-4)
 
@@ -255,6 +256,10 @@ def test_what_is_exported_is_loaded_again(tmp_path, model):
 def test_what_is_asked_wrongly_is_refused(model, trained):
     for ask, message in (
         (lambda: model.fill_mask("no mask"), r"has no \[MASK\]"),
+        (lambda: model.fill_mask(["a [MASK]", 3]), "text 1: expected a text, got 3"),
+        (lambda: model.embed([3]), "text 0: expected a text, got 3"),
+        (lambda: model.embed(None), "expected a text or a list of texts, got None"),
+        (lambda: model.encode(3), "expected a text or a list of texts, got 3"),
         (lambda: model.embed([]), "there are no texts"),
         (lambda: model.embed("a", layers=3), "`layers` 3: the model has layers 1 to 2"),
         (lambda: model.embed("a", length=64), "`length` 64: the model has 48 positions"),
@@ -309,6 +314,24 @@ def test_a_training_makes_the_updates_of_the_run(trained, corpus):
         }
         assert {"loss", "grad_norm", "learning_rate"} <= metrics.keys() & logged.keys()
     assert training.steps_done == 2
+
+
+def test_a_training_has_held_out_figures_and_a_gradient(trained, corpus):
+    """The figures are those of the run; the loss moves along its gradient as calculus says."""
+    training = bert_jax.Training(bert_jax.load(trained), corpus=corpus)
+    last = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()][-1]
+    assert last["split"] == "validation"
+    assert training.evaluate()["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=1e-5)
+    params, batch = jax.device_get(training.state.params), training.batch()
+    loss, gradients = jax.jit(jax.value_and_grad(training.loss))(params, batch)
+    slope = sum(float((np.asarray(g, np.float64) ** 2).sum()) for g in jax.tree.leaves(gradients))
+    moved = jax.tree.map(lambda p, g: p - 1e-3 * np.asarray(g), params, gradients)
+    assert float(jax.jit(training.loss)(moved, batch)) == pytest.approx(
+        float(loss) - 1e-3 * slope, abs=1e-4 * slope
+    )
+    with pytest.raises(UsageError, match="texts have no held-out side"):
+        texts = tiny_corpus.documents(number=3)
+        bert_jax.Training(bert_jax.load(trained), texts=texts).evaluate()
 
 
 def test_a_training_leaves_models_alone_and_ends(model):

@@ -4,7 +4,7 @@ Dims: N texts, L tokens of the longest one (filled up to a multiple of 8), D wid
 of layers, V rows of the word embedding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -16,12 +16,12 @@ from bert_jax.config import TrainConfig
 from bert_jax.data.tasks.encode_rows import LONGER, NO_MORE, Batches, Features, encode_texts
 from bert_jax.data.tasks.tables import text_row
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.progress import note
 from bert_jax.tasks import embed, fill_mask
-from bert_jax.tasks.batch_inference import OF_TOKENS, Forward
+from bert_jax.tasks.batch_inference import OF_TOKENS, Forward, in_float32
 from bert_jax.tasks.fill_mask import Prediction
 from bert_jax.tasks.predict import Predictor
 from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
@@ -125,15 +125,26 @@ class Model:
         """
         return _batch(self._features(texts, length))
 
-    def fill_mask(self, text: str, *, top: int = 5) -> list[list[Prediction]]:
-        """Returns for each [MASK] in `text`, in order, its `top` most probable tokens, best first.
+    @overload
+    def fill_mask(self, text: str, *, top: int = ...) -> list[list[Prediction]]: ...
+    @overload
+    def fill_mask(self, text: Sequence[str], *, top: int = ...) -> list[list[list[Prediction]]]: ...
+    def fill_mask(
+        self, text: str | Sequence[str], *, top: int = 5
+    ) -> list[list[Prediction]] | list[list[list[Prediction]]]:
+        """Returns for each [MASK] in `text`, in order, its `top` most probable tokens, best first;
+        for a list of texts a list of that.
 
         A `Prediction` has a `probability`, a `token`, and the `text` with the token in its place;
         other masks stay. Raises UsageError if there is no mask, the model has no masked-LM head, or
         the text has more tokens than the model has positions.
         """
         forward = self._kept("mask", lambda: fill_mask.forward_of(self._source))
-        return fill_mask.fill_mask(self._source, self._tokenizer, text, top=top, forward=forward)
+        found = [
+            fill_mask.fill_mask(self._source, self._tokenizer, each, top=top, forward=forward)
+            for each in _texts(text)
+        ]
+        return found[0] if isinstance(text, str) else found
 
     @overload
     def embed(
@@ -175,9 +186,7 @@ class Model:
         unless an argument does. Raises UsageError if there are no texts, or not that layer or
         length.
         """
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts:
-            raise UsageError("there are no texts")
+        texts = _texts(texts)
         chosen = (layers,) if isinstance(layers, int) else tuple(layers)
         arrays = embed.vectors_of(
             self._source,
@@ -206,7 +215,7 @@ class Model:
         features = self._features(texts, length)
         found = self._kept(
             "logits",
-            lambda: Forward(self.config, _logits, batch_size=_BATCH, mesh=self.mesh),
+            lambda: Forward(in_float32(self.config), _logits, batch_size=_BATCH, mesh=self.mesh),
         )(self.params, features)
         is_token_NL = _batch(features)["sequence_ids"] > 0
         for name in found.keys() & set(OF_TOKENS):
@@ -263,7 +272,7 @@ class Model:
         )
 
     def _features(self, texts: Texts, length: int | None) -> Features:
-        given = [texts] if isinstance(texts, str) else texts
+        given = _listed(texts)
         rows = [text_row(row, number=number) for number, row in enumerate(given)]
         if not rows:
             raise UsageError("there are no texts")
@@ -292,6 +301,26 @@ class Model:
         if what not in self._forwards:
             self._forwards[what] = make()
         return self._forwards[what]
+
+
+def _listed(texts: Any) -> list[Any]:
+    """Returns texts as a list. Raises UsageError for what is neither a text nor a list of some."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise UsageError(f"expected a text or a list of texts, got {brief(texts)}")
+    return list(texts)
+
+
+def _texts(texts: Any) -> list[str]:
+    """Returns texts, none of them a pair. Raises UsageError that names what is none."""
+    listed = _listed(texts)
+    if not listed:
+        raise UsageError("there are no texts")
+    for number, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise UsageError(f"text {number}: expected a text, got {brief(text)}")
+    return listed
 
 
 def _batch(features: Features) -> dict[str, np.ndarray]:

@@ -21,9 +21,11 @@ from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
+from bert_jax.model.bert import Params
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.beginning import fresh_state
+from bert_jax.training.evaluate import HeldOut
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 from bert_jax.workdir import load
@@ -116,6 +118,7 @@ class Training:
         self._steps_done = 0
         # Phase -> the step that is compiled for its batches.
         self._compiled: dict[int, Any] = {}
+        self._held_out: dict[int, HeldOut] = {}
         self.state: TrainState
         with jax.set_mesh(self.mesh):
             if model is None:
@@ -156,6 +159,40 @@ class Training:
             self.state, metrics = self._compiled[number](self.state, batch)
         self._steps_done += 1
         return {name: float(value) for name, value in jax.device_get(metrics).items()}
+
+    def loss(self, params: Params, batch: Batch) -> jax.Array:
+        """Returns the loss of parameters on a batch, a scalar, without dropout.
+
+        A pure function, of which `jax.grad(training.loss)(params, batch)` is the gradient. Outside
+        of any mesh it takes arrays that know of none, as `jax.device_get(training.state.params)`
+        and `training.batch()` are.
+        """
+        arrays = {name: jnp.asarray(array) for name, array in batch.items()}
+        counts = self.objective.counts(arrays)
+        sums = self.objective.forward(params, arrays, config=self.config, key=None)
+        return self.objective.loss(sums, counts)
+
+    def evaluate(self) -> dict[str, float]:
+        """Returns the held-out figures of the present parameters, as `pretrain` logs them.
+
+        The rows are those of the corpus's validation side. Raises UsageError for texts in memory,
+        which have none.
+        """
+        if len(self.corpus.validation.document_starts) < 2:
+            raise UsageError("texts have no held-out side; give the training a `corpus`")
+        number = phase_at(self.config, min(self._steps_done, self.config.total_steps - 1))
+        with jax.set_mesh(self.mesh):
+            if number not in self._held_out:
+                self._held_out[number] = HeldOut(
+                    self.config,
+                    self.config.phases[number],
+                    corpus=self.corpus,
+                    mesh=self.mesh,
+                    params=self.state.params,
+                )
+            scores = self._held_out[number].run(self.state.params)
+        assert scores is not None
+        return dict(scores["validation"])
 
     def model(self) -> Model:
         """Returns a model of the present parameters, which later steps leave as they are."""

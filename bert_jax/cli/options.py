@@ -3,7 +3,9 @@
 import argparse
 import json
 import os
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,14 @@ ANY_MODEL = (
     "a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face "
     "directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"
 )
+
+
+def add_examples(parser: Any, text: str) -> None:
+    """Ends the help with examples, whose lines stay as they are."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    width = shutil.get_terminal_size().columns - 2
+    parser.description = textwrap.fill(parser.description, width)
+    parser.epilog = text
 
 
 def add_config(parser: Any) -> None:

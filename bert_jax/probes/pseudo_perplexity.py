@@ -9,7 +9,6 @@ Way to Do Masked Language Model Scoring", PLL-word-l2r).
 Dims: B copies of texts, each with one token to guess; L length of the longest.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
 from bert_jax.probes.held_out import readable_sentences
 from bert_jax.probes.probe import Finding, Probe
-from bert_jax.tasks.batch_inference import Forward
+from bert_jax.tasks.batch_inference import Forward, in_float32
 from bert_jax.workdir.load import LoadedCheckpoint, require_parts
 
 # Copies at a time: each has an output as wide as the vocabulary, for one position.
@@ -52,8 +51,7 @@ class PseudoPerplexity:
         require_parts(source, "mlm")
         self._source, self._tokenizer = source, tokenizer
         self._begins = None if within_words else begins_word(tokenizer)
-        compute = dataclasses.replace(source.config.compute, dtype="float32")
-        config = dataclasses.replace(source.config, compute=compute)
+        config = in_float32(source.config)
         self._forward = Forward(config, "mlm_logits", batch_size=_BATCH, mesh=source.mesh)
 
     def score(self, texts: Sequence[str]) -> list[PseudoLikelihood]:

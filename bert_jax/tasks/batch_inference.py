@@ -1,5 +1,6 @@
 """The outputs of a model for all rows of a task, in evaluation and prediction."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,16 @@ from bert_jax.training import device_feed
 
 # Outputs with a dim for the tokens of a row, which a short batch has fewer of.
 OF_TOKENS = ("token_logits", "span_logits", "mlm_logits", "last_hidden_state")
+
+
+def in_float32(config: TrainConfig) -> TrainConfig:
+    """Returns the config, computing in float32 whatever its run computes in.
+
+    Who asks a model gets what others compute from its export, where bfloat16 would differ in the
+    third digit.
+    """
+    compute = dataclasses.replace(config.compute, dtype="float32")
+    return dataclasses.replace(config, compute=compute)
 
 
 class Forward:

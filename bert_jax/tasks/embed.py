@@ -17,7 +17,7 @@ from bert_jax.interchange import sentence_transformers
 from bert_jax.interchange.sentence_transformers import Recipe
 from bert_jax.model import sharding
 from bert_jax.progress import Progress, note_once
-from bert_jax.tasks.batch_inference import Forward
+from bert_jax.tasks.batch_inference import Forward, in_float32
 from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.workdir.run_directory import TOKENIZER
 
@@ -78,7 +78,7 @@ def forward_of(checkpoint: LoadedCheckpoint, layers: Sequence[int]) -> Forward:
     """Returns what computes the hidden states of some layers. Raises UsageError as `vectors_of`."""
     depth = checkpoint.config.model.num_hidden_layers
     return Forward(
-        dataclasses.replace(checkpoint.config, head=HeadConfig(parts=())),
+        dataclasses.replace(in_float32(checkpoint.config), head=HeadConfig(parts=())),
         "last_hidden_state",
         batch_size=_BATCH,
         layers=[_layer_number(layer, depth) for layer in layers],

@@ -10,7 +10,7 @@ from bert_jax.data.tasks.tables import TextRow
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
-from bert_jax.tasks.batch_inference import Forward
+from bert_jax.tasks.batch_inference import Forward, in_float32
 from bert_jax.workdir.load import LoadedCheckpoint, require_parts
 
 
@@ -25,7 +25,7 @@ class Prediction:
 
 def forward_of(checkpoint: LoadedCheckpoint) -> Forward:
     """Returns what computes the logits of masked places, one text at a time."""
-    return Forward(checkpoint.config, "mlm_logits", batch_size=1, mesh=checkpoint.mesh)
+    return Forward(in_float32(checkpoint.config), "mlm_logits", batch_size=1, mesh=checkpoint.mesh)
 
 
 def fill_mask(

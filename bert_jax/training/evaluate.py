@@ -11,14 +11,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
-from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.corpus.store import Corpus, open_corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
+from bert_jax.errors import UsageError
+from bert_jax.expected import anchors
+from bert_jax.expected.outlook import expected_points, outlook_of
+from bert_jax.model import sharding
 from bert_jax.objectives.objective import Objective
 from bert_jax.progress import Progress
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed
 from bert_jax.training.work import Scores
 from bert_jax.update.step import compile_lowered, lower_eval_step
+from bert_jax.workdir import load, run_directory
+from bert_jax.workdir.load import load_checkpoint, require_parts, require_same_tokenizer
 
 # Of the evaluation set only, and independent of the run's seed: runs that differ in their seed are
 # compared on the same examples with the same masks.
@@ -69,6 +75,11 @@ class HeldOut:
         self._lowered = lower_eval_step(config, params, batch, objective=self._objective)
         self._step: Any = None
 
+    @property
+    def num_examples(self) -> int:
+        """The held-out rows, over which the means are taken."""
+        return self._examples.num_examples
+
     def prepare(self) -> None:
         """Compiles ahead of the first `run`, which does it otherwise. In any thread."""
         self._step = compile_lowered(self._lowered)
@@ -107,27 +118,82 @@ def describe(objective: Objective, values: Mapping[str, float]) -> str:
 
 
 def evaluate_checkpoint(
-    checkpoint: Path | str, corpus_directory: Path, *, ignore_unexpected: Sequence[str] = ()
+    checkpoint: Path | str,
+    corpus_directory: Path | None = None,
+    *,
+    like: Path | str | None = None,
+    length: int | None = None,
+    ignore_unexpected: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Returns the held-out metrics of any checkpoint on any corpus made with the same tokenizer."""
-    from bert_jax.data.corpus.store import open_corpus
-    from bert_jax.model import sharding
-    from bert_jax.workdir.load import load_checkpoint, require_parts, require_same_tokenizer
+    """Returns the held-out metrics of any checkpoint on any corpus made with the same tokenizer.
 
-    corpus = open_corpus(corpus_directory, verify=("validation",))
+    Rows, masks and their number are those of the run that made the checkpoint, of its last phase; a
+    checkpoint of another system has sentence pairs of 128 tokens, if it has positions for them.
+    `like` is a run, whose rows are taken instead: two models compare only on the same rows.
+    `length` is another number of tokens. None takes the corpus that a workdir was trained on.
+
+    Raises UsageError where the corpus is not known, has another tokenizer, or the model lacks what
+    is scored: a head, or positions.
+    """
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         source = load_checkpoint(checkpoint, mesh=mesh, ignore_unexpected=ignore_unexpected)
-        require_parts(source, *OBJECTIVES[source.config.objective].parts)
+        config = source.config
+        if like is not None:
+            run = load.scoring_of(like)
+            config = dataclasses.replace(config, **{n: getattr(run, n) for n in load.SCORED_BY})
+        phase = config.phases[-1]
+        if length is not None:
+            phase = dataclasses.replace(phase, sequence_length=length, max_predictions=-1)
+            phase = phase.resolved(config.data.masked_lm_prob)
+        if phase.sequence_length > config.model.max_position_embeddings:
+            raise UsageError(
+                f"`checkpoint` {checkpoint} has {config.model.max_position_embeddings} positions, "
+                f"and rows have {phase.sequence_length} tokens; give a smaller `length`"
+            )
+        require_parts(source, *OBJECTIVES[config.objective].parts)
+        place = corpus_directory or run_directory.corpus_of(source.directory)
+        if place is None:
+            raise UsageError(f"`checkpoint` {checkpoint} knows no corpus; name one with `corpus`")
+        corpus = open_corpus(place, verify=("validation",))
         require_same_tokenizer(source, corpus)
-        phase = source.config.phases[-1]
-        held_out = HeldOut(source.config, phase, corpus=corpus, mesh=mesh, params=source.params)
+        held_out = HeldOut(config, phase, corpus=corpus, mesh=mesh, params=source.params)
         scores = held_out.run(source.params)
     assert scores is not None
     return {
         "checkpoint": str(checkpoint),
         "step": source.step,
         "corpus_fingerprint": corpus.fingerprint,
+        "unigram_entropy_nats": corpus.manifest["unigram_entropy_nats"],
+        "objective": config.objective,
         "sequence_length": phase.sequence_length,
+        "rows": config.data.rows,
+        "mask": config.data.mask,
+        "masked_lm_prob": config.data.masked_lm_prob,
+        "examples": held_out.num_examples,
+        # The run whose rows these are; None where the checkpoint's own is not known.
+        "rows_of": str(like or checkpoint) if like or source.is_run else None,
+        "expected": _expected(source, corpus) if like is None and length is None else None,
         **scores["validation"],
     }
+
+
+def _expected(source: load.LoadedCheckpoint, corpus: Corpus) -> dict[str, Any] | None:
+    """Returns the held-out loss of healthy runs of a workdir's kind at its step, if it is known."""
+    if not (source.directory / run_directory.CONFIG).is_file() or not source.is_run:
+        return None
+    outlook = outlook_of(
+        source.config,
+        corpus.manifest["unigram_entropy_nats"],
+        [*anchors.named(source.directory), *anchors.shipped()],
+        is_continued=run_directory.is_continued(source.directory),
+    )
+    whose, points = expected_points(outlook, [])
+    return next(
+        (
+            {"mlm_loss": [low, high], "from": whose}
+            for step, low, high in points
+            if step == source.step
+        ),
+        None,
+    )

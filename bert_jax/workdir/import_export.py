@@ -22,11 +22,14 @@ from bert_jax.update.optimizers import adam_state, with_adam_state
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint, model_card, run_directory
 from bert_jax.workdir.load import (
+    SCORED_BY,
     LoadedCheckpoint,
     imported_config,
     load_checkpoint,
     read_imported,
+    recorded,
     require_same_tokenizer,
+    write_record,
 )
 
 
@@ -64,7 +67,7 @@ def import_checkpoint(
             f"{source}: how its tokens become a vector ({sentence_transformers.MODULES}) stays "
             "behind; embed from there, or with its `length`, `pooling` and `normalize`"
         )
-    run = config or imported_config(foreign)
+    run = config or recorded(directory, foreign)[1] or imported_config(foreign)
     if config is not None:
         _require_same_run(source, foreign, config)
         foreign = _lengthened(foreign, config)
@@ -84,10 +87,6 @@ def import_checkpoint(
     else:
         run_directory.create(output, run, corpus, init_from=None, imported_from=source)
     return foreign
-
-
-# What a mean keeps of the config of the run whose checkpoints it is of.
-_OF_THE_RUN = ("objective", "data", "evaluation", "phases", "compute")
 
 
 def average_checkpoints(sources: Sequence[Path | str], output: Path) -> ImportedModel:
@@ -116,7 +115,7 @@ def average_checkpoints(sources: Sequence[Path | str], output: Path) -> Imported
             model=first.config.model, head=first.config.head, params=mean, step=step
         )
         # Its rows, masks and held-out examples are those of the run: it is scored as that was.
-        kept = {name: getattr(first.config, name) for name in _OF_THE_RUN}
+        kept = {name: getattr(first.config, name) for name in SCORED_BY}
         run = dataclasses.replace(imported_config(foreign), **kept)
         told = f"{run_directory.MEAN_OF}{', '.join(map(str, sources))}"
         words.save(output / run_directory.TOKENIZER)
@@ -256,6 +255,7 @@ def export_checkpoint(
                 model_type=model_type,
                 **({} if max_file_bytes is None else {"max_file_bytes": max_file_bytes}),
             )
+        write_record(output, loaded)
         if checkpoint.steps(loaded.directory):
             parameters = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
             model_card.write_model_card(

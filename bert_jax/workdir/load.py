@@ -1,10 +1,12 @@
 """Reads parameters from a workdir, one step of it, or another system's model."""
 
+import contextlib
 import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -12,16 +14,23 @@ from jax.sharding import Mesh
 from bert_jax import config as configs
 from bert_jax import config_loader
 from bert_jax.config import ModelConfig, TrainConfig
-from bert_jax.config_checks import require_registered
+from bert_jax.config_checks import require_registered, validate
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer import hub, tokenizer_files
 from bert_jax.errors import NoUsableCheckpoint, UsageError
-from bert_jax.interchange import huggingface, sentence_transformers, tf1
+from bert_jax.files import write_json
+from bert_jax.interchange import huggingface, name_map, sentence_transformers, tf1
 from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, sharding
+from bert_jax.progress import note_once
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import checkpoint, recovery, remote_workdir
 from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby
+
+# In a directory that was exported: the step, and the parts of the run's config by which its
+# held-out rows are made and scored. Other readers leave the file alone.
+RECORD = "bert_jax_run.json"
+SCORED_BY = ("objective", "data", "evaluation", "phases", "compute")
 
 
 @dataclass(frozen=True)
@@ -30,13 +39,15 @@ class LoadedCheckpoint:
 
     directory: Path
     step: int
-    # Of a foreign model, only `config.model` and `config.head` are meaningful.
+    # Of a foreign model, only `config.model` and `config.head` are meaningful, unless `is_run`.
     config: TrainConfig
     # A subtree for the encoder and for each of `config.head.parts`.
     params: bert.Params
     tokenizer: Path
     # Tensors of heads that were left out, with permission.
     missing: tuple[str, ...] = ()
+    # Whether the run that made the parameters is known: a workdir, or an export of one.
+    is_run: bool = True
 
     @property
     def mesh(self) -> Mesh:
@@ -76,13 +87,15 @@ def load_checkpoint(
     foreign, tokenizer = read_imported(
         path, allow_missing_heads=allow_missing_heads, ignore_unexpected=ignore_unexpected
     )
+    step, config = recorded(tokenizer, foreign)
     return LoadedCheckpoint(
         path,
-        foreign.step,
-        imported_config(foreign),
+        step or foreign.step,
+        config or imported_config(foreign),
         _placed(foreign.params, mesh),
         tokenizer,
         foreign.missing,
+        is_run=config is not None,
     )
 
 
@@ -187,6 +200,69 @@ def _require_trained_tokenizer(directory: Path) -> None:
 
 def _placed(params: bert.Params, mesh: Mesh) -> bert.Params:
     return jax.device_put(params, sharding.param_shardings(params, mesh=mesh, shard_weights=True))
+
+
+def write_record(directory: Path, loaded: LoadedCheckpoint) -> None:
+    """Writes what an export keeps of the run of its parameters, so that it is scored as that is.
+
+    Nothing where the run is not known, or the model cannot be scored: it lacks a head.
+    """
+    name = loaded.config.objective
+    if not loaded.is_run or name not in OBJECTIVES:
+        return
+    if not {*OBJECTIVES[name].parts} <= {*loaded.config.head.parts}:
+        return
+    kept = configs.to_dict(loaded.config)
+    record = {"step": loaded.step, "config": {name: kept[name] for name in SCORED_BY}}
+    write_json(directory / RECORD, record)
+
+
+def recorded(directory: Path, foreign: ImportedModel) -> tuple[int, TrainConfig | None]:
+    """Returns the step and the config that an export kept, 0 and None where it has none that is
+    understood: it may be of another version, or name what a file of the user's registers.
+    """
+    if not (directory / RECORD).is_file():
+        return 0, None
+    try:
+        step, sections = _record(directory)
+        values = configs.to_dict(imported_config(foreign)) | sections
+        return step, validate(configs.from_dict(values))
+    except UsageError as error:
+        note_once(f"{directory / RECORD} is passed over: {error}")
+        return 0, None
+
+
+def _record(directory: Path) -> tuple[int, dict[str, Any]]:
+    path = directory / RECORD
+    record = name_map.read_json(path, hint="remove it, or export the run again")
+    step, sections = record.get("step"), record.get("config")
+    if type(step) is not int or step < 0 or not isinstance(sections, dict):
+        raise UsageError(f"{path} has no step, or no config")
+    return step, {name: sections[name] for name in SCORED_BY if name in sections}
+
+
+def scoring_of(path: str | Path) -> TrainConfig:
+    """Returns the config of a run, a workdir or an export of one, of which SCORED_BY counts.
+
+    Raises UsageError if `path` is neither.
+    """
+    directory = remote_workdir.directory_of(path)
+    if directory.parent.name == checkpoint.DIRECTORY and directory.name.isdigit():
+        directory = directory.parent.parent
+    if (directory / RECORD).is_file():
+        return configs.from_dict(_record(directory)[1])
+    if (directory / checkpoint.DIRECTORY).is_dir() and (directory / CONFIG).is_file():
+        return config_loader.load_config_json(directory / CONFIG)
+    raise UsageError(f"{path} is neither a workdir nor an export of one")
+
+
+def first_run(paths: Sequence[Path | str]) -> Path | str | None:
+    """Returns the first of some checkpoints whose run is known, as `scoring_of` takes it."""
+    for path in paths:
+        with contextlib.suppress(UsageError):
+            scoring_of(path)
+            return path
+    return None
 
 
 def imported_config(foreign: ImportedModel) -> TrainConfig:

@@ -119,6 +119,8 @@ def corpus_of(directory: Path) -> Path | None:
     that the workdir is in: both may have moved together. Of several the one that was trained on is
     taken; where none is there, what the run says.
     """
+    if not (directory / CONFIG).is_file():
+        return None
     stored = json.loads((directory / CONFIG).read_text(encoding="utf-8")).get("corpus") or {}
     if stored.get("directory") is None:
         return None

@@ -2,13 +2,11 @@
 
 import argparse
 import re
-import shutil
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import local
+from bert_jax.cli.options import add_examples, local
 from bert_jax.data.language.sentences import LONGEST_SENTENCE
 from bert_jax.errors import UsageError
 
@@ -31,10 +29,7 @@ other examples:
 
 
 def add_options(parser: Any) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    width = shutil.get_terminal_size().columns - 2
-    parser.description = textwrap.fill(parser.description, width)
-    parser.epilog = _EXAMPLES
+    add_examples(parser, _EXAMPLES)
     parser.add_argument(
         "--source",
         action="append",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config_loader
+from bert_jax.cli.closing import COLUMNS, figure_rows
 from bert_jax.cli.options import (
     add_allow_missing_heads,
     add_config,
@@ -126,31 +127,19 @@ def run(arguments: Any) -> None:
 
 
 def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
-    from bert_jax.registry import OBJECTIVES
-
-    validation, entropy = closing["validation"], closing["unigram_entropy"]
     expected = closing["expected"]
-    published = {each["figure"]: each for each in expected["published"]}
-    rows = []
-    for figure in OBJECTIVES[closing["objective"]].figures:
-        value, compared = validation[figure.name], figure.compared_with
-        if compared == "unigram entropy":
-            gain = entropy - value
-            learned = f"{gain:+.3f} learned" if gain > 0 else "nothing learned yet"
-            compared = f"{entropy:.3f}: the corpus's unigram entropy ({learned})"
-        if figure.name in published:
-            each = published[figure.name]
-            compared = f"{each['value']:g}: {each['where']}, on other text"
-        rows.append((figure.title, figure.shown(value), compared))
-        if figure.name == "mlm_loss" and expected["mlm_loss"]:
-            low, high = expected["mlm_loss"]
-            found = "as expected" if low <= value <= high else "NOT as expected"
-            rows.append(("", found, f"{low:.3f} to {high:.3f}: {expected['from']}"))
+    rows = figure_rows(
+        closing["objective"],
+        closing["validation"],
+        entropy=closing["unigram_entropy"],
+        expected=expected,
+        published=expected["published"],
+    )
     rows.append(("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""))
     if "sequences_per_second" in closing:
         packed = f"{closing['sequences_per_step']:,.0f} a step; {closing['padding']:.1%} padding"
         rows.append(("in sequences", f"{closing['sequences_per_second']:,.1f} a second", packed))
-    table(f"{workdir}, step {closing['step']:,}", ("held-out", "value", "for comparison"), rows)
+    table(f"{workdir}, step {closing['step']:,}", COLUMNS, rows)
     for line in expected["warnings"]:
         note(f"warning: {line}")
 
