@@ -289,6 +289,7 @@ _IMPOSSIBLE = [
     ("optimizer.momentum=0.9", "optimizer.momentum", "bert_adamw does not read: only muon"),
     ("optimizer.power=2", "optimizer.power", "bert_linear does not read: only polynomial"),
     ("optimizer.schedule=warmup_stable_decay", "optimizer.decay_steps", "may be the decay's"),
+    ("optimizer.frozen_layers=99", "optimizer.frozen_layers", "is 99, and the model has"),
     ("optimizer.spike_factor=0.5", "optimizer.spike_factor", "0 or more than 1"),
     ("optimizer.max_skipped_updates=-1", "optimizer.max_skipped_updates", "at least 0"),
     *(

@@ -395,7 +395,7 @@ def test_shipped_studies_ask_for_what_there_is(name, tmp_path):
                 assert arguments.verb in ("prepare", "pretrain", "finetune", "probe")
                 if isinstance(run, PretrainRun) and steps:
                     assert run.config.total_steps in (1, 20)
-                    # What goes on has its bias already; another one is refused.
+                    # What goes on has its bias already.
                     assert run.init_from is None or run.config.output_bias == "zeros"
                 if isinstance(run, FinetuneRun) and run.task.rule:
                     assert run.task.rule in corpus_tasks.RULES

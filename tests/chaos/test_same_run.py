@@ -43,6 +43,7 @@ _CHANGES = {
     "optimizer.warmup_steps": (5, "flag"),
     "optimizer.weight_decay": (0.1, "flag"),
     "optimizer.clip_norm": (0.5, "flag"),
+    "optimizer.frozen_layers": (1, "flag"),
     "optimizer.spike_factor": (4.0, "flag"),
     "optimizer.max_skipped_updates": (5, "free"),
     "optimizer.z_loss": (1e-4, "flag"),
