@@ -31,6 +31,7 @@ import torch  # noqa: E402
 from transformers import BertConfig, BertForPreTraining  # noqa: E402
 
 from bert_jax import config_loader  # noqa: E402
+from bert_jax.config import OptimizerConfig, TrainConfig  # noqa: E402
 from bert_jax.data.corpus.store import open_corpus  # noqa: E402
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline  # noqa: E402
 from bert_jax.interchange import huggingface  # noqa: E402
@@ -79,6 +80,57 @@ def held_out_loss(model, examples: EvaluationSet, rows: int) -> float:
     return total / count
 
 
+def their_model(config: TrainConfig) -> BertForPreTraining:
+    """transformers' BERT with the weights that a run of `config` begins with."""
+    their_config = huggingface.their_config(config.model)
+    model = BertForPreTraining(BertConfig(attn_implementation="sdpa", **their_config))
+    load_params(model, bert.init_params(config.model, seed=config.seed))
+    return model.train()
+
+
+def load_params(model: BertForPreTraining, params: bert.Params) -> None:
+    tensors = {n: torch.tensor(t) for n, t in huggingface.to_tensors(params).items()}
+    model.load_state_dict(tensors, strict=False)
+    model.tie_weights()
+
+
+def their_optimizer(model: BertForPreTraining, rule: OptimizerConfig) -> torch.optim.AdamW:
+    named = list(model.named_parameters())
+    plain = [p for n, p in named if "LayerNorm" in n or n.endswith("bias")]
+    decayed = [p for n, p in named if not ("LayerNorm" in n or n.endswith("bias"))]
+    return torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": rule.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ],
+        betas=(rule.beta1, rule.beta2),
+        eps=rule.epsilon,
+    )
+
+
+def their_update(
+    model: BertForPreTraining,
+    optimizer: torch.optim.AdamW,
+    batch,
+    *,
+    step: int,
+    config: TrainConfig,
+    dtype: torch.dtype = torch.float32,
+) -> float:
+    """Makes one update; returns the loss of masked words. bfloat16 is torch's autocast."""
+    rule, rows = config.optimizer, config.phases[0].global_batch_size
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        mlm, nsp, masked = losses(model, batch)
+    optimizer.zero_grad()
+    (mlm / masked + nsp / rows).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clip_norm)
+    rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=config.total_steps)
+    for group in optimizer.param_groups:
+        group["lr"] = float(rate)
+    optimizer.step()
+    return mlm.item() / masked
+
+
 def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
     config = config_loader.load_config_json(workdir / "config.json")
     corpus = open_corpus(corpus_directory)
@@ -104,33 +156,11 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
 
     torch.manual_seed(config.seed)
     torch.set_num_threads(os.cpu_count() or 1)
-    their_config = huggingface.their_config(config.model)
-    model = BertForPreTraining(BertConfig(attn_implementation="sdpa", **their_config))
-    weights = huggingface.to_tensors(bert.init_params(config.model, seed=config.seed))
-    model.load_state_dict({n: torch.tensor(t) for n, t in weights.items()}, strict=False)
-    model.tie_weights()
-    model.train()
-    named = list(model.named_parameters())
-    plain = [p for n, p in named if "LayerNorm" in n or n.endswith("bias")]
-    decayed = [p for n, p in named if not ("LayerNorm" in n or n.endswith("bias"))]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": rule.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-        ],
-        betas=(rule.beta1, rule.beta2),
-        eps=rule.epsilon,
-    )
+    model = their_model(config)
+    optimizer = their_optimizer(model, rule)
 
     def their_step(step: int, batch) -> None:
-        mlm, nsp, masked = losses(model, batch)
-        optimizer.zero_grad()
-        (mlm / masked + nsp / phase.global_batch_size).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clip_norm)
-        rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=config.total_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = float(rate)
-        optimizer.step()
+        their_update(model, optimizer, batch, step=step, config=config)
 
     every_row = range(phase.global_batch_size)
     print(f"{'step':>6} {'ours':>8} {'torch':>8} {'difference':>10}")
