@@ -128,7 +128,7 @@ def test_a_bad_one_shows_all_that_is_wrong_and_changes_nothing(place, capsys):
     place.workdir.mkdir(parents=True)
     run_directory.write_config(place.workdir, _CONFIG)
     before = tree(place.directory)
-    place.patch.setattr(storage.shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    place.patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
     command = ["doctor", str(place.case.config_name), "--corpus", str(place.corpus)]
     command += ["--workdir", str(place.workdir), "--set", "data.masked_lm_prob=0.5"]
     assert main([*command, "--set", "phases.0.max_predictions=5", "--set", "mesh.fsdp=3"]) == 4
@@ -251,7 +251,7 @@ def altering_disk(place: Place) -> None:
 
 
 def no_room(place: Place) -> None:
-    place.patch.setattr(storage.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**5))
+    place.patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**5))
 
 
 def slow_saves(place: Place) -> None:

@@ -225,26 +225,28 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[N
     if not is_bucket and was_there and not directory.is_dir():
         yield  # whoever looks at it says so
         return
-    with contextlib.ExitStack() as held:
 
-        def take() -> None:
-            try:
-                _wait(lock, str(workdir))
-                doing = f"trains in {workdir}"
-                held.enter_context(file_lock.hold_or_refuse(lock, doing, _REMEDY))
-            except OSError as error:
-                text = f"{error.filename or lock}: {reason_of(error)}"
-                raise with_exit_code(exit_code_of(error), text) from error
+    def take(held: contextlib.ExitStack) -> None:
+        try:
+            _wait(lock, str(workdir))
+            doing = f"trains in {workdir}"
+            held.enter_context(file_lock.hold_or_refuse(lock, doing, _REMEDY))
+        except OSError as error:
+            text = f"{error.filename or lock}: {reason_of(error)}"
+            raise with_exit_code(exit_code_of(error), text) from error
 
-        if mesh is None:
-            take()
-        else:
-            with jax.set_mesh(mesh):
-                distributed.broadcast_from_main(take, mesh=mesh)
-        yield
-    if not (is_bucket or was_there):
-        with contextlib.suppress(OSError):  # where nothing came to be in it
-            directory.rmdir()
+    try:
+        with contextlib.ExitStack() as held:
+            if mesh is None:
+                take(held)
+            else:
+                with jax.set_mesh(mesh):
+                    distributed.broadcast_from_main(lambda: take(held), mesh=mesh)
+            yield
+    finally:
+        if not (is_bucket or was_there):
+            with contextlib.suppress(OSError):  # where something came to be in it
+                directory.rmdir()
 
 
 def _wait(lock: Path, workdir: str) -> None:
