@@ -300,7 +300,9 @@ def test_the_work_directory(trained):
     entries, fields, events = (table(section(_ARCHITECTURE, "Work directory"), n) for n in range(3))
     described = {name.rstrip("/") for name, _ in entries}
     there = {path.name for path in trained.iterdir()}
-    assert described - there == {"metrics.aside.jsonl", "profile", "set_aside", "expected.json"}
+    assert described - there == {
+        "metrics.aside.jsonl", "profile", "set_aside", "expected.json", ".trainer.lock",
+    }  # fmt: skip
     assert there <= described
 
     rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]

@@ -53,7 +53,7 @@ def events_of(workdir: Path, name: str) -> list[dict]:
 def test_the_held_out_loss_falls_below_the_unigram_entropy(trained, corpus):
     losses = {row["step"]: row["mlm_loss"] for row in rows_of(trained, "validation")}
     assert list(losses) == [40, 80, 120, 160, 200]
-    assert losses[200] < losses[40] - 0.2
+    assert losses[160] < losses[40] - 0.4  # of one phase: the rows of the other are longer
     assert losses[200] < open_corpus(corpus).manifest["unigram_entropy_nats"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from etils.epath import gpath
 
 from bert_jax import files
 from bert_jax.__main__ import main
@@ -37,6 +38,7 @@ def api(monkeypatch) -> Iterator[Api]:
 def clear_instances() -> None:
     """Each keeps the address of its server."""
     bucket.path_of("gs://bucket")
+    gpath._is_tf_installed.cache_clear()  # an earlier test may have asked before this was chosen
     for protocol in ("gs", "gcs"):
         fsspec.get_filesystem_class(protocol).clear_instance_cache()
 

@@ -210,7 +210,7 @@ def test_pickles_are_not_opened(copied):
     (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
     with pytest.raises(UsageError) as caught:
         read(copied)
-    assert "has no model.safetensors (found README.md, config.json," in str(caught.value)
+    assert "has no model.safetensors (found README.md, bert_jax_run.json," in str(caught.value)
     assert "pytorch_model.bin" in str(caught.value)
     assert "pickled weights are not read: convert them" in str(caught.value)
 

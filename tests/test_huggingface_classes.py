@@ -168,7 +168,7 @@ def test_several_files(tmp_path):
             lambda d: (d / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"a": "../../secret.safetensors"}}'
             ),
-            "names '../../secret.safetensors', which is no file of its directory",
+            "'../../secret.safetensors' is no name of a file inside of",
         ),
         (
             lambda d: next(d.glob("*00002-of*")).write_bytes(

@@ -468,7 +468,7 @@ def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys)
         (["--probe", "pseudo_perplexity"], "name their --corpus"),
         (["--probe", "minimal_pair"], "Did you mean 'minimal_pairs'?"),
         (["--probe", "minimal_pairs", "--word", "list"], "choose --probe nearest_words"),
-        (["--output", "missing/answers.json"], "there is no such directory"),
+        (["--output", "missing/answers.json"], "there is no directory missing; make it first"),
     ],
 )
 def test_what_the_verb_refuses(options, message, trained, capsys):

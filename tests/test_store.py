@@ -173,8 +173,14 @@ def test_another_tokenizer_is_refused(corpus_folder, tmp_path, tokens):
 
 def test_what_is_no_corpus_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    for path in [tmp_path, tmp_path / "missing", tmp_path / "file"]:
-        with pytest.raises(UsageError, match=r"is not a corpus: it has no corpus\.json") as caught:
+    no_corpus = r"is not a corpus: it has no corpus\.json"
+    a_file = "is a file, and a corpus is a folder; a text is the `source`"
+    for path, said in [
+        (tmp_path, no_corpus),
+        (tmp_path / "missing", no_corpus),
+        (tmp_path / "file", a_file),
+    ]:
+        with pytest.raises(UsageError, match=said) as caught:
             open_corpus(path)
         assert str(path) in str(caught.value)
 

@@ -135,6 +135,8 @@ def evaluate_checkpoint(
     Raises UsageError where the corpus is not known, has another tokenizer, or the model lacks what
     is scored: a head, or positions.
     """
+    # Before the checkpoint is read, which takes longer.
+    corpus = None if corpus_directory is None else _open(corpus_directory)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         source = load_checkpoint(checkpoint, mesh=mesh, ignore_unexpected=ignore_unexpected)
@@ -152,10 +154,13 @@ def evaluate_checkpoint(
                 f"and rows have {phase.sequence_length} tokens; give a smaller `length`"
             )
         require_parts(source, *OBJECTIVES[config.objective].parts)
-        place = corpus_directory or run_directory.corpus_of(source.directory)
-        if place is None:
-            raise UsageError(f"`checkpoint` {checkpoint} knows no corpus; name one with `corpus`")
-        corpus = open_corpus(place, verify=("validation",))
+        if corpus is None:
+            place = run_directory.corpus_of(source.directory)
+            if place is None:
+                raise UsageError(
+                    f"`checkpoint` {checkpoint} knows no corpus; name one with `corpus`"
+                )
+            corpus = _open(place)
         require_same_tokenizer(source, corpus)
         held_out = HeldOut(config, phase, corpus=corpus, mesh=mesh, params=source.params)
         scores = held_out.run(source.params)
@@ -176,6 +181,10 @@ def evaluate_checkpoint(
         "expected": _expected(source, corpus) if like is None and length is None else None,
         **scores["validation"],
     }
+
+
+def _open(directory: Path) -> Corpus:
+    return open_corpus(directory, verify=("validation",))
 
 
 def _expected(source: load.LoadedCheckpoint, corpus: Corpus) -> dict[str, Any] | None:
