@@ -111,7 +111,7 @@ def test_a_tokenizer_that_is_not_there(tmp_path, refused):
     said = refused(
         2, "prepare", "--source", source, "--output", tmp_path / "c", "--tokenizer", "wordpeice"
     )
-    assert said == "tokenizer wordpeice: no such file or directory"
+    assert said == "--tokenizer wordpeice is neither a kind nor a file. Did you mean 'wordpiece'?"
 
 
 # --- configs -------------------------------------------------------------------------------------

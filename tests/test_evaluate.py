@@ -274,3 +274,11 @@ def test_what_cannot_be_evaluated(arguments, said, trained, exported, corpus, ca
     places = {"hf": exported, "run": trained, "corpus": corpus}
     assert main(["evaluate", *(each.format(**places) for each in arguments)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_run_knows_the_text_of_the_model_before_it(trained, exported, capsys):
+    """Whatever comes first: the model that a run began from has no corpus of its own."""
+    for order in ((exported, trained), (trained, exported)):
+        capsys.readouterr()
+        assert main(["evaluate", *map(str, order)]) == 0
+        assert capsys.readouterr().out.count("the corpus's unigram entropy") == 2

@@ -240,6 +240,8 @@ def test_folders_of_hubs(tmp_path, layout, vocabulary):
     assert read(folder) == parts["train"]
     (said,) = left_out([str(folder)])
     assert "of another split than train" in said and "test" in said and "validation" in said
+    beside, own = left_out([str(folder)], [str(folder)])
+    assert "test" in beside and "train" in beside and "validation-" not in own
     (held_out,) = find_files(str(folder), is_held_out=True)[0]
     assert "validation" in str(held_out.relative_to(folder))
     corpus = prepare(

@@ -480,7 +480,7 @@ def test_the_validation_fraction_that_is_proposed_works(tmp_path, vocabulary):
         ({"validation_fraction": 1.0}, "`validation_fraction` 1.0 is not between 0 and 1"),
         ({"seed": -1}, "`seed` -1"),
         ({"workers": 0}, "`workers` 0 is less than 1"),
-        ({"tokenizer": "wordpeice"}, "tokenizer wordpeice: no such file"),
+        ({"tokenizer": "wordpeice"}, "`tokenizer` wordpeice is neither a kind nor a file"),
         ({"sources": ["missing.txt"]}, "missing.txt: no such file or folder"),
     ],
 )

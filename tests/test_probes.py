@@ -433,7 +433,7 @@ def test_nearest_words(tmp_path):
         nearest_words(source, load_tokenizer(tmp_path), [" "])  # type: ignore[arg-type]
 
 
-def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys):
+def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys, exported):
     file = tmp_path / "answers.json"
     asked = ["probe", "--checkpoint", str(trained)]
     words = ["--word", "horse", "--word", "day"]
@@ -456,8 +456,10 @@ def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys)
         ("nearest_words", word): ", ".join(each.word for each in three)
         for word, three in near.items()
     }
-    # Without a corpus, what asks for it is left out; by name, it is refused.
+    # A run knows its corpus. Without one, what asks for it is left out; by name, it is refused.
     assert main(asked) == 0
+    assert "pseudo_perplexity" in capsys.readouterr().out
+    assert main(["probe", "--checkpoint", str(exported)]) == 0
     said = capsys.readouterr()
     assert "pseudo_perplexity is left out" in said.err and "agreement attractor" in said.out
 
@@ -471,8 +473,8 @@ def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys)
         (["--output", "missing/answers.json"], "there is no directory missing; make it first"),
     ],
 )
-def test_what_the_verb_refuses(options, message, trained, capsys):
-    assert main(["probe", "--checkpoint", str(trained), *options]) == 2
+def test_what_the_verb_refuses(options, message, exported, capsys):
+    assert main(["probe", "--checkpoint", str(exported), *options]) == 2
     assert message in capsys.readouterr().err
 
 

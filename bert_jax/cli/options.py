@@ -3,9 +3,7 @@
 import argparse
 import json
 import os
-import shutil
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,6 @@ ANY_MODEL = (
     "a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face "
     "directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"
 )
-
-
-def add_examples(parser: Any, text: str) -> None:
-    """Ends the help with examples, whose lines stay as they are."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    width = shutil.get_terminal_size().columns - 2
-    parser.description = textwrap.fill(parser.description, width)
-    parser.epilog = text
 
 
 def add_config(parser: Any) -> None:
@@ -192,6 +182,16 @@ def local(text: str) -> Path:
         raise argparse.ArgumentTypeError(
             f"{text} is an address, and this is written to a local directory; copy it there "
             "afterwards, with gcloud storage cp --recursive"
+        )
+    return Path(text)
+
+
+def corpus_directory(text: str) -> Path:
+    """Returns the directory of a corpus. Raises argparse's error for an address."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text} is an address, and a corpus is read from a local directory; copy it first: "
+            f"gcloud storage cp --recursive {text} ."
         )
     return Path(text)
 

@@ -21,8 +21,6 @@ _MOST_EPOCHS = 50
 _MOST_PADDING, _MOST_REPEATED, _MOST_SINGLE = 0.4, 0.5, 0.5
 # Rows of the first batch that are looked at, and the share of them that may have no prediction.
 _ROWS, _MOST_WITHOUT = 256, 0.02
-# Rows of the word embedding, above the next multiple of a matrix unit, that no token has.
-_SPARE_ROWS = 256
 
 
 def files(case: Case) -> Finding:
@@ -50,14 +48,10 @@ def vocabulary(case: Case) -> Finding:
     """The model has a row for every token, and hardly more."""
     assert case.config is not None and case.corpus is not None
     preflight.require_fitting(case.config, case.corpus)
+    if spare := preflight.spare_rows(case.config, case.corpus):
+        return warned(*spare)
     rows, tokens = case.config.model.vocab_size, case.corpus.vocab_size
-    text = f"{tokens:,} sub-words, model.vocab_size {rows:,}"
-    if rows - tokens > _SPARE_ROWS:
-        return warned(
-            f"{text}: {rows - tokens:,} rows of the model are never learned",
-            f"set model.vocab_size={tokens}, unless a checkpoint has that size",
-        )
-    return passed(text)
+    return passed(f"{tokens:,} sub-words, model.vocab_size {rows:,}")
 
 
 def padding(case: Case) -> Finding:

@@ -62,6 +62,7 @@ def measured_apart(
 
     It executes the files of `extend` first, which register what configs name.
     """
+    worker.prepare_for_workers()
     process = ProcessPoolExecutor(
         max_workers=1,
         mp_context=get_context("spawn"),

@@ -17,6 +17,9 @@ from bert_jax.update.flops import train_flops
 _DAY_SECONDS = 86400.0
 _WEEK_SECONDS, _LONG_SECONDS = 7 * _DAY_SECONDS, 30 * _DAY_SECONDS
 
+# Rows of the word embedding, above the next multiple of a matrix unit, that no token has.
+_SPARE_ROWS = 256
+
 
 def mesh_shape(config: TrainConfig) -> dict[str, int]:
     """Returns the arguments of `sharding.make_mesh` that use every device once."""
@@ -63,6 +66,18 @@ def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
             f"model.vocab_size is {config.model.vocab_size}; use "
             f"set model.vocab_size={corpus.vocab_size} or prepare with a smaller `vocab_size`"
         )
+
+
+def spare_rows(config: TrainConfig, corpus: Corpus) -> tuple[str, str] | None:
+    """Returns what is odd and what to do where the model has many rows that no token reads."""
+    rows, tokens = config.model.vocab_size, corpus.vocab_size
+    if rows - tokens <= _SPARE_ROWS:
+        return None
+    return (
+        f"{tokens:,} sub-words, model.vocab_size {rows:,}: {rows - tokens:,} rows of the model are "
+        "never learned",
+        f"set model.vocab_size={tokens}, unless a checkpoint has that size",
+    )
 
 
 def step_seconds(config: TrainConfig, rate: float) -> list[float]:

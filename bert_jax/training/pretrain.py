@@ -81,6 +81,8 @@ def pretrain(
     for line in (*mask_warnings(config), import_export.export_warning(config)):
         if line:
             note(line)
+    if init_from is None and (spare := preflight.spare_rows(config, corpus)):
+        note(f"warning: {'; '.join(spare)}")
     with only_trainer(workdir_path, mesh=mesh):
         directory = remote_workdir.directory_of(
             workdir_path, owner=f"process-{jax.process_index()}"

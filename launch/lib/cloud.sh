@@ -149,6 +149,8 @@ delete_resource() {
             return
         elif [[ $state == ERROR ]] && has_answered; then
             log "$NAME is to be deleted, and the cloud does not answer: $(why)"
+        elif [[ $state == ERROR && $(why) == *"gcloud auth login"* ]]; then
+            die "$EXIT_CLOUD" "$NAME is NOT deleted, and costs on: $(why), and then the same command"
         else
             try=$((try + 1))
             [[ $state == DELETING ]] ||

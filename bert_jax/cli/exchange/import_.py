@@ -7,6 +7,7 @@ from bert_jax.cli.options import (
     add_allow_missing_heads,
     add_ignore_unexpected,
     add_overrides,
+    corpus_directory,
     local,
     require_place_for_directory,
 )
@@ -43,7 +44,9 @@ def add_options(parser: Any) -> None:
         "--config", metavar="CONFIG", help="the run to go on with; needs --corpus as well"
     )
     add_overrides(parser, "change a field of --config; repeat for several")
-    parser.add_argument("--corpus", type=Path, metavar="DIR", help="what that run trains on")
+    parser.add_argument(
+        "--corpus", type=corpus_directory, metavar="DIR", help="what that run trains on"
+    )
 
 
 def run(arguments: Any) -> None:

@@ -1,12 +1,19 @@
 """The verb `probe`: questions to a trained model, and what it answers."""
 
+import contextlib
 import dataclasses
 import json
 from typing import Any
 
-from bert_jax.cli.options import add_checkpoint, add_json, local, require_place_for
+from bert_jax.cli.options import (
+    add_checkpoint,
+    add_json,
+    corpus_directory,
+    local,
+    require_place_for,
+)
 from bert_jax.cli.output import table
-from bert_jax.errors import UsageError
+from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_json
 from bert_jax.progress import note, number, ticking
 from bert_jax.registry import PROBES
@@ -28,9 +35,10 @@ def add_options(parser: Any) -> None:
     add_checkpoint(parser)
     parser.add_argument(
         "--corpus",
-        type=local,
+        type=corpus_directory,
         metavar="DIR",
-        help="a directory of bert-jax prepare, whose held-out sentences are asked",
+        help="a directory of bert-jax prepare, whose held-out sentences are asked (default: the "
+        "one that a run was trained on)",
     )
     parser.add_argument(
         "--probe",
@@ -63,10 +71,16 @@ def run(arguments: Any) -> None:
     from bert_jax.data.corpus.store import open_corpus
     from bert_jax.probes import nearest_words
     from bert_jax.workdir.load import require_parts, require_same_tokenizer
+    from bert_jax.workdir.run_directory import corpus_of
 
     corpus = None if arguments.corpus is None else open_corpus(arguments.corpus)
     model = load(arguments.checkpoint, ignore_unexpected=arguments.ignore_unexpected)
     source, tokenizer = model.source, model.tokenizer
+    if corpus is None and (place := corpus_of(source.directory)) is not None:
+        with contextlib.suppress(BertJaxError):  # it may be on another machine
+            found_there = open_corpus(place)
+            require_same_tokenizer(source, found_there)
+            corpus = found_there
     if corpus is not None:
         require_same_tokenizer(source, corpus)
     findings = []
@@ -76,7 +90,7 @@ def run(arguments: Any) -> None:
             probe = PROBES[name]
             require_parts(source, *probe.parts)
             if probe.needs_corpus and corpus is None:
-                raise UsageError(f"{name} asks held-out sentences: name their `corpus`")
+                raise UsageError("it asks held-out sentences: name their `corpus`")
             with ticking(name):
                 if name == "nearest_words" and arguments.word:
                     found = nearest_words.findings(source, tokenizer, arguments.word)

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from bert_jax.cli.inspection.plan import TOPOLOGY
-from bert_jax.cli.options import add_config, add_json, local
+from bert_jax.cli.options import add_config, add_json, corpus_directory
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
@@ -28,7 +28,10 @@ def add_options(parser: Any) -> None:
     )
     add_config(parser)
     parser.add_argument(
-        "--corpus", type=local, metavar="DIR", help="for 'show rows': a directory of prepare"
+        "--corpus",
+        type=corpus_directory,
+        metavar="DIR",
+        help="for 'show rows': a directory of prepare",
     )
     parser.add_argument("--topology", metavar="NAME", help=f"for 'show sharding': {TOPOLOGY}")
     add_json(parser, "for 'show rows' and 'show sharding': print objects instead of a table")

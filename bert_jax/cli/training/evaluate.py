@@ -1,11 +1,10 @@
 """The verb `evaluate`: held-out metrics of checkpoints."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from bert_jax.cli.closing import COLUMNS, figure_rows
-from bert_jax.cli.options import ANY_MODEL, add_examples, add_ignore_unexpected, add_json
+from bert_jax.cli.options import ANY_MODEL, add_ignore_unexpected, add_json, corpus_directory
 from bert_jax.cli.output import table
 from bert_jax.config_loader import path_or_address
 from bert_jax.errors import UsageError
@@ -17,7 +16,7 @@ DETAILS = (
     "scored on the rows of its own run; several, or those of another system, compare only on the "
     "same rows, which are those of --like RUN or of the first run among them."
 )
-_EXAMPLES = """\
+EXAMPLE = """\
 examples:
   bert-jax evaluate runs/base
 before and after, on the rows of runs/adapted:
@@ -26,7 +25,6 @@ before and after, on the rows of runs/adapted:
 
 
 def add_options(parser: Any) -> None:
-    add_examples(parser, _EXAMPLES)
     parser.add_argument(
         "checkpoints",
         nargs="*",
@@ -45,7 +43,10 @@ def add_options(parser: Any) -> None:
     )
     add_ignore_unexpected(parser)
     parser.add_argument(
-        "--corpus", type=Path, metavar="DIR", help="(default: the one that a run was trained on)"
+        "--corpus",
+        type=corpus_directory,
+        metavar="DIR",
+        help="(default: the one that a run was trained on)",
     )
     parser.add_argument(
         "--like",
@@ -74,7 +75,9 @@ def run(arguments: Any) -> None:
     if len(given) > 1:
         like = like or first_run(given)
     if corpus is None and like is not None:
-        corpus = corpus_of(remote_workdir.directory_of(like))
+        # Of a model and the run that went on from it, the run knows the text.
+        places = map(corpus_of, map(remote_workdir.directory_of, (like, *given)))
+        corpus = next((place for place in places if place is not None), None)
     for checkpoint in given:
         found = evaluate_checkpoint(
             checkpoint,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import add_examples, local
+from bert_jax.cli.options import local
 from bert_jax.data.language.sentences import LONGEST_SENTENCE
 from bert_jax.errors import UsageError
 
@@ -18,7 +18,7 @@ DETAILS = (
 )
 INTERRUPTED = "the parts that are encoded are kept, and the same command goes on with them"
 # To go on from a model comes first: with another vocabulary its vectors mean other words.
-_EXAMPLES = """\
+EXAMPLE = """\
 to train on from a model, take its tokenizer:
   bert-jax prepare --tokenizer DIR --source texts/ --output corpus
 other examples:
@@ -29,7 +29,6 @@ other examples:
 
 
 def add_options(parser: Any) -> None:
-    add_examples(parser, _EXAMPLES)
     parser.add_argument(
         "--source",
         action="append",
@@ -187,7 +186,8 @@ def run(arguments: Any) -> None:
         f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "
         f"fingerprint {corpus.fingerprint[:16]}"
     )
-    for line in _lost(manifest.get("lost", {})):
+    is_trained = manifest["options"]["tokenizer"] != "given"
+    for line in _lost(manifest.get("lost", {}), is_trained=is_trained):
         print(line)
     if text := _padding(corpus):
         print(text)
@@ -258,12 +258,13 @@ def _refuse_address(source: str) -> None:
     )
 
 
-def _lost(lost: dict[str, int]) -> Iterator[str]:
+def _lost(lost: dict[str, int], *, is_trained: bool) -> Iterator[str]:
     """Yields a line for each thing that the text lost."""
     if count := lost.get("unknown_characters"):
         yield f"under [UNK]: {count:,} characters, {count / lost['of_characters']:.2%} of the text"
     if count := lost.get("marks"):
-        yield f"stripped: {count:,} marks of letters (--strip-accents no keeps them)"
+        remedy = " (--strip-accents no keeps them)" if is_trained else ", as the vocabulary does"
+        yield f"stripped: {count:,} marks of letters{remedy}"
     if count := lost.get("cut_sentences"):
         yield f"cut: {count:,} sentences of more than {LONGEST_SENTENCE:,} characters"
 

@@ -15,6 +15,7 @@ from bert_jax.cli.options import (
     add_json,
     add_processes,
     add_trackers,
+    corpus_directory,
     overrides,
     processes,
     require_place_for_directory,
@@ -35,7 +36,11 @@ DETAILS = (
 def add_options(parser: Any) -> None:
     add_config(parser)
     parser.add_argument(
-        "--corpus", type=Path, required=True, metavar="DIR", help="a directory of bert-jax prepare"
+        "--corpus",
+        type=corpus_directory,
+        required=True,
+        metavar="DIR",
+        help="a directory of bert-jax prepare",
     )
     parser.add_argument(
         "--workdir",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import add_json, add_overrides, local
+from bert_jax.cli.options import add_json, add_overrides, corpus_directory, local
 from bert_jax.cli.output import table
 from bert_jax.errors import Preempted, UsageError
 from bert_jax.progress import duration, note
@@ -44,7 +44,7 @@ def add_options(parser: Any) -> None:
     )
     parser.add_argument(
         "--corpus",
-        type=local,
+        type=corpus_directory,
         metavar="DIR",
         help="a directory of bert-jax prepare (default: the study's own, made once)",
     )

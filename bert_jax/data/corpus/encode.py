@@ -111,6 +111,7 @@ def encode_parts(
         loaded = load_tokenizer(tokenizer)
         yield from (_encode_to_file(part, loaded, language) for part in parts)
         return
+    worker.prepare_for_workers()
     pool = concurrent.futures.ProcessPoolExecutor(
         workers,
         # A forked copy of a process that runs threads (tokenizers, jax) can deadlock.

@@ -8,6 +8,7 @@ order, to the shards of `store.py` (`join.py`). A restarted run reads the source
 the parts that it finds. The bytes of the result do not depend on the number of processes.
 """
 
+import difflib
 import json
 import os
 import shutil
@@ -36,7 +37,7 @@ from bert_jax.data.corpus.store import (
     open_corpus,
     read_manifest,
 )
-from bert_jax.data.corpus.trained_tokenizer import forget, train_or_find
+from bert_jax.data.corpus.trained_tokenizer import KINDS, forget, train_or_find
 from bert_jax.data.language import codes, scripts
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -52,7 +53,11 @@ _SAMPLE_BYTES = 64 << 20
 # What to do where the vocabulary does not fit the text.
 _NO_UNKNOWN = (
     "the vocabulary is not for this text, or was altered: take another `tokenizer`, such as "
-    "wordpiece or sentencepiece, which are trained on it"
+    "wordpiece or sentencepiece, which are trained on it (to go on from a model, keep its own)"
+)
+_MORE_KNOWN = (
+    "the text has characters that the vocabulary lacks: a larger `vocab_size` has room for more, "
+    "and `tokenizer` sentencepiece or bpe for all of them"
 )
 
 
@@ -141,6 +146,11 @@ def prepare(
                 f"`output` {output} lies in the folder `source` {source}, and would itself be read "
                 "as text; choose a place outside"
             )
+    slip = difflib.get_close_matches(tokenizer, KINDS, n=1, cutoff=0.7)
+    if slip and not request.trains and not Path(tokenizer).exists():
+        raise UsageError(
+            f"`tokenizer` {tokenizer} is neither a kind nor a file. Did you mean {slip[0]!r}?"
+        )
     given = (
         None
         if request.trains
@@ -201,7 +211,7 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
     folder = output / _PARTS
     folder.mkdir(parents=True, exist_ok=True)
 
-    for line in left_out(request.sources) + left_out(request.held_out, is_held_out=True):
+    for line in left_out(request.sources, request.held_out):
         note(line)
     look = request.look(
         folder / _STDIN,
@@ -288,7 +298,8 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
     shutil.rmtree(folder, ignore_errors=True)
     text = joined["train"].text + joined["validation"].text
     what = "the characters of the corpus"
-    note_unknown(text.unknown_characters, text.characters, what, _NO_UNKNOWN)
+    remedy = _NO_UNKNOWN if given is not None else _MORE_KNOWN
+    note_unknown(text.unknown_characters, text.characters, what, remedy)
     return open_corpus(output)
 
 

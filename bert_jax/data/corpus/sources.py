@@ -87,12 +87,20 @@ def _kind_of_stdin(source: str) -> tuple[str, str]:
     return kind
 
 
-def left_out(sources: Sequence[str], *, is_held_out: bool = False) -> list[str]:
-    """Returns a line for each source that holds files which are not read, with the reasons."""
-    lines = []
-    for source in sources:
+def left_out(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
+    """Returns a line for each source that holds files which are not read, with the reasons. Those
+    of `sources` that `held_out` reads do not count.
+    """
+    lines, read = [], set()
+    for source, is_held_out in [*((s, True) for s in held_out), *((s, False) for s in sources)]:
         if not (source == "docs:" or source.startswith("tfds:") or is_stdin(source)):
-            skipped = find_files(source, is_held_out=is_held_out)[1]
+            files, skipped = find_files(source, is_held_out=is_held_out)
+            read |= {file.resolve() for file in files} if is_held_out else set()
+            skipped = {
+                reason: left
+                for reason, found in skipped.items()
+                if (left := [file for file in found if file.resolve() not in read])
+            }
             if skipped:
                 lines.append(f"{source}: {describe(source, skipped)}")
     return lines

@@ -4,6 +4,22 @@ import multiprocessing
 import os
 import signal
 import threading
+from multiprocessing import resource_tracker
+
+
+def prepare_for_workers() -> None:
+    """Starts what counts the semaphores of pools, deaf to a terminal that closes.
+
+    Python makes it deaf to Ctrl-C and SIGTERM only: killed, it would be missed with a traceback for
+    each semaphore. In another thread than the main one it starts as Python does it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    heard = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if heard is None else heard)
 
 
 def begin() -> None:
