@@ -162,7 +162,10 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus)
     found = run_in_turn(
         cloud,
         tmp_path / "three",
-        *(("evaluate", "--checkpoint", at, "--corpus", str(corpus)) for at in (*there, *nowhere)),
+        *(
+            ("evaluate", "--json", "--checkpoint", at, "--corpus", str(corpus))
+            for at in (*there, *nowhere)
+        ),
     )
     last = [r for r in map(json.loads, rows.splitlines()) if r.get("split")][-1]
     for code, out, err in found[:2]:

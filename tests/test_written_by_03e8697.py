@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.corpus.store import open_corpus
+from bert_jax.workdir.load import RECORD
 
 pytestmark = pytest.mark.compatible
 
@@ -140,6 +141,9 @@ def test_a_stopped_run_goes_on_to_the_same_end(copy):
 def test_exports_have_the_same_bytes(copy, command):
     output = command[-1]
     bert_jax(copy, *renamed(command, output=f"{output}_again"))
+    # An export of a run that can be scored says how, in a file more.
+    assert (copy / f"{output}_again" / RECORD).exists() == ("tuned" not in output)
+    (copy / f"{output}_again" / RECORD).unlink(missing_ok=True)
     assert_same_files(copy / f"{output}_again", _WRITTEN / output)
 
 

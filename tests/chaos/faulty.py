@@ -25,6 +25,7 @@ import builtins
 import ctypes
 import errno
 import importlib
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -268,6 +269,8 @@ def say(value: str) -> None:
 
 
 if __name__ == "__main__":
+    # A shell's background ignores an interrupt, and with it who is started there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     split = sys.argv.index("--")
     for fault in sys.argv[1:split]:
         kind, _, argument = fault.partition("=")

@@ -617,7 +617,7 @@ def test_an_index_names_only_files_beside_it(sharded, place):
     index["weight_map"]["bert.pooler.dense.bias"] = place
     with (
         replaced(sharded / safetensors_files.INDEX, dump(index)),
-        pytest.raises(UsageError, match=r"no file of its directory|cannot be read"),
+        pytest.raises(UsageError, match=r"is no name of a file inside of|cannot be read"),
     ):
         safetensors_files.read(sharded)
 

@@ -126,8 +126,6 @@ def start(words: list[str], log: Path, *faults: str) -> subprocess.Popen:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
-            # A shell's background ignores an interrupt.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
 
