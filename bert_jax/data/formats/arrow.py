@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bert_jax.data.corpus.document import Document
 from bert_jax.data.corpus.source_stream import SourceStream
-from bert_jax.data.formats.columns import documents_of, find_column
-from bert_jax.errors import UsageError, brief
+from bert_jax.data.formats.columns import damage_named, documents_of, find_column
+from bert_jax.errors import UsageError
 
 # How the kind begins that is read in places; the other one is a stream.
 _FILE = b"ARROW1"
@@ -16,10 +16,9 @@ def read_arrow(path: Path, stream: SourceStream) -> Iterator[Document]:
     """Yields the documents of an Arrow file or stream: the column `text_field`. One batch of rows
     is held at a time, as large as the writer made it.
     """
-    import pyarrow
     from pyarrow import ipc
 
-    try:
+    with damage_named(path, "Arrow"):
         if stream.peek(6)[:6] == _FILE:
             if not stream.seekable():
                 raise UsageError(f"{path}: unpack it first; this kind of file is read in places")
@@ -30,18 +29,4 @@ def read_arrow(path: Path, stream: SourceStream) -> Iterator[Document]:
             batches = ipc.open_stream(stream)
             schema = batches.schema
         names = find_column(path, schema, stream.reading.fields)
-        row = 1
-        for batch in batches:
-            yield from documents_of(path, stream, batch, names, row)
-            row += len(batch)
-    except pyarrow.ArrowException as error:
-        raise _damaged(path, error) from error
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> UsageError:
-    reason = brief(str(error).partition("\n")[0])[1:-1]
-    return UsageError(f"{path}: damaged Arrow file ({reason}); fetch it again")
+        yield from documents_of(path, stream, batches, names)

@@ -1,6 +1,7 @@
 """The text column of tables in Arrow's memory, which parquet and Arrow files become."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,33 @@ def _is_text(kind: Any) -> bool:
     )
 
 
+@contextlib.contextmanager
+def damage_named(path: Path, kind: str) -> Iterator[None]:
+    """Raises UsageError, with the `kind` of the file, where pyarrow finds it damaged."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's own
+        reason = brief(str(error).partition("\n")[0])[1:-1]
+        raise UsageError(f"{path}: damaged {kind} file ({reason}); fetch it again") from error
+
+
 def documents_of(
+    path: Path, stream: SourceStream, batches: Iterable[Any], names: list[str]
+) -> Iterator[Document]:
+    """Yields the documents of batches of rows, one after the other."""
+    first = 1
+    for batch in batches:
+        yield from _documents_of_batch(path, stream, batch, names, first)
+        first += len(batch)
+
+
+def _documents_of_batch(
     path: Path, stream: SourceStream, batch: Any, names: list[str], first: int
 ) -> Iterator[Document]:
-    """Yields the documents of a batch of rows; `first` is the number of its first row."""
     import pyarrow
     import pyarrow.compute
 

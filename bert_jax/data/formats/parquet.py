@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bert_jax.data.corpus.document import Document
 from bert_jax.data.corpus.source_stream import SourceStream
-from bert_jax.data.formats.columns import documents_of, find_column
-from bert_jax.errors import UsageError, brief
+from bert_jax.data.formats.columns import damage_named, documents_of, find_column
+from bert_jax.errors import UsageError
 
 _ROWS = 256  # held at a time, beside a page of the file
 
@@ -15,29 +15,13 @@ def read_parquet(path: Path, stream: SourceStream) -> Iterator[Document]:
     """Yields the documents of a parquet file: the column `text_field`. Row groups are read one
     after the other, a few rows at a time; no other column is read.
     """
-    import pyarrow
     from pyarrow import parquet
 
     if not stream.seekable():
         raise UsageError(f"{path}: unpack it first; parquet is packed inside, and read in places")
-    try:
+    with damage_named(path, "parquet"):
         # A buffer: else it would read the column of a whole row group at once.
         file = parquet.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
         names = find_column(path, file.schema_arrow, stream.reading.fields)
-        row = 1
-        for batch in file.iter_batches(
-            batch_size=_ROWS, columns=[".".join(names)], use_threads=False
-        ):
-            yield from documents_of(path, stream, batch, names, row)
-            row += len(batch)
-    except pyarrow.ArrowException as error:
-        raise _damaged(path, error) from error
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> UsageError:
-    reason = brief(str(error).partition("\n")[0])[1:-1]
-    return UsageError(f"{path}: damaged parquet file ({reason}); fetch it again")
+        batches = file.iter_batches(batch_size=_ROWS, columns=[".".join(names)], use_threads=False)
+        yield from documents_of(path, stream, batches, names)
