@@ -190,8 +190,10 @@ keep_log() {
 start_guard() {
     [[ ${TPU:-} && ${WORKDIR:-} == gs://* && $(hostname) == *-w-0 ]] || return 0
     as_root systemctl stop "$GUARD" 2>/dev/null || true
-    private "$PLACE/guard.env"
-    keep TPU WORKDIR DELETE_WHEN_DONE MAX_MINUTES >"$PLACE/guard.env"
+    # In one move: a machine that restarts meanwhile finds the one before it, or this one.
+    private "$PLACE/guard.env.new"
+    keep TPU WORKDIR DELETE_WHEN_DONE MAX_MINUTES >"$PLACE/guard.env.new"
+    mv "$PLACE/guard.env.new" "$PLACE/guard.env"
     unit "$GUARD" guard --property=Restart=on-failure --property=RestartSec=60
 }
 

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from tests.chaos import IS_LONG
 from tests.launch.cloud import ROOT
 from tests.launch.test_life_cycles import end, read_until
@@ -17,7 +19,9 @@ _LOGIN = "There was a problem refreshing your current auth tokens: Reauthenticat
 def wait_until(condition, process) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()  # or nobody would ever read the end of what it says
+            pytest.fail(f"it never came to pass: {process.communicate()}")
         time.sleep(0.01)
 
 
