@@ -7,6 +7,7 @@ ARG EXTRA=formats
 WORKDIR /opt/bert-jax
 COPY pyproject.toml README.md LICENSE ./
 COPY bert_jax ./bert_jax
+COPY bert_jax_lab ./bert_jax_lab
 COPY configs ./configs
 COPY studies ./studies
 RUN pip install --no-cache-dir ".[formats,$EXTRA]"

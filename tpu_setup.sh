@@ -105,7 +105,7 @@ install_environment() {
 
 install_package() {
     local hash
-    hash=$(cd "$HERE" && find pyproject.toml bert_jax configs studies -type f -not -path '*/__pycache__/*' | LC_ALL=C sort |
+    hash=$(cd "$HERE" && find pyproject.toml bert_jax bert_jax_lab configs studies -type f -not -path '*/__pycache__/*' | LC_ALL=C sort |
         xargs -d '\n' sha256sum | hash_of -)
     if stamped package "$hash"; then
         say "bert-jax is there ($hash)"

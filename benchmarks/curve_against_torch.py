@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bert_jax.runtime.host_memory import keep_freed_memory
+from bert_jax.runtime.host_allocator import keep_freed_memory
 
 keep_freed_memory()  # as `bert-jax pretrain` does, before jax is there; torch has it too
 

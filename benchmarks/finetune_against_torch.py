@@ -29,16 +29,16 @@ from transformers import (
 
 from bert_jax.data.tasks.encode_rows import Features, training_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.inference.forward import Forward
 from bert_jax.interchange import huggingface
 from bert_jax.model import sharding
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.batch_inference import Forward
+from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.tasks.finetune import Recipe, _beginning, training_batches
 from bert_jax.tasks.sweep import Settings, _config
 from bert_jax.tasks.task_data import Sources, base_spec, load_task
 from bert_jax.update.schedules import learning_rate
 from bert_jax.update.step import compile_lowered, lower_train_step
-from bert_jax.workdir.load import load_checkpoint
 
 # Files of a folder that is not GLUE's.
 FILES = {"squad": ("train.json", "dev.json"), "ner": ("wnut17train.conll", "emerging.dev.conll")}

@@ -4,7 +4,7 @@
 
 The runs are those of `bert-jax study scaling`: four sizes, three numbers of tokens, one run each.
 Their losses are a law's, times normal noise of 1 %. A draw makes losses, fits a law with its
-intervals (bert_jax/studies/scaling_law.py), and asks of each parameter, and of the loss of the
+intervals (bert_jax_lab/studies/scaling_law.py), and asks of each parameter, and of the loss of the
 largest run, whether the interval holds the truth. Half a second of CPU a draw.
 """
 
@@ -12,8 +12,8 @@ import argparse
 
 import numpy as np
 
-from bert_jax.studies import scaling_law
-from bert_jax.studies.scaling_law import PARAMETERS
+from bert_jax_lab.studies import scaling_law
+from bert_jax_lab.studies.scaling_law import PARAMETERS
 
 NOISE = 0.01
 # Parameters of the blocks of 2 x 32, 2 x 64, 2 x 128 and 4 x 128; tokens.

@@ -61,10 +61,10 @@ def _measure(shape: Any, is_run: bool) -> tuple[int, int, int, int]:
     import jax
 
     from bert_jax.config_loader import load_config
+    from bert_jax.memory import estimate
     from bert_jax.model import sharding
     from bert_jax.registry import OBJECTIVES
     from bert_jax.training import device_feed
-    from bert_jax.update import memory_estimate
     from bert_jax.update.state import TrainState
     from bert_jax.update.step import compile_lowered, lower_train_step, temporary_bytes
 
@@ -91,8 +91,8 @@ def _measure(shape: Any, is_run: bool) -> tuple[int, int, int, int]:
         batch = device_feed.abstract_batch(config.phases[0], fields=objective.fields, mesh=mesh)
         abstract = TrainState.abstract(config, mesh)
         places = {"mesh": mesh, "platform": platform}
-        estimate = memory_estimate.of_train_step(config, abstract, batch, **places)
-        expected = estimate.total + memory_estimate.process_bytes(platform=platform)
+        estimate = estimate.of_train_step(config, abstract, batch, **places)
+        expected = estimate.total + estimate.process_bytes(platform=platform)
         state_bytes = sharding.bytes_per_device(abstract)
         step = compile_lowered(lower_train_step(config, abstract, batch, objective=objective))
         exact = state_bytes + temporary_bytes(step.memory_analysis())

@@ -162,7 +162,7 @@ def _table() -> list[str]:
 
 def _arithmetic(plan: dict) -> list[str]:
     """From cycles and bytes to hours, step by step."""
-    from bert_jax.planning.topologies import CHIPS
+    from bert_jax_lab.planning.topologies import CHIPS
 
     chip = CHIPS[plan["topology"].partition(":")[0]]
     phases = plan["phases"]

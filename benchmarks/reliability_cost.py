@@ -23,6 +23,8 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+from bert_jax.runtime import host_allocator
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -114,9 +116,7 @@ def _trainer(rows: int, *, hidden: int, layers: int, choice: bool = True):
 def choice() -> None:
     import jax
 
-    from bert_jax.runtime import host_memory
-
-    host_memory.keep_freed_memory()  # as `pretrain` does
+    host_allocator.keep_freed_memory()  # as `pretrain` does
     # Each side is compiled twice: two programs that are equal differ by what is noise.
     names = ("with", "without", "with, again", "without, again")
     sides = {

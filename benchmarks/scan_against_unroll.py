@@ -9,7 +9,7 @@ counted as often as it runs, so both columns cover the same work; what differs i
 import argparse
 import dataclasses
 
-from bert_jax.planning import topologies
+from bert_jax_lab.planning import topologies
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     topologies.prepare_environment()
 
     from bert_jax import config_loader
-    from bert_jax.planning import aot_compile
+    from bert_jax_lab.planning import aot_compile
 
     topology = topologies.parse(arguments.topology)
     base = config_loader.load_config("bert_base", [f"model.num_hidden_layers={arguments.layers}"])

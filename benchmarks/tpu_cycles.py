@@ -13,7 +13,7 @@ what 24 layers come to (`bert-jax plan` compiles all of them: minutes; the two a
 
 import argparse
 
-from bert_jax.planning import topologies
+from bert_jax_lab.planning import topologies
 
 
 def main() -> None:
@@ -50,8 +50,8 @@ def main() -> None:
     import tpu_variants
 
     from bert_jax import config_loader
-    from bert_jax.planning import aot_compile
     from bert_jax.update import compiler_options
+    from bert_jax_lab.planning import aot_compile
 
     for option in arguments.without:
         del compiler_options.TPU_COMPILER_OPTIONS[option]

@@ -58,7 +58,7 @@ def random_batch(rows: int) -> dict:
 
 
 def ours(shape: dict):
-    from bert_jax.runtime.host_memory import keep_freed_memory
+    from bert_jax.runtime.host_allocator import keep_freed_memory
 
     keep_freed_memory()  # as `bert-jax pretrain` does
     import jax

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer
     from bert_jax.errors import BertJaxError, UsageError
     from bert_jax.model.bert import apply, init_params
+    from bert_jax.pretrained.import_export import export_checkpoint, import_checkpoint
     from bert_jax.progress import silence
     from bert_jax.registry import (
         ATTENTION,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from bert_jax.tasks.task import Sources, TaskSpec
     from bert_jax.training.evaluate import evaluate_checkpoint
     from bert_jax.training.pretrain import pretrain
-    from bert_jax.workdir.import_export import export_checkpoint, import_checkpoint
 
 __version__ = "0.1.0"
 
@@ -131,7 +131,7 @@ _NAMES = {
     "bert_jax.tasks.task": "Sources TaskSpec",
     "bert_jax.training.evaluate": "evaluate_checkpoint",
     "bert_jax.training.pretrain": "pretrain",
-    "bert_jax.workdir.import_export": "export_checkpoint import_checkpoint",
+    "bert_jax.pretrained.import_export": "export_checkpoint import_checkpoint",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

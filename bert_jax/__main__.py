@@ -117,31 +117,31 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
         return Interrupted.exit_code
 
 
-# Verb -> its module in `cli/`, in the order of the help.
+# Verb -> its module, in the order of the help.
 _VERBS = {
-    "prepare": "training.prepare",
-    "pretrain": "training.pretrain",
-    "evaluate": "training.evaluate",
-    "finetune": "training.finetune",
-    "study": "training.study",
-    "predict": "inference.predict",
-    "embed": "inference.embed",
-    "fill-mask": "inference.fill_mask",
-    "attention": "inspection.attention",
-    "probe": "inspection.probe",
-    "export": "exchange.export",
-    "import": "exchange.import_",
-    "average": "exchange.average",
-    "checkpoints": "exchange.checkpoints",
-    "report": "inspection.report",
-    "doctor": "inspection.doctor",
-    "plan": "inspection.plan",
-    "show": "inspection.show",
+    "prepare": "bert_jax.cli.training.prepare",
+    "pretrain": "bert_jax.cli.training.pretrain",
+    "evaluate": "bert_jax.cli.training.evaluate",
+    "finetune": "bert_jax.cli.training.finetune",
+    "study": "bert_jax_lab.cli.study",
+    "predict": "bert_jax.cli.inference.predict",
+    "embed": "bert_jax.cli.inference.embed",
+    "fill-mask": "bert_jax.cli.inference.fill_mask",
+    "attention": "bert_jax_lab.cli.attention",
+    "probe": "bert_jax_lab.cli.probe",
+    "export": "bert_jax.cli.exchange.export",
+    "import": "bert_jax.cli.exchange.import_",
+    "average": "bert_jax.cli.exchange.average",
+    "checkpoints": "bert_jax.cli.exchange.checkpoints",
+    "report": "bert_jax_lab.cli.report",
+    "doctor": "bert_jax_lab.cli.doctor",
+    "plan": "bert_jax_lab.cli.plan",
+    "show": "bert_jax_lab.cli.show",
 }
 
 
 def _verb(name: str) -> Any:
-    return importlib.import_module(f"bert_jax.cli.{_VERBS[name]}")
+    return importlib.import_module(_VERBS[name])
 
 
 def _parser() -> "usage.Parser":

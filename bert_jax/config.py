@@ -13,15 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bert_jax.config_values import convert
-from bert_jax.registry import (
-    ATTENTION,
-    MASKS,
-    OBJECTIVES,
-    OPTIMIZERS,
-    POSITIONS,
-    ROWS,
-    SCHEDULES,
-)
+from bert_jax.registry import ATTENTION, MASKS, OBJECTIVES, OPTIMIZERS, POSITIONS, ROWS, SCHEDULES
 
 
 def setting(
@@ -95,7 +87,7 @@ class ModelConfig:
         `get_generator_config`): heads of 64, and a feed-forward of four times the width.
         """
         width = max(1, round(self.hidden_size * self.generator_size))
-        tower = dataclasses.replace(
+        generator = dataclasses.replace(
             self,
             hidden_size=width,
             num_hidden_layers=max(1, round(self.num_hidden_layers * self.generator_layers)),
@@ -103,7 +95,7 @@ class ModelConfig:
             intermediate_size=4 * width,
             embedding_size=0 if self.table_size == width else self.table_size,
         )
-        return tower.with_generator_of(ModelConfig())
+        return generator.with_generator_of(ModelConfig())
 
     def with_generator_of(self, other: "ModelConfig") -> "ModelConfig":
         """Returns this encoder with the generator that `other` describes."""

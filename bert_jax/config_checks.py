@@ -321,21 +321,23 @@ def _generator_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
                     "objective rtd",
                 )
         return
-    tower = model.generator()
-    sizes = f"a generator of width {tower.hidden_size} with {tower.num_attention_heads} heads"
-    if tower.hidden_size % tower.num_attention_heads:
+    generator = model.generator()
+    sizes = (
+        f"a generator of width {generator.hidden_size} with {generator.num_attention_heads} heads"
+    )
+    if generator.hidden_size % generator.num_attention_heads:
         yield (
             "model.generator_size",
             f"is {model.generator_size}: {sizes} (one for each 64), which do not divide it",
         )
     is_shared = model.position_embedding_type == "t5" and model.embedding_sharing != "none"
-    if is_shared and tower.num_attention_heads != model.num_attention_heads:
+    if is_shared and generator.num_attention_heads != model.num_attention_heads:
         yield (
             "model.embedding_sharing",
             f"is {model.embedding_sharing}: {sizes} cannot share the numbers that t5 has for each "
             f"of {model.num_attention_heads}; choose none",
         )
-    if tower.num_attention_heads % max(config.mesh.tensor, 1):
+    if generator.num_attention_heads % max(config.mesh.tensor, 1):
         yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {sizes}"
 
 

@@ -190,9 +190,9 @@ TASKS = Registry(
 PROBES = Registry(
     "probe",
     {
-        "minimal_pairs": "bert_jax.probes.minimal_pairs:PROBE",
-        "pseudo_perplexity": "bert_jax.probes.pseudo_perplexity:PROBE",
-        "nearest_words": "bert_jax.probes.nearest_words:PROBE",
+        "minimal_pairs": "bert_jax_lab.probes.minimal_pairs:PROBE",
+        "pseudo_perplexity": "bert_jax_lab.probes.pseudo_perplexity:PROBE",
+        "nearest_words": "bert_jax_lab.probes.nearest_words:PROBE",
     },
 )
 # Services that show the curves of runs, beside metrics.jsonl and TensorBoard.

@@ -76,7 +76,7 @@ _IN_A_STEP = (
     ),
     (
         Stage("checkpoint", "workdir/checkpoint.py", note="bytes verified, resumed from"),
-        Stage("parameters", "workdir/load.py", note="read by evaluate, finetune, embed, ..."),
+        Stage("parameters", "pretrained/load.py", note="read by evaluate, finetune, embed, ..."),
         Stage("export", "interchange/huggingface.py", "FAMILIES"),
     ),
 )

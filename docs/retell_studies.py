@@ -11,7 +11,7 @@ A new study's page comes from `docs/take_study.py`.
 import re
 from pathlib import Path
 
-from bert_jax.studies import attention_cost, scaling_law, table
+from bert_jax_lab.studies import attention_cost, scaling_law, table
 
 _SCIENCE = Path(__file__).parent / "science"
 # Tokens of one update of the two studies of laws.

@@ -3,7 +3,7 @@
 bert-jax study attention_cost --workdir runs/attention_cost
 """
 
-from bert_jax.studies.study import CostStudy
+from bert_jax_lab.studies.study import CostStudy
 
 
 def study() -> CostStudy:

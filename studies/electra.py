@@ -11,7 +11,7 @@ CoLA; without it they are downloaded.
 
 import os
 
-from bert_jax.studies.study import Study, Task, Variant
+from bert_jax_lab.studies.study import Study, StudyTask, Variant
 
 # Some 1,000 tokens a second on one core at 2.9 GHz. Many small updates: at this size they teach
 # more than few large ones.
@@ -35,11 +35,11 @@ SHORT = (
 )
 
 
-def glue(name: str, folder: str) -> Task:
+def glue(name: str, folder: str) -> StudyTask:
     """Returns a task of GLUE, trained by one recipe whatever the model."""
     data = os.path.join(os.environ["GLUE"], folder) if "GLUE" in os.environ else f"tfds:glue/{name}"
     options = ("--task", name, "--data", data, "--learning-rate", "3e-4", "--train-rows", "4000")
-    return Task(name, options=options, epochs=2.0, length=32, chance=None)
+    return StudyTask(name, options=options, epochs=2.0, length=32, chance=None)
 
 
 def study() -> Study:

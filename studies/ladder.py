@@ -7,7 +7,7 @@ perplexity and three tasks better with each. `study` does so from width 32 to 25
 paper's own sizes, which ask for an accelerator.
 """
 
-from bert_jax.studies.study import Study, Task, Variant
+from bert_jax_lab.studies.study import Study, StudyTask, Variant
 
 # What the study `recipe` found for few updates.
 RECIPE = (
@@ -23,7 +23,7 @@ RECIPE = (
     "checkpoint.every_steps=1000",
 )
 TASKS = tuple(
-    Task(rule, rule=rule, options=("--learning-rate", "3e-4"))
+    StudyTask(rule, rule=rule, options=("--learning-rate", "3e-4"))
     for rule in ("word_order", "bigram_shift", "same_document")
 )
 PROBES = ("minimal_pairs", "pseudo_perplexity", "nearest_words")
@@ -77,7 +77,7 @@ def paper() -> Study:
                          (24, 1024, 16))
         ),
         tasks=tuple(
-            Task(
+            StudyTask(
                 name,
                 options=("--task", name, "--data", f"tfds:glue/{name}"),
                 length=128,

@@ -5,7 +5,7 @@ bert-jax study objectives --workdir runs/objectives
 All variants have the FLOPs of the first one; a variant whose update costs more has fewer updates.
 """
 
-from bert_jax.studies.study import Study, Task, Variant
+from bert_jax_lab.studies.study import Study, StudyTask, Variant
 
 ALONE = ("objective=mlm", "data.rows=full_sentences")
 
@@ -46,7 +46,7 @@ def study() -> Study:
         ),
         seeds=3,
         tasks=tuple(
-            Task(rule, rule=rule, options=("--learning-rate", "3e-4"))
+            StudyTask(rule, rule=rule, options=("--learning-rate", "3e-4"))
             for rule in ("word_order", "bigram_shift", "same_document")
         ),
         probes=("minimal_pairs", "pseudo_perplexity", "nearest_words"),

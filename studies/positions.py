@@ -6,7 +6,7 @@ Without positions a model gives a sentence and the same words in another order o
 `word_order` is then at chance.
 """
 
-from bert_jax.studies.study import Study, Task, Variant
+from bert_jax_lab.studies.study import Study, StudyTask, Variant
 
 KINDS = ("learned", "sinusoidal", "relative_key", "t5", "rotary", "alibi", "none")
 
@@ -31,7 +31,7 @@ def study() -> Study:
         variants=tuple(Variant(kind, (f"model.position_embedding_type={kind}",)) for kind in KINDS),
         seeds=3,
         tasks=tuple(
-            Task(rule, rule=rule, options=("--learning-rate", "3e-4"))
+            StudyTask(rule, rule=rule, options=("--learning-rate", "3e-4"))
             for rule in ("word_order", "sentence_order")
         ),
         probes=("minimal_pairs", "pseudo_perplexity"),

@@ -7,7 +7,7 @@ Going on with the texts of a task before it is trained is task-adaptive pre-trai
 al. 2020, arXiv:2004.10964). All tasks are trained by one recipe.
 """
 
-from bert_jax.studies.study import Study, Task, Variant
+from bert_jax_lab.studies.study import Study, StudyTask, Variant
 
 
 def study() -> Study:
@@ -55,7 +55,7 @@ def study() -> Study:
         ),
         seeds=3,
         tasks=tuple(
-            Task(rule, rule=rule, options=("--learning-rate", "3e-4"))
+            StudyTask(rule, rule=rule, options=("--learning-rate", "3e-4"))
             for rule in ("word_order", "bigram_shift", "same_document")
         ),
         compare_on="tasks",

@@ -6,7 +6,7 @@ The figure of loss over time of training says which changes pay on the machine a
 config, modern_tiny_cpu, is the best rung that Hugging Face has classes for, `twice_the_rate`.
 """
 
-from bert_jax.studies.study import Study, Variant
+from bert_jax_lab.studies.study import Study, Variant
 
 # Each rung adds its changes to those of all rungs before it.
 RUNGS = (

@@ -3,11 +3,11 @@
 bert-jax study scaling --workdir runs/scaling
 
 Twelve runs, of four sizes and three numbers of tokens, have a law fitted to them
-(bert_jax/studies/scaling_law.py). The largest run is predicted from them, and trained last:
+(bert_jax_lab/studies/scaling_law.py). The largest run is predicted from them, and trained last:
 `predictions/L4-H192-4000.json` is written before it begins.
 """
 
-from bert_jax.studies.study import Study, Variant
+from bert_jax_lab.studies.study import Study, Variant
 
 # Updates, each of 16 rows of 64 tokens: 1.5, 2.6 and 4.1 million tokens. With fewer, a model of
 # 32 is still at the loss of word frequencies, which no law of powers describes.

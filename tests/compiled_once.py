@@ -72,8 +72,8 @@ class CompiledOnce:
 
     def install(self, patch: Any) -> None:
         from bert_jax.api import training
-        from bert_jax.doctor import speed
         from bert_jax.training import compiled_steps, evaluate
+        from bert_jax_lab.doctor import speed
 
         train = functools.partial(self.lower, step.lower_train_step)
         for module in (compiled_steps, speed, training):

@@ -39,10 +39,15 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 @pytest.fixture(autouse=True)
 def messages():
-    """Shows what the library says on stderr, in its own words unless `main` is called."""
+    """Shows the messages of the library on stderr, in its own words unless `main` is called.
+
+    What a process says once, it says once in each test.
+    """
+    from bert_jax import progress
     from bert_jax.cli import output
 
     output.show_messages({})
+    progress.note_once.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.interchange import huggingface
-from bert_jax.interchange.two_towers import FOLDER
+from bert_jax.interchange.electra_pair import FOLDER
 from tests.models import vocabulary
 
 

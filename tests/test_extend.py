@@ -11,9 +11,10 @@ import pytest
 import bert_jax
 from bert_jax.__main__ import main
 from bert_jax.config_loader import execute
+from tests.paths import ROOT
 from tests.states import arrays_of, assert_same_bits
 
-_EXTEND = Path(__file__).parents[1] / "examples" / "extend"
+_EXTEND = ROOT / "examples" / "extend"
 _FILES = sorted(_EXTEND.glob("*.py"))
 _CONFIGS = [path for path in _FILES if path.stem != "task"]
 each_config = pytest.mark.parametrize("path", _CONFIGS, ids=lambda p: p.stem)

@@ -3,12 +3,13 @@
 import importlib.util
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
 
-_ROOT = Path(__file__).parents[1]
+from tests.paths import ROOT
+
+_ROOT = ROOT
 
 
 def test_each_part_of_ci_is_a_job_of_the_workflow():

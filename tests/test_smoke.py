@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from bert_jax import config_loader
+from tests.paths import ROOT
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = ROOT
 _SCRIPT = _ROOT / "examples" / "smoke.sh"
 _SAVED = """echo '{"event": "save", "time": 1.5, "step": 100}' >>events.jsonl
     echo '{"step": 130, "loss": 1.5, "steps": 10}' >>metrics.jsonl"""

@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 
 from bert_jax.data.corpus.store import open_corpus
-from bert_jax.workdir.load import RECORD
+from bert_jax.pretrained.load import RECORD
+from tests.paths import GOLDEN
 
 pytestmark = pytest.mark.compatible
 
-_GOLDEN = Path(__file__).parent / "golden"
+_GOLDEN = GOLDEN
 _WRITTEN = _GOLDEN / "written_by_03e8697"
 _SPEC = importlib.util.spec_from_file_location("made", _GOLDEN / "make_written_by_03e8697.py")
 assert _SPEC is not None and _SPEC.loader is not None

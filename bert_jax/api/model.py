@@ -17,14 +17,14 @@ from bert_jax.data.tasks.encode_rows import LONGER, NO_MORE, Batches, Features, 
 from bert_jax.data.tasks.tables import text_row
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UsageError, brief
+from bert_jax.inference import embed, fill_mask
+from bert_jax.inference.fill_mask import Prediction
+from bert_jax.inference.forward import OF_TOKENS, Forward, in_float32
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
+from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
-from bert_jax.tasks import embed, fill_mask
-from bert_jax.tasks.batch_inference import OF_TOKENS, Forward, in_float32
-from bert_jax.tasks.fill_mask import Prediction
 from bert_jax.tasks.predict import Predictor
-from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
 
 # A text, texts, or pairs of texts.
 Texts = str | Sequence[str] | Sequence[tuple[str, str]]

@@ -22,14 +22,14 @@ from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.model.bert import Params
+from bert_jax.pretrained import load
+from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
-from bert_jax.training.beginning import fresh_state
 from bert_jax.training.evaluate import HeldOut
+from bert_jax.training.initialization import fresh_state
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
-from bert_jax.workdir import load
-from bert_jax.workdir.load import LoadedCheckpoint
 
 
 def config_for(

@@ -145,13 +145,13 @@ def add_reading(parser: Any) -> None:
 
 def reading(arguments: Any, *, skip_bad: bool = False) -> Any:
     """Returns how a table is written, as `Sources.reading` takes it."""
-    from bert_jax.data.tasks.tables import Reading
+    from bert_jax.data.tasks.tables import TableOptions
 
     delimiter = {"tab": "\t", "\\t": "\t"}.get(arguments.delimiter, arguments.delimiter)
     if delimiter is not None and len(delimiter) != 1:
         raise UsageError(f"--delimiter {arguments.delimiter}: write one character, or 'tab'")
     columns = tuple(name.strip() for name in (arguments.columns or "").split(",") if name.strip())
-    return Reading(delimiter=delimiter, columns=columns, skip_bad=skip_bad)
+    return TableOptions(delimiter=delimiter, columns=columns, skip_bad=skip_bad)
 
 
 def standard_input(given: Path | None) -> Path | None:

@@ -18,9 +18,9 @@ from bert_jax.config import HeadConfig, ModelConfig, from_dict
 from bert_jax.config_checks import validate_model
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UsageError, brief
+from bert_jax.interchange import electra_pair, name_map, safetensors_files, unused_rows
 from bert_jax.interchange import huggingface_fields as fields
 from bert_jax.interchange import huggingface_names as names
-from bert_jax.interchange import name_map, safetensors_files, two_towers, unused_rows
 from bert_jax.interchange.huggingface_names import Family
 from bert_jax.interchange.name_map import ImportedModel, NameMap
 from bert_jax.registry import FAMILIES, PARTS
@@ -94,30 +94,30 @@ def write(
     separators = sub_words.pair_separators
     model_type = model_type or names.family_of(config, head, pair_separators=separators)
     family = FAMILIES[model_type]
-    towers = two_towers.split(config, head, (params, *(moments or ())))
-    for tower in towers:
-        family.require_expressible(tower.model, tower.head)
+    networks = electra_pair.split(config, head, (params, *(moments or ())))
+    for network in networks:
+        family.require_expressible(network.model, network.head)
     with name_map.new_directory(directory) as building:
-        for tower in towers:
-            place = building / tower.folder
+        for network in networks:
+            place = building / network.folder
             place.mkdir(exist_ok=True)
-            _write_tower(place, tower, model_type, sub_words, step, dtype, max_file_bytes)
+            _write_network(place, network, model_type, sub_words, step, dtype, max_file_bytes)
 
 
 def refusal(config: ModelConfig, head: HeadConfig) -> str:
     """Returns why no class of transformers computes a model; nothing where one does."""
     try:
         family = FAMILIES[names.family_of(config, head, pair_separators=1)]
-        for tower in two_towers.split(config, head, ()):
-            family.require_expressible(tower.model, tower.head)
+        for network in electra_pair.split(config, head, ()):
+            family.require_expressible(network.model, network.head)
     except UsageError as error:
         return str(error)
     return ""
 
 
-def _write_tower(
+def _write_network(
     building: Path,
-    tower: two_towers.Tower,
+    network: electra_pair.Network,
     model_type: str,
     sub_words: Tokenizer,
     step: int,
@@ -125,7 +125,7 @@ def _write_tower(
     max_file_bytes: int,
 ) -> None:
     """Writes one model into a directory that is there."""
-    _, config, head, (params, *moments), facts = tower
+    _, config, head, (params, *moments), facts = network
     family, pad = FAMILIES[model_type], sub_words.special.pad
     tensors = to_tensors(params, family, pad=pad)
     if family.sinusoids:
@@ -209,22 +209,22 @@ def read(
     directory: Path, *, allow_missing_heads: bool = False, ignore_unexpected: Sequence[str] = ()
 ) -> ImportedModel:
     """Returns the model of a directory, with the parts that its config names and those it holds
-    besides, and the generator that lies inside it (two_towers.py).
+    besides, and the generator that lies inside it (electra_pair.py).
 
     Raises UsageError if it is no BERT we can run, or lists the tensors that are missing, extra or
     misshapen. With `allow_missing_heads`, heads that are not whole are left out; extra tensors
     that `ignore_unexpected` matches are ignored.
     """
     options = {"allow_missing_heads": allow_missing_heads, "ignore_unexpected": ignore_unexpected}
-    found, inside = _read_tower(directory, **options), directory / two_towers.FOLDER
+    found, inside = _read_network(directory, **options), directory / electra_pair.FOLDER
     if "discriminator" not in found.head.parts or not (inside / CONFIG).is_file():
         return found
-    declared = name_map.read_json(inside / CONFIG, hint=_HINT).get(two_towers.SHARING)
-    generator = _read_tower(inside, **options)
-    return two_towers.join(found, generator, declared=declared, source=str(inside))
+    declared = name_map.read_json(inside / CONFIG, hint=_HINT).get(electra_pair.SHARING)
+    generator = _read_network(inside, **options)
+    return electra_pair.join(found, generator, declared=declared, source=str(inside))
 
 
-def _read_tower(
+def _read_network(
     directory: Path, *, allow_missing_heads: bool, ignore_unexpected: Sequence[str]
 ) -> ImportedModel:
     """Returns the model of one directory, and nothing that lies inside it."""

@@ -46,7 +46,7 @@ Step = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EmbeddingRecipe:
     """The way from a text to its vector. By default: the mean of all tokens that there is room for.
 
     `length` is the most tokens of a text, None where nothing says; `steps` are made one after the
@@ -87,21 +87,21 @@ def encoder_directory(directory: Path) -> Path:
     return folder
 
 
-def read(directory: Path, *, encoder_only: bool = False) -> Recipe:
+def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
     """Returns the recipe of a directory; with `encoder_only`, the part of it before the pooling.
 
     Raises UsageError that names the file and the stage that is not read.
     """
     encoder = encoder_directory(directory)
     if not (directory / MODULES).is_file():
-        return Recipe(length=_tokenizer_length(encoder))
+        return EmbeddingRecipe(length=_tokenizer_length(encoder))
     said = next(
         (_json(encoder / name) for name in _ENCODER_CONFIGS if (encoder / name).is_file()), {}
     )
     length = said.get("max_seq_length")
     if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
         raise UsageError(f"{encoder}: max_seq_length is {brief(length)}; expected a number")
-    before = Recipe(
+    before = EmbeddingRecipe(
         length=length or _tokenizer_length(encoder),
         lowercase=bool(said.get("do_lower_case")),
         prompt=_prompt(directory),

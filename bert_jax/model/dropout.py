@@ -7,9 +7,9 @@ in the *global* batch and its index in that row. Row and index are separate 32-b
 repeats when a tensor has more than 2^32 elements.
 
 The mixing steps are those of Wellons' `lowbias32` (https://nullprogram.com/blog/2018/07/31/) with a
-second key word between its two multiplications. `tests/test_dropout.py` tests it as a generator:
-mean, variance, and correlation between neighbours, rows, layers, sites and steps. It is good enough
-for dropout and for nothing else.
+second key word between its two multiplications. tests/model/test_dropout.py tests it as a
+generator: mean, variance and correlation between neighbours, rows, layers, sites and steps. It is
+good enough for dropout and for nothing else.
 """
 
 import math

@@ -16,14 +16,7 @@ from flax import nnx
 from bert_jax.config import ComputeConfig, ModelConfig
 from bert_jax.model.attention import join_heads, split_heads
 from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.layers import (
-    Embeddings,
-    Linear,
-    Norm,
-    activation,
-    gather_ids,
-    gather_positions,
-)
+from bert_jax.model.layers import Embeddings, Linear, Norm, activation, gather_ids, gather_positions
 from bert_jax.model.positions import Position
 from bert_jax.model.sharding import to_compute_params
 from bert_jax.registry import ATTENTION, POSITIONS

@@ -14,11 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from bert_jax.errors import (
-    BertJaxError,
-    UsageError,
-    with_exit_code,
-)
+from bert_jax.errors import BertJaxError, UsageError, with_exit_code
 from bert_jax.model.sharding import AXES
 from bert_jax.runtime import network
 

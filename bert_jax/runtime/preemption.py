@@ -87,7 +87,7 @@ class Preemption:
             say(f"{word}: {what}; Ctrl-C{_again(self._number)} ends at once, without saving")
             wait = _SECONDS_BETWEEN_LINES
 
-    def farewell(self) -> Preempted:
+    def preemption_error(self) -> Preempted:
         """Returns the error to end with, once what is to be saved is saved."""
         self.is_idle = False  # it ends by itself
         return error_of(self._number)(f"{word_of(self._number)}; {self.kept()}")
@@ -120,7 +120,7 @@ class Preemption:
                 if work.done():
                     raise
                 if self._is_ours and self._received.is_set():
-                    raise self.farewell() from None
+                    raise self.preemption_error() from None
 
     def cut_short(self, call: Callable[[], _T], *, mesh: Mesh) -> _T | None:
         """Returns what `call` returns on a mesh; None once a process that is alone is told to go.

@@ -7,6 +7,7 @@ from typing import Self
 
 from bert_jax import progress
 from bert_jax.errors import Interrupted, Preempted
+from bert_jax.runtime import host_allocator
 from bert_jax.runtime.signals import ENDING, Signals, error_of, word_of
 
 # True before the first step of a run, and between two runs.
@@ -55,10 +56,9 @@ class Start:
 
         Raises UsageError if they cannot be found, Preempted in all if one was told to go meanwhile.
         """
-        from bert_jax.runtime import host_memory
 
-        if host_memory.computes_on_cpu():
-            host_memory.keep_freed_memory()
+        if host_allocator.computes_on_cpu():
+            host_allocator.keep_freed_memory()
         from bert_jax.runtime import distributed
 
         connection = distributed.Connection(**self._found).validate()

@@ -24,26 +24,27 @@ from bert_jax.data.tasks.encode_rows import Batches, Features, training_rows
 from bert_jax.data.tasks.packing import PackedBatches
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
-from bert_jax.expected.outlook import Outlook
 from bert_jax.files import write_json
+from bert_jax.inference.forward import Forward
+from bert_jax.memory import fit as fitting
+from bert_jax.memory.fit import Demand
 from bert_jax.model import bert
 from bert_jax.model.sharding import row_shards
 from bert_jax.objectives.task import TaskObjective
+from bert_jax.pretrained import load
+from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
-from bert_jax.tasks.batch_inference import Forward
 from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import TaskData
 from bert_jax.training import device_feed, preflight
-from bert_jax.training import fit as fitting
-from bert_jax.training.fit import Demand
-from bert_jax.training.run import Home, run
-from bert_jax.training.work import Scores
+from bert_jax.training.job import Scores
+from bert_jax.training.run import RunDirectory, run
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import load, remote_workdir, resume_policy, run_directory
-from bert_jax.workdir.load import LoadedCheckpoint
+from bert_jax.workdir import remote_workdir, resume_policy, run_directory
 from bert_jax.workdir.resume_policy import Change
+from bert_jax_lab.reference_curves.expectation import Expectation
 
 RESULT = "result.json"
 # What the directories of attempts that are set aside begin with.
@@ -90,7 +91,7 @@ def train(
 
     Of `source` the encoder is used, and the pooler where the head has one; the head is fresh, from
     the seed. `path` may be in a bucket. `fit` chooses the number of microbatches, once for a run
-    (training/fit.py). Raises NonFinite where too many updates had to be left out
+    (memory/fit.py). Raises NonFinite where too many updates had to be left out
     or a score is no number, ResumeRefused if `path` holds another run, Preempted after SIGTERM,
     when the state is saved.
     """
@@ -139,7 +140,7 @@ def train(
 class FineTuning:
     """The `Work` of fine-tuning: the labelled rows of a task, and its scores."""
 
-    outlook: Outlook | None = None
+    expectation: Expectation | None = None
 
     def __init__(self, config: TrainConfig, recipe: Recipe, data: TaskData, mesh: Mesh):
         self.config, self.data, self.mesh = config, data, mesh
@@ -270,7 +271,7 @@ def _home(
     source: LoadedCheckpoint,
     *,
     allowed: Sequence[str],
-) -> Home:
+) -> RunDirectory:
     def write() -> None:
         run_directory.write_config(directory, config, **facts)
 
@@ -280,7 +281,7 @@ def _home(
         write()
 
     is_held, changes = _holds_run(directory, config, facts, allowed=allowed)
-    return Home(
+    return RunDirectory(
         directory=directory,
         name=path,
         is_held=is_held,

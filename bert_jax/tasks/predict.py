@@ -9,20 +9,20 @@ from typing import Any
 import jax
 
 from bert_jax.config import from_dict
-from bert_jax.data.tasks.tables import Reading, read_rows
+from bert_jax.data.tasks.tables import TableOptions, read_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
+from bert_jax.inference.forward import Forward
 from bert_jax.interchange import name_map
 from bert_jax.model import sharding
 from bert_jax.objectives.task import TaskObjective
+from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.registry import TASK_KINDS
 from bert_jax.tasks import glue
-from bert_jax.tasks.batch_inference import Forward
 from bert_jax.tasks.task import TaskSpec, task_of
 from bert_jax.tasks.task_data import read_file
 from bert_jax.workdir import remote_workdir, run_directory
-from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
 
 _BATCH = 64
 
@@ -84,7 +84,7 @@ class Predictor:
         *,
         columns: tuple[str, ...] = (),
         id_column: str | None = None,
-        reading: Reading | None = None,
+        reading: TableOptions | None = None,
     ) -> list[dict[str, Any]]:
         """Predictions for a file of the task's format; a label in it is not read.
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.errors import NonFinite
+from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import TASK_KINDS
 from bert_jax.tasks.glue import PUBLISHED
 from bert_jax.tasks.task import TaskSpec
-from bert_jax.workdir.model_card import markdown_table
 
 _SETTINGS = ("batch_size", "learning_rate", "epochs")
 

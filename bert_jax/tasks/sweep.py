@@ -25,6 +25,7 @@ from bert_jax.config_checks import validate
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
 from bert_jax.model import sharding
+from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
 from bert_jax.tasks import glue, results
@@ -33,7 +34,6 @@ from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import remote_workdir, resume_policy, run_directory
-from bert_jax.workdir.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.workdir.run_directory import only_trainer
 
 # Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
@@ -78,7 +78,7 @@ class Settings:
     grid: str | None = None
     # Attempts with another seed after a run has diverged.
     restarts: int = 2
-    # Whether each run chooses its number of microbatches (training/fit.py).
+    # Whether each run chooses its number of microbatches (memory/fit.py).
     fit: bool = False
     # Fields of the config as FIELD=VALUE, applied after everything else.
     overrides: tuple[str, ...] = ()

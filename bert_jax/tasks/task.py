@@ -16,7 +16,7 @@ import numpy as np
 from bert_jax.config import HeadConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.tasks.encode_rows import Features
-from bert_jax.data.tasks.tables import Reading
+from bert_jax.data.tasks.tables import TableOptions
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
@@ -69,7 +69,7 @@ class Sources:
     train_rows: int | None = None
     # Which tenth of the training rows is held out where there is no `dev`.
     seed: int = 0
-    reading: Reading = field(default_factory=Reading)
+    reading: TableOptions = field(default_factory=TableOptions)
 
 
 class Task:
@@ -87,7 +87,7 @@ class Task:
     has_percent_scores = False
 
     # How its files are to be read, beside what the spec says.
-    reading = Reading()
+    reading = TableOptions()
 
     def __init__(self, spec: TaskSpec):
         self.spec = spec
@@ -201,7 +201,7 @@ class NamedTask:
     header: Callable[[Path], tuple[str, ...] | None] = lambda path: None
 
 
-def task_of(spec: TaskSpec, *, reading: Reading | None = None) -> Task:
+def task_of(spec: TaskSpec, *, reading: TableOptions | None = None) -> Task:
     """Returns the task of the kind that `spec` names."""
     task = TASK_KINDS[spec.kind](spec)
     if reading is not None:

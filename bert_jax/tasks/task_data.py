@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.tasks.tables import Reading
+from bert_jax.data.tasks.tables import TableOptions
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
@@ -44,7 +44,7 @@ def read_file(
     *,
     labelled: bool = True,
     id_column: str | None = None,
-    reading: Reading | None = None,
+    reading: TableOptions | None = None,
 ) -> list[Any]:
     """Returns the rows of one file of a task. `id_column` is for tables only."""
     task = task_of(spec, reading=reading)

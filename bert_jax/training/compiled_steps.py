@@ -9,11 +9,11 @@ from typing import Any
 import jax
 
 from bert_jax import config as configs
+from bert_jax.memory.compiled import require_memory
 from bert_jax.runtime import distributed
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
-from bert_jax.training.memory import require_memory
-from bert_jax.training.work import Work
+from bert_jax.training.job import Work
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 from bert_jax.workdir import run_directory

@@ -14,17 +14,18 @@ from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.data.corpus.store import Corpus, open_corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
 from bert_jax.errors import UsageError
-from bert_jax.expected import anchors
-from bert_jax.expected.outlook import expected_points, outlook_of
 from bert_jax.model import sharding
 from bert_jax.objectives.objective import Objective
+from bert_jax.pretrained import load
+from bert_jax.pretrained.load import load_checkpoint, require_parts, require_same_tokenizer
 from bert_jax.progress import Progress
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed
-from bert_jax.training.work import Scores
+from bert_jax.training.job import Scores
 from bert_jax.update.step import compile_lowered, lower_eval_step
-from bert_jax.workdir import load, run_directory
-from bert_jax.workdir.load import load_checkpoint, require_parts, require_same_tokenizer
+from bert_jax.workdir import run_directory
+from bert_jax_lab.reference_curves import recorded_runs
+from bert_jax_lab.reference_curves.expectation import expectation_of, expected_points
 
 # Of the evaluation set only, and independent of the run's seed: runs that differ in their seed are
 # compared on the same examples with the same masks.
@@ -191,13 +192,13 @@ def _expected(source: load.LoadedCheckpoint, corpus: Corpus) -> dict[str, Any] |
     """Returns the held-out loss of healthy runs of a workdir's kind at its step, if it is known."""
     if not (source.directory / run_directory.CONFIG).is_file() or not source.is_run:
         return None
-    outlook = outlook_of(
+    expectation = expectation_of(
         source.config,
         corpus.manifest["unigram_entropy_nats"],
-        [*anchors.named(source.directory), *anchors.shipped()],
+        [*recorded_runs.named(source.directory), *recorded_runs.shipped()],
         is_continued=run_directory.is_continued(source.directory),
     )
-    whose, points = expected_points(outlook, [])
+    whose, points = expected_points(expectation, [])
     return next(
         (
             {"mlm_loss": [low, high], "from": whose}

@@ -11,26 +11,26 @@ from typing import Any
 import jax
 
 from bert_jax.errors import NonFinite, Preempted
-from bert_jax.expected.watch import Watch
 from bert_jax.progress import Progress, note, ticking
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training import device_feed
 from bert_jax.training.compiled_steps import CompiledSteps
 from bert_jax.training.divergence import Divergence
+from bert_jax.training.job import Evaluation, Scores, Work
 from bert_jax.training.save_schedule import SaveSchedule
 from bert_jax.training.saver import Saver
 from bert_jax.training.step_timer import StepTimer
-from bert_jax.training.work import Evaluation, Scores, Work
 from bert_jax.update.state import TrainState
 from bert_jax.workdir.metrics_log import MetricsLogger
+from bert_jax_lab.reference_curves.watch import Watch
 
 # Global batches on their way to the devices ahead of the step.
 _DEVICE_PREFETCH = 2
 
 
 @dataclass(kw_only=True)
-class Run:
+class TrainingContext:
     """The objects that the phases of one process share. None of them outlives the process."""
 
     work: Work
@@ -60,7 +60,7 @@ class Run:
 
 
 def train_phase(
-    run: Run,
+    run: TrainingContext,
     state: TrainState,
     *,
     phase: int,
@@ -84,7 +84,7 @@ def train_phase(
     if owes_evaluation:
         found = _evaluate(run, evaluation, state, step)
         if found is None:
-            raise run.preemption.farewell()
+            raise run.preemption.preemption_error()
         scores = found
         log.restart()
 
@@ -103,7 +103,7 @@ def train_phase(
             if run.saver.saved_step == step:
                 raise
             run.saver.save_for_good(state, step)
-            raise run.preemption.farewell() from None
+            raise run.preemption.preemption_error() from None
         run.watchdog.at(f"step {step + 1}")
         # The step is dispatched first; only then is the one before it waited for. Not on a CPU: a
         # second step in flight has its temporaries beside those of the first (docs/benchmarks.md,
@@ -145,14 +145,14 @@ def train_phase(
                     if run.saver.saved_step != step:
                         run.saver.save_for_good(state, step)
         if preempted:
-            raise run.preemption.farewell()
+            raise run.preemption.preemption_error()
         if run.is_spent:
             _stop_at_non_finite(run, step)
     return state, log.latest | log.overall_speed(), scores
 
 
 def _prepare(
-    run: Run, state: TrainState, phase: int, step: int, last_step: int
+    run: TrainingContext, state: TrainState, phase: int, step: int, last_step: int
 ) -> tuple[CompiledSteps, Evaluation, Iterator[Future]]:
     """Compiles and opens the data at the same time, all in the background: a signal is heard.
 
@@ -190,7 +190,7 @@ def _open_feed(work: Work, phase: int, step: int, last_step: int) -> Iterator[Fu
     return device_feed.ahead(work.batches(phase, step, last_step), depth=_DEVICE_PREFETCH)
 
 
-def _next_batch(run: Run, batches: Iterator[Future], step: int, log: "_StepLog") -> Any:
+def _next_batch(run: TrainingContext, batches: Iterator[Future], step: int, log: "_StepLog") -> Any:
     """Returns the next batch. Raises Preempted if the process is to go while it waits for it."""
     run.watchdog.at(f"waiting for the data of step {step + 1}")
     with log.waiting(), run.watchdog.waiting():
@@ -202,7 +202,7 @@ def _next_batch(run: Run, batches: Iterator[Future], step: int, log: "_StepLog")
 class _StepLog:
     """Reads the metrics of finished steps, and writes their rows."""
 
-    def __init__(self, run: Run, phase: int):
+    def __init__(self, run: TrainingContext, phase: int):
         self._run, self._phase = run, phase
         self._timer, self._whole = StepTimer(), StepTimer()
         # The step that is dispatched and not yet waited for, with its metrics.
@@ -260,7 +260,9 @@ class _StepLog:
         return self._timer.waiting()
 
 
-def _evaluate(run: Run, evaluation: Evaluation, state: TrainState, step: int) -> Scores | None:
+def _evaluate(
+    run: TrainingContext, evaluation: Evaluation, state: TrainState, step: int
+) -> Scores | None:
     """Returns held-out scores, which are logged; None if a preemption cut the evaluation short."""
 
     patience = COMPILE_PATIENCE if evaluation.compiles_on_the_way else 1.0
@@ -286,7 +288,7 @@ def _evaluate(run: Run, evaluation: Evaluation, state: TrainState, step: int) ->
     return scores
 
 
-def _note_skipped(run: Run, step: int, values: dict[str, float]) -> None:
+def _note_skipped(run: TrainingContext, step: int, values: dict[str, float]) -> None:
     run.skipped += 1
     loss, norm = values["loss"], values["grad_norm"]
     run.logger.event("skip", step=step, loss=str(loss), grad_norm=str(norm))
@@ -296,7 +298,7 @@ def _note_skipped(run: Run, step: int, values: dict[str, float]) -> None:
     )
 
 
-def _stop_at_non_finite(run: Run, step: int) -> None:
+def _stop_at_non_finite(run: TrainingContext, step: int) -> None:
     raise NonFinite(
         f"step {step}: {run.skipped} updates were left out, being not finite or spikes, more than "
         "optimizer.max_skipped_updates. The state without them is saved; lower "

@@ -14,23 +14,24 @@ from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.store import SPLITS, Corpus, open_corpus
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
 from bert_jax.errors import UsageError
-from bert_jax.expected import anchors
-from bert_jax.expected.outlook import Outlook, expected_points, outlook_of
-from bert_jax.expected.papers import published
+from bert_jax.memory import fit as fitting
+from bert_jax.memory.fit import Demand
 from bert_jax.model import sharding
 from bert_jax.objectives.objective import Objective
+from bert_jax.pretrained import import_export
 from bert_jax.progress import duration, note
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
-from bert_jax.training import fit as fitting
-from bert_jax.training.beginning import Beginning
 from bert_jax.training.evaluate import HeldOut, batch_shape, describe
-from bert_jax.training.fit import Demand
-from bert_jax.training.run import Home, run
-from bert_jax.training.work import Scores
+from bert_jax.training.initialization import Initialization
+from bert_jax.training.job import Scores
+from bert_jax.training.run import RunDirectory, run
 from bert_jax.update.flops import peak_flops, train_flops
-from bert_jax.workdir import import_export, log_reader, remote_workdir, run_directory
+from bert_jax.workdir import log_reader, remote_workdir, run_directory
 from bert_jax.workdir.run_directory import only_trainer
+from bert_jax_lab.reference_curves import recorded_runs
+from bert_jax_lab.reference_curves.expectation import Expectation, expectation_of, expected_points
+from bert_jax_lab.reference_curves.published_losses import published
 
 
 def pretrain(
@@ -66,7 +67,7 @@ def pretrain(
     beginning on the monotonic clock.
     """
     started = time.monotonic() if started is None else started
-    beginning = Beginning(
+    beginning = Initialization(
         init_from, allow_missing_heads=allow_missing_heads, ignore_unexpected=ignore_unexpected
     )
     config = beginning.config_of(complete(config), workdir_path, own_fields=own_fields)
@@ -96,11 +97,11 @@ def pretrain(
             allowed=allowed_changes,
         )
         home = _home(workdir_path, directory, config, corpus, init_from=init_from, allowed=allowed)
-        outlook = _outlook(config, corpus, home, expect, is_continued=init_from is not None)
+        expectation = _outlook(config, corpus, home, expect, is_continued=init_from is not None)
         # Measured on one device, hence before all of them are the context.
         peak = peak_flops(config.compute.dtype)
         _note_time(config, peak)
-        work = Pretraining(config, corpus, mesh, peak=peak, outlook=outlook)
+        work = Pretraining(config, corpus, mesh, peak=peak, expectation=expectation)
         with jax.set_mesh(mesh):
             closing = run(
                 work,
@@ -115,7 +116,7 @@ def pretrain(
         "step": closing.step,
         "objective": config.objective,
         "unigram_entropy": corpus.manifest["unigram_entropy_nats"],
-        "expected": _expected(config, outlook, log_reader.read_events(directory), closing.step),
+        "expected": _expected(config, expectation, log_reader.read_events(directory), closing.step),
         "seconds": time.monotonic() - started,
     }
 
@@ -133,10 +134,10 @@ class Pretraining:
         mesh: Mesh,
         *,
         peak: float,
-        outlook: Outlook | None = None,
+        expectation: Expectation | None = None,
     ):
         """`peak` is the FLOP/s that all devices together can reach."""
-        self.config, self.corpus, self.mesh, self.outlook = config, corpus, mesh, outlook
+        self.config, self.corpus, self.mesh, self.expectation = config, corpus, mesh, expectation
         self.objective: Objective = OBJECTIVES[config.objective]
         self.introduction = f"{corpus.train.shard_starts[-1] / 1e6:.1f} M training tokens"
         self._peak = peak
@@ -245,28 +246,28 @@ def demand(mesh: Mesh) -> Demand:
 def _outlook(
     config: TrainConfig,
     corpus: Corpus,
-    home: Home,
+    home: RunDirectory,
     expect: Sequence[Path | str],
     *,
     is_continued: bool,
-) -> Outlook:
+) -> Expectation:
     """Returns what is expected of the run; the workdir keeps the curves of the runs of `expect`."""
     entropy = corpus.manifest["unigram_entropy_nats"]
-    groups = [*anchors.named(home.directory), *anchors.shipped()]
+    groups = [*recorded_runs.named(home.directory), *recorded_runs.shipped()]
     if expect:
         try:
             paths = [remote_workdir.directory_of(path) for path in expect]
-            group = anchors.of_runs(config, entropy, paths, rows_of=log_reader.read_rows)
-            groups = [anchors.parsed(group), *groups]
-            home.kept[anchors.NAMED] = [group]
+            group = recorded_runs.of_runs(config, entropy, paths, rows_of=log_reader.read_rows)
+            groups = [recorded_runs.parsed(group), *groups]
+            home.kept[recorded_runs.NAMED] = [group]
         except UsageError as error:
             # Another machine need not have those runs: the workdir has kept their curves.
-            if not anchors.named(home.directory):
+            if not recorded_runs.named(home.directory):
                 raise
             note(f"the curves that this run was begun with are expected: {error}")
     if home.is_held:
         is_continued = is_continued or run_directory.is_continued(home.directory)
-    return outlook_of(
+    return expectation_of(
         config,
         entropy,
         groups,
@@ -276,12 +277,12 @@ def _outlook(
 
 
 def _expected(
-    config: TrainConfig, outlook: Outlook, events: Sequence[dict[str, Any]], step: int
+    config: TrainConfig, expectation: Expectation, events: Sequence[dict[str, Any]], step: int
 ) -> dict[str, Any]:
     """Returns what is expected of the last held-out loss, what papers have, and what was said of
     the losses on the way.
     """
-    whose, points = expected_points(outlook, [])
+    whose, points = expected_points(expectation, [])
     last = [point for point in points if point[0] == step]
     return {
         "mlm_loss": list(last[0][1:]) if last else None,
@@ -303,11 +304,11 @@ def _home(
     *,
     init_from: Path | str | None,
     allowed: Sequence[str],
-) -> Home:
+) -> RunDirectory:
     is_held, changes = run_directory.holds_run(
         directory, config, corpus, init_from=init_from, allowed=allowed
     )
-    return Home(
+    return RunDirectory(
         directory=directory,
         name=path,
         is_held=is_held,

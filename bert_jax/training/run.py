@@ -16,7 +16,6 @@ import jax
 
 from bert_jax.config import TrainConfig, flatten
 from bert_jax.errors import Diverged, NonFinite, Preempted, UsageError
-from bert_jax.expected.watch import Watch
 from bert_jax.files import write_json
 from bert_jax.model import bert
 from bert_jax.progress import Progress, note
@@ -24,10 +23,10 @@ from bert_jax.runtime import distributed
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training.divergence import Divergence
-from bert_jax.training.loop import Run, train_phase
+from bert_jax.training.job import Scores, Work
+from bert_jax.training.loop import TrainingContext, train_phase
 from bert_jax.training.save_schedule import SaveSchedule, require_room
 from bert_jax.training.saver import Saver
-from bert_jax.training.work import Scores, Work
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import (
     checkpoint,
@@ -39,6 +38,7 @@ from bert_jax.workdir import (
 )
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax.workdir.resume_policy import Change
+from bert_jax_lab.reference_curves.watch import Watch
 
 # tf.data waits, when its iterator goes, for what its threads are doing. The iterators of runs that
 # were told to go stay until the process ends.
@@ -46,7 +46,7 @@ _abandoned: list[Any] = []
 
 
 @dataclass(kw_only=True)
-class Home:
+class RunDirectory:
     """The directory of a run, and how the run comes to be there."""
 
     directory: Path
@@ -77,7 +77,7 @@ class Closing:
 
 def run(
     work: Work,
-    home: Home,
+    home: RunDirectory,
     *,
     begin: Callable[[], TrainState],
     started: float,
@@ -131,7 +131,7 @@ def run(
         )
         preemption.kept = lambda: _kept(saver.saved_step)
         with Progress(work.title, total=config.total_steps, done=step) as bar:
-            this = Run(
+            this = TrainingContext(
                 work=work,
                 directory=directory,
                 logger=logger,
@@ -189,7 +189,7 @@ def _kept(step: int | None) -> str:
 
 
 def _restore(
-    work: Work, home: Home, begin: Callable[[], TrainState], resume_step: int | None
+    work: Work, home: RunDirectory, begin: Callable[[], TrainState], resume_step: int | None
 ) -> tuple[TrainState, int | None]:
     """Returns the newest good state and its step, or a beginning and None.
 
@@ -229,7 +229,7 @@ def _restore(
 
 def _open_logs(
     config: TrainConfig,
-    home: Home,
+    home: RunDirectory,
     step: int,
     resumed_from: int | None,
     *,
@@ -261,14 +261,14 @@ def _watch(
     work: Work, logger: MetricsLogger, bar: Progress, rows: list[dict[str, Any]], *, step: int
 ) -> Watch | None:
     """Returns what looks at the losses of a run; None where nothing is known of them."""
-    if work.outlook is None:
+    if work.expectation is None:
         return None
 
     def tell(step: int, reason: str, said: str) -> None:
         logger.event("unexpected", step=step, reason=reason, said=said)
         bar.print(f"warning: step {step}: {said}")
 
-    watch = Watch(work.outlook, tell)
+    watch = Watch(work.expectation, tell)
     watch.recall(rows)
     watch.begin(step)
     return watch
@@ -285,7 +285,7 @@ def _introduce(work: Work, state: TrainState, resumed_from: int | None) -> None:
 
 
 def _phases(
-    this: Run, state: TrainState, resumed_from: int | None, rows: list[dict[str, Any]]
+    this: TrainingContext, state: TrainState, resumed_from: int | None, rows: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], Scores]:
     """Trains what is left of each phase; returns the last row and scores of this process."""
     owes = _owes_evaluation(this.work, resumed_from, rows, is_scored_at_0=this.scores_beginning)
@@ -327,7 +327,7 @@ def _owes_evaluation(
     return distributed.broadcast_from_main(lambda: int(not has_row), mesh=work.mesh) == 1
 
 
-def _close(this: Run) -> None:
+def _close(this: TrainingContext) -> None:
     this.saver.close()
     this.watchdog.at("closing")
     this.logger.close()

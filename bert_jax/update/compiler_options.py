@@ -6,7 +6,7 @@ These are options of one compilation, not flags of the process: `launch/flags.ts
 # Without these two the TPU compiler writes the gathering of sharded weights as an all-reduce of
 # arrays padded with zeros: twice the traffic, and a broadcast and an update for each weight. The
 # compilers of v2, v3, v4, v5e, v5p, v6e and tpu7x accept both (libtpu 0.0.51; an option that one
-# does not know is an error: tests/test_plan.py compiles with them).
+# does not know is an error: tests/lab/planning/test_plan.py compiles with them).
 TPU_COMPILER_OPTIONS = {
     "xla_tpu_prefer_async_allgather_to_allreduce": "true",
     "xla_enable_async_all_gather": "true",

@@ -161,14 +161,14 @@ def steps(workdir: Path, *, patience: float | None = None) -> list[int]:
     return [step for step, is_whole in there.items() if is_whole]
 
 
-def cut_off(workdir: Path) -> list[int]:
+def incomplete_steps(workdir: Path) -> list[int]:
     """Returns the steps without a manifest, ascending: of saves that did not end, or tampered
     with.
     """
     return [step for step, is_whole in _directories(workdir).items() if not is_whole]
 
 
-def undescribed(workdir: Path) -> list[int]:
+def steps_without_manifest(workdir: Path) -> list[int]:
     """Returns the steps that Orbax has committed and that have no manifest, ascending."""
     root = remote_workdir.checkpoints_of(workdir)
     return remote_workdir.asking(

@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_jax.errors import DataDamaged
 from bert_jax.files import write_whole
-from bert_jax.workdir.metrics_log import ASIDE, EVENTS, METRICS
+from bert_jax.workdir.metrics_log import DISCARDED, EVENTS, METRICS
 
 
 def read_rows(workdir: Path) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
     kept = [row for row in rows if row["step"] <= step]
     aside = [row for row in rows if row["step"] > step]
     if aside:
-        with open(workdir / ASIDE, "a", encoding="utf-8") as file:
+        with open(workdir / DISCARDED, "a", encoding="utf-8") as file:
             file.writelines(json.dumps({"resumed_at": step, **row}) + "\n" for row in aside)
     write_whole(workdir / METRICS, "".join(json.dumps(row) + "\n" for row in kept))
     return kept

@@ -16,7 +16,7 @@ from typing import Any
 from bert_jax.workdir.trackers import Trackers
 
 METRICS, EVENTS, TENSORBOARD = "metrics.jsonl", "events.jsonl", "tensorboard"
-ASIDE = "metrics.aside.jsonl"
+DISCARDED = "metrics.aside.jsonl"
 
 
 class MetricsLogger:

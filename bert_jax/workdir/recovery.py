@@ -18,12 +18,12 @@ from typing import Any
 
 from bert_jax import strict_json
 from bert_jax.errors import NoUsableCheckpoint, UsageError
-from bert_jax.expected.anchors import NAMED
 from bert_jax.files import write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
 from bert_jax.workdir import bucket, checkpoint, log_reader, metrics_log, remote_workdir
 from bert_jax.workdir.run_directory import CONFIG, TOKENIZER
+from bert_jax_lab.reference_curves.recorded_runs import NAMED
 
 
 def newest_good_step(workdir: Path) -> int | None:
@@ -89,7 +89,7 @@ def _describe_committed(workdir: Path, facts: Mapping[str, Any]) -> None:
     Where a `save` event says that it had one, it has lost it since, and is not trusted.
     """
     saved, newest = _steps_of(workdir, "save"), max(checkpoint.steps(workdir), default=-1)
-    for step in reversed(checkpoint.undescribed(workdir)):
+    for step in reversed(checkpoint.steps_without_manifest(workdir)):
         if step <= newest or step in saved:
             continue
         trouble = checkpoint.content_problem(workdir, step)
@@ -177,7 +177,7 @@ def _clear_beyond(workdir: Path, step: int) -> list[int]:
     """
     saved = _steps_of(workdir, "save")
     aside = []
-    for number in checkpoint.cut_off(workdir):
+    for number in checkpoint.incomplete_steps(workdir):
         if number in saved:
             aside.append(number)  # whole once: it has lost its manifest
         else:

@@ -12,7 +12,7 @@ setup_hosts() {
     [[ ! -f ${CONFIG:-} ]] || cp -- "$CONFIG" "$SCRATCH/run/"
     [[ ! ${SECRETS:-} ]] || install -m 600 -- "$SECRETS" "$SCRATCH/run/secrets.env"
     extra=(-C "$SCRATCH" run)
-    run tar -czf "$pack" --exclude=__pycache__ -C "$ROOT" bert_jax configs studies examples launch pyproject.toml README.md LICENSE \
+    run tar -czf "$pack" --exclude=__pycache__ -C "$ROOT" bert_jax bert_jax_lab configs studies examples launch pyproject.toml README.md LICENSE \
         requirements-tpu.lock tpu_setup.sh "${extra[@]}"
     # With secrets in it, nobody else of a host is to read it.
     [[ $DRY_RUN ]] || chmod 600 "$pack"

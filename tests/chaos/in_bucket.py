@@ -24,7 +24,7 @@ from bert_jax.workdir import bucket, checkpoint, manifest, metrics_log, recovery
 from bert_jax.workdir.checkpoint import Checkpoints
 from tests.batches import mesh_of
 from tests.faulty_bucket import control
-from tests.test_checkpoint import _CONFIG, numbers
+from tests.workdir.test_checkpoint import _CONFIG, numbers
 
 _ADDRESS = os.environ["STORAGE_EMULATOR_HOST"]
 _HOW = (503, "stall", "drop")
@@ -133,7 +133,7 @@ def manifests() -> dict:
             "copy_damaged": checkpoint.problem(here.parent.parent, 1)}  # fmt: skip
 
 
-def undescribed() -> dict:
+def steps_without_manifest() -> dict:
     """Returns what becomes of steps whose manifest was never written, or whose save was cut off."""
     directory = home("undescribed")
     saved(directory, 1, 2, 3)

@@ -81,7 +81,7 @@ def test_a_kill_between_commit_and_manifest(tmp_path, corpus):
     run.until(lambda: "chaos: saving" in run.log())
     run.kill()
     assert checkpoint.steps(run.workdir) == []
-    (step,) = checkpoint.undescribed(run.workdir)
+    (step,) = checkpoint.steps_without_manifest(run.workdir)
     again = Started(tmp_path / "run", corpus, processes=2, config=config)
     assert again.finish() == [0, 0], again.log()
     assert f"step {step} was saved, but its process ended before" in again.log()

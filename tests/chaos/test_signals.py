@@ -35,7 +35,7 @@ _RUNS = "the runs that have ended are kept"
 _NOT_YET = r"nothing was saved yet|nothing is lost"
 _MOMENTS = {
     ("prepare", "import"): ("say=numpy", _PARTS),
-    ("prepare", "read"): (f"at={_PREPARE}:first_look:1", _PARTS),
+    ("prepare", "read"): (f"at={_PREPARE}:preview:1", _PARTS),
     ("prepare", "tokenizer"): (f"at={_PREPARE}:train_or_find:1", _PARTS),
     ("prepare", "encode"): (f"at={_PREPARE}:encode_parts:1", _PARTS),
     ("prepare", "join"): (f"at={_PREPARE}:JoinedSplit.join:1", _PARTS),
@@ -55,12 +55,12 @@ _MOMENTS = {
         r"step \d+ is saved",
     ),
     ("study", "import"): ("say=import", _RUNS),
-    ("study", "time"): ("at=bert_jax.studies.estimate:measure_missing:5", _RUNS),
-    ("study", "run"): ("at=bert_jax.studies.child:Children.run:0", "goes on with the study"),
-    ("study", "table"): ("at=bert_jax.studies.summary:write:5", _RUNS),
+    ("study", "time"): ("at=bert_jax_lab.studies.estimate:measure_missing:5", _RUNS),
+    ("study", "run"): ("at=bert_jax_lab.studies.child:Children.run:0", "goes on with the study"),
+    ("study", "table"): ("at=bert_jax_lab.studies.summary:write:5", _RUNS),
     ("report", "import"): ("say=numpy", _NOTHING),
-    ("report", "words"): ("at=bert_jax.probes.hidden_words:hidden_words:5", _NOTHING),
-    ("report", "page"): ("at=bert_jax.pages.report_page:render:5", _NOTHING),
+    ("report", "words"): ("at=bert_jax_lab.probes.hidden_words:hidden_words:5", _NOTHING),
+    ("report", "page"): ("at=bert_jax_lab.reports.report_page:render:5", _NOTHING),
 }
 _SAMPLE = {
     ("prepare", "encode", signal.SIGINT),
@@ -72,7 +72,7 @@ _CASES = [
     (*key, number) for key in _MOMENTS for number in _CODES if IS_LONG or (*key, number) in _SAMPLE
 ]
 _STUDY = """
-from bert_jax.studies.study import Study, Variant
+from bert_jax_lab.studies.study import Study, Variant
 
 def study():
     return Study(title="Signals", base="tiny.json", variants=(Variant("sound"),))

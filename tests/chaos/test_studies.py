@@ -18,7 +18,7 @@ from tests.chaos.runs import ROOT
 pytestmark = pytest.mark.chaos
 
 _STUDY = """
-from bert_jax.studies.study import Study, Task, Variant
+from bert_jax_lab.studies.study import Study, StudyTask, Variant
 
 def study():
     return Study(
@@ -33,7 +33,7 @@ def study():
                  "optimizer.max_skipped_updates=2"),
             ),
         ),
-        tasks=(Task("word_order", rule="word_order", epochs=1, length=32),),
+        tasks=(StudyTask("word_order", rule="word_order", epochs=1, length=32),),
     )
 """
 _SECONDS = 240

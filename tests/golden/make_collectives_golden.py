@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bert_jax.__main__ import main
-from tests.test_plan import TINY, collective_counts
+from tests.lab.planning.test_plan import TINY, collective_counts
 
 _SLICES = (("v3:2x2", 1), ("v5e:2x2", 1), ("v5e:2x2", 2))
 

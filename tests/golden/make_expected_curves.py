@@ -2,13 +2,14 @@
 
     python tests/golden/make_expected_curves.py run WORKDIR [NAME ...]
     python tests/golden/make_expected_curves.py curves WORKDIR tests/golden/expected_curves.json
-    python tests/golden/make_expected_curves.py anchors WORKDIR bert_jax/expected/anchors.json
+    python tests/golden/make_expected_curves.py recorded_runs WORKDIR recorded_runs.json
 
 `run` trains what is missing of the runs below, about an hour on two cores; each logs every step.
 SIMPLEWIKI and BOOKS name corpora of `bert-jax prepare` for those that are not on the embedded one;
-runs on them are passed over without. `curves` writes what tests/test_expected.py replays: means of
-ten steps of training, all held-out losses, and what the run knew of itself at its start. `anchors`
-writes what the package ships: runs of a recipe with seeds that no recorded run has.
+runs on them are passed over without. `curves` writes what tests/lab/reference_curves replays: means
+of ten steps of training, all held-out losses, and what the run knew of itself at its start.
+`recorded_runs` writes what the package ships (bert_jax_lab/reference_curves/recorded_runs.json):
+runs of a recipe with seeds that no recorded run has.
 
 A sick run is a healthy recipe with one thing wrong. Those that end after a fifth are cut short:
 nothing later counts.
@@ -31,9 +32,9 @@ import numpy as np
 from bert_jax.__main__ import main
 from bert_jax.config_loader import load_config_json
 from bert_jax.data.corpus.store import read_manifest
-from bert_jax.expected import curve
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.workdir import log_reader
+from bert_jax_lab.reference_curves import curve
 
 DEMO, BERT = "modern_tiny_cpu", "tiny_docs_cpu"
 _MEAN = 10  # steps

@@ -270,8 +270,8 @@ def _fill_mask() -> None:
     from bert_jax.training.workdir import load_checkpoint
 
     from bert_jax.data import tokenizer
+    from bert_jax.inference.fill_mask import fill_mask
     from bert_jax.model import sharding
-    from bert_jax.tasks.fill_mask import fill_mask
 
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):

@@ -42,7 +42,7 @@ def test_two_processes_train_are_preempted_and_resume(cloud, corpus, tmp_path):
     """On a spot machine that is taken away: both processes save, a new machine goes on."""
     here = cloud(
         real_trainer=True,
-        # The real one compiles the step at each start; tests/test_doctor.py has it, too.
+        # The real one compiles the step at each start; tests/lab/doctor has it, too.
         doctor="real" if IS_LONG else [],
         environment={
             "JAX_PLATFORMS": "cpu",

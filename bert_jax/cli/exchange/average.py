@@ -36,7 +36,7 @@ def add_options(parser: Any) -> None:
 
 def run(arguments: Any) -> None:
     require_place_for_directory(output=arguments.output)
-    from bert_jax.workdir.import_export import average_checkpoints
+    from bert_jax.pretrained.import_export import average_checkpoints
 
     sources = arguments.checkpoint
     if len(sources) == 1:

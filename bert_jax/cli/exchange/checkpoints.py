@@ -73,7 +73,7 @@ def run(arguments: Any) -> int:
             return _change(arguments, directory)
     verifies = arguments.what == "verify"
     rows, is_damaged = [], False
-    for step in sorted([*checkpoint.steps(directory), *checkpoint.cut_off(directory)]):
+    for step in sorted([*checkpoint.steps(directory), *checkpoint.incomplete_steps(directory)]):
         size, saved_at, trouble = checkpoint.describe(directory, step)
         if verifies:
             trouble = checkpoint.problem(directory, step)

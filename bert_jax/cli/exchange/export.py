@@ -59,12 +59,12 @@ def add_options(parser: Any) -> None:
 
 def run(arguments: Any) -> None:
     require_place_for_directory(output=arguments.output)
+    from bert_jax.interchange.electra_pair import FOLDER
     from bert_jax.interchange.huggingface_names import class_of
     from bert_jax.interchange.tf1 import NAME
-    from bert_jax.interchange.two_towers import FOLDER
+    from bert_jax.pretrained.import_export import export_checkpoint
     from bert_jax.progress import note
     from bert_jax.registry import FAMILIES
-    from bert_jax.workdir.import_export import export_checkpoint
 
     if arguments.format == "tf1" and arguments.dtype != "float32":
         raise UsageError(f"--dtype {arguments.dtype}: --format tf1 is float32 always")

@@ -62,7 +62,7 @@ def run(arguments: Any) -> None:
     if arguments.config is not None:
         config = config_loader.load_config(arguments.config, arguments.overrides)
     _require_format(arguments.format, arguments.checkpoint)
-    from bert_jax.workdir.import_export import import_checkpoint
+    from bert_jax.pretrained.import_export import import_checkpoint
 
     foreign = import_checkpoint(
         arguments.checkpoint,

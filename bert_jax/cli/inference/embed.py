@@ -77,7 +77,7 @@ def run(arguments: Any) -> None:
     source = standard_input(arguments.input)
     if source is None:
         raise UsageError("name --input FILE, or pipe texts in")
-    from bert_jax.tasks.embed import embed, save
+    from bert_jax.inference.embed import embed, save
 
     arrays = embed(
         arguments.checkpoint,

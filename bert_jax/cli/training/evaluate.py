@@ -66,9 +66,9 @@ def run(arguments: Any) -> None:
         raise UsageError("name a checkpoint, such as: bert-jax evaluate runs/base")
     if arguments.length is not None and arguments.length < 8:
         raise UsageError(f"--length {arguments.length}: it must be at least 8")
+    from bert_jax.pretrained.load import first_run
     from bert_jax.training.evaluate import evaluate_checkpoint
     from bert_jax.workdir import remote_workdir
-    from bert_jax.workdir.load import first_run
     from bert_jax.workdir.run_directory import corpus_of
 
     like, corpus = arguments.like, arguments.corpus

@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.data.corpus.document import Continuation, Document
 from bert_jax.data.corpus.identity import identify
-from bert_jax.data.corpus.source_stream import Findings, Reading
+from bert_jax.data.corpus.source_stream import Findings, SourceOptions
 from bert_jax.data.corpus.sources import read_documents
 from bert_jax.data.corpus.store import SPLITS
 from bert_jax.errors import UsageError
@@ -49,7 +49,7 @@ class Survey:
         *,
         validation_fraction: float,
         seed: int,
-        reading: Reading | None = None,
+        reading: SourceOptions | None = None,
         decided: bytes | None = None,
         held_out: Sequence[str] = (),
     ) -> None:
@@ -100,7 +100,7 @@ class Survey:
 
     def _documents(self) -> Iterator[tuple[Document, bool]]:
         """Yields documents, and whether their source is held out."""
-        reading = self._reading or Reading()
+        reading = self._reading or SourceOptions()
         if self._held_out:
             held_out = dataclasses.replace(reading, is_held_out=True)
             for document in read_documents(self._held_out, held_out, findings=self.findings):

@@ -36,7 +36,7 @@ _SENTENCES_PER_CALL = 1024
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusPart:
     """Documents of one split, and the file that their ids belong in."""
 
     split: str
@@ -74,7 +74,7 @@ def parts(
     tokenizer_hash: str,
     folder: Path,
     language: str = DEFAULT,
-) -> Iterator[Part]:
+) -> Iterator[CorpusPart]:
     """Yields the documents of each split, in order, cut where a part is full."""
     waiting: dict[str, list[SourceDocument]] = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
@@ -84,13 +84,13 @@ def parts(
         [FORMAT_VERSION, version("sentencex"), tokenizer_hash, counted, *others]
     ).encode()
 
-    def close(split: str) -> Part:
+    def close(split: str) -> CorpusPart:
         digests = b"".join(document.digest for document in waiting[split])
         key = hashlib.blake2b(decisive + digests, digest_size=16).hexdigest()
         texts = tuple(document.text for document in waiting[split])
         waiting[split].clear()
         sizes[split] = 0
-        return Part(split, folder / f"{key}.npz", texts)
+        return CorpusPart(split, folder / f"{key}.npz", texts)
 
     for document in documents:
         waiting[document.split].append(document)
@@ -101,7 +101,7 @@ def parts(
 
 
 def encode_parts(
-    parts: Iterable[Part], *, tokenizer: Path, workers: int, language: str = DEFAULT
+    parts: Iterable[CorpusPart], *, tokenizer: Path, workers: int, language: str = DEFAULT
 ) -> Iterator[tuple[int, int]]:
     """Writes every part; yields (documents, tokens) of each as it is done, in any order.
 
@@ -232,7 +232,7 @@ def split_of(
     )
 
 
-def _encode_to_file(part: Part, tokenizer: Tokenizer, language: str) -> tuple[int, int]:
+def _encode_to_file(part: CorpusPart, tokenizer: Tokenizer, language: str) -> tuple[int, int]:
     encoded = encode_documents(part.texts, tokenizer, language=language)
     unfinished = part.file.with_suffix(f".{os.getpid()}.tmp")
     with unfinished.open("wb") as stream:
@@ -252,7 +252,7 @@ def _start_worker() -> None:
     worker.begin()
 
 
-def _encode_in_worker(part: Part, tokenizer: Path, language: str) -> tuple[int, int]:
+def _encode_in_worker(part: CorpusPart, tokenizer: Path, language: str) -> tuple[int, int]:
     return _encode_to_file(part, _load_once(tokenizer), language)
 
 

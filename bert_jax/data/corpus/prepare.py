@@ -1,7 +1,7 @@
 """Sources -> tokenizer -> corpus directory.
 
 The sources are read twice: once to find what is wrong with them, and the tokenizer's sample
-(`first_look.py`), and once to encode. One reader, in this process, takes the documents once each,
+(`preview.py`), and once to encode. One reader, in this process, takes the documents once each,
 chooses their side of the split and groups them into parts (`dedup.py`); many processes encode the
 parts (`encode.py`) into files under OUTPUT/.parts; at the end these are joined, in the reader's
 order, to the shards of `store.py` (`join.py`). A restarted run reads the sources again and keeps
@@ -19,13 +19,11 @@ from pathlib import Path
 
 from bert_jax import file_lock
 from bert_jax.data.corpus.dedup import Survey
-from bert_jax.data.corpus.encode import Part, encode_parts, parts
-from bert_jax.data.corpus.first_look import (
-    LOOKED_AT_BYTES,
-)
+from bert_jax.data.corpus.encode import CorpusPart, encode_parts, parts
 from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy, fields_of_text, require_room
+from bert_jax.data.corpus.preview import LOOKED_AT_BYTES
 from bert_jax.data.corpus.request import Request
-from bert_jax.data.corpus.source_stream import Reading, require_encoding, require_layout
+from bert_jax.data.corpus.source_stream import SourceOptions, require_encoding, require_layout
 from bert_jax.data.corpus.sources import left_out
 from bert_jax.data.corpus.store import (
     FORMAT_VERSION,
@@ -71,10 +69,10 @@ def prepare(
     workers: int | None = None,
     validation_fraction: float = 0.01,
     seed: int = 0,
-    text_field: str = Reading.text_field,
+    text_field: str = SourceOptions.text_field,
     encoding: str | None = None,
-    document: str = Reading.document,
-    paragraph: str = Reading.paragraph,
+    document: str = SourceOptions.document,
+    paragraph: str = SourceOptions.paragraph,
     skip_bad: str | bool | None = None,
     skip_bad_limit: float = 0.01,
     validation_sources: Sequence[str] = (),
@@ -84,9 +82,9 @@ def prepare(
     """Writes the corpus directory `output`, or goes on writing it, or finds it finished.
 
     `sources` are as `sources.read_documents` takes them; `text_field` is the field or column of
-    records that holds the text, `encoding`, `document` and `paragraph` are as in `Reading`. Files
-    that cannot be read are an error that lists all of them, unless `skip_bad` "file" (or True)
-    leaves them out; "record" leaves out the bad records, a share of at most `skip_bad_limit`.
+    records that holds the text, `encoding`, `document` and `paragraph` are as in `SourceOptions`.
+    Files that cannot be read are an error that lists all of them, unless `skip_bad` "file" (or
+    True) leaves them out; "record" leaves out the bad records, a share of at most `skip_bad_limit`.
     `validation_sources` are the held-out side: nothing is drawn then, and what is also in the
     training text is dropped there. `tokenizer` is "wordpiece", "sentencepiece" or "bpe", trained on
     a sample of the training documents with `vocab_size` sub-words, or the path of one. `lowercase`
@@ -126,7 +124,7 @@ def prepare(
         lowercase=lowercase is not False and tokenizer != "bpe",
         validation_fraction=validation_fraction,
         seed=seed,
-        reading=Reading(
+        reading=SourceOptions(
             text_field=text_field,
             encoding=encoding,
             document=document,
@@ -326,7 +324,7 @@ def _encode(
                 + (f", {kept:,} documents from before" if kept else "")
             )
 
-        def missing() -> Iterator[Part]:
+        def missing() -> Iterator[CorpusPart]:
             nonlocal kept
             for part in parts(
                 survey.read(),

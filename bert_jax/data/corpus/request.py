@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.first_look import FirstLook, first_look, keep_standard_input
-from bert_jax.data.corpus.source_stream import Reading
+from bert_jax.data.corpus.preview import Preview, keep_standard_input, preview
+from bert_jax.data.corpus.source_stream import SourceOptions
 from bert_jax.data.corpus.trained_tokenizer import KINDS
 from bert_jax.data.language import codes
 
@@ -21,7 +21,7 @@ class Request:
     lowercase: bool
     validation_fraction: float
     seed: int
-    reading: Reading
+    reading: SourceOptions
     skip_bad: str | None
     skip_bad_limit: float
     held_out: tuple[str, ...]
@@ -51,7 +51,7 @@ class Request:
         }
         # Where they are the usual ones, the manifest does not name them.
         for name in ("text_field", "encoding", "document", "paragraph"):
-            if (value := getattr(self.reading, name)) != getattr(Reading, name):
+            if (value := getattr(self.reading, name)) != getattr(SourceOptions, name):
                 options[name] = value
         if self.rules != codes.DEFAULT:
             options["language"] = self.rules
@@ -59,10 +59,10 @@ class Request:
             options["strip_accents"] = self.strip_accents
         return options
 
-    def look(self, stdin: Path, title: str, *, sample_bytes: int = 0) -> FirstLook:
+    def look(self, stdin: Path, title: str, *, sample_bytes: int = 0) -> Preview:
         """Reads the sources for the first time; standard input is kept as the file `stdin`."""
         kept = keep_standard_input(self.sources, stdin)
-        return first_look(
+        return preview(
             self.sources,
             dataclasses.replace(self.reading, stdin=kept),
             validation_fraction=self.validation_fraction,

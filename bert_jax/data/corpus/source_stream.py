@@ -19,7 +19,7 @@ from bert_jax.errors import UsageError, brief
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class SourceOptions:
     """The user's choices of how the files of sources are read, and which are not."""
 
     # The field of a JSON object, or the column of a table, that holds the text; of several, with
@@ -69,7 +69,9 @@ class SourceStream(io.BufferedReader):
     bytes themselves.
     """
 
-    def __init__(self, raw: Any, path: Path, reading: Reading, findings: Findings | None = None):
+    def __init__(
+        self, raw: Any, path: Path, reading: SourceOptions, findings: Findings | None = None
+    ):
         """`path` names the file in messages."""
         super().__init__(raw, buffer_size=1 << 20)
         self.reading = reading
@@ -200,7 +202,7 @@ class _Decoded(io.RawIOBase):
 
 
 def require_layout(document: str, paragraph: str) -> None:
-    """Raises UsageError for a layout that `Reading` does not know."""
+    """Raises UsageError for a layout that `SourceOptions` does not know."""
     for name, value, known in (
         ("document", document, ("blank", "line", "file")),
         ("paragraph", paragraph, ("line", "blank")),
@@ -228,7 +230,7 @@ def require_encoding(name: str | None) -> None:
 
 @contextmanager
 def opened(
-    path: Path, *, name: Path, suffix: str, reading: Reading, findings: Findings | None = None
+    path: Path, *, name: Path, suffix: str, reading: SourceOptions, findings: Findings | None = None
 ) -> Iterator[SourceStream]:
     """Opens a file that is packed as `suffix` says ("" is not at all); messages call it `name`.
 

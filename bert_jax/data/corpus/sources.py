@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from bert_jax.data.corpus.document import Document, bounded, paragraphs_of
 from bert_jax.data.corpus.source_files import describe, find_files, kind_of, kinds
-from bert_jax.data.corpus.source_stream import Findings, Reading, opened, require_packages
+from bert_jax.data.corpus.source_stream import Findings, SourceOptions, opened, require_packages
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
 
@@ -27,7 +27,7 @@ _STDIN_OF_KIND = "stdin:"
 
 def read_documents(
     sources: Sequence[str],
-    reading: Reading | None = None,
+    reading: SourceOptions | None = None,
     *,
     findings: Findings | None = None,
 ) -> Iterator[Document]:
@@ -44,7 +44,7 @@ def read_documents(
     With `findings`, a file that cannot be read goes in there, with the reason, and the next one is
     read.
     """
-    reading = reading or Reading()
+    reading = reading or SourceOptions()
     readers: list[tuple[str, Callable[[], Iterable[Document]]]] = []
     endings: dict[str, Path] = {}
     own = None if reading.outside is None else reading.outside.resolve()
@@ -127,7 +127,7 @@ def _read_file(
     path: Path,
     name: Path,
     kind: tuple[str, str],
-    reading: Reading,
+    reading: SourceOptions,
     findings: Findings | None = None,
     is_guarded: bool = False,
 ) -> Iterator[Document]:
@@ -172,7 +172,7 @@ def load_tfds(source: str, name: str, split: str) -> tuple[Any, Any]:
 
 
 def _read_tfds(
-    source: str, reading: Reading, findings: Findings | None = None
+    source: str, reading: SourceOptions, findings: Findings | None = None
 ) -> Iterator[Document]:
     """Yields the documents of `tfds:NAME[/CONFIG][:SPLIT]`: the text of each record."""
     match = _TFDS.fullmatch(source)

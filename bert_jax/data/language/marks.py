@@ -18,7 +18,7 @@ _LINES_AT_ONCE = 8192
 _VARIATION_SELECTORS = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
 
 
-class Words(NamedTuple):
+class MarkCounts(NamedTuple):
     """How many words there are, and how many would lose a mark.
 
     In scripts without spaces each letter, with its marks, counts as a word.
@@ -36,7 +36,7 @@ def lost(text: str) -> int:
     return sum(_marks(point) * int(counts[point]) for point in np.flatnonzero(counts).tolist())
 
 
-def words(lines: Sequence[str]) -> Words:
+def words(lines: Sequence[str]) -> MarkCounts:
     """Counts the words that would lose a mark."""
     total = losing = 0
     examples: dict[str, None] = {}
@@ -65,7 +65,7 @@ def words(lines: Sequence[str]) -> Words:
                 break
             end = first[word + 1] if word + 1 < first.size else len(text)
             examples[text[first[word] : end].strip()] = None
-    return Words(total, losing, tuple(examples))
+    return MarkCounts(total, losing, tuple(examples))
 
 
 @functools.cache

@@ -33,7 +33,7 @@ _UNLABELLED = ("", "-")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class TableOptions:
     """The user's choices of how files of rows are read, beside what the task says."""
 
     # Between the cells of a table; none finds it, or takes the tab of a .tsv.
@@ -97,7 +97,7 @@ def read_rows(
     header: Sequence[str] | None = None,
     id_column: str | None = None,
     skip_short: bool = False,
-    reading: Reading = Reading(),
+    reading: TableOptions = TableOptions(),
 ) -> tuple[list[TextRow], int]:
     """Returns the rows of a `.tsv`, `.csv` or `.jsonl` file (`.gz` as well), and how many were
     skipped.

@@ -3,11 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from bert_jax.data.tokenizer import (
-    byte_level_bpe,
-    sentencepiece_model,
-    wordpiece_model,
-)
+from bert_jax.data.tokenizer import byte_level_bpe, sentencepiece_model, wordpiece_model
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
 

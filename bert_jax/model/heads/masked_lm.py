@@ -15,7 +15,7 @@ from bert_jax.model.heads.part import Context, Part
 from bert_jax.model.layers import Embed, Linear, Norm, activation, split_rows
 
 
-class MaskedLanguageModel(nnx.Module):
+class MaskedLMHead(nnx.Module):
     """A transformation and the word embedding as output matrix (Devlin et al. 2019)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -34,10 +34,8 @@ class MaskedLanguageModel(nnx.Module):
 
 
 class _Part(Part):
-    def build(
-        self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs
-    ) -> MaskedLanguageModel:
-        return MaskedLanguageModel(config, rngs=rngs)
+    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> MaskedLMHead:
+        return MaskedLMHead(config, rngs=rngs)
 
     def positions(self, batch: Mapping[str, jax.Array]) -> jax.Array | None:
         return batch.get("mlm_positions")

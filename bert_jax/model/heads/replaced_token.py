@@ -16,7 +16,7 @@ from flax import nnx
 
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads.masked_lm import MaskedLanguageModel
+from bert_jax.model.heads.masked_lm import MaskedLMHead
 from bert_jax.model.heads.part import EVERY, Context, Part
 from bert_jax.model.layers import Linear, activation
 
@@ -31,11 +31,11 @@ class Generator(nnx.Module):
     """The parameters of the generator that the encoder does not have."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        tower = config.generator()
-        self.encoder = Encoder(tower, rngs=rngs)
+        generator = config.generator()
+        self.encoder = Encoder(generator, rngs=rngs)
         for name in SHARED[config.embedding_sharing]:
             delattr(self.encoder.embeddings, name)
-        self.mlm = MaskedLanguageModel(tower, rngs=rngs)
+        self.mlm = MaskedLMHead(generator, rngs=rngs)
 
 
 def generator_params(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""Verbs that say what is, or what will be."""

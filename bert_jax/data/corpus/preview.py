@@ -1,0 +1,168 @@
+"""The first reading of the sources: what is wrong with them is found before anything is made."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.data.corpus.dedup import SourceDocument, Survey, sample
+from bert_jax.data.corpus.source_stream import SourceOptions
+from bert_jax.data.corpus.sources import is_stdin
+from bert_jax.errors import UsageError
+from bert_jax.progress import Progress, note
+
+# Bad files that are listed; of more, how many they are.
+_LISTED = 100
+# Text that says which language and which script it is in.
+LOOKED_AT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """The findings of the first reading."""
+
+    survey: Survey  # of all documents, those of bad files left out
+    reading: SourceOptions  # without the bad files
+    bad: dict[str, str]  # the files that were left out, and why
+    bad_records: dict[str, int]  # how many of each file were left out
+    sample: list[SourceDocument]
+    text_bytes: int  # of all documents, in UTF-8
+
+    @property
+    def beginning(self) -> str:
+        """Returns the first megabyte or so of the sample."""
+        size, texts = 0, []
+        for document in self.sample:
+            texts.append(document.text.decode())
+            size += len(document.text)
+            if size >= LOOKED_AT_BYTES:
+                break
+        return "\n".join(texts)
+
+
+def preview(
+    sources: Sequence[str],
+    reading: SourceOptions,
+    *,
+    validation_fraction: float,
+    seed: int,
+    sample_bytes: int,
+    skip_bad: str | None,
+    title: str,
+    held_out: Sequence[str] = (),
+    skip_bad_limit: float = 1.0,
+) -> Preview:
+    """Reads all sources to their end, and takes a sample of `sample_bytes` of training text.
+
+    Raises UsageError that lists all files that cannot be read. With `skip_bad` "file" they are left
+    out: what they hold before the place that cannot be read, too, so that it is read once more.
+    With "record" the bad records are, unless more than the share `skip_bad_limit` of all is bad.
+    """
+    bad: dict[str, str] = {}
+    while True:
+        survey = Survey(
+            sources,
+            validation_fraction=validation_fraction,
+            seed=seed,
+            reading=reading,
+            held_out=held_out,
+        )
+        with Progress(title, total=None) as progress:
+            progress.describe = lambda progress=progress: f"{progress.done:,} documents"
+            read = [0]
+            chosen = sample(_counted(survey, progress, read), budget=sample_bytes)
+        found = survey.findings
+        if not found.files:
+            break
+        if skip_bad != "file":
+            raise _refusal(survey)
+        bad |= {name: str(error) for name, error in found.files.items()}
+        note(_listed(found.files, "left out, since they cannot be read"))
+        reading = dataclasses.replace(reading, without=frozenset(bad))
+    _tell_of_records(survey, skip_bad_limit)
+    _tell_of_wrapped(found.wrapped)
+    records = dict(found.records)
+    return Preview(
+        survey=survey,
+        reading=reading,
+        bad=bad,
+        bad_records=records,
+        sample=chosen,
+        text_bytes=read[0],
+    )
+
+
+def _tell_of_records(survey: Survey, limit: float) -> None:
+    """Notes the records that were left out. Raises UsageError where they are too many."""
+    found = survey.findings
+    bad = sum(found.records.values())
+    if not bad:
+        return
+    total = bad + len(survey.decisions) + found.without_text
+    files = [
+        f"  {count:,} in {name}; the first: {found.first_bad[name]}"
+        for name, count in found.records.most_common(_LISTED)
+    ]
+    listed = "\n".join(files)
+    if bad > limit * total:
+        raise UsageError(
+            f"{bad:,} of {total:,} records cannot be read, more than the share "
+            f"`skip_bad_limit` {limit:g}:\n{listed}"
+        )
+    note(f"left out {bad:,} of {total:,} records, which cannot be read:\n{listed}")
+
+
+def _tell_of_wrapped(wrapped: dict[str, float]) -> None:
+    if wrapped:
+        name, share = max(wrapped.items(), key=lambda item: item[1])
+        others = f" and {len(wrapped) - 1:,} other files" if len(wrapped) > 1 else ""
+        note(
+            f"{name}{others}: {share:.0%} of the lines end in mid-sentence, as in wrapped text: "
+            "`paragraph` blank joins the lines between blank ones, and `document` file makes each "
+            "file one document"
+        )
+
+
+def _counted(survey: Survey, progress: Progress, read: list[int]) -> Iterator[SourceDocument]:
+    """Yields all documents; `read` counts their bytes."""
+    for document in survey.read():
+        progress.advance()
+        read[0] += len(document.text)
+        yield document
+
+
+def _refusal(survey: Survey) -> UsageError:
+    bad = survey.findings.files
+    (first, *others) = bad.values()
+    if others:
+        listed = _listed(bad, "cannot be read")
+        return UsageError(f"{listed}\nmend them, or leave them out with `skip_bad`")
+    rest = "; `skip_bad` leaves the file out" if any(survey.documents.values()) else ""
+    return UsageError(f"{first}{rest}")
+
+
+def _listed(bad: dict[str, UsageError], what: str) -> str:
+    lines = [f"  {error}" for error in [*bad.values()][:_LISTED]]
+    more = [f"  and {len(bad) - _LISTED:,} more"] if len(bad) > _LISTED else []
+    return "\n".join([f"{len(bad):,} file{'s' * (len(bad) > 1)} {what}:", *lines, *more])
+
+
+def keep_standard_input(sources: Sequence[str], file: Path) -> Path | None:
+    """Copies standard input to a file, to be read more than once, if it is one of the sources."""
+    found = [source for source in sources if is_stdin(source)]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise UsageError(f"`source` {' and '.join(found)}: standard input can be read once")
+    if sys.stdin is None:
+        raise UsageError(f"`source` {found[0]}: standard input is closed")
+    if sys.stdin.isatty():
+        note("reading standard input; Ctrl-D ends it")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as copy, Progress("standard input", total=None) as progress:
+        progress.describe = lambda: f"{progress.done / 1e6:,.0f} MB"
+        while data := sys.stdin.buffer.read(1 << 20):
+            copy.write(data)
+            progress.advance(len(data))
+    return file

@@ -1,0 +1,216 @@
+"""Vectors of texts, from any layer of an encoder: one a text, or one a token."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from bert_jax.config import HeadConfig
+from bert_jax.data.tasks.encode_rows import LONGER, NO_MORE, encode_texts
+from bert_jax.data.tasks.tables import TextRow, read_text
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.data.tokenizer.unknown import note_unknown_ids
+from bert_jax.errors import UsageError
+from bert_jax.inference.forward import Forward, in_float32
+from bert_jax.interchange import sentence_transformers
+from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
+from bert_jax.model import sharding
+from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
+from bert_jax.progress import Progress, note_once
+from bert_jax.workdir.run_directory import TOKENIZER
+
+_BATCH = 64
+POOLINGS = (*sentence_transformers.POOLINGS, "none")
+
+
+def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """A NumPy archive that appears whole."""
+    building = path.with_name(f"{path.name}.new.npz")
+    np.savez(building, **arrays)  # pyright: ignore[reportArgumentType]
+    building.replace(path)
+
+
+def embed(
+    checkpoint: Path | str,
+    texts: Path,
+    *,
+    layers: Sequence[int] = (-1,),
+    pooling: str | None = None,
+    length: int | None = None,
+    normalize: bool | None = None,
+    ignore_unexpected: Sequence[str] = (),
+) -> dict[str, np.ndarray]:
+    """Returns `vectors` of the lines of a file, and `offsets`, as `vectors_of` makes them.
+
+    Lines without text have none; `lines` int64 `[N]` says which line, counted from 1, each is of,
+    and `blank_lines` int64 `[]` how many have none.
+    Raises UsageError for a file without lines.
+    """
+    # No other character ends a line, whatever str.splitlines says.
+    split = read_text(texts).replace("\r\n", "\n").split("\n")
+    numbers = [number for number, line in enumerate(split, 1) if line.strip()]
+    lines = [split[number - 1] for number in numbers]
+    if not lines:
+        raise UsageError(f"{texts} has no lines")
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        source = load_checkpoint(
+            checkpoint, mesh=mesh, allow_missing_heads=True, ignore_unexpected=ignore_unexpected
+        )
+    tokenizer = load_tokenizer(source.tokenizer)
+    arrays = vectors_of(
+        source,
+        tokenizer,
+        lines,
+        layers=layers,
+        pooling=pooling,
+        length=length,
+        normalize=normalize,
+    )
+    # What follows the last line's end is no line.
+    blank = len(split) - (split[-1] == "") - len(numbers)
+    return arrays | {"lines": np.array(numbers, np.int64), "blank_lines": np.int64(blank)}
+
+
+def forward_of(checkpoint: LoadedCheckpoint, layers: Sequence[int]) -> Forward:
+    """Returns what computes the hidden states of some layers. Raises UsageError as `vectors_of`."""
+    depth = checkpoint.config.model.num_hidden_layers
+    return Forward(
+        dataclasses.replace(in_float32(checkpoint.config), head=HeadConfig(parts=())),
+        "last_hidden_state",
+        batch_size=_BATCH,
+        layers=[_layer_number(layer, depth) for layer in layers],
+        mesh=checkpoint.mesh,
+    )
+
+
+def vectors_of(
+    checkpoint: LoadedCheckpoint,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    layers: Sequence[int] = (-1,),
+    pooling: str | None = None,
+    length: int | None = None,
+    normalize: bool | None = None,
+    hidden: bool = False,
+    forward: Forward | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns vectors of texts: `vectors` float32 `[N, W]`, W = width x number of layers.
+
+    `layers` count from 1 to the last one, 0 being the embeddings, negative ones from the end; the
+    outputs of several are joined. `pooling` is one of sentence-transformers' over all tokens of the
+    text but padding, [CLS] and [SEP] included ("mean" unless the directory says otherwise), or
+    "none": `[tokens, W]` of all texts one after the other, and `offsets` int64 `[N + 1]`, where
+    each begins. `normalize` makes vectors of length 1. A text of more than `length` tokens is cut,
+    which is said; by default that is what the model has positions for. What a directory of
+    sentence-transformers says counts where no argument does; chosen layers or a chosen pooling are
+    instead of its pooling and of all that follows. `forward` is `forward_of(checkpoint, layers)`,
+    which is compiled once for many calls. Raises UsageError for a layer that is not there, or a
+    length that the model has no positions for. `hidden` shows no bar.
+    """
+    if pooling not in (None, *POOLINGS):
+        raise UsageError(f"`pooling` {pooling}: choose one of {', '.join(POOLINGS)}")
+    is_own = pooling is not None or tuple(layers) != (-1,)
+    recipe = _recipe_of(checkpoint, is_own=is_own, pooling=pooling, normalize=normalize)
+    limit = checkpoint.config.model.max_position_embeddings
+    length = min(recipe.length or limit, limit) if length is None else length
+    if length > limit:
+        raise UsageError(f"`length` {length}: the model has {limit} positions")
+    forward = forward_of(checkpoint, layers) if forward is None else forward
+    prepared = [recipe.prompt + text for text in texts]
+    if recipe.lowercase:
+        prepared = [lowercased(text) for text in prepared]
+    rows = [TextRow(f"text {i}", (text,), None, "") for i, text in enumerate(prepared)]
+    features = encode_texts(
+        rows,
+        tokenizer,
+        length=length,
+        truncation="longest_first",
+        remedy=LONGER if length < limit else NO_MORE,
+    )
+    note_unknown_ids(features.input_ids, tokenizer.special)
+    parts: list[np.ndarray] = []
+    done = 0
+    encoder = {"encoder": checkpoint.params["encoder"]}
+    with Progress("embed", total=len(features), hidden=hidden) as progress:
+        for hidden_NLW in forward.batches(encoder, features):
+            lengths = features.lengths[done : done + len(hidden_NLW)]
+            parts.append(_vectors(hidden_NLW, lengths, recipe))
+            done += len(hidden_NLW)
+            progress.advance(len(hidden_NLW))
+    arrays = {"vectors": np.concatenate(parts)}
+    if recipe.pooling == ("none",):
+        arrays["offsets"] = np.concatenate([[0], np.cumsum(features.lengths)]).astype(np.int64)
+    return arrays
+
+
+def _layer_number(layer: int, depth: int) -> int:
+    """Returns a layer's number from 0, the embeddings."""
+    number = layer if layer >= 0 else depth + 1 + layer
+    if not 0 <= number <= depth:
+        raise UsageError(
+            f"`layers` {layer}: the model has layers 1 to {depth}, and 0, the embeddings"
+        )
+    return number
+
+
+def lowercased(text: str) -> str:
+    """Returns a text in lower case, as the tokenizers' own normaliser has it."""
+    from tokenizers.normalizers import Lowercase
+
+    return Lowercase().normalize_str(text)
+
+
+def _recipe_of(
+    checkpoint: LoadedCheckpoint, *, is_own: bool, pooling: str | None, normalize: bool | None
+) -> EmbeddingRecipe:
+    """Returns what the checkpoint's directory says, with what was chosen instead."""
+    home, recipe = checkpoint.directory, EmbeddingRecipe()
+    is_foreign = checkpoint.tokenizer != home / TOKENIZER
+    if is_foreign:
+        recipe = sentence_transformers.read(home, encoder_only=is_own)
+    if is_own:
+        recipe = dataclasses.replace(recipe, pooling=(pooling or "mean",))
+    if normalize is not None:
+        steps = tuple(step for step in recipe.steps if step != sentence_transformers.NORMALIZE)
+        added = (sentence_transformers.NORMALIZE,) * normalize
+        recipe = dataclasses.replace(recipe, steps=steps + added)
+    if is_foreign and (home / sentence_transformers.MODULES).is_file():
+        note_once(f"{home} is of sentence-transformers: {recipe.described()}")
+    return recipe
+
+
+def _vectors(hidden_NLW: np.ndarray, lengths_N: np.ndarray, recipe: EmbeddingRecipe) -> np.ndarray:
+    """Returns the part that is kept of some rows, whose hidden states are far larger."""
+    pooled = [_pooled(hidden_NLW, lengths_N, pooling) for pooling in recipe.pooling]
+    vectors = np.concatenate(pooled, axis=-1)
+    for _, step in recipe.steps:
+        vectors = step(vectors)
+    return vectors
+
+
+def _pooled(hidden_NLW: np.ndarray, lengths_N: np.ndarray, pooling: str) -> np.ndarray:
+    """Returns vectors `[N, W]`, or `[tokens, W]` without pooling, by the formulas of
+    sentence-transformers (sentence_transformer/modules/pooling.py).
+    """
+    is_token_NL = np.arange(hidden_NLW.shape[1]) < lengths_N[:, None]
+    where = is_token_NL[..., None]
+    counts_N1 = lengths_N[:, None].astype(np.float32)
+    match pooling:
+        case "none":
+            return hidden_NLW[is_token_NL]
+        case "cls":
+            return hidden_NLW[:, 0].copy()
+        case "lasttoken":
+            return hidden_NLW[np.arange(len(lengths_N)), lengths_N - 1]
+        case "max":
+            return np.max(hidden_NLW, axis=1, where=where, initial=-np.inf)
+        case "weightedmean":  # the n-th token counts n times
+            weights_L1 = np.arange(1, hidden_NLW.shape[1] + 1, dtype=np.float32)[:, None]
+            total = np.sum(hidden_NLW * weights_L1, axis=1, where=where)
+            return total / (counts_N1 * (counts_N1 + 1) / 2)
+    total = np.sum(hidden_NLW, axis=1, where=where)
+    return total / (counts_N1 if pooling == "mean" else np.sqrt(counts_N1))

@@ -1,0 +1,1 @@
+"""Trained parameters: loading them from anywhere, importing, exporting, describing them."""

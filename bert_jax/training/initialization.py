@@ -1,0 +1,199 @@
+"""The beginning of a pre-training run: fresh parameters, or a checkpoint that it goes on from."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax import config_loader, strict_json
+from bert_jax.config import ModelConfig, TrainConfig, flatten
+from bert_jax.data.corpus.store import Corpus, token_counts
+from bert_jax.errors import UsageError
+from bert_jax.model import bert, positions, sharding
+from bert_jax.pretrained import load
+from bert_jax.pretrained.load import LoadedCheckpoint
+from bert_jax.progress import note
+from bert_jax.training import preflight
+from bert_jax.update.state import TrainState
+from bert_jax.workdir import remote_workdir, run_directory
+
+# Of the model they are the config's: they change how it is trained, not what it is.
+_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
+class Initialization:
+    """The parameters that a run begins with. A checkpoint is read once, when first asked for."""
+
+    def __init__(
+        self,
+        init_from: Path | str | None,
+        *,
+        allow_missing_heads: bool = False,
+        ignore_unexpected: Sequence[str] = (),
+    ):
+        self._init_from = init_from
+        self._allow_missing_heads = allow_missing_heads
+        self._ignore_unexpected = ignore_unexpected
+        self._source: LoadedCheckpoint | None = None
+
+    def config_of(
+        self, config: TrainConfig, workdir: Path | str, *, own_fields: Sequence[str] = ()
+    ) -> TrainConfig:
+        """Returns the config with the checkpoint's model; its dropout stays.
+
+        More positions than the checkpoint has are the config's where `own_fields` or a phase ask
+        for them: `state` makes its tables longer. A run that the workdir holds already has its
+        model there, and the checkpoint may be gone. Raises UsageError if another one of
+        `own_fields` says otherwise than the checkpoint.
+        """
+        theirs = self._model_in(workdir, config)
+        if theirs is None:
+            if self._init_from is None:
+                return config
+            theirs = self._model_of(config)
+        kept = {name: getattr(config.model, name) for name in _DROPOUT}
+        fewer = theirs.max_position_embeddings
+        if self._wants_more_positions(config, theirs, own_fields):
+            kept["max_position_embeddings"] = config.model.max_position_embeddings
+        model = dataclasses.replace(theirs, **kept)
+        new, old = flatten(model), flatten(config.model)
+        differing = [
+            f"model.{name} is {old[name]!r}, the checkpoint's {new[name]!r}"
+            for name in new
+            if new[name] != old[name] and {"model", f"model.{name}"} & set(own_fields)
+        ]
+        if differing:
+            where = self._init_from or workdir
+            raise UsageError(
+                f"`init_from` {where}: {', '.join(differing)}; the model is the checkpoint's: "
+                "leave it out"
+            )
+        if self._source is not None:
+            note(
+                f"`init_from` {self._init_from}: its model, {model.num_hidden_layers} layers of "
+                f"{model.hidden_size}, {model.vocab_size:,} sub-words, "
+                f"{fewer} positions; data, phases, optimiser and dropout "
+                f"are those of config {config.name!r}"
+            )
+            if model.max_position_embeddings > fewer:
+                note(
+                    f"`init_from` {self._init_from}: its {fewer} positions become "
+                    f"{model.max_position_embeddings} (docs/lineage.md)"
+                )
+        return dataclasses.replace(config, model=model)
+
+    def require_tokenizer_of(self, corpus: Corpus) -> None:
+        """Raises UsageError if an id would be one token to the checkpoint and another in the
+        corpus.
+        """
+        if self._source is not None:
+            load.require_same_tokenizer(self._source, corpus)
+
+    def state(self, config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
+        """Returns fresh parameters, or those of the checkpoint."""
+        if self._init_from is None:
+            return fresh_state(config, corpus, mesh)
+        source = self._read(config)
+        self.require_tokenizer_of(corpus)
+        params, fresh = load.with_parts(source, config, allow_missing_heads=True)
+        if fresh:
+            note(
+                f"`init_from` {self._init_from} has no {', '.join(fresh)}: fresh, from seed "
+                f"{config.seed}"
+            )
+        if config.model.max_position_embeddings > source.config.model.max_position_embeddings:
+            params = positions.lengthened(params, config.model)
+        if config.output_bias != TrainConfig.output_bias:
+            params = _with_frequencies(params, corpus, config, parts=fresh)
+            has_own = {"mlm", "generator"} & {*config.head.parts} - {*fresh}
+            begins = "is the checkpoint's" if has_own else "begins at the words' frequencies"
+            note(f"`init_from` {self._init_from}: the output bias {begins}")
+        state = TrainState.create(config, params)
+        self._source = None  # or its parameters would stay in memory as long as the run
+        return state.to_mesh(mesh, shard_weights=config.mesh.shard_weights)
+
+    @staticmethod
+    def _wants_more_positions(
+        config: TrainConfig, theirs: ModelConfig, own_fields: Sequence[str]
+    ) -> bool:
+        most = theirs.max_position_embeddings
+        is_asked_for = bool({"model", "model.max_position_embeddings"} & set(own_fields))
+        is_needed = any(phase.sequence_length > most for phase in config.phases)
+        is_more = config.model.max_position_embeddings > most
+        return is_more and (is_asked_for or is_needed)
+
+    def _model_of(self, config: TrainConfig) -> ModelConfig:
+        """Returns the checkpoint's model; the generator is the config's, unless the run goes on
+        with the one that is there.
+        """
+        source = self._read(config).config
+        both = set(source.head.parts) & set(config.head.parts)
+        if "generator" in both:
+            return source.model
+        return source.model.with_generator_of(config.model)
+
+    def _model_in(self, workdir: Path | str, config: TrainConfig) -> ModelConfig | None:
+        """Returns the model of the run that the workdir holds, if that began from a checkpoint."""
+        directory = remote_workdir.directory_of(workdir, owner=f"process-{jax.process_index()}")
+        path = directory / run_directory.CONFIG
+        if not path.is_file():
+            return None
+        stored = strict_json.parse_file(path, path.read_bytes())
+        begun = stored.get("init_from")
+        if begun is None or (self._init_from is not None and begun != str(self._init_from)):
+            return None
+        return config_loader.load_config_json(path).model
+
+    def _read(self, config: TrainConfig) -> LoadedCheckpoint:
+        if self._source is None:
+            assert self._init_from is not None
+            mesh = sharding.make_mesh(**preflight.mesh_shape(config))
+            with jax.set_mesh(mesh):
+                self._source = load.load_checkpoint(
+                    self._init_from,
+                    mesh=mesh,
+                    allow_missing_heads=self._allow_missing_heads,
+                    ignore_unexpected=self._ignore_unexpected,
+                )
+        return self._source
+
+
+def fresh_state(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
+    """Returns the beginning of a run that has no checkpoint, with the output bias that it asks
+    for.
+    """
+    state = TrainState.initial(config, mesh)
+    if config.output_bias == TrainConfig.output_bias:
+        return state
+    parts = config.head.parts
+    return dataclasses.replace(
+        state, params=_with_frequencies(state.params, corpus, config, parts=parts)
+    )
+
+
+def _with_frequencies(
+    params: bert.Params, corpus: Corpus, config: TrainConfig, *, parts: Sequence[str]
+) -> bert.Params:
+    """Returns parameters of which the masked-LM heads among `parts` have the words' frequencies.
+
+    Token counts are one more than they are, so that a token which is nowhere has a logarithm.
+    """
+    counts = token_counts(corpus.train, config.model.vocab_size) + 1
+    shares = np.log(counts / counts.sum()).astype(np.float32)
+
+    def with_bias(head: dict[str, Any]) -> dict[str, Any]:
+        sharding = head["bias"].sharding
+        bias = jax.make_array_from_callback(shares.shape, sharding, lambda index: shares[index])
+        return {**head, "bias": bias}
+
+    params = dict(params)
+    if "mlm" in parts:
+        params["mlm"] = with_bias(params["mlm"])
+    if "generator" in parts:
+        generator = params["generator"]
+        params["generator"] = {**generator, "mlm": with_bias(generator["mlm"])}
+    return params

@@ -1,0 +1,1 @@
+"""Studies, plans, checks, curves, pages: they stand on `bert_jax`, which imports none of them."""

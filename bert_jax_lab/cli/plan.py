@@ -1,0 +1,192 @@
+"""The verb `plan`: options, call, and the table that it prints."""
+
+import dataclasses
+import json
+from typing import Any
+
+from bert_jax.cli.options import add_config
+from bert_jax.cli.output import in_options, table
+from bert_jax.errors import UsageError
+
+SUMMARY = "predict a run on TPUs that are not here"
+DETAILS = (
+    "Compiles every step of the config ahead of time with the real TPU compiler, on any Linux "
+    "machine, and says what it needs and takes: memory, cycles, collectives, step time, hours, "
+    "dollars, and warnings. Exit code 2 if a step does not fit. It needs pip install "
+    "'bert-jax[plan]', best in an environment of its own: where libtpu is installed, jax looks for "
+    "a TPU at every start."
+)
+TOPOLOGY = "generation and chips of a slice, such as v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4"
+
+
+def add_options(parser: Any) -> None:
+    add_config(parser)
+    parser.add_argument("--topology", required=True, metavar="NAME", help=TOPOLOGY)
+    parser.add_argument(
+        "--slices",
+        type=int,
+        metavar="N",
+        help="slices of that size (default: the config's mesh.slices)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument(
+        "--frontier",
+        action="store_true",
+        help="find the largest batch that compiles, for each phase and rematerialisation policy; "
+        "several compilations each",
+    )
+
+
+def run(arguments: Any) -> int:
+    from bert_jax import config_loader
+    from bert_jax_lab.planning import topologies
+
+    config = config_loader.load_config(arguments.config, arguments.overrides)
+    topology = topologies.parse(arguments.topology, slices=arguments.slices or config.mesh.slices)
+    topologies.prepare_environment()
+    from bert_jax_lab.planning.plan import plan
+
+    found = _in_options(plan(config, topology, with_frontier=arguments.frontier))
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        _print_plan(found)
+    return 0 if found.fits else UsageError.exit_code
+
+
+def _in_options(plan: Any) -> Any:
+    """Returns the plan with its advice as --set."""
+
+    def told(text: str | None) -> str | None:
+        return text and in_options(text, {})
+
+    phases = tuple(dataclasses.replace(p, remedy=told(p.remedy)) for p in plan.phases)
+    return dataclasses.replace(plan, phases=phases, warnings=tuple(map(told, plan.warnings)))
+
+
+def _print_plan(plan: Any) -> None:
+    slices = f"{plan.slices} slices of " if plan.slices > 1 else ""
+    print(
+        f"{plan.config} on {slices}{plan.topology}: {plan.devices} devices, {plan.chips} chips, "
+        f"{plan.hosts} hosts; {plan.parameters:,} parameters"
+    )
+    for phase in plan.phases:
+        _print_phase(phase)
+    for limit in plan.frontier:
+        exact = "" if limit.is_exact else "at least "
+        print(
+            f"frontier, length {limit.sequence_length}, remat {limit.remat}: "
+            f"{exact}{limit.global_batch_size:,} rows ({_gib(limit.memory_bytes)} a device)"
+        )
+    if plan.total_hours is not None:
+        dollars = "no list price found"
+        if plan.dollars is not None:
+            dollars = f"${plan.dollars:,.0f} on demand (prices of {plan.prices_date})"
+        print(
+            f"whole recipe: {_hours(plan.total_hours)} ({_hours(plan.total_hours_overlapped)} if "
+            f"all communication overlaps), {plan.chip_hours:,.0f} chip-hours, {dollars}"
+        )
+    for warning in plan.warnings:
+        print(f"warning: {warning}")
+
+
+def _print_phase(phase: Any) -> None:
+    title = (
+        f"length {phase.sequence_length}, {phase.global_batch_size:,} rows, {phase.steps:,} steps"
+    )
+    if not phase.fits:
+        print(
+            f"{title}: DOES NOT FIT: needs {_gib(phase.memory_bytes)} a device, of which the "
+            f"compiler has {_gib(phase.available_bytes)}; {phase.remedy}"
+        )
+        return
+    memory = phase.memory
+    kinds = ", ".join(f"{name} {_gib(size)}" for name, size in memory.items() if size)
+    rows = [
+        (
+            "memory",
+            f"{_gib(phase.memory_bytes)} of {_gib(phase.available_bytes)} "
+            f"({_gib(phase.hbm_bytes)} on the device)",
+            kinds,
+        ),
+        (
+            "FLOPs a device",
+            f"{phase.flops_per_device:.4g}",
+            f"{_ms(phase.product_seconds)} at the peak rate",
+        ),
+        (
+            "compiler's cycles",
+            f"{phase.estimated_cycles:,}",
+            f"{_ms(phase.compute_seconds)} at the clock: {_largest(phase)}",
+        ),
+    ]
+    rows += _kernels(phase)
+    rows += [
+        (
+            traffic.kind,
+            _ms(traffic.seconds),
+            f"{traffic.count} over {' x '.join(traffic.axes) or '-'} ({traffic.group_size}), "
+            f"{traffic.bytes / 2**20:,.1f} MiB in all",
+        )
+        for traffic in phase.collectives
+    ]
+    held_out = phase.evaluation
+    rows += [
+        (
+            "step",
+            _ms(phase.step_seconds),
+            f"computation + collectives; {_ms(phase.step_seconds_overlapped)} if all overlaps; "
+            f"{phase.binds} binds",
+        ),
+        ("MFU", f"{100 * phase.mfu:.1f} %", f"{_hours(phase.hours)} in all"),
+        (
+            "host's duty",
+            f"{phase.host_rows_needed:,.0f} rows/s",
+            f"of each host; one thread of this machine makes {phase.host_rows_measured:,.0f}",
+        ),
+        (
+            "evaluation step",
+            _ms(held_out.step_seconds),
+            f"{held_out.rows:,} rows, {_gib(held_out.memory_bytes)} a device, "
+            f"{held_out.estimated_cycles:,} cycles",
+        ),
+        (
+            "a save",
+            f"{phase.saving.bytes / 1e9:.2f} GB",
+            f"about {phase.saving.seconds:.0f} s, {phase.saving.per_hour:,.1f} an hour: "
+            f"{100 * phase.saving.share:.1f} % of the time",
+        ),
+    ]
+    table(title, ("", "figure", "of which"), rows)
+
+
+def _kernels(phase: Any) -> list[tuple[str, str, str]]:
+    """Returns a row for each kind of kernel, what costs most first."""
+    kinds: dict[str, tuple[int, int]] = {}
+    for kernel in phase.kernels:
+        count, cycles = kinds.get(kernel.kind, (0, 0))
+        kinds[kernel.kind] = (count + kernel.count, cycles + kernel.cycles)
+    costly_first = sorted(kinds.items(), key=lambda item: -item[1][1])
+    return [
+        ("kernel (charged)", f"{cycles:,} cycles", f"{count} x {kind}, no estimate by the compiler")
+        for kind, (count, cycles) in costly_first
+    ]
+
+
+def _largest(phase: Any, number: int = 5) -> str:
+    """Returns the operations that most cycles go to."""
+    total = sum(phase.cycles_by_operation.values())
+    largest = list(phase.cycles_by_operation.items())[:number]
+    return ", ".join(f"{name} {100 * cycles / total:.0f} %" for name, cycles in largest)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2f} h" if hours >= 0.1 else f"{3600 * hours:.0f} s"

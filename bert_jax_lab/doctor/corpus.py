@@ -1,0 +1,182 @@
+"""Checks of the corpus: its files, and what it is worth to the model and the run."""
+
+import numpy as np
+
+from bert_jax.config import PhaseConfig
+from bert_jax.data.corpus.store import SPLITS, Split, open_corpus, read_manifest
+from bert_jax.data.pretraining.padding import middle
+from bert_jax.data.pretraining.padding import padding as padding_of
+from bert_jax.data.pretraining.pipeline import Pipeline
+from bert_jax.registry import OBJECTIVES, ROWS
+from bert_jax.training import preflight
+from bert_jax_lab.doctor.checked_run import Case
+from bert_jax_lab.doctor.finding import Finding, passed, warned
+
+# Files beyond this are not read whole: a minute would not suffice.
+_READ_WHOLE = 20_000_000_000
+# Documents from the middle of the corpus that are looked at, and sentences of them.
+_DOCUMENTS, _SENTENCES = 2000, 20_000
+# The original recipe sees its text about forty times (Devlin et al. 2019, appendix A.2).
+_MOST_EPOCHS = 50
+_MOST_PADDING, _MOST_REPEATED, _MOST_SINGLE = 0.4, 0.5, 0.5
+# Rows of the first batch that are looked at, and the share of them that may have no prediction.
+_ROWS, _MOST_WITHOUT = 256, 0.02
+
+
+def files(case: Case) -> Finding:
+    """Every file is there, as it was written, and of the tokenizer that lies beside it."""
+    assert case.corpus_directory is not None
+    entries = read_manifest(case.corpus_directory)["files"].values()
+    size = sum(entry["bytes"] for entry in entries)
+    wants_all = case.config is None or case.config.data.verify == "full"
+    reads_all = wants_all and size <= _READ_WHOLE
+    found = open_corpus(case.corpus_directory, verify=SPLITS if reads_all else ())
+    case.corpus = found
+    text = (
+        f"{found.train.shard_starts[-1]:,} training tokens of {found.vocab_size:,} kinds, "
+        f"{len(entries)} files, {size / 1e6:,.1f} MB"
+    )
+    if wants_all and not reads_all:
+        return warned(
+            f"{text}: too large to compare every checksum here",
+            "none: 'bert-jax pretrain' compares them before its first step",
+        )
+    return passed(f"{text}; {'sizes and checksums' if reads_all else 'sizes'} as written")
+
+
+def vocabulary(case: Case) -> Finding:
+    """The model has a row for every token, and hardly more."""
+    assert case.config is not None and case.corpus is not None
+    preflight.require_fitting(case.config, case.corpus)
+    if spare := preflight.spare_rows(case.config, case.corpus):
+        return warned(*spare)
+    rows, tokens = case.config.model.vocab_size, case.corpus.vocab_size
+    return passed(f"{tokens:,} sub-words, model.vocab_size {rows:,}")
+
+
+def padding(case: Case) -> Finding:
+    """The corpus makes rows for every phase, and they are mostly text."""
+    assert case.config is not None and case.corpus is not None
+    shares = [_padding(case, phase) for phase in case.config.phases]
+    text = ", ".join(
+        f"{100 * share:.0f} % of {phase.sequence_length}"
+        for share, phase in zip(shares, case.config.phases, strict=True)
+    )
+    worst = int(np.argmax(shares))
+    if shares[worst] > _MOST_PADDING:
+        length = case.config.phases[worst].sequence_length
+        enough = max(8, round(length * (1 - shares[worst]) * 1.2 / 8) * 8)
+        remedy = f"set phases.{worst}.sequence_length={enough}"
+        if case.config.data.packing == "none":
+            remedy = f"set data.packing=best_fit, or {remedy}"
+        return warned(
+            f"padding is {text}: that much of the computing is for nothing",
+            f"{remedy}, or join short documents before prepare",
+        )
+    return passed(f"padding is {text}")
+
+
+def predictions(case: Case) -> Finding:
+    """Every row has a token to predict, where whole words or spans are masked."""
+    assert case.config is not None and case.corpus is not None
+    config, corpus = case.config, case.corpus
+    pipeline = Pipeline(
+        middle(corpus.train, _DOCUMENTS),
+        collator=OBJECTIVES[config.objective],
+        vocabulary=corpus.vocabulary,
+        options=config.data,
+        phases=config.phases,
+        seed=config.seed,
+    )
+    batch = pipeline.batch_at(0, range(min(config.phases[0].global_batch_size, _ROWS)))
+    if "mlm_weights" not in batch:
+        return passed(f"{config.objective} predicts no hidden tokens")
+    each = batch["mlm_weights"].sum(1)
+    without = int((each == 0).sum())
+    share = each.sum() / max(int((batch["sequence_ids"] > 0).sum()), 1)
+    text = (
+        f"{without:,} of {len(each):,} rows have no prediction; {share:.1%} of the tokens have one"
+    )
+    if without > _MOST_WITHOUT * len(each):
+        return warned(
+            text, "set data.mask=tokens, or prepare again: words are longer than what may be masked"
+        )
+    return passed(text)
+
+
+def epochs(case: Case) -> Finding:
+    """The text is not seen too often."""
+    assert case.config is not None and case.corpus is not None
+    tokens = sum(
+        phase.steps * phase.global_batch_size * phase.sequence_length * (1 - _padding(case, phase))
+        for phase in case.config.phases
+    )
+    there = int(case.corpus.train.shard_starts[-1])
+    times = tokens / there
+    text = f"the run sees {tokens:,.0f} tokens, of a corpus of {there:,}: {times:.1f} epochs"
+    if times > _MOST_EPOCHS:
+        last = len(case.config.phases) - 1
+        return warned(
+            f"{text}; the original recipe has 40",
+            f"prepare {times / 40:.1f} times as much text, or train fewer steps (phases.0.steps"
+            f"{f' to phases.{last}.steps' if last else ''}) or a smaller model",
+        )
+    return passed(text)
+
+
+def text(case: Case) -> Finding:
+    """Documents have several sentences, and sentences are not repeated all over."""
+    assert case.corpus is not None
+    part = middle(case.corpus.train, _DOCUMENTS)
+    sentences = np.diff(part.document_starts)
+    single = float((sentences == 1).mean())
+    repeated = _repeated(part)
+    found = (
+        f"{sentences.mean():.1f} sentences a document; {100 * repeated:.0f} % of the tokens are in "
+        "sentences that occur again"
+    )
+    if repeated > _MOST_REPEATED:
+        return warned(
+            f"{found} ({part.document_starts.size - 1:,} documents were looked at)",
+            "drop repeated lines (menus, notices, copies) before prepare",
+        )
+    pairs = case.config is not None and "nsp" in OBJECTIVES[case.config.objective].losses
+    if pairs and single > _MOST_SINGLE:
+        return warned(
+            f"{100 * single:.0f} % of the documents are one sentence: no sentence follows it",
+            "separate documents, not sentences, by blank lines; or set objective=mlm",
+        )
+    return passed(found)
+
+
+def _padding(case: Case, phase: PhaseConfig) -> float:
+    """Returns the share of padding in a phase's rows.
+
+    Raises UsageError where the corpus makes none.
+    """
+    assert case.config is not None and case.corpus is not None
+    config, corpus = case.config, case.corpus
+    # Evaluation makes rows of the held-out documents.
+    ROWS[config.data.rows].check(corpus.validation, sequence_length=phase.sequence_length)
+    found = padding_of(
+        corpus.train,
+        options=config.data,
+        phase=phase,
+        seed=config.seed,
+        most_documents=_DOCUMENTS,
+    )
+    return found.alone if config.data.packing == "none" else found.packed
+
+
+def _repeated(part: Split) -> float:
+    """Returns the share of the tokens that are in a sentence which was there before."""
+    seen, repeated, total = set[bytes](), 0, 0
+    bounds = part.sentence_starts[: _SENTENCES + 1]
+    shards = np.searchsorted(part.shard_starts, bounds[:-1], side="right") - 1
+    for shard, start, stop in zip(shards, bounds, bounds[1:], strict=False):
+        offset = part.shard_starts[shard]
+        ids = part.shards[shard][start - offset : stop - offset].tobytes()
+        total += int(stop - start)
+        repeated += int(stop - start) if ids in seen else 0
+        seen.add(ids)
+    return repeated / max(total, 1)

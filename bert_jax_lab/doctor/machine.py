@@ -1,0 +1,119 @@
+"""Checks of the devices: which there are, their arithmetic, their memory."""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.memory.fit import settle
+from bert_jax.memory.free import free_bytes
+from bert_jax.model import sharding
+from bert_jax.training.pretrain import demand
+from bert_jax.training.save_schedule import state_bytes
+from bert_jax.update.state import TrainState
+from bert_jax_lab.doctor.checked_run import Case
+from bert_jax_lab.doctor.finding import Finding, failed, passed, warned
+from bert_jax_lab.planning import topologies
+
+_GIB = 2**30
+
+
+def devices(case: Case) -> Finding:
+    """The devices are those of the topology, and each multiplies two matrices rightly and fast."""
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        case.met = None  # nothing else can be asked of jax
+        return failed(
+            str(error).splitlines()[0],
+            "end what else uses the accelerator, or leave it alone with JAX_PLATFORMS=cpu",
+        )
+    kind = found[0].device_kind
+    if case.topology_name is not None:
+        slices = case.config.mesh.slices if case.config is not None else 1
+        topology = topologies.parse(case.topology_name, slices=slices)
+        if (len(found), kind) != (topology.devices, topology.chip.device_kind):
+            return failed(
+                f"{len(found)} x {kind}, where {topology.name} has {topology.devices} x "
+                f"{topology.chip.device_kind} on {topology.hosts} host(s)",
+                "run this on every host of that slice, with `distributed`; 'bert-jax plan' "
+                "predicts a run on devices that are not here",
+            )
+    rates = {}
+    for device in jax.local_devices():
+        rate = _product_rate(device)
+        if rate is None:
+            return failed(
+                f"{device} multiplies two matrices and the result is wrong",
+                "take another machine: this one would spoil every run",
+            )
+        rates[device] = rate
+    usual = statistics.median(rates.values())
+    slow = [device for device, rate in rates.items() if rate < usual / 2]
+    if slow and found[0].platform != "cpu":  # devices of a CPU share its cores
+        return warned(
+            f"{', '.join(map(str, slow))}: {rates[slow[0]] / 1e12:.3g} TFLOP/s, the others "
+            f"{usual / 1e12:.3g}",
+            "end what else runs there, or take another machine: all devices wait for the slowest",
+        )
+    return passed(f"{len(found)} x {kind}; one product on each: {usual / 1e12:.3g} TFLOP/s")
+
+
+def _product_rate(device: Any) -> float | None:
+    """Returns the FLOP/s of a product of two square matrices of ones; None if it is wrong."""
+    is_cpu = device.platform == "cpu"
+    size, dtype = (1024, jnp.float32) if is_cpu else (8192, jnp.bfloat16)
+    x = jax.device_put(np.ones((size, size), dtype), device)
+    product = jax.jit(jnp.matmul).lower(x, x).compile()
+    seconds = []
+    for _ in range(2):
+        began = time.perf_counter()
+        y = jax.block_until_ready(product(x, x))
+        seconds.append(time.perf_counter() - began)
+    # Powers of two are exact in either type.
+    return 2 * size**3 / min(seconds) if bool(jnp.all(y == size)) else None
+
+
+def memory(case: Case) -> Finding:
+    """State and steps fit into what is free, by an estimate; the compiler's own figure of a step
+    comes with its compilation.
+    """
+    assert case.config is not None and case.mesh is not None
+    with jax.set_mesh(case.mesh):
+        state = TrainState.abstract(case.config, case.mesh)
+    case.state_bytes = state_bytes(state)
+    device = case.mesh.local_devices[0]
+    free = free_bytes(device)
+    # The devices of a CPU take all of it from one host.
+    sharing = len(case.mesh.local_devices) if device.platform == "cpu" else 1
+    needed = sharing * sum(map(sharding.bytes_per_device, (state, state.params)))
+    if free is None:
+        case.fits = True
+        return passed(
+            f"the state needs {needed / _GIB:.2f} GiB; {device} does not say what is free"
+        )
+    text = (
+        f"parameters, moments and gradients need {needed / _GIB:.2f} GiB, and "
+        f"{free / _GIB:.2f} GiB are free"
+    )
+    if needed > free:
+        return failed(
+            text,
+            "take more devices that share them (mesh.fsdp=-1 and mesh.shard_weights=true), or a "
+            "smaller model",
+        )
+    # As a run asks before it compiles. What `fit` chooses is compiled by the next checks.
+    case.config, _ = settle(
+        case.config,
+        demand(case.mesh),
+        mesh=case.mesh,
+        directory=Path(case.workdir or "no-workdir"),
+        choose=case.fit,
+        allowed=case.allowed_changes,
+    )
+    case.fits = True
+    return passed(text)

@@ -1,0 +1,48 @@
+"""The check of what is installed; nothing heavy is imported, which a wrong version might not
+survive.
+"""
+
+import importlib.metadata
+import sys
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from bert_jax.versions import installed
+from bert_jax_lab.doctor.checked_run import Case
+from bert_jax_lab.doctor.finding import Finding, failed, passed, warned
+
+_PACKAGE = "bert-jax"
+
+
+def versions(case: Case) -> Finding:
+    """Python and every package are as pyproject.toml asks for: the pair of jax and flax above
+    all.
+    """
+    del case
+    python = ".".join(map(str, sys.version_info[:3]))
+    try:
+        wanted_python = importlib.metadata.metadata(_PACKAGE)["Requires-Python"]
+        requirements = importlib.metadata.requires(_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        return warned(
+            f"{_PACKAGE} is not installed here: nothing says which versions it needs",
+            "pip install . in its checkout",
+        )
+    if not SpecifierSet(wanted_python).contains(python):
+        return failed(f"Python {python}, not {wanted_python}", f"install Python {wanted_python}")
+    wrong, remedies = [], []
+    for wanted in map(Requirement, requirements):
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        there = installed(wanted.name).get(wanted.name)
+        if there is None or not wanted.specifier.contains(there, prereleases=True):
+            what = f"{there}, not {wanted.specifier}" if there else "is missing"
+            wrong.append(f"{wanted.name} {what}")
+            remedies.append(f"'{wanted.name}{wanted.specifier}'")
+    if wrong:
+        return failed(
+            f"Python {python} with {'; '.join(wrong)}", f"pip install {' '.join(remedies)}"
+        )
+    pair = ", ".join(f"{name} {number}" for name, number in installed("jax", "flax").items())
+    return passed(f"Python {python}, {pair}")

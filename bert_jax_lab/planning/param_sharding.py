@@ -1,0 +1,56 @@
+"""Says where each parameter of a config lies on a mesh of devices that need not exist."""
+
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
+
+from bert_jax.config import TrainConfig
+from bert_jax.errors import UsageError
+from bert_jax.model import sharding
+from bert_jax.update.state import TrainState
+from bert_jax_lab.planning.topologies import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """One parameter: `spec` has the mesh axis that cuts each dim, or None; bytes of one device."""
+
+    name: str
+    shape: tuple[int, ...]
+    spec: tuple[str | None, ...]
+    bytes: int
+
+
+def placements(config: TrainConfig, topology: Topology) -> list[Placement]:
+    """Returns the placement of every parameter, in their order.
+
+    Needs neither devices nor a compiler.
+    """
+    mesh = abstract_mesh(config, topology)
+    with jax.sharding.use_abstract_mesh(mesh):
+        params = TrainState.abstract(config, mesh).params  # type: ignore[arg-type]
+    return [
+        Placement(
+            name=".".join(str(entry.key) for entry in path),  # type: ignore[attr-defined]
+            shape=leaf.shape,
+            spec=tuple(leaf.sharding.spec) + (None,) * (len(leaf.shape) - len(leaf.sharding.spec)),
+            bytes=sharding.bytes_per_device(leaf),
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    ]
+
+
+def abstract_mesh(config: TrainConfig, topology: Topology) -> AbstractMesh:
+    """Returns the config's mesh over the topology. Raises `UsageError` if it does not cover it."""
+    tensor, fsdp = config.mesh.tensor, config.mesh.fsdp
+    if fsdp == -1:
+        fsdp = topology.devices // (topology.slices * tensor)
+    if topology.slices * fsdp * tensor != topology.devices:
+        raise UsageError(
+            f"config {config.name!r} on {topology.name}: a mesh of {topology.slices} x {fsdp} x "
+            f"{tensor} (slice x fsdp x tensor) does not cover {topology.devices} devices"
+        )
+    return AbstractMesh(
+        (topology.slices, fsdp, tensor), sharding.AXES, axis_types=(AxisType.Explicit,) * 3
+    )

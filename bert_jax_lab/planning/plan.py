@@ -1,0 +1,264 @@
+"""A run on paper: what every phase needs and takes on TPUs that one does not have.
+
+Memory, cycles and collectives are the compiler's (`aot_compile.py`), FLOPs have a closed form
+(`update/flops.py`), rates and prices are data (`topologies.py`). The prediction is the plain sum of
+computation and collectives, as if nothing overlapped; the sum with everything overlapped, which is
+the larger of the two, stands beside it. Left out are compilation, checkpoints, preemptions, the
+latency of collectives and whatever the host is late with.
+"""
+
+import collections
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.errors import UsageError
+from bert_jax.registry import OBJECTIVES
+from bert_jax.training.evaluate import batch_shape
+from bert_jax.update.flops import train_flops
+from bert_jax.versions import installed
+from bert_jax_lab.planning import aot_compile, input_throughput, plan_warnings, topologies
+from bert_jax_lab.planning.max_batch import Limit, evaluation_remedy, limits, remedy
+from bert_jax_lab.planning.save_cost import SavePlan, save_plan
+from bert_jax_lab.planning.topologies import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """The evaluation step of a phase, and how long all of the phase's evaluations take."""
+
+    rows: int
+    memory_bytes: int
+    estimated_cycles: int
+    step_seconds: float
+    hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasePlan:
+    """One phase. Bytes, cycles, FLOPs and seconds are those of one device and one step."""
+
+    sequence_length: int
+    global_batch_size: int
+    steps: int
+    fits: bool
+    memory_bytes: int
+    hbm_bytes: int  # of the device, by its data sheet
+    available_bytes: int  # to one program, by the compiler
+    memory: dict[str, int]
+    flops_per_device: float
+    # The rest is None, or empty, where the step does not fit.
+    estimated_cycles: int | None = None
+    kernels: tuple[aot_compile.KernelCost, ...] = ()
+    collectives: tuple[aot_compile.Traffic, ...] = ()
+    cycles_by_operation: dict[str, int] = dataclasses.field(default_factory=dict)
+    product_seconds: float | None = None  # matrix products at the peak rate
+    memory_seconds: float | None = None  # its traffic at full bandwidth: an upper bound
+    compute_seconds: float | None = None  # cycles over the clock
+    collective_seconds: float | None = None
+    step_seconds: float | None = None  # computation + collectives: the prediction
+    step_seconds_overlapped: float | None = None  # the larger of the two
+    mfu: float | None = None
+    binds: str | None = None  # "compute", "memory" or "network"
+    hours: float | None = None
+    host_rows_needed: float | None = None  # a second, by each host
+    host_rows_measured: float | None = None  # a second, by one thread of this machine
+    evaluation: EvaluationPlan | None = None
+    saving: SavePlan | None = None
+    compile_seconds: float | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    config: str
+    topology: str
+    slices: int
+    devices: int
+    chips: int
+    hosts: int
+    fits: bool
+    phases: tuple[PhasePlan, ...]
+    parameters: int
+    total_hours: float | None
+    total_hours_overlapped: float | None
+    chip_hours: float | None
+    dollars: float | None
+    prices_date: str
+    warnings: tuple[str, ...]
+    versions: dict[str, str]
+    frontier: tuple[Limit, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def plan(config: TrainConfig, topology: Topology, *, with_frontier: bool = False) -> Plan:
+    """Compiles every phase of `config` for the topology. Minutes for a large model.
+
+    Call `topologies.prepare_environment` first. Raises `UsageError` if the mesh or a batch does not
+    divide.
+    """
+    config = dataclasses.replace(
+        config, mesh=dataclasses.replace(config.mesh, slices=topology.slices)
+    )
+    mesh = aot_compile.make_mesh(config, topology)
+    _check_batches(config, mesh)
+    phases = tuple(
+        _phase_plan(config, phase, mesh=mesh, topology=topology) for phase in config.phases
+    )
+    fits = all(phase.fits for phase in phases)
+    hours = overlapped = None
+    if fits:
+        hours = sum(p.hours + p.evaluation.hours for p in phases)  # type: ignore[operator]
+        overlapped = sum(p.steps * p.step_seconds_overlapped / 3600 for p in phases)  # type: ignore[operator]
+        overlapped += sum(p.evaluation.hours for p in phases)  # type: ignore[union-attr]
+    price = topology.chip.dollars_per_chip_hour
+    return Plan(
+        config=config.name,
+        topology=topology.name,
+        slices=topology.slices,
+        devices=topology.devices,
+        chips=topology.chips,
+        hosts=topology.hosts,
+        fits=fits,
+        phases=phases,
+        parameters=_parameters(config, mesh),
+        total_hours=hours,
+        total_hours_overlapped=overlapped,
+        chip_hours=None if hours is None else hours * topology.chips,
+        dollars=None if hours is None or price is None else hours * topology.chips * price,
+        prices_date=topologies.PRICES_DATE,
+        warnings=tuple(plan_warnings.warnings(config, phases, topology=topology, mesh=mesh)),
+        versions=installed("bert-jax", "jax", "jaxlib", "libtpu"),
+        frontier=limits(config, mesh=mesh, topology=topology) if with_frontier else (),
+    )
+
+
+def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topology) -> PhasePlan:
+    chip = topology.chip
+    flops = train_flops(OBJECTIVES[config.objective], config.model, phase) / topology.devices
+    known = {
+        "sequence_length": phase.sequence_length,
+        "global_batch_size": phase.global_batch_size,
+        "steps": phase.steps,
+        "hbm_bytes": chip.hbm_bytes,
+        "flops_per_device": flops,
+    }
+    shape = batch_shape(config, phase, devices=mesh.size)
+    figures = None
+    try:
+        figures = aot_compile.train_figures(config, phase, mesh=mesh, topology=topology)
+        held_out = aot_compile.eval_figures(config, shape, mesh=mesh, topology=topology)
+    except aot_compile.DoesNotFit as refusal:
+        if figures is None:
+            advice = remedy(config, phase, refusal, mesh=mesh, topology=topology)
+        else:
+            advice = evaluation_remedy(config, shape, mesh=mesh, topology=topology)
+        return PhasePlan(
+            **known,
+            fits=False,
+            memory_bytes=refusal.needed,
+            available_bytes=refusal.available,
+            memory={},
+            remedy=advice,
+        )
+    compute, network = figures.cycles / chip.clock_hz, figures.collective_seconds
+    products = flops / chip.peak_flops
+    memory = figures.memory_traffic / chip.memory_bandwidth
+    seconds = compute + network
+    evaluation = _evaluation_plan(
+        config, phase, held_out, rows=shape.global_batch_size, topology=topology
+    )
+    return PhasePlan(
+        **known,
+        fits=True,
+        memory_bytes=figures.memory.total,
+        available_bytes=chip.compiler_bytes,
+        memory=dataclasses.asdict(figures.memory),
+        estimated_cycles=figures.cycles,
+        kernels=figures.kernels,
+        collectives=figures.collectives,
+        cycles_by_operation=figures.cycles_by_operation,
+        product_seconds=products,
+        memory_seconds=memory,
+        compute_seconds=compute,
+        collective_seconds=network,
+        step_seconds=seconds,
+        step_seconds_overlapped=max(compute, network),
+        mfu=products / seconds,
+        binds=_binds(compute=compute, network=network, products=products, memory=memory),
+        hours=phase.steps * seconds / 3600,
+        host_rows_needed=_host_rows(mesh, phase.global_batch_size) / seconds,
+        host_rows_measured=input_throughput.rows_per_second(
+            phase,
+            objective=config.objective,
+            data=config.data,
+            vocab_size=config.model.vocab_size,
+        ),
+        evaluation=evaluation,
+        saving=save_plan(config, seconds, hosts=topology.hosts, mesh=mesh),
+        compile_seconds=figures.compile_seconds + held_out.compile_seconds,
+    )
+
+
+def _host_rows(mesh: Any, rows: int) -> float:
+    """Returns how many rows of a global batch the busiest host makes: those of every shard that it
+    has a part of.
+
+    Hosts that share a shard, as `tensor` over more than one of them makes them, each make its rows.
+    """
+    shards = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    hosts = collections.Counter(h for shard in shards for h in {d.process_index for d in shard})
+    return rows / len(shards) * max(hosts.values())
+
+
+def _evaluation_plan(
+    config: TrainConfig, phase: PhaseConfig, figures: aot_compile.Figures, *, rows: int,
+    topology: Topology,
+) -> EvaluationPlan:  # fmt: skip
+    seconds = figures.cycles / topology.chip.clock_hz + figures.collective_seconds
+    every = config.evaluation.every_steps
+    # One at the end of the phase, whatever `every_steps` says.
+    times = max(phase.steps // every, 1) if every else 1
+    batches = times * math.ceil(config.evaluation.num_examples / rows)
+    return EvaluationPlan(
+        rows=rows,
+        memory_bytes=figures.memory.total,
+        estimated_cycles=figures.cycles,
+        step_seconds=seconds,
+        hours=batches * seconds / 3600,
+    )
+
+
+def _binds(*, compute: float, network: float, products: float, memory: float) -> str:
+    """Returns what would help most if it were faster, by the largest of the three lower bounds."""
+    if network > compute:
+        return "network"
+    return "memory" if memory > products else "compute"
+
+
+def _check_batches(config: TrainConfig, mesh) -> None:
+    microbatches = config.optimizer.gradient_accumulation_steps
+    shards = mesh.shape["slice"] * mesh.shape["fsdp"] * microbatches
+    for i, phase in enumerate(config.phases):
+        rows = phase.global_batch_size
+        if rows % shards:
+            near = sorted({max(rows // shards, 1) * shards, (rows // shards + 1) * shards})
+            raise UsageError(
+                f"config {config.name!r}: phases.{i}.global_batch_size is {rows}, which does not "
+                f"divide over {shards} (devices that share a batch, times "
+                f"optimizer.gradient_accumulation_steps); take {' or '.join(map(str, near))}"
+            )
+
+
+def _parameters(config: TrainConfig, mesh) -> int:
+    import jax
+
+    from bert_jax.update.state import TrainState
+
+    return sum(
+        math.prod(p.shape) for p in jax.tree.leaves(TrainState.abstract(config, mesh).params)
+    )

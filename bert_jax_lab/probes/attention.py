@@ -1,0 +1,265 @@
+"""Queries, keys, scores and weights of every head, as a model computes them for given texts.
+
+A back end of attention gets the queries and keys after any rotation, and what positions add to the
+scores: one that notes them down and then computes as `plain` does sees all there is, for every kind
+of position and of block. So the model has no code for it, and no other program changes.
+
+Dims: N layers, H heads, L tokens (those of the queries), S the same (those of the keys), K head
+size.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import HeadConfig
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.data.tokenizer.unknown import note_unknown_ids
+from bert_jax.errors import UsageError
+from bert_jax.model import bert
+from bert_jax.model.attention import plain
+from bert_jax.pretrained.load import LoadedCheckpoint
+from bert_jax.registry import ATTENTION
+from bert_jax.training import device_feed
+
+# The name of the back end that notes down, in the processes that ask for it.
+_RECORDING = "recording"
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """The attention of some layers to one row, which may hold several sequences.
+
+    `query` and `key` float32 `[N, H, L, K]`, after any rotation; `position` float32 `[N, H, L, L]`
+    is what positions add to the scores (divided by sqrt(K) where the model does so), None where
+    they add nothing. `sequence_ids` and `position_ids` int32 `[L]`: a token sees its own sequence
+    only. `is_cls` and `is_sep` bool `[L]`. `layers` counts from 1.
+    """
+
+    tokens: tuple[str, ...]
+    layers: tuple[int, ...]
+    query: np.ndarray
+    key: np.ndarray
+    position: np.ndarray | None
+    sequence_ids: np.ndarray
+    position_ids: np.ndarray
+    is_cls: np.ndarray
+    is_sep: np.ndarray
+
+    @property
+    def num_heads(self) -> int:
+        return self.query.shape[1]
+
+    @property
+    def head_size(self) -> int:
+        return self.query.shape[3]
+
+    @property
+    def is_seen(self) -> np.ndarray:
+        """Returns bool `[L, L]`: whether the query of the row sees the key of the column."""
+        return self.sequence_ids[:, None] == self.sequence_ids[None, :]
+
+    def products(self, layer: int) -> np.ndarray:
+        """Returns q.k / sqrt(K), float64 `[H, L, L]`; `layer` is an index into `layers`."""
+        query, key = (x[layer].astype(np.float64) for x in (self.query, self.key))
+        return query @ np.swapaxes(key, 1, 2) / np.sqrt(self.head_size)
+
+    def scores(self, layer: int) -> np.ndarray:
+        """Returns the scores before softmax, float64 `[H, L, L]`, with what positions add.
+
+        They are -inf for keys that a query does not see.
+        """
+        scores = self.products(layer)
+        if self.position is not None:
+            scores = scores + self.position[layer]
+        return np.where(self.is_seen, scores, -np.inf)
+
+    def weights(self, layer: int) -> np.ndarray:
+        """Returns the softmax of the scores, float64 `[H, L, L]`: each row's sum is 1."""
+        scores = self.scores(layer)
+        exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadStatistics:
+    """One head in four numbers, each a mean over all queries of the row.
+
+    `cls_share` and `sep_share` are the shares of the weights on [CLS] and [SEP]; `mean_distance`
+    is that of the keys from the query in tokens, `entropy` that of the weights in nats (Clark et
+    al. 2019, sections 3 and 4). `layer` and `head` count from 1.
+    """
+
+    layer: int
+    head: int
+    cls_share: float
+    sep_share: float
+    mean_distance: float
+    entropy: float
+
+
+def statistics(attention: Attention) -> list[HeadStatistics]:
+    """Returns the statistics of all heads, layer after layer."""
+    place = attention.position_ids
+    distance = np.abs(place[:, None] - place[None, :])
+    found = []
+    for index, layer in enumerate(attention.layers):
+        weights = attention.weights(index)
+        surprise = -np.log(np.where(weights > 0, weights, 1.0))
+        numbers = (
+            weights[:, :, attention.is_cls].sum(axis=-1),
+            weights[:, :, attention.is_sep].sum(axis=-1),
+            (weights * distance).sum(axis=-1),
+            (weights * surprise).sum(axis=-1),
+        )
+        means = np.stack([number.mean(axis=-1) for number in numbers], axis=-1)
+        found += [
+            HeadStatistics(layer, head, *map(float, row)) for head, row in enumerate(means, 1)
+        ]
+    return found
+
+
+class AttentionProbe:
+    """Reads the attention of a checkpoint; compiles once for each length.
+
+    It computes in float32, whatever type the run computes in.
+    """
+
+    def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer):
+        config = source.config
+        # One pass, written out: what is noted down must not lie in a loop or in a backward pass.
+        compute = dataclasses.replace(
+            config.compute, dtype="float32", remat="none", layers="unroll", attention=_RECORDING
+        )
+        self._source, self._tokenizer, self._mesh = source, tokenizer, source.mesh
+
+        def record(params: bert.Params, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            seen: list[dict[str, jax.Array]] = []
+
+            def recording(q_BHKL: jax.Array, k_BHKS: jax.Array, v_BHKS: jax.Array, **rest: Any):
+                noted = {"query": q_BHKL, "key": k_BHKS}
+                if rest["bias_BHLS"] is not None:
+                    noted["position"] = rest["bias_BHLS"]
+                seen.append(noted)
+                return plain(q_BHKL, k_BHKS, v_BHKS, **rest)
+
+            ATTENTION.register(_RECORDING, recording)
+            bert.apply(
+                params, batch, config=config.model, head=HeadConfig(parts=()), compute=compute
+            )
+            # What is there by this name from now on belongs to no pass.
+            ATTENTION.register(_RECORDING, plain)
+            # All of it on all devices: a process can read what its own devices have.
+            return {
+                name: jnp.stack([jax.reshard(noted[name], jax.P())[0] for noted in seen])
+                for name in seen[0]
+            }
+
+        self._record = jax.jit(record)
+
+    def __call__(
+        self, texts: Sequence[str], *, layers: Sequence[int] = (), packed: bool = False
+    ) -> Attention:
+        """Returns the attention to a text, or to two texts as a pair.
+
+        With `packed`, each text, of which there may be any number, is a sequence of its own, as in
+        the packed rows of pre-training. `layers` chooses some, from 1; all by default. Raises
+        UsageError if there is no text, one is empty, they have more tokens than the model has
+        positions, or there is no such layer.
+        """
+        chosen = self._chosen(layers)
+        row = self._row(texts, packed)
+        length = len(row["input_ids"])
+        # Filled up with padding, which nobody sees, so that few lengths are compiled; and with
+        # copies, since the rows of a batch lie over all devices.
+        extra = -length % 8
+        batch = {
+            name: np.tile(np.pad(ids, (0, extra)), (self._mesh.size, 1))
+            for name, ids in row.items()
+        }
+        with jax.set_mesh(self._mesh):
+            placed = device_feed.whole_to_global(batch, mesh=self._mesh)
+            encoder = {"encoder": self._source.params["encoder"]}
+            noted = {
+                name: np.asarray(array)[chosen]
+                for name, array in self._record(encoder, placed).items()
+            }
+        position = noted.get("position")
+        if position is not None:
+            # Some kinds add the same in all heads or to all rows; here each has its own.
+            shape = (*noted["query"].shape[:2], length + extra, length + extra)
+            position = np.broadcast_to(position, shape)[:, :, :length, :length]
+        special = self._tokenizer.special
+        return Attention(
+            tokens=tuple(readable(self._tokenizer, row["input_ids"].tolist())),
+            layers=tuple(number + 1 for number in chosen),
+            query=np.swapaxes(noted["query"], 2, 3)[:, :, :length],
+            key=np.swapaxes(noted["key"], 2, 3)[:, :, :length],
+            position=position,
+            sequence_ids=row["sequence_ids"],
+            position_ids=row["position_ids"],
+            is_cls=row["input_ids"] == special.cls,
+            is_sep=row["input_ids"] == special.sep,
+        )
+
+    def _chosen(self, layers: Sequence[int]) -> list[int]:
+        """Returns indices of layers, which count from 1."""
+        depth = self._source.config.model.num_hidden_layers
+        for layer in layers:
+            if not 1 <= layer <= depth:
+                raise UsageError(f"`layers` {layer}: the model has layers 1 to {depth}")
+        return sorted({layer - 1 for layer in layers} or range(depth))
+
+    def _row(self, texts: Sequence[str], packed: bool) -> dict[str, np.ndarray]:
+        """Returns the four arrays int32 `[L]` that the model reads."""
+        if isinstance(texts, str) or not texts:
+            raise UsageError("expected a list of texts, with one at least")
+        if len(texts) > 2 and not packed:
+            raise UsageError(
+                f"{len(texts)} texts: give one, or two for a pair, or pack them with `packed`"
+            )
+        special, separators = self._tokenizer.special, self._tokenizer.pair_separators
+        encoded = self._tokenizer.encode_sentences(list(texts))
+        for number, ids in enumerate(encoded, 1):
+            if not ids:
+                raise UsageError(f"text {number} has no words; write some")
+        if packed:
+            sequences = [[([special.cls, *ids, special.sep], 0)] for ids in encoded]
+        else:
+            first, *second = encoded
+            between = [special.sep] * (separators - 1 if second else 0)
+            sequences = [[([special.cls, *first, special.sep, *between], 0)]]
+            sequences[0] += [([*ids, special.sep], 1) for ids in second]
+        columns: list[tuple[int, int, int, int]] = []
+        # A model with one token type has no second one, as RoBERTa.
+        last_type = self._source.config.model.type_vocab_size - 1
+        for number, segments in enumerate(sequences, 1):
+            typed = [(id_, min(kind, last_type)) for ids, kind in segments for id_ in ids]
+            columns += [(id_, kind, place, number) for place, (id_, kind) in enumerate(typed)]
+        limit = self._source.config.model.max_position_embeddings
+        # A row is as long as the model may read, packed or not.
+        if len(columns) > limit:
+            raise UsageError(
+                f"the text has {len(columns)} tokens, the model {limit} positions; shorten it"
+            )
+        note_unknown_ids(np.array([id_ for id_, *_ in columns]), special)
+        names = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
+        return dict(zip(names, np.array(columns, np.int32).T, strict=True))
+
+
+def readable(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Returns the tokens of ids. A byte-level one is its text, with "▁" for each space; where that
+    is no whole character, or the token is special, as the vocabulary has it.
+    """
+    names = tokenizer.tokens(ids)
+    if not tokenizer.is_byte_level:
+        return names
+    texts = [tokenizer.decode([id_]).replace(" ", "▁") for id_ in ids]
+    return [
+        text if text and "\ufffd" not in text else name
+        for text, name in zip(texts, names, strict=True)
+    ]

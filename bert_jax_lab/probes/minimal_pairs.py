@@ -1,0 +1,125 @@
+"""Pairs of sentences that differ in one thing, of which one is grammatical.
+
+A model that knows the thing finds the grammatical one more likely (Marvin & Linzen 2018; Warstadt
+et al. 2020, BLiMP). The pairs are made by rule from a few words that ordinary prose and technical
+documentation share, so that small models know them: every run is asked the same questions.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.pretrained.load import LoadedCheckpoint
+from bert_jax_lab.probes.probe import Probe, ProbeResult
+from bert_jax_lab.probes.pseudo_perplexity import PseudoPerplexity
+
+# Singular and plural.
+_NOUNS = (
+    ("word", "words"),
+    ("number", "numbers"),
+    ("name", "names"),
+    ("line", "lines"),
+    ("function", "functions"),
+    ("value", "values"),
+)
+# What may be said of them all.
+_VERBS = (("is", "are"), ("has", "have"), ("was", "were"), ("does", "do"))
+_AFTER = {
+    "is": "in the list",
+    "has": "the same form",
+    "was": "in the list",
+    "does": "the same thing",
+}
+# Nats. What two orders of the same words differ by in a model without positions is rounding.
+_ROUNDING = 1e-3
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """Two sentences; `phenomenon` says in what they differ."""
+
+    phenomenon: str
+    grammatical: str
+    ungrammatical: str
+
+
+def minimal_pairs() -> list[MinimalPair]:
+    """Returns all pairs, always the same ones in the same order.
+
+    agreement
+        The verb has the number of its subject, or the other one.
+    agreement_attractor
+        The same with a noun of the other number between the two (Linzen et al. 2016).
+    word_order
+        Two neighbours have changed places: the same words, so that a model that knows nothing of
+        order finds both alike.
+    """
+    pairs = []
+    for number, ((one, many), verbs) in enumerate(itertools.product(_NOUNS, _VERBS)):
+        rest = _AFTER[verbs[0]]
+        other = _NOUNS[(number // len(_VERBS) + 1 + number % len(_VERBS)) % len(_NOUNS)]
+        for subject, right, wrong, attractor in (
+            (one, verbs[0], verbs[1], other[1]),
+            (many, verbs[1], verbs[0], other[0]),
+        ):
+            pairs.append(
+                MinimalPair(
+                    "agreement",
+                    f"The {subject} {right} {rest}.",
+                    f"The {subject} {wrong} {rest}.",
+                )
+            )
+            start = f"The {subject} of the {attractor}"
+            pairs.append(
+                MinimalPair(
+                    "agreement_attractor",
+                    f"{start} {right} {rest}.",
+                    f"{start} {wrong} {rest}.",
+                )
+            )
+            words = f"the {subject} {right} {rest}".split()
+            for place in range(len(words) - 1):
+                swapped = [*words]
+                swapped[place : place + 2] = words[place + 1], words[place]
+                pairs.append(MinimalPair("word_order", _sentence(words), _sentence(swapped)))
+    return pairs
+
+
+def score_pairs(
+    perplexity: PseudoPerplexity, pairs: Sequence[MinimalPair] | None = None
+) -> dict[str, float]:
+    """Returns for each phenomenon the share of pairs whose grammatical sentence is more likely.
+
+    That is by pseudo-log-likelihood; chance is 0.5. A pair that a model finds alike counts half.
+    `pairs` are those of `minimal_pairs` by default.
+    """
+    pairs = minimal_pairs() if pairs is None else list(pairs)
+    sentences = list(
+        dict.fromkeys(text for pair in pairs for text in (pair.grammatical, pair.ungrammatical))
+    )
+    scores = {score.text: score.log_likelihood for score in perplexity.score(sentences)}
+    shares: dict[str, list[float]] = {}
+    for pair in pairs:
+        apart = scores[pair.grammatical] - scores[pair.ungrammatical]
+        won = 0.5 if abs(apart) < _ROUNDING else float(apart > 0)
+        shares.setdefault(pair.phenomenon, []).append(won)
+    return {phenomenon: sum(won) / len(won) for phenomenon, won in shares.items()}
+
+
+def _sentence(words: Sequence[str]) -> str:
+    """Returns words as a sentence: a capital, a full stop."""
+    text = " ".join(words)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _measure(
+    source: LoadedCheckpoint, tokenizer: Tokenizer, corpus: Corpus | None
+) -> list[ProbeResult]:
+    del corpus  # the questions are the same for all
+    shares = score_pairs(PseudoPerplexity(source, tokenizer))
+    return [ProbeResult(name, 100 * share, "%", 50.0) for name, share in shares.items()]
+
+
+PROBE = Probe(_measure, parts=("mlm",))

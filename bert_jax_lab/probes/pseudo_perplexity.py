@@ -1,0 +1,147 @@
+"""How well a masked language model expects a text: each token is masked in turn and guessed.
+
+The pseudo-log-likelihood of a text is the sum of the log probabilities of its tokens, each guessed
+from all others (Salazar et al. 2020, "Masked Language Model Scoring"); the pseudo-perplexity is exp
+of minus its mean over all tokens of all texts. Masking the later sub-words of a word along with one
+of it keeps a model from spelling rare words out of their own ends (Kauf & Ivanova 2023, "A Better
+Way to Do Masked Language Model Scoring", PLL-word-l2r).
+
+Dims: B copies of texts, each with one token to guess; L length of the longest.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.data.tokenizer.words import begins_word
+from bert_jax.errors import UsageError
+from bert_jax.inference.forward import Forward, in_float32
+from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
+from bert_jax_lab.probes.held_out import readable_sentences
+from bert_jax_lab.probes.probe import Probe, ProbeResult
+
+# Copies at a time: each has an output as wide as the vocabulary, for one position.
+_BATCH = 64
+# Held-out sentences that are asked for: one a document.
+_SENTENCES = 64
+
+
+@dataclass(frozen=True)
+class PseudoLikelihood:
+    """A text with the sum of the log probabilities of its tokens, in nats."""
+
+    text: str
+    tokens: int
+    log_likelihood: float
+
+
+class PseudoPerplexity:
+    """Scores texts by a checkpoint, in float32; compiles once for each length."""
+
+    def __init__(
+        self, source: LoadedCheckpoint, tokenizer: Tokenizer, *, within_words: bool = False
+    ):
+        """With `within_words` a sub-word may be guessed from the later ones of its own word, as in
+        Salazar et al. Raises UsageError if there is no masked-LM head.
+        """
+        require_parts(source, "mlm")
+        self._source, self._tokenizer = source, tokenizer
+        self._begins = None if within_words else begins_word(tokenizer)
+        config = in_float32(source.config)
+        self._forward = Forward(config, "mlm_logits", batch_size=_BATCH, mesh=source.mesh)
+
+    def score(self, texts: Sequence[str]) -> list[PseudoLikelihood]:
+        """Returns the scores of texts, in their order.
+
+        Raises UsageError if there are no texts, or one has no tokens or more than the model has
+        positions.
+        """
+        encoded = [self._tokenizer.encode(text) for text in texts]
+        limit = self._source.config.model.max_position_embeddings
+        if not encoded:
+            raise UsageError("there are no texts")
+        for text, ids in zip(texts, encoded, strict=True):
+            if not 2 < len(ids) <= limit:
+                raise UsageError(
+                    f"{text[:60]!r} has {len(ids)} tokens with [CLS] and [SEP]; the model takes 3 "
+                    f"to {limit}"
+                )
+        # Of each copy the number of its text and the position to guess; texts of like length are
+        # together, since a batch is as long as its longest row.
+        order = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
+        copies = [(n, place) for n in order for place in range(1, len(encoded[n]) - 1)]
+        size = self._forward.size(len(copies))
+        sums = np.zeros(len(encoded))
+        for start in range(0, len(copies), size):
+            part = copies[start : start + size]
+            found = self._log_probabilities(encoded, part, size)
+            np.add.at(sums, [number for number, _ in part], found)
+        return [
+            PseudoLikelihood(text, len(ids) - 2, float(total))
+            for text, ids, total in zip(texts, encoded, sums, strict=True)
+        ]
+
+    def __call__(self, texts: Sequence[str]) -> float:
+        """Returns the pseudo-perplexity of texts, each token counting once. Errors: `score`."""
+        scores = self.score(texts)
+        tokens = sum(score.tokens for score in scores)
+        return math.exp(-sum(score.log_likelihood for score in scores) / tokens)
+
+    def _log_probabilities(
+        self, encoded: list[list[int]], copies: list[tuple[int, int]], size: int
+    ) -> np.ndarray:
+        """Returns the log probability of each copy's hidden token, float64 `[copies]`."""
+        longest = max(len(encoded[number]) for number, _ in copies)
+        length = min(-(-longest // 8) * 8, self._source.config.model.max_position_embeddings)
+        special = self._tokenizer.special
+        ids_BL = np.full((size, length), special.pad, np.int32)
+        sequence_ids_BL = np.zeros((size, length), np.int32)
+        positions_B = np.zeros(size, np.int32)
+        targets = np.zeros(len(copies), np.int64)
+        for row, (number, place) in enumerate(copies):
+            ids = encoded[number]
+            ids_BL[row, : len(ids)] = ids
+            ids_BL[row, place : self._end_of_word(ids, place)] = special.mask
+            sequence_ids_BL[row, : len(ids)] = 1
+            positions_B[row], targets[row] = place, ids[place]
+        # Rows that fill the batch up have one token each, as any row must.
+        sequence_ids_BL[len(copies) :, 0] = 1
+        batch = {
+            "input_ids": ids_BL,
+            "token_type_ids": np.zeros_like(ids_BL),
+            "position_ids": np.tile(np.arange(length, dtype=np.int32), (size, 1)),
+            "sequence_ids": sequence_ids_BL,
+            "mlm_positions": positions_B[:, None],
+        }
+        logits = self._forward.batch(self._source.params, batch)[: len(copies), 0]
+        logits = logits[:, : self._tokenizer.vocab_size].astype(np.float64)
+        chosen = logits[np.arange(len(copies)), targets]
+        return chosen - np.logaddexp.reduce(logits, axis=-1)
+
+    def _end_of_word(self, ids: list[int], place: int) -> int:
+        """Returns the position after the last sub-word that is hidden with the one at `place`."""
+        end = place + 1
+        if self._begins is not None:
+            while end < len(ids) - 1 and not self._begins[ids[end]]:
+                end += 1
+        return end
+
+
+def _measure(
+    source: LoadedCheckpoint, tokenizer: Tokenizer, corpus: Corpus | None
+) -> list[ProbeResult]:
+    """Returns the pseudo-perplexity of held-out sentences, each the first readable one of its
+    document.
+    """
+    assert corpus is not None  # `needs_corpus` has it asked for
+    perplexity = PseudoPerplexity(source, tokenizer)
+    first = (sentences[0] for sentences in readable_sentences(corpus, _SENTENCES) if sentences)
+    texts = [tokenizer.decode(ids) for ids in first]
+    return [ProbeResult("pseudo_perplexity", perplexity(texts), "", float(tokenizer.vocab_size))]
+
+
+PROBE = Probe(_measure, parts=("mlm",), needs_corpus=True)

@@ -1,0 +1,201 @@
+"""Says how long the runs of a study take, by a few steps of each, then by the runs themselves."""
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from bert_jax import config_loader
+from bert_jax.config import TrainConfig, from_dict, to_dict
+from bert_jax.data.corpus import worker
+from bert_jax.errors import UsageError
+from bert_jax.files import write_json
+from bert_jax.progress import duration, note
+from bert_jax_lab.studies.corpus_tasks import MOST_ROWS
+from bert_jax_lab.studies.records import DONE, record_of
+from bert_jax_lab.studies.runs import (
+    FinetuneRun,
+    PretrainRun,
+    ProbeRun,
+    StudyPlan,
+    StudyRun,
+    tokens_of,
+)
+
+RATES = "rates.json"
+# Steps that are timed, after the one that compiles.
+_STEPS = 5
+# A process of `bert-jax`: imports, opening the corpus, the last save.
+_START_SECONDS = 12.0
+_PREPARE_SECONDS = 60.0
+_PROBE_SECONDS = 20.0
+# Where a run is measured: given its config and a corpus, seconds to compile, and of a step of each
+# phase.
+Measure = Callable[[TrainConfig, Path], dict[str, Any]]
+
+
+def measure(config: TrainConfig, corpus: Path) -> dict[str, Any]:
+    """Returns `compile_seconds`, and `step_seconds` of each phase, by training a few steps."""
+    from bert_jax.api.training import Training
+
+    compiling, steps = 0.0, []
+    for phase in config.phases:
+        values: dict[str, Any] = to_dict(config) | {"phases": [to_dict(phase)]}
+        if len(config.phases) > 1:
+            # A phase alone may be shorter than the warm-up, and its program is not the run's.
+            steady = {"schedule": "constant", "warmup_steps": 0, "decay_steps": 0}
+            values["optimizer"] = values["optimizer"] | steady
+        training = Training(from_dict(values), corpus=corpus)
+        seconds = []
+        for _ in range(min(_STEPS + 1, phase.steps)):
+            began = time.perf_counter()
+            training.step()
+            seconds.append(time.perf_counter() - began)
+        steps.append(statistics.median(seconds[1:] or seconds))
+        compiling += seconds[0]
+    return {"compile_seconds": compiling, "step_seconds": steps}
+
+
+def measured_apart(
+    compiled: Path, *, extend: Sequence[Path] = ()
+) -> tuple[ProcessPoolExecutor, Measure]:
+    """Returns a process of its own that measures, and how to ask it: this one holds no device.
+
+    It executes the files of `extend` first, which register what configs name.
+    """
+    worker.prepare_for_workers()
+    process = ProcessPoolExecutor(
+        max_workers=1,
+        mp_context=get_context("spawn"),
+        initializer=_begin,
+        initargs=(compiled, tuple(extend)),
+    )
+    return process, lambda config, corpus: process.submit(measure, config, corpus).result()
+
+
+def _begin(compiled: Path, extend: Sequence[Path]) -> None:
+    worker.begin()
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(compiled))
+    for file in extend:
+        config_loader.execute(file)
+
+
+def key_of(config: TrainConfig) -> str:
+    """Returns what configs that take equally long have in common: all but name and seed."""
+    values = to_dict(config) | {"name": "", "seed": 0}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def measure_missing(plan: StudyPlan, ask: Measure, *, stopped_by: Callable[[], str] = str) -> None:
+    """Measures each variant of which neither a run nor a measurement is there yet.
+
+    What is measured is kept in `rates.json`. A variant that cannot be built is left to its run,
+    which says why. Stops early when `stopped_by` says so.
+    """
+    rates = _rates(plan.workdir)
+    wanted = {
+        key_of(run.config): run
+        for run in plan.runs
+        if isinstance(run, PretrainRun) and record_of(plan.workdir, run) is None
+    }
+    missing = {key: run for key, run in wanted.items() if key not in rates}
+    for number, (key, run) in enumerate(missing.items(), 1):
+        if stopped_by():
+            return
+        note(f"times {_STEPS} steps of {run.variant}, {number} of {len(missing)}")
+        try:
+            rates[key] = ask(run.config, plan.corpus)
+        except (UsageError, RuntimeError) as error:  # jax's own, where memory is short
+            note(f"{run.variant} cannot be timed: {str(error).splitlines()[0]}")
+            continue
+        write_json(plan.workdir / RATES, rates)
+
+
+def _rates(workdir: Path) -> dict[str, Any]:
+    try:
+        return json.loads((workdir / RATES).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+class StudyEstimate:
+    """Seconds of runs, from what is measured; a run that has ended tells of its other seeds."""
+
+    def __init__(self, plan: StudyPlan):
+        self._plan, self._rates = plan, _rates(plan.workdir)
+        self._ended: dict[str, list[float]] = {}
+        for run in plan.whole:
+            self.learn(run)
+
+    def learn(self, run: StudyRun) -> None:
+        """Takes account of a run that has just ended well."""
+        record = record_of(self._plan.workdir, run)
+        if record is not None and record["status"] == DONE and "seconds" in record:
+            self._ended.setdefault(_kind(run), []).append(record["seconds"])
+
+    def seconds_of(self, run: StudyRun) -> float | None:
+        """Returns how long a run takes from its beginning; None where nothing is known."""
+        if ended := self._ended.get(_kind(run)):
+            return statistics.median(ended)
+        if isinstance(run, PretrainRun):
+            rate = self._rates.get(key_of(run.config))
+            return None if rate is None else _pretraining(run.config, rate)
+        if isinstance(run, FinetuneRun):
+            pretraining = self._plan.named(run.needs[0])
+            assert isinstance(pretraining, PretrainRun)
+            rate = self._rates.get(key_of(pretraining.config))
+            return None if rate is None else _finetuning(run, pretraining.config, rate)
+        return _PROBE_SECONDS if isinstance(run, ProbeRun) else _PREPARE_SECONDS
+
+    def total(self, runs: Sequence[StudyRun]) -> float | None:
+        """Returns the seconds of several runs; None where one of them is not known."""
+        each = [self.seconds_of(run) for run in runs]
+        known = [seconds for seconds in each if seconds is not None]
+        return sum(known) if len(known) == len(each) else None
+
+    def said(self, run: StudyRun, left: Sequence[StudyRun]) -> str:
+        """Returns what to say where a run begins, and `left` are it and those after it."""
+        one, all_ = self.seconds_of(run), self.total(left)
+        if one is None:
+            return "begins"
+        rest = "" if all_ is None else f", with all that is left {duration(all_)}"
+        return f"begins, about {duration(one)}{rest}"
+
+
+def _kind(run: StudyRun) -> str:
+    """Returns what runs that differ in the seed only have in common."""
+    if isinstance(run, PretrainRun):
+        return key_of(run.config)
+    if isinstance(run, FinetuneRun):
+        return f"{run.variant} {run.task.name} {run.train_rows}"
+    return run.name
+
+
+def _pretraining(config: TrainConfig, rate: dict[str, Any]) -> float:
+    seconds = _START_SECONDS + rate["compile_seconds"]
+    for phase, step in zip(config.phases, rate["step_seconds"], strict=True):
+        every = config.evaluation.every_steps
+        evaluations = 1 + (phase.steps // every if every else 0)
+        # A pass forward is a third of an update.
+        evaluation = config.evaluation.num_examples * step / phase.global_batch_size / 3
+        seconds += phase.steps * step + evaluations * evaluation
+    return seconds
+
+
+def _finetuning(run: FinetuneRun, config: TrainConfig, rate: dict[str, Any]) -> float:
+    speed = tokens_of(config) / sum(
+        phase.steps * step for phase, step in zip(config.phases, rate["step_seconds"], strict=True)
+    )
+    rows = run.train_rows or MOST_ROWS
+    return (
+        _START_SECONDS + rate["compile_seconds"] + rows * run.task.epochs * run.task.length / speed
+    )

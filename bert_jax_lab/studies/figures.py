@@ -1,0 +1,216 @@
+"""The figures of a study as PNG and SVG, each with a text that says what it shows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax_lab.studies.records import DONE
+from bert_jax_lab.studies.scaling_law import Law
+
+_SIZE, _DPI = (8, 4.8), 130
+# What curves are drawn over: a field of a curve's points, and the axis.
+_AXES = {
+    "tokens": ("million tokens", 1e6, "linear"),
+    "seconds": ("minutes of training", 60.0, "linear"),
+}
+# Contours and the front go so far beyond the runs, as factors.
+_MARGIN = 2.0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure: its title, its PNG beside study.md, and its text."""
+
+    title: str
+    file: str
+    alt: str
+
+
+def draw(found: dict[str, Any], law: Law | None, directory: Path) -> list[Drawn]:
+    """Draws all figures that there are runs for into a directory; returns what they show."""
+    directory.mkdir(parents=True, exist_ok=True)
+    runs = [run for run in found["runs"] if run.get("curve")]
+    drawn = [_save(directory, f"loss_over_{x}", *_curves(found, runs, x)) for x in _AXES if runs]
+    if law is not None:
+        drawn.append(_save(directory, "law", *_law(found, law)))
+        drawn.append(_save(directory, "loss_over_compute", *_compute(found, law)))
+    return drawn
+
+
+Plot = Callable[[Any], None]
+
+
+def _save(directory: Path, name: str, title: str, alt: str, plot: Plot) -> Drawn:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context({"svg.hashsalt": name, "axes.grid": True, "grid.alpha": 0.3}):
+        figure, axes = pyplot.subplots(figsize=_SIZE, layout="constrained")
+        plot(axes)
+        axes.set_title(title)
+        figure.savefig(directory / f"{name}.png", dpi=_DPI)
+        figure.savefig(directory / f"{name}.svg", metadata={"Date": None})
+        pyplot.close(figure)
+    return Drawn(title, f"{directory.name}/{name}.png", alt.replace("[", "(").replace("]", ")"))
+
+
+def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tuple[str, str, Plot]:
+    label, unit, scale = _AXES[x]
+    column = found["columns"][0]
+    names = [v["variant"] for v in found["variants"] if any(r["variant"] == v["variant"]
+                                                           for r in runs)]  # fmt: skip
+    corpus = found["corpus"]
+    entropy = corpus["unigram_entropy_nats"] if corpus and column == "mlm_loss" else None
+
+    def plot(axes: Any) -> None:
+        for number, name in enumerate(names):
+            for run in (run for run in runs if run["variant"] == name):
+                axes.plot(
+                    [point[x] / unit for point in run["curve"]],
+                    [point["value"] for point in run["curve"]],
+                    color=f"C{number % 10}",
+                    linestyle=("-", "--", ":")[number // 10 % 3],
+                    marker=".",
+                    linewidth=1.2,
+                    label=name if run["seed"] == _first_seed(runs, name) else None,
+                )
+        if entropy is not None:
+            axes.axhline(entropy, color="grey", linestyle="--", linewidth=1)
+            axes.annotate("unigram entropy", (0, entropy), fontsize="small", va="bottom")
+        axes.set_xlabel(label)
+        axes.set_xscale(scale)
+        axes.set_ylabel(f"held-out {column.replace('_', ' ')}")
+        axes.legend(fontsize="small", ncols=1 + len(names) // 8)
+
+    ends = []
+    for name in names:
+        last = [r["curve"][-1] for r in runs if r["variant"] == name and r["status"] == DONE]
+        if not last:
+            ends.append(f"{name} has no run that is done")
+            continue
+        value = float(np.median([point["value"] for point in last]))
+        at = float(np.median([point[x] for point in last])) / unit
+        ends.append(f"{name} ends at {value:.3f} after {at:.3g}")
+    title = f"Held-out {column.replace('_', ' ')} over {label}"
+    return title, f"{title}. A line for each run. {'; '.join(ends)}.", plot
+
+
+def _first_seed(runs: Sequence[dict[str, Any]], name: str) -> int:
+    return min(run["seed"] for run in runs if run["variant"] == name)
+
+
+def _points(found: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    """Returns parameters of the blocks, tokens, losses and FLOPs of all runs that are done."""
+    column = found["columns"][0]
+    runs = [r for r in found["runs"] if r["status"] == DONE and r.get("figures", {}).get(column)]
+    rows = [(r["block_parameters"], r["tokens"], r["figures"][column], r["flops"]) for r in runs]
+    return tuple(np.array(rows, float).T)
+
+
+def _compute(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
+    n, d, loss, _ = _points(found)
+    compute = 6 * n * d
+    front = np.geomspace(compute.min() / _MARGIN, compute.max() * _MARGIN, 50)
+    least = law.loss(*law.optimal(front))
+
+    def plot(axes: Any) -> None:
+        for number, size in enumerate(sorted(set(n))):
+            own = n == size
+            line = np.geomspace(compute[own].min() / _MARGIN, compute[own].max() * _MARGIN, 30)
+            axes.plot(line, law.loss(size, line / 6 / size), color=f"C{number}", linewidth=1)
+            axes.plot(compute[own], loss[own], "o", color=f"C{number}", label=f"{size:.3g}")
+        axes.plot(front, least, color="black", linestyle="--", label="front")
+        axes.set_xscale("log")
+        axes.set_xlabel("6 x parameters of the blocks x tokens")
+        axes.set_ylabel(f"held-out {found['columns'][0].replace('_', ' ')}")
+        axes.legend(fontsize="small", title="parameters of the blocks")
+
+    title = "Loss over compute"
+    alt = (
+        f"{title}. The points are runs, the lines the law for each size, dashed the least loss for "
+        f"the compute: {least[0]:.3f} at {front[0]:.3g} FLOPs, {least[-1]:.3f} at {front[-1]:.3g}."
+    )
+    return title, alt, plot
+
+
+def _law(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
+    column = found["columns"][0]
+    n, d, loss, flops = _points(found)
+    compute = 6 * n * d
+    front = np.geomspace(compute.min(), compute.max() * _MARGIN, 50)
+    best_n, best_d = law.optimal(front)
+
+    def plot(axes: Any) -> None:
+        sizes = np.geomspace(n.min() / _MARGIN, n.max() * _MARGIN, 60)
+        tokens = np.geomspace(d.min() / _MARGIN, d.max() * _MARGIN, 60)
+        grid = np.meshgrid(sizes, tokens)
+        contours = axes.contour(*grid, law.loss(*grid), levels=12, cmap="viridis", linewidths=0.8)
+        axes.clabel(contours, fontsize="x-small")
+        # Equal compute is a straight line where both axes are logarithmic.
+        for product in np.geomspace(compute.min(), compute.max(), 4):
+            axes.plot(sizes, product / 6 / sizes, color="grey", linewidth=0.6, linestyle=":")
+        inside = (best_n >= sizes[0]) & (best_n <= sizes[-1])
+        axes.plot(best_n[inside], best_d[inside], color="C3", label="compute-optimal front")
+        points = axes.scatter(n, d, c=loss, cmap="viridis", edgecolors="black", zorder=3)
+        axes.figure.colorbar(points, ax=axes, label=f"measured {column.replace('_', ' ')}")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(sizes[0], sizes[-1])
+        axes.set_ylim(tokens[0], tokens[-1])
+        axes.set_xlabel("parameters of the blocks")
+        axes.set_ylabel("tokens")
+        axes.legend(fontsize="small")
+
+    title = "The fitted law: loss over parameters and tokens"
+    alt = (
+        f"{title}. {len(n)} runs with {n.min():.3g} to {n.max():.3g} parameters, {d.min():.3g} "
+        f"to {d.max():.3g} tokens and {flops.min():.3g} to {flops.max():.3g} FLOPs, coloured by "
+        f"their loss of {loss.min():.3f} to {loss.max():.3f}; contours of the law, dotted lines of "
+        f"equal compute, and the front, which goes from {best_n[0]:.3g} parameters and "
+        f"{best_d[0]:.3g} tokens to {best_n[-1]:.3g} and {best_d[-1]:.3g}"
+    )
+    return title, f"{alt}.", plot
+
+
+def draw_cost(points: Sequence[dict[str, Any]], measured: str, directory: Path) -> Drawn:
+    """Draws time or memory of a layer's attention over the length, a line for each width."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = sorted({(point["attention"], point["width"]) for point in points})
+    kinds = sorted({kind for kind, _ in lines})
+    scale, unit = {"seconds": (1e3, "ms"), "bytes": (1e-6, "MB")}[measured]
+
+    def line(kind: str, width: int) -> list[tuple[int, float]]:
+        own = [p for p in points if p["attention"] == kind and p["width"] == width]
+        return sorted((p["length"], scale * p[measured]) for p in own)
+
+    def plot(axes: Any) -> None:
+        widths = sorted({width for _, width in lines})
+        for kind, width in lines:
+            lengths, values = zip(*line(kind, width), strict=True)
+            axes.plot(
+                lengths,
+                values,
+                ("-", "--", ":", "-.")[kinds.index(kind) % 4],
+                marker=".",
+                color=f"C{widths.index(width) % 10}",
+                label=f"{kind}, width {width}",
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("tokens")
+        axes.set_ylabel(unit)
+        axes.legend(fontsize="small", ncols=2)
+
+    title = f"{'Time' if measured == 'seconds' else 'Memory'} of one layer's attention"
+    said = [
+        f"{kind} at width {width} from {line(kind, width)[0][1]:.3g} {unit} for "
+        f"{line(kind, width)[0][0]} tokens to {line(kind, width)[-1][1]:.3g} {unit} for "
+        f"{line(kind, width)[-1][0]}"
+        for kind, width in lines
+    ]
+    return _save(directory, measured, title, f"{title}. {'; '.join(said)}.", plot)

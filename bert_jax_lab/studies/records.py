@@ -1,0 +1,172 @@
+"""Keeps how each run of a study ended, in a file, with the figures that tables are made of."""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import TrainConfig
+from bert_jax.errors import (
+    DataDamaged,
+    Diverged,
+    Interrupted,
+    NonFinite,
+    NoUsableCheckpoint,
+    Preempted,
+    ResumeRefused,
+    StorageFailed,
+    Unreachable,
+    UsageError,
+)
+from bert_jax.files import write_json
+from bert_jax.workdir import goodput, log_reader
+from bert_jax_lab.studies.child import Outcome
+from bert_jax_lab.studies.runs import (
+    FinetuneRun,
+    PretrainRun,
+    ProbeRun,
+    StudyRun,
+    flops_of,
+    tokens_of,
+)
+
+DONE, FAILED = "done", "failed"
+# The same run would fail again in the same way: it is not tried again.
+_FINAL = {
+    kind.exit_code for kind in (UsageError, ResumeRefused, NoUsableCheckpoint, NonFinite, Diverged)
+}
+# Nothing is wrong with the run: the study stops, and goes on with it when it is started again.
+STOPPING = {
+    kind.exit_code for kind in (DataDamaged, StorageFailed, Preempted, Interrupted, Unreachable)
+}
+_HELD_OUT = "validation"
+
+
+def record_of(workdir: Path, run: StudyRun) -> dict[str, Any] | None:
+    """Returns how a run ended, or None where it has not, or was another run then."""
+    path = workdir / "records" / f"{run.name}.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if found.get("identity") == run.identity else None
+
+
+def is_settled(record: dict[str, Any] | None) -> bool:
+    """Returns whether a run with this record is left alone: it is done, or would fail again."""
+    return record is not None and (record["status"] == DONE or record["code"] in _FINAL)
+
+
+def write_record(workdir: Path, run: StudyRun, outcome: Outcome) -> dict[str, Any]:
+    """Writes and returns how a run ended."""
+    record: dict[str, Any] = {
+        "run": run.name,
+        "identity": run.identity,
+        "status": FAILED if outcome.code else DONE,
+        "code": outcome.code,
+        "reason": outcome.reason if outcome.code else "",
+        "time": time.time(),
+    }
+    if isinstance(run, PretrainRun | FinetuneRun | ProbeRun):
+        record |= {"variant": run.variant, "seed": run.seed}
+    if isinstance(run, PretrainRun):
+        record |= _pretrained(run)
+    elif isinstance(run, FinetuneRun):
+        record |= {"task": run.task.name}
+        if not outcome.code:
+            record |= _finetuned(run)
+    elif isinstance(run, ProbeRun) and not outcome.code:
+        record |= {"findings": json.loads(run.file.read_text(encoding="utf-8"))["findings"]}
+    path = workdir / "records" / f"{run.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)
+    return record
+
+
+def finished_siblings(run: PretrainRun) -> list[Path]:
+    """Returns the workdirs of the same variant's runs with lower seeds that are done, where they
+    are still there and have losses of masked words: this run's should be as theirs.
+    """
+    found = []
+    for seed in range(run.seed):
+        name = f"{run.variant}.seed{seed}"
+        path = run.directory.parents[1] / "records" / f"{name}.json"
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            is_like = record["status"] == DONE and not record.get("warnings")
+            directory = run.directory.with_name(name)
+            files = [directory / file for file in (log_reader.METRICS, "config.json")]
+            if (
+                is_like
+                and "mlm_loss" in record.get("figures", {})
+                and all(file.is_file() for file in files)
+            ):
+                found.append(directory)
+    return found
+
+
+def _pretrained(run: PretrainRun) -> dict[str, Any]:
+    """Returns the figures of a run that has ended, well or not."""
+    if not run.directory.is_dir():
+        return {}
+    rows = log_reader.read_rows(run.directory)
+    account = goodput.account(run.directory)
+    last, scores = log_reader.closing_rows(rows)
+    return {
+        "figures": {
+            name: value
+            for name, value in scores.get(_HELD_OUT, {}).items()
+            if isinstance(value, float) and name != "time"
+        },
+        "step": last.get("step", 0),
+        "warnings": [
+            f"step {event['step']}: {event['said']}"
+            for event in log_reader.read_events(run.directory)
+            if event.get("event") == "unexpected"
+        ],
+        "starts": account["starts"],
+        "seconds": account["wall_seconds"] - account["seconds"]["down"],
+        "training_seconds": account["seconds"]["training"] + account["seconds"]["data_wait"],
+        "tokens": tokens_of(run.config),
+        "flops": flops_of(run.config),
+        **parameters_of(run.config),
+    }
+
+
+def parameters_of(config: TrainConfig) -> dict[str, int]:
+    """Returns how many parameters a model has, and how many of them its blocks have."""
+    from bert_jax.model import bert
+
+    params = bert.abstract_params(config.model, config.head)
+    encoder = params["encoder"]
+    blocks = {name: part for name, part in encoder.items() if name != "embeddings"}
+    return {
+        "parameters": bert.parameter_count(params),
+        "block_parameters": bert.parameter_count(blocks),
+    }
+
+
+def _finetuned(run: FinetuneRun) -> dict[str, Any]:
+    summary = json.loads((run.directory / "results.json").read_text(encoding="utf-8"))
+    best = summary["best"]["scores"]
+    account = goodput.account(run.directory)
+    return {
+        "metric": summary["metric"],
+        "score": best[summary["metric"]]["median"],
+        "scores": {name: found["median"] for name, found in best.items()},
+        "seconds": account["wall_seconds"] - account["seconds"]["down"],
+    }
+
+
+def curve_of(directory: Path, name: str) -> list[dict[str, float]]:
+    """Returns the held-out values of a figure: `step`, `value`, and the `seconds` of training
+    until then.
+    """
+    found, seconds = [], 0.0
+    for row in log_reader.read_rows(directory):
+        if row.get("split") is None:
+            seconds += (row.get("step_seconds") or 0.0) * row.get("steps", 1)
+        elif row["split"] == _HELD_OUT and row.get(name) is not None:
+            found.append({"step": row["step"], "value": row[name], "seconds": seconds})
+    return found

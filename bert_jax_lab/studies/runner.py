@@ -1,0 +1,198 @@
+"""Makes the runs of a study that are missing, one after the other, and leaves the rest alone.
+
+All that is known of a run is on the disk: its workdir, from which it goes on, and its record, when
+it has ended. So a study that was interrupted anywhere is the same command again, and several
+processes may work on one: each takes the runs that no other one holds.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bert_jax import file_lock, strict_json
+from bert_jax.errors import (
+    BertJaxError,
+    Interrupted,
+    Preempted,
+    ResumeRefused,
+    UsageError,
+    with_exit_code,
+)
+from bert_jax.files import write_json
+from bert_jax.progress import note, note_once
+from bert_jax_lab.studies import corpus_tasks, summary
+from bert_jax_lab.studies.child import Outcome
+from bert_jax_lab.studies.estimate import StudyEstimate
+from bert_jax_lab.studies.records import DONE, STOPPING, is_settled, record_of, write_record
+from bert_jax_lab.studies.runs import (
+    FinetuneRun,
+    PrepareRun,
+    PretrainRun,
+    ProbeRun,
+    StudyPlan,
+    StudyRun,
+)
+
+ASKED = "asked.json"
+# Seconds between two looks at what other processes do.
+_WAIT = 0.5
+# Makes a run, given the descriptor of its lock, and who is told the lines of its log.
+Execute = Callable[[StudyRun, int, Callable[[str], None]], Outcome]
+
+
+@dataclass
+class StudyProgress:
+    """The runs that one call has made, and those that are left."""
+
+    made: list[str] = field(default_factory=list)
+    # Another process works on them.
+    held: list[StudyRun] = field(default_factory=list)
+    # Neither done nor failed for good.
+    left: list[StudyRun] = field(default_factory=list)
+    is_time_up: bool = False
+
+
+def claim(plan: StudyPlan) -> None:
+    """Makes the workdir the home of a study.
+
+    Raises ResumeRefused where it holds another one, and UsageError where it holds something else.
+    """
+    path = plan.workdir / ASKED
+    if plan.workdir.is_dir() and not path.exists() and any(plan.workdir.iterdir()):
+        raise UsageError(
+            f"`workdir` {plan.workdir} is not empty and holds no study; choose another directory"
+        )
+    plan.workdir.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        write_json(path, plan.asked)
+        return
+    held = strict_json.parse_file(path, path.read_bytes())
+    for name, value in plan.asked.items():
+        if held.get(name) != value:
+            raise ResumeRefused(
+                f"`workdir` {plan.workdir} holds a study whose {name} is {held.get(name)!r}, not "
+                f"{value!r}; choose another `workdir`"
+            )
+
+
+def is_ready(plan: StudyPlan, run: StudyRun) -> bool:
+    """Returns whether all is done that a run needs."""
+    needed = (record_of(plan.workdir, plan.named(name)) for name in run.needs)
+    return all(record is not None and record["status"] == DONE for record in needed)
+
+
+def write_rows(plan: StudyPlan) -> None:
+    """Writes the rows of the tasks, if the corpus that they are made of is there.
+
+    Raises UsageError where the corpus has too few sentences: before anything is trained.
+    """
+    has_rules = any(task.rule for task in plan.study.tasks)
+    if has_rules and (plan.corpus / "corpus.json").is_file():
+        with file_lock.hold(plan.workdir / "locks" / "rows", waits=True):
+            corpus_tasks.write_rows(plan)
+
+
+def missing(plan: StudyPlan) -> list[StudyRun]:
+    """Returns the runs that are still to be made: not those that need one that has failed."""
+    lost: set[str] = set()
+    found = []
+    for run in plan.runs:
+        record = record_of(plan.workdir, run)
+        if record is not None and record["status"] == DONE:
+            continue
+        if is_settled(record) or lost & {*run.needs}:
+            lost.add(run.name)
+        else:
+            found.append(run)
+    return found
+
+
+def make_missing(
+    plan: StudyPlan,
+    execute: Execute,
+    *,
+    stopped_by: Callable[[], str],
+    only: Callable[[StudyRun], bool] = lambda run: True,
+    waits: bool = True,
+) -> StudyProgress:
+    """Makes the runs that are missing, in their order; a run that fails is recorded and passed.
+
+    `stopped_by` tells between runs that a signal came, by its name, or that the time is up, by
+    "budget". Where only runs are left that other processes hold, or that need those, it waits,
+    unless `waits` is false. study.json is written anew after each run. Raises Preempted and
+    Interrupted, and the error of a run that met what is not its own fault: a full disk, a damaged
+    corpus.
+    """
+    progress, estimate = StudyProgress(), StudyEstimate(plan)
+    tried: set[str] = set()
+    while not progress.is_time_up:
+        todo = [run for run in missing(plan) if run.name not in tried and only(run)]
+        progress.held = []
+        # The law wants all of them, those that another process makes too.
+        fitted = any(isinstance(run, PretrainRun) and not run.is_predicted for run in todo)
+        for run in todo:
+            is_early = fitted and isinstance(run, PretrainRun) and run.is_predicted
+            if is_early or not is_ready(plan, run):
+                continue
+            if reason := stopped_by():
+                _require_budget(Outcome(0, "stopped between two runs", reason), run)
+                progress.is_time_up = True
+                break
+            with file_lock.hold(plan.workdir / "locks" / run.name) as held:
+                if held is None:
+                    progress.held.append(run)
+                    continue
+                if is_settled(record_of(plan.workdir, run)):
+                    break  # another process has just made it
+                where = f"{len(plan.runs) - len(todo) + 1}/{len(plan.runs)} {run.name}"
+                note(f"{where}: {estimate.said(run, todo)}")
+                if _make(plan, run, execute, held, where):
+                    progress.made.append(run.name)
+                    estimate.learn(run)
+                else:
+                    progress.is_time_up = True
+                tried.add(run.name)
+                break
+        else:
+            if not (waits and progress.held):
+                break
+            note_once(f"waits for {progress.held[0].name}, which another process makes")
+            time.sleep(_WAIT)
+    progress.left = missing(plan)
+    return progress
+
+
+def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: str) -> bool:
+    """Makes one run and records how it ended; returns whether it has, and not its time."""
+    if (isinstance(run, FinetuneRun) and run.rows is not None) or (
+        isinstance(run, PrepareRun) and run.of_tasks
+    ):
+        write_rows(plan)
+    if isinstance(run, PretrainRun) and run.is_predicted:
+        summary.write_prediction(plan, run)
+    if isinstance(run, ProbeRun):
+        run.directory.mkdir(parents=True, exist_ok=True)
+    outcome = execute(run, held, lambda line: note(f"{where}: {line}"))
+    if outcome.code and (outcome.stopped_by or outcome.code in STOPPING):
+        _require_budget(outcome, run)
+        return False
+    record = write_record(plan.workdir, run, outcome)
+    if record["status"] != DONE:
+        note(f"{where}: failed with exit code {outcome.code}: {outcome.reason}")
+    summary.write_json_only(plan)
+    return True
+
+
+def _require_budget(outcome: Outcome, run: StudyRun) -> None:
+    """Raises the error of a run that was stopped, unless its time was up."""
+    if outcome.stopped_by == "budget":
+        return
+    message = f"{run.name}: {outcome.reason}; the same command goes on with the study"
+    error: BertJaxError
+    if outcome.stopped_by == "SIGINT" or outcome.code == Interrupted.exit_code:
+        error = Interrupted(message)
+    elif outcome.stopped_by or outcome.code == Preempted.exit_code:
+        error = Preempted(message)
+    else:
+        error = with_exit_code(outcome.code, message)
+    raise error

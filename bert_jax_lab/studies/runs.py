@@ -1,0 +1,354 @@
+"""The runs of a study in the order in which they are made, and where each of them lies.
+
+    WORKDIR/corpus/                  unless a corpus is given
+    WORKDIR/rows/TASK/               rows of a task that are made of the corpus
+    WORKDIR/runs/VARIANT.seedN/      workdirs of pre-training
+    WORKDIR/tasks/VARIANT.seedN.TASK/  workdirs of fine-tuning
+    WORKDIR/probes/VARIANT.seedN.probes/  what a pre-trained model answers
+    WORKDIR/records/RUN.json         how a run ended, and its figures; logs/, locks/ likewise
+    WORKDIR/compiled/                programs that runs have compiled
+
+The first seed of all variants comes before the second one of any: a study that is cut short has a
+table. A run whose variant is to be predicted comes after all others.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import TrainConfig, to_dict
+from bert_jax.data.corpus.store import read_manifest
+from bert_jax.errors import UsageError
+from bert_jax.registry import PROBES
+from bert_jax_lab.studies.study import Study, StudyTask, Variant, config_of, overrides_of
+
+CORPUS, TEXTS = "corpus", "texts"
+# Of a study that is only tried out: rows of a task, and held-out examples.
+_FEW = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRun:
+    """One step of a study, with a name of its own."""
+
+    name: str
+    directory: Path
+    # The names of the runs that must be done before it.
+    needs: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """Returns a hash of all that decides the result, paths excepted."""
+        values = dataclasses.asdict(self)
+        decisive = {k: v for k, v in values.items() if not isinstance(v, Path)}
+        if isinstance(self, PretrainRun):
+            decisive |= {"config": to_dict(self.config), "overrides": None, "base": None}
+        if isinstance(self, PrepareRun) and self.of_tasks:
+            decisive["sources"] = None  # a path, too
+        text = json.dumps(decisive, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareRun(StudyRun):
+    """A corpus that is made for the study."""
+
+    sources: tuple[str, ...]
+    vocab_size: int
+    validation_fraction: float
+    tokenizer: Path | None = None
+    # It is made of the texts of the tasks' training rows.
+    of_tasks: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainRun(StudyRun):
+    """Pre-training of one variant with one seed."""
+
+    variant: str
+    seed: int
+    base: str
+    overrides: tuple[str, ...]
+    config: TrainConfig
+    corpus: Path
+    init_from: Path | None = None
+    is_predicted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRun(StudyRun):
+    """Fine-tuning of one pre-trained model on one task."""
+
+    variant: str
+    seed: int
+    task: StudyTask
+    checkpoint: Path
+    # The folder with train.tsv and dev.tsv, where they are made of the corpus.
+    rows: Path | None = None
+    train_rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRun(StudyRun):
+    """Questions to one pre-trained model."""
+
+    variant: str
+    seed: int
+    probes: tuple[str, ...]
+    checkpoint: Path
+    corpus: Path
+
+    @property
+    def file(self) -> Path:
+        """Returns where the answers are."""
+        return self.directory / "probes.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyPlan:
+    """A study in its workdir: what is to be run, and what was asked for."""
+
+    study: Study
+    workdir: Path
+    corpus: Path
+    # Those that this plan makes, of all of the study's.
+    runs: tuple[StudyRun, ...]
+    whole: tuple[StudyRun, ...]
+    # What decides the study beside its file; another one is refused in the same workdir.
+    asked: dict[str, Any] = field(default_factory=dict)
+    # As it was typed.
+    command: str = ""
+
+    def named(self, name: str) -> StudyRun:
+        """Returns the run of that name."""
+        return next(run for run in self.whole if run.name == name)
+
+
+def plan_runs(
+    study: Study,
+    workdir: Path,
+    *,
+    corpus: Path | None = None,
+    overrides: Sequence[str] = (),
+    steps: int | None = None,
+    only: Sequence[str] = (),
+    command: str = "",
+) -> StudyPlan:
+    """Returns the plan of a study.
+
+    `overrides` change every run, after the variants' own. With `steps`, each run has so many
+    updates and few rows, and there is one seed: to try a study out. `only` names the variants to
+    run, beside those that they begin from.
+
+    Raises UsageError for a variant whose config is wrong, and for names that are no variant's.
+    """
+    wanted = _wanted(study, only)
+    runs: list[StudyRun] = []
+    if corpus is None:
+        recipe = study.corpus
+        runs.append(
+            PrepareRun(
+                name=CORPUS,
+                directory=workdir / CORPUS,
+                sources=recipe.sources,
+                vocab_size=recipe.vocab_size,
+                validation_fraction=recipe.validation_fraction,
+            )
+        )
+    corpus_needed = () if corpus is not None else (CORPUS,)
+    fingerprint = None if corpus is None else read_manifest(corpus)["fingerprint"]
+    corpus = workdir / CORPUS if corpus is None else corpus
+    if any(variant.on_task_texts for variant in study.variants):
+        runs.append(
+            PrepareRun(
+                name=TEXTS,
+                directory=workdir / TEXTS,
+                needs=corpus_needed,
+                sources=(str(workdir / "rows" / "texts.txt"),),
+                vocab_size=study.corpus.vocab_size,
+                validation_fraction=study.corpus.validation_fraction,
+                tokenizer=corpus / "tokenizer",
+                of_tasks=True,
+            )
+        )
+    changes = _Changes(study, tuple(overrides), steps)
+    seeds = study.seeds if steps is None else 1
+    ordered = sorted(
+        ((variant, seed) for seed in range(seeds) for variant in study.variants),
+        key=lambda pair: pair[0].is_predicted,
+    )
+    decided = {variant.name: _decided(study, variant, changes) for variant in study.variants}
+    for variant, seed in ordered:
+        more, config = decided[variant.name]
+        needs = corpus_needed
+        if variant.on_task_texts:
+            needs += (TEXTS,)
+        if variant.init_from:
+            needs += (f"{variant.init_from}.seed{seed}",)
+        name = f"{variant.name}.seed{seed}"
+        pretraining = PretrainRun(
+            name=name,
+            directory=workdir / "runs" / name,
+            needs=needs,
+            variant=variant.name,
+            seed=seed,
+            base=study.base,
+            overrides=tuple(overrides_of(study, variant, seed, more)),
+            config=dataclasses.replace(config, seed=seed),
+            corpus=workdir / TEXTS if variant.on_task_texts else corpus,
+            init_from=(
+                workdir / "runs" / f"{variant.init_from}.seed{seed}" if variant.init_from else None
+            ),
+            is_predicted=variant.is_predicted,
+        )
+        runs.append(pretraining)
+        runs += [
+            FinetuneRun(
+                name=f"{name}.{task.name}",
+                directory=workdir / "tasks" / f"{name}.{task.name}",
+                needs=(name,),
+                variant=variant.name,
+                seed=seed,
+                task=task,
+                checkpoint=pretraining.directory,
+                rows=workdir / "rows" / task.name if task.rule else None,
+                train_rows=None if steps is None else _FEW,
+            )
+            for task in study.tasks
+        ]
+        if probes := _probes_of(study, config):
+            runs.append(
+                ProbeRun(
+                    name=f"{name}.probes",
+                    directory=workdir / "probes" / f"{name}.probes",
+                    needs=(name,),
+                    variant=variant.name,
+                    seed=seed,
+                    probes=probes,
+                    checkpoint=pretraining.directory,
+                    corpus=corpus,
+                )
+            )
+    asked = {
+        "study": study.name,
+        "scale": study.scale,
+        "overrides": [*overrides],
+        "steps": steps,
+        "corpus": fingerprint,
+    }
+    return StudyPlan(
+        study=study,
+        workdir=workdir,
+        corpus=corpus,
+        runs=tuple(run for run in runs if _is_made(run, wanted)),
+        whole=tuple(runs),
+        asked=asked,
+        command=command,
+    )
+
+
+def _is_made(run: StudyRun, wanted: Sequence[Variant]) -> bool:
+    """Returns whether a run is one of the wanted variants, or is made for them."""
+    if isinstance(run, PretrainRun | FinetuneRun):
+        return run.variant in {variant.name for variant in wanted}
+    is_of_tasks = isinstance(run, PrepareRun) and run.of_tasks
+    return not is_of_tasks or any(variant.on_task_texts for variant in wanted)
+
+
+def _probes_of(study: Study, config: TrainConfig) -> tuple[str, ...]:
+    """Returns the probes that a model of this config has the parts for."""
+    parts = {*config.head.parts}
+    return tuple(name for name in study.probes if parts >= {*PROBES[name].parts})
+
+
+def _decided(
+    study: Study, variant: Variant, changes: "_Changes"
+) -> tuple[tuple[str, ...], TrainConfig]:
+    """Returns the last overrides of a variant, and its config with seed 0."""
+    more = changes.of(variant)
+    return more, config_of(study, variant, 0, more)
+
+
+def _wanted(study: Study, only: Sequence[str]) -> list[Variant]:
+    known = {variant.name: variant for variant in study.variants}
+    names = set(only)
+    if unknown := sorted(names - known.keys()):
+        raise UsageError(
+            f"`only` {unknown[0]}: study {study.name} has no such variant; it has "
+            f"{', '.join(known)}"
+        )
+    for name in list(names):
+        while known[name].init_from:
+            name = known[name].init_from
+            names.add(name)
+    return [variant for variant in study.variants if not names or variant.name in names]
+
+
+class _Changes:
+    """The overrides that come after the variants' own."""
+
+    def __init__(self, study: Study, overrides: tuple[str, ...], steps: int | None):
+        self._study, self._overrides, self._steps = study, overrides, steps
+        self._budget = 0.0
+        if study.equal_compute:
+            self._budget = flops_of(config_of(study, study.variants[0], 0, overrides))
+
+    def of(self, variant: Variant) -> tuple[str, ...]:
+        more = self._overrides
+        if self._steps is None and not self._budget:
+            return more
+        config = config_of(self._study, variant, 0, more)
+        if self._budget:
+            steps = round(config.total_steps * self._budget / flops_of(config))
+            more += _with_steps(config, max(steps, 1))
+            config = config_of(self._study, variant, 0, more)
+        if self._steps is None:
+            return more
+        few = min(_FEW, config.evaluation.num_examples)
+        return (
+            *more,
+            *_with_steps(config, self._steps),
+            f"evaluation.num_examples={few}",
+            f"evaluation.every_steps={max(1, self._steps // 2)}",
+            f"checkpoint.every_steps={max(1, self._steps // 2)}",
+            f"log_every_steps={max(1, self._steps // 4)}",
+        )
+
+
+def _with_steps(config: TrainConfig, steps: int) -> tuple[str, ...]:
+    """Returns the overrides that give a run so many steps in all, in the proportions it has."""
+    share = steps / config.total_steps
+    phases = [max(1, round(phase.steps * share)) for phase in config.phases]
+    total = sum(phases)
+    warmup = min(int(config.optimizer.warmup_steps * share), total - 1)
+    changes = [f"phases.{number}.steps={count}" for number, count in enumerate(phases)]
+    changes.append(f"optimizer.warmup_steps={warmup}")
+    if config.optimizer.decay_steps:
+        decay = min(max(1, int(config.optimizer.decay_steps * share)), total - warmup)
+        changes.append(f"optimizer.decay_steps={decay}")
+    return tuple(changes)
+
+
+def flops_of(config: TrainConfig) -> float:
+    """Returns the FLOPs of all updates of a run (update/flops.py)."""
+    from bert_jax.registry import OBJECTIVES
+    from bert_jax.update.flops import train_flops
+
+    objective = OBJECTIVES[config.objective]
+    return float(
+        sum(phase.steps * train_flops(objective, config.model, phase) for phase in config.phases)
+    )
+
+
+def tokens_of(config: TrainConfig, step: int | None = None) -> int:
+    """Returns the positions that a run trains on, until a step or in all."""
+    left, tokens = config.total_steps if step is None else step, 0
+    for phase in config.phases:
+        steps = min(left, phase.steps)
+        tokens += steps * phase.global_batch_size * phase.sequence_length
+        left -= steps
+    return tokens

@@ -1,0 +1,409 @@
+"""`import bert_jax`: every snippet of docs/python.md runs, with the numbers of the command line."""
+
+import ast
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import bert_jax
+from bert_jax.__main__ import main
+from bert_jax.errors import UsageError
+from tests import tiny_corpus
+from tests.paths import ROOT
+
+_ROOT = ROOT
+_PAGE = (_ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+_SNIPPETS = re.findall(r"^```python\n(.*?)^```", _PAGE, flags=re.DOTALL | re.MULTILINE)
+_TEXT = "The horse of Ada eats [MASK] every day."
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, trained, exported, corpus) -> Path:
+    """A folder with what the page calls `runs/`; its run may be written to."""
+    folder = tmp_path_factory.mktemp("python") / "runs"
+    shutil.copytree(trained, folder / "base")
+    shutil.copytree(corpus, folder / "corpus")
+    shutil.copytree(exported, folder / "base-hf")
+    command = ["export", "--checkpoint", str(trained), "--format", "tf1"]
+    assert main([*command, "--output", str(folder / "base-tf1")]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(exported) -> bert_jax.Model:
+    return bert_jax.load(exported)
+
+
+@pytest.fixture
+def logger():
+    """The library's logger, whose level is put back."""
+    found = logging.getLogger("bert_jax")
+    level = found.level
+    yield found
+    found.setLevel(level)
+
+
+def snippet(number: int, runs: Path, **paths: str) -> str:
+    code = _SNIPPETS[number]
+    for old, new in paths.items():
+        code = code.replace(f'"runs/{old}"', f'"runs/{new}"')
+    return code.replace('"runs/', f'"{runs}/')
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint", ["base", "base-hf", "base-tf1"])
+def test_the_first_script_gives_the_numbers_of_the_command_line(tmp_path, runs, capsys, checkpoint):
+    code = snippet(0, runs, base=checkpoint)
+    assert len(code.strip().splitlines()) <= 15
+    found: dict = {}
+    exec(code, found)
+    assert jax.sharding.get_mesh().empty
+    rows = [line.split(" ", 2) for line in capsys.readouterr().out.splitlines()[:3]]
+    path = str(runs / checkpoint)
+    assert main(["fill-mask", "--checkpoint", path, "--top", "3", _TEXT]) == 0
+    table = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("│")
+    ]
+    assert rows == table
+    (tmp_path / "texts.txt").write_text("The horse eats hay.\nAn owl sleeps in the tower.\n")
+    output = tmp_path / "vectors.npz"
+    command = ["embed", "--checkpoint", path, "--input", str(tmp_path / "texts.txt")]
+    assert main([*command, "--length", "48", "--output", str(output)]) == 0
+    np.testing.assert_array_equal(found["vectors"], np.load(output)["vectors"])
+    assert found["training"].steps_done == 1
+
+
+def test_the_page_runs_from_top_to_bottom(tmp_path, runs, capsys, monkeypatch, logger):
+    monkeypatch.setattr(bert_jax.SCHEDULES, "_entries", dict(bert_jax.SCHEDULES._entries))
+    found: dict = {}
+    for number in range(len(_SNIPPETS)):
+        exec(compile(snippet(number, runs), f"docs/python.md, snippet {number}", "exec"), found)
+    assert found["is_next"].shape == (2,)
+    assert found["states"].shape == (3, 1, 8, 32)
+    assert found["closing"]["step"] == 200
+    assert found["outputs"]["pooled"].shape == (1, 32)
+    assert found["config"].optimizer.schedule == "flat"
+    # What it predicted is what the command line says of the same rows.
+    said = found["reviews"].predict([{"text": "the young horse"}, "the old bear"])
+    (tmp_path / "rows.csv").write_text("text\nthe young horse\nthe old bear\n")
+    capsys.readouterr()
+    command = ["predict", "--checkpoint", str(runs / "reviews")]
+    assert main([*command, "--input", str(tmp_path / "rows.csv")]) == 0
+    assert said == [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_notebook_runs(runs, capsys):
+    notebook = json.loads((_ROOT / "examples" / "python.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert {"metadata", "cells"} < notebook.keys()
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(ids)) == len(ids)
+    found: dict = {}
+    for cell in notebook["cells"]:
+        code = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            code = code.replace('"../runs/demo/workdir"', f'"{runs}/base"')
+            exec(compile(code, cell["id"], "exec"), found)
+    assert found["training"].steps_done == len(found["losses"])
+    assert found["model"].step > 0 and found["vectors"].shape[0] == 3
+    # The paths are those of the demo, as seen from the notebook's own folder.
+    demo = (_ROOT / "examples" / "demo.sh").read_text(encoding="utf-8")
+    assert "runs=${1:-runs/demo}" in demo and '--workdir "$runs/workdir"' in demo
+    assert "jupyter notebook examples/python.ipynb" in "".join(notebook["cells"][0]["source"])
+
+
+# --- the names ------------------------------------------------------------------------------------
+
+
+def test_every_name_is_offered_the_three_ways():
+    """To `import *` and `dir`, to whoever asks, and to editors and type checkers."""
+    tree = ast.parse(Path(bert_jax.__file__).read_text(encoding="utf-8"))
+    (for_editors,) = [node for node in tree.body if isinstance(node, ast.If)]
+    offered = {
+        alias.name: node.module
+        for node in for_editors.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert offered == bert_jax._MODULES
+    assert sorted(offered) == sorted(bert_jax.__all__)
+    assert set(offered) <= set(dir(bert_jax))
+    for name in offered:
+        assert getattr(bert_jax, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Trainer'"):
+        bert_jax.Trainer  # noqa: B018
+
+
+def test_a_config_in_python_imports_nothing_heavy():
+    heavy = "flax jax numpy optax orbax rich sentencepiece tensorflow tokenizers transformers"
+    code = (
+        "import sys, bert_jax as b\n"
+        "dir(b); b.load_config('bert_base', ['seed=1']); b.OBJECTIVES.names(); b.silence()\n"
+        "b.TrainConfig(model=b.ModelConfig(hidden_size=32)); b.UsageError\n"
+        f"found = set({heavy.split()!r}) & set(sys.modules)\n"
+        "assert not found, found"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_silence_can_be_taken_back(logger):
+    from bert_jax import progress
+
+    heard = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    bert_jax.silence()
+    progress.note("one")
+    bert_jax.silence(False)
+    progress.note("two")
+    logger.removeHandler(handler)
+    assert heard == ["two"]
+
+
+# --- a model --------------------------------------------------------------------------------------
+
+
+def test_every_way_to_ask_agrees(model):
+    """Logits at a [MASK] are what fill_mask ranks; vectors are means of hidden states."""
+    ids = model.encode(_TEXT)["input_ids"][0]
+    place = list(ids).index(model.tokenizer.special.mask)
+    logits = model.logits(_TEXT)
+    assert logits["mlm_logits"].shape == (1, len(ids), 240) and len(ids) % 8 == 0
+    scores = logits["mlm_logits"][0, place, : model.tokenizer.vocab_size].astype(np.float64)
+    shares = np.exp(scores) / np.exp(scores).sum()
+    (candidates,) = model.fill_mask(_TEXT, top=3)
+    assert model.fill_mask([_TEXT, "A [MASK]."], top=3)[0] == [candidates]
+    assert [c.token for c in candidates] == model.tokenizer.tokens(list(np.argsort(-shares)[:3]))
+    np.testing.assert_allclose([c.probability for c in candidates], -np.sort(-shares)[:3], 1e-4)
+
+    texts = ["The horse eats hay.", "An owl"]
+    states = model.hidden_states(texts)
+    is_token = model.encode(texts)["sequence_ids"] > 0
+    assert states.shape == (3, *is_token.shape, 32)
+    assert not states[:, ~is_token].any() and states[:, is_token].any(axis=-1).all()
+    joined = np.concatenate([states[0], states[2]], axis=-1)
+    tokens = model.embed(texts, layers=(0, -1), pooling="none")
+    for number, text in enumerate(tokens):
+        np.testing.assert_allclose(text, joined[number][is_token[number]], atol=1e-6)
+    means = model.embed(texts, layers=(0, -1))
+    np.testing.assert_allclose(means, [text.mean(axis=0) for text in tokens], atol=1e-6)
+    assert jax.sharding.get_mesh().empty
+
+
+def test_a_model_needs_no_mesh_and_minds_none(exported, model):
+    """Inside of a mesh with other axes, and by the bare function without any."""
+    expected = model.logits("The horse eats hay.")
+    for kind in (AxisType.Explicit, AxisType.Auto):
+        theirs = jax.make_mesh((4, 2), ("rows", "model"), axis_types=(kind,) * 2)
+        with jax.set_mesh(theirs):
+            found = bert_jax.load(exported).logits("The horse eats hay.")
+            training = bert_jax.Training(model, texts=tiny_corpus.documents(number=3))
+            assert jax.sharding.get_mesh() == theirs
+        assert training.batch()["input_ids"].shape == (16, 48)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
+    batch = model.encode("The horse eats hay.")
+    config = model.config
+    outputs = bert_jax.apply(
+        jax.device_get(model.params),
+        batch | {"mlm_positions": batch["position_ids"]},
+        config=config.model,
+        head=config.head,
+        compute=config.compute,
+    )
+    is_token = batch["sequence_ids"] > 0
+    np.testing.assert_allclose(
+        np.asarray(outputs["mlm_logits"])[is_token], expected["mlm_logits"][is_token], atol=1e-5
+    )
+
+
+def test_where_nothing_can_be_exported_to(tmp_path, model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place, message in (
+        ("gs://bucket/model", "is an address, and a model is exported to a local directory"),
+        (".", "is the current directory; name a new one"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            model.export(place)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_exported_is_loaded_again(tmp_path, model):
+    model.export(tmp_path / "hf")
+    again = bert_jax.load(tmp_path / "hf")
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(again.params), jax.device_get(model.params)
+    )
+    assert again.tokenizer.hash == model.tokenizer.hash
+
+
+def test_what_is_asked_wrongly_is_refused(model, trained):
+    for ask, message in (
+        (lambda: model.fill_mask("no mask"), r"has no \[MASK\]"),
+        (lambda: model.fill_mask(["a [MASK]", 3]), "text 1: expected a text, got 3"),
+        (lambda: model.embed([3]), "text 0: expected a text, got 3"),
+        (lambda: model.embed(None), "expected a text or a list of texts, got None"),
+        (lambda: model.encode(3), "expected a text or a list of texts, got 3"),
+        (lambda: model.embed([]), "there are no texts"),
+        (lambda: model.embed("a", layers=3), "`layers` 3: the model has layers 1 to 2"),
+        (lambda: model.embed("a", length=64), "`length` 64: the model has 48 positions"),
+        (lambda: model.logits(["a", ("a", "b")]), "texts or pairs of texts, not some of each"),
+        (lambda: model.encode([("a", "b", "c")]), "row 0: expected a text or a pair of two"),
+        (lambda: model.predict(["a"]), "is not a workdir of bert-jax finetune"),
+        (lambda: bert_jax.load(trained / "nothing"), "no such directory"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            ask()
+
+
+def test_rows_of_every_kind_are_read():
+    from bert_jax.tasks.task import task_of
+
+    pairs = task_of(bert_jax.TASKS["mrpc"].spec)
+    first, second = pairs.spec.text_columns
+    expected = pairs.row(("a b", "c"), number=3)
+    assert (expected.texts, expected.id) == (("a b", "c"), "3")
+    assert pairs.row({first: "a b", second: "c", "label": "1"}, number=3) == expected
+    words = task_of(bert_jax.TASKS["ner"].spec)
+    assert words.row("the  cat", number=0) == words.row(["the", "cat"], number=0)
+    questions = task_of(bert_jax.TASKS["squad"].spec)
+    question = questions.row({"question": "Who?", "context": "Ada slept."}, number=2)
+    assert (question.id, question.answers) == ("2", ())
+    for kind, row, wanted in (
+        (pairs, "a", "the text of"),
+        (pairs, {first: "a"}, "the text of"),
+        (words, {"words": ["a"]}, "a text or its words"),
+        (words, "", "a text or its words"),
+        (questions, "Who?", "a dict of question and context"),
+    ):
+        with pytest.raises(UsageError, match=f"row 7: expected {wanted}"):
+            kind.row(row, number=7)
+
+
+# --- batches and a training -----------------------------------------------------------------------
+
+
+def test_a_training_makes_the_updates_of_the_run(trained, corpus):
+    """Fresh from the config: batches and metrics of `pretrain`, to the bit."""
+    config = bert_jax.load_config(str(trained / "config.json"))
+    training = bert_jax.Training(config, corpus=corpus)
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    for step, batch in enumerate(bert_jax.batches(corpus, config, stop=2), 1):
+        mine = training.batch()
+        assert all((mine[name] == array).all() for name, array in batch.items())
+        metrics = training.step()
+        logged = next(row for row in rows if row["step"] == step and "split" not in row)
+        assert {name: logged[name] for name in metrics if name in logged} == {
+            name: value for name, value in metrics.items() if name in logged
+        }
+        assert {"loss", "grad_norm", "learning_rate"} <= metrics.keys() & logged.keys()
+    assert training.steps_done == 2
+
+
+def test_a_training_has_held_out_figures_and_a_gradient(trained, corpus):
+    """The figures are those of the run; the loss moves along its gradient as calculus says."""
+    training = bert_jax.Training(bert_jax.load(trained), corpus=corpus)
+    last = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()][-1]
+    assert last["split"] == "validation"
+    assert training.evaluate()["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=1e-5)
+    params, batch = jax.device_get(training.state.params), training.batch()
+    loss, gradients = jax.jit(jax.value_and_grad(training.loss))(params, batch)
+    slope = sum(float((np.asarray(g, np.float64) ** 2).sum()) for g in jax.tree.leaves(gradients))
+    moved = jax.tree.map(lambda p, g: p - 1e-3 * np.asarray(g), params, gradients)
+    assert float(jax.jit(training.loss)(moved, batch)) == pytest.approx(
+        float(loss) - 1e-3 * slope, abs=1e-4 * slope
+    )
+    with pytest.raises(UsageError, match="texts have no held-out side"):
+        texts = tiny_corpus.documents(number=3)
+        bert_jax.Training(bert_jax.load(trained), texts=texts).evaluate()
+
+
+def test_a_training_leaves_models_alone_and_ends(model):
+    before = jax.device_get(model.params)
+    config = bert_jax.config_for(model, steps=2, learning_rate=1e-3)
+    training = bert_jax.Training(model, texts=tiny_corpus.documents(number=4), config=config)
+    training.step()
+    between = training.model()
+    kept = jax.device_get(between.params)
+    training.step()
+    with pytest.raises(UsageError, match="the run has ended: its config has 2 steps"):
+        training.step()
+    for now, then in ((model.params, before), (between.params, kept)):
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(now), then)
+    moved = np.abs(kept["encoder"]["layer_0"]["query"]["kernel"]
+                   - before["encoder"]["layer_0"]["query"]["kernel"])  # fmt: skip
+    assert 0 < moved.max() < 0.1
+    assert between.step == 1 and between.fill_mask(_TEXT) != model.fill_mask(_TEXT)
+
+
+def test_texts_are_the_corpus_that_prepare_makes_of_them(corpus):
+    opened = bert_jax.open_corpus(str(corpus))
+    tokenizer = bert_jax.load_tokenizer(corpus / "tokenizer")
+    texts = tiny_corpus.documents()
+    found = bert_jax.corpus_of([*texts, ""], tokenizer).train
+    # Prepare has set documents aside to evaluate on.
+    documents = [split.document_starts.size - 1 for split in (opened.train, opened.validation)]
+    assert found.document_starts.size - 1 == sum(documents) == len(texts)
+    sentences = [split.sentence_starts.size - 1 for split in (opened.train, opened.validation)]
+    assert found.sentence_starts.size - 1 == sum(sentences)
+    tokens = np.concatenate([*opened.train.shards, *opened.validation.shards])
+    assert sorted(found.shards[0]) == sorted(tokens) and found.shards[0].dtype == tokens.dtype
+
+
+def test_a_batch_as_text():
+    class Words:
+        @staticmethod
+        def tokens(ids):
+            return [("[PAD]", "[CLS]", "[SEP]", "[MASK]", "horse", "hay")[i] for i in ids]
+
+    batch = {
+        "input_ids": np.array([[1, 4, 2, 3, 2, 0]]),
+        "sequence_ids": np.array([[1, 1, 1, 1, 1, 0]]),
+        "mlm_positions": np.array([[3, 0]]),
+        "mlm_targets": np.array([[5, 0]]),
+        "mlm_weights": np.array([[1.0, 0.0]]),
+        "nsp_labels": np.array([[1]]),
+        "nsp_weights": np.array([[1.0]]),
+    }
+    shown = bert_jax.show_batch(batch, Words)  # type: ignore[arg-type]
+    assert shown == "[CLS] horse [SEP] [MASK]{hay} [SEP] (is not next)"
+
+
+def test_a_training_that_cannot_be_is_refused(model, corpus):
+    texts = tiny_corpus.documents(number=3)
+    config = tiny_corpus.tiny_config()
+    for make, message in (
+        (lambda: bert_jax.Training(model), "needs either texts or a corpus"),
+        (lambda: bert_jax.Training(model, texts=texts[:1]), "has 1 document"),
+        (lambda: bert_jax.Training(model, texts="a"), "one string; make it a list"),
+        (lambda: bert_jax.Training(model, texts=["", " "]), "the texts have no words"),
+        (lambda: bert_jax.Training(config, texts=texts), "need a tokenizer"),
+        (lambda: bert_jax.Training(config, corpus=corpus, config=config), "or from a model"),
+        (lambda: bert_jax.Training("runs/base", texts=texts), "that load"),  # type: ignore[arg-type]
+        (
+            lambda: bert_jax.Training(
+                bert_jax.override(config, ["optimizer.warmup_steps=200"]), corpus=corpus
+            ),
+            "the learning rate would never come down",
+        ),
+        (lambda: bert_jax.batches(corpus, config, stop=201), "steps 0 to 201: the run has 200"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make()

@@ -1,0 +1,567 @@
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import file_lock
+from bert_jax.data.corpus.dedup import HashSet, SourceDocument, Survey, sample
+from bert_jax.data.corpus.encode import encode_parts, parts, read_part
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import SPLITS
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.training import train_wordpiece
+from bert_jax.errors import BertJaxError, DataDamaged, StorageFailed, UsageError
+from tests.paths import ROOT
+
+WORDS = ["the", "a", "red", "blue", "old", "new", "cat", "dog", "bird", "sees", "hears", "likes"]
+WORDS += ["house", "tree", "river"]
+
+
+def text_of(count: int, *, seed: int = 0) -> str:
+    draw = np.random.default_rng(seed)
+    documents = []
+    for number in range(count):
+        sentences = [
+            " ".join(draw.choice(WORDS, draw.integers(4, 9))).capitalize() + f" {number}."
+            for _ in range(draw.integers(2, 6))
+        ]
+        documents.append(" ".join(sentences[:2]) + "\n" + " ".join(sentences[2:]))
+    return "\n\n".join(documents) + "\n"
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.txt"
+    path.write_text(text_of(300))
+    return path
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    path = tmp_path / "vocab.txt"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
+    digits = [*"0123456789", *(f"##{digit}" for digit in "0123456789")]
+    path.write_text("\n".join([*special, *WORDS, *digits]) + "\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr("bert_jax.data.corpus.encode._PART_BYTES", 4000)
+    monkeypatch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 4000)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "given"])
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, source, vocabulary, kind):
+    tokenizer = str(vocabulary) if kind == "given" else kind
+    written = []
+    for workers in [1, 2, 3] if kind == "given" else [1, 2]:
+        output = tmp_path / f"{workers}"
+        prepare(
+            [str(source)],
+            output,
+            tokenizer=tokenizer,
+            vocab_size=60 if kind == "sentencepiece" else 120,
+            validation_fraction=0.1,
+            workers=workers,
+        )
+        written.append(files_of(output))
+    assert len(written[0]) > 12
+    assert all(files == written[0] for files in written[1:])
+
+
+def test_the_manifest(tmp_path, source, vocabulary):
+    with source.open("a") as stream:
+        # Two duplicates, and a document that encodes to nothing.
+        stream.write("\n\n".join(["", *source.read_text().split("\n\n")[:2], "\u200b"]))
+    corpus = prepare(
+        [str(source)], tmp_path / "c", tokenizer=str(vocabulary), validation_fraction=0.1, workers=1
+    )
+    manifest = json.loads((tmp_path / "c/corpus.json").read_text())
+    assert manifest == corpus.manifest
+    assert not (tmp_path / "c/.parts").exists()
+    assert manifest["sources"] == [str(source)]
+    assert manifest["tokenizer"] == {
+        "kind": "wordpiece",
+        "hash": load_tokenizer(vocabulary).hash,
+        "vocab_size": 41,
+        "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
+        "lowercase": True,
+    }
+    counts = manifest["counts"]
+    assert counts["total"]["documents"] == 300
+    assert counts["total"]["duplicate_documents"] == 2
+    assert counts["total"]["empty_documents"] == 1
+    assert counts["total"]["words"] == len(text_of(300).split())
+    for name, total in counts["total"].items():
+        assert total == counts["train"][name] + counts["validation"][name]
+    assert 10 < counts["validation"]["documents"] < 60
+
+    tokens = np.concatenate(corpus.train.shards)
+    share = np.bincount(tokens) / len(tokens)
+    entropy = -sum(p * math.log(p) for p in share if p)
+    assert manifest["unigram_entropy_nats"] == pytest.approx(entropy, abs=1e-12)
+    on_disk = {str(p.relative_to(tmp_path / "c")) for p in (tmp_path / "c").rglob("*.npy")}
+    assert set(manifest["files"]) == on_disk
+
+
+def test_the_fingerprint_is_of_the_content_alone(tmp_path, source, vocabulary):
+    def fingerprint(name, text=None, **options):
+        path = tmp_path / f"{name}.txt"
+        path.write_text(text or source.read_text())
+        options = {"tokenizer": str(vocabulary), "validation_fraction": 0.1, **options}
+        return prepare([str(path)], tmp_path / name, workers=1, **options).fingerprint
+
+    first = fingerprint("first")
+    assert fingerprint("second") == first
+    assert fingerprint("third", seed=1) != first
+    assert fingerprint("fourth", validation_fraction=0.2) != first
+    # A token moved to another place: counts and sizes are the same.
+    changed = source.read_text().replace("The cat", "Cat the", 1)
+    assert changed != source.read_text()
+    assert fingerprint("fifth", changed) != first
+
+
+def test_the_split_is_by_content_and_disjoint(source):
+    def split_of(sources, seed=0):
+        survey = Survey(sources, validation_fraction=0.3, seed=seed)
+        return {document.text: document.split for document in survey.read()}
+
+    first = split_of([str(source)])
+    assert 0.2 < sum(split == "validation" for split in first.values()) / 300 < 0.4
+    backwards = source.with_name("backwards.txt")
+    backwards.write_text("\n\n".join(reversed(source.read_text().strip().split("\n\n"))))
+    assert split_of([str(backwards), str(source)]) == first
+    assert split_of([str(source)], seed=1) != first
+
+
+def test_a_finished_corpus_is_not_made_again(tmp_path, source, capsys):
+    def run(**changes):
+        options = {"vocab_size": 120, "validation_fraction": 0.1, "workers": 1, **changes}
+        return prepare([str(source)], tmp_path / "c", **options)
+
+    first = run()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
+    capsys.readouterr()
+    assert run(workers=2).fingerprint == first.fingerprint
+    assert "finished already" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")} == before
+
+    vocabulary = tmp_path / "c/tokenizer/vocab.txt"
+    for changes, difference in [
+        ({"vocab_size": 130}, "its vocab_size is 120, not 130"),
+        ({"lowercase": False}, "its lowercase is True, not False"),
+        ({"seed": 5}, "its seed is 0, not 5"),
+        ({"tokenizer": str(vocabulary)}, "its tokenizer is 'wordpiece', not 'given'"),
+    ]:
+        with pytest.raises(UsageError) as caught:
+            run(**changes)
+        assert difference in str(caught.value) and "another `output`" in str(caught.value)
+    source.write_text(text_of(301))
+    with pytest.raises(UsageError, match="its sources had other text"):
+        run()
+
+
+def test_another_given_tokenizer_is_another_corpus(tmp_path, source, vocabulary):
+    def run():
+        return prepare(
+            [str(source)],
+            tmp_path / "c",
+            tokenizer=str(vocabulary),
+            validation_fraction=0.1,
+            workers=1,
+        )
+
+    run()
+    vocabulary.write_text(vocabulary.read_text() + "zebra\n")
+    with pytest.raises(UsageError, match="its tokenizer is another one"):
+        run()
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from bert_jax.data.corpus import encode, join, prepare as module
+
+encode._PART_BYTES = 4000
+join.SHARD_TOKENS = 4000
+
+def main():
+    if sys.argv[3] == "slowly":
+        parts = module.parts
+
+        def slowly(documents):
+            for document in documents:
+                time.sleep(0.02)
+                yield document
+
+        module.parts = lambda documents, **options: parts(slowly(documents), **options)
+    corpus = module.prepare(
+        [sys.argv[1]], Path(sys.argv[2]), tokenizer=sys.argv[4], vocab_size=120,
+        validation_fraction=0.1, workers=2,
+    )
+    print(corpus.fingerprint)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_run_leaves_no_process_and_is_continued(tmp_path, source, vocabulary, script):
+    """SIGKILL, which nothing can catch, while parts are being written."""
+    output = tmp_path / "c"
+    command = [sys.executable, script, source, output]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen(
+        [*command, "slowly", vocabulary],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 30
+    while len(list(output.glob(".parts/*.npz"))) < 3:
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    assert len(children) >= 2
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    while any(alive(int(child)) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not (output / "corpus.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in output.glob(".parts/*.npz")}
+
+    # What is there is taken: the parts, seen to be older, are read and not written again.
+    whole = prepare(
+        [str(source)],
+        tmp_path / "whole",
+        tokenizer=str(vocabulary),
+        validation_fraction=0.1,
+        workers=1,
+    )
+    time_of_write = {}
+    replace = Path.replace
+
+    def watched(self, target):
+        time_of_write[target] = time.monotonic()
+        return replace(self, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", watched)
+        again = prepare(
+            [str(source)],
+            output,
+            tokenizer=str(vocabulary),
+            validation_fraction=0.1,
+            workers=1,
+        )
+    assert len(time_of_write) > 1 and not set(time_of_write) & set(kept)
+    assert again.fingerprint == whole.fingerprint
+    assert files_of(output) == files_of(tmp_path / "whole")
+
+
+def test_a_trained_tokenizer_is_taken_again_unless_the_request_changed(
+    tmp_path, source, monkeypatch
+):
+    def run(vocab_size):
+        return prepare(
+            [str(source)],
+            tmp_path / "c",
+            vocab_size=vocab_size,
+            validation_fraction=0.1,
+            workers=1,
+        )
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(120)
+    trained = []
+    train = train_wordpiece
+
+    def watched(*arguments, **options):
+        trained.append(options["vocab_size"])
+        return train(*arguments, **options)
+
+    monkeypatch.setattr("bert_jax.data.corpus.trained_tokenizer.train_wordpiece", watched)
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(120)
+        assert trained == []
+        with pytest.raises(KeyboardInterrupt):
+            run(130)
+    assert trained == [130]
+    assert run(120).vocab_size == 120
+    assert trained == [130, 120]
+
+
+def test_a_given_tokenizer_between_two_runs_that_train(tmp_path, source, vocabulary, monkeypatch):
+    """It lies where the trained one was: the next run must not take it for that."""
+
+    def run(**options):
+        return prepare([str(source)], tmp_path / "c", validation_fraction=0.1, workers=1, **options)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
+        for options in ({"vocab_size": 120}, {"tokenizer": str(vocabulary)}):
+            with pytest.raises(KeyboardInterrupt):
+                run(**options)
+    assert run(vocab_size=120).vocab_size == 120
+
+
+def test_an_output_within_a_source_is_refused(tmp_path, source):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    shutil.copy(source, folder)
+    with pytest.raises(UsageError, match="would itself be read"):
+        prepare([str(folder)], folder / "corpus", workers=1)
+    assert [path.name for path in folder.iterdir()] == [source.name]
+
+
+def test_a_glob_does_not_read_what_is_being_written(tmp_path, source):
+    """The vocabulary is a text file, too, and there when the sources are read again."""
+    (tmp_path / "data").mkdir()
+    shutil.copy(source, tmp_path / "data")
+    glob, output = str(tmp_path / "data/**/*.txt"), tmp_path / "data/corpus"
+    found = prepare([glob], output, vocab_size=300, workers=1)
+    alone = prepare([str(source)], tmp_path / "alone", vocab_size=300, workers=1)
+    assert (output / "tokenizer/vocab.txt").is_file()
+    assert found.manifest["counts"] == alone.manifest["counts"]
+    again = prepare([glob], output, vocab_size=300, workers=1)
+    assert again.fingerprint == found.fingerprint
+
+
+def test_a_damaged_part_is_removed_and_made_again(tmp_path, source, vocabulary, monkeypatch):
+    def run():
+        return prepare(
+            [str(source)],
+            tmp_path / "c",
+            tokenizer=str(vocabulary),
+            validation_fraction=0.1,
+            workers=1,
+        )
+
+    def damage(part):
+        data = bytearray(part.read_bytes())
+        data[len(data) // 3] ^= 1
+        part.write_bytes(data)
+        return read_part(part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.data.corpus.join.read_part", damage)
+        with pytest.raises(DataDamaged, match="run the same command again"):
+            run()
+    assert run().manifest["counts"]["total"]["documents"] == 300
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_a_worker_is_the_users(tmp_path, workers):
+    document = SourceDocument(b"Some text.", b"digest", "train", 0)
+    to_encode = parts([document], tokenizer_hash="", folder=tmp_path)
+    with pytest.raises(UsageError, match=r"tokenizer .*missing"):
+        list(encode_parts(to_encode, tokenizer=tmp_path / "missing", workers=workers))
+
+
+def test_an_error_of_the_reader_stops_the_workers(tmp_path, source, vocabulary):
+    with source.open("ab") as stream:
+        stream.write(b"\n\ncaf\xe9\n")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        prepare([str(source)], tmp_path / "c", tokenizer=str(vocabulary), workers=2)
+    assert not (tmp_path / "c/corpus.json").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_worker_is_reported(tmp_path, vocabulary):
+    load_tokenizer(vocabulary).save(tmp_path / "tokenizer")
+    me = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+
+    def documents():
+        before = set(Path(me).read_text().split())
+        for number in range(1000):
+            yield SourceDocument(b"The cat sees. " * 400, number.to_bytes(16), "train", 0)
+            if number == 10:
+                for child in set(Path(me).read_text().split()) - before:
+                    os.kill(int(child), signal.SIGKILL)
+
+    to_encode = parts(documents(), tokenizer_hash="", folder=tmp_path)
+    with pytest.raises(BertJaxError, match="an encoding process was killed"):
+        list(encode_parts(to_encode, tokenizer=tmp_path / "tokenizer", workers=2))
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("", "empty: no document with text"),
+        (" \n\n\t\n", "empty: no document with text"),
+        ("One.\nTwo.\nThree.\n", "only one document; next-sentence pairs need another document"),
+        ("Same.\n\nSame.\n", "only one document"),
+        (
+            "One.\n\nTwo.\n\nThree.\n",
+            "2: name held-out text with `validation_source`",
+        ),
+    ],
+)
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_corpus_too_small_is_refused(tmp_path, vocabulary, text, expected, trained):
+    (tmp_path / "a.txt").write_text(text)
+    tokenizer = "wordpiece" if trained else str(vocabulary)
+    with pytest.raises(UsageError) as caught:
+        prepare([str(tmp_path / "a.txt")], tmp_path / "c", tokenizer=tokenizer, workers=1)
+    assert caught.value.exit_code == 2
+    assert "a.txt: " in str(caught.value) and expected in str(caught.value)
+
+
+def test_the_validation_fraction_that_is_proposed_works(tmp_path, vocabulary):
+    for seed in range(3):
+        path = tmp_path / f"{seed}.txt"
+        path.write_text(text_of(20, seed=seed))
+
+        def run(fraction, path=path):
+            return prepare(
+                [str(path)],
+                tmp_path / path.stem,
+                tokenizer=str(vocabulary),
+                validation_fraction=fraction,
+                workers=1,
+            )
+
+        for useless in (0.001, 0.999):
+            with pytest.raises(UsageError, match="of 20 documents and needs at least 2") as caught:
+                run(useless)
+        proposed = str(caught.value).split("`validation_fraction` ")[1].split(" ")[0]
+        assert 0 < float(proposed) < 1
+        counts = run(float(proposed)).manifest["counts"]
+        assert min(counts[split]["documents"] for split in SPLITS) >= 2
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"sources": []}, "no `source`"),
+        ({"validation_fraction": 0}, "`validation_fraction` 0 is not between 0 and 1"),
+        ({"validation_fraction": 1.0}, "`validation_fraction` 1.0 is not between 0 and 1"),
+        ({"seed": -1}, "`seed` -1"),
+        ({"workers": 0}, "`workers` 0 is less than 1"),
+        ({"tokenizer": "wordpeice"}, "`tokenizer` wordpeice is neither a kind nor a file"),
+        ({"sources": ["missing.txt"]}, "missing.txt: no such file or folder"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path, source, changes, expected):
+    with pytest.raises(UsageError) as caught:
+        prepare(**{"sources": [str(source)], "output": tmp_path / "c", "workers": 1, **changes})
+    assert expected in str(caught.value)
+
+
+def test_two_at_once_on_one_output(tmp_path, source, vocabulary):
+    output = tmp_path / "corpus"
+    said = pytest.raises(UsageError, match=rf"process {os.getpid()} on .* is writing {output}; ")
+    with file_lock.hold(output / ".lock"), said:
+        prepare([str(source)], output, tokenizer=str(vocabulary), workers=1)
+    # A lock that nobody holds, as a killed process leaves, is no hindrance, and goes.
+    assert [path.name for path in output.iterdir()] == [".lock"]
+    prepare([str(source)], output, tokenizer=str(vocabulary), workers=1)
+    assert sorted(path.name for path in output.iterdir()) == [
+        "corpus.json",
+        "tokenizer",
+        "train",
+        "validation",
+    ]
+
+
+def test_a_folder_with_other_things_is_not_written_to(tmp_path, source):
+    (tmp_path / "c/train").mkdir(parents=True)
+    (tmp_path / "c/train/mine").write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    for name in ("c", "file"):
+        with pytest.raises(UsageError, match="exists and is not a corpus: choose another `output`"):
+            prepare([str(source)], tmp_path / name, workers=1)
+    assert (tmp_path / "c/train/mine").read_text() == "precious"
+
+
+def test_output_that_cannot_be_written(tmp_path, source):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageFailed) as caught:
+        prepare([str(source)], tmp_path / "file" / "c", workers=1)
+    assert caught.value.exit_code == 7
+    assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_a_large_vocabulary_is_stored_in_32_bits(tmp_path, source, vocabulary):
+    words = vocabulary.read_text() + "".join(f"w{i}\n" for i in range(65536))
+    vocabulary.write_text(words + "zebra\n")
+    source.write_text(text_of(20) + "\nThe zebra.\n")
+    corpus = prepare(
+        [str(source)], tmp_path / "c", tokenizer=str(vocabulary), validation_fraction=0.3, workers=1
+    )
+    tokens = np.concatenate([*corpus.train.shards, *corpus.validation.shards])
+    assert tokens.dtype == np.uint32 and tokens.max() == 41 + 65536
+
+
+def test_the_sample_is_the_same_in_any_order():
+    draw = np.random.default_rng(0)
+    documents = [
+        SourceDocument(bytes(size), number.to_bytes(16), "train", int(draw.integers(100)))
+        for number, size in enumerate(draw.integers(1, 50, 400).tolist())
+    ]
+    documents += [SourceDocument(b"held out", b"x", "validation", 0)]
+    chosen = sample(documents, budget=1000)
+    size = sum(len(document.text) for document in chosen)
+    assert 1000 <= size < 1050
+    assert size - len(chosen[-1].text) < 1000
+    in_order = sorted(documents[:-1], key=lambda document: (document.priority, document.digest))
+    assert {document.priority for document in chosen} == {
+        document.priority for document in in_order[: len(chosen)]
+    }
+    for _ in range(5):
+        shuffled = [documents[i] for i in draw.permutation(len(documents))]
+        assert sample(shuffled, budget=1000) == chosen
+    assert len(sample(documents, budget=10**9)) == 400
+
+
+def test_the_hash_set_is_a_set(monkeypatch):
+    monkeypatch.setattr(HashSet, "_RECENT", 64)
+    ours, reference = HashSet(), set()
+    for value in np.random.default_rng(0).integers(0, 1500, 4000).tolist():
+        value = value * (2**64 // 1500)
+        assert ours.add(value) == (value not in reference)
+        reference.add(value)
+    assert len(ours._recent) < 64 < len(ours._sorted)

@@ -1,0 +1,471 @@
+"""How text lies on disk: ten layouts of one text, wrapped books, folders of hubs, bad records."""
+
+import csv
+import gzip
+import io
+import json
+import random
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bert_jax.__main__ import main
+from bert_jax.data.corpus.dedup import Survey
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.source_files import find_files
+from bert_jax.data.corpus.source_stream import Findings, SourceOptions
+from bert_jax.data.corpus.sources import left_out, read_documents
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.errors import StorageFailed, UsageError
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("fastwarc")
+pytest.importorskip("resiliparse")
+
+WORDS = ["the", "old", "red", "cat", "sees", "a", "dog", "and", "hears", "birds", "near", "river"]
+WORDS += ["house", "müde", "wörter"]
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"0123456789"]
+VOCABULARY += [*(f"##{digit}" for digit in "0123456789"), *dict.fromkeys(WORDS)]
+
+
+def texts(count: int, paragraphs: int = 3) -> list[str]:
+    draw = random.Random(count)
+    return [
+        "\n".join(
+            f"{' '.join(draw.choices(WORDS, k=9)).capitalize()} {n} {p}. "
+            f"{' '.join(draw.choices(WORDS, k=30)).capitalize()}."
+            for p in range(paragraphs)
+        )
+        for n in range(count)
+    ]
+
+
+def warc(kind: str, body: bytes, content: str = "text/plain") -> bytes:
+    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a.example/\r\n"
+    head += "WARC-Date: 2024-01-01T00:00:00Z\r\nWARC-Record-ID: <urn:uuid:1>\r\n"
+    head += f"Content-Type: {content}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body + b"\r\n\r\n"
+
+
+def write_parquet(path: Path, column: object, name: str = "text") -> None:
+    from pyarrow import parquet
+
+    table = pa.table({"id": pa.array(range(len(column))), name: column})  # type: ignore[arg-type]
+    parquet.write_table(table, path)
+
+
+def write_arrow(path: Path, found: list[str], *, is_file: bool) -> None:
+    table = pa.table({"text": found})
+    new = pa.ipc.new_file if is_file else pa.ipc.new_stream
+    with new(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+
+
+def write_csv(path: Path, found: list[str]) -> None:
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerows([["id", "text"], *([i, text] for i, text in enumerate(found))])
+
+
+def write_files(path: Path, found: list[str]) -> None:
+    path.mkdir()
+    for number, text in enumerate(found):
+        (path / f"{number:05}.txt").write_text(text.replace("\n", "\n\n"))
+
+
+def write_wet(path: Path, found: list[str]) -> None:
+    records = [warc("warcinfo", b"a: b\r\n", "application/warc-fields")]
+    records += [warc("conversion", text.encode()) for text in found]
+    path.write_bytes(b"".join(gzip.compress(record) for record in records))
+
+
+def jsonl(found: list[str], wrap: Callable[[str], object]) -> str:
+    return "".join(json.dumps(wrap(text)) + "\n" for text in found)
+
+
+LAYOUTS: dict[str, tuple[str, dict[str, str], Callable[[Path, list[str]], object]]] = {
+    "text": ("a.txt", {}, lambda p, t: p.write_text("\n\n".join(t))),
+    "windows": (
+        "a.txt",
+        {"encoding": "cp1252"},
+        lambda p, t: p.write_bytes("\n\n".join(t).replace("\n", "\r\n").encode("cp1252")),
+    ),
+    "jsonl": ("a.jsonl", {}, lambda p, t: p.write_text(jsonl(t, lambda text: {"text": text}))),
+    "nested": (
+        "a.jsonl",
+        {"text_field": "content,doc.text"},
+        lambda p, t: p.write_text(jsonl(t, lambda text: {"doc": {"text": text}, "id": 1})),
+    ),
+    "parquet": ("a.parquet", {}, lambda p, t: write_parquet(p, pa.array(t))),
+    "view": ("a.parquet", {}, lambda p, t: write_parquet(p, pa.array(t, pa.string_view()))),
+    "binary": (
+        "a.parquet",
+        {},
+        lambda p, t: write_parquet(p, pa.array([x.encode() for x in t], pa.binary())),
+    ),
+    "dictionary": (
+        "a.parquet",
+        {},
+        lambda p, t: write_parquet(p, pa.array(t).dictionary_encode()),
+    ),
+    "struct": (
+        "a.parquet",
+        {"text_field": "doc.text"},
+        lambda p, t: write_parquet(p, pa.array([{"text": x, "n": 1} for x in t]), "doc"),
+    ),
+    "arrow": ("a.arrow", {}, lambda p, t: write_arrow(p, t, is_file=False)),
+    "arrow file": ("a.arrow", {}, lambda p, t: write_arrow(p, t, is_file=True)),
+    "csv": ("a.csv", {}, write_csv),
+    "files": ("books", {"document": "file"}, write_files),
+    "wet": ("a.warc.wet.gz", {}, write_wet),
+    "wrapped": (
+        "books",
+        {"document": "file", "paragraph": "blank"},
+        lambda p, t: write_wrapped(p, t),
+    ),
+}
+
+
+def write_wrapped(path: Path, found: list[str]) -> None:
+    path.mkdir()
+    for number, text in enumerate(found):
+        blocks = ["\n".join(textwrap.wrap(part, 70)) for part in text.split("\n")]
+        (path / f"{number:05}.txt").write_text("\n\n".join(blocks) + "\n")
+
+
+def read(*paths: Path, findings: Findings | None = None, **reading: object) -> list[str]:
+    found = SourceOptions(**reading)  # type: ignore[arg-type]
+    documents = read_documents([str(path) for path in paths], found, findings=findings)
+    return ["\n".join(document) for document in documents]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_text_has_one_hash(tmp_path, layout):
+    """The hash of all documents decides the fingerprint, with the tokenizer and the options."""
+    name, options, write = LAYOUTS[layout]
+    write(tmp_path / name, texts(30))
+    survey = Survey(
+        [str(tmp_path / name)], validation_fraction=0.3, seed=0, reading=SourceOptions(**options)
+    )
+    assert [document.text.decode() for document in survey.read()] == texts(30)
+    (tmp_path / "plain.txt").write_text("\n\n".join(texts(30)))
+    plain = Survey([str(tmp_path / "plain.txt")], validation_fraction=0.3, seed=0)
+    list(plain.read())
+    assert (survey.source_hash, survey.decisions) == (plain.source_hash, plain.decisions)
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(VOCABULARY) + "\n")
+    return str(path)
+
+
+def test_one_text_has_one_fingerprint(tmp_path, vocabulary):
+    found = set()
+    for layout in ("text", "nested", "struct", "wet", "wrapped"):
+        (tmp_path / layout).mkdir()
+        name, options, write = LAYOUTS[layout]
+        write(tmp_path / layout / name, texts(30))
+        options = {key: value for key, value in options.items() if key != "encoding"}
+        corpus = prepare(
+            [str(tmp_path / layout / name)],
+            tmp_path / layout / "corpus",
+            tokenizer=vocabulary,
+            validation_fraction=0.3,
+            workers=1,
+            **options,  # type: ignore[arg-type]
+        )
+        found.add(corpus.fingerprint)
+        assert options.items() <= corpus.manifest["options"].items()
+    assert len(found) == 1
+
+
+def test_a_document_a_line(tmp_path):
+    lines = [line for text in texts(10) for line in text.split("\n")]
+    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n\n")
+    assert read(tmp_path / "a.txt", document="line") == lines
+    with pytest.raises(UsageError, match="`document` line has a paragraph a line"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "c", document="line", paragraph="blank")
+    with pytest.raises(UsageError, match="`document` 'page': choose one of blank, line, file"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "c", document="page")
+
+
+def test_scripts_without_spaces_are_joined_without_them(tmp_path):
+    (tmp_path / "a.txt").write_text("これは\n本です。\n\nThe end\nof it\nと本\n", encoding="utf-8")
+    assert read(tmp_path / "a.txt", document="file", paragraph="blank") == [
+        "これは本です。\nThe end of it と本"
+    ]
+
+
+def test_wrapped_text_is_noticed_and_other_text_is_not(tmp_path, vocabulary, caplog):
+    write_wrapped(tmp_path / "books", texts(30))
+    found = Findings()
+    read(tmp_path / "books", findings=found)  # each is too short to tell
+    assert not found.wrapped
+    joined = "\n\n".join(p.read_text() for p in sorted((tmp_path / "books").iterdir()))
+    (tmp_path / "book.txt").write_text(joined)
+    (tmp_path / "plain.txt").write_text("\n\n".join(texts(90)))
+    verse = ["a rose is a rose", "is a rose", "and so the song goes on and on", "la"] * 90
+    (tmp_path / "list.txt").write_text("\n".join(f"{line}." for line in verse))
+    with caplog.at_level("INFO", "bert_jax"):
+        source = [str(tmp_path / f"{name}.txt") for name in ("book", "plain", "list")]
+        prepare(
+            source,
+            tmp_path / "corpus",
+            tokenizer=vocabulary,
+            seed=1,
+            workers=1,
+            validation_fraction=0.1,
+        )
+    (said,) = [r.getMessage() for r in caplog.records if "mid-sentence" in r.getMessage()]
+    assert said.startswith(f"{tmp_path}/book.txt: ") and "`paragraph` blank joins" in said
+
+
+@pytest.mark.parametrize("layout", ["names", "folders"])
+def test_folders_of_hubs(tmp_path, layout, vocabulary):
+    """Only the training split is read; the others are named; one is the held-out side if asked."""
+    parts = {"train": texts(40), "validation": texts(9), "test": texts(8)}
+    folder = tmp_path / "hub"
+    for split, found in parts.items():
+        named = folder / f"{split}-00000-of-00001.jsonl"
+        path = named if layout == "names" else folder / split / "data.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(jsonl(found, lambda text: {"text": text}))
+    (folder / "README.md").write_text("x")
+    assert read(folder) == parts["train"]
+    (said,) = left_out([str(folder)])
+    assert "of another split than train" in said and "test" in said and "validation" in said
+    beside, own = left_out([str(folder)], [str(folder)])
+    assert "test" in beside and "train" in beside and "validation-" not in own
+    (held_out,) = find_files(str(folder), is_held_out=True)[0]
+    assert "validation" in str(held_out.relative_to(folder))
+    corpus = prepare(
+        [str(folder)],
+        tmp_path / "corpus",
+        tokenizer=vocabulary,
+        workers=1,
+        validation_sources=[str(folder)],
+    )
+    counts = corpus.manifest["counts"]
+    assert counts["validation"]["documents"] == 9 and counts["train"]["documents"] == 40
+    assert corpus.manifest["options"]["validation_fraction"] is None
+    assert open_corpus(tmp_path / "corpus").manifest["validation_sources"] == [str(folder)]
+
+
+def test_held_out_text_is_dropped_from_the_training_text(tmp_path, vocabulary):
+    train, held_out = texts(40), texts(40)[:7]
+    (tmp_path / "train.txt").write_text("\n\n".join(train))
+    (tmp_path / "own.txt").write_text("\n\n".join(text.upper() for text in held_out))
+    corpus = prepare(
+        [str(tmp_path / "train.txt")],
+        tmp_path / "corpus",
+        tokenizer=vocabulary,
+        workers=1,
+        validation_sources=[str(tmp_path / "own.txt")],
+    )
+    counts = corpus.manifest["counts"]
+    assert counts["validation"]["documents"] == 7
+    assert counts["train"]["documents"] == 33 and counts["train"]["duplicate_documents"] == 7
+
+
+def test_few_long_documents(tmp_path, vocabulary):
+    (tmp_path / "a.txt").write_text("\n\n".join(texts(3, 40)))
+    with pytest.raises(UsageError, match=r"`validation_source`, or .*`document` line"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "c", tokenizer=vocabulary, workers=1)
+
+
+# --- bad records ----------------------------------------------------------------------------------
+
+FORMATS = ("a.txt", "a.jsonl", "a.csv", "a.tsv", "a.parquet")
+BAD = {
+    "a.jsonl": [b'{"text": "x', b'{"text": "\xff"}', b'{"text": 3}', b'{"body": "x"}', b"[]"],
+    "a.csv": [b'7,"never closed', b"7,a,b", b"7,\xff", b'7,"a "b" c"'],
+    "a.tsv": [b"7\ta\tb", b"7", b"7\t\xe9t\xe9"],
+    "a.txt": [b"\xff", b"one \xc3"],
+}
+
+
+def write_with(path: Path, found: list[str], bad: dict[int, bytes]) -> None:
+    """Writes one record for each text, a bad one in place of those at `bad`."""
+    if path.suffix == ".parquet":
+        values = [bad.get(i, text.encode()) for i, text in enumerate(found)]
+        return write_parquet(path, pa.array(values, pa.binary()))
+    rows = []
+    for number, text in enumerate(found):
+        if number in bad:
+            rows.append(bad[number])
+        elif path.suffix == ".jsonl":
+            rows.append(json.dumps({"text": text}).encode())
+        elif path.suffix == ".csv":
+            row = io.StringIO()
+            csv.writer(row, quoting=csv.QUOTE_ALL).writerow([number, text])
+            rows.append(row.getvalue().rstrip("\r\n").encode())
+        else:
+            rows.append((f"{number}\t{text}" if path.suffix == ".tsv" else text).encode())
+    head = {".csv": b"id,text\n", ".tsv": b"id\ttext\n"}.get(path.suffix, b"")
+    path.write_bytes(head + (b"\n\n" if path.suffix == ".txt" else b"\n").join(rows))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_exactly_the_bad_records_are_lost(tmp_path, name, data):
+    """One in a thousand, wherever it is: the last one, too, which a cut leaves half."""
+    paragraphs = 1 if name in ("a.tsv", "a.csv") else 2
+    found = texts(1000, paragraphs)
+    places = st.lists(st.integers(0, 999), min_size=1, max_size=1) | st.just([999])
+    kinds = st.sampled_from(BAD.get(name, [b"\xff\xfe"]))
+    bad = {place: data.draw(kinds) for place in data.draw(places)}
+    write_with(tmp_path / name, found, bad)
+    findings = Findings()
+    got = read(tmp_path / name, findings=findings, skips_records=True)
+    assert got == [text for number, text in enumerate(found) if number not in bad]
+    assert not findings.files and findings.records == {str(tmp_path / name): len(bad)}
+    # Without the option they are refused, with the file.
+    findings = Findings()
+    read(tmp_path / name, findings=findings)
+    assert list(findings.files) == [str(tmp_path / name)]
+
+
+def test_bad_records_are_counted_and_limited(tmp_path, vocabulary):
+    write_with(tmp_path / "a.jsonl", texts(1000), {5: b"x", 900: b'{"text": "\xff"}'})
+    (tmp_path / "b.txt").write_text("\n\n".join(texts(70)))
+    source = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]
+    out = tmp_path.parent / f"{tmp_path.name}-corpus"
+    common = {"tokenizer": vocabulary, "workers": 1, "skip_bad": "record"}
+    with pytest.raises(UsageError, match=r"2 of 1,070 records .* `skip_bad_limit` 0.001:"):
+        prepare(source, out, skip_bad_limit=0.001, **common)  # type: ignore[arg-type]
+    corpus = prepare(source, out, **common)  # type: ignore[arg-type]
+    assert corpus.manifest["skipped_records"] == {source[0]: 2}
+    assert corpus.manifest["counts"]["total"]["documents"] == 1068
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.parquet", "a.arrow"])
+def test_records_without_text_are_passed_over_alike(tmp_path, name):
+    path = tmp_path / name
+    if name == "a.jsonl":
+        path.write_text('{"text": "a"}\n{"text": null}\n{"text": " "}\n{"text": "b"}\n')
+    elif name in ("a.csv", "a.tsv"):
+        sign = "," if name == "a.csv" else "\t"
+        path.write_text(f"id{sign}text\n1{sign}a\n2{sign}\n3{sign} \n4{sign}b\n")
+    else:
+        column = ["a", None, " ", "b"]
+        if name == "a.parquet":
+            write_parquet(path, pa.array(column))
+        else:
+            write_arrow(path, column, is_file=False)  # type: ignore[arg-type]
+    findings = Findings()
+    assert read(path, findings=findings) == ["a", "b"]
+    assert findings.without_text == 2 and not findings.files
+
+
+# --- fields, crawls, messages ---------------------------------------------------------------------
+
+
+def test_the_first_field_that_a_record_has(tmp_path):
+    lines = [
+        {"text": "a"},
+        {"content": "b", "text": None},
+        {"doc": {"text": "c"}},
+        {"doc.text": "d", "doc": {"text": "inner"}},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read(tmp_path / "a.jsonl", text_field="text,content,doc.text") == ["a", "b", "c", "d"]
+    write_parquet(tmp_path / "a.parquet", pa.array(["x"]), "doc.text")
+    assert read(tmp_path / "a.parquet", text_field="doc.text") == ["x"]
+    write_parquet(tmp_path / "b.parquet", pa.array([{"a": {"b": "y"}}, None]), "doc")
+    assert read(tmp_path / "b.parquet", text_field="content,doc.a.b") == ["y"]
+    for field, said in (("doc.a", "column 'doc.a' is struct"), ("doc.c", "no column 'doc.c', on")):
+        with pytest.raises(UsageError, match=said):
+            read(tmp_path / "b.parquet", text_field=field)
+
+
+def test_pages_of_a_crawl(tmp_path):
+    text = "This is the text of a page, which says something about cats and dogs."
+    page = f"<html><body><nav>Home</nav><p>{text}</p><script>x()</script></body></html>"
+    head = "HTTP/1.1 200 OK\r\nContent-Type: {}\r\n\r\n"
+    http = "application/http; msgtype=response"
+    records = [
+        warc("response", (head.format("text/html; charset=utf-8") + page).encode(), http),
+        warc("response", (head.format("image/png") + "png").encode(), http),
+        warc("request", b"GET / HTTP/1.1\r\n\r\n", "application/http; msgtype=request"),
+    ]
+    (tmp_path / "a.warc").write_bytes(b"".join(records))
+    assert read(tmp_path / "a.warc") == [text]
+    (tmp_path / "a.txt").write_bytes(b"".join(records))
+    with pytest.raises(UsageError, match=r"a.txt: is a WARC file: let its name end in .warc or"):
+        read(tmp_path / "a.txt")
+    (tmp_path / "b.wet").write_text("The cat.\n")
+    with pytest.raises(UsageError, match=r"b.wet: is no WARC file"):
+        read(tmp_path / "b.wet")
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        ("gs://a/b", "gcloud storage cp -r gs://a/b DIR"),
+        ("s3://a/b", "aws s3 cp --recursive s3://a/b DIR"),
+        ("https://a.example/b.txt", "curl -L -O https://a.example/b.txt"),
+        ("hf://datasets/org/name", "hf download --repo-type dataset org/name --local-dir DIR"),
+        ("hf:wikitext", "hf download --repo-type dataset wikitext --local-dir DIR"),
+        ("org/name", "hf download --repo-type dataset org/name --local-dir DIR"),
+    ],
+)
+def test_an_address_is_answered_with_what_to_type(tmp_path, source, remedy, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", "--source", source, "--output", "corpus"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.endswith(f"{remedy}\n")
+
+
+def test_a_file_that_ends_in_the_middle_of_a_character(tmp_path):
+    (tmp_path / "a.txt").write_bytes("日本\n日本".encode()[:-1])
+    with pytest.raises(UsageError, match="line 2: the file ends in the middle of a character"):
+        read(tmp_path / "a.txt")
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(UsageError, match="`encoding` cp1252"):
+        read(tmp_path / "b.txt")
+
+
+def test_a_text_is_no_corpus(tmp_path):
+    (tmp_path / "wiki.txt").write_text("x")
+    with pytest.raises(UsageError, match=r"wiki.txt is a file, .* a text is the `source`"):
+        open_corpus(tmp_path / "wiki.txt")
+
+
+def test_a_full_disk_is_called_so(tmp_path, vocabulary, monkeypatch):
+    def full(*_):
+        raise OSError("739857 requested and 157632 written")
+
+    (tmp_path / "a.txt").write_text("\n\n".join(texts(90)))
+    monkeypatch.setattr("bert_jax.data.corpus.join.np.save", full)
+    with pytest.raises(StorageFailed, match="No space left on device"):
+        prepare(
+            [str(tmp_path / "a.txt")],
+            tmp_path / "corpus",
+            tokenizer=vocabulary,
+            workers=1,
+            validation_fraction=0.2,
+        )
+
+
+def test_the_closing_lines(tmp_path, vocabulary, capsys):
+    found = [*texts(40), *(text.upper() for text in texts(40)[:10])]
+    path = tmp_path / "a.jsonl"
+    path.write_text(jsonl(found, lambda text: {"text": text}) + '{"text": null}\n')
+    command = ["prepare", "--source", str(path), "--output", str(tmp_path / "corpus")]
+    command += ["--tokenizer", vocabulary, "--validation-fraction", "0.3", "--workers", "1"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "dropped: 10 of 50 documents (20%): duplicates" in said
+    assert "passed over: 1 record(s) without text" in said
+    assert "validation is small, " in said and " nats; --validation-fraction or" in said

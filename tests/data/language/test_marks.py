@@ -1,0 +1,276 @@
+"""Text in other scripts keeps its marks, its letters and its predictions."""
+
+import json
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+from tokenizers.normalizers import BertNormalizer
+
+from bert_jax import config_loader
+from bert_jax.config import DataConfig
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.language import marks
+from bert_jax.data.pretraining import masking
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.training import train_wordpiece
+from bert_jax.data.tokenizer.words import begins_word, is_by_piece
+from bert_jax.registry import MASKS
+from bert_jax_lab.doctor import corpus as doctor_corpus
+from bert_jax_lab.doctor.checked_run import Case
+
+_PHRASES = {
+    "th": "ภาษาไทย ไม่มี ช่องว่าง ระหว่าง คำ เขา อาศัย อยู่ที่ อาฟฟริกัน ผู้ใช้ ตั้งค่า ได้",
+    "hi": "मैं स्कूल जाता हूँ और वह हिन्दी में लिखती है क्योंकि उसे पढ़ना पसंद है",
+    "ja": "ナビゲーション プログラム を 実行 できます ガギグゲゴ ご覧 ください ページ が ひらく",
+    "vi": "Tôi không biết tiếng Việt nhưng tôi đang học để đọc được sách này",
+    "te": "నేను పాఠశాలకు వెళ్తాను ఆమె తెలుగులో రాస్తుంది ఇది మంచి పుస్తకం",
+    "ar": "كَتَبَ الوَلَدُ رسالةً إلى أمّه أوّلاً ثمّ ذهب إلى المدرسة مُبكّراً",
+    "de": "für Größe müssen Änderungen schön über Bücher können Mädchen häufig möglich",
+}
+_SPACELESS = {
+    "ja": "ナビゲーション プログラム を 実行 できます 東京 大阪 ください ページ が ひらく 日本語",
+    "zh": "我 去 学校 他 在 家里 北京 很大 上海 中文 书 老师 学生 今天 天气 很好 看 电视",
+    "th": _PHRASES["th"],
+}
+
+
+def _lines(phrase: str, number: int, *, between: str = " ", words: int = 12) -> list[str]:
+    draw = random.Random(3)
+    known = phrase.split()
+    return [between.join(draw.choices(known, k=words)) for _ in range(number)]
+
+
+def _source(folder, lines: list[str], *, lines_a_document: int = 4) -> str:
+    path = folder / "text.txt"
+    documents = (
+        "\n".join(lines[i : i + lines_a_document]) for i in range(0, len(lines), lines_a_document)
+    )
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+    return str(path)
+
+
+def _marks(text: str) -> int:
+    return sum(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", text))
+
+
+# Sub-words that SentencePiece finds at most, with the marks and without them.
+_MOST = {
+    "th": (50, 44), "hi": (48, 35), "ja": (50, 45), "vi": (41, 35), "te": (40, 32), "ar": (37, 31),
+    "de": (36, 32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize("code", _PHRASES)
+def test_no_mark_is_lost_unless_it_is_asked_for(tmp_path, kind, code, caplog):
+    lines = _lines(_PHRASES[code], 160)
+    sizes = (150, 150) if kind == "wordpiece" else _MOST[code]
+    options = {"tokenizer": kind, "language": code, "workers": 1, "validation_fraction": 0.2}
+    source = _source(tmp_path, lines)
+    corpus = prepare([source], tmp_path / "auto", vocab_size=sizes[0], **options)
+    tokenizer = load_tokenizer(tmp_path / "auto")
+    assert ("are kept; `strip_accents` yes" in caplog.text) == (kind == "wordpiece")
+    assert tokenizer.lowercase and not tokenizer.strips_accents
+    assert corpus.manifest["tokenizer"].get("strip_accents", True) == (kind != "wordpiece")
+    assert "marks" not in corpus.manifest.get("lost", {})
+    before = after = 0
+    for line in lines[:20]:
+        before += _marks(line)
+        decoded = tokenizer.decode(tokenizer.encode(line))
+        # Compatibility forms apart: ำ is two signs there, one of which is a mark.
+        after += _marks(decoded) - kind.startswith("s") * line.count("ำ")
+    assert before == after > 20
+
+    caplog.clear()
+    stripped = prepare(
+        [source], tmp_path / "yes", vocab_size=sizes[1], strip_accents=True, **options
+    )
+    assert stripped.manifest["options"]["strip_accents"] is True
+    text = "".join(lines)
+    assert stripped.manifest["lost"]["marks"] >= 0.95 * _marks(text)  # of duplicates dropped
+    tokenizer = load_tokenizer(tmp_path / "yes")
+    bert = BertNormalizer(lowercase=True, strip_accents=True)
+    for line in lines[:20]:
+        ids = tokenizer.encode(line)
+        composed = line.count("ำ") if kind == "sentencepiece" else 0
+        assert _marks(tokenizer.decode(ids)) == composed
+        if kind == "wordpiece":
+            assert ids == tokenizer.encode(bert.normalize_str(line))
+    assert "are kept" not in caplog.text
+
+
+def test_english_strips_them_as_ever(tmp_path, caplog):
+    lines = ["The cat sat on the mat and the dog saw it from afar."] * 11 + ["A café, perhaps."]
+    lines = [f"{line} Number {i}." for i, line in enumerate(lines * 20)]
+    corpus = prepare([_source(tmp_path, lines)], tmp_path / "c", vocab_size=200, workers=1,
+                     validation_fraction=0.2)  # fmt: skip
+    assert corpus.manifest["tokenizer"].keys() == {
+        "kind", "hash", "vocab_size", "special_ids", "lowercase"
+    }  # fmt: skip
+    assert "kept" not in caplog.text and "strip_accents" not in corpus.manifest["options"]
+    assert corpus.manifest["lost"]["marks"] == sum("é" in line for line in lines)
+    files = json.loads((tmp_path / "c/tokenizer/tokenizer_config.json").read_text())
+    assert files["strip_accents"] is None and files["tokenizer_class"] == "BertTokenizer"
+    kept = prepare([_source(tmp_path, lines)], tmp_path / "d", vocab_size=200, workers=1,
+                   validation_fraction=0.2, strip_accents=False)  # fmt: skip
+    assert kept.manifest["options"]["strip_accents"] is False
+    tokenizer = load_tokenizer(tmp_path / "d")
+    assert tokenizer.lowercase and "é" in tokenizer.decode(tokenizer.encode("CAFÉ"))
+
+
+def test_words_that_lose_a_mark_are_counted_as_they_are_read():
+    for text, total, losing in [
+        ("für die Größe", 3, 2),
+        ("がぎく", 3, 2),
+        ("ไม่มี", 3, 2),  # letters with their marks: two of these have some
+        ("東京é 한국", 4, 1),  # Hangul only comes apart
+        ("❤\ufe0f ok", 2, 0),
+        ("", 0, 0),
+    ]:
+        found = marks.words([text])
+        assert (found.total, found.losing) == (total, losing), text
+        gone = BertNormalizer(lowercase=False, strip_accents=True).normalize_str(text)
+        assert marks.lost(text.replace("\ufe0f", "")) == _marks(text.replace("\ufe0f", ""))
+        assert _marks(gone) == 0
+
+
+def test_a_published_vocabulary_keeps_its_own_way(tmp_path):
+    vocabulary = tmp_path / "vocab.txt"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary.write_text("\n".join([*special, "fur", "für", "ja", "##a"]) + "\n", "utf-8")
+    assert load_tokenizer(vocabulary).tokens(load_tokenizer(vocabulary).encode("Für"))[1] == "fur"
+    kept = load_tokenizer(vocabulary, strip_accents=False)
+    assert kept.tokens(kept.encode("Für"))[1] == "für"
+    kept.save(tmp_path / "saved")
+    with pytest.raises(Exception, match="keeps accents; it cannot be loaded with strip_accents"):
+        load_tokenizer(tmp_path / "saved", strip_accents=True)
+
+
+def test_long_runs_of_a_script_without_spaces_are_cut(tmp_path):
+    pytest.importorskip("transformers")
+    from transformers import AutoTokenizer
+
+    lines = _lines(_PHRASES["th"], 60) + _lines(_PHRASES["th"], 40, between="", words=60)
+    assert max(map(len, lines)) > 250
+    trained = train_wordpiece(lines, vocab_size=200, lowercase=True, strip_accents=False)
+    trained.save(tmp_path / "t")
+    again, theirs = load_tokenizer(tmp_path / "t"), AutoTokenizer.from_pretrained(tmp_path / "t")
+    assert again.hash == trained.hash
+    from bert_jax.data.tokenizer import wordpiece_model
+
+    tokens = trained.tokens(list(range(trained.vocab_size)))
+    vocab = {token: i for i, token in enumerate(tokens)}
+    plain = wordpiece_model.build(vocab, lowercase=True, strip_accents=False)
+    cut = 0
+    mixed = f"abc {lines[-1]} English, ไทยabc {'x' * 120}"
+    assert again.encode(mixed) == theirs(mixed)["input_ids"]
+    for text in [*lines, "ก" * 101, "ก" * 100]:
+        ids = again.encode(text)
+        assert ids == theirs(text)["input_ids"]
+        without = plain.encode(text, add_special_tokens=False).ids
+        if max(map(len, text.split())) <= 100:
+            assert ids[1:-1] == without  # nothing else changes
+        else:
+            cut += ids[1:-1] != without
+            assert trained.special.unk not in ids
+        assert "".join(again.decode(ids).split()) == "".join(text.split())
+    assert cut > 40
+
+
+def test_characters_under_unknown_tokens_are_counted(tmp_path, caplog):
+    """A sub-word in fifty hides a sixth of the text."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (tmp_path / "vocab.txt").write_text("\n".join([*special, "the", "cat", "sees", "."]) + "\n")
+    draw = random.Random(5)
+    lines, hidden = [], 0
+    for _ in range(900):
+        words = draw.choices(["the", "cat", "sees", "."], k=30)
+        if draw.random() < 0.4:
+            run = "".join(draw.choices("กขคง", k=draw.randint(20, 60)))
+            words.insert(draw.randrange(30), run)
+            hidden += len(run)
+        lines.append(" ".join(words))
+    corpus = prepare([_source(tmp_path, lines)], tmp_path / "c", workers=2,
+                     tokenizer=str(tmp_path / "vocab.txt"), validation_fraction=0.1)  # fmt: skip
+    total = sum(len("".join(line.split())) for line in lines)
+    assert corpus.manifest["counts"]["total"]["duplicate_documents"] == 0
+    assert corpus.manifest["lost"] == {"of_characters": total, "unknown_characters": hidden}
+    assert corpus.manifest["unknown_share"]["total"] < 0.02 < 0.15 < hidden / total
+    assert f"warning: {100 * hidden / total:.1f} % of the characters" in caplog.text
+
+
+def _rates(corpus, kind: str, vocabulary, *, length: int = 64) -> tuple[float, int]:
+    """The share of tokens that are predicted, and the rows without one, of rows cut anywhere."""
+    tokens = np.concatenate(corpus.train.shards).astype(np.int32)
+    rows = len(tokens) // (length - 2)
+    special = corpus.special
+    ids = np.full((rows, length), special.sep, np.int32)
+    ids[:, 0] = special.cls
+    ids[:, 1:-1] = tokens[: rows * (length - 2)].reshape(rows, -1)
+    assert masking.candidates(ids, special).any(1).all()
+    found = MASKS[kind](
+        ids,
+        np.full(rows, length),
+        vocabulary=vocabulary,
+        options=DataConfig(),
+        max_predictions=20,
+        key=3,
+        example_numbers=np.arange(rows),
+    )
+    chosen = found["mlm_weights"].sum(1)
+    return float(chosen.sum() / ids.size), int((chosen == 0).sum())
+
+
+@pytest.mark.parametrize("code", _SPACELESS)
+def test_masks_of_words_find_words_where_there_are_no_spaces(tmp_path, code, capsys):
+    from bert_jax.__main__ import main
+
+    lines = _lines(_SPACELESS[code], 400, between="", words=40)
+    command = ["prepare", "--source", _source(tmp_path, lines), "--output", str(tmp_path / "c")]
+    command += ["--tokenizer", "sentencepiece", "--vocab-size", "90", "--language", code]
+    assert main([*command, "--validation-fraction", "0.1", "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert " characters " in said and " words " not in said
+    corpus = open_corpus(tmp_path / "c")
+    assert corpus.manifest["tokenizer"]["words"] == "pieces"
+    total = sum(corpus.manifest["characters"].values())
+    assert total == sum(map(len, lines))
+    for kind in ("whole_words", "spans"):
+        rate, without = _rates(corpus, kind, corpus.vocabulary)
+        assert without == 0
+        assert rate == pytest.approx(0.15, abs=0.01)  # of 64 tokens, 10 are 15.6 %
+
+
+def test_a_corpus_that_was_made_before_keeps_its_words(tmp_path):
+    """A manifest that says nothing of words is of the time when a sentence was one."""
+    lines = _lines(_SPACELESS["ja"], 120, between="", words=20)
+    options = {"tokenizer": "sentencepiece", "vocab_size": 90, "workers": 1}
+    new = prepare([_source(tmp_path, lines)], tmp_path / "c", validation_fraction=0.1, **options)
+    path = tmp_path / "c/corpus.json"
+    manifest = json.loads(path.read_text())
+    del manifest["tokenizer"]["words"]
+    from bert_jax.data.corpus.store import fingerprint
+
+    manifest["fingerprint"] = fingerprint(manifest)
+    assert manifest["fingerprint"] != new.fingerprint
+    path.write_text(json.dumps(manifest))
+    old = open_corpus(tmp_path / "c")
+    # What the examination before a run says of either.
+    config = config_loader.load_config("tiny_docs_cpu", ["data.mask=whole_words"])
+    said = [doctor_corpus.predictions(Case(config=config, corpus=each)) for each in (old, new)]
+    assert [finding.result for finding in said] == ["warned", "passed"]
+    assert said[1].found.startswith("0 of 32 rows") and "set data.mask=tokens" in said[0].remedy
+    tokenizer = load_tokenizer(tmp_path / "c")
+    assert (old.begins_word == begins_word(tokenizer, by_piece=False)).all()
+    assert (new.begins_word == begins_word(tokenizer)).all()
+    assert new.begins_word.sum() > old.begins_word.sum() + 30
+    # English, in which such a letter stands now and then, and WordPiece are as they were.
+    counts = np.ones(tokenizer.vocab_size, np.int64)
+    assert is_by_piece(tokenizer, counts)
+    counts[~old.begins_word] = 0
+    assert not is_by_piece(tokenizer, counts)
+    wordpiece = train_wordpiece(lines, vocab_size=200, lowercase=True)
+    assert (begins_word(wordpiece) == begins_word(wordpiece, by_piece=False)).all()

@@ -1,0 +1,92 @@
+"""fill-mask: the most probable tokens of each masked place, best first."""
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.errors import UsageError
+from bert_jax.inference.fill_mask import fill_mask
+from bert_jax.model import bert, sharding
+from bert_jax.pretrained.load import load_checkpoint
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(scope="module")
+def loaded(trained):
+    """A function of (text, options), with the trained model on one or eight devices."""
+
+    def run(text, *, devices: int = 8, **options):
+        mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.local_devices()[:devices])
+        with jax.set_mesh(mesh):
+            checkpoint = load_checkpoint(trained, mesh=mesh)
+            return fill_mask(checkpoint, load_tokenizer(checkpoint.tokenizer), text, **options)
+
+    return run
+
+
+def test_candidates_are_ranked_probabilities(loaded):
+    text = "The horse of Ada eats [MASK] every day."
+    ((*candidates,),) = loaded(text, top=227)
+    probabilities = [c.probability for c in candidates]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert sum(probabilities) == pytest.approx(1, abs=1e-6), "all tokens of the vocabulary"
+    assert len({c.token for c in candidates}) == 227
+    assert loaded(text, top=3) == [candidates[:3]]
+    assert [len(places) for places in loaded(text)] == [5]
+
+
+def test_candidates_are_those_of_the_model(loaded, trained):
+    """The same sentence through the model by hand, on one device and without copies."""
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        checkpoint = load_checkpoint(trained, mesh=mesh)
+        sub_words = load_tokenizer(checkpoint.tokenizer)
+        ids = sub_words.encode("In winter the bear sleeps in the [MASK].")
+        place = ids.index(sub_words.special.mask)
+        batch = {
+            "input_ids": np.array([ids]),
+            "token_type_ids": np.zeros((1, len(ids)), int),
+            "position_ids": np.arange(len(ids))[None],
+            "sequence_ids": np.ones((1, len(ids)), int),
+            "mlm_positions": np.array([[place]]),
+            "nsp_positions": np.array([[0]]),
+        }
+        batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+        config = checkpoint.config
+        logits = bert.apply(checkpoint.params, batch, config=config.model, compute=config.compute)[
+            "mlm_logits"
+        ]
+    best = int(np.argmax(np.asarray(logits)[0, 0, : sub_words.vocab_size]))
+    (candidates,) = loaded("In winter the bear sleeps in the [MASK].")
+    assert candidates[0].token == sub_words.tokens([best])[0]
+
+
+def test_any_number_of_devices_gives_the_same(loaded):
+    text = "The [MASK] eats honey every day."
+    (one,), (eight,) = loaded(text, devices=1), loaded(text, devices=8)
+    assert [c.token for c in one] == [c.token for c in eight]
+    for a, b in zip(one, eight, strict=True):
+        assert a.probability == pytest.approx(b.probability, rel=1e-4)
+
+
+def test_several_masks_are_filled_one_at_a_time(loaded):
+    text = "The [MASK] eats [MASK] every day."
+    first, second = loaded(text, top=2)
+    for candidate in first:
+        assert candidate.text == f"the {candidate.token} eats [MASK] every day."
+    for candidate in second:
+        assert candidate.text == f"the [MASK] eats {candidate.token} every day."
+
+
+def test_a_text_without_mask_is_refused(loaded):
+    with pytest.raises(UsageError, match=r"has no \[MASK\]; write \[MASK\] where a word"):
+        loaded("The horse eats hay.")
+
+
+def test_a_text_longer_than_the_position_table_is_refused(loaded):
+    longest = "horse " * 45 + "[MASK]"  # with [CLS] and [SEP] 48 tokens
+    assert len(loaded(longest)) == 1
+    with pytest.raises(UsageError, match="the text has 49 tokens, the model 48 positions"):
+        loaded("horse " + longest)

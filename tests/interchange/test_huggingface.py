@@ -1,0 +1,327 @@
+"""Hugging Face directories: every name once, every bit back, equal logits in their library."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.config import ModelConfig
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.errors import UsageError
+from bert_jax.inference.fill_mask import fill_mask
+from bert_jax.interchange import huggingface
+from bert_jax.model import bert, sharding
+from bert_jax.pretrained.load import load_checkpoint
+from tests.models import assert_same, their_fields
+
+_TEXT = "In winter the [MASK] of Ada sleeps in the stable."
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+@pytest.fixture
+def copied(tmp_path, exported):
+    """The exported directory, to be damaged."""
+    import shutil
+
+    return shutil.copytree(exported, tmp_path / "hf")
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [1, 2, 12])
+def test_every_parameter_has_one_name(layers):
+    config = ModelConfig(num_hidden_layers=layers)
+    names = huggingface.tensor_names(config)
+    assert len(names) == len(jax.tree.leaves(bert.abstract_params(config))) == 16 * layers + 14
+    assert len(set(names.values())) == len(names)
+
+
+def test_names_are_those_of_their_model():
+    names = huggingface.tensor_names(ModelConfig(num_hidden_layers=2))
+    assert names["encoder.layer_1.attention_output.kernel"] == (
+        "bert.encoder.layer.1.attention.output.dense.weight"
+    )
+    assert names["encoder.embeddings.word.embedding"] == "bert.embeddings.word_embeddings.weight"
+    assert names["mlm.bias"] == "cls.predictions.bias"
+    assert names["nsp.kernel"] == "cls.seq_relationship.weight"
+    assert names["encoder.layer_0.output_norm.scale"] == (
+        "bert.encoder.layer.0.output.LayerNorm.weight"
+    )
+
+
+# --- round trip ----------------------------------------------------------------------------------
+
+
+def test_written_and_read_is_the_same(trained, exported, on_one_device):
+    source = load_checkpoint(trained, mesh=on_one_device)
+    back = load_checkpoint(exported, mesh=on_one_device)
+    assert back.config.model == source.config.model
+    assert_same(source.params, back.params)
+    assert load_tokenizer(back.tokenizer).hash == load_tokenizer(source.tokenizer).hash
+
+
+def test_what_is_written(exported):
+    assert {p.name for p in exported.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    }
+    assert not list(exported.parent.glob(".*"))
+    config = json.loads((exported / "config.json").read_text())
+    assert (config["model_type"], config["hidden_size"], config["vocab_size"]) == ("bert", 32, 240)
+    settings = json.loads((exported / "tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == 48
+
+
+def test_nothing_is_written_over(trained, exported, on_one_device):
+    source = load_checkpoint(trained, mesh=on_one_device)
+    before = (exported / "model.safetensors").read_bytes()
+    with pytest.raises(UsageError, match="is not empty"):
+        huggingface.write(exported, source.params, source.config.model, tokenizer=source.tokenizer)
+    assert (exported / "model.safetensors").read_bytes() == before
+
+
+# --- other people's habits -----------------------------------------------------------------------
+
+
+def rewrite(directory, change) -> None:
+    """`change` gets the tensors, to edit in place."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(directory, **changes) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def read(directory):
+    return huggingface.read(directory).params
+
+
+def test_old_names_and_tied_copies_are_understood(copied, exported):
+    def age(tensors):
+        for name in list(tensors):
+            old = re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", name)
+            old = re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", old)
+            tensors[old] = tensors.pop(name)
+        tensors["cls.predictions.decoder.weight"] = tensors[
+            "bert.embeddings.word_embeddings.weight"
+        ].copy()
+        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].copy()
+        tensors["bert.embeddings.position_ids"] = np.arange(48)[None]
+
+    rewrite(copied, age)
+    assert_same(read(copied), read(exported))
+
+
+def test_a_model_in_several_files(copied, exported):
+    tensors = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+    names, where = sorted(tensors), {}
+    for number in range(3):
+        file = f"model-{number:05}-of-00003.safetensors"
+        part = {name: tensors[name] for name in names[number::3]}
+        save_file(part, copied / file)
+        where |= dict.fromkeys(part, file)
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert_same(read(copied), read(exported))
+
+
+def test_an_index_that_was_left_behind(copied, exported):
+    """transformers removes the files that one replaces, and leaves their index."""
+    index = {"weight_map": {"bert.pooler.dense.bias": "model-00001-of-00002.safetensors"}}
+    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_same(read(copied), read(exported))
+
+
+def test_half_precision_is_read_as_float32(copied):
+    rewrite(copied, lambda t: t.update({n: x.astype(np.float16) for n, x in t.items()}))
+    leaves = jax.tree.leaves(read(copied))
+    assert {leaf.dtype for leaf in leaves} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    "theirs, ours", [("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_new"), ("gelu_new", "gelu_new")]
+)
+def test_activations_by_their_names(copied, theirs, ours):
+    edit_config(copied, hidden_act=theirs)
+    assert huggingface.read_config(copied).hidden_act == ours
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def test_every_wrong_tensor_is_listed(copied):
+    def spoil(tensors):
+        del tensors["cls.predictions.bias"]
+        del tensors["bert.encoder.layer.1.attention.self.key.weight"]
+        tensors["bert.pooler.dense.weight"] = np.zeros((32, 31), np.float32)
+        tensors["classifier.weight"] = np.zeros((2, 32), np.float32)
+
+    rewrite(copied, spoil)
+    with pytest.raises(UsageError) as caught:
+        read(copied)
+    message = str(caught.value)
+    assert "missing cls.predictions.bias [240]" in message
+    assert "missing bert.encoder.layer.1.attention.self.key.weight [32, 32]" in message
+    assert "bert.pooler.dense.weight is [32, 31], expected [32, 32]" in message
+    assert "unexpected classifier.weight" in message
+    assert message.count(";") == 3, "nothing else is wrong"
+
+
+def test_a_config_of_another_size_is_noticed(copied):
+    edit_config(copied, num_hidden_layers=1)
+    with pytest.raises(UsageError, match=r"unexpected bert\.encoder\.layer\.1\."):
+        read(copied)
+
+
+def test_of_many_wrong_tensors_the_first_are_named(copied):
+    """One wrong number makes hundreds of them; a message of pages hides what it says."""
+    edit_config(copied, num_hidden_layers=9, hidden_size=64)
+    with pytest.raises(UsageError, match="and 104 more like it") as caught:
+        read(copied)
+    assert len(str(caught.value)) < 3000
+
+
+@pytest.mark.parametrize("keep", [0, 4, 0.3, 0.99])
+def test_truncated_tensors(copied, keep):
+    path = copied / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep if keep > 1 else keep * len(data))])
+    with pytest.raises(UsageError, match=r"model\.safetensors cannot be read"):
+        read(copied)
+
+
+def test_pickles_are_not_opened(copied):
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    with pytest.raises(UsageError) as caught:
+        read(copied)
+    assert "has no model.safetensors (found README.md, bert_jax_run.json," in str(caught.value)
+    assert "pytorch_model.bin" in str(caught.value)
+    assert "pickled weights are not read: convert them" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"model_type": "gpt2"},
+            "model_type is 'gpt2'; only bert, roberta, xlm-roberta, camembert, electra",
+        ),
+        ({"position_embedding_type": "rotary"}, "position_embedding_type 'rotary' is not read"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new"),
+        ({"num_attention_heads": 5}, "does not divide hidden_size 32"),
+        ({"hidden_size": "wide"}, "hidden_size: expected int, got 'wide'"),
+    ],
+)
+def test_a_config_that_is_no_bert_of_ours(copied, changes, message):
+    edit_config(copied, **changes)
+    with pytest.raises(UsageError) as caught:
+        huggingface.read_config(copied)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text, message", [(None, "No such file"), ("{", "is not JSON")])
+def test_a_config_that_cannot_be_read(copied, text, message):
+    path = copied / "config.json"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        huggingface.read_config(copied)
+
+
+# --- against transformers ------------------------------------------------------------------------
+
+
+def our_logits(directory, ids, mesh) -> dict[str, np.ndarray]:
+    """MLM logits at every place, and NSP logits, of two rows of which the second is padded."""
+    loaded = load_checkpoint(directory, mesh=mesh)
+    length = ids.shape[1]
+    batch = {
+        "input_ids": ids,
+        "token_type_ids": (np.arange(length) >= 5)[None].repeat(2, 0).astype(np.int32),
+        "position_ids": np.arange(length)[None].repeat(2, 0),
+        "sequence_ids": (ids != 0).astype(np.int32),
+        "mlm_positions": np.arange(length)[None].repeat(2, 0),
+        "nsp_positions": np.zeros((2, 1), np.int32),
+    }
+    config = loaded.config
+    outputs = jax.jit(lambda p, b: bert.apply(p, b, config=config.model, compute=config.compute))(
+        loaded.params, batch
+    )
+    return {"batch": batch, **{name: np.asarray(value) for name, value in outputs.items()}}
+
+
+@pytest.mark.parity
+def test_their_classes_give_our_logits(exported, on_one_device):
+    torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
+    from transformers import AutoTokenizer, BertForMaskedLM, BertForPreTraining
+
+    ids = np.array(
+        AutoTokenizer.from_pretrained(exported)([_TEXT, "The owl."], padding=True).input_ids
+    )
+    assert ids.tolist()[0] == load_tokenizer(exported).encode(_TEXT)
+    ours = our_logits(exported, ids, on_one_device)
+    arguments = {
+        "input_ids": torch.tensor(ids),
+        "token_type_ids": torch.tensor(ours["batch"]["token_type_ids"], dtype=torch.long),
+        "attention_mask": torch.tensor(ours["batch"]["sequence_ids"], dtype=torch.long),
+    }
+    real = ids != 0
+    with torch.no_grad():
+        both = BertForPreTraining.from_pretrained(exported).eval()(**arguments)
+        masked = BertForMaskedLM.from_pretrained(exported).eval()(**arguments)
+    for logits in (both.prediction_logits, masked.logits):
+        np.testing.assert_allclose(
+            ours["mlm_logits"][real], logits.numpy()[real], atol=1e-4, rtol=0
+        )
+    np.testing.assert_allclose(
+        ours["nsp_logits"][:, 0], both.seq_relationship_logits.numpy(), atol=1e-4, rtol=0
+    )
+    assert np.ptp(ours["mlm_logits"]) > 1, "logits that do not differ prove nothing"
+
+
+@pytest.mark.parity
+def test_their_pipeline_gives_our_words(exported, on_one_device):
+    pytest.importorskip("torch", reason="needs the 'parity' extra")
+    from transformers import pipeline
+
+    theirs = pipeline("fill-mask", model=str(exported), device="cpu")(_TEXT, top_k=5)
+    loaded = load_checkpoint(exported, mesh=on_one_device)
+    ((*ours,),) = fill_mask(loaded, load_tokenizer(exported), _TEXT, top=5)
+    assert [c.token for c in ours] == [c["token_str"] for c in theirs]
+    assert [c.text for c in ours] == [c["sequence"] for c in theirs]
+    # Relative to the first: they also give a share to ids that are no token.
+    for a, b in zip(ours, theirs, strict=True):
+        ratio = a.probability / ours[0].probability
+        assert ratio == pytest.approx(b["score"] / theirs[0]["score"], rel=1e-5)
+
+
+@pytest.mark.parity
+def test_what_they_save_is_read_bit_for_bit(tmp_path, exported):
+    torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
+    from transformers import BertConfig, BertForPreTraining
+
+    torch.manual_seed(0)
+    config = their_fields(huggingface.read_config(exported)) | {"hidden_act": "gelu"}
+    theirs = BertForPreTraining(BertConfig(**config))
+    theirs.save_pretrained(tmp_path)
+    read_back = huggingface.to_tensors(read(tmp_path))
+    parameters = {n: p.detach().numpy() for n, p in theirs.named_parameters()}
+    assert read_back.keys() == parameters.keys()
+    for name, tensor in read_back.items():
+        assert tensor.tobytes() == parameters[name].tobytes(), name
+    assert huggingface.read_config(tmp_path).hidden_act == "gelu"

@@ -1,0 +1,223 @@
+"""RoBERTa out and in again: names, the unused rows of positions, one segment, files; the config."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import pytest
+from safetensors.numpy import load_file
+
+from bert_jax.__main__ import main
+from bert_jax.config_loader import load_config
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.training import train_byte_level_bpe
+from bert_jax.errors import UsageError
+from bert_jax.interchange import huggingface
+from bert_jax.model import bert
+from bert_jax.pretrained.load import imported_config
+from tests.models import HEADS, SIZES, assert_same, random_params, vocabulary
+
+CLASSES = sorted(HEADS.keys() - {"ForPreTraining", "ForNextSentencePrediction"})
+_ONE_SEGMENT = dataclasses.replace(
+    SIZES["small"], vocab_size=300, type_vocab_size=1, hidden_act="gelu"
+)
+_POSITIONS = "roberta.embeddings.position_embeddings.weight"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A directory of byte-level sub-words."""
+    folder = tmp_path_factory.mktemp("words") / "bpe"
+    train_byte_level_bpe([" the bear eats honey, a bee too"] * 3, vocab_size=300).save(folder)
+    return folder
+
+
+def written(folder, words, name, model=_ONE_SEGMENT, **options):
+    params = random_params(model, HEADS[name])
+    huggingface.write(folder, params, model, head=HEADS[name], tokenizer=words, **options)
+    return params, load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_byte_level_vocabulary_makes_a_roberta(tmp_path, words, name):
+    params, tensors = written(tmp_path / "1", words, name)
+    described = json.loads((tmp_path / "1/config.json").read_text())
+    assert described["architectures"] == [f"Roberta{name}"]
+    assert described["model_type"] == "roberta" and described["type_vocab_size"] == 1
+    assert described["max_position_embeddings"] == 22  # 20, behind two that are not used
+    ids = [described[f"{token}_token_id"] for token in ("bos", "pad", "eos")]
+    assert ids == [0, 1, 2]
+    table = tensors[_POSITIONS if name != "Model" else _POSITIONS.removeprefix("roberta.")]
+    assert table.shape == (22, 24) and not table[:2].any() and table[2:].all()
+    back = huggingface.read(tmp_path / "1")
+    assert (back.model, back.head) == (_ONE_SEGMENT, HEADS[name])
+    assert_same(back.params, params)
+    huggingface.write(tmp_path / "2", back.params, back.model, head=back.head, tokenizer=words)
+    for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
+        assert (tmp_path / "2" / file).read_bytes() == (tmp_path / "1" / file).read_bytes()
+    assert imported_config(back).data.rows == "full_sentences"
+
+
+@pytest.mark.parametrize("name", ["ForMaskedLM", "ForSequenceClassification", "Model"])
+def test_imported_and_exported_by_the_command_line(tmp_path, words, name):
+    written(tmp_path / "1", words, name)
+    steps = (
+        ("import", tmp_path / "1", tmp_path / "run"),
+        ("export", tmp_path / "run", tmp_path / "2"),
+    )
+    for verb, source, output in steps:
+        command = [verb, "--checkpoint", str(source), "--output", str(output)]
+        assert (
+            main(command + ["--allow-missing-heads"] * (name == "Model" and verb == "import")) == 0
+        )
+    for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
+        assert (tmp_path / "2" / file).read_bytes() == (tmp_path / "1" / file).read_bytes()
+
+
+def test_the_family_that_is_asked_for(tmp_path, words):
+    for model_type, prefix in (("bert", "Bert"), ("xlm-roberta", "XLMRoberta")):
+        folder = tmp_path / model_type
+        params, tensors = written(folder, words, "ForMaskedLM", model_type=model_type)
+        described = json.loads((folder / "config.json").read_text())
+        assert described["architectures"] == [f"{prefix}ForMaskedLM"]
+        assert (_POSITIONS in tensors) == (model_type != "bert")
+        assert_same(huggingface.read(folder).params, params)
+    # A model of sentence pairs is a BERT, whatever its vocabulary.
+    two = dataclasses.replace(_ONE_SEGMENT, type_vocab_size=2)
+    written(tmp_path / "pairs", words, "ForPreTraining", two)
+    assert json.loads((tmp_path / "pairs/config.json").read_text())["model_type"] == "bert"
+    with pytest.raises(UsageError, match="no name for nsp"):
+        written(tmp_path / "no", words, "ForPreTraining", two, model_type="roberta")
+    with pytest.raises(UsageError, match=r"'robert'.* Did you mean 'roberta'"):
+        written(tmp_path / "no", words, "ForMaskedLM", model_type="robert")
+
+
+def test_a_head_that_their_class_would_compute_otherwise(tmp_path, words, capsys):
+    """RobertaLMHead has the exact GELU, whatever hidden_act is."""
+    by_tanh = dataclasses.replace(_ONE_SEGMENT, hidden_act="gelu_new")
+    written(tmp_path / "1", words, "ForMaskedLM", by_tanh)
+    assert json.loads((tmp_path / "1/config.json").read_text())["model_type"] == "bert"
+    assert "written as BERT's class, not as RoBERTa's: hidden_act" in capsys.readouterr().err
+    message = "hidden_act is gelu_new, but the masked-LM head of Roberta's class computes gelu"
+    with pytest.raises(UsageError, match=message):
+        written(tmp_path / "2", words, "ForMaskedLM", by_tanh, model_type="roberta")
+    written(tmp_path / "3", words, "ForTokenClassification", by_tanh)
+    path = tmp_path / "3/config.json"
+    assert json.loads(path.read_text())["model_type"] == "roberta"
+    written(tmp_path / "4", words, "ForMaskedLM")
+    path = tmp_path / "4/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_act": "gelu_new"}))
+    with pytest.raises(UsageError, match=message):
+        huggingface.read(tmp_path / "4")
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_the_tokenizer_says_whether_there_are_segments(tmp_path, words, segments):
+    """Where there is one, a second number of a segment would be an error in their classes."""
+    transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
+    model = dataclasses.replace(_ONE_SEGMENT, type_vocab_size=segments)
+    written(tmp_path / "hf", words, "ForMaskedLM", model)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    found = theirs("the bear", "eats honey")
+    assert found.input_ids.count(2) == 3, "<s> a </s> </s> b </s>"
+    assert found.get("token_type_ids", [0])[-1] == segments - 1
+    assert load_tokenizer(tmp_path / "hf").hash == load_tokenizer(words).hash
+    assert theirs.model_max_length == 20
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_norms_that_come_first_make_a_pre_layer_norm(tmp_path, words, name):
+    model = dataclasses.replace(_ONE_SEGMENT, norm_placement="pre")
+    tensors, described = out_and_in(tmp_path, words, model, HEADS[name])
+    assert described["architectures"] == [f"RobertaPreLayerNorm{name}"]
+    assert described["model_type"] == "roberta-prelayernorm"
+    base = "" if name == "Model" else "roberta_prelayernorm."
+    assert f"{base}LayerNorm.weight" in tensors
+    assert f"{base}encoder.layer.1.intermediate.LayerNorm.bias" in tensors
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"Model"}))
+def test_rotary_positions_make_a_roformer(tmp_path, words, name):
+    model = dataclasses.replace(_ONE_SEGMENT, position_embedding_type="rotary_interleaved")
+    head = HEADS[name]
+    if name != "ForMaskedLM":  # a model of a task stays of its family
+        head = dataclasses.replace(head, pooler_act="gelu")
+    tensors, described = out_and_in(tmp_path, words, model, head)
+    assert described["architectures"] == [f"RoFormer{name}"]
+    assert described["model_type"] == "roformer" and "position_embedding_type" not in described
+    sines = tensors["roformer.encoder.embed_positions.weight"]
+    assert sines.shape == (20, 6) and sines[0].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def out_and_in(folder, words, model, head):
+    """The tensors and the config of what is written; read, it is the same, and written again."""
+    params = random_params(model, head)
+    huggingface.write(folder / "1", params, model, head=head, tokenizer=words)
+    back = huggingface.read(folder / "1")
+    assert (back.model, back.head) == (model, head)
+    assert_same(back.params, params)
+    huggingface.write(folder / "2", back.params, back.model, head=back.head, tokenizer=words)
+    for file in ("model.safetensors", "config.json"):
+        assert (folder / "2" / file).read_bytes() == (folder / "1" / file).read_bytes()
+    described = json.loads((folder / "1/config.json").read_text())
+    return load_file(folder / "1" / "model.safetensors"), described
+
+
+def test_what_a_roformer_is_not(tmp_path, words):
+    model = dataclasses.replace(_ONE_SEGMENT, position_embedding_type="rotary_interleaved")
+    for changes, name, said in (
+        ({}, "ForPreTraining", "no name for pooler, nsp"),
+        ({}, "ForSequenceClassification", "pooler_act is tanh, and this format has gelu there"),
+        ({"rope_theta": 1000.0}, "ForMaskedLM", "rope_theta is 1000.0, which this format cannot"),
+        ({"position_embedding_type": "rotary"}, "ForMaskedLM", "which this format cannot say"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            written(tmp_path / "1", words, name, model=dataclasses.replace(model, **changes))
+    written(tmp_path / "2", words, "ForMaskedLM", model=model)
+    described = json.loads((tmp_path / "2/config.json").read_text()) | {"rotary_value": True}
+    (tmp_path / "2/config.json").write_text(json.dumps(described))
+    with pytest.raises(UsageError, match="rotary_value is true"):
+        huggingface.read(tmp_path / "2")
+
+
+def test_what_a_pre_layer_norm_is_not(tmp_path, words):
+    model = dataclasses.replace(_ONE_SEGMENT, norm_placement="pre")
+    with pytest.raises(UsageError, match="no name for nsp"):
+        written(tmp_path / "1", words, "ForPreTraining", model=model)
+    with pytest.raises(UsageError, match=r"norm is rmsnorm, model\.norm_bias is False, which"):
+        rms = dataclasses.replace(model, norm="rmsnorm", norm_bias=False)
+        written(tmp_path / "2", words, "ForMaskedLM", model=rms)
+    with pytest.raises(UsageError, match="norm_placement is post, which this format"):
+        written(tmp_path / "3", words, "ForMaskedLM", model_type="roberta-prelayernorm")
+    with pytest.raises(UsageError, match="norm_placement is pre, which this format cannot say"):
+        written(tmp_path / "4", words, "ForMaskedLM", model=model, model_type="bert")
+
+
+def test_moments_of_a_roberta(tmp_path, words):
+    moments = tuple(random_params(_ONE_SEGMENT, HEADS["ForMaskedLM"], seed=s) for s in (1, 2))
+    written(tmp_path / "hf", words, "ForMaskedLM", moments=moments, step=7)
+    back = huggingface.read(tmp_path / "hf")
+    assert back.step == 7
+    for ours, theirs in zip(moments, back.moments, strict=True):
+        assert_same(ours, theirs)
+
+
+def test_other_vocabularies_make_a_bert(tmp_path):
+    params, _ = written(tmp_path / "hf", vocabulary(tmp_path / "words"), "ForMaskedLM")
+    assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "bert"
+    assert_same(huggingface.read(tmp_path / "hf").params, params)
+
+
+def test_base_is_the_recipe_of_its_readme():
+    """fairseq, examples/roberta/config/pretraining/base.yaml."""
+    config = load_config("roberta_base")
+    abstract = bert.abstract_params(config.model, config.head)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract))
+    # With the two rows of positions that no token uses.
+    assert parameters + 2 * config.model.hidden_size == 124_697_433
+    rule, (phase,) = config.optimizer, config.phases
+    assert (rule.beta1, rule.beta2, rule.epsilon, rule.weight_decay) == (0.9, 0.98, 1e-6, 0.01)
+    assert (rule.learning_rate, rule.warmup_steps, rule.clip_norm) == (5e-4, 10_000, 0.0)
+    assert (phase.steps, phase.global_batch_size, phase.sequence_length) == (125_000, 2048, 512)
+    assert (phase.max_predictions, config.data.masked_lm_prob) == (77, 0.15)

@@ -1,0 +1,560 @@
+"""`doctor`: broken set-ups are named with their remedy, and nothing is changed on disk."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import random
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig, MeshConfig
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.model import sharding
+from bert_jax.runtime import distributed
+from bert_jax.runtime.distributed import Connection
+from bert_jax.workdir import checkpoint, remote_workdir, run_directory
+from bert_jax.workdir.checkpoint import Checkpoints
+from bert_jax_lab.doctor import examination, hosts, machine, settings, storage, versions
+from bert_jax_lab.doctor.checked_run import Case, Timing
+from bert_jax_lab.doctor.examination import CHECKS, examine
+from bert_jax_lab.doctor.finding import Finding, of_error
+from tests import tiny_corpus
+
+# Its steps are those of other tests, which are compiled once for all.
+_CONFIG = tiny_corpus.tiny_config(checkpoint=CheckpointConfig(every_steps=200, keep_last=2))
+_PHASE = dataclasses.replace(_CONFIG.phases[0], max_predictions=-1)
+
+
+@pytest.fixture(scope="module")
+def good(shared) -> Path:
+    """A corpus of documents that have nothing in common."""
+
+    def fill(directory: Path) -> None:
+        draw = random.Random(0)
+        words = ["".join(draw.choices("abcdefgh", k=4)) for _ in range(60)]
+        texts = [
+            "\n".join(" ".join(draw.choices(words, k=10)).capitalize() + "." for _ in range(12))
+            for _ in range(60)
+        ]
+        (directory / "words.txt").write_text("\n\n".join(texts))
+        prepare(
+            [str(directory / "words.txt")], directory / "tokens", vocab_size=240,
+            validation_fraction=0.2, workers=1,
+        )  # fmt: skip
+
+    return shared("doctor", fill) / "tokens"
+
+
+class Place:
+    """A set-up that can be broken: a config, a copy of the corpus, a workdir that is not there."""
+
+    def __init__(self, directory: Path, good: Path, patch: pytest.MonkeyPatch):
+        self.directory, self.patch = directory, patch
+        self.corpus, self.workdir = directory / "corpus", directory / "runs" / "first"
+        shutil.copytree(good, self.corpus)
+        self.case = Case(
+            config_name=str(tiny_corpus.write_config(directory / "tiny.json", _CONFIG)),
+            corpus_directory=self.corpus,
+            workdir=self.workdir,
+        )
+        patch.setattr(storage, "_PROBE_BYTES", 2**16)
+
+    def change(self, **changes: Any) -> None:
+        """Replaces sections of the config."""
+        config = dataclasses.replace(_CONFIG, **changes)
+        tiny_corpus.write_config(self.directory / "tiny.json", config)
+
+    def shard(self) -> Path:
+        return next((self.corpus / "train").glob("*.tokens.npy"))
+
+    def finding(self, check: str) -> Finding:
+        """Makes the check, after those that find out what it needs and only those."""
+        names = {check, "config"}
+        for earlier in reversed(CHECKS):
+            if earlier.name in names:
+                names |= {_FINDS_OUT[need] for need in earlier.needs if need in _FINDS_OUT}
+        return examine(self.case, [c for c in CHECKS if c.name in names]).findings[check]
+
+
+_FINDS_OUT = {"config": "config", "corpus": "corpus", "mesh": "mesh", "state_bytes": "memory"}
+
+
+@pytest.fixture
+def place(tmp_path, good, monkeypatch) -> Place:
+    return Place(tmp_path, good, monkeypatch)
+
+
+def tree(directory: Path) -> dict[str, tuple]:
+    """Every file, with its content and the time of its last change, and every folder."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else ()
+        for path in directory.rglob("*")
+    }
+
+
+def test_a_good_set_up_passes_and_nothing_is_changed(place, capsys):
+    before, began = tree(place.directory), time.monotonic()
+    command = ["doctor", str(place.case.config_name), "--corpus", str(place.corpus)]
+    assert main([*command, "--workdir", str(place.workdir), "--json"]) == 0
+    assert time.monotonic() - began < 60
+    told = json.loads(capsys.readouterr().out)
+    given = {"init_from", "connection", "expect"}
+    assert [c["check"] for c in told["checks"]] == [
+        check.name for check in CHECKS if not given & set(check.needs)
+    ]
+    assert {check["result"] for check in told["checks"]} == {"passed"}, told
+    found = {check["check"]: check["found"] for check in told["checks"]}
+    assert "s a step" in found["step"] and found["hours"].startswith("about ")
+    assert "verified and restored" in found["saving"]
+    assert tree(place.directory) == before
+
+
+def test_a_bad_one_shows_all_that_is_wrong_and_changes_nothing(place, capsys):
+    """No failure hides another; the code is that of the first one, the words are options."""
+    place.shard().write_bytes(place.shard().read_bytes()[:-2])
+    place.workdir.mkdir(parents=True)
+    run_directory.write_config(place.workdir, _CONFIG)
+    before = tree(place.directory)
+    place.patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    command = ["doctor", str(place.case.config_name), "--corpus", str(place.corpus)]
+    command += ["--workdir", str(place.workdir), "--set", "data.masked_lm_prob=0.5"]
+    assert main([*command, "--set", "phases.0.max_predictions=5", "--set", "mesh.fsdp=3"]) == 4
+    out = capsys.readouterr().out
+    results = {
+        line.split("│")[1].strip(): line.split("│")[2].strip()
+        for line in out.splitlines()
+        if line.count("│") == 4
+    }
+    wrong = {name: result for name, result in results.items() if name and result != "passed"}
+    assert wrong == {
+        "corpus": "failed", "mesh": "failed", "memory": "skipped", "masked slots": "warned",
+        "vocabulary": "skipped", "padding": "skipped", "predictions": "skipped",
+        "epochs": "skipped", "text": "skipped", "workdir": "skipped", "room": "skipped",
+        "step": "skipped", "hours": "skipped", "save interval": "skipped",
+    }  # fmt: skip
+    assert "--set phases.0.max_predictions=16" in out.replace("\n", "")
+    assert out.splitlines()[-1].startswith("7 passed, 1 warned, 2 failed, 11 skipped, in ")
+    assert tree(place.directory) == before
+
+
+# --- broken set-ups -------------------------------------------------------------------------------
+
+
+def small_vocabulary(place: Place) -> None:
+    place.change(model=dataclasses.replace(_CONFIG.model, vocab_size=50))
+
+
+def another_tokenizer(place: Place) -> None:
+    for name in ("vocab.txt", "tokenizer.json"):
+        file = place.corpus / "tokenizer" / name
+        file.write_text(file.read_text().replace("##a", "##q"))
+
+
+def missing_shard(place: Place) -> None:
+    place.shard().unlink()
+
+
+def truncated_shard(place: Place) -> None:
+    place.shard().write_bytes(place.shard().read_bytes()[:-2])
+
+
+def altered_shard(place: Place) -> None:
+    data = bytearray(place.shard().read_bytes())
+    data[-1] ^= 1
+    place.shard().write_bytes(data)
+
+
+def unknown_format(place: Place) -> None:
+    manifest = place.corpus / "corpus.json"
+    text = manifest.read_text().replace('"format_version": 1', '"format_version": 99')
+    manifest.write_text(text)
+
+
+def no_corpus(place: Place) -> None:
+    (place.corpus / "corpus.json").unlink()
+
+
+def mask_cap(place: Place) -> None:
+    place.change(phases=(dataclasses.replace(_PHASE, max_predictions=2),))
+
+
+def small_corpus(place: Place) -> None:
+    place.change(phases=(dataclasses.replace(_PHASE, steps=10**6),))
+
+
+def short_documents(place: Place) -> None:
+    model = dataclasses.replace(_CONFIG.model, max_position_embeddings=1024)
+    place.change(model=model, phases=(dataclasses.replace(_PHASE, sequence_length=1024),))
+
+
+def with_starts(place: Place, split: str, starts: Callable) -> None:
+    """Opens the corpus with other borders of documents."""
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        corpus = open_corpus(*arguments, **options)
+        part = getattr(corpus, split)
+        part = dataclasses.replace(part, document_starts=starts(part))
+        return dataclasses.replace(corpus, **{split: part})
+
+    place.patch.setattr("bert_jax_lab.doctor.corpus.open_corpus", opened)
+
+
+def single_sentences(place: Place) -> None:
+    with_starts(place, "train", lambda part: jax.numpy.arange(part.sentence_starts.size))
+
+
+def one_document(place: Place) -> None:
+    with_starts(place, "validation", lambda part: part.document_starts[[0, -1]])
+
+
+def repeated_text(place: Place) -> None:
+    source = tiny_corpus.write(place.directory / "stories.txt")
+    shutil.rmtree(place.corpus)
+    options = {"vocab_size": 240, "validation_fraction": 0.2, "workers": 1}
+    prepare([str(source)], place.corpus, **options)
+
+
+def read_only_workdir(place: Place) -> None:
+    place.workdir.mkdir(parents=True)
+    # Tests may run as root, whom no mode of a directory stops.
+    place.patch.setattr(storage.os, "access", lambda path, mode: False)
+
+
+def full_disk(place: Place) -> None:
+    def save(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    place.patch.setattr(checkpoint.ocp, "save_async", save)
+
+
+def altering_disk(place: Place) -> None:
+    load = checkpoint.load_arrays
+
+    def altered(*arguments: Any, **options: Any) -> Any:
+        found = load(*arguments, **options)
+        return found | {"params": jax.tree.map(lambda x: x + 1, found["params"])}
+
+    place.patch.setattr(checkpoint, "load_arrays", altered)
+
+
+def no_room(place: Place) -> None:
+    place.patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**5))
+
+
+def slow_saves(place: Place) -> None:
+    place.case.save_seconds = (2.0, 1e-6)
+    place.case.timings = [Timing(1.0, 0.001)]
+
+
+def slow_steps(place: Place) -> None:
+    place.patch.setattr(
+        "bert_jax_lab.doctor.speed._measure", lambda _, __, kept: kept.append(_SLOW)
+    )
+    place.case.fits = True
+
+
+_SLOW = Timing(1.0, 800.0)
+
+
+def compiles_for_ever(place: Place) -> None:
+    wait = threading.Event()
+    place.patch.setattr("bert_jax_lab.doctor.speed._measure", lambda *_: wait.wait(10))
+    place.case.fits, place.case.ends_at = True, 0.0
+
+
+def another_run(place: Place) -> None:
+    place.workdir.mkdir(parents=True)
+    corpus = open_corpus(place.corpus)
+    other = dataclasses.replace(_CONFIG, seed=5)
+    run_directory.create(place.workdir, other, corpus, init_from=None)
+
+
+def something_else(place: Place) -> None:
+    place.workdir.mkdir(parents=True)
+    (place.workdir / "thesis.tex").touch()
+
+
+def saved(place: Place, *damaged: int) -> None:
+    """Two steps in the workdir, of which some are damaged."""
+    place.workdir.mkdir(parents=True)
+    saver = Checkpoints(place.workdir, CheckpointConfig(keep_last=3))
+    for step in (10, 20):
+        saver.save(storage._state(sharding.make_mesh(fsdp=-1, tensor=1), 2**10), step=step)
+    saver.close()
+    for step in damaged:
+        files = (place.workdir / "checkpoints" / str(step)).rglob("*")
+        victim = max((f for f in files if f.is_file()), key=lambda f: (len(f.parts), str(f)))
+        victim.write_bytes(b"x" + victim.read_bytes()[1:])
+
+
+def damaged_step(place: Place) -> None:
+    saved(place, 20)
+
+
+def damaged_steps(place: Place) -> None:
+    saved(place, 10, 20)
+
+
+def no_such_step(place: Place) -> None:
+    saved(place)
+    place.case.resume_step = 15
+
+
+def few_devices(place: Place) -> None:
+    place.case.topology_name = "v3:4x8"
+
+
+def no_devices(place: Place) -> None:
+    def found() -> None:
+        raise RuntimeError("Unable to initialize backend 'tpu': already in use by process 12")
+
+    place.patch.setattr(machine.jax, "devices", found)
+
+
+def wrong_products(place: Place) -> None:
+    place.patch.setattr(machine.jnp, "matmul", lambda x, y: x @ y + 1)
+
+
+def odd_mesh(place: Place) -> None:
+    place.change(mesh=MeshConfig(fsdp=3))
+
+
+def odd_batch(place: Place) -> None:
+    place.change(phases=(dataclasses.replace(_PHASE, global_batch_size=15),))
+
+
+def long_sequence(place: Place) -> None:
+    place.change(phases=(dataclasses.replace(_PHASE, sequence_length=64),))
+
+
+def wrong_field(place: Place) -> None:
+    place.case.overrides = ["model.hiden_size=64"]
+
+
+def little_memory(place: Place) -> None:
+    place.patch.setattr(machine, "free_bytes", lambda _: 10**5)
+
+
+def no_tracker(place: Place) -> None:
+    place.change(trackers=("wandb",))
+    place.patch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+def wrong_pair(place: Place) -> None:
+    def found(*names: str) -> dict[str, str]:
+        return {name: "0.1" if name == "flax" else "99.0" for name in names}
+
+    place.patch.setattr(versions, "installed", found)
+
+
+def wrong_python(place: Place) -> None:
+    place.patch.setattr(versions.sys, "version_info", (3, 9, 1))
+
+
+def no_checkpoint_to_begin_from(place: Place) -> None:
+    place.case.init_from = place.directory / "nothing"
+
+
+def no_checkpoint_and_no_workdir(place: Place) -> None:
+    no_checkpoint_to_begin_from(place)
+    place.case.workdir = None
+
+
+class Bucket:
+    """A place in a bucket that a machine may only look at, or not even that."""
+
+    def __init__(self, readable: bool):
+        self._readable = readable
+
+    def __truediv__(self, name: str) -> "Bucket":
+        return self
+
+    def exists(self) -> bool:
+        if not self._readable:
+            raise OSError("Cannot connect to host storage.googleapis.com")
+        return False
+
+    is_dir = exists
+
+    def write_text(self, text: str) -> None:
+        self.exists()
+        raise PermissionError("403: trainer@x does not have storage.objects.create")
+
+
+def bucket_out_of_reach(place: Place) -> None:
+    place.case.workdir = "gs://bucket/run"
+    place.patch.setattr(remote_workdir, "path_of", lambda path: Bucket(readable=False))
+
+
+def bucket_to_look_at(place: Place) -> None:
+    place.case.workdir = "gs://bucket/run"
+    place.patch.setattr(remote_workdir, "path_of", lambda path: Bucket(readable=True))
+
+
+def workdir_of_one_host(place: Place) -> None:
+    """No host sees what process 0 has written."""
+    place.patch.setattr(remote_workdir, "names", lambda path: [])
+
+
+# What is broken -> the check that sees it, its result, exit code, and words of its remedy.
+_BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
+    small_vocabulary: ("vocabulary", "failed", 2, "set model.vocab_size="),
+    another_tokenizer: ("corpus", "failed", 4, "run prepare again"),
+    missing_shard: ("corpus", "failed", 4, "tokens.npy is missing; delete the corpus"),
+    truncated_shard: ("corpus", "failed", 4, "bytes, not"),
+    altered_shard: ("corpus", "failed", 4, "has another checksum"),
+    unknown_format: ("corpus", "failed", 2, "format 99, this bert-jax reads 1: delete it and run"),
+    no_corpus: ("corpus", "failed", 2, "bert-jax prepare"),
+    mask_cap: ("masked slots", "warned", 0, "set phases.0.max_predictions=5"),
+    small_corpus: ("epochs", "warned", 0, "times as much text"),
+    short_documents: ("padding", "warned", 0, "set phases.0.sequence_length="),
+    one_document: ("padding", "failed", 2, "prepare a corpus of more documents"),
+    single_sentences: ("text", "warned", 0, "by blank lines"),
+    repeated_text: ("text", "warned", 0, "drop repeated lines"),
+    read_only_workdir: ("saving", "failed", 7, "make it writable"),
+    full_disk: ("saving", "failed", 7, "free or repair the storage"),
+    altering_disk: ("saving", "failed", 7, "alters what it keeps"),
+    workdir_of_one_host: ("saving", "failed", 7, "all hosts must see one `workdir`"),
+    bucket_out_of_reach: ("saving", "failed", 7, "a network leads to it"),
+    bucket_to_look_at: ("saving", "failed", 7, "roles/storage.objectUser"),
+    no_room: ("room", "failed", 7, "set checkpoint.keep_last=1"),
+    slow_saves: ("save interval", "warned", 0, "set checkpoint.every_steps="),
+    slow_steps: ("step", "warned", 0, "set deadline_seconds=8000"),
+    compiles_for_ever: ("step", "warned", 0, "set compute.layers=scan"),
+    another_run: ("workdir", "failed", 3, "or another `workdir`"),
+    something_else: ("workdir", "failed", 2, "choose another directory"),
+    damaged_step: ("checkpoint", "warned", 0, "put back a copy of checkpoints/20"),
+    damaged_steps: ("checkpoint", "failed", 5, "put back a copy of one"),
+    no_such_step: ("checkpoint", "failed", 5, "has no step 15; there are 10, 20"),
+    few_devices: ("devices", "failed", 2, "on every host of that slice"),
+    no_devices: ("devices", "failed", 2, "end what else uses the accelerator"),
+    wrong_products: ("devices", "failed", 2, "take another machine"),
+    odd_mesh: ("mesh", "failed", 2, "mesh.fsdp=-1 uses what is left"),
+    odd_batch: ("mesh", "failed", 2, "take a multiple of 2"),
+    long_sequence: ("config", "failed", 2, "shorten the sequence or enlarge the table"),
+    wrong_field: ("config", "failed", 2, "Did you mean 'hidden_size'?"),
+    little_memory: ("memory", "failed", 2, "take more devices"),
+    no_tracker: ("trackers", "failed", 2, "pip install 'bert-jax[wandb]'"),
+    wrong_pair: ("versions", "failed", 2, "pip install 'flax"),
+    wrong_python: ("versions", "failed", 2, "install Python"),
+    no_checkpoint_to_begin_from: ("init-from", "failed", 2, "nothing"),
+    no_checkpoint_and_no_workdir: ("init-from", "failed", 2, "nothing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", _BROKEN, ids=lambda broken: broken.__name__)
+def test_what_is_broken_is_named_with_its_remedy(place, broken):
+    check, result, code, remedy = _BROKEN[broken]
+    broken(place)
+    finding = place.finding(check)
+    assert (finding.result, finding.exit_code) == (result, code), finding
+    assert remedy in finding.remedy, finding
+    assert not list(place.directory.rglob("*.doctor-*")), "it left something behind"
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def connection(port: int, rank: int) -> Connection:
+    return Connection(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=rank)
+
+
+def meeting(port: int, monkeypatch, *, ahead: float, theirs: str) -> Finding:
+    """Process 0, with process 1 in a thread whose clock is ahead."""
+    here, there = threading.get_ident(), time.time
+    monkeypatch.setattr(
+        hosts.time, "time", lambda: there() + (0 if threading.get_ident() == here else ahead)
+    )
+    heard: list[Any] = []
+    arguments = (connection(port, 1), {"versions": {"jax": theirs}})
+    other = threading.Thread(target=lambda: heard.append(hosts.meet(*arguments, seconds=20)))
+    other.start()
+    met = hosts.meet(connection(port, 0), {"versions": {"jax": "1"}}, seconds=20)
+    other.join()
+    assert heard == [met] and len(met) == 2
+    return hosts.judge(met, "here")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "theirs", "result", "words"),
+    [
+        (0, "1", "passed", "2 processes met"),
+        (-5, "1", "warned", "timedatectl set-ntp true"),
+        (90, "1", "failed", "timedatectl set-ntp true"),
+        (0, "2", "failed", "the same versions on every host"),
+    ],
+)
+def test_clocks_and_versions_of_hosts(port, monkeypatch, ahead, theirs, result, words):
+    finding = meeting(port, monkeypatch, ahead=ahead, theirs=theirs)
+    assert finding.result == result and words in f"{finding.found} {finding.remedy}", finding
+    if ahead:
+        assert f"process 1 is {abs(ahead)} s off" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("rank", "taken", "words"),
+    [
+        (0, True, "end what holds it"),
+        (0, False, "process 1 did not come"),
+        (1, False, "process 0 does not answer"),
+    ],
+)
+def test_hosts_that_do_not_meet(port, rank, taken, words):
+    """jax itself would end the process after half an hour, with a stack of C++."""
+    with contextlib.ExitStack() as held:
+        if taken:
+            held.enter_context(socket.create_server(("", port)))
+        case = Case(connection=connection(port, rank))
+        hosts_check = [check for check in CHECKS if check.name in ("hosts", "devices")]
+        with pytest.MonkeyPatch.context() as patch:
+            meet = hosts.meet
+            patch.setattr(hosts, "meet", lambda c, w: meet(c, w, seconds=0.2))
+            report = examine(case, hosts_check)
+    assert report.findings["hosts"].result == "failed"
+    assert words in report.findings["hosts"].remedy and str(port) in report.findings["hosts"].remedy
+    # Nothing is asked of jax that would wait for the others.
+    assert report.findings["devices"].result == "skipped"
+
+
+def test_the_worst_finding_of_all_processes_is_told(monkeypatch):
+    one = {"config": Finding(result="passed", found="fine"), "corpus": of_error(OSError(5, "bad"))}
+    other = {"config": of_error(ValueError("odd")), "corpus": Finding(result="passed", found="ok")}
+    said = [json.dumps({n: dataclasses.asdict(f) for n, f in own.items()}) for own in (one, other)]
+    monkeypatch.setattr(distributed, "exchange", lambda *_, **__: said)
+    merged = examination._merged(one)
+    assert list(merged) == ["config", "corpus"]
+    assert merged["config"].found == "process 1: ValueError: odd"
+    assert (merged["corpus"].exit_code, merged["corpus"].found) == (7, "bad")
+    report = examination.Report(findings=merged, is_main=True, is_unfinished=False)
+    assert report.exit_code == 7  # of the first that has a name
+
+
+def test_a_check_that_breaks_hides_no_other(place):
+    place.patch.setattr(settings, "masks", lambda case: 1 / 0)
+    report = examine(place.case, [check for check in CHECKS if check.needs in ((), ("config",))])
+    assert {name: finding.result for name, finding in report.findings.items()} == {
+        "versions": "passed", "trackers": "skipped", "masked slots": "skipped",
+    }  # fmt: skip
+    report = examine(place.case, [check for check in CHECKS if "config" in str(check.needs[:1])])
+    assert report.findings["masked slots"].found == "ZeroDivisionError: division by zero"
+    assert report.findings["trackers"].result == "passed"

@@ -1,0 +1,597 @@
+"""Plans: the tables they rest on, their arithmetic, their JSON, and real compilations."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import re
+import sys
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import config_loader
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig, MeshConfig, PhaseConfig
+from bert_jax.errors import UsageError
+from bert_jax.model import sharding
+from bert_jax.registry import OBJECTIVES
+from bert_jax.update import compiler_options
+from bert_jax.update.flops import _PEAK_BF16, train_flops
+from bert_jax_lab.cli import plan as plan_verb
+from bert_jax_lab.planning import (
+    aot_compile,
+    hlo_cost,
+    input_throughput,
+    max_batch,
+    param_sharding,
+    plan_warnings,
+    save_cost,
+    topologies,
+)
+from bert_jax_lab.planning import plan as planning
+from bert_jax_lab.planning.topologies import CHIPS
+from tests import tiny_corpus
+from tests.batches import mesh_of
+from tests.paths import GOLDEN, ROOT
+
+_ROOT = ROOT
+_PLANS = sorted((_ROOT / "docs" / "plans").glob("*.json"))
+_GOLDEN = GOLDEN / "collectives.json"
+
+needs_compiler = [
+    pytest.mark.tpu_compiler,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason="needs the TPU compiler: pip install 'bert-jax[plan]'",
+    ),
+]
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _launch_table(name: str) -> list[dict[str, str]]:
+    lines = (_ROOT / "launch" / f"{name}.tsv").read_text().splitlines()
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+@pytest.mark.parametrize("row", _launch_table("accelerators"), ids=lambda row: row["type"])
+def test_the_launcher_and_the_planner_know_the_same_slices(row):
+    topology = topologies.parse(f"{row['generation']}:{row['topology']}")
+    assert topology.hosts == int(row["hosts"])
+    assert topology.devices == int(row["hosts"]) * int(row["devices_per_host"])
+    assert topology.chips == int(row["hosts"]) * int(row["chips_per_host"])
+    assert topology.chip.runtime == row["runtime"]
+
+
+def test_training_and_planning_divide_by_the_same_peak():
+    known = {c.device_kind: c.peak_flops for c in CHIPS.values()}
+    both = known.keys() & _PEAK_BF16.keys()
+    assert len(both) >= 6
+    for kind in both:
+        assert _PEAK_BF16[kind] == known[kind], kind
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda c: c.generation)
+def test_the_table_is_plausible(chip):
+    assert 0.5e9 < chip.clock_hz < 2.5e9
+    assert 0.9 < chip.compiler_bytes / chip.hbm_bytes < 1.01
+    assert 50 < chip.peak_flops / chip.memory_bandwidth < 600
+
+
+@pytest.mark.parametrize(
+    ("name", "slices", "message"),
+    [
+        ("v3-64", 1, "write it as"),
+        ("v9:4x4", 1, "no such generation; there are v2, v3"),
+        ("v3:4x4x4", 1, "2 dimensions, such as v3:4x8"),
+        ("v4:4x4", 1, "3 dimensions, such as v4:4x4x4"),
+        ("v5e:4x0", 1, "2 dimensions"),
+        ("v5e:4x4", 0, "at least 1"),
+        ("v3:4x8", 2, "v4 or newer"),
+    ],
+)
+def test_a_topology_that_cannot_be_is_refused(name, slices, message):
+    with pytest.raises(UsageError, match=message):
+        topologies.parse(name, slices=slices)
+
+
+def test_options_are_for_tpus_only():
+    assert compiler_options.for_platform("tpu") == compiler_options.TPU_COMPILER_OPTIONS
+    assert compiler_options.for_platform("cpu") == {}
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+def test_time_on_the_links():
+    """Rings by hand: 64 v5e chips, 50 GB/s a link and direction."""
+    chip = CHIPS["v5e"]
+    one = hlo_cost.Collective("all-gather", 10**9, tuple(range(64)))
+    gather = aot_compile.seconds_on_the_links(one, size=64, chip=chip)
+    assert gather == pytest.approx(63 / 64 * 1e9 / 100e9)
+    both = dataclasses.replace(one, kind="all-reduce")
+    assert aot_compile.seconds_on_the_links(both, size=64, chip=chip) == pytest.approx(2 * gather)
+    across = hlo_cost.Collective("all-reduce", 10**9, (), over_slices=True)
+    assert aot_compile.seconds_on_the_links(across, size=2, chip=chip) == pytest.approx(1 / 3.125)
+
+
+def test_rings_of_one_core_of_each_chip_share_the_links():
+    chip = CHIPS["v3"]
+    both = hlo_cost.Collective("all-gather", 10**9, tuple(range(8)))
+    halves = hlo_cost.Collective("all-gather", 10**9, tuple(range(0, 8, 2)))
+    seconds = aot_compile.seconds_on_the_links(both, size=8, chip=chip)
+    assert seconds == pytest.approx(7 / 8 * 1e9 / 140e9)
+    assert aot_compile.seconds_on_the_links(halves, size=4, chip=chip) == pytest.approx(
+        3 / 4 * 1e9 / 70e9
+    )
+
+
+def test_kernels_are_charged_the_larger_of_work_and_traffic():
+    chip = CHIPS["v5e"]
+    cost = hlo_cost.Cost(
+        kernels={
+            hlo_cost.Kernel("busy", 197e9, 1): 2,
+            hlo_cost.Kernel("hungry", 1.0, 819 * 10**6): 1,
+            hlo_cost.Kernel("silent", None, 819 * 10**6): 1,
+        }
+    )
+    for kernel in aot_compile._kernels(cost, chip):
+        assert kernel.cycles == pytest.approx(kernel.count * 1e-3 * chip.clock_hz)
+
+
+def test_kernels_of_a_kind_are_one_row():
+    """The compiler numbers them: broadcast.257 and broadcast.258 say the same."""
+    kernels = [
+        aot_compile.KernelCost(name=name, count=count, flops=None, bytes=1, cycles=cycles)
+        for name, count, cycles in (
+            ("broadcast.257", 2, 30), ("call.1", 1, 900), ("broadcast.258", 28, 400), ("7", 1, 1),
+        )
+    ]  # fmt: skip
+    rows = plan_verb._kernels(SimpleNamespace(kernels=kernels))
+    assert [(cycles, what.partition(",")[0]) for _, cycles, what in rows] == [
+        ("900 cycles", "1 x call"),
+        ("430 cycles", "30 x broadcast"),
+        ("1 cycles", "1 x 7"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "needed", "available"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+            "memory required for HLO temporaries (40.01G) exceeds available HBM (15.48G).",
+            40.01 * 2**30,
+            15.48 * 2**30,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 1.5T of 31.24G hbm.",
+            1.5 * 2**40,
+            31.24 * 2**30,
+        ),
+    ],
+)
+def test_a_refusal_says_both_sizes(message, needed, available):
+    refusal = aot_compile._refusal(RuntimeError(message), CHIPS["v3"])
+    assert refusal is not None
+    assert (refusal.needed, refusal.available) == (int(needed), int(available))
+
+
+def test_other_errors_are_no_refusals():
+    assert (
+        aot_compile._refusal(RuntimeError("INVALID_ARGUMENT: no such option"), CHIPS["v3"]) is None
+    )
+
+
+@pytest.mark.parametrize(("limit", "found_rows"), [(7, 4), (64, 64), (100, 96), (5000, 4608)])
+def test_the_frontier_is_found_in_few_tries(monkeypatch, limit, found_rows):
+    """Against an invented compiler whose memory is a line."""
+    tried = []
+
+    def figures(config, phase, *, mesh, topology):
+        tried.append(phase.global_batch_size)
+        size = 10**6 * (50 + phase.global_batch_size)
+        available = 10**6 * (50 + limit)
+        if size > available:
+            raise aot_compile.DoesNotFit(size, available)
+        memory = aot_compile.Memory(
+            weights=size, moments=0, batch=0, padding=0, temporaries=0, program=0
+        )
+        return dataclasses.replace(_NO_FIGURES, memory=memory)
+
+    monkeypatch.setattr(aot_compile, "train_figures", figures)
+    topology = topologies.parse("v5e:2x2")
+    chip = dataclasses.replace(topology.chip, compiler_bytes=10**6 * (50 + limit))
+    topology = dataclasses.replace(topology, chip=chip)
+    config = dataclasses.replace(
+        tiny_corpus.tiny_config(), phases=(PhaseConfig(global_batch_size=16),)
+    )
+    mesh = param_sharding.abstract_mesh(config, topology)
+    found = max_batch._limit(config, config.phases[0], mesh=mesh, topology=topology)
+    assert found.global_batch_size == found_rows
+    assert found.is_exact
+    assert found.tries == len(tried) <= max_batch._MOST_TRIES
+
+
+def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
+    """No change to the train step helps it: its batch is halved until it compiles."""
+
+    def figures(config, shape, *, mesh, topology):
+        if shape.global_batch_size > 20:
+            raise aot_compile.DoesNotFit(shape.global_batch_size, 20)
+        return _NO_FIGURES
+
+    monkeypatch.setattr(aot_compile, "eval_figures", figures)
+    topology = topologies.parse("v5e:2x2")
+    config = tiny_corpus.tiny_config()
+    mesh = param_sharding.abstract_mesh(config, topology)
+
+    def advice(rows: int) -> str:
+        shape = PhaseConfig(global_batch_size=rows)
+        return max_batch.evaluation_remedy(config, shape, mesh=mesh, topology=topology)
+
+    assert "evaluation.batch_size=16 " in advice(128)
+    assert "evaluation.batch_size=20 " in advice(4 * 21)  # 42 do not divide over four
+    assert "more chips" in advice(4)
+
+
+def test_a_remedy_is_the_first_change_that_compiles(monkeypatch):
+    """A change that is surely too little, by the estimate, is not compiled."""
+    tried = []
+
+    def figures(config, phase, *, mesh, topology):
+        tried.append(config.optimizer.gradient_accumulation_steps)
+        if tried[-1] < 8:
+            raise aot_compile.DoesNotFit(12, 10)
+        return _NO_FIGURES
+
+    monkeypatch.setattr(aot_compile, "train_figures", figures)
+    topology = topologies.parse("v5e:2x2")
+    phase = PhaseConfig(sequence_length=512, global_batch_size=256).resolved(0.15)
+    config = dataclasses.replace(config_loader.load_config("bert_base"), phases=(phase,))
+    mesh = param_sharding.abstract_mesh(config, topology)
+    refusal = aot_compile.DoesNotFit(36, 10)
+    found = max_batch.remedy(config, phase, refusal, mesh=mesh, topology=topology)
+    assert found.startswith("it does with set optimizer.gradient_accumulation_steps=8 ")
+    assert tried == [4, 8]
+
+
+@pytest.mark.parametrize(("tensor", "rows"), [(1, 64), (4, 64), (8, 128), (16, 256)])
+def test_hosts_that_share_a_shard_each_make_its_rows(tensor, rows):
+    """Sixteen devices, four a host, in order: 256 rows."""
+    devices = np.array([SimpleNamespace(process_index=i // 4) for i in range(16)])
+    mesh = SimpleNamespace(
+        devices=devices.reshape(1, 16 // tensor, tensor), shape={"tensor": tensor}
+    )
+    assert planning._host_rows(mesh, 256) == rows
+
+
+_NO_FIGURES = aot_compile.Figures(
+    memory=aot_compile.Memory(weights=0, moments=0, batch=0, padding=0, temporaries=0, program=0),
+    compiler_cycles=0,
+    kernels=(),
+    memory_traffic=0,
+    collectives=(),
+    cycles_by_operation={},
+    compile_seconds=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "per_hour", "remedy"),
+    [
+        ({}, 3600 / 44.2, "=5"),
+        ({"every_minutes": 10.0}, 6, None),
+        ({"every_minutes": 1.0}, 60, "=5"),
+    ],
+)
+def test_what_saving_costs(fields, per_hour, remedy):
+    """BERT-Large with 44.2 ms a step on eight hosts: by steps it would save all the time."""
+    config = config_loader.load_config("bert_large")
+    config = dataclasses.replace(config, checkpoint=CheckpointConfig(**fields))
+    saving = save_cost.save_plan(config, 0.0442, hosts=8, mesh=mesh_of(8))
+    # Parameters and two moments, in float32.
+    assert saving.bytes == pytest.approx(3 * 4 * 336_226_108, rel=1e-3)
+    assert saving.per_hour == pytest.approx(per_hour) and 10 < saving.seconds < 15
+    assert saving.share == pytest.approx(saving.seconds * saving.per_hour / 3600)
+    phase = SimpleNamespace(sequence_length=128, saving=saving)
+    told = list(save_cost.warnings([phase]))
+    assert [line.partition("every_minutes")[2] for line in told] == ([remedy] if remedy else [])
+
+
+def test_the_recipes_for_slices_save_by_minutes():
+    paths = sorted((_ROOT / "configs").glob("*.py"))
+    planned = [path for path in paths if "<plan>" in path.read_text(encoding="utf-8")]
+    assert len(planned) > 6
+    for path in paths:
+        config = config_loader.load_config(path.stem)
+        assert bool(config.checkpoint.every_minutes) is (path in planned), path
+
+
+def test_the_host_is_measured_in_rows_a_second():
+    config = config_loader.load_config("bert_base")
+    rate = input_throughput.rows_per_second(
+        config.phases[0],
+        objective=config.objective,
+        data=config.data,
+        vocab_size=config.model.vocab_size,
+    )
+    assert 100 < rate < 10_000_000
+
+
+# --- placement ------------------------------------------------------------------------------------
+
+
+def test_show_sharding_adds_up(capsys):
+    assert main(["show", "sharding", "bert_large", "--topology", "v3:4x8"]) == 0
+    printed = capsys.readouterr().out
+    assert "encoder.layer_23.intermediate.kernel" in printed
+    rows = param_sharding.placements(
+        config_loader.load_config("bert_large"), topologies.parse("v3:4x8")
+    )
+    by_name = {row.name: row for row in rows}
+    word = by_name["encoder.embeddings.word.embedding"]
+    assert word.spec == (None, "fsdp"), "64 does not divide 30,522"
+    assert word.bytes == 30522 * 1024 * 4 // 64
+    assert sum(math.prod(row.shape) for row in rows) == 336_226_108
+    # Only what is small is copied.
+    assert sum(row.bytes for row in rows) < 1.1 * 336_226_108 * 4 / 64
+
+
+def test_show_sharding_knows_tensor_parallelism():
+    config = dataclasses.replace(config_loader.load_config("bert_large"), mesh=MeshConfig(tensor=4))
+    rows = param_sharding.placements(config, topologies.parse("v5e:4x4"))
+    kernel = next(row for row in rows if row.name == "encoder.layer_0.intermediate.kernel")
+    assert kernel.spec == ("fsdp", "tensor")
+    assert kernel.bytes == 1024 * 4096 * 4 // 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "sharding", "bert_base"], "--topology"),
+        (["show", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.tensor=5"],
+         "mesh.tensor"),
+        (["show", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.fsdp=7"],
+         "does not cover 64 devices"),
+        (["plan", "bert_base", "--topology", "v3"], "write it as"),
+    ],
+)  # fmt: skip
+def test_usage_errors(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_compiler_a_plan_says_how_to_get_it(monkeypatch, capsys):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "libtpu" else found(name, *a)
+    )
+    assert main(["plan", "bert_base", "--topology", "v3:4x8"]) == 2
+    assert "pip install 'bert-jax[plan]'" in capsys.readouterr().err
+
+
+def test_a_plan_says_when_launched_runs_have_another_compiler(monkeypatch):
+    """The launched one is that of the lock, which a wheel does not hold."""
+    (locked,) = re.findall(
+        r"^libtpu==(\S+)", (_ROOT / "requirements-tpu.lock").read_text(), re.MULTILINE
+    )
+
+    def warnings(libtpu: str | None) -> list[str]:
+        found = {} if libtpu is None else {"libtpu": libtpu}
+        monkeypatch.setattr(plan_warnings, "installed", lambda *names: found)
+        topology = topologies.parse("v5e:2x2")
+        mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+        everything = plan_warnings.warnings(
+            tiny_corpus.tiny_config(), (), topology=topology, mesh=mesh
+        )
+        return [line for line in everything if "libtpu" in line]
+
+    assert warnings(locked) == warnings(None) == []
+    (line,) = warnings("0.0.99")
+    assert "of libtpu 0.0.99" in line and f"pip install libtpu=={locked}" in line
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+_NUMBER = (int, float)
+_PLAN = {
+    "config": str, "topology": str, "slices": int, "devices": int, "chips": int, "hosts": int,
+    "fits": bool, "phases": list, "parameters": int, "prices_date": str, "warnings": list,
+    "versions": dict, "frontier": list,
+}  # fmt: skip
+_PHASE = {
+    "sequence_length": int, "global_batch_size": int, "steps": int, "fits": bool,
+    "memory_bytes": int, "hbm_bytes": int, "available_bytes": int, "memory": dict,
+    "flops_per_device": _NUMBER, "kernels": list, "collectives": list,
+}  # fmt: skip
+_PHASE_THAT_FITS = {
+    "estimated_cycles": int, "product_seconds": _NUMBER, "memory_seconds": _NUMBER,
+    "compute_seconds": _NUMBER, "collective_seconds": _NUMBER, "step_seconds": _NUMBER,
+    "step_seconds_overlapped": _NUMBER, "mfu": _NUMBER, "binds": str, "hours": _NUMBER,
+    "host_rows_needed": _NUMBER, "host_rows_measured": _NUMBER, "evaluation": dict,
+}  # fmt: skip
+_COLLECTIVE = {
+    "kind": str, "axes": list, "group_size": int, "count": int, "bytes": int, "seconds": _NUMBER,
+}  # fmt: skip
+
+
+def check_schema(plan: dict[str, Any]) -> None:
+    def has(value: dict, schema: dict) -> None:
+        for name, kind in schema.items():
+            assert isinstance(value[name], kind), (name, value[name])
+
+    has(plan, _PLAN)
+    assert plan["fits"] == all(phase["fits"] for phase in plan["phases"])
+    for phase in plan["phases"]:
+        has(phase, _PHASE)
+        if not phase["fits"]:
+            assert isinstance(phase["remedy"], str) and phase["step_seconds"] is None
+            continue
+        has(phase, _PHASE_THAT_FITS)
+        assert phase["memory_bytes"] == sum(phase["memory"].values()) <= phase["available_bytes"]
+        assert 0 < phase["mfu"] < 1
+        assert phase["binds"] in ("compute", "memory", "network")
+        seconds = phase["compute_seconds"] + phase["collective_seconds"]
+        assert phase["step_seconds"] == pytest.approx(seconds)
+        for collective in phase["collectives"]:
+            has(collective, _COLLECTIVE)
+    if plan["fits"]:
+        hours = sum(p["hours"] + p["evaluation"]["hours"] for p in plan["phases"])
+        assert plan["total_hours"] == pytest.approx(hours)
+        assert plan["chip_hours"] == pytest.approx(hours * plan["chips"])
+
+
+@pytest.mark.parametrize("path", _PLANS, ids=lambda p: p.stem)
+def test_the_plans_that_are_kept(path):
+    plan = json.loads(path.read_text())
+    check_schema(plan)
+    assert plan["fits"]
+    topology = topologies.parse(plan["topology"], slices=plan["slices"])
+    assert (plan["devices"], plan["chips"]) == (topology.devices, topology.chips)
+    config = config_loader.load_config(plan["config"])
+    for phase, configured in zip(plan["phases"], config.phases, strict=True):
+        flops = train_flops(OBJECTIVES[config.objective], config.model, configured)
+        assert phase["flops_per_device"] == pytest.approx(flops / topology.devices, rel=1e-12)
+
+
+def test_pages_quote_the_plans_that_are_kept():
+    """`python benchmarks/plan_sweep.py --write-docs` brings them up to date."""
+    spec = importlib.util.spec_from_file_location(
+        "plan_sweep", _ROOT / "benchmarks" / "plan_sweep.py"
+    )
+    assert spec is not None and spec.loader is not None
+    sweep = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = sweep  # its dataclasses look themselves up
+    spec.loader.exec_module(sweep)
+    kept = {entry: plan for entry in sweep.ENTRIES if (plan := sweep.load(entry)) is not None}
+    assert {entry.path for entry in kept} == set(_PLANS), "no plan is kept that nothing makes"
+    # Of a config that is planned for two slices, its own is listed last.
+    for entry in {entry.config: entry for entry in kept}.values():
+        page = (_ROOT / "configs" / f"{entry.config}.py").read_text()
+        if "<plan>" in page:
+            assert "\n".join(sweep._summary(entry, kept[entry])) in page, entry.name
+    page = (_ROOT / "docs" / "tpu.md").read_text()
+    assert "\n".join(sweep._table()) in page
+    assert "\n".join(sweep._arithmetic(kept[sweep.ENTRIES[0]])) in page
+
+
+# --- compilations ---------------------------------------------------------------------------------
+
+_ROWS = {"sequence_length": 64, "steps": 9000, "global_batch_size": 64, "max_predictions": 10}
+TINY = ("--set", f"phases={json.dumps([_ROWS])}", "--set", "model.num_hidden_layers=1")
+
+
+def _plan(capsys, topology: str, *more: str, code: int = 0) -> dict[str, Any]:
+    arguments = ["plan", "tiny_docs_cpu", "--topology", topology, "--json", *TINY, *more]
+    assert main(arguments) == code, capsys.readouterr().err
+    plan = json.loads(capsys.readouterr().out)
+    check_schema(plan)
+    return plan
+
+
+def collective_counts(plan: dict[str, Any]) -> dict[str, int]:
+    """`{"all-gather over fsdp": 5}` of the only phase: what the golden file holds."""
+    found: dict[str, int] = {}
+    for traffic in plan["phases"][0]["collectives"]:
+        name = f"{traffic['kind']} over {' x '.join(traffic['axes'])}"
+        found[name] = found.get(name, 0) + traffic["count"]
+    return found
+
+
+@pytest.mark.parametrize(("topology", "slices"), [("v3:2x2", 1), ("v5e:2x2", 1), ("v5e:2x2", 2)])
+class TestCompiled:
+    pytestmark = needs_compiler
+
+    def test_a_plan(self, topology, slices, capsys):
+        plan = _plan(capsys, topology, "--slices", str(slices))
+        assert plan["fits"] and plan["devices"] == 8 // (
+            2 if (slices, topology) == (1, "v5e:2x2") else 1
+        )
+        kinds = {c["kind"] for c in plan["phases"][0]["collectives"]}
+        assert "all-gather" in kinds, "weights are gathered, not summed with zeros"
+        crossing = [c for c in plan["phases"][0]["collectives"] if c["axes"] == ["slice"]]
+        assert bool(crossing) == (slices > 1)
+        if slices > 1:
+            # Once, after it was cut: what crosses is no more than what the devices of a slice keep.
+            stored = plan["phases"][0]["memory"]["weights"]
+            assert sum(c["bytes"] for c in crossing) < 2 * stored
+        golden = json.loads(_GOLDEN.read_text())
+        counts = golden["counts"][f"{topology} x {slices}"]
+        if collective_counts(plan) != counts and version("libtpu") != golden["libtpu"]:
+            pytest.skip(f"the golden counts are those of libtpu {golden['libtpu']}")
+        assert collective_counts(plan) == counts
+
+
+class TestMemory:
+    pytestmark = needs_compiler
+
+    def test_what_does_not_fit_is_refused_with_sizes_and_a_remedy(self, capsys):
+        plan = _plan(
+            capsys, "v2:2x2", "--set", "phases.0.global_batch_size=131072",
+            "--set", "compute.layers=scan", code=2,
+        )  # fmt: skip
+        (phase,) = plan["phases"]
+        assert phase["memory_bytes"] > phase["available_bytes"] == int(7.48 * 2**30)
+        assert "--set optimizer.gradient_accumulation_steps=" in phase["remedy"]
+        assert plan["total_hours"] is None
+
+    def test_a_batch_that_does_not_divide_is_refused(self, capsys):
+        arguments = ["plan", "tiny_docs_cpu", "--topology", "v3:2x2"]
+        assert main([*arguments, "--set", "phases.0.global_batch_size=20"]) == 2
+        assert "phases.0.global_batch_size is 20" in (error := capsys.readouterr().err)
+        assert "take 16 or 24" in error
+
+
+@pytest.mark.parametrize("generation", CHIPS)
+class TestGenerations:
+    pytestmark = needs_compiler
+
+    def test_its_compiler_accepts_the_options_and_has_the_memory_of_the_table(self, generation):
+        chip = CHIPS[generation]
+        topologies.prepare_environment()
+        topology = topologies.parse(f"{generation}:2x2{'x1' if chip.is_three_dimensional else ''}")
+        devices = topologies.devices(topology)
+        assert devices[0].device_kind == chip.device_kind
+        mesh = jax.make_mesh((len(devices),), ("x",), devices=devices)
+        lie = jax.NamedSharding(mesh, jax.P("x"))
+        huge = jax.ShapeDtypeStruct((2**20 * len(devices), 2**18), jax.numpy.bfloat16, sharding=lie)
+        lowered = jax.jit(lambda a: a + jax.numpy.sin(a).sum()).trace(huge)
+        options: Any = compiler_options.for_platform("tpu")
+        with pytest.raises(Exception, match="RESOURCE_EXHAUSTED") as caught:
+            lowered.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
+        refusal = aot_compile._refusal(caught.value, chip)
+        assert refusal is not None and refusal.available == chip.compiler_bytes
+
+    def test_its_compiler_accepts_the_flags_of_the_launcher(self, generation):
+        """As options of one compilation; one that no compiler knows is an error."""
+        topologies.prepare_environment()
+        chip = CHIPS[generation]
+        topology = topologies.parse(f"{generation}:2x2{'x1' if chip.is_three_dimensional else ''}")
+        devices = topologies.devices(topology)
+        mesh = jax.make_mesh((len(devices),), ("x",), devices=devices)
+        lie = jax.NamedSharding(mesh, jax.P("x"))
+        rows = jax.ShapeDtypeStruct((8 * len(devices), 128), jax.numpy.bfloat16, sharding=lie)
+        whole = jax.NamedSharding(mesh, jax.P())
+
+        def gather(a):
+            return jax.numpy.sin(a).sum() + jax.sharding.reshard(a, whole)
+
+        lowered = jax.jit(gather).trace(rows).lower(lowering_platforms=("tpu",))
+        flags = [
+            row["flag"]
+            for row in _launch_table("flags")
+            if generation in row["generation"].split(",")
+        ]
+        options: Any = dict(flag.removeprefix("--").split("=") for flag in flags)
+        assert options
+        lowered.compile(compiler_options=options | compiler_options.for_platform("tpu"))
+        with pytest.raises(Exception, match="xla_tpu_no_such_flag"):
+            lowered.compile(compiler_options=options | {"xla_tpu_no_such_flag": "true"})

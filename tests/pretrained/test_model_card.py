@@ -1,0 +1,96 @@
+"""The model card says what the workdir's records say, and nothing else."""
+
+import json
+import re
+
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import OptimizerConfig
+from bert_jax.pretrained import model_card
+from bert_jax.workdir import log_reader
+from tests import tiny_corpus
+
+
+@pytest.fixture(scope="module")
+def card(exported) -> str:
+    return (exported / "README.md").read_text(encoding="utf-8")
+
+
+def cells(card: str, section: str) -> list[list[str]]:
+    """The rows of a section's table, without its head."""
+    text = card.split(f"## {section}\n")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_front_matter(card):
+    import yaml
+
+    assert yaml.safe_load(card.split("---")[1]) == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["bert", "bert-jax"],
+    }
+
+
+def test_model_and_data(card, exported, corpus):
+    from safetensors.numpy import load_file
+
+    model = tiny_corpus.tiny_config().model
+    (row,) = cells(card, "Model")
+    assert row[:4] == [
+        str(model.num_hidden_layers),
+        str(model.hidden_size),
+        str(model.num_attention_heads),
+        str(model.intermediate_size),
+    ]
+    counts = json.loads((corpus / "corpus.json").read_text())["counts"]
+    for split in ("train", "validation"):
+        documents, tokens = (f"{counts[split][name]:,}" for name in ("documents", "tokens"))
+        assert f"{documents} documents, {tokens} tokens" in card
+    assert "`stories.txt`" in card and str(corpus) not in card, "names, not places"
+    tensors = load_file(exported / "model.safetensors")
+    # The decoder's matrix is the word embedding.
+    total = sum(t.size for name, t in tensors.items() if "predictions.decoder" not in name)
+    assert int(row[-1].replace(",", "")) == total
+
+
+def test_the_curve_is_that_of_the_log(card, trained):
+    logged = {r["step"]: r for r in log_reader.read_rows(trained) if r.get("split")}
+    rows = cells(card, "Held-out loss")
+    assert rows and int(rows[-1][0]) == max(logged)
+    for step, loss, *_ in rows:
+        assert float(loss) == pytest.approx(logged[int(step)]["mlm_loss"], rel=1e-3)
+
+
+def test_recipe_and_hardware(card):
+    config = tiny_corpus.tiny_config()
+    rows = cells(card, "Recipe")
+    assert [int(row[1].replace(",", "")) for row in rows] == [p.steps for p in config.phases]
+    assert re.search(r"- devices: 2 x cpu", card) and "jax 0." in card
+    assert "licence of the text" in card, "what is not recorded is said to be missing"
+
+
+def test_optimiser_and_schedule_are_those_of_the_run(card):
+    assert "- optimiser: `bert_adamw`, beta1 0.9, beta2 0.999, epsilon 1e-06" in card
+    assert "steps of warm-up, then `bert_linear`\n" in card
+    lamb = OptimizerConfig(kind="lamb", schedule="polynomial", min_lr_ratio=0.1)
+    config = tiny_corpus.tiny_config(optimizer=lamb)
+    said = model_card._recipe(config, {})
+    assert "- optimiser: `lamb`, beta1 0.9" in said and "momentum" not in said
+    assert "steps of warm-up, then `polynomial`, min lr ratio 0.1, power 1\n" in said
+
+
+def test_an_imported_model_has_no_invented_history(tmp_path, exported):
+    assert main(["import", "--checkpoint", str(exported), "--output", str(tmp_path / "w")]) == 0
+    arguments = ["--checkpoint", str(tmp_path / "w"), "--output", str(tmp_path / "hf")]
+    assert main(["export", *arguments]) == 0
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "there is no record of it here" in card and "## Recipe" not in card
+    assert "imported with bert-jax" in card and "pre-trained" not in card
+    assert "Parameters began as those of `hf`." in card
+    arguments = ["--checkpoint", str(tmp_path / "w"), "--output", str(tmp_path / "tf1")]
+    assert main(["export", "--format", "tf1", *arguments]) == 0
+    as_tf1 = (tmp_path / "tf1" / "README.md").read_text()
+    assert as_tf1 == card.replace("library_name: transformers\n", ""), "which cannot load those"

@@ -1,0 +1,97 @@
+"""Every shipped config can leave, or says before it begins what is in the way."""
+
+import dataclasses
+import functools
+import json
+import re
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from bert_jax.__main__ import main
+from bert_jax.config_loader import load_config, shipped_names
+from bert_jax.errors import UsageError
+from bert_jax.interchange import huggingface
+from bert_jax.model import bert
+from bert_jax.pretrained.import_export import export_warning
+from bert_jax_lab.doctor import settings
+from bert_jax_lab.doctor.checked_run import Case
+from tests.models import vocabulary
+
+# Its blocks are those of ModernBERT, which no class with these parts computes: what would leave.
+_STAYS = {
+    "modern_small_cpu": [
+        "model.position_embedding_type=learned",
+        "model.norm_bias=true",
+        "model.linear_bias=true",
+        "model.feed_forward=dense",
+        "objective=mlm",
+    ]
+}
+_SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 60,
+    "max_position_embeddings": 16,
+}
+
+
+@functools.cache
+def _refusal(model, head, folder, words) -> str:
+    """Returns why a model of these fields is not written; nothing where it is, and read back."""
+    params = bert.init_params(model, head, seed=0)
+    try:
+        huggingface.write(folder, params, model, head=head, tokenizer=words)
+    except UsageError as error:
+        return str(error)
+    assert set(huggingface.read(folder).head.parts) == set(head.parts)
+    return ""
+
+
+def test_a_config_says_whether_it_can_leave(tmp_path):
+    words, said = vocabulary(tmp_path / "words", size=60), {}
+    for name in shipped_names():
+        config = load_config(name)
+        said[name] = huggingface.refusal(config.model, config.head)
+        narrow = {"embedding_size": 8} if config.model.embedding_size else {}
+        model = dataclasses.replace(config.model, **_SMALL, **narrow)
+        folder = tmp_path / str(abs(hash((model, config.head))))
+        assert _refusal(model, config.head, folder, words) == said[name], name
+    assert {name for name, why in said.items() if why} == set(_STAYS)
+    for name, changes in _STAYS.items():
+        assert said[name].endswith(f"has {' '.join(f'set {change}' for change in changes)}")
+        for field in (change.partition("=")[0] for change in changes[:-1]):
+            assert f"{field} is " in said[name]
+        assert not export_warning(load_config(name, changes)), "the remedy is one"
+
+
+def test_it_is_said_before_anything_begins(capsys):
+    (name,) = _STAYS
+    assert main(["show", name]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["name"] == name
+    assert shown.err.startswith("note: transformers will not read this model: model.position_emb")
+    assert shown.err.count("--set ") == len(_STAYS[name])
+    found = settings.export(Case(config_name=name, config=load_config(name)))
+    assert found.result == "warned" and found.remedy.count("set ") == len(_STAYS[name])
+    assert main(["show", "bert_base"]) == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_the_table_that_their_class_never_reads_is_there(tmp_path, kind):
+    """Else transformers 4 says of every file that it is newly initialised."""
+    config = load_config("tiny_docs_cpu")
+    model = dataclasses.replace(config.model, **_SMALL, position_embedding_type=kind)
+    words = vocabulary(tmp_path / "words", size=60)
+    params = bert.init_params(model, config.head, seed=0)
+    huggingface.write(tmp_path / "out", params, model, tokenizer=words)
+    table = load_file(tmp_path / "out" / "model.safetensors")[
+        "bert.embeddings.position_embeddings.weight"
+    ]
+    np.testing.assert_array_equal(table, np.zeros((16, 16), np.float32))
+    again = huggingface.read(tmp_path / "out")
+    assert again.model == model and re.match("pooler", again.head.parts[0])

@@ -1,0 +1,266 @@
+"""Failures of the network: told from others, asked again, never damage; and when to save."""
+
+import dataclasses
+import errno
+import json
+import socket
+
+import jax
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig
+from bert_jax.errors import StorageFailed, Unreachable, with_exit_code
+from bert_jax.runtime import distributed, network
+from bert_jax.training import saver
+from bert_jax.training.save_schedule import SaveSchedule
+from bert_jax.workdir import bucket, checkpoint, manifest, recovery
+from tests.batches import mesh_of
+
+
+class HttpError(Exception):  # as gcsfs has it
+    def __init__(self, code: int | str):
+        super().__init__(f"chaos, {code}")
+        self.code = code
+
+
+def _from(module: str, name: str, base: type[Exception]) -> Exception:
+    return type(name, (base,), {"__module__": module})("chaos")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TimeoutError(), True),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), True),
+        (socket.gaierror(-3, "Temporary failure in name resolution"), True),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), True),
+        (OSError(errno.ESTALE, "Stale file handle"), True),
+        (HttpError(503), True),
+        (HttpError("429"), True),
+        (_from("requests.exceptions", "ConnectionError", OSError), True),
+        (_from("requests.exceptions", "ReadTimeout", OSError), True),
+        (_from("aiohttp.client_exceptions", "ServerDisconnectedError", Exception), True),
+        (_from("google.auth.exceptions", "TransportError", Exception), True),
+        (ValueError("UNAVAILABLE: Error reading gs://b/x: CURL error"), True),
+        (ValueError("ABORTED: All retry attempts failed: 503"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file"), False),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (HttpError(403), False),
+        (HttpError(404), False),
+        (_from("requests.exceptions", "InvalidURL", ValueError), False),
+        (ValueError("NOT_FOUND: no such array"), False),
+        (ValueError("RESOURCE_EXHAUSTED: No space left on device"), False),
+        (RuntimeError("UNAVAILABLE: a peer is gone"), False),  # jax's: another process died
+    ],
+    ids=repr,
+)
+def test_failures_of_the_network(error, expected):
+    assert network.is_transient(error) is expected
+
+
+def test_real_errors_of_the_libraries_are_known():
+    """The classes by their names; a rename in a library is found here."""
+    import aiohttp
+    import requests
+    from gcsfs import retry
+    from google.auth import exceptions
+
+    for error in (
+        aiohttp.ServerTimeoutError(),
+        aiohttp.ServerDisconnectedError(),
+        aiohttp.ClientPayloadError(),
+        aiohttp.ClientOSError(),
+        requests.ConnectionError(),
+        requests.ConnectTimeout(),
+        exceptions.TransportError(),
+        exceptions.RefreshError(),
+        retry.HttpError({"code": 503, "message": ""}),
+        retry.ChecksumError(),
+    ):
+        assert network.is_transient(error), error
+    assert not network.is_transient(retry.HttpError({"code": 403, "message": ""}))
+    assert not network.is_transient(requests.exceptions.MissingSchema())
+
+
+def test_asking_again(monkeypatch):
+    slept: list[float] = []
+    monkeypatch.setattr(network.time, "sleep", slept.append)
+    monkeypatch.setattr(network.time, "monotonic", lambda: sum(slept))
+    answers = iter([TimeoutError(), ConnectionResetError(), "here"])
+
+    def ask() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert network.retrying(ask, name="it", patience=60) == "here" and slept == [1, 2]
+    slept.clear()
+    with pytest.raises(Unreachable, match=r"it does not answer: TimeoutError\. Nothing"):
+        network.retrying(lambda: (_ for _ in ()).throw(TimeoutError()), name="it", patience=60)
+    assert 30 <= sum(slept) <= 60
+    # What is not the network's is raised at once, as it is.
+    slept.clear()
+    with pytest.raises(KeyError):
+        network.retrying(lambda: {}["x"], name="it")
+    assert not slept
+
+
+def test_a_time_out_is_no_damage(tmp_path, monkeypatch):
+    """Neither for a manifest nor for a file: nothing is set aside, the code is 75."""
+    step = tmp_path / "checkpoints" / "4"
+    step.mkdir(parents=True)
+    (step / "array").write_bytes(b"numbers")
+    from etils import epath
+
+    manifest.write(epath.Path(step))
+    monkeypatch.setattr(network, "PATIENCE", 0.0)
+    assert checkpoint.problem(tmp_path, 4) is None
+    for what in ("measure", "read"):
+        with monkeypatch.context() as patch:
+
+            def fail(*_):
+                raise TimeoutError(errno.ETIMEDOUT, "timed out")
+
+            if what == "measure":
+                patch.setattr(manifest, "measure", fail)
+            else:
+                patch.setattr(epath.Path(step).__class__, "read_bytes", fail)
+            with pytest.raises(Unreachable, match="timed out"):
+                recovery.prepare_resume(tmp_path)
+    assert checkpoint.steps(tmp_path) == [4] and not (tmp_path / "set_aside").exists()
+    assert with_exit_code(75, "").__class__ is Unreachable
+
+
+def test_an_unreachable_metadata_server_is_asked_again_and_then_75(monkeypatch):
+    import requests
+
+    asked = []
+
+    def initialize(**_):
+        asked.append(1)
+        raise requests.ConnectionError("metadata.google.internal")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(network, "PATIENCE", 0.3)
+    monkeypatch.setattr(network, "_FIRST_PAUSE", 0.1)
+    with pytest.raises(Unreachable, match=r"metadata\.google\.internal"):
+        distributed.Connection(detect=True).connect()
+    assert len(asked) == 2
+
+
+def test_the_command_line_ends_with_75(tmp_path, monkeypatch, capsys):
+    from bert_jax.cli.training import show
+
+    for error in (TimeoutError(errno.ETIMEDOUT, "timed out"), HttpError(503)):
+
+        def fail(_, error=error):
+            raise error
+
+        monkeypatch.setattr(show, "run", fail)
+        assert main(["show", "tiny_docs_cpu"]) == 75
+        assert "the network fails; try again later" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("in_cloud", "code"), [(True, 75), (False, 7)])
+def test_no_credentials(tmp_path, monkeypatch, in_cloud, code):
+    """On a machine of the cloud, the metadata server did not answer; elsewhere nobody logged in."""
+    monkeypatch.setattr(bucket, "_PRODUCT", tmp_path / "product_name")
+    if in_cloud:
+        (tmp_path / "product_name").write_text("Google Compute Engine\n")
+    refused = pytest.raises((Unreachable, StorageFailed))
+    with refused as caught, bucket.failures("gs://b/run", "read"):
+        raise HttpError(401)
+    assert caught.value.exit_code == code
+    assert ("log in" in str(caught.value)) is not in_cloud
+
+
+@pytest.mark.parametrize(
+    ("ours", "worst", "code"),
+    [(Unreachable("ours"), 1, 75), (None, 1, 75), (Unreachable(""), 2, 7)],
+)
+def test_all_processes_end_with_the_worst_of_their_codes(monkeypatch, ours, worst, code):
+    monkeypatch.setattr(distributed, "largest", lambda number, mesh: worst)
+
+    class Logger:
+        def event(self, *_, **__):
+            pass
+
+    one = object.__new__(saver.Saver)
+    one.__dict__ |= {"_mesh": None, "_failed": 3, "_max_failed": 3, "_logger": Logger()}
+    with pytest.raises((Unreachable, StorageFailed)) as caught:
+        one._has_failed(ours)
+    assert caught.value.exit_code == code
+
+
+# --- when to save ---------------------------------------------------------------------------------
+
+
+def _saves(seconds_of, *, steps: int, monkeypatch, **fields) -> tuple[list[int], list[float], int]:
+    """Returns the steps that are saved, the time of each, and how often process 0 was asked."""
+    now, asked = [0.0], []
+    decide = distributed.broadcast_from_main
+    monkeypatch.setattr(
+        "bert_jax.training.save_schedule.distributed.broadcast_from_main",
+        lambda choose, mesh: asked.append(1) or decide(choose, mesh=mesh),
+    )
+    schedule = SaveSchedule(
+        CheckpointConfig(**fields), mesh=mesh_of(1), step=0, clock=lambda: now[0]
+    )
+    saved, times = [], []
+    for step in range(1, steps + 1):
+        now[0] += seconds_of(step)
+        if schedule.is_due(step):
+            schedule.saved(step)
+            saved.append(step)
+            times.append(now[0])
+    return saved, times, len(asked)
+
+
+def test_by_steps_nobody_is_asked(monkeypatch):
+    saved, _, asked = _saves(lambda _: 1.0, steps=40, monkeypatch=monkeypatch, every_steps=9)
+    assert saved == [9, 18, 27, 36] and asked == 0
+
+
+@pytest.mark.parametrize("seconds", [0.044, 1.0, 7.0])
+def test_by_minutes(monkeypatch, seconds):
+    """Ten minutes apart, two per cent early at most or one step late, with few questions."""
+    steps = int(3700 / seconds)
+    saved, times, asked = _saves(
+        lambda _: seconds, steps=steps, monkeypatch=monkeypatch, every_minutes=10.0
+    )
+    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
+    assert len(saved) == 6 and all(587 <= gap <= 600 + seconds for gap in gaps), gaps
+    assert asked <= 10 * len(saved)
+
+
+def test_by_minutes_when_steps_become_slower_or_began_slowly(monkeypatch):
+    """A first step that compiles for five minutes; later, steps that take three times as long."""
+
+    def seconds(step: int) -> float:
+        return 300.0 if step == 1 else 0.05 if step < 20_000 else 0.15
+
+    _, times, asked = _saves(seconds, steps=40_000, monkeypatch=monkeypatch, every_minutes=10.0)
+    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
+    # Half of what was left may have taken three times as long.
+    assert len(gaps) >= 6 and all(580 <= gap <= 1200 for gap in gaps), gaps
+    assert asked < 150
+
+
+def test_steps_to_keep_are_saved_whatever_the_time(monkeypatch):
+    saved, _, _ = _saves(
+        lambda _: 1.0, steps=700, monkeypatch=monkeypatch, every_minutes=10.0, keep_every=250
+    )
+    assert saved == [250, 500]
+
+
+def test_a_config_of_an_earlier_version_saves_by_steps():
+    from bert_jax import config as configs
+
+    values = configs.to_dict(CheckpointConfig())
+    assert values.pop("every_minutes") == 0.0
+    assert configs.from_dict(json.loads(json.dumps(values)), CheckpointConfig) == CheckpointConfig()
+    assert dataclasses.replace(CheckpointConfig(), every_minutes=1.0) != CheckpointConfig()

@@ -1,0 +1,705 @@
+"""Each kind of task from files to scores, on a small encoder; resuming, restarts, refusals."""
+
+import dataclasses
+import json
+import re
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import HeadConfig
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.errors import NonFinite, UsageError
+from bert_jax.model import bert, sharding
+from bert_jax.objectives.task import TaskObjective
+from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.runtime import watchdog
+from bert_jax.tasks import finetune as task_finetune
+from bert_jax.tasks.task import task_of
+from bert_jax.tasks.task_data import base_spec, read_file
+from bert_jax.update.layer_rates import layer_rates
+from bert_jax.workdir import checkpoint, remote_workdir, run_directory
+from tests import tiny_tasks
+from tests.models import assert_same
+
+_FAST = ["--length", "16", "--batch-size", "16", "--learning-rate", "2e-3", "--epochs", "4"]
+_FAST += ["--set", "optimizer.bias_correction=true", "--set", "log_every_steps=1"]
+_FAST += ["--set", "evaluation.every_steps=0", "--set", "checkpoint.every_steps=30"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    return tiny_tasks.encoder(tmp_path_factory.mktemp("encoder") / "hf")
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory) -> Path:
+    return tiny_tasks.sst2(tmp_path_factory.mktemp("glue") / "SST-2")
+
+
+def finetune(encoder: Path, home: Path, *options: str) -> list[str]:
+    return ["finetune", "--checkpoint", str(encoder), "--workdir", str(home), *options]
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory, encoder, glue) -> Path:
+    """The workdir of a finished classification."""
+    home = tmp_path_factory.mktemp("classified") / "run"
+    assert main(finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)) == 0
+    return home
+
+
+def params_of(home: Path):
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        return load_checkpoint(home, mesh=mesh).params
+
+
+def result_of(home: Path) -> dict:
+    return json.loads((home / "result.json").read_text())
+
+
+# --- every kind learns ---------------------------------------------------------------------------
+
+
+def test_a_class(classified, capsys):
+    result = result_of(classified)
+    assert result["scores"]["dev"]["accuracy"] == 1.0 and not result["diverged"]
+    rows = [json.loads(line) for line in (classified / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "split" not in row] == list(range(1, 41))
+    assert checkpoint.steps(classified) == [40]
+    assert len(list((classified / "tensorboard").glob("*/*/events.out.tfevents.*"))) == 2
+    text = (classified / "results.md").read_text()
+    assert "| ours | 16 | 0.002 | 4 | 1 | 100.0 | 0 |" in text
+    assert "published" not in text.lower(), "these are not the rows that it was published for"
+    summary = json.loads((classified / "results.json").read_text())
+    assert summary["metric"] == "accuracy" and summary["best"]["seeds"] == [0]
+
+
+def test_a_number_of_a_pair(tmp_path, encoder):
+    files = ["--train", str(tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0))]
+    files += ["--dev", str(tiny_tasks.pairs(tmp_path / "dev.jsonl", seed=1, count=40))]
+    columns = ["--text", "left", "--text", "right", "--label", "alike", "--regression"]
+    home = tmp_path / "run"  # columns of a table say which task it is
+    assert main(finetune(encoder, home, *files, *columns, *_FAST)) == 0
+    scores = result_of(home)["scores"]["dev"]
+    assert list(scores) == ["spearman", "pearson"] and scores["pearson"] > 0.5
+
+
+def test_a_tag_for_each_word(tmp_path, encoder):
+    files = ["--train", str(tiny_tasks.tagged(tmp_path / "train.conll", seed=0))]
+    files += ["--dev", str(tiny_tasks.tagged(tmp_path / "dev.conll", seed=1, count=40))]
+    home = tmp_path / "run"
+    assert main(finetune(encoder, home, "--task", "ner", *files, *_FAST)) == 0
+    assert result_of(home)["scores"]["dev"]["f1"] > 0.9
+    config = json.loads((home / "config.json").read_text())["config"]
+    labels = ["O", "B-animal", "I-animal", "B-place", "I-place"]
+    assert config["head"]["labels"] == labels
+
+
+def test_an_answer_in_a_paragraph(tmp_path, encoder):
+    files = ["--train", str(tiny_tasks.questions(tmp_path / "train.json", seed=0))]
+    files += ["--dev", str(tiny_tasks.questions(tmp_path / "dev.json", seed=1, count=24))]
+    home = tmp_path / "run"
+    # Windows of the paragraph: 20 tokens hold the question and one of its sentences.
+    windows = ["--length", "20", "--doc-stride", "4", "--max-answer-length", "2"]
+    command = finetune(encoder, home, "--task", "squad", *files, *_FAST, *windows)
+    assert main([*command, "--restarts", "0", "--epochs", "2"]) == 0
+    rows = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3
+    assert list(result_of(home)["scores"]["dev"]) == ["exact_match", "f1"]
+
+
+@pytest.mark.parametrize("task", ["squad", "squad2"])
+def test_right_spans_give_right_answers(tmp_path, encoder, task):
+    """Outputs that are high where the labels are, through windows and candidates, score 100."""
+    path = tiny_tasks.questions(tmp_path / "a.json", seed=0, unanswerable=task == "squad2")
+    spec = dataclasses.replace(base_spec(task), doc_stride=4)
+    rows = read_file(spec, path)
+    found = task_of(spec).encode(rows, load_tokenizer(encoder), length=20, labelled=True)
+    outputs = np.zeros((*found.features.input_ids.shape, 2), np.float32)
+    for end in range(2):
+        labels = found.features.labels[:, end]
+        # A window that does not have the answer is less sure of that than one that has it.
+        outputs[np.arange(len(labels)), labels, end] = np.where(labels == 0, 5.0, 9.0)
+        outputs[:, 0, end] = np.where(labels == 0, 5.0, -9.0)
+    scores = task_of(spec).score(rows, found, outputs)
+    # Where there is an answer, its ends are 9 and [CLS] is -9: a margin of -36.
+    if task == "squad2":
+        assert scores.pop("best_f1_threshold") == -36.0
+    assert set(scores.values()) == {100.0}
+    silent = task_of(spec).score(rows, found, np.zeros_like(outputs))
+    assert silent["exact_match"] < 50
+    if task == "squad2":
+        never = task_of(dataclasses.replace(spec, null_threshold=-99.0))
+        assert never.score(rows, found, outputs)["answerable_f1"] == 0.0
+
+
+def test_an_answer_has_no_white_space_around_it(tmp_path, encoder):
+    """Some tokenizers count the space before a word to its sub-word."""
+    path = tiny_tasks.questions(tmp_path / "a.json", seed=0, unanswerable=False)
+    spec = base_spec("squad")
+    rows = read_file(spec, path)
+    found = task_of(spec).encode(rows, load_tokenizer(encoder), length=32, labelled=True)
+    draw = np.random.default_rng(0)
+    outputs = draw.normal(size=(*found.features.input_ids.shape, 2)).astype(np.float32)
+    plain = task_of(spec).predictions(rows, found, outputs)
+    characters = found.alignment.characters.copy()
+    characters[..., 0] -= characters[..., 0] > 0  # words of these texts have a space before them
+    places = dataclasses.replace(found.alignment, characters=characters)
+    wide = task_of(spec).predictions(rows, dataclasses.replace(found, alignment=places), outputs)
+    assert wide == plain
+
+
+# --- one run, many ways --------------------------------------------------------------------------
+
+
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path, encoder, glue, classified):
+    home = tmp_path / "run"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
+    # As if it had been stopped between its checkpoints.
+    keep = ["--set", "checkpoint.keep_last=9", "--fit"]
+    assert main([*command, *keep]) == 0
+    assert checkpoint.steps(home) == [30, 40]
+    # The scores at the end are not those of an earlier step.
+    export = ["export", "--checkpoint", str(home / "checkpoints" / "30")]
+    assert main([*export, "--output", str(tmp_path / "hf")]) == 0
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "None: a run is scored at its end, step 40; this is step 30." in card
+    assert "| dev | accuracy |" not in card
+    (home / "result.json").unlink()
+    (home / "checkpoints" / "40").rename(tmp_path / "40")
+    assert main([*command, *keep]) == 0
+    assert_same(params_of(home), params_of(classified))
+    # Finished, it is only reported; changed, it is refused.
+    assert main([*command, *keep]) == 0
+    assert main([*command, *keep, "--learning-rate", "1e-3"]) == 3
+
+
+def test_a_step_that_hangs_is_found(tmp_path, encoder, glue, monkeypatch):
+    """The watchdog is told of each step, of compilations, of scoring and of saves."""
+    ended: list[str] = []
+    said: set[tuple[str, float]] = set()
+    at, rows_of = watchdog.Watchdog.at, task_finetune.training_rows
+
+    def telling(self, what: str, *, patience: float = 1.0) -> None:
+        said.add((what, patience))
+        at(self, what, patience=patience)
+
+    def late_rows(step: int, **arguments):
+        time.sleep(2 if step == 4 else 0)
+        return rows_of(step, **arguments)
+
+    monkeypatch.setattr(watchdog.Watchdog, "at", telling)
+    monkeypatch.setattr(watchdog.Watchdog, "_end", lambda self, what, _: ended.append(what))
+    # What would end the process is not armed: here it would be that of the tests.
+    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    monkeypatch.setattr(task_finetune, "training_rows", late_rows)
+    command = finetune(encoder, tmp_path / "run", "--task", "sst2", "--data", str(glue), *_FAST)
+    assert main([*command, "--epochs", "1", "--set", "deadline_seconds=1"]) == 0
+    assert "waiting for the data of step 5" in ended
+    assert said >= {
+        ("compiling phase 0", 4.0),
+        ("step 5", 1.0),
+        ("evaluating step 10", 4.0),
+        ("saving step 10", 1.0),
+    }
+
+
+def test_the_fields_that_guard_updates_and_saves_are_those_of_pre_training(tmp_path, encoder, glue):
+    """Their effects are tested in test_finetune_faults.py."""
+    home = tmp_path / "run"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
+    wanted = {
+        "optimizer": {"spike_factor": 1e6, "max_skipped_updates": 2},
+        "checkpoint": {"max_failed_saves": 1},
+    }
+    for section, fields in wanted.items():
+        for name, value in fields.items():
+            command += ["--set", f"{section}.{name}={value}"]
+    assert main([*command, "--epochs", "1", "--restarts", "0"]) == 0
+    config = json.loads((home / "config.json").read_text())["config"]
+    for section, fields in wanted.items():
+        assert config[section].items() >= fields.items()
+
+
+def test_a_fine_tuned_encoder_goes_on_to_another_task(tmp_path, classified, glue):
+    """Intermediate training: the encoder is kept, the head is not."""
+    home = tmp_path / "run"
+    rows = ["--train", str(glue / "train.tsv"), "--dev", str(glue / "dev.tsv")]
+    options = ["--text", "sentence", "--freeze-layers", "2", "--epochs", "1", "--restarts", "0"]
+    command = finetune(classified, home, "--task", "text", *rows, *options, "--length", "16")
+    assert main([*command, "--learning-rate", "1e-2"]) == 0
+    before, after = params_of(classified), params_of(home)
+    assert_same(before["encoder"], after["encoder"])  # all of it was held
+    for part in ("pooler", "sequence_classifier"):
+        old, new = (jax.tree.leaves(p[part])[-1] for p in (before, after))
+        assert not np.allclose(old, new)
+
+
+def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue, capsys):
+    """With labels that say nothing a run learns nothing: it is tried again, and counted."""
+    folder = tmp_path / "glue"
+    folder.mkdir()
+    for name in ("train", "dev"):
+        lines = (glue / f"{name}.tsv").read_text().splitlines()[1:]
+        rows = [f"{line.split(chr(9))[0]}\t{int(i % 8 == 0)}" for i, line in enumerate(lines)]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    home = tmp_path / "runs"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(folder), "--length", "16")
+    command += ["--seeds", "2", "--restarts", "1", "--epochs", "1", "--learning-rate", "1e-6"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "seed 0 diverged (is no better than one answer for all); again with 1000" in said.err
+    (setting,) = json.loads((home / "results.json").read_text())["settings"]
+    assert setting["divergent"] == 4 and setting["seeds"] == [1000, 1001]
+    for directory in setting["directories"]:
+        assert (Path(directory) / "diverged-1" / "result.json").is_file()
+    assert main(command) == 0  # everything is there already
+
+
+def test_a_restart_that_was_interrupted(tmp_path, encoder, glue, monkeypatch):
+    """While a failed attempt is set aside, or the next one begins: the same command works."""
+    home, moves, saves = tmp_path / "run", [], []
+    move, write_config = remote_workdir.shutil.move, run_directory.write_config
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
+    command += ["--epochs", "1", "--restarts", "1"]
+
+    def moving(*places):
+        moves.append(places)
+        if len(moves) == 2:
+            raise KeyboardInterrupt
+        return move(*places)
+
+    def writing(*arguments, **facts):
+        saves.append(arguments)
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+        write_config(*arguments, **facts)
+
+    monkeypatch.setattr(task_finetune, "_has_diverged", lambda *_: True)
+    monkeypatch.setattr(remote_workdir.shutil, "move", moving)
+    monkeypatch.setattr(run_directory, "write_config", writing)
+    assert main(command) != 0 and (home / "aside-1").is_dir()
+    assert main(command) != 0 and not (home / "config.json").exists() and len(saves) == 2
+    assert main(command) == 0
+    assert result_of(home)["seed"] == 1000 and result_of(home / "diverged-1")["seed"] == 0
+
+
+def test_held_out_rows_of_one_class_say_nothing_of_divergence(tmp_path, encoder, glue):
+    folder = tmp_path / "glue"
+    folder.mkdir()
+    lines = {name: (glue / f"{name}.tsv").read_text().splitlines() for name in ("train", "dev")}
+    lines["dev"] = [line for line in lines["dev"] if not line.endswith("\t0")]
+    for name, rows in lines.items():
+        (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+    home = tmp_path / "run"
+    assert main(finetune(encoder, home, "--task", "sst2", "--data", str(folder), *_FAST)) == 0
+    result = result_of(home)
+    assert result["scores"]["dev"]["accuracy"] == 1.0 and not result["diverged"]
+
+
+def test_runs_without_a_score_are_counted_and_the_others_are_kept(
+    tmp_path, encoder, glue, capsys, monkeypatch
+):
+    """A learning rate at which the loss is no number, in one run of two: the table has both."""
+    from bert_jax.tasks import sweep
+
+    monkeypatch.setattr(sweep, "_PAPER_GRID", ((16, 1e30, 1.0), (16, 3e-3, 1.0)))
+    home = tmp_path / "runs"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), "--length", "16")
+    command += ["--grid", "paper", "--restarts", "0"]
+    assert main(command) == 0
+    assert "it was the last attempt" in capsys.readouterr().err
+    failed, good = json.loads((home / "results.json").read_text())["settings"]
+    assert (failed["scores"], failed["without_scores"], failed["divergent"]) == ({}, 1, 1)
+    assert good["scores"]["accuracy"]["median"] > 0 and good["without_scores"] == 0
+    assert "| none | 1 |" in (home / "results.md").read_text()
+    before = sorted(path.stat().st_mtime_ns for path in (home / "runs").rglob("*"))
+    assert main(command) == 0  # the same table, and nothing is trained again
+    assert sorted(path.stat().st_mtime_ns for path in (home / "runs").rglob("*")) == before
+
+
+def test_no_run_with_a_score_is_an_error():
+    from bert_jax.tasks import results
+    from bert_jax.tasks.task_data import base_spec
+
+    run = {"batch_size": 16, "learning_rate": 1.0, "epochs": 2.0, "seed": 0, "attempts": 3,
+           "diverged": True, "directory": "x", "scores": {}}  # fmt: skip
+    with pytest.raises(NonFinite, match="all 2 runs of sst2 diverged without a score; lower"):
+        results.summarise(base_spec("sst2"), [run, run | {"seed": 1}])
+
+
+def test_the_first_metric_of_a_task_decides():
+    """Which of the scores comes first in a record does not."""
+    from bert_jax.tasks import results
+    from bert_jax.tasks.task_data import base_spec
+
+    def run(rate, exact, f1):
+        return {
+            "batch_size": 16, "learning_rate": rate, "epochs": 2.0, "seed": 0, "attempts": 1,
+            "diverged": False, "examples_per_second": 1.0, "directory": f"{rate}",
+            "scores": {"dev": {"exact_match": exact, "f1": f1}},
+        }  # fmt: skip
+
+    summary = results.summarise(base_spec("squad"), [run(1e-5, 70.0, 80.0), run(2e-5, 69.0, 81.0)])
+    assert summary["metric"] == "f1" and summary["best"]["learning_rate"] == 2e-5
+
+
+def test_chance_is_the_best_of_all_constant_answers():
+    """For QQP's F1 that is yes everywhere, however rare yes is."""
+    from bert_jax.data.tasks.tables import TextRow
+    from bert_jax.tasks.task import task_of
+    from bert_jax.tasks.task_data import base_spec
+
+    rows = [TextRow(f"line {i}", ("a", "b"), str(int(i < 3)), str(i)) for i in range(8)]
+    assert task_of(base_spec("qqp")).majority_baseline(rows) == pytest.approx(2 * 3 / (3 + 8))
+
+
+def test_chance_where_all_rows_have_one_answer():
+    """Nothing is better than that answer: a run that gives it has not failed."""
+    from bert_jax.data.tasks.conll import Sentence
+    from bert_jax.data.tasks.squad import Question
+    from bert_jax.data.tasks.tables import TextRow
+
+    yes, no = (TextRow("line 1", ("a",), label, "0") for label in "10")
+    without = Question("q", "q", "who?", "A cat.", (), ())
+    answered = dataclasses.replace(without, id="r", answers=("cat",), starts=(2,))
+    outside = Sentence("line 1", ("a", "b"), ("O", "O"))
+    inside = Sentence("line 1", ("a", "b"), ("O", "B-x"))
+    for task, alike, other, chance in (
+        ("sst2", yes, no, 0.5),
+        ("cola", yes, no, 0.0),
+        ("stsb", yes, no, 0.0),
+        ("squad2", without, answered, 50.0),
+        ("ner", outside, inside, 0.0),
+    ):
+        found = task_of(base_spec(task))
+        assert found.majority_baseline([alike, alike]) == -np.inf
+        assert found.majority_baseline([alike, other]) == chance, task
+
+
+def test_what_comes_of_it_can_be_exported(tmp_path, classified, glue):
+    """With a card of what it was trained on, how it came there, and how long it took."""
+    assert main(["export", "--checkpoint", str(classified), "--output", str(tmp_path / "hf")]) == 0
+    card = (tmp_path / "hf" / "README.md").read_text()
+    counts = [len((glue / f"{n}.tsv").read_text().splitlines()) - 1 for n in ("train", "dev")]
+    assert f"Rows: train {counts[0]:,}, dev {counts[1]:,}." in card
+    assert f"Sources: `{glue.name}`." in card and str(glue) not in card
+    assert "| dev | accuracy | 1.0000 |" in card and "| 40 | dev | 1 |" in card
+    assert "Held-out loss" not in card
+    (share,) = re.findall(r"(\d+)% of it training", card)
+    assert 0 < int(share) <= 100
+    events = [json.loads(line) for line in (classified / "events.jsonl").read_text().splitlines()]
+    seconds = {e["event"]: e["seconds"] for e in events if e["event"] in ("compile", "evaluate")}
+    assert min(seconds["compile"], seconds["evaluate"]) > 0
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert config["id2label"] == {"0": "0", "1": "1"}
+
+
+# --- prediction and vectors ----------------------------------------------------------------------
+
+
+def test_predictions_are_those_that_were_scored(tmp_path, classified, glue, capsys):
+    command = ["predict", "--checkpoint", str(classified), "--input", str(glue / "dev.tsv")]
+    assert main(command) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    gold = [line.split("\t")[1] for line in (glue / "dev.tsv").read_text().splitlines()[1:]]
+    assert [record["label"] for record in records] == gold
+    assert all(sum(r["probabilities"].values()) == pytest.approx(1) for r in records)
+    table = tmp_path / "table.csv"
+    table.write_text("tweet,sentence\nx7,the cat is fine\nx9,\u2603\n")
+    named = ["predict", "--checkpoint", str(classified), "--input", str(table), "--id"]
+    assert main([*named, "tweet"]) == 0
+    printed = capsys.readouterr()
+    assert [json.loads(line)["id"] for line in printed.out.splitlines()] == ["x7", "x9"]
+    assert "% of the sub-words of the text are [UNK]; its vocabulary lacks" in printed.err
+    assert main([*named, "number"]) == 2
+    assert "line 1: no column 'number', only 'tweet', 'sentence'" in capsys.readouterr().err
+    output = tmp_path / "submission"
+    command = ["predict", "--checkpoint", str(classified), "--glue", str(glue)]
+    assert main([*command, "--output", str(output)]) == 0
+    expected = [str(label) for _, label in tiny_tasks.sentences(9, seed=7)]
+    lines = [line.split("\t") for line in (output / "SST-2.tsv").read_text().splitlines()]
+    assert lines == [["index", "prediction"], *([str(i), x] for i, x in enumerate(expected))]
+
+
+def test_a_file_to_predict_is_read_without_its_labels(tmp_path):
+    """CoLA's rows with and without a line of names; a wrong answer_start in a SQuAD file."""
+    from bert_jax.tasks.task_data import base_spec, read_file
+
+    bare = tmp_path / "dev.tsv"
+    bare.write_text("gj04\t1\t\tThe cat sat.\n")
+    named = tmp_path / "test.tsv"
+    named.write_text("index\tsentence\n0\tThe cat sat.\n")
+    for path in (bare, named):
+        (row,) = read_file(base_spec("cola"), path, labelled=False)
+        assert row.texts == ("The cat sat.",)
+    question = {"id": "1", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 99}]}
+    paragraph = {"context": "Ada slept.", "qas": [question]}
+    squad = tmp_path / "squad.json"
+    squad.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    (row,) = read_file(base_spec("squad"), squad, labelled=False)
+    assert row.answers == ()
+    with pytest.raises(UsageError, match="answer_start 99"):
+        read_file(base_spec("squad"), squad)
+
+
+@pytest.mark.parametrize("verb", ["export", "import"])
+def test_an_address_to_write_to_is_refused(tmp_path, capsys, verb):
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--checkpoint", str(tmp_path), "--output", "gs://bucket/x"])
+    assert caught.value.code == 2
+    assert "gs://bucket/x is an address" in capsys.readouterr().err
+
+
+def test_predict_wants_a_fine_tuned_workdir(tmp_path, encoder, glue, capsys):
+    command = ["predict", "--checkpoint", str(encoder), "--input", str(glue / "dev.tsv")]
+    assert main(command) == 2
+    assert "is not a workdir of bert-jax finetune" in capsys.readouterr().err
+
+
+def test_vectors(tmp_path, encoder, capsys):
+    # A form feed and a line separator end no line.
+    text = "the cat lives \x0cin rome .\n\nan\u2028owl\n"
+    (tmp_path / "texts.txt").write_text(text, encoding="utf-8")
+    command = ["embed", "--checkpoint", str(encoder), "--input", str(tmp_path / "texts.txt")]
+    found = {}
+    for pooling in ("mean", "cls", "none"):
+        output = tmp_path / f"{pooling}.npz"
+        options = ["--layers=0,1,-1", "--pooling", pooling, "--length", "16"]
+        assert main([*command, "--output", str(output), *options]) == 0
+        found[pooling] = np.load(output)
+    tokens, offsets = found["none"]["vectors"], found["none"]["offsets"]
+    assert offsets.tolist() == [0, 8, 12] and tokens.shape == (12, 96)
+    assert all(arrays["lines"].tolist() == [1, 3] for arrays in found.values())
+    for row in range(2):
+        of_row = tokens[offsets[row] : offsets[row + 1]]
+        np.testing.assert_allclose(found["mean"]["vectors"][row], of_row.mean(axis=0), atol=1e-6)
+        np.testing.assert_array_equal(found["cls"]["vectors"][row], of_row[0])
+    wrong = [*command, "--output", str(tmp_path / "x.npz"), "--length", "16"]
+    assert main([*wrong, "--layers", "3"]) == 2
+    assert "--layers 3: the model has layers 1 to 2, and 0" in capsys.readouterr().err
+    assert not (tmp_path / "x.npz").exists()
+
+
+# --- the step ------------------------------------------------------------------------------------
+
+
+def electras_rates(decay: float, layers: int) -> dict[str, float]:
+    """google-research/electra model/optimization.py, `_get_layer_lrs`, for a rate of 1."""
+    depths = {"embeddings": 0, "task_specific": layers + 2}
+    depths |= {f"layer_{layer}": layer + 1 for layer in range(layers)}
+    return {name: decay ** (layers + 2 - depth) for name, depth in depths.items()}
+
+
+@pytest.mark.parametrize(("decay", "layers"), [(0.8, 3), (0.9, 24), (1.0, 2)])
+def test_rates_fall_from_layer_to_layer_as_electras(decay, layers):
+    head = HeadConfig(parts=("pooler", "sequence_classifier"), labels=("a", "b"))
+    model = dataclasses.replace(tiny_tasks.MODEL, num_hidden_layers=layers, embedding_size=8)
+    params = bert.abstract_params(model, head)
+    theirs = electras_rates(decay, layers)
+    rates = layer_rates(params, decay=decay, frozen_layers=0)
+    assert set(jax.tree.leaves([rates["pooler"], rates["sequence_classifier"]])) == {1.0}
+    assert theirs.pop("task_specific") == 1.0
+    assert {name: set(jax.tree.leaves(part)) for name, part in rates["encoder"].items()} == {
+        name: {rate} for name, rate in theirs.items()
+    }
+    held = layer_rates(params, decay=decay, frozen_layers=1)["encoder"]
+    assert set(jax.tree.leaves([held["embeddings"], held["layer_0"]])) == {0.0}
+    assert held["layer_1"] == rates["encoder"]["layer_1"]
+
+
+def test_a_run_begun_before_the_rates_were_electras_keeps_its_own(
+    tmp_path, encoder, glue, monkeypatch, capsys
+):
+    """Its config.json has no `decays_to_top`, and its top layer one decay instead of two."""
+    home = tmp_path / "run"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
+    command += ["--epochs", "1", "--layer-decay", "0.5", "--set", "checkpoint.keep_last=9"]
+    command += ["--set", "checkpoint.every_steps=5"]
+    with monkeypatch.context() as earlier:
+        earlier.setitem(task_finetune.Recipe.__init__.__kwdefaults__, "decays_to_top", 1)
+        assert main(command) == 0
+    *_, last = checkpoint.steps(home)
+    whole = params_of(home)
+    (home / "result.json").unlink()
+    (home / "checkpoints" / str(last)).rename(tmp_path / "last")
+    stored = json.loads((home / "config.json").read_text())
+    assert stored["recipe"].pop("decays_to_top") == 1
+    (home / "config.json").write_text(json.dumps(stored))
+    capsys.readouterr()
+    assert main(command) == 0
+    said = "was begun by an earlier version, whose top layer has 0.5 of the rate and not 0.25"
+    assert said in capsys.readouterr().err
+    assert_same(params_of(home), whole)
+
+
+def test_rows_of_weight_zero_count_for_nothing():
+    logits = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    batch = {"labels": np.array([0, 1, 2, 0]), "weights": np.array([1.0, 1.0, 1.0, 0.0])}
+    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        sums = TaskObjective(HeadConfig(parts=("pooler", "sequence_classifier"))).sums(
+            {"sequence_logits": jax.numpy.asarray(logits)}, batch
+        )
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert float(sums["task_loss"]) == pytest.approx(
+        -np.log(shares[range(3), range(3)]).sum(), rel=1e-5
+    )
+    assert float(sums["task_count"]) == 3
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def _broken(tmp_path: Path, glue: Path, name: str, line: str) -> Path:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for split in ("train", "dev"):
+        text = (glue / f"{split}.tsv").read_text()
+        (folder / f"{split}.tsv").write_text(text + (line if split == name else ""))
+    return folder
+
+
+def test_a_label_that_is_none_is_named_and_nothing_is_written(tmp_path, encoder, glue, capsys):
+    folder = _broken(tmp_path, glue, "dev", "the cat .\tperhaps\n")
+    home = tmp_path / "run"
+    assert main(finetune(encoder, home, "--task", "sst2", "--data", str(folder), *_FAST)) == 2
+    error = capsys.readouterr().err
+    assert f"{folder}/dev.tsv, line 42: label 'perhaps' is not one of 0, 1" in error
+    assert error.count("\n") == 1 and not home.exists()
+
+
+@pytest.mark.parametrize("score", ["nan", "inf", "", "much"])
+def test_a_score_that_is_no_number_is_named(tmp_path, encoder, capsys, score):
+    train = tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0)
+    dev = tmp_path / "dev.jsonl"
+    dev.write_text(json.dumps({"left": "cat", "right": "dog", "alike": score}) + "\n")
+    columns = ["--text", "left", "--text", "right", "--label", "alike", "--regression"]
+    home = tmp_path / "run"
+    files = ["--train", str(train), "--dev", str(dev)]
+    assert main(finetune(encoder, home, "--task", "text", *files, *columns, *_FAST)) == 2
+    wrong = f", line 1: score {score!r} is not a finite number" if score else (
+        " has no rows: none of its 1 has a label"
+    )  # fmt: skip
+    assert f"{dev}{wrong}" in capsys.readouterr().err
+    assert not home.exists()
+
+
+_REFUSED = {
+    "unknown task": (["--task", "glue"], "task is 'glue'; choose one of cola"),
+    "no data": (["--task", "sst2", "--length", "16"], "--task sst2 needs --data"),
+    "no files": (
+        ["--task", "ner", "--length", "16"],
+        "--task ner needs --train FILE, and perhaps --dev FILE",
+    ),
+    "no columns": (["--task", "text"], "--task text needs --text COLUMN"),
+    "columns of another": (["--task", "ner", "--text", "x"], "are of --task text"),
+    "no folder": (
+        ["--task", "sst2", "--length", "16", "--data", "nowhere"],
+        "nowhere has no train.tsv",
+    ),
+    "epochs": (["--task", "sst2", "--data", ".", "--epochs", "0"], "--epochs 0.0"),
+    "decay": (["--task", "sst2", "--data", ".", "--layer-decay", "2"], "--layer-decay 2.0"),
+    "seeds": (["--task", "sst2", "--data", ".", "--seeds", "0"], "--seeds 0"),
+    **{
+        field: (["--task", "sst2", "--data", "{glue}", "--length", "16", "--set", given], message)
+        for field, given, message in (
+            (
+                "a field of pre-training",
+                "data.num_workers=3",
+                "--set data.num_workers: only pre-training has this field",
+            ),
+            (
+                "the objective",
+                "objective=mlm",
+                "--set objective: only pre-training has this field",
+            ),
+            (
+                "the model's shape",
+                "model.vocab_size=32",
+                "--set model.vocab_size: the model is the checkpoint's",
+            ),
+            ("the head", 'head={"parts": []}', "--set head.labels.0: it is the task's"),
+            ("an option's field", "seed=5", "--set seed: use --seed"),
+            (
+                "the rate",
+                "optimizer.learning_rate=1",
+                "--set optimizer.learning_rate: use --learning-rate",
+            ),
+            (
+                "the batch",
+                "phases.0.global_batch_size=8",
+                "--set phases.0.global_batch_size: use --length, --batch-size",
+            ),
+        )
+    },
+    "too long": (["--task", "sst2", "--data", "{glue}"], "--length 128: checkpoint"),
+    "too short": (["--task", "sst2", "--data", "{glue}", "--length", "1"], "takes 8 to 48 tokens"),
+    "restarts": (["--task", "sst2", "--data", "{glue}", "--restarts", "-1"], "--restarts -1"),
+    "a file beside a folder": (
+        ["--task", "sst2", "--data", "{glue}", "--length", "16", "--train", "x.tsv"],
+        "--task sst2 takes its rows from --data",
+    ),
+    "a folder beside files": (
+        ["--task", "ner", "--data", "{glue}", "--length", "16", "--train", "x", "--dev", "y"],
+        "--task ner takes --train FILE and --dev FILE, not --data",
+    ),
+    "stride": (["--task", "squad", "--doc-stride", "0"], "--doc-stride 0"),
+}
+
+
+@pytest.mark.parametrize("case", _REFUSED)
+def test_wrong_arguments_are_named(tmp_path, encoder, glue, capsys, case):
+    options, message = _REFUSED[case]
+    options = [option.replace("{glue}", str(glue)) for option in options]
+    assert main(finetune(encoder, tmp_path / "run", *options)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_that_is_not_the_models(tmp_path, encoder, glue, capsys):
+    import shutil
+
+    wrong = shutil.copytree(encoder, tmp_path / "wrong")
+    (wrong / "tokenizer.json").unlink()
+    with (wrong / "vocab.txt").open("a") as file:
+        file.writelines(f"word{number}\n" for number in range(64))
+    options = ["--task", "sst2", "--data", str(glue)]
+    assert main(finetune(wrong, tmp_path / "run", *options)) == 2
+    assert "its tokenizer has" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_other_training_rows_are_another_run(tmp_path, encoder, capsys):
+    """As many rows and the same labels: only what is trained on differs."""
+    for name, seed in (("train.csv", 1), ("dev.csv", 2), ("other.csv", 3)):
+        rows = [f"{text},{label}" for text, label in tiny_tasks.sentences(24, seed=seed)]
+        (tmp_path / name).write_text("\n".join(["sentence,label", *rows]) + "\n")
+    options = ["--task", "text", "--text", "sentence", "--label", "label", *_FAST]
+    options += ["--dev", str(tmp_path / "dev.csv")]
+
+    def run(train: str) -> int:
+        files = ["--train", str(tmp_path / train)]
+        return main(finetune(encoder, tmp_path / "run", *options, *files))
+
+    assert run("train.csv") == 0
+    before = result_of(tmp_path / "run")
+    capsys.readouterr()
+    assert run("other.csv") == 3
+    assert "data:" in capsys.readouterr().err
+    assert result_of(tmp_path / "run") == before
+
+
+def test_a_workdir_that_holds_something_else(tmp_path, encoder, glue, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    command = finetune(encoder, tmp_path, "--task", "sst2", "--data", str(glue), *_FAST)
+    assert main(command) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,123 @@
+"""More positions than a checkpoint has: what its tables become, and what stays as it was."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
+from bert_jax.config_loader import load_config
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.interchange.name_map import ImportedModel
+from bert_jax.model import bert, positions, sharding
+from bert_jax.pretrained import import_export
+from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.training.initialization import Initialization
+from tests.batches import mesh_of
+from tests.models import assert_same, batch, random_params
+from tests.tiny_corpus import tiny_config
+
+_FEW = ModelConfig(
+    vocab_size=60,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=12,
+)
+_MLM = HeadConfig(parts=("mlm",))
+
+
+def test_a_learned_table_is_repeated():
+    many = dataclasses.replace(_FEW, max_position_embeddings=30)
+    params = random_params(_FEW, _MLM)
+    longer = positions.lengthened(params, many)
+    old, new = (p["encoder"]["embeddings"].pop("position")["embedding"] for p in (params, longer))
+    np.testing.assert_array_equal(new, np.concatenate([old, old, old[:6]]))
+    assert_same(params, longer)
+
+
+@pytest.mark.parametrize("kind", ["relative_key_query", "rotary"])
+def test_relative_positions_go_on_as_they_were(kind):
+    """Rows are longer than the old table, too: beyond it all distances were alike."""
+    few = dataclasses.replace(_FEW, position_embedding_type=kind)
+    many = dataclasses.replace(few, max_position_embeddings=30)
+    params, arrays = random_params(few, _MLM), batch(few, rows=2, length=28)
+    longer = positions.lengthened(params, many)
+    shapes = jax.tree.map(np.shape, longer)
+    assert shapes == jax.tree.map(lambda leaf: leaf.shape, bert.abstract_params(many, _MLM))
+    compute = ComputeConfig(dtype="float32")
+    first, second = (
+        bert.apply(p, arrays, config=model, head=_MLM, compute=compute)["mlm_logits"]
+        for p, model in ((params, few), (longer, many))
+    )
+    np.testing.assert_allclose(first, second, atol=1e-6)
+
+
+def test_moments_of_an_import_grow_with_their_rows():
+    run = dataclasses.replace(
+        tiny_config(), model=dataclasses.replace(_FEW, max_position_embeddings=24), head=_MLM
+    )
+    trees = [random_params(_FEW, _MLM, seed=seed) for seed in range(3)]
+    foreign = ImportedModel(
+        model=_FEW, head=_MLM, params=trees[0], moments=(trees[1], trees[2]), step=3
+    )
+    import_export._require_same_run("theirs", foreign, run)
+    found = import_export._lengthened(foreign, run)
+    assert found.model == run.model and found.moments is not None
+    for old, new in zip(trees, (found.params, *found.moments), strict=True):
+        old, new = (t["encoder"]["embeddings"]["position"]["embedding"] for t in (old, new))
+        np.testing.assert_array_equal(new, np.concatenate([old, old]))
+
+
+def test_a_run_begins_from_a_checkpoint_of_fewer_positions(
+    tmp_path, trained, corpus, capsys, eight_devices
+):
+    """Because a phase is longer, or --set asks for more; a config with more alone does not."""
+    fewer = load_config(str(trained / "config.json")).model.max_position_embeddings
+    more = 64  # the length of the second phase
+    changes = [f"model.max_position_embeddings={more}", "mesh.tensor=2"]
+    wanted = load_config("tiny_docs_cpu", [*changes, "phases.1.sequence_length=32"])
+    asked_for = ["model.max_position_embeddings"]
+    for config, own, expected in (
+        (wanted, [], fewer),
+        (wanted, asked_for, more),
+        (load_config("tiny_docs_cpu", changes), [], more),
+    ):
+        beginning = Initialization(trained)
+        found = beginning.config_of(config, tmp_path / "run", own_fields=own)
+        assert found.model.max_position_embeddings == expected
+        said = f"its {fewer} positions become {more}" in capsys.readouterr().err
+        assert said == (expected == more)
+    mesh = mesh_of((1, 4, 2))
+    with jax.set_mesh(mesh):
+        state = beginning.state(found, open_corpus(corpus), mesh)
+        old = load_checkpoint(trained, mesh=mesh).params
+    tables = [p["encoder"]["embeddings"]["position"]["embedding"] for p in (old, state.params)]
+    repeated = np.asarray(tables[0])[np.arange(more) % fewer]
+    np.testing.assert_array_equal(np.asarray(tables[1]), repeated)
+
+
+def test_a_table_that_lies_in_pieces_becomes_longer():
+    table = np.arange(2.0**16, dtype=np.float32).reshape(512, 128)
+    mesh = mesh_of((1, 8, 1))
+    tree = {"position": {"embedding": table}}
+    with jax.set_mesh(mesh):
+        stored = sharding.param_shardings(tree, mesh=mesh, shard_weights=True)
+        placed = jax.device_put(tree, stored)
+        assert not placed["position"]["embedding"].sharding.is_fully_replicated
+        many = dataclasses.replace(_FEW, max_position_embeddings=700)
+        longer = positions.lengthened(placed, many)["position"]["embedding"]
+    np.testing.assert_array_equal(np.asarray(longer), table[np.arange(700) % 512])
+
+
+def test_the_modern_config_is_as_large_as_the_one_it_is_compared_with():
+    modern, base = (load_config(name) for name in ("modern_small_cpu", "bert_small_cpu"))
+    counts = [bert.parameter_count(bert.abstract_params(c.model, c.head)) for c in (modern, base)]
+    assert counts[0] == pytest.approx(counts[1], rel=0.05)
+    words = base.model.vocab_size * base.model.hidden_size
+    assert counts[0] - words == pytest.approx(counts[1] - words, rel=0.05), "but for the words"
+    rows = dataclasses.replace(modern.data, packing=base.data.packing)
+    assert rows == base.data and modern.evaluation == base.evaluation
+    assert modern.model.norm_placement == "pre"

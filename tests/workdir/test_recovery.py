@@ -1,0 +1,264 @@
+"""Manifests, the step a run goes on from, going back, and the verb that shows them."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig
+from bert_jax.errors import NoUsableCheckpoint, Unreachable, UsageError
+from bert_jax.workdir import checkpoint, log_reader, manifest, metrics_log, recovery
+from bert_jax.workdir.checkpoint import Checkpoints
+from tests.workdir.test_checkpoint import _CONFIG, mesh_of, numbers
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("three")
+    saved = Checkpoints(
+        workdir,
+        CheckpointConfig(keep_last=5),
+        facts={"corpus": "abc"},
+        on_saved=lambda step, seconds: metrics_log.append_event(
+            workdir, "save", step=step, seconds=seconds
+        ),
+    )
+    for step in (4, 8, 12):
+        saved.save(numbers(_CONFIG, step=step).to_mesh(mesh_of(8)), step=step)
+    saved.close()
+    return workdir
+
+
+@pytest.fixture
+def saved(tmp_path, three):
+    return shutil.copytree(three, tmp_path / "run")
+
+
+def step_of(workdir, step):
+    return workdir / "checkpoints" / str(step)
+
+
+def test_a_manifest_describes_every_file(saved):
+    values = json.loads((step_of(saved, 8) / "manifest.json").read_text())
+    files = {
+        str(p.relative_to(step_of(saved, 8))): p.stat().st_size
+        for p in step_of(saved, 8).rglob("*")
+        if p.is_file() and p.name != "manifest.json"
+    }
+    assert {name: entry["size"] for name, entry in values["files"].items()} == files
+    assert (values["step"], values["corpus"]) == (8, "abc")
+    assert checkpoint.problem(saved, 8) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {"../../config.json": {"size": 1, "crc32": 1}}},
+        {"files": {"/etc/hostname": {"size": 1, "crc32": 1}}},
+        {"files": {"a": 3}},
+        {"files": []},
+        {"format": 2},
+        {"step": 4},
+        {"step": None},
+    ],
+)
+def test_a_manifest_that_nobody_wrote(saved, change):
+    """With a checksum that is right: what it says is still not believed."""
+    path = step_of(saved, 8) / "manifest.json"
+    values = json.loads(path.read_text()) | change
+    del values["checksum"]
+    path.write_text(json.dumps(values | {"checksum": manifest._checksum(values)}))
+    assert checkpoint.problem(saved, 8) is not None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "nul", "[" * 100_000, '{"checksum": 0}', "\x00\xff"])
+def test_a_manifest_that_is_none(saved, text):
+    (step_of(saved, 8) / "manifest.json").write_text(text)
+    assert checkpoint.problem(saved, 8) == "manifest.json is damaged"
+
+
+def test_the_newest_good_step(saved, capsys):
+    assert recovery.prepare_resume(saved) == 12
+    largest = max(step_of(saved, 12).rglob("*"), key=lambda p: p.is_file() and p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    assert recovery.newest_good_step(saved) == 8 and checkpoint.steps(saved) == [4, 8, 12]
+    assert recovery.prepare_resume(saved) == 8
+    assert "step 12 of" in capsys.readouterr().err and checkpoint.steps(saved) == [4, 8]
+    assert [p.name.split("-")[0] for p in (saved / "set_aside").iterdir()] == ["12"]
+
+
+def test_a_step_that_lost_its_manifest_is_kept_and_one_that_never_had_one_is_not(saved):
+    (step_of(saved, 12) / "manifest.json").unlink()
+    shutil.copytree(step_of(saved, 8), step_of(saved, 16))
+    (step_of(saved, 16) / "manifest.json").unlink()
+    assert checkpoint.incomplete_steps(saved) == [12, 16]
+    assert recovery.prepare_resume(saved) == 8
+    assert checkpoint.incomplete_steps(saved) == []
+    assert [p.name.split("-")[0] for p in (saved / "set_aside").iterdir()] == ["12"]
+
+
+def _forget(workdir, step):
+    """As a kill between Orbax's commit and the manifest leaves it: there is no event, either."""
+    (step_of(workdir, step) / "manifest.json").unlink()
+    events = workdir / metrics_log.EVENTS
+    lines = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(line for line in lines if f'"step": {step},' not in line))
+
+
+def test_a_step_that_is_committed_and_not_described_is_used(saved, capsys):
+    _forget(saved, 12)
+    # Who only reads goes by what is verified, and writes nothing.
+    assert recovery.newest_good_step(saved) == 8 and checkpoint.steps(saved) == [4, 8]
+    assert recovery.prepare_resume(saved, facts={"corpus": "abc"}) == 12
+    assert "step 12 was saved, but its process ended before" in capsys.readouterr().err
+    assert manifest.read(step_of(saved, 12))["corpus"] == "abc"
+    assert checkpoint.problem(saved, 12) is None and not (saved / "set_aside").exists()
+
+
+def test_of_a_step_that_is_not_described_everything_is_looked_at(saved, capsys):
+    state = numbers(_CONFIG, step=16)
+    state.params["encoder"]["embeddings"]["layer_norm"]["scale"][3] = np.nan
+    checkpoints = Checkpoints(saved, CheckpointConfig(keep_last=5))
+    checkpoints.save(state.to_mesh(mesh_of(1)), step=16)
+    checkpoints.close()
+    (step_of(saved, 16) / "manifest.json").unlink()
+    # A save in a bucket that was cut off: what Orbax writes last is not there.
+    shutil.copytree(step_of(saved, 12), step_of(saved, 20))
+    for name in ("manifest.json", "commit_success.txt"):
+        (step_of(saved, 20) / name).unlink()
+    assert checkpoint.steps_without_manifest(saved) == [16]
+    assert recovery.prepare_resume(saved) == 12
+    said = capsys.readouterr().err
+    assert "step 16 has no manifest and is left out" in said and "is not finite" in said
+    assert checkpoint.steps(saved) == [4, 8, 12] and checkpoint.incomplete_steps(saved) == []
+
+
+def test_a_manifest_that_the_network_prevented_is_written_with_the_next(tmp_path, monkeypatch):
+    """The step is not saved again: that would begin with its removal."""
+    write, saves = manifest.write, []
+    orbax_save = checkpoint.ocp.save_async
+    monkeypatch.setattr(
+        checkpoint.ocp, "save_async", lambda *a, **k: saves.append(a[0]) or orbax_save(*a, **k)
+    )
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+
+    def fail(*_, **__):
+        raise TimeoutError("timed out")
+
+    state = numbers(_CONFIG, step=2).to_mesh(mesh_of(1))
+    monkeypatch.setattr(manifest, "write", fail)
+    for _ in range(2):
+        checkpoints.save(state, step=2)
+        with pytest.raises(Unreachable):
+            checkpoints.wait()
+    assert checkpoint.steps(tmp_path) == [] and len(saves) == 1
+    monkeypatch.setattr(manifest, "write", write)
+    checkpoints.save(state, step=3)
+    checkpoints.close()
+    assert checkpoint.steps(tmp_path) == [2, 3] and len(saves) == 2
+
+
+def test_nothing_good(saved):
+    for step in (4, 8, 12):
+        (step_of(saved, step) / "_CHECKPOINT_METADATA").write_text("{}")
+    with pytest.raises(NoUsableCheckpoint, match=r"step 12: .*step 8: .*step 4: _CHECKPOINT"):
+        recovery.prepare_resume(saved)
+    shutil.rmtree(saved / "checkpoints")
+    with pytest.raises(NoUsableCheckpoint, match="no longer there"):
+        recovery.prepare_resume(saved)
+
+
+def test_going_back_once(saved, capsys):
+    assert recovery.prepare_resume(saved, resume_step=4) == 4
+    assert checkpoint.steps(saved) == [4]
+    aside = sorted(p.name.split("-")[0] for p in (saved / "set_aside").iterdir())
+    assert aside == ["12", "8"]
+    again = Checkpoints(saved, CheckpointConfig(keep_last=5))
+    again.save(numbers(_CONFIG, step=8).to_mesh(mesh_of(1)), step=8)
+    again.close()
+    # The same command, started again by a supervisor.
+    assert recovery.prepare_resume(saved, resume_step=4) == 8
+    assert "was done before" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="no step 5; there are 4, 8"):
+        recovery.prepare_resume(saved, resume_step=5)
+    assert recovery.roll_back(saved, 4) == 4
+    assert len(list((saved / "set_aside").iterdir())) == 3
+    loaded = checkpoint.load_state(saved, step=4, config=_CONFIG, mesh=mesh_of(1))
+    jax.tree.map(np.testing.assert_array_equal, loaded, numbers(_CONFIG, step=4))
+
+
+def test_an_evaluation_that_is_owed_at_the_end(tmp_path, trained, corpus, capsys):
+    """SIGTERM in the last evaluation: the next start evaluates, trains nothing, and tells all."""
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    log = workdir / metrics_log.METRICS
+    rows = log_reader.read_rows(workdir)
+    assert rows[-1]["split"] == "validation"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    command = ["pretrain", str(workdir / "config.json"), "--corpus", str(corpus)]
+    assert main([*command, "--workdir", str(workdir)]) == 0
+    told = capsys.readouterr().out
+    again = log_reader.read_rows(workdir)
+    times = {"time", "seconds"}
+    assert {k: v for k, v in again[-1].items() if k not in times} == {
+        k: v for k, v in rows[-1].items() if k not in times
+    }
+    assert f"{rows[-1]['mlm_loss']:.3f} nats" in told and "tokens/s" in told
+
+
+def test_a_run_beyond_its_end(tmp_path, trained, corpus, capsys):
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    before = (workdir / "config.json").read_bytes()
+    command = ["pretrain", str(workdir / "config.json"), "--corpus", str(corpus)]
+    command += ["--workdir", str(workdir), "--set", "phases.0.steps=20", "--set"]
+    command += ["phases.1.steps=20", "--set", "optimizer.warmup_steps=10"]
+    for field in ("phases.0.steps", "phases.1.steps", "optimizer.warmup_steps"):
+        command += ["--allow-change", field]
+    assert main(command) == 2
+    assert "is at step 200, beyond the 40 of this config" in capsys.readouterr().err
+    assert (workdir / "config.json").read_bytes() == before
+
+
+def test_a_workdir_whose_making_was_cut_short_is_free(tmp_path, trained, corpus, capsys):
+    workdir = tmp_path / "run"
+    shutil.copytree(trained / "tokenizer", workdir / "tokenizer")
+    command = ["pretrain", str(trained / "config.json"), "--corpus", str(corpus)]
+    short = '[{"sequence_length": 32, "steps": 10, "global_batch_size": 16, "max_predictions": 5}]'
+    command += ["--workdir", str(workdir), "--set", f"phases={short}"]
+    command += ["--set", "optimizer.warmup_steps=2"]
+    # A folder of somebody's own.
+    assert main(command) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    (workdir / "config.json.new").touch()
+    assert main(command) == 0
+    assert checkpoint.steps(workdir)[-1] == 10
+
+
+def test_the_verb(saved, capsys, trained):
+    workdir = shutil.copytree(trained, saved.parent / "trained")
+    assert main(["checkpoints", "list", str(workdir)]) == 0
+    said = capsys.readouterr().out
+    assert all(str(step) in said for step in (120, 160, 200))
+    assert main(["checkpoints", "verify", str(workdir)]) == 0
+    assert capsys.readouterr().out.count("every byte as it was saved") == 3
+    (workdir / "checkpoints/160/_CHECKPOINT_METADATA").write_text("{}")
+    assert main(["checkpoints", "verify", str(workdir)]) == 5
+    assert "_CHECKPOINT_METADATA has 2 bytes" in capsys.readouterr().out
+    assert main(["checkpoints", "rollback", str(workdir)]) == 2
+    assert main(["checkpoints", "rollback", str(workdir), "--step", "120"]) == 0
+    assert checkpoint.steps(workdir) == [120]
+    assert main(["checkpoints", "prune", str(workdir), "--keep-last", "0"]) == 2
+    shutil.copytree(trained, workdir, dirs_exist_ok=True)
+    # The step that would stay is no step to stay with.
+    (workdir / "checkpoints/200/_CHECKPOINT_METADATA").write_text("{}")
+    assert main(["checkpoints", "prune", str(workdir), "--keep-last", "1"]) == 5
+    assert "step 200 of" in (said := capsys.readouterr().err) and "nothing is removed" in said
+    assert checkpoint.steps(workdir) == [120, 160, 200]
+    shutil.copytree(trained, workdir, dirs_exist_ok=True)
+    assert main(["checkpoints", "prune", str(workdir), "--keep-last", "1"]) == 0
+    assert checkpoint.steps(workdir) == [200]
+    assert main(["checkpoints", "list", str(workdir / "none")]) == 2
