@@ -52,7 +52,8 @@ def test_relative_positions_go_on_as_they_were(kind):
         bert.apply(p, arrays, config=model, head=_MLM, compute=compute)["mlm_logits"]
         for p, model in ((params, few), (longer, many))
     )
-    np.testing.assert_allclose(first, second, atol=1e-6)
+    # Tables of other lengths are other products: float32 sums them in another order.
+    np.testing.assert_allclose(first, second, rtol=1e-5, atol=5e-6)
 
 
 def test_moments_of_an_import_grow_with_their_rows():
