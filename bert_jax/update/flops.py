@@ -7,25 +7,7 @@ import jax.numpy as jnp
 
 from bert_jax.config import ModelConfig, PhaseConfig
 from bert_jax.objectives.objective import Objective
-
-# Peak dense bf16 FLOP/s of one jax device. TPU v2/v3 devices are cores, half a chip.
-# Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm (v2 to v6e), NVIDIA data sheets.
-_PEAK_BF16 = {
-    "TPU v2": 22.5e12,
-    "TPU v3": 61.5e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "TPU7x": 1153.5e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
-}
+from bert_jax.update.chips import PEAK_BF16
 
 
 def train_flops(objective: Objective, model: ModelConfig, phase: PhaseConfig) -> int:
@@ -38,15 +20,15 @@ def train_flops(objective: Objective, model: ModelConfig, phase: PhaseConfig) ->
 
 
 def peak_flops(dtype: str) -> float:
-    """Returns the FLOP/s that all devices together can reach: from the table, or measured where the
-    table is silent.
+    """Returns the FLOP/s that all devices together can reach: from the table of chips, or measured
+    where that has none.
 
     Measured means the best of a few products of two square matrices (1,024 wide on a CPU, 8,192
     elsewhere) on one device; devices that share a host's cores count once.
     """
     device = jax.devices()[0]
-    if device.device_kind in _PEAK_BF16:
-        return _PEAK_BF16[device.device_kind] * jax.device_count()
+    if device.device_kind in PEAK_BF16:
+        return PEAK_BF16[device.device_kind] * jax.device_count()
     size = 1024 if device.platform == "cpu" else 8192
     x = jax.device_put(jnp.ones((size, size), jnp.dtype(dtype)), device)
     product = jax.jit(jnp.matmul).lower(x, x).compile()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.errors import UsageError
+from bert_jax.update.chips import PEAK_BF16
 
 _GIB, _GB = 2**30, 10**9
 PRICES_DATE = "2026-10"
@@ -28,7 +29,6 @@ class Chip:
     devices_per_chip: int
     hbm_bytes: int  # a device: data sheet
     compiler_bytes: int  # a device: what the compiler gives one program, as its refusals say
-    peak_flops: float  # a device: bf16
     flops_per_cycle: int  # a device: width x height x 2 of all its matrix units
     memory_bandwidth: float  # a device
     link_bandwidth: float  # one link of a chip, one direction
@@ -38,6 +38,11 @@ class Chip:
     largest_host: int  # chips of the largest single host
     runtime: str  # image of the virtual machine; "-": made through Kubernetes
     dollars_per_chip_hour: float | None  # on demand, list price; None: not found published
+
+    @property
+    def peak_flops(self) -> float:
+        """Returns the FLOP/s of a device, in bf16."""
+        return PEAK_BF16[self.device_kind]
 
     @property
     def clock_hz(self) -> float:
@@ -52,7 +57,7 @@ class Chip:
 
 
 # Sources, read 2026-10.
-# - peak, HBM size and bandwidth: docs.cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x};
+# - HBM size and bandwidth: docs.cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x};
 #   halved where a device is a core.
 # - compiler_bytes: "exceeds available HBM" in the refusals of libtpu 0.0.51.
 # - flops_per_cycle: matrix units of those pages (128 x 128: one a core on v2, two on v3, four on
@@ -78,7 +83,6 @@ _TABLE = (
         devices_per_chip=2,
         hbm_bytes=8 * _GIB,
         compiler_bytes=int(7.48 * _GIB),
-        peak_flops=22.5e12,
         flops_per_cycle=128 * 128 * 2,
         memory_bandwidth=350 * _GB,
         link_bandwidth=62 * _GB,
@@ -95,7 +99,6 @@ _TABLE = (
         devices_per_chip=2,
         hbm_bytes=16 * _GIB,
         compiler_bytes=int(15.48 * _GIB),
-        peak_flops=61.5e12,
         flops_per_cycle=128 * 128 * 2 * 2,
         memory_bandwidth=450 * _GB,
         link_bandwidth=70 * _GB,
@@ -112,7 +115,6 @@ _TABLE = (
         devices_per_chip=1,
         hbm_bytes=32 * _GIB,
         compiler_bytes=int(30.75 * _GIB),
-        peak_flops=275e12,
         flops_per_cycle=128 * 128 * 2 * 8,
         memory_bandwidth=1200 * _GB,
         link_bandwidth=45 * _GB,
@@ -129,7 +131,6 @@ _TABLE = (
         devices_per_chip=1,
         hbm_bytes=16 * _GIB,
         compiler_bytes=int(15.75 * _GIB),
-        peak_flops=197e12,
         flops_per_cycle=128 * 128 * 2 * 4,
         memory_bandwidth=819 * _GB,
         link_bandwidth=50 * _GB,
@@ -146,7 +147,6 @@ _TABLE = (
         devices_per_chip=1,
         hbm_bytes=95 * _GIB,
         compiler_bytes=int(95.73 * _GIB),
-        peak_flops=459e12,
         flops_per_cycle=128 * 128 * 2 * 8,
         memory_bandwidth=2765 * _GB,
         link_bandwidth=100 * _GB,
@@ -163,7 +163,6 @@ _TABLE = (
         devices_per_chip=1,
         hbm_bytes=32 * _GIB,
         compiler_bytes=int(31.24 * _GIB),
-        peak_flops=918e12,
         flops_per_cycle=256 * 256 * 2 * 4,
         memory_bandwidth=1638 * _GB,
         link_bandwidth=100 * _GB,
@@ -180,7 +179,6 @@ _TABLE = (
         devices_per_chip=2,
         hbm_bytes=96 * _GIB,
         compiler_bytes=int(94.74 * _GIB),
-        peak_flops=2307e12 / 2,
         flops_per_cycle=256 * 256 * 2 * 4,
         memory_bandwidth=7380 * _GB / 2,
         link_bandwidth=100 * _GB,
