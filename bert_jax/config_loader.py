@@ -27,6 +27,33 @@ from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note_once
 
+# Modules as they were before the laboratory had a folder of its own -> as they are. A folder stands
+# for all that is in it.
+MOVED = {
+    "bert_jax.doctor": "bert_jax_lab.doctor",
+    "bert_jax.expected": "bert_jax_lab.reference_curves",
+    "bert_jax.pages": "bert_jax_lab.reports",
+    "bert_jax.planning": "bert_jax_lab.planning",
+    "bert_jax.probes": "bert_jax_lab.probes",
+    "bert_jax.studies": "bert_jax_lab.studies",
+    "bert_jax.workdir.curves": "bert_jax_lab.reports.curves",
+    "bert_jax.data.corpus.first_look": "bert_jax.data.corpus.preview",
+    "bert_jax.interchange.two_towers": "bert_jax.interchange.electra_pair",
+    "bert_jax.runtime.free_memory": "bert_jax.memory.free",
+    "bert_jax.runtime.host_memory": "bert_jax.runtime.host_allocator",
+    "bert_jax.tasks.batch_inference": "bert_jax.inference.forward",
+    "bert_jax.tasks.embed": "bert_jax.inference.embed",
+    "bert_jax.tasks.fill_mask": "bert_jax.inference.fill_mask",
+    "bert_jax.training.beginning": "bert_jax.training.initialization",
+    "bert_jax.training.fit": "bert_jax.memory.fit",
+    "bert_jax.training.memory": "bert_jax.memory.compiled",
+    "bert_jax.training.work": "bert_jax.training.job",
+    "bert_jax.update.memory_estimate": "bert_jax.memory.estimate",
+    "bert_jax.workdir.import_export": "bert_jax.pretrained.import_export",
+    "bert_jax.workdir.load": "bert_jax.pretrained.load",
+    "bert_jax.workdir.model_card": "bert_jax.pretrained.model_card",
+}
+
 
 def override(config: TrainConfig, assignments: list[str]) -> TrainConfig:
     """Applies `section.field=value` assignments in order.
@@ -230,7 +257,7 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def _suggestion(error: Exception) -> str:
-    """Returns the name that an unknown one resembles: `TrainConfig(max_step=...)`."""
+    """Returns the name that an unknown one resembles (`TrainConfig(max_step=...)`) or has now."""
     if isinstance(error, AttributeError) and error.name:
         return _close(error.name, dir(error.obj))
     if isinstance(error, NameError) and error.name:
@@ -241,6 +268,9 @@ def _suggestion(error: Exception) -> str:
         return _close(error.name, known)
     if isinstance(error, ImportError):
         lost = re.search(r"cannot import name '(\w+)'", str(error))
+        for old in (error.name or "", f"{error.name}.{lost[1] if lost else ''}"):
+            if old in MOVED:
+                return f". {old} is {MOVED[old]} now"
         module = sys.modules.get(error.name or "")
         return _close(lost[1], dir(module)) if lost and module else ""
     found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))

@@ -15,6 +15,7 @@ from bert_jax import config_loader
 from bert_jax.config import TrainConfig
 from bert_jax.config_values import nearest
 from bert_jax.errors import UsageError
+from bert_jax.progress import note_once
 from bert_jax.registry import PROBES
 
 # A name becomes the name of a file.
@@ -51,6 +52,14 @@ class StudyTask:
     length: int = 64
     # The score of guessing, in percent.
     chance: float | None = 50.0
+
+
+def __getattr__(name: str) -> Any:
+    """Returns `StudyTask` for the name that it had."""
+    if name != "Task":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    note_once("the `Task` of a study is named `StudyTask` now")
+    return StudyTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ def study():
 def without():
     return "nothing"
 """
-_TASK = 'Task("word_order", rule="word_order", epochs=1, length=32)'
+_TASK = 'StudyTask("word_order", rule="word_order", epochs=1, length=32)'
 
 
 def write_study(folder: Path, *, tasks: str = "()") -> Path:
