@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.config import PhaseConfig, TrainConfig
-from bert_jax.memory import fit
+from bert_jax.memory import estimate, fit
 from bert_jax.memory.fit import POLICIES
 from bert_jax.model import sharding
 from bert_jax.progress import note
@@ -112,15 +112,15 @@ def remedy(
     """
     state = TrainState.abstract(config, mesh)
 
-    def estimate(config: TrainConfig) -> int:
+    def total(config: TrainConfig) -> int:
         fields = OBJECTIVES[config.objective].fields
         batch = device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
         places = {"mesh": mesh, "platform": "tpu"}
         return estimate.of_train_step(config, state, batch, **places).total
 
-    now, tries = estimate(config), 0
+    now, tries = total(config), 0
     for name, changed in fit.candidates(config, shards=sharding.row_shards(mesh), platform="tpu"):
-        expected = refusal.needed * estimate(changed) / now
+        expected = refusal.needed * total(changed) / now
         if expected > _SURELY_TOO_MUCH * refusal.available:
             continue
         tries += 1
