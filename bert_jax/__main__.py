@@ -3,15 +3,11 @@
 So that Ctrl-C is heard before them, what makes the command line is imported in functions, too.
 """
 
-import argparse
 import contextlib
-import importlib
 import os
 import sys
-import textwrap
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from bert_jax.errors import (
     BertJaxError,
@@ -26,25 +22,6 @@ from bert_jax.progress import leave, say
 from bert_jax.runtime import network
 from bert_jax.runtime.signals import Ending
 
-if TYPE_CHECKING:
-    from bert_jax.cli import usage
-
-_EPILOG = """\
-A first run, from text to a filled-in word:
-
-  bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192
-  bert-jax doctor tiny_docs_cpu --corpus runs/corpus --workdir runs/first
-  bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
-  bert-jax fill-mask --checkpoint runs/first "The function returns a [MASK] of strings."
-  bert-jax export --checkpoint runs/first --format hf --output runs/first-hf
-
-`bert-jax VERB --help` explains a verb. Exit codes: 0 done; 2 wrong usage or config; 3 the workdir
-holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not finite; 7 storage
-failed; 8 diverged; 42 preempted or 130 interrupted, state saved, 75 the network failed, and 200
-hung: start it again; 141 nobody reads the output; 1 anything unexpected.
-"""
-
-
 # The remedies where memory does not suffice after all.
 _LESS_TRAINING = (
     "`fit` chooses what does, or set optimizer.gradient_accumulation_steps=N, or a smaller batch"
@@ -54,7 +31,6 @@ _LESS_DATA = "use fewer rows at a time, or a machine with more memory"
 _NOTHING_KEPT = "nothing is kept, and the same command begins anew"
 # What a shell shows for a program that a closed pipe ends: 128 and the number of SIGPIPE.
 _PIPE_CLOSED = 141
-_HELP_WIDTH = 78  # characters
 
 
 def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> int:
@@ -63,13 +39,14 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
     `ending` hears the signals of a process that does nothing else: it is told what they leave.
     """
     from bert_jax import config_loader
-    from bert_jax.cli import output, usage
+    from bert_jax.cli import options, output, usage
 
-    parser = _parser()
+    parser = usage.command_parser()
     arguments = usage.parse(parser, sys.argv[1:] if argv is None else argv)
-    arguments.option_names = options = _options_by_name(parser)
-    output.show_messages(options)
-    kept = getattr(_verb(arguments.verb), "INTERRUPTED", _NOTHING_KEPT)
+    verb = usage.verb_module(arguments.verb)
+    names = usage.options_by_name(parser)
+    output.show_messages(names)
+    kept = getattr(verb, "INTERRUPTED", _NOTHING_KEPT)
     if ending is not None:
         ending.name, ending.kept = f"bert-jax {arguments.verb}", kept
     # TensorFlow's start-up chatter hides what matters, and it computes nothing here; the user's
@@ -80,12 +57,12 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
     def refuse(error: object) -> None:
-        say(f"bert-jax {arguments.verb}: error: {output.in_options(str(error), options)}")
+        say(f"bert-jax {arguments.verb}: error: {output.in_options(str(error), names)}")
 
     try:
         for file in arguments.extend:
             config_loader.execute(file)
-        code = arguments.run(arguments) or 0
+        code = verb.run(options.read(usage.options_of(arguments.verb), arguments)) or 0
         sys.stdout.flush()  # here, or a reader that has left would be a traceback at the exit
         return code
     except BertJaxError as error:
@@ -115,83 +92,6 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
     except KeyboardInterrupt:
         say(f"bert-jax {arguments.verb}: interrupted; {kept}")
         return Interrupted.exit_code
-
-
-# Verb -> its module, in the order of the help.
-_VERBS = {
-    "prepare": "bert_jax.cli.training.prepare",
-    "pretrain": "bert_jax.cli.training.pretrain",
-    "evaluate": "bert_jax.cli.training.evaluate",
-    "finetune": "bert_jax.cli.training.finetune",
-    "study": "bert_jax_lab.cli.study",
-    "predict": "bert_jax.cli.inference.predict",
-    "embed": "bert_jax.cli.inference.embed",
-    "fill-mask": "bert_jax.cli.inference.fill_mask",
-    "attention": "bert_jax_lab.cli.attention",
-    "probe": "bert_jax_lab.cli.probe",
-    "export": "bert_jax.cli.exchange.export",
-    "import": "bert_jax.cli.exchange.import_",
-    "average": "bert_jax.cli.exchange.average",
-    "checkpoints": "bert_jax.cli.exchange.checkpoints",
-    "report": "bert_jax_lab.cli.report",
-    "doctor": "bert_jax_lab.cli.doctor",
-    "plan": "bert_jax_lab.cli.plan",
-    "show": "bert_jax_lab.cli.show",
-}
-
-
-def _verb(name: str) -> Any:
-    return importlib.import_module(_VERBS[name])
-
-
-def _parser() -> "usage.Parser":
-    from bert_jax.cli import options, usage
-
-    parser = usage.Parser(
-        prog="bert-jax",
-        description="Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=_version())
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name in _VERBS:
-        module = _verb(name)
-        summary, example = module.SUMMARY, getattr(module, "EXAMPLE", None)
-        described = f"{summary[0].upper()}{summary[1:]}. {module.DETAILS}".strip()
-        verb = verbs.add_parser(
-            name,
-            help=summary,
-            # Examples keep their lines, so that the rest is broken into lines here.
-            description=described if example is None else textwrap.fill(described, _HELP_WIDTH),
-            epilog=example,
-            formatter_class=argparse.HelpFormatter
-            if example is None
-            else argparse.RawDescriptionHelpFormatter,
-        )
-        verb.set_defaults(run=module.run)
-        module.add_options(verb)
-        options.add_extend(verb)
-        verb.shorten_usage()
-    return parser
-
-
-def _options_by_name(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Returns the long option of every argument of every verb, by the argument's name."""
-    from bert_jax.cli import usage
-
-    return {
-        action.dest: action.option_strings[-1].replace("--no-", "--")
-        for verb in usage.verbs_of(parser).values()
-        for action in verb._actions
-        if action.option_strings
-    }
-
-
-def _version() -> str:
-    from bert_jax import __version__
-
-    return f"bert-jax {__version__}"
 
 
 def console() -> None:

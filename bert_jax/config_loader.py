@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ MOVED = {
 }
 
 
-def override(config: TrainConfig, assignments: list[str]) -> TrainConfig:
+def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
     """Applies `section.field=value` assignments in order.
 
     Values are read as JSON where that succeeds (`3`, `1e-4`, `true`), else taken as text. Indices
@@ -133,7 +133,7 @@ def shipped_names() -> list[str]:
 
 
 def load_config(
-    name_or_path: str, overrides: list[str] | None = None, *, checked: bool = True
+    name_or_path: str, overrides: Sequence[str] = (), *, checked: bool = True
 ) -> TrainConfig:
     """Returns the checked config behind a shipped name, a `.py` file, or a run's `config.json`.
 
@@ -173,7 +173,7 @@ def load_config_json(path: Path) -> TrainConfig:
         raise UsageError(f"config {path}: {error}") from error
 
 
-def _run(path: Path, overrides: list[str]) -> TrainConfig:
+def _run(path: Path, overrides: Sequence[str]) -> TrainConfig:
     """Returns the changed config of a `.py` file, which may also register entries (registry.py).
 
     A function that takes `hidden_size` is called again where the changes ask for another width;

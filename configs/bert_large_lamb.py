@@ -1,6 +1,6 @@
 """BERT-Large in 15,625 updates of 32,768 rows by LAMB (You et al. 2020, arXiv:1904.00962).
 
-    bert-jax pretrain bert_large_lamb --corpus runs/corpus --workdir runs/large-lamb --fit
+    bert-jax pretrain bert_large_lamb --corpus runs/corpus --workdir runs/large-lamb --fit-memory
 
 As many rows as 1,000,000 updates of 512, nine tenths of the updates at length 128. The rate of 5e-3
 and the warm-up of one fifth of the updates are those of the paper's table of untuned LAMB for this

@@ -1,13 +1,18 @@
-"""Writes the picture of the documentation that is made from the code, data-flow.svg.
+"""Writes what the documentation has from the code: data-flow.svg, and the tables of options.
 
-    python docs/generate.py          # writes it
-    python docs/generate.py --check  # exit code 1 if it is not up to date
+    python docs/generate.py          # writes them
+    python docs/generate.py --check  # exit code 1 if one is not up to date
 
-It has the stages below, in rows from top to bottom; the tables and their fields are read from
-bert_jax/registry.py, and what a stage is for from the first sentence of its module's docstring.
+The tables in configuration.md, one for each verb, are made of the classes of options in the modules
+of the verbs (bert_jax/cli/options.py). The picture has the stages below, in rows from top to
+bottom; the tables and their fields are read from bert_jax/registry.py, and what a stage is for from
+the first sentence of its module's docstring.
 """
 
+import argparse
 import ast
+import dataclasses
+import functools
 import itertools
 import re
 import sys
@@ -15,6 +20,8 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
+
+from bert_jax.cli import options, usage
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "bert_jax"
@@ -250,15 +257,80 @@ def _text(x: float, y: float, text: str, kind: str, *, anchor: str = "middle") -
     return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
+# --- the tables of options -----------------------------------------------------------------------
+
+
+def with_options(text: str) -> str:
+    """Returns configuration.md with the table of each verb's options."""
+    text = _with_table(text, "Command line", options.Verb, inherited=True)
+    for verb in usage.VERBS:
+        text = _with_table(text, f"`bert-jax {verb}`", usage.options_of(verb))
+    return text
+
+
+def _with_table(text: str, heading: str, declared: type, *, inherited: bool = False) -> str:
+    of_all = {field.name for field in dataclasses.fields(options.Verb)}
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for option in options.described(declared):
+        if inherited or option.name not in of_all:
+            cells = (f"`{_name(option)}`", _default(option), _meaning(option))
+            row = " | ".join(cell.replace("|", "\\|") for cell in cells)
+            rows.append(f"| {row} |".replace("|  |", "| |"))
+    pattern = rf"(^#+ {re.escape(heading)}\n(?:(?!^[#|]).*\n)*)(?:^\|.*\n)+"
+    found, count = re.subn(
+        pattern, lambda m: m[1] + "\n".join(rows) + "\n", text, count=1, flags=re.MULTILINE
+    )
+    assert count == 1, heading
+    return found
+
+
+def _name(option: options.Option) -> str:
+    value = option.keywords.get("metavar", "")
+    if "choices" in option.keywords:
+        value = "|".join(option.keywords["choices"])
+    if option.flag is None:
+        return value if "metavar" in option.keywords else option.name.upper()
+    if option.keywords.get("action") is argparse.BooleanOptionalAction:
+        return f"{option.flag}`, `{option.flag.replace('--', '--no-', 1)}"
+    return f"{option.flag} {value}".strip()
+
+
+def _default(option: options.Option) -> str:
+    keywords = option.keywords
+    if keywords.get("required") or not (option.flag or "default" in keywords):
+        return "required"
+    is_value = re.fullmatch(r"[\w.-]+", option.default) is not None
+    return f"`{option.default}`" if is_value else _marked(option.default)
+
+
+def _meaning(option: options.Option) -> str:
+    text = _marked(option.text.replace(" ({configs})", ""))
+    if option.flag is None and "choices" in option.keywords:
+        text += f": {', '.join(f'`{choice}`' for choice in option.keywords['choices'])}"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _marked(text: str) -> str:
+    """Returns the text with options in back-ticks, where they are in none yet."""
+    parts = re.split(r"(`[^`]*`)", text)
+    mark = functools.partial(re.sub, r"(?<![\w-])--[a-z][\w-]*", r"`\g<0>`")
+    return "".join(part if part.startswith("`") else mark(part) for part in parts)
+
+
 def main() -> int:
-    path, text = _ROOT / "docs" / "data-flow.svg", picture()
+    tables = _ROOT / "docs" / "configuration.md"
+    made = {
+        _ROOT / "docs" / "data-flow.svg": picture(),
+        tables: with_options(tables.read_text(encoding="utf-8")),
+    }
+    stale = [p for p, t in made.items() if not p.is_file() or p.read_text(encoding="utf-8") != t]
     if "--check" not in sys.argv[1:]:
-        path.write_text(text, encoding="utf-8")
+        for path in stale:
+            path.write_text(made[path], encoding="utf-8")
         return 0
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{path} is not up to date")
-    return 1
+    for path in stale:
+        print(f"{path} is not up to date")
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_jax import registry
-from bert_jax.__main__ import _options_by_name, _parser
+from bert_jax.cli.usage import command_parser, options_by_name
 from bert_jax.registry import Registry
 from tests.paths import ROOT
 
@@ -124,7 +124,7 @@ _ONLY_IN = {
     "flax": ("bert_jax/model/",),
     "optax": ("bert_jax/update/",),
     "orbax": ("bert_jax/workdir/checkpoint.py",),
-    "argparse": ("bert_jax/__main__.py", "bert_jax/cli/", "bert_jax_lab/cli/"),
+    "argparse": ("bert_jax/cli/", "bert_jax_lab/cli/"),
     "tensorflow": ("bert_jax/data/", "bert_jax/interchange/tf1.py"),
     "tensorflow_datasets": ("bert_jax/data/",),
     "torch": (),
@@ -297,7 +297,7 @@ def test_docstrings_begin_with_what_something_is_or_does():
 def test_the_library_names_options_as_arguments():
     """Its messages name arguments in back-ticks (`init_from`), which cli/output.py shows as
     options: they name no option itself, and no argument that is none."""
-    options = {*_options_by_name(_parser())}
+    options = {*options_by_name(command_parser())}
     for module in _MODULES:
         if module.as_posix().startswith(_OF_COMMAND_LINE):
             continue

@@ -1,6 +1,5 @@
 """The documentation says what the code does: tables, commands, links and names are compared."""
 
-import argparse
 import dataclasses
 import json
 import re
@@ -14,7 +13,7 @@ import jax
 import pytest
 
 from bert_jax import config_loader, errors
-from bert_jax.__main__ import _EPILOG, _parser
+from bert_jax.cli.usage import command_parser, verbs_of
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
@@ -27,12 +26,8 @@ _ARCHITECTURE, _CONFIGURATION = (
     _ROOT / "docs" / name for name in ("architecture.md", "configuration.md")
 )
 _DOCS = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
-_PARSER = _parser()
-_VERBS: dict[str, argparse.ArgumentParser] = next(
-    action.choices  # type: ignore[misc]
-    for action in _PARSER._actions
-    if isinstance(action, argparse._SubParsersAction)
-)
+_PARSER = command_parser()
+_VERBS = verbs_of(_PARSER)
 each_document = pytest.mark.parametrize("document", _DOCS, ids=lambda p: p.name)
 
 
@@ -176,31 +171,6 @@ def test_no_field_is_named_that_does_not_exist(document):
 # --- the command line -----------------------------------------------------------------------------
 
 
-def options(verb: str) -> dict[str, argparse.Action]:
-    """The longest name of each option, and the arguments without dashes in capitals."""
-    found = {}
-    for action in _VERBS[verb]._actions:
-        if not isinstance(action, argparse._HelpAction):
-            found[", ".join(action.option_strings) or action.dest.upper()] = action
-    return found
-
-
-@pytest.mark.parametrize("verb", _VERBS)
-def test_every_option_is_described(verb):
-    described = {}
-    # The first table of the chapter has what all verbs have.
-    chapters = ("Command line", f"`bert-jax {verb}`")
-    rows = [row for chapter in chapters for row in table(section(_CONFIGURATION, chapter))]
-    for name, default, _ in rows:
-        described[re.sub(r"(?<=[a-z]) [A-Z|:=]+$", "", name)] = default
-    assert described.keys() == options(verb).keys()
-    for name, action in options(verb).items():
-        needed = action.required and action.nargs != argparse.OPTIONAL
-        assert (described[name] == "required") == needed, name
-        if not needed and action.default not in (None, []):
-            assert described[name] == str(action.default), name
-
-
 def test_no_verb_is_described_that_does_not_exist():
     text = section(_CONFIGURATION, "Command line")
     assert re.findall(r"^### `bert-jax ([\w-]+)`$", text, re.MULTILINE) == list(_VERBS)
@@ -213,7 +183,7 @@ _WITH_COMMANDS = [*_DOCS, *sorted((_ROOT / "configs").glob("*.py")), _ROOT / "ex
 def test_every_command_is_understood(file, capsys):
     """Commands in blocks are parsed by the parser, and their configs checked, as if they ran."""
     if file is None:
-        text = "\n".join([_EPILOG, *(verb.epilog or "" for verb in _VERBS.values())])
+        text = "\n".join([_PARSER.epilog, *(verb.epilog or "" for verb in _VERBS.values())])
     elif file.suffix == ".md":
         text = blocks(file.read_text(encoding="utf-8"))
     else:
@@ -235,7 +205,7 @@ def test_every_command_is_understood(file, capsys):
 
 @each_document
 def test_no_verb_or_option_is_named_that_does_not_exist(document):
-    known = {name for verb in _VERBS for o in options(verb).values() for name in o.option_strings}
+    known = {o for verb in _VERBS.values() for o in verb._option_string_actions}
     for span in spans(document.read_text(encoding="utf-8")):
         if match := re.match(r"bert-jax ([a-z][\w-]*)", span):
             assert match[1] in _VERBS, f"{document.name}: `{span}`"

@@ -1,16 +1,56 @@
-"""The command line's grammar: which verb was meant, and what to type for an option that is none."""
+"""The grammar of the command line: its verbs, and what to type instead of a wrong word."""
 
 import argparse
+import ast
 import difflib
+import importlib
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from bert_jax import config_names
+from bert_jax import __version__, config_names
+from bert_jax.cli import options
 from bert_jax.config import TrainConfig, flatten
 
+_EPILOG = """\
+A first run, from text to a filled-in word:
+
+  bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192
+  bert-jax doctor tiny_docs_cpu --corpus runs/corpus --workdir runs/first
+  bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
+  bert-jax fill-mask --checkpoint runs/first "The function returns a [MASK] of strings."
+  bert-jax export --checkpoint runs/first --format hf --output runs/first-hf
+
+`bert-jax VERB --help` explains a verb. Exit codes: 0 done; 2 wrong usage or config; 3 the workdir
+holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not finite; 7 storage
+failed; 8 diverged; 42 preempted or 130 interrupted, state saved, 75 the network failed, and 200
+hung: start it again; 141 nobody reads the output; 1 anything unexpected.
+"""
+_HELP_WIDTH = 78  # characters
+# Verb -> its module, in the order of the help.
+VERBS = {
+    "prepare": "bert_jax.cli.training.prepare",
+    "pretrain": "bert_jax.cli.training.pretrain",
+    "evaluate": "bert_jax.cli.training.evaluate",
+    "finetune": "bert_jax.cli.training.finetune",
+    "study": "bert_jax_lab.cli.study",
+    "predict": "bert_jax.cli.inference.predict",
+    "embed": "bert_jax.cli.inference.embed",
+    "fill-mask": "bert_jax.cli.inference.fill_mask",
+    "attention": "bert_jax_lab.cli.attention",
+    "probe": "bert_jax_lab.cli.probe",
+    "export": "bert_jax.cli.exchange.export",
+    "import": "bert_jax.cli.exchange.import_",
+    "average": "bert_jax.cli.exchange.average",
+    "checkpoints": "bert_jax.cli.exchange.checkpoints",
+    "report": "bert_jax_lab.cli.report",
+    "doctor": "bert_jax_lab.cli.doctor",
+    "plan": "bert_jax_lab.cli.plan",
+    "show": "bert_jax_lab.cli.show",
+}
 # What people call a verb elsewhere -> the verb.
-_VERBS = {
+_CALLED = {
     "train": "pretrain", "pre-train": "pretrain", "fit": "pretrain", "run": "pretrain",
     "resume": "pretrain", "continue": "pretrain", "mlm": "pretrain",
     "data": "prepare", "tokenize": "prepare", "preprocess": "prepare", "corpus": "prepare",
@@ -123,7 +163,7 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         words = [*(word for word in words[1:2] if word != "help"), "--help"]
     verb = words[0]
     if not verb.startswith("-") and verb not in verbs:
-        meant = _VERBS.get(verb.lower().replace("_", "-"))
+        meant = _CALLED.get(verb.lower().replace("_", "-"))
         close = [meant] if meant else difflib.get_close_matches(verb, verbs, n=1, cutoff=0.6)
         hint = f", did you mean {close[0]!r}?" if close else ""
         parser.error(f"there is no verb {verb!r}{hint}")
@@ -139,3 +179,56 @@ def verbs_of(parser: argparse.ArgumentParser) -> dict[str, Parser]:
     """Returns the parser of each verb."""
     (verbs,) = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(verbs.choices)
+
+
+def verb_module(name: str) -> Any:
+    """Returns the module of a verb, whose `run` takes its options and returns an exit code."""
+    return importlib.import_module(VERBS[name])
+
+
+def options_of(name: str) -> type:
+    """Returns the class of a verb's options: `FillMaskOptions` for fill-mask."""
+    return getattr(verb_module(name), f"{name.title().replace('-', '')}Options")
+
+
+def command_parser() -> Parser:
+    """Returns the parser of the command line, with a parser for each verb.
+
+    The docstring of a verb's module is its help: a sentence for the list of verbs, paragraphs, and
+    from the first command on, what keeps its lines.
+    """
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        prog="bert-jax",
+        description="Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod.",
+        epilog=_EPILOG,
+        formatter_class=raw,
+    )
+    parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name in VERBS:
+        module = verb_module(name)
+        summary, *paragraphs = (ast.get_docstring(options.parsed(module.__name__)) or "").split(
+            "\n\n"
+        )
+        first = next((i for i, p in enumerate(paragraphs) if "\n  bert-jax" in p), len(paragraphs))
+        verb = verbs.add_parser(
+            name,
+            help=f"{summary[0].lower()}{summary[1:]}".rstrip("."),
+            description=textwrap.fill(" ".join([summary, *paragraphs[:first]]), _HELP_WIDTH),
+            epilog="\n\n".join(paragraphs[first:]),
+            formatter_class=raw,
+        )
+        options.add_options(verb, options_of(name))
+        verb.shorten_usage()
+    return parser
+
+
+def options_by_name(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Returns each option of any verb by the name of its argument."""
+    return {
+        action.dest: action.option_strings[0]
+        for verb in verbs_of(parser).values()
+        for action in verb._actions
+        if action.option_strings
+    }

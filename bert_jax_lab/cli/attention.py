@@ -1,52 +1,44 @@
-"""The verb `attention`: a page, all numbers as JSON, or a table of heads."""
+"""Show where each head of a model looks, and why.
+
+Reads a text, or two as a pair. Writes an HTML page that is one file: heads as lines, all of them as
+maps, and how a weight comes about, from the vectors q and k to the softmax. Without --html and
+--json it prints a table of heads.
+
+example:
+  bert-jax attention --checkpoint runs/first "The cat sat." "It was tired." --html attention.html
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import add_checkpoint, add_json, local, require_place_for
+from bert_jax.cli.options import FromCheckpoint, Local, Positional, options, require_place_for
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
 
-SUMMARY = "show where each head of a model looks, and why"
-DETAILS = (
-    "Reads a text, or two as a pair. Writes an HTML page that is one file: heads as lines, all of "
-    "them as maps, and how a weight comes about, from the vectors q and k to the softmax. Without "
-    "--html and --json it prints a table of heads."
-)
-EXAMPLE = """\
-example:
-  bert-jax attention --checkpoint runs/first "The cat sat." "It was tired." --html attention.html
-"""
+
+@options
+class AttentionOptions(FromCheckpoint):
+    text: Positional[tuple[str, ...]] = ()
+    """such as "The cat sat." "It was tired.\""""
+    html: Local | None = None
+    """FILE: write the page to this file; an older one is replaced"""
+    json: bool = False
+    """print all numbers, rounded to six decimals: those that the page shows"""
+    layers: str | None = None
+    """N: some layers, from 1, as `--layers=1,2,12` (default: all of them)"""
+    packed: bool = False
+    """each text, of any number, is a sequence of its own in one packed row"""
 
 
-def add_options(parser: Any) -> None:
-    add_checkpoint(parser)
-    parser.add_argument("--html", type=local, metavar="FILE", help="write the page to this file")
-    add_json(parser, "print all numbers, rounded to six decimals: those that the page shows")
-    parser.add_argument(
-        "--layers",
-        metavar="N",
-        help="some layers, from 1, as --layers=1,2,12 (default: all of them)",
-    )
-    parser.add_argument(
-        "--packed",
-        action="store_true",
-        help="each text, of any number, is a sequence of its own in one packed row",
-    )
-    parser.add_argument(
-        "text", nargs="*", default=[], help='such as "The cat sat." "It was tired."'
-    )
-
-
-def run(arguments: Any) -> None:
-    if not arguments.text:
+def run(options: AttentionOptions) -> None:
+    if not options.text:
         raise UsageError('name a text, such as "The cat sat on the mat."')
     try:
-        layers = [int(part) for part in (arguments.layers or "").split(",") if part.strip()]
+        layers = [int(part) for part in (options.layers or "").split(",") if part.strip()]
     except ValueError:
-        raise UsageError(f"--layers {arguments.layers}: write numbers, as --layers=1,2") from None
-    require_place_for(html=arguments.html)
+        raise UsageError(f"--layers {options.layers}: write numbers, as --layers=1,2") from None
+    require_place_for(html=options.html)
     import jax
 
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -58,31 +50,31 @@ def run(arguments: Any) -> None:
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         source = load_checkpoint(
-            arguments.checkpoint,
+            options.checkpoint,
             mesh=mesh,
             allow_missing_heads=True,
-            ignore_unexpected=arguments.ignore_unexpected,
+            ignore_unexpected=options.ignore_unexpected,
         )
     probe = AttentionProbe(source, load_tokenizer(source.tokenizer))
     document = AttentionDocument(
-        probe(arguments.text, layers=layers, packed=arguments.packed),
+        probe(options.text, layers=layers, packed=options.packed),
         about={
-            "checkpoint": str(arguments.checkpoint),
+            "checkpoint": str(options.checkpoint),
             "step": source.step,
-            "texts": arguments.text,
+            "texts": options.text,
             "position_embedding_type": source.config.model.position_embedding_type,
         },
     )
-    if arguments.html is not None:
+    if options.html is not None:
         from bert_jax_lab.reports import attention_page
 
-        _write(arguments.html, attention_page.render(document.compact()))
-    if arguments.json:
+        _write(options.html, attention_page.render(document.compact()))
+    if options.json:
         print(json.dumps(document.in_full(), ensure_ascii=False))
-    elif arguments.html is not None:
-        size = arguments.html.stat().st_size
+    elif options.html is not None:
+        size = options.html.stat().st_size
         print(
-            f"wrote {arguments.html}: {size / 1e3:,.0f} kB, "
+            f"wrote {options.html}: {size / 1e3:,.0f} kB, "
             f"{len(document.attention.tokens)} tokens, {len(document.statistics)} heads"
         )
     else:

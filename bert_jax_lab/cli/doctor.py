@@ -1,4 +1,13 @@
-"""The verb `doctor`: options, call, and the table that it prints."""
+"""Check in a minute what would go wrong with a run later.
+
+Takes what pretrain takes, all of it optional: versions, devices, memory, config, corpus, workdir,
+bucket, hosts, compilation and predicted hours are checked, each with its remedy. Nothing is
+changed. Without CONFIG it checks the machine. Exit code 0 if nothing failed, else that of the first
+failure; a failing network (75) and an unknown error (1) count last.
+
+example:
+  bert-jax doctor bert_base --corpus runs/corpus --workdir runs/base
+"""
 
 import contextlib
 import json
@@ -7,64 +16,63 @@ import sys
 import time
 from typing import Any
 
-from bert_jax.cli.options import overrides, processes
+from bert_jax.cli import usage
+from bert_jax.cli.options import Address, CorpusDirectory, Positional, options
 from bert_jax.cli.output import in_options, table
 from bert_jax.cli.training import pretrain
-from bert_jax_lab.cli.plan import TOPOLOGY
-
-SUMMARY = "check in a minute what would go wrong with a run later"
-DETAILS = (
-    "Takes what pretrain takes, all of it optional: versions, devices, memory, config, corpus, "
-    "workdir, bucket, hosts, compilation and predicted hours are checked, each with its remedy. "
-    "Nothing is changed. Without CONFIG it checks the machine. Exit code 0 if nothing failed, "
-    "else that of the first failure; a failing network (75) and an unknown error (1) count last. "
-    "Example: bert-jax doctor bert_base --corpus runs/corpus --workdir runs/base"
-)
 
 
-def add_options(parser: Any) -> None:
+@options
+class DoctorOptions(pretrain.PretrainOptions):
     # The command of a run, with another verb: what it would meet is found out.
-    pretrain.add_options(parser)
-    for action in parser._actions:
-        if action.dest in ("config", "corpus", "workdir"):
-            action.required = False
-        if action.dest == "config":
-            action.nargs = "?"
-        if action.dest == "json":
-            action.help = "print the findings as JSON, instead of the table"
-    parser.add_argument("--topology", metavar="NAME", help=f"the devices to be found: {TOPOLOGY}")
+    config: Positional[str | None] = None
+    """CONFIG: as for pretrain: its fields, mesh, masks, memory, compilation and hours are
+    checked"""
+    corpus: CorpusDirectory | None = None
+    """DIR: a directory of bert-jax prepare: its files, vocabulary, padding, epochs and repeated
+    text are checked"""
+    workdir: Address | None = None
+    """DIR: the workdir or bucket: whose run it holds, its newest checkpoint, a real save, room, and
+    the time of a save are checked"""
+    json: bool = False
+    """print the findings as JSON, instead of the table"""
+    profile_steps: str | None = None
+    """A:B: accepted as for pretrain, and not checked"""
+    topology: str | None = None
+    """NAME: the devices to be found: generation and chips of a slice, such as v3:4x8, v4:4x4x4,
+    v5e:8x8, tpu7x:2x4x4"""
 
 
-def run(arguments: Any) -> int:
+def run(options: DoctorOptions) -> int:
     began = time.monotonic()
     from bert_jax.runtime.distributed import Connection
     from bert_jax_lab.doctor.checked_run import Case
     from bert_jax_lab.doctor.examination import examine
 
-    found = processes(arguments)
+    found = options.connection()
     is_alone = not found["detect"] and all(
         found[name] is None for name in found if name != "detect"
     )
     report = examine(
         Case(
-            config_name=arguments.config,
-            overrides=overrides(arguments),
-            corpus_directory=arguments.corpus,
-            workdir=arguments.workdir,
-            topology_name=arguments.topology,
-            init_from=arguments.init_from,
-            allow_missing_heads=arguments.allow_missing_heads,
-            ignore_unexpected=arguments.ignore_unexpected,
-            allowed_changes=arguments.allow_change,
-            resume_step=arguments.resume_step,
-            fit=arguments.fit,
-            expect=arguments.expect or None,
+            config_name=options.config,
+            overrides=options.changes(),
+            corpus_directory=options.corpus,
+            workdir=options.workdir,
+            topology_name=options.topology,
+            init_from=options.init_from,
+            allow_missing_heads=options.allow_missing_heads,
+            ignore_unexpected=options.ignore_unexpected,
+            allowed_changes=options.allow_change,
+            resume_step=options.resume_step,
+            fit=options.fit,
+            expect=options.expect or None,
             connection=None if is_alone else Connection(**found),
         )
     )
     if report.is_main:
-        told = _in_options(report.to_json(), arguments.option_names)
-        if arguments.json:
+        told = _in_options(report.to_json(), usage.options_by_name(usage.command_parser()))
+        if options.json:
             print(json.dumps(told, indent=2))
         else:
             _print(told, time.monotonic() - began)

@@ -1,53 +1,44 @@
-"""The verb `plan`: options, call, and the table that it prints."""
+"""Predict a run on TPUs that are not here.
+
+Compiles every step of the config ahead of time with the real TPU compiler, on any Linux machine,
+and says what it needs and takes: memory, cycles, collectives, step time, hours, dollars, and
+warnings. Exit code 2 if a step does not fit. It needs pip install 'bert-jax[plan]', best in an
+environment of its own: where libtpu is installed, jax looks for a TPU at every start.
+"""
 
 import dataclasses
 import json
 from typing import Any
 
-from bert_jax.cli.options import add_config
+from bert_jax.cli.options import WithConfig, options
 from bert_jax.cli.output import in_options, table
 from bert_jax.errors import UsageError
 
-SUMMARY = "predict a run on TPUs that are not here"
-DETAILS = (
-    "Compiles every step of the config ahead of time with the real TPU compiler, on any Linux "
-    "machine, and says what it needs and takes: memory, cycles, collectives, step time, hours, "
-    "dollars, and warnings. Exit code 2 if a step does not fit. It needs pip install "
-    "'bert-jax[plan]', best in an environment of its own: where libtpu is installed, jax looks for "
-    "a TPU at every start."
-)
-TOPOLOGY = "generation and chips of a slice, such as v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4"
+
+@options
+class PlanOptions(WithConfig):
+    topology: str
+    """NAME: generation and chips of a slice, such as v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4"""
+    slices: int | None = None
+    """N: slices of that size (default: the config's `mesh.slices`)"""
+    json: bool = False
+    """print the plan as JSON"""
+    frontier: bool = False
+    """find the largest batch that compiles, for each phase and rematerialisation policy; several
+    compilations each"""
 
 
-def add_options(parser: Any) -> None:
-    add_config(parser)
-    parser.add_argument("--topology", required=True, metavar="NAME", help=TOPOLOGY)
-    parser.add_argument(
-        "--slices",
-        type=int,
-        metavar="N",
-        help="slices of that size (default: the config's mesh.slices)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    parser.add_argument(
-        "--frontier",
-        action="store_true",
-        help="find the largest batch that compiles, for each phase and rematerialisation policy; "
-        "several compilations each",
-    )
-
-
-def run(arguments: Any) -> int:
+def run(options: PlanOptions) -> int:
     from bert_jax import config_loader
     from bert_jax_lab.planning import topologies
 
-    config = config_loader.load_config(arguments.config, arguments.overrides)
-    topology = topologies.parse(arguments.topology, slices=arguments.slices or config.mesh.slices)
+    config = config_loader.load_config(options.config, options.overrides)
+    topology = topologies.parse(options.topology, slices=options.slices or config.mesh.slices)
     topologies.prepare_environment()
     from bert_jax_lab.planning.plan import plan
 
-    found = _in_options(plan(config, topology, with_frontier=arguments.frontier))
-    if arguments.json:
+    found = _in_options(plan(config, topology, with_frontier=options.frontier))
+    if options.json:
         print(json.dumps(found.to_json(), indent=2))
     else:
         _print_plan(found)

@@ -1,80 +1,59 @@
-"""The verb `probe`: questions to a trained model, and what it answers."""
+"""Ask a model what it has learned: grammar, held-out text, words.
+
+minimal_pairs: of two sentences, which is grammatical? pseudo_perplexity: how well it expects
+held-out sentences. nearest_words: which words it finds alike. All by its masked-LM head or its
+embeddings, without any training.
+
+examples:
+  bert-jax probe --checkpoint runs/first --corpus runs/corpus
+  bert-jax probe --checkpoint runs/first --probe nearest_words --word list --word string
+"""
 
 import contextlib
 import dataclasses
 import json
 from typing import Any
 
-from bert_jax.cli.options import (
-    add_checkpoint,
-    add_json,
-    corpus_directory,
-    local,
-    require_place_for,
-)
+from bert_jax.cli.options import CorpusDirectory, FromCheckpoint, Local, options, require_place_for
 from bert_jax.cli.output import table
 from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_json
 from bert_jax.progress import note, number, ticking
 from bert_jax.registry import PROBES
 
-SUMMARY = "ask a model what it has learned: grammar, held-out text, words"
-DETAILS = (
-    "minimal_pairs: of two sentences, which is grammatical? pseudo_perplexity: how well it expects "
-    "held-out sentences. nearest_words: which words it finds alike. All by its masked-LM head or "
-    "its embeddings, without any training."
-)
-EXAMPLE = """\
-examples:
-  bert-jax probe --checkpoint runs/first --corpus runs/corpus
-  bert-jax probe --checkpoint runs/first --probe nearest_words --word list --word string
-"""
+
+@options
+class ProbeOptions(FromCheckpoint):
+    corpus: CorpusDirectory | None = None
+    """DIR: a directory of bert-jax prepare, whose held-out sentences are asked (default: the one
+    that a run was trained on)"""
+    probe: tuple[str, ...] = ()
+    """NAME: a probe: minimal_pairs, pseudo_perplexity, nearest_words or one that an --extend file
+    registers; repeat for several (default: all that the model has parts for)"""
+    word: tuple[str, ...] = ()
+    """WORD: the words that nearest_words asks for, instead of its own; repeat for several"""
+    output: Local | None = None
+    """FILE: write what --json prints"""
+    json: bool = False
+    """print the findings as JSON instead of a table"""
 
 
-def add_options(parser: Any) -> None:
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--corpus",
-        type=corpus_directory,
-        metavar="DIR",
-        help="a directory of bert-jax prepare, whose held-out sentences are asked (default: the "
-        "one that a run was trained on)",
-    )
-    parser.add_argument(
-        "--probe",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help=f"{', '.join(PROBES.names())}; repeat for several (default: all that the model has "
-        "parts for)",
-    )
-    parser.add_argument(
-        "--word",
-        action="append",
-        default=[],
-        metavar="WORD",
-        help="the words that nearest_words asks for, instead of its own; repeat for several",
-    )
-    parser.add_argument("--output", type=local, metavar="FILE", help="write what --json prints")
-    add_json(parser, "print the findings as JSON instead of a table")
-
-
-def run(arguments: Any) -> None:
-    names = arguments.probe or PROBES.names()
+def run(options: ProbeOptions) -> None:
+    names = options.probe or PROBES.names()
     for name in names:
         if name not in PROBES:
             raise UsageError(f"`probe` {PROBES.problem(name)}")
-    if arguments.word and "nearest_words" not in names:
-        raise UsageError(f"--word {arguments.word[0]}: choose --probe nearest_words with it")
-    require_place_for(output=arguments.output)
+    if options.word and "nearest_words" not in names:
+        raise UsageError(f"--word {options.word[0]}: choose --probe nearest_words with it")
+    require_place_for(output=options.output)
     from bert_jax.api.model import load
     from bert_jax.data.corpus.store import open_corpus
     from bert_jax.pretrained.load import require_parts, require_same_tokenizer
     from bert_jax.workdir.run_directory import corpus_of
     from bert_jax_lab.probes import nearest_words
 
-    corpus = None if arguments.corpus is None else open_corpus(arguments.corpus)
-    model = load(arguments.checkpoint, ignore_unexpected=arguments.ignore_unexpected)
+    corpus = None if options.corpus is None else open_corpus(options.corpus)
+    model = load(options.checkpoint, ignore_unexpected=options.ignore_unexpected)
     source, tokenizer = model.source, model.tokenizer
     if corpus is None and (place := corpus_of(source.directory)) is not None:
         with contextlib.suppress(BertJaxError):  # it may be on another machine
@@ -85,15 +64,15 @@ def run(arguments: Any) -> None:
         require_same_tokenizer(source, corpus)
     findings = []
     for name in dict.fromkeys(names):
-        is_asked = name in arguments.probe or (name == "nearest_words" and arguments.word)
+        is_asked = name in options.probe or (name == "nearest_words" and options.word)
         try:
             probe = PROBES[name]
             require_parts(source, *probe.parts)
             if probe.needs_corpus and corpus is None:
                 raise UsageError("it asks held-out sentences: name their `corpus`")
             with ticking(name):
-                if name == "nearest_words" and arguments.word:
-                    found = nearest_words.findings(source, tokenizer, arguments.word)
+                if name == "nearest_words" and options.word:
+                    found = nearest_words.findings(source, tokenizer, options.word)
                 else:
                     found = probe.measure(source, tokenizer, corpus)
         except UsageError as error:
@@ -102,10 +81,10 @@ def run(arguments: Any) -> None:
             note(f"{name} is left out: {error}")
             continue
         findings += [{"probe": name} | dataclasses.asdict(finding) for finding in found]
-    said = {"checkpoint": str(arguments.checkpoint), "step": source.step, "findings": findings}
-    if arguments.output is not None:
-        write_json(arguments.output, said)
-    if arguments.json:
+    said = {"checkpoint": str(options.checkpoint), "step": source.step, "findings": findings}
+    if options.output is not None:
+        write_json(options.output, said)
+    if options.json:
         print(json.dumps(said, indent=2, ensure_ascii=False))
     else:
         _print(findings)

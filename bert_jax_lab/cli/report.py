@@ -1,23 +1,8 @@
-"""The verb `report`: where the time of runs went, and their curves."""
+"""Say where a run's time went, and draw the curves of one or several.
 
-import json
-import os
-from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+Splits the wall time of all processes that worked on a run into training, waiting for data,
+compilation, evaluation, saving, starting, and work that was lost to interruptions.
 
-from bert_jax.cli.options import add_json, local, require_place_for, run_directory
-from bert_jax.cli.output import table
-from bert_jax.config_loader import path_or_address
-from bert_jax.errors import BertJaxError, UsageError
-from bert_jax.progress import note, ticking
-
-SUMMARY = "say where a run's time went, and draw the curves of one or several"
-DETAILS = (
-    "Splits the wall time of all processes that worked on a run into training, waiting for data, "
-    "compilation, evaluation, saving, starting, and work that was lost to interruptions."
-)
-EXAMPLE = """\
 examples:
   bert-jax report runs/first --html runs/first.html
   bert-jax report runs/first runs/second --html compared.html --plot compared.svg
@@ -27,71 +12,78 @@ one another, where their time went, restarts, and the fields in which their conf
 numbers are those of --json, and each chart has them as a table, too.
 """
 
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from bert_jax.cli.options import (
+    Address,
+    Local,
+    Positional,
+    Verb,
+    options,
+    require_place_for,
+    run_directory,
+)
+from bert_jax.cli.output import table
+from bert_jax.errors import BertJaxError, UsageError
+from bert_jax.progress import note, ticking
+
 # On a page.
 _EXAMPLES = 8
 
 
-def add_options(parser: Any) -> None:
-    parser.add_argument(
-        "workdir",
-        type=path_or_address,
-        nargs="+",
-        metavar="WORKDIR",
-        help="a run's directory, or gs://BUCKET/PATH; several are drawn over one another",
-    )
-    parser.add_argument(
-        "--examples",
-        type=int,
-        metavar="N",
-        help="show N held-out sentences with a hidden word, and the newest checkpoint's guesses "
-        "(default: 8 on a page, none otherwise)",
-    )
-    add_json(parser, "print all that the page has of a run as JSON; of several runs a list")
-    parser.add_argument(
-        "--plot",
-        type=local,
-        metavar="FILE",
-        help="draw losses, with the corpus's unigram entropy, and time, as .png or .svg",
-    )
-    parser.add_argument(
-        "--html",
-        type=local,
-        metavar="FILE",
-        help="write a page with the curves of the runs, their time, and in what they differ",
-    )
+@options
+class ReportOptions(Verb):
+    workdir: Positional[tuple[Address, ...]]
+    """WORKDIR: a run's directory, or gs://BUCKET/PATH; several are drawn over one another"""
+    examples: int | None = None
+    """N: show N held-out sentences with a hidden word, and the newest checkpoint's guesses
+    (default: 8 on a page, none otherwise)"""
+    json: bool = False
+    """print all that the page has of a run as JSON; of several runs a list"""
+    plot: Local | None = None
+    """FILE: draw losses, with the corpus's unigram entropy, and time, as .png or .svg; the file
+    says in words what it shows"""
+    html: Local | None = None
+    """FILE: write a page with the curves of the runs, their time, restarts, hidden words, and in
+    what they differ"""
 
 
-def run(arguments: Any) -> None:
+def run(options: ReportOptions) -> None:
     from bert_jax_lab.reports import curves, report_page, run_data
 
-    if arguments.plot is not None and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--plot {arguments.plot}: the name must end in .png or .svg")
-    require_place_for(plot=arguments.plot, html=arguments.html)
+    if options.plot is not None and options.plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot {options.plot}: the name must end in .png or .svg")
+    require_place_for(plot=options.plot, html=options.html)
     records = [
         curves.read(run_directory(path), name=name)
-        for path, name in zip(arguments.workdir, _names(arguments.workdir), strict=True)
+        for path, name in zip(options.workdir, _names(options.workdir), strict=True)
     ]
-    number = arguments.examples
+    number = options.examples
     if number is None:
-        number = 0 if arguments.html is None else _EXAMPLES
+        number = 0 if options.html is None else _EXAMPLES
     runs = [
         run_data.run_data(record, examples=_examples(path, record, number))
-        for path, record in zip(arguments.workdir, records, strict=True)
+        for path, record in zip(options.workdir, records, strict=True)
     ]
-    if arguments.plot is not None:
-        curves.draw(records, arguments.plot)
-    if arguments.html is not None:
+    if options.plot is not None:
+        curves.draw(records, options.plot)
+    if options.html is not None:
         links = [
-            _links(path, found["files"], arguments.html)
-            for path, found in zip(arguments.workdir, runs, strict=True)
+            _links(path, found["files"], options.html)
+            for path, found in zip(options.workdir, runs, strict=True)
         ]
-        arguments.html.write_text(report_page.render(runs, links=links), encoding="utf-8")
-    if arguments.json:
+        options.html.write_text(report_page.render(runs, links=links), encoding="utf-8")
+    if options.json:
         print(json.dumps(runs if len(runs) > 1 else runs[0]))
         return
-    for path, record in zip(arguments.workdir, records, strict=True):
+    for path, record in zip(options.workdir, records, strict=True):
         _print(path, record.account)
-    for file in (arguments.plot, arguments.html):
+    for file in (options.plot, options.html):
         if file is not None:
             print(f"wrote {file}")
 
@@ -135,7 +127,7 @@ def _links(workdir: Path | str, names: list[str], page: Path) -> dict[str, str]:
     }
 
 
-def _names(paths: list[Path | str]) -> list[str]:
+def _names(paths: Sequence[Path | str]) -> list[str]:
     """Returns the last parts of paths, with the one before where it is only "workdir"; whole paths
     where two end alike.
     """

@@ -1,4 +1,14 @@
-"""The verb `study`: a set of runs as one command, its options, and what is said at the end."""
+"""Make a set of runs, tasks and figures as one.
+
+Makes the runs that are missing, one after the other, each in a process of its own, and writes
+study.md, study.json and figures. The same command goes on after any interruption, and several
+processes may work on one study.
+
+examples:
+  bert-jax study ladder --workdir runs/ladder --dry-run
+  bert-jax study ladder --workdir runs/ladder --budget 2h
+  bert-jax study mine.py --corpus runs/corpus --workdir runs/mine --steps 20
+"""
 
 import argparse
 import json
@@ -6,89 +16,21 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from bert_jax.cli.options import add_json, add_overrides, corpus_directory, local
+from bert_jax.cli.options import CorpusDirectory, Local, Positional, Verb, options
 from bert_jax.cli.output import table
 from bert_jax.errors import Preempted, UsageError
 from bert_jax.progress import duration, note
 from bert_jax_lab.studies.child import KEPT
 
-SUMMARY = "make a set of runs, tasks and figures as one"
-DETAILS = (
-    "Makes the runs that are missing, one after the other, each in a process of its own, and "
-    "writes study.md, study.json and figures. The same command goes on after any interruption, and "
-    "several processes may work on one study."
-)
-EXAMPLE = """\
-examples:
-  bert-jax study ladder --workdir runs/ladder --dry-run
-  bert-jax study ladder --workdir runs/ladder --budget 2h
-  bert-jax study mine.py --corpus runs/corpus --workdir runs/mine --steps 20
-"""
 INTERRUPTED = KEPT
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def add_options(parser: Any) -> None:
-    parser.add_argument(
-        "study",
-        metavar="STUDY",
-        help="ladder, positions, objectives, recipe, scaling, attention_cost, pretraining_pays, "
-        "electra, or a .py file that defines study() (docs/studies.md)",
-    )
-    parser.add_argument(
-        "--workdir", type=local, required=True, metavar="DIR", help="where runs and tables go"
-    )
-    parser.add_argument(
-        "--corpus",
-        type=corpus_directory,
-        metavar="DIR",
-        help="a directory of bert-jax prepare (default: the study's own, made once)",
-    )
-    parser.add_argument(
-        "--scale",
-        default="study",
-        metavar="NAME",
-        help="the function of the study's file, such as paper (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--budget",
-        type=_duration,
-        metavar="TIME",
-        help="stop after so long, as 90m or 2h, with what is saved; the first seed of all variants "
-        "comes first",
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="VARIANT",
-        help="make the runs of this variant, and of those that it begins from; repeat for several",
-    )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        metavar="N",
-        help="try the study out: N updates a run, one seed, few rows of each task",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="make the corpus, time a few steps of each variant, list the runs, and train none",
-    )
-    parser.add_argument(
-        "--untimed",
-        action="store_true",
-        help="time no steps beforehand; with --dry-run, only list the commands: for other machines",
-    )
-    add_json(parser, "print study.json, or the list of --dry-run, instead of tables")
-    add_overrides(parser, "change a field in all runs, after the variants' own; repeat for several")
-
-
-def _duration(text: str) -> float:
+def seconds_of(text: str) -> float:
     """Returns the seconds of a time such as 90m, 2h or 1h30m."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
     if not parts or "".join(f"{n}{unit}" for n, unit in parts) != text:
@@ -96,20 +38,49 @@ def _duration(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
-def run(arguments: Any) -> None:
+@options
+class StudyOptions(Verb):
+    study: Positional[str]
+    """STUDY: a shipped study: ladder, positions, objectives, recipe, scaling, attention_cost,
+    pretraining_pays, electra, or a .py file that defines study() ([studies.md](studies.md))"""
+    workdir: Local
+    """DIR: where runs and tables go"""
+    corpus: CorpusDirectory | None = None
+    """DIR: a directory of bert-jax prepare (default: the study's own, made once)"""
+    scale: str = "study"
+    """NAME: the function of the study's file, such as paper"""
+    budget: Annotated[float, seconds_of] | None = None
+    """TIME: stop after so long, as 90m or 2h, with what is saved; the first seed of all variants
+    comes first"""
+    only: tuple[str, ...] = ()
+    """VARIANT: make the runs of this variant, and of those that it begins from; repeat for
+    several"""
+    steps: int | None = None
+    """N: try the study out: N updates a run, one seed, few rows of each task"""
+    dry_run: bool = False
+    """make the corpus, time a few steps of each variant, list the runs, and train none"""
+    untimed: bool = False
+    """time no steps beforehand; with --dry-run, only list the commands: for other machines"""
+    json: bool = False
+    """print study.json, or the list of --dry-run, instead of tables"""
+    overrides: Annotated[tuple[str, ...], "--set"] = ()
+    """FIELD=VALUE: change a field in all runs, after the variants' own; repeat for several"""
+
+
+def run(options: StudyOptions) -> None:
     from bert_jax_lab.studies.study import CostStudy, load_study
 
     started = time.monotonic()
-    if arguments.steps is not None and arguments.steps < 1:
-        raise UsageError(f"--steps {arguments.steps}: it must be at least 1")
-    study = load_study(arguments.study, scale=arguments.scale)
+    if options.steps is not None and options.steps < 1:
+        raise UsageError(f"--steps {options.steps}: it must be at least 1")
+    study = load_study(options.study, scale=options.scale)
     if isinstance(study, CostStudy):
-        _measure_cost(study, arguments)
+        _measure_cost(study, options)
     else:
-        _run(study, arguments, started)
+        _run(study, options, started)
 
 
-def _run(study: Any, arguments: Any, started: float) -> None:
+def _run(study: Any, options: StudyOptions, started: float) -> None:
     import jax
 
     # Shapes are computed here and nothing else: the devices are the runs'.
@@ -122,54 +93,54 @@ def _run(study: Any, arguments: Any, started: float) -> None:
     corpus_tasks.require_rules(study)
     plan = plan_runs(
         study,
-        arguments.workdir,
-        corpus=arguments.corpus,
-        overrides=arguments.overrides,
-        steps=arguments.steps,
-        only=arguments.only,
-        command=_typed(arguments),
+        options.workdir,
+        corpus=options.corpus,
+        overrides=options.overrides,
+        steps=options.steps,
+        only=options.only,
+        command=_typed(options),
     )
-    if arguments.dry_run and arguments.untimed:
-        _print_plan(plan, arguments)
+    if options.dry_run and options.untimed:
+        _print_plan(plan, options)
         return
     runner.claim(plan)
     compiled = (plan.workdir / "compiled").absolute()
-    until = None if arguments.budget is None else started + arguments.budget
+    until = None if options.budget is None else started + options.budget
     with Children(compiled=compiled, until=until) as children:
 
         def execute(run: Any, held: int, say: Callable[[str], None]) -> Any:
             log = plan.workdir / "logs" / f"{run.name}.log"
-            return children.run(command_of(run, arguments.extend), log=log, lock=held, say=say)
+            return children.run(command_of(run, options.extend), log=log, lock=held, say=say)
 
         # What is timed needs the corpus; the rest does not, and tells its time as it goes.
         runner.make_missing(
             plan, execute, stopped_by=children.stopped_by, only=lambda run: run.name == CORPUS
         )
         runner.write_rows(plan)
-        if not (arguments.steps or arguments.untimed):
+        if not (options.steps or options.untimed):
             # A config in Python registers what it names, too.
-            files = [*arguments.extend, *([Path(study.base)] if study.base.endswith(".py") else [])]
+            files = [*options.extend, *([Path(study.base)] if study.base.endswith(".py") else [])]
             process, ask = measured_apart(compiled, extend=files)
             with process:
                 measure_missing(plan, ask, stopped_by=children.stopped_by)
-        if arguments.dry_run:
-            _print_plan(plan, arguments)
+        if options.dry_run:
+            _print_plan(plan, options)
             return
         try:
             progress = runner.make_missing(plan, execute, stopped_by=children.stopped_by)
         except Preempted:
             summary.write(plan)
             raise
-    _print_summary(plan, summary.write(plan), progress, arguments)
+    _print_summary(plan, summary.write(plan), progress, options)
 
 
-def command_of(run: Any, extend: list[Path] | None = None) -> list[str]:
-    """Returns the arguments of `bert-jax` that make a run."""
+def command_of(run: Any, extend: Sequence[Path] = ()) -> list[str]:
+    """Returns the options of `bert-jax` that make a run."""
     from bert_jax_lab.studies import corpus_tasks
     from bert_jax_lab.studies.records import finished_siblings
     from bert_jax_lab.studies.runs import FinetuneRun, PrepareRun, ProbeRun
 
-    common = [word for file in extend or () for word in ("--extend", str(file))]
+    common = [word for file in extend for word in ("--extend", str(file))]
     if isinstance(run, PrepareRun):
         words = ["prepare", "--output", str(run.directory)]
         words += [word for source in run.sources for word in ("--source", source)]
@@ -203,20 +174,20 @@ def command_of(run: Any, extend: list[Path] | None = None) -> list[str]:
     return [*words, *common]
 
 
-def _typed(arguments: Any) -> str:
+def _typed(options: StudyOptions) -> str:
     """Returns the command, without what changes from call to call."""
-    words = ["bert-jax", "study", arguments.study, "--workdir", str(arguments.workdir)]
-    if arguments.corpus is not None:
-        words += ["--corpus", str(arguments.corpus)]
-    if arguments.scale != "study":
-        words += ["--scale", arguments.scale]
-    if arguments.steps is not None:
-        words += ["--steps", str(arguments.steps)]
-    words += [word for change in arguments.overrides for word in ("--set", change)]
+    words = ["bert-jax", "study", options.study, "--workdir", str(options.workdir)]
+    if options.corpus is not None:
+        words += ["--corpus", str(options.corpus)]
+    if options.scale != "study":
+        words += ["--scale", options.scale]
+    if options.steps is not None:
+        words += ["--steps", str(options.steps)]
+    words += [word for change in options.overrides for word in ("--set", change)]
     return shlex.join(words)
 
 
-def _print_plan(plan: Any, arguments: Any) -> None:
+def _print_plan(plan: Any, options: StudyOptions) -> None:
     from bert_jax_lab.studies.estimate import StudyEstimate
     from bert_jax_lab.studies.records import record_of
     from bert_jax_lab.studies.runner import missing
@@ -230,13 +201,13 @@ def _print_plan(plan: Any, arguments: Any) -> None:
                 "run": run.name,
                 "status": "missing" if record is None else record["status"],
                 "seconds": estimate.seconds_of(run) if run.name in left else 0.0,
-                "command": shlex.join(["bert-jax", *command_of(run, arguments.extend)]),
+                "command": shlex.join(["bert-jax", *command_of(run, options.extend)]),
             }
         )
-    if arguments.json:
+    if options.json:
         print(json.dumps(listed, indent=2))
         return
-    if arguments.untimed:
+    if options.untimed:
         print("\n".join(entry["command"] for entry in listed))
         return
     rows = [(e["run"], e["status"], duration(e["seconds"]) if e["seconds"] != 0 else "")
@@ -244,16 +215,16 @@ def _print_plan(plan: Any, arguments: Any) -> None:
     table(f"{plan.study.title}: {len(listed)} runs", ("run", "status", "time"), rows)
     total = estimate.total([run for run in plan.runs if run.name in left])
     print(f"{len(left)} runs are left: about {duration(total)}")
-    if arguments.budget is not None and total is not None and total > arguments.budget:
-        print(f"the budget of {duration(arguments.budget)} does not suffice")
+    if options.budget is not None and total is not None and total > options.budget:
+        print(f"the budget of {duration(options.budget)} does not suffice")
 
 
-def _print_summary(plan: Any, found: dict[str, Any], progress: Any, arguments: Any) -> None:
+def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: StudyOptions) -> None:
     from bert_jax_lab.studies import summary
     from bert_jax_lab.studies import table as tables
     from bert_jax_lab.studies.estimate import StudyEstimate
 
-    if arguments.json:
+    if options.json:
         print(json.dumps(found, indent=2))
     else:
         table(found["title"], *tables.brief(found))
@@ -269,23 +240,23 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, arguments: A
         )
 
 
-def _measure_cost(study: Any, arguments: Any) -> None:
+def _measure_cost(study: Any, options: StudyOptions) -> None:
     for option in ("corpus", "budget", "steps"):
-        if getattr(arguments, option) is not None:
+        if getattr(options, option) is not None:
             raise UsageError(f"study {study.name} measures a layer: it takes no --{option}")
-    if arguments.only or arguments.overrides:
+    if options.only or options.overrides:
         raise UsageError(f"study {study.name} measures a layer: it takes no --only and no --set")
     from bert_jax_lab.studies import attention_cost
 
-    if arguments.dry_run:
+    if options.dry_run:
         points = attention_cost.points_of(study)
         print(f"{len(points)} measurements of {study.lengths} tokens and widths {study.widths}")
         return
-    found = attention_cost.run(study, arguments.workdir, command=_typed(arguments))
-    if arguments.json:
+    found = attention_cost.run(study, options.workdir, command=_typed(options))
+    if options.json:
         json.dump(found, sys.stdout, indent=2)
         print()
         return
     table(found["title"], *attention_cost.rows(found))
     table("exponents", *attention_cost.exponents(found["fits"]))
-    print(f"{arguments.workdir}/study.md has them, with figures")
+    print(f"{options.workdir}/study.md has them, with figures")

@@ -1,4 +1,4 @@
-"""A run that does not fit is refused before it is compiled, and `--fit` chooses what does."""
+"""A run that does not fit is refused before it is compiled; `--fit-memory` chooses what does."""
 
 import dataclasses
 import json
@@ -122,7 +122,8 @@ def test_what_does_not_fit_is_refused_before_compiling(tmp_path, corpus, free, m
     assert main(command) == 2
     (line,) = errors(capsys)
     assert re.search(
-        r"phase 0: a step would need about 0.1 GiB a device.*are free: let --fit choose, or --set",
+        r"phase 0: a step would need about 0.1 GiB a device.*are free: let --fit-memory choose, "
+        r"or --set",
         line,
     )
     assert not (tmp_path / "run").exists()
@@ -137,6 +138,7 @@ def test_what_does_not_fit_is_refused_before_compiling(tmp_path, corpus, free, m
 def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys):
     path = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
     workdir = tmp_path / "run"
+    # The name that it had before still works.
     command = ["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(workdir), "--fit"]
     free(11_000_000)
 
@@ -164,11 +166,11 @@ def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys)
     assert config == _CONFIG and fit.MICROBATCHES in allowed
     free(11_000_000)
     assert main(command) == 0
-    assert f"--fit: --set {fit.MICROBATCHES}=2: about" in capsys.readouterr().err
+    assert f"--fit-memory: --set {fit.MICROBATCHES}=2: about" in capsys.readouterr().err
     # Now the same command goes on, whatever is free, unless it is allowed to change.
     free(2**30)
     assert main(command) == 0
-    assert f"--fit: as this run began: {fit.MICROBATCHES}=2" in capsys.readouterr().err
+    assert f"--fit-memory: as this run began: {fit.MICROBATCHES}=2" in capsys.readouterr().err
     assert chosen() == 2
     assert main(command[:-1]) == 3
     config, _ = fit.settle(_CONFIG, pretrain.demand(mesh), **here, allowed=[fit.MICROBATCHES])

@@ -153,7 +153,7 @@ def test_an_unreachable_metadata_server_is_asked_again_and_then_75(monkeypatch):
 
 
 def test_the_command_line_ends_with_75(tmp_path, monkeypatch, capsys):
-    from bert_jax.cli.training import show
+    from bert_jax_lab.cli import show
 
     for error in (TimeoutError(errno.ETIMEDOUT, "timed out"), HttpError(503)):
 

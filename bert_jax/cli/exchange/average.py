@@ -1,52 +1,41 @@
-"""The verb `average`: options, call, and what is said at the end."""
+"""Average the parameters of several checkpoints of a run.
+
+The mean of the last checkpoints often has a lower loss than the last one, at no cost in training.
+The result is a workdir like that of import: it can be evaluated, exported, fine-tuned and started
+from. A run keeps checkpoint.keep_last and every checkpoint.keep_every-th.
+
+example:
+  bert-jax average --checkpoint runs/base --last 5 --output runs/mean
+"""
 
 from pathlib import Path
-from typing import Any
 
-from bert_jax.cli.options import local, require_place_for_directory
+from bert_jax.cli.options import Address, Local, Verb, options, require_place_for_directory
 from bert_jax.cli.options import run_directory as run_directory_of
-from bert_jax.config_loader import path_or_address
 from bert_jax.errors import UsageError
 
-SUMMARY = "average the parameters of several checkpoints of a run"
-DETAILS = (
-    "The mean of the last checkpoints often has a lower loss than the last one, at no cost in "
-    "training. The result is a workdir like that of import: it can be evaluated, exported, "
-    "fine-tuned and started from. Example: bert-jax average --checkpoint runs/base --last 5 "
-    "--output runs/mean. A run keeps checkpoint.keep_last and every checkpoint.keep_every-th."
-)
+
+@options
+class AverageOptions(Verb):
+    checkpoint: tuple[Address, ...]
+    """DIR: a workdir, whose steps are averaged; or, repeated, each checkpoint itself"""
+    output: Local
+    """DIR: a new workdir with one checkpoint, like that of import"""
+    last: int | None = None
+    """N: the newest N steps (default: all that are kept)"""
 
 
-def add_options(parser: Any) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        type=path_or_address,
-        action="append",
-        required=True,
-        metavar="DIR",
-        help="a workdir, whose steps are averaged; or, repeated, each checkpoint itself",
-    )
-    parser.add_argument(
-        "--last", type=int, metavar="N", help="the newest N steps (default: all that are kept)"
-    )
-    parser.add_argument(
-        "--output", type=local, required=True, metavar="DIR", help="the new workdir"
-    )
-
-
-def run(arguments: Any) -> None:
-    require_place_for_directory(output=arguments.output)
+def run(options: AverageOptions) -> None:
+    require_place_for_directory(output=options.output)
     from bert_jax.pretrained.import_export import average_checkpoints
 
-    sources = arguments.checkpoint
+    sources = options.checkpoint
     if len(sources) == 1:
-        sources = _steps_of(sources[0], arguments.last)
-    elif arguments.last is not None:
+        sources = _steps_of(sources[0], options.last)
+    elif options.last is not None:
         raise UsageError("--last chooses among the steps of one --checkpoint")
-    written = average_checkpoints(sources, arguments.output)
-    print(
-        f"wrote {arguments.output}: the mean of {len(sources)} checkpoints, step {written.step:,}"
-    )
+    written = average_checkpoints(sources, options.output)
+    print(f"wrote {options.output}: the mean of {len(sources)} checkpoints, step {written.step:,}")
     for source in sources:
         print(f"  {source}")
 

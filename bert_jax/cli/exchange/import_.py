@@ -1,89 +1,74 @@
-"""The verb `import`: options, call, and what is said at the end."""
+"""Read another system's checkpoint into a workdir.
+
+Reads a Hugging Face directory (BERT, RoBERTa, ELECTRA and others; safetensors) or a TF1 checkpoint.
+The result can be evaluated, exported, fine-tuned and started from. With --config and --corpus it is
+the workdir of that run, which 'pretrain' continues: parameters, moments and step.
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from bert_jax.cli.options import (
-    add_allow_missing_heads,
-    add_ignore_unexpected,
-    add_overrides,
-    corpus_directory,
-    local,
-    require_place_for_directory,
-)
+from bert_jax.cli.options import CorpusDirectory, Local, Verb, options, require_place_for_directory
 from bert_jax.errors import UsageError
 
-SUMMARY = "read another system's checkpoint into a workdir"
-DETAILS = (
-    "Reads a Hugging Face directory (BERT or RoBERTa; safetensors) or a TF1 checkpoint. The result "
-    "can be evaluated, exported, fine-tuned and started from. With --config and --corpus it is the "
-    "home of that run, which 'pretrain' continues: parameters, moments and step."
-)
+
+@options
+class ImportOptions(Verb):
+    checkpoint: Path
+    """DIR: a [Hugging Face directory](checkpoints.md#hugging-face), a TF1 one, or a TF1 prefix such
+    as DIR/bert_model.ckpt"""
+    output: Local
+    """DIR: the new workdir"""
+    format: Literal["auto", "hf", "tf1"] = "auto"
+    """what must lie there; 'auto' takes either"""
+    allow_missing_heads: bool = False
+    """import an encoder whose heads are missing or not whole"""
+    ignore_unexpected: tuple[str, ...] = ()
+    """PATTERN: leave out the extra tensors of these names, such as `'cls.extra.*'`; repeat for
+    several"""
+    config: str | None = None
+    """CONFIG: the run to go on with; needs --corpus as well"""
+    overrides: Annotated[tuple[str, ...], "--set"] = ()
+    """FIELD=VALUE: change a field of --config; repeat for several"""
+    corpus: CorpusDirectory | None = None
+    """DIR: what that run trains on"""
 
 
-def add_options(parser: Any) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="a Hugging Face directory, a TF1 one, or a TF1 prefix such as DIR/bert_model.ckpt",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("auto", "hf", "tf1"),
-        default="auto",
-        help="what must lie there (default: whichever does)",
-    )
-    parser.add_argument(
-        "--output", type=local, required=True, metavar="DIR", help="the new workdir"
-    )
-    add_allow_missing_heads(parser, "import an encoder whose heads are missing or not whole")
-    add_ignore_unexpected(parser)
-    parser.add_argument(
-        "--config", metavar="CONFIG", help="the run to go on with; needs --corpus as well"
-    )
-    add_overrides(parser, "change a field of --config; repeat for several")
-    parser.add_argument(
-        "--corpus", type=corpus_directory, metavar="DIR", help="what that run trains on"
-    )
-
-
-def run(arguments: Any) -> None:
-    require_place_for_directory(output=arguments.output)
+def run(options: ImportOptions) -> None:
+    require_place_for_directory(output=options.output)
     from bert_jax import config_loader
     from bert_jax.progress import note
 
-    if (arguments.config is None) != (arguments.corpus is None):
+    if (options.config is None) != (options.corpus is None):
         raise UsageError("--config and --corpus go together: they are the run to go on with")
-    if arguments.overrides and arguments.config is None:
+    if options.overrides and options.config is None:
         raise UsageError("--set changes a field of --config; name one")
     config = None
-    if arguments.config is not None:
-        config = config_loader.load_config(arguments.config, arguments.overrides)
-    _require_format(arguments.format, arguments.checkpoint)
+    if options.config is not None:
+        config = config_loader.load_config(options.config, [*options.overrides])
+    _require_format(options.format, options.checkpoint)
     from bert_jax.pretrained.import_export import import_checkpoint
 
     foreign = import_checkpoint(
-        arguments.checkpoint,
-        arguments.output,
+        options.checkpoint,
+        options.output,
         config=config,
-        corpus_directory=arguments.corpus,
-        allow_missing_heads=arguments.allow_missing_heads,
-        ignore_unexpected=arguments.ignore_unexpected,
-        format=arguments.format,
+        corpus_directory=options.corpus,
+        allow_missing_heads=options.allow_missing_heads,
+        ignore_unexpected=options.ignore_unexpected,
+        format=options.format,
     )
     if foreign.missing:
         note(f"left out: {', '.join(foreign.missing)}")
     has = ", ".join(("encoder", *foreign.head.parts))
     moments = "with Adam's moments" if foreign.moments is not None else "without moments"
-    print(f"wrote {arguments.output}: {has}; step {foreign.step:,}, {moments}")
+    print(f"wrote {options.output}: {has}; step {foreign.step:,}, {moments}")
     if config is None:
-        print(f"start from it with pretrain --init-from {arguments.output}")
+        print(f"start from it with pretrain --init-from {options.output}")
     else:
         print(
-            f"go on with\n  bert-jax pretrain {arguments.output}/config.json "
-            f"--corpus {arguments.corpus} --workdir {arguments.output}"
+            f"go on with\n  bert-jax pretrain {options.output}/config.json "
+            f"--corpus {options.corpus} --workdir {options.output}"
         )
 
 

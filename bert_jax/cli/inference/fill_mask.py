@@ -1,44 +1,43 @@
-"""The verb `fill-mask`: candidates for masked words."""
+"""Guess the masked words of a text.
+
+Reads a text a line from standard input where it is - or none is named.
+"""
 
 import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
 
-from bert_jax.cli.options import add_checkpoint, add_json
+from bert_jax.cli.options import FromCheckpoint, Positional, options
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
 
-SUMMARY = "guess the masked words of a text"
-DETAILS = "Reads a text a line from standard input where it is - or none is named."
+
+@options
+class FillMaskOptions(FromCheckpoint):
+    text: Positional[tuple[str, ...]] = ()
+    """such as "Paris is the [MASK] of France."; several, or - for those on standard input, a line
+    each"""
+    top: int = 5
+    """N: candidates a mask"""
+    json: bool = False
+    """print an object a text, with a list of candidates for each mask"""
 
 
-def add_options(parser: Any) -> None:
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--top", type=int, default=5, metavar="N", help="candidates a mask (default: %(default)s)"
-    )
-    add_json(parser, "print an object a text, with a list of candidates for each mask")
-    parser.add_argument(
-        "text", nargs="*", default=[], help='such as "Paris is the [MASK] of France."'
-    )
-
-
-def run(arguments: Any) -> None:
-    is_piped = arguments.text == ["-"] or (not arguments.text and not sys.stdin.isatty())
-    if not arguments.text and not is_piped:
+def run(options: FillMaskOptions) -> None:
+    is_piped = options.text == ("-",) or (not options.text and not sys.stdin.isatty())
+    if not options.text and not is_piped:
         raise UsageError('name a text, such as "Paris is the [MASK] of France.", or pipe some in')
     from bert_jax.api.model import load
 
     model = load(
-        arguments.checkpoint,
+        options.checkpoint,
         allow_missing_heads=False,
-        ignore_unexpected=arguments.ignore_unexpected,
+        ignore_unexpected=options.ignore_unexpected,
     )
-    for text in _lines() if is_piped else arguments.text:
-        places = model.fill_mask(text, top=arguments.top)
-        if arguments.json:
+    for text in _lines() if is_piped else options.text:
+        places = model.fill_mask(text, top=options.top)
+        if options.json:
             masks = [[dataclasses.asdict(c) for c in candidates] for candidates in places]
             print(json.dumps({"text": text, "masks": masks}, ensure_ascii=False), flush=is_piped)
             continue

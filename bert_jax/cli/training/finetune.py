@@ -1,290 +1,177 @@
-"""The verb `finetune`: options, call, and what is said at the end."""
+"""Train a task on a checkpoint.
+
+Puts a fresh head on the encoder of any checkpoint, trains all of it, and scores it on the
+development set. The same command goes on with an interrupted run. The result is a workdir that
+predict, export and another finetune take.
+"""
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from bert_jax.cli.options import (
-    add_checkpoint,
-    add_fit,
-    add_json,
-    add_overrides,
-    add_processes,
-    add_reading,
-    add_trackers,
-    overrides,
-    processes,
-    reading,
+    Address,
+    FromCheckpoint,
+    TableFormat,
+    TrainingOptions,
+    options,
     require_place_for_directory,
 )
-from bert_jax.config_loader import path_or_address
 from bert_jax.errors import UsageError
 from bert_jax.runtime.start import Start
 
-SUMMARY = "train a task on a checkpoint"
-DETAILS = (
-    "Puts a fresh head on the encoder of any checkpoint, trains all of it, and scores it on the "
-    "development set. The same command goes on with an interrupted run. The result is a workdir "
-    "that predict, export and another finetune take."
-)
+_POSITIVE = (
+    "doc_stride", "max_question_length", "max_answer_length", "n_best",
+    "batch_size", "train_rows", "length",
+)  # fmt: skip
 
 
-def add_options(parser: Any) -> None:
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--task",
-        metavar="NAME",
-        help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli (GLUE); text (your own table; "
-        "the default where --text names a column of it); ner (CoNLL columns); squad or squad2; or "
-        "one that an --extend file registers",
-    )
-    parser.add_argument(
-        "--workdir",
-        type=path_or_address,
-        required=True,
-        metavar="DIR",
-        help="where the run or runs live; it may be gs://BUCKET/PATH",
-    )
-    add_processes(parser)
-    add_json(parser, "print what results.json holds, instead of the table")
-    rows = parser.add_argument_group("rows")
-    rows.add_argument(
-        "--data",
-        metavar="DIR|ADDRESS",
-        help="a folder of GLUE's files, tfds:glue/NAME or tfds:squad/NAME",
-    )
-    rows.add_argument(
-        "--train", type=Path, metavar="FILE", help="the training rows of text, ner and squad"
-    )
-    rows.add_argument(
-        "--dev",
-        type=Path,
-        metavar="FILE",
-        help="the rows to score on (default: a tenth of --train, chosen by --seed)",
-    )
-    rows.add_argument(
-        "--text",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="for task text: the column that holds the text; give it twice for a pair",
-    )
-    rows.add_argument(
-        "--label",
-        default="label",
-        metavar="COLUMN",
-        help="for task text: the column that holds the label (default: %(default)s)",
-    )
-    rows.add_argument(
-        "--regression", action="store_true", help="for task text: the label is a number"
-    )
-    add_reading(rows)
-    rows.add_argument(
-        "--skip-bad",
-        action="store_true",
-        help="for squad: leave out answers that do not stand where the file says, and count them",
-    )
-    rows.add_argument(
-        "--train-rows", type=int, metavar="N", help="use the first N training rows only"
-    )
-    rows.add_argument(
-        "--length", type=int, metavar="N", help="tokens of a row (default: 128; 384 for squad)"
-    )
-    rows.add_argument(
-        "--truncation",
-        choices=("longest_first", "only_first", "only_second", "never"),
-        default="longest_first",
-        help="which text is cut where a row is too long (default: %(default)s)",
-    )
-    rows.add_argument(
-        "--tag-scheme",
-        choices=("IOB2", "IOB1"),
-        default="IOB2",
-        help="for ner: how the files are tagged (default: %(default)s)",
-    )
-    rows.add_argument(
-        "--doc-stride",
-        type=int,
-        default=128,
-        metavar="N",
-        help="for squad: tokens from one window to the next (default: %(default)s)",
-    )
-    for name, default, meaning in (
-        ("--max-question-length", 64, "the longest question, in tokens"),
-        ("--max-answer-length", 30, "the longest answer, in tokens"),
-        ("--n-best", 20, "answers to choose from"),
-    ):
-        rows.add_argument(
-            name,
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"for squad: {meaning} (default: %(default)s)",
-        )
-    rows.add_argument(
-        "--null-threshold",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="for squad2: how much better no answer must be than the best (default: %(default)s)",
-    )
-    runs = parser.add_argument_group("runs")
-    for name, default, metavar, meaning in (
-        ("--epochs", 3.0, "X", "passes over the training rows"),
-        ("--batch-size", 32, "N", "rows of an update, over all devices"),
-        ("--learning-rate", 5e-5, "X", "the peak of the rate, after a tenth of the steps"),
-        (
-            "--seed",
-            0,
-            "N",
-            "decides the new head, the order of rows, dropout, and what is held out",
-        ),
-        ("--seeds", 1, "N", "how many runs, with seeds from --seed on"),
-    ):
-        runs.add_argument(
-            name,
-            type=type(default),
-            default=default,
-            metavar=metavar,
-            help=f"{meaning} (default: %(default)s)",
-        )
-    runs.add_argument(
-        "--grid",
-        choices=("paper",),
-        help="try the 24 settings of the paper: batches of 16 and 32, learning rates from 5e-5 to "
-        "2e-5, 2 to 4 epochs",
-    )
-    runs.add_argument(
-        "--restarts",
-        type=int,
-        default=2,
-        metavar="N",
-        help="attempts with other seeds after a run has diverged (default: %(default)s)",
-    )
-    runs.add_argument(
-        "--layer-decay",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="factor of the learning rate from each layer to the one below it; the top layer has "
-        "its square, as in ELECTRA (default: %(default)s)",
-    )
-    runs.add_argument(
-        "--freeze-layers",
-        type=int,
-        default=0,
-        metavar="N",
-        help="hold the embeddings and the first N layers (default: %(default)s, nothing)",
-    )
-    add_fit(runs)
-    add_trackers(runs)
-    add_overrides(runs, "change a field of the run's config, such as model.hidden_dropout_prob=0")
+@options
+class TaskRowsOptions(TableFormat):
+    """The rows that are learned from, and their task."""
+
+    GROUP: ClassVar = ("rows", None)
+    data: str | None = None
+    """DIR|ADDRESS: a folder of GLUE's files, `tfds:glue/NAME` or `tfds:squad/NAME`"""
+    train: Path | None = None
+    """FILE: the training rows of text, ner, squad, squad2 or a task of your own"""
+    dev: Path | None = None
+    """FILE: the rows to score on (default: a tenth of --train, chosen by --seed and held out)"""
+    text: tuple[str, ...] = ()
+    """COLUMN: for task text: the column that holds the text; give it twice for a pair"""
+    label: str = "label"
+    """COLUMN: for task text: the column that holds the label"""
+    regression: bool = False
+    """for task text: the label is a number"""
+    skip_bad: bool = False
+    """for squad: leave out answers that do not stand where the file says, and count them"""
+    train_rows: int | None = None
+    """N: use the first N training rows only"""
+    length: int | None = None
+    """N: tokens of a row (default: 128; 384 for squad)"""
+    truncation: Literal["longest_first", "only_first", "only_second", "never"] = "longest_first"
+    """which text is cut where a row is too long"""
+    tag_scheme: Literal["IOB2", "IOB1"] = "IOB2"
+    """for ner: how the files are tagged"""
+    doc_stride: int = 128
+    """N: for squad: tokens from one window to the next"""
+    max_question_length: int = 64
+    """N: for squad: the longest question, in tokens"""
+    max_answer_length: int = 30
+    """N: for squad: the longest answer, in tokens"""
+    n_best: int = 20
+    """N: for squad: answers to choose from"""
+    null_threshold: float = 0.0
+    """X: for squad2: how much better no answer must be than the best"""
 
 
-def run(arguments: Any) -> None:
-    require_place_for_directory(workdir=arguments.workdir)
-    with Start("bert-jax finetune", **processes(arguments)) as start:
-        spec = _spec(arguments)
+@options
+class FinetuneOptions(FromCheckpoint, TaskRowsOptions, TrainingOptions):
+    workdir: Address
+    """DIR: where the run or runs live: a new directory, or that of the runs to go on with; it may
+    be [gs://BUCKET/PATH](reliability.md#a-workdir-in-a-bucket)"""
+    task: str | None = None
+    """NAME: a task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli (GLUE); text (your own
+    table; the default where --text names a column of it); ner (CoNLL columns); squad or squad2; or
+    one that an --extend file registers"""
+    json: bool = False
+    """print what results.json holds, instead of the table"""
+    epochs: float = 3.0
+    """X: passes over the training rows"""
+    batch_size: int = 32
+    """N: rows of an update, over all devices"""
+    learning_rate: float = 5e-5
+    """X: the peak of the rate, after a tenth of the steps"""
+    seed: int = 0
+    """N: decides the new head, the order of rows, dropout, and what is held out"""
+    seeds: int = 1
+    """N: how many runs, with seeds from --seed on"""
+    grid: Literal["paper"] | None = None
+    """try the 24 settings of the paper: batches of 16 and 32, learning rates from 5e-5 to 2e-5, 2
+    to 4 epochs"""
+    restarts: int = 2
+    """N: attempts with other seeds after a run has diverged"""
+    layer_decay: float = 1.0
+    """X: factor of the learning rate from each layer to the one below it; the top layer has its
+    square, as in ELECTRA"""
+    freeze_layers: int = 0
+    """N: hold the embeddings and the first N layers"""
+    overrides: Annotated[tuple[str, ...], "--set"] = ()
+    """FIELD=VALUE: change a field of the run's config, such as `model.hidden_dropout_prob=0`;
+    repeat for several. Refused are fields that only pre-training has (`data.*`, `objective`,
+    `evaluation.num_examples`), those of the checkpoint or the task (`model.*` but dropout and
+    `initializer_range`, `head.*`, `name`), and those that have an option here (`seed`,
+    `optimizer.learning_rate`, `phases`)"""
+
+
+def run(options: FinetuneOptions) -> None:
+    require_place_for_directory(workdir=options.workdir)
+    with Start("bert-jax finetune", **options.connection()) as start:
+        spec = _spec(options)
         start.connect()
         from bert_jax.runtime import distributed
 
-        summary = _finetune(arguments, spec)
+        summary = _finetune(options, spec)
         is_main = distributed.is_main()
     if not is_main:
         return
-    if arguments.json:
+    if options.json:
         print(json.dumps(summary, indent=2))
         return
     from bert_jax.cli.output import table
     from bert_jax.tasks import results
 
-    table(f"{arguments.task}, development set", *results.table(summary))
+    table(f"{spec.name}, development set", *results.table(summary))
     best = summary["best"]
-    print(
-        f"{best['examples_per_second']:,.0f} rows/s; {arguments.workdir}/results.md has the table"
-    )
+    print(f"{best['examples_per_second']:,.0f} rows/s; {options.workdir}/results.md has the table")
     print(f"predict with\n  bert-jax predict --checkpoint {best['directories'][0]} --input FILE")
 
 
-def _spec(arguments: Any) -> Any:
+def _spec(options: FinetuneOptions) -> Any:
     """Returns the task with what the options say of it."""
     from bert_jax.registry import TASKS
 
-    if arguments.task is None:
-        if not arguments.text:
-            raise UsageError(
-                f"name a --task ({', '.join(TASKS.names())}), or the --text COLUMN of your own "
-                "table in --train"
-            )
-        arguments.task = "text"
-    spec = TASKS[arguments.task].spec
-    changes: dict[str, Any] = {
-        name: getattr(arguments, name)
-        for name in (
-            "truncation",
-            "tag_scheme",
-            "doc_stride",
-            "max_question_length",
-            "max_answer_length",
-            "n_best",
-            "null_threshold",
+    if options.task is None and not options.text:
+        raise UsageError(
+            f"name a --task ({', '.join(TASKS.names())}), or the --text COLUMN of your own "
+            "table in --train"
         )
-    }
-    for name in ("doc_stride", "max_question_length", "max_answer_length", "n_best"):
-        _require_positive(name, changes[name])
-    for name in ("batch_size", "train_rows", "length"):
-        if getattr(arguments, name) is not None:
-            _require_positive(name, getattr(arguments, name))
-    if TASKS[arguments.task].takes_columns:
-        changes |= {"text_columns": tuple(arguments.text), "label_column": arguments.label}
-        if not 1 <= len(arguments.text) <= 2:
-            raise UsageError(f"--task {arguments.task} needs --text COLUMN, once or twice")
-        if arguments.regression:
+    name = options.task or "text"
+    spec = TASKS[name].spec
+    changes = options.fields_of(type(spec))
+    for option in _POSITIVE:
+        value = getattr(options, option)
+        if value is not None and value < 1:
+            raise UsageError(f"--{option.replace('_', '-')} {value}: it must be at least 1")
+    if TASKS[name].takes_columns:
+        changes |= {"text_columns": options.text, "label_column": options.label}
+        if not 1 <= len(options.text) <= 2:
+            raise UsageError(f"--task {name} needs --text COLUMN, once or twice")
+        if options.regression:
             changes |= {"kind": "regression", "metrics": ("spearman", "pearson")}
-    elif arguments.text or arguments.regression:
-        raise UsageError(f"--text and --regression are of --task text, not of {arguments.task}")
+    elif options.text or options.regression:
+        raise UsageError(f"--text and --regression are of --task text, not of {name}")
     return dataclasses.replace(spec, **changes)
 
 
-def _finetune(arguments: Any, spec: Any) -> dict[str, Any]:
+def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
     from bert_jax.registry import TASK_KINDS
     from bert_jax.tasks.finetune import Recipe
     from bert_jax.tasks.sweep import Settings, finetune
     from bert_jax.tasks.task import Sources
 
     return finetune(
-        arguments.checkpoint,
-        arguments.workdir,
+        options.checkpoint,
+        options.workdir,
         spec,
-        Sources(
-            data=arguments.data,
-            train=arguments.train,
-            dev=arguments.dev,
-            train_rows=arguments.train_rows,
-            seed=arguments.seed,
-            reading=reading(arguments, skip_bad=arguments.skip_bad),
-        ),
+        Sources(reading=options.reading(skip_bad=options.skip_bad), **options.fields_of(Sources)),
         Settings(
-            length=arguments.length or TASK_KINDS[spec.kind].default_length,
-            batch_size=arguments.batch_size,
-            learning_rate=arguments.learning_rate,
-            recipe=Recipe(
-                epochs=arguments.epochs,
-                layer_decay=arguments.layer_decay,
-                freeze_layers=arguments.freeze_layers,
-            ),
-            seed=arguments.seed,
-            seeds=arguments.seeds,
-            grid=arguments.grid,
-            restarts=arguments.restarts,
-            fit=arguments.fit,
-            overrides=tuple(overrides(arguments)),
-            ignore_unexpected=tuple(arguments.ignore_unexpected),
+            **options.fields_of(Settings)
+            | {
+                "length": options.length or TASK_KINDS[spec.kind].default_length,
+                "recipe": Recipe(**options.fields_of(Recipe)),
+                "overrides": tuple(options.changes()),
+            }
         ),
     )
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise UsageError(f"--{name.replace('_', '-')} {value}: it must be at least 1")

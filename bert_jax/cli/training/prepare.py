@@ -1,24 +1,9 @@
-"""The verb `prepare`: options, call, and what is said at the end."""
+"""Turn text into a tokenised corpus.
 
-import argparse
-import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+Reads the sources, trains or loads a tokenizer, cuts documents into sentences and writes token ids
+with a held-out split. An interrupted run goes on where it stopped; the result does not depend on
+the number of workers.
 
-from bert_jax.cli.options import local
-from bert_jax.data.language.sentences import LONGEST_SENTENCE
-from bert_jax.errors import UsageError
-
-SUMMARY = "turn text into a tokenised corpus"
-DETAILS = (
-    "Reads the sources, trains or loads a tokenizer, cuts documents into sentences and writes "
-    "token ids with a held-out split. An interrupted run goes on where it stopped; the result "
-    "does not depend on the number of workers."
-)
-INTERRUPTED = "the parts that are encoded are kept, and the same command goes on with them"
-# To go on from a model comes first: with another vocabulary its vectors mean other words.
-EXAMPLE = """\
 to train on from a model, take its tokenizer:
   bert-jax prepare --tokenizer DIR --source texts/ --output corpus
 other examples:
@@ -27,147 +12,80 @@ other examples:
   zcat dump.jsonl.gz | bert-jax prepare --source stdin:.jsonl --output corpus
 """
 
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-def add_options(parser: Any) -> None:
-    parser.add_argument(
-        "--source",
-        action="append",
-        required=True,
-        metavar="SRC",
-        help="a file, folder or glob of .txt (see --document and --paragraph), .jsonl, .csv, .tsv, "
-        ".parquet or .arrow (see --text-field), .warc or .wet, also as .gz, .bz2, .xz or .zst; - "
-        "is text on standard input, stdin:.jsonl another kind there; "
-        "tfds:NAME[/CONFIG][:SPLIT]; or docs: (the Python documentation found on this machine). "
-        "Repeat for several",
-    )
-    parser.add_argument("--output", type=local, required=True, metavar="DIR")
-    parser.add_argument(
-        "--text-field",
-        default="text",
-        metavar="NAME",
-        help="the field or column of a record that holds its text; of several, as "
-        "text,content,doc.text, the first that a record has; a dot goes inside of objects and "
-        "structs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--document",
-        choices=("blank", "line", "file"),
-        default="blank",
-        help="a document of plain text ends at a blank line, with each line, or with the file "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--paragraph",
-        choices=("line", "blank"),
-        default="line",
-        help="a paragraph is a line, or the lines between two blank ones, joined: for wrapped text "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--encoding",
-        metavar="NAME",
-        help="of text without a byte order mark, such as cp1252 (default: UTF-8)",
-    )
-    parser.add_argument(
-        "--skip-bad",
-        nargs="?",
-        const="file",
-        choices=("record", "file"),
-        help="leave out the records, or the files (where neither is named), that cannot be read, "
-        "and say how many (default: stop, and list all files)",
-    )
-    parser.add_argument(
-        "--skip-bad-limit",
-        type=float,
-        default=0.01,
-        metavar="X",
-        help="largest share of records that --skip-bad record leaves out (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        default="wordpiece",
-        metavar="KIND|PATH",
-        help="train 'wordpiece' (default), 'sentencepiece' or 'bpe' (byte-level, as RoBERTa's), or "
-        "load a vocab.txt, tokenizer.json, vocab.json with merges.txt, .model file or tokenizer "
-        "directory",
-    )
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        default=30522,
-        metavar="N",
-        help="sub-words to train (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--lowercase",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="lower-case the text (default: yes when training, but for bpe; as the vocabulary is "
-        "when loading)",
-    )
-    parser.add_argument(
-        "--strip-accents",
-        choices=tuple(_STRIP_ACCENTS),
-        default="auto",
-        help="strip accents and other marks from letters; auto does so when training wordpiece "
-        "that lower-cases, unless more than 1 %% of the words would lose one; a vocabulary that is "
-        "loaded keeps its own way (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--language",
-        metavar="CODE",
-        help="the language by whose rules sentences are cut, such as de or ja (default: en, with "
-        "a note where the text looks like another one)",
-    )
-    parser.add_argument(
-        "--validation-fraction",
-        type=float,
-        default=0.01,
-        metavar="X",
-        help="share of documents held out (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--validation-source",
-        action="append",
-        default=[],
-        metavar="SRC",
-        help="hold out the text of this source, as --source, and draw nothing; what it shares with "
-        "the training text is dropped there. Repeat for several",
-    )
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="of the split and of the sample the tokenizer is trained on (default: %(default)s)",
-    )
+from bert_jax.cli.options import Local, Verb, options
+from bert_jax.data.language.sentences import LONGEST_SENTENCE
+from bert_jax.errors import UsageError
+
+INTERRUPTED = "the parts that are encoded are kept, and the same command goes on with them"
 
 
-def run(arguments: Any) -> None:
+@options
+class PrepareOptions(Verb):
+    source: tuple[str, ...]
+    """SRC: a file, folder or glob of .txt (see --document and --paragraph), .jsonl, .csv, .tsv,
+    .parquet or .arrow (see --text-field), .warc or .wet, also as .gz, .bz2, .xz or .zst; - is text
+    on standard input, stdin:.jsonl another kind there; `tfds:NAME[/CONFIG][:SPLIT]`; or docs: (the
+    Python documentation found on this machine) ([sources](data.md#sources)). Repeat for several"""
+    output: Local
+    """DIR: the corpus directory to write, go on writing, or find finished"""
+    text_field: str = "text"
+    """NAME: the field or column of a record that holds its text; of several, as
+    text,content,doc.text, the first that a record has; a dot goes inside of objects and structs
+    ([fields](data.md#fields))"""
+    document: Literal["blank", "line", "file"] = "blank"
+    """a document of plain text ends at a blank line, with each line, or with the file
+    ([layouts](data.md#layouts))"""
+    paragraph: Literal["line", "blank"] = "line"
+    """a paragraph is a line, or the lines between two blank ones, joined: for wrapped text"""
+    encoding: str | None = None
+    """NAME: of text without a byte order mark, such as cp1252 (default: UTF-8)"""
+    skip_bad: Annotated[Literal["record", "file"] | None, {"nargs": "?", "const": "file"}] = None
+    """leave out the records, or the files (where neither is named), that cannot be read, and say
+    how many (default: stop, and list all files)"""
+    skip_bad_limit: float = 0.01
+    """X: largest share of records that `--skip-bad record` leaves out"""
+    tokenizer: str = "wordpiece"
+    """KIND|PATH: train 'wordpiece', 'sentencepiece' or 'bpe' (byte-level, as RoBERTa's), or load a
+    vocab.txt, tokenizer.json, vocab.json with merges.txt, .model file or tokenizer directory"""
+    vocab_size: int = 30522
+    """N: sub-words to train"""
+    lowercase: bool | None = None
+    """lower-case the text (default: yes when training, but for bpe; as the vocabulary is when
+    loading)"""
+    strip_accents: Literal["auto", "yes", "no"] = "auto"
+    """strip accents and other [marks](data.md#marks) from letters; auto does so when training
+    wordpiece that lower-cases, unless more than 1 % of the words would lose one; a vocabulary that
+    is loaded keeps its own way"""
+    language: str | None = None
+    """CODE: the language by whose rules [sentences are cut](data.md#sentences), such as de or ja
+    (default: en, with a note where the text looks like another one)"""
+    validation_fraction: float = 0.01
+    """X: share of documents held out"""
+    validation_source: tuple[str, ...] = ()
+    """SRC: hold out the text of this source, as --source, and draw nothing; what it shares with the
+    training text is dropped there ([a held-out side of your
+    own](data.md#a-held-out-side-of-your-own)). Repeat for several"""
+    workers: int | None = None
+    """N: processes (default: one a core)"""
+    seed: int = 0
+    """N: of the split and of the sample the tokenizer is trained on"""
+
+
+def run(options: PrepareOptions) -> None:
     from bert_jax.cli.output import table
     from bert_jax.data.corpus.prepare import prepare
 
-    for source in (*arguments.source, *arguments.validation_source):
+    for source in (*options.source, *options.validation_source):
         _refuse_address(source)
-    corpus = prepare(
-        arguments.source,
-        arguments.output,
-        tokenizer=arguments.tokenizer,
-        vocab_size=arguments.vocab_size,
-        lowercase=arguments.lowercase,
-        workers=arguments.workers,
-        validation_fraction=arguments.validation_fraction,
-        seed=arguments.seed,
-        text_field=arguments.text_field,
-        encoding=arguments.encoding,
-        document=arguments.document,
-        paragraph=arguments.paragraph,
-        skip_bad=arguments.skip_bad,
-        skip_bad_limit=arguments.skip_bad_limit,
-        validation_sources=arguments.validation_source,
-        language=arguments.language,
-        strip_accents=_STRIP_ACCENTS[arguments.strip_accents],
-    )
+    given = {name: value for name, value in vars(options).items() if name != "extend"}
+    given["validation_sources"] = given.pop("validation_source")
+    given["strip_accents"] = {"auto": None, "yes": True, "no": False}[options.strip_accents]
+    corpus = prepare(given.pop("source"), given.pop("output"), **given)
     manifest = corpus.manifest
     shares = manifest.get("unknown_share", {})
     # Where no spaces are between words, white space separates none.
@@ -288,7 +206,6 @@ def _padding(corpus: Any) -> str:
 
 
 _COUNTS = ("documents", "sentences", "tokens")
-_STRIP_ACCENTS = {"auto": None, "yes": True, "no": False}
 # A held-out side with fewer is called small.
 _FEW_TOKENS = 50_000
 _ENDINGS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet", ".gz", ".bz2", ".xz", ".zst")

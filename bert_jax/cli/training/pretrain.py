@@ -1,4 +1,8 @@
-"""The verb `pretrain`: its options, how it starts, and the table it ends with."""
+"""Train on a corpus, or resume the run in the workdir.
+
+The same command resumes an interrupted run from its newest good checkpoint and ends with the same
+bits as an uninterrupted one.
+"""
 
 import json
 import time
@@ -8,127 +12,85 @@ from typing import Any
 from bert_jax import config_loader
 from bert_jax.cli.closing import COLUMNS, figure_rows
 from bert_jax.cli.options import (
-    add_allow_missing_heads,
-    add_config,
-    add_fit,
-    add_ignore_unexpected,
-    add_json,
-    add_processes,
-    add_trackers,
-    corpus_directory,
-    overrides,
-    processes,
+    Address,
+    CorpusDirectory,
+    TrainingOptions,
+    WithConfig,
+    options,
     require_place_for_directory,
 )
 from bert_jax.cli.output import table
-from bert_jax.config_loader import path_or_address
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.runtime.start import Start
 
-SUMMARY = "train on a corpus, or resume the run in the workdir"
-DETAILS = (
-    "The same command resumes an interrupted run from its newest good checkpoint and ends with the "
-    "same bits as an uninterrupted one."
-)
+
+@options
+class PretrainOptions(WithConfig, TrainingOptions):
+    corpus: CorpusDirectory
+    """DIR: a directory of bert-jax prepare"""
+    workdir: Address
+    """DIR: where the run lives: a new directory, or that of the run to go on with; it may be
+    [gs://BUCKET/PATH](reliability.md#a-workdir-in-a-bucket)"""
+    init_from: Address | None = None
+    """CHECKPOINT: start a new run from the parameters of this checkpoint: a workdir, one step of
+    it, a Hugging Face directory or a TF1 checkpoint. The run takes over its model and heads, and
+    takes data, phases, optimiser, dropout and [more positions](lineage.md#positions-and-blocks)
+    from CONFIG. Its tokenizer must be the corpus's: make that with `bert-jax prepare --tokenizer
+    CHECKPOINT`"""
+    allow_missing_heads: bool = False
+    """begin a head of --init-from afresh where it is not whole"""
+    ignore_unexpected: tuple[str, ...] = ()
+    """PATTERN: for an --init-from of another system: leave out the extra tensors of these names,
+    such as `'cls.extra.*'`; repeat for several"""
+    resume_step: int | None = None
+    """N: go back to step N of the workdir, once; what came after it moves to set_aside/"""
+    allow_change: tuple[str, ...] = ()
+    """FIELD: go on although this field (such as `optimizer.learning_rate` or corpus), or this
+    section (such as phases), differs from the workdir's; repeat for several"""
+    expect: tuple[Address, ...] = ()
+    """DIR: a finished run that this one should resemble, or the workdir of a study of such runs: a
+    warning says [where the losses leave theirs](reproducing.md#is-my-curve-healthy); repeat for
+    several. For shipped configs on the embedded corpus (docs:) the curves are known without it"""
+    json: bool = False
+    """print the closing figures as JSON, instead of the table"""
+    profile_steps: str | None = None
+    """A:B: trace steps A to B into WORKDIR/profile, for TensorBoard or Perfetto"""
 
 
-def add_options(parser: Any) -> None:
-    add_config(parser)
-    parser.add_argument(
-        "--corpus",
-        type=corpus_directory,
-        required=True,
-        metavar="DIR",
-        help="a directory of bert-jax prepare",
-    )
-    parser.add_argument(
-        "--workdir",
-        type=path_or_address,
-        required=True,
-        metavar="DIR",
-        help="where the run lives: a new directory, or that of the run to go on with; it may be "
-        "gs://BUCKET/PATH",
-    )
-    parser.add_argument(
-        "--init-from",
-        type=path_or_address,
-        metavar="CHECKPOINT",
-        help="start a new run from the parameters of this checkpoint: a workdir, one step of it, a "
-        "Hugging Face directory or a TF1 checkpoint. The run takes over its model and heads, and "
-        "takes data, phases, optimiser and dropout from CONFIG. Its tokenizer must be the "
-        "corpus's: make that with bert-jax prepare --tokenizer CHECKPOINT",
-    )
-    add_allow_missing_heads(parser, "begin a head of --init-from afresh where it is not whole")
-    add_ignore_unexpected(parser)
-    parser.add_argument(
-        "--resume-step",
-        type=int,
-        metavar="N",
-        help="go back to step N of the workdir, once; what came after it moves to set_aside/",
-    )
-    parser.add_argument(
-        "--allow-change",
-        action="append",
-        default=[],
-        metavar="FIELD",
-        help="go on although this field (such as optimizer.learning_rate or corpus), or this "
-        "section (such as phases), differs from the workdir's; repeat for several",
-    )
-    parser.add_argument(
-        "--expect",
-        type=path_or_address,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a finished run that this one should resemble, or the workdir of a study of such "
-        "runs: a warning says where the losses leave theirs; repeat for several. For shipped "
-        "configs on the embedded corpus (docs:) the curves are known without it",
-    )
-    add_fit(parser)
-    add_processes(parser)
-    add_trackers(parser)
-    add_json(parser, "print the closing figures as JSON, instead of the table")
-    parser.add_argument(
-        "--profile-steps",
-        metavar="A:B",
-        help="trace steps A to B into WORKDIR/profile, for TensorBoard or Perfetto",
-    )
-
-
-def run(arguments: Any) -> None:
+def run(options: PretrainOptions) -> None:
     started = time.monotonic()
-    require_place_for_directory(workdir=arguments.workdir)
-    with Start("bert-jax pretrain", **processes(arguments)) as start:
+    require_place_for_directory(workdir=options.workdir)
+    with Start("bert-jax pretrain", **options.connection()) as start:
         # Of a run that goes on from a checkpoint the model is not known yet: it is checked later.
         resolved = config_loader.load_config(
-            arguments.config, overrides(arguments), checked=arguments.init_from is None
+            options.config, options.changes(), checked=options.init_from is None
         )
-        profile = _step_range(arguments.profile_steps)
+        profile = _step_range(options.profile_steps)
         start.connect()
         from bert_jax.runtime import distributed
         from bert_jax.training.pretrain import pretrain
 
         closing = pretrain(
             resolved,
-            corpus_directory=arguments.corpus,
-            workdir_path=arguments.workdir,
-            init_from=arguments.init_from,
-            allow_missing_heads=arguments.allow_missing_heads,
-            ignore_unexpected=arguments.ignore_unexpected,
-            own_fields=[field.partition("=")[0].strip() for field in arguments.overrides],
+            corpus_directory=options.corpus,
+            workdir_path=options.workdir,
+            init_from=options.init_from,
+            allow_missing_heads=options.allow_missing_heads,
+            ignore_unexpected=options.ignore_unexpected,
+            own_fields=[field.partition("=")[0].strip() for field in options.overrides],
             profile_steps=profile,
-            resume_step=arguments.resume_step,
-            allowed_changes=arguments.allow_change,
-            fit=arguments.fit,
-            expect=arguments.expect,
+            resume_step=options.resume_step,
+            allowed_changes=options.allow_change,
+            fit=options.fit,
+            expect=options.expect,
             started=started,
         )
         is_main = distributed.is_main()
-    if is_main and arguments.json:
+    if is_main and options.json:
         print(json.dumps(closing, indent=2))
     elif is_main:
-        _print_closing(arguments.workdir, closing)
+        _print_closing(options.workdir, closing)
 
 
 def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:

@@ -20,14 +20,15 @@ import pytest
 import bert_jax
 from benchmarks import law_coverage
 from bert_jax import file_lock
-from bert_jax.__main__ import _parser, main
+from bert_jax.__main__ import main
+from bert_jax.cli.usage import command_parser
 from bert_jax.config import OptimizerConfig, PhaseConfig
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
 from bert_jax.progress import duration, number
 from bert_jax.workdir import log_reader
 from bert_jax.workdir.metrics_log import MetricsLogger
-from bert_jax_lab.cli.study import _duration, command_of
+from bert_jax_lab.cli.study import command_of, seconds_of
 from bert_jax_lab.studies import (
     attention_cost,
     corpus_tasks,
@@ -377,7 +378,7 @@ def test_a_workdir_holds_one_study(tmp_path, corpus, capsys):
 @pytest.mark.parametrize("name", study.shipped_names())
 def test_shipped_studies_ask_for_what_there_is(name, tmp_path):
     """At each scale, all configs are right, and all commands are understood."""
-    parser = _parser()
+    parser = command_parser()
     scales = ["study"] + ["paper"] * (name in ("ladder", "attention_cost"))
     for scale in scales:
         found = study.load_study(name, scale=scale)
@@ -417,7 +418,7 @@ def test_what_a_variant_begins_from_is_run_before_it(tmp_path):
 
 
 def test_durations():
-    assert [_duration(text) for text in ("45s", "90m", "1h30m", "0.5h")] == [45, 5400, 5400, 1800]
+    assert [seconds_of(text) for text in ("45s", "90m", "1h30m", "0.5h")] == [45, 5400, 5400, 1800]
     assert [duration(s) for s in (None, 40, 700, 7500)] == [
         "unknown",
         "40 s",
