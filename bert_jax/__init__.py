@@ -1,10 +1,15 @@
 """Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod.
 
-What `import bert_jax` offers is listed in `__all__` and described in docs/python.md. Each name is
-imported when it is first asked for, so that the import itself is instant.
+The imports below list what `import bert_jax` offers; docs/python.md describes it. They are for type
+checkers and readers: each name is imported when it is first asked for, so that `import bert_jax` is
+instant.
 """
 
+import ast
+import functools
 import importlib
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,95 +59,29 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ATTENTION",
-    "FAMILIES",
-    "FORMATS",
-    "MASKS",
-    "OBJECTIVES",
-    "OPTIMIZERS",
-    "PARTS",
-    "POSITIONS",
-    "PROBES",
-    "ROWS",
-    "SCHEDULES",
-    "TASKS",
-    "TASK_KINDS",
-    "BertJaxError",
-    "CheckpointConfig",
-    "ComputeConfig",
-    "DataConfig",
-    "EvaluationConfig",
-    "HeadConfig",
-    "MeshConfig",
-    "Model",
-    "ModelConfig",
-    "OptimizerConfig",
-    "PhaseConfig",
-    "Recipe",
-    "Settings",
-    "Sources",
-    "TaskSpec",
-    "TrainConfig",
-    "Training",
-    "UsageError",
-    "apply",
-    "batches",
-    "config_for",
-    "corpus_of",
-    "evaluate_checkpoint",
-    "export_checkpoint",
-    "finetune",
-    "import_checkpoint",
-    "init_params",
-    "load",
-    "load_config",
-    "load_tokenizer",
-    "open_corpus",
-    "override",
-    "prepare",
-    "pretrain",
-    "show_batch",
-    "silence",
-]
 
-# Module -> what of it is offered.
-_NAMES = {
-    "bert_jax.api.corpora": "batches corpus_of show_batch",
-    "bert_jax.api.model": "Model load",
-    "bert_jax.api.training": "Training config_for",
-    "bert_jax.config": (
-        "CheckpointConfig ComputeConfig DataConfig EvaluationConfig HeadConfig MeshConfig "
-        "ModelConfig OptimizerConfig PhaseConfig TrainConfig"
-    ),
-    "bert_jax.config_loader": "load_config override",
-    "bert_jax.data.corpus.prepare": "prepare",
-    "bert_jax.data.corpus.store": "open_corpus",
-    "bert_jax.data.tokenizer.tokenizer": "load_tokenizer",
-    "bert_jax.errors": "BertJaxError UsageError",
-    "bert_jax.model.bert": "apply init_params",
-    "bert_jax.progress": "silence",
-    "bert_jax.registry": (
-        "ATTENTION FAMILIES FORMATS MASKS OBJECTIVES OPTIMIZERS PARTS POSITIONS PROBES "
-        "ROWS SCHEDULES TASKS TASK_KINDS"
-    ),
-    "bert_jax.tasks.finetune": "Recipe",
-    "bert_jax.tasks.sweep": "Settings finetune",
-    "bert_jax.tasks.task": "Sources TaskSpec",
-    "bert_jax.training.evaluate": "evaluate_checkpoint",
-    "bert_jax.training.pretrain": "pretrain",
-    "bert_jax.pretrained.import_export": "export_checkpoint import_checkpoint",
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+@functools.cache
+def _modules() -> dict[str, str]:
+    """Returns the module of each name that the imports above list."""
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.name: str(node.module)
+        for node in imports
+        for alias in node.names
+        if str(node.module).startswith("bert_jax.")
+    }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name == "__all__":
+        return sorted(_modules())
+    if name.startswith("__") or name not in _modules():
         raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_MODULES[name]), name)
+    found = getattr(importlib.import_module(_modules()[name]), name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_modules()})
