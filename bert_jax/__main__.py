@@ -28,7 +28,7 @@ _LESS_TRAINING = (
 )
 _LESS_MEMORY = {"pretrain": _LESS_TRAINING, "finetune": _LESS_TRAINING}
 _LESS_DATA = "use fewer rows at a time, or a machine with more memory"
-_NOTHING_KEPT = "nothing is kept, and the same command begins anew"
+_NOTHING_KEPT = "nothing was saved; the same command starts from the beginning"
 # What a shell shows for a program that a closed pipe ends: 128 and the number of SIGPIPE.
 _PIPE_CLOSED = 141
 
@@ -36,7 +36,7 @@ _PIPE_CLOSED = 141
 def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> int:
     """Runs one verb and returns its exit code. Errors of the user are one line on stderr.
 
-    `ending` hears the signals of a process that does nothing else: it is told what they leave.
+    `ending` hears the signals of a process that does nothing else: it learns what they leave.
     """
     from bert_jax import config_loader
     from bert_jax.cli import options, output, usage
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
     except (MemoryError, RuntimeError) as error:  # jax's own kind of it is the second
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        what = (str(error) or "this process may not have more").splitlines()[0]
-        refuse(f"memory does not suffice ({what}): {_LESS_MEMORY.get(arguments.verb, _LESS_DATA)}")
+        what = (str(error) or "the limit of this process").splitlines()[0]
+        refuse(f"not enough memory ({what}): {_LESS_MEMORY.get(arguments.verb, _LESS_DATA)}")
         return 2
     except Exception as error:
         if not network.is_transient(error):

@@ -4,7 +4,7 @@ one.
 A config is a Python function (`configs/NAME.py`, `def config() -> TrainConfig`), can be changed
 field by field (`model.hidden_size=256`, `phases.0.steps=100`), and is stored with a run
 as JSON, which is only ever parsed. `bert-jax show CONFIG` prints what comes of it. A function with
-a parameter `hidden_size` is told the width that was asked for: what suits the width goes with it.
+a parameter `hidden_size` receives the width that was asked for: what suits the width goes with it.
 """
 
 import contextlib
@@ -252,8 +252,12 @@ def errors_of(path: Path) -> Iterator[None]:
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
         ]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
-        said = re.sub(r" \(/[^()]*\)$", "", str(error))  # where the module lies, of an ImportError
-        raise UsageError(f"{where}: {type(error).__name__}: {said}{_suggestion(error)}") from error
+        message = re.sub(
+            r" \(/[^()]*\)$", "", str(error)
+        )  # where the module lies, of an ImportError
+        raise UsageError(
+            f"{where}: {type(error).__name__}: {message}{_suggestion(error)}"
+        ) from error
 
 
 def _suggestion(error: Exception) -> str:

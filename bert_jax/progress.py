@@ -14,7 +14,7 @@ from typing import Any, Self
 
 _SECONDS_BETWEEN_LINES = 15.0
 _LEAVING_SECONDS = 0.5
-# Numbers from here on are told with an exponent: a diverged run's perplexity has 306 digits.
+# Numbers from here on are written with an exponent: a diverged run's perplexity has 306 digits.
 LONG = 1e9
 
 
@@ -48,7 +48,7 @@ def note_once(text: str) -> None:
 def say(text: str) -> None:
     """Writes a line on stderr, from every process, whatever is logged.
 
-    A log on a full disk, or a terminal that is gone, must not end what it tells of.
+    A log on a full disk, or a terminal that is gone, must not end the work it reports on.
     """
     with contextlib.suppress(OSError):
         if _live is not None:  # above the bar
@@ -187,7 +187,7 @@ class Progress:
             if time.monotonic() >= self._next_line:
                 self._next_line = time.monotonic() + 0.2
                 self._bar.update(self._task, text=self.describe())
-        # The last line is told at the end, once.
+        # The last line is logged at the end, once.
         elif time.monotonic() >= self._next_line and self.done != self.total:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             self._line()

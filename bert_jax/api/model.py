@@ -41,7 +41,7 @@ def load(
     """Reads a workdir (its newest good step), a step of one, a Hugging Face directory or a TF1 one.
 
     A workdir or step of one may be in a bucket (`gs://BUCKET/PATH`). Heads of a foreign model that
-    are not whole are left out, which is said; with `allow_missing_heads=False` they are an error.
+    are not whole are left out with a note; with `allow_missing_heads=False` they are an error.
     Extra tensors of a foreign model are an error, unless one of the patterns matches their name.
     Raises UsageError if `path` is none of these or its tensors do not fit its config, and
     NoUsableCheckpoint if it holds nothing to read.
@@ -181,7 +181,7 @@ class Model:
         "mean" is over the tokens of a text, [CLS] and [SEP] included; "cls" takes the first; "max",
         "mean_sqrt_len_tokens", "weightedmean" and "lasttoken" are those of sentence-transformers;
         "none" returns a list with `[tokens, W]` for each text. `normalize` makes vectors of
-        length 1. A text of more than `length` tokens is cut, which is said; by default that is what
+        length 1. A text of more than `length` tokens is cut, with a note; by default that is what
         the model has positions for. A directory of sentence-transformers says all of this itself,
         unless an argument does. Raises UsageError if there are no texts, or not that layer or
         length.

@@ -88,7 +88,7 @@ class Training:
         allow_missing_heads: bool = False,
         language: str = DEFAULT,
     ):
-        """`start` is a model, whose parameters are copied, or a config, whose run begins anew.
+        """`start` is a model, whose parameters are copied, or a config to start from.
 
         The data are `texts`, documents whose paragraphs are separated by newlines, or a `corpus`, a
         directory of `bert-jax prepare`. A model is trained as `config` says, by default

@@ -19,7 +19,7 @@ def figure_rows(
     """Returns the rows of the table for the figures of an objective.
 
     `entropy` is the unigram entropy of the corpus in nats; `expected` has the band of healthy runs
-    (`mlm_loss`) and whose it is (`from`); `published` are figures of papers.
+    (`mlm_loss`) and where it is from (`from`); `published` are figures of papers.
     """
     known = {each["figure"]: each for each in published}
     rows = []

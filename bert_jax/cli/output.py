@@ -70,7 +70,7 @@ class MessageHandler(logging.Handler):
         self._options = options
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A log on a full disk must not end what it tells of.
+        # A log on a full disk must not end the work it reports on.
         with contextlib.suppress(OSError):
             sys.stderr.write(in_options(record.getMessage(), self._options) + "\n")
             sys.stderr.flush()

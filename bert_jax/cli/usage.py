@@ -113,8 +113,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Says what is wrong, after the usage, and ends with code 2."""
         self.print_usage(sys.stderr)
-        said = self._instead() or f"{message} ('{self.prog} --help' explains)"
-        self.exit(2, f"{self.prog}: error: {said}\n")
+        advice = self._instead() or f"{message} ('{self.prog} --help' explains)"
+        self.exit(2, f"{self.prog}: error: {advice}\n")
 
     def _instead(self) -> str | None:
         """Returns what to type for the first option that is none; None where nothing is known."""

@@ -17,7 +17,7 @@ from bert_jax.model.heads.replaced_token import GENERATOR_HEAD, SHARED, generato
 
 # Of the generator, within the discriminator's directory.
 FOLDER = "generator"
-# Ours, in the generator's `config.json`; others leave it alone.
+# Ours, in the generator's `config.json`; others ignore it.
 SHARING = "embedding_sharing"
 
 
@@ -41,10 +41,10 @@ def split(model: ModelConfig, head: HeadConfig, trees: tuple[Params, ...]) -> li
         return [Network("", model, head, trees, {})]
     parts = tuple(part for part in head.parts if part != "generator")
     without = tuple({name: tree[name] for name in ("encoder", *parts)} for tree in trees)
-    alone = model.with_generator_of(ModelConfig())
+    discriminator = model.with_generator_of(ModelConfig())
     generators = tuple(generator_params(tree, model) for tree in trees)
     return [
-        Network("", alone, dataclasses.replace(head, parts=parts), without, {}),
+        Network("", discriminator, dataclasses.replace(head, parts=parts), without, {}),
         Network(
             FOLDER,
             model.generator(),

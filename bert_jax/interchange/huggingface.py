@@ -1,6 +1,6 @@
 """Hugging Face directories, both ways: `config.json`, `model.safetensors` and the tokenizer.
 
-Read and written with `safetensors` alone: no torch, nothing unpickled. What is written loads as the
+Read and written with `safetensors`: no torch, nothing unpickled. What is written loads as the
 class that `config.json` names, of the family that is asked for (`registry.FAMILIES`); what is read
 may be of any of these classes.
 """
@@ -27,7 +27,7 @@ from bert_jax.registry import FAMILIES, PARTS
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = safetensors_files.WEIGHTS, safetensors_files.INDEX
-# Ours: Adam's moments and the step, in a file that other readers leave alone.
+# Ours: Adam's moments and the step, in a file that other readers ignore.
 MOMENTS = "moments.safetensors"
 
 _HINT = "is this a model directory?"
@@ -254,7 +254,7 @@ def _read_network(
         pooler_act=HeadConfig.pooler_act if parts & _PRETRAINED_ALONE else family.pooler_act,
     )
     if problem := family.misreads(model, head):
-        raise UsageError(f"{directory / CONFIG}: {problem}, and we compute one of both only")
+        raise UsageError(f"{directory / CONFIG}: {problem}; bert-jax computes only one of the two")
     ignored = [*names.COPIES, *names.COUNTERS, family.sinusoids]
     if table is family.pooled_names:  # some keep the pooler that its classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
@@ -310,15 +310,15 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     kind = theirs.get("position_embedding_type", "absolute")
     if kinds and kind not in list(kinds):
         raise UsageError(
-            f"{path}: position_embedding_type {brief(kind)} is not read; only absolute, and of a "
-            "BERT relative_key and relative_key_query"
+            f"{path}: position_embedding_type {brief(kind)} is not supported; only absolute, "
+            "and of a BERT relative_key and relative_key_query"
         )
     if theirs.get("rotary_value"):
-        raise UsageError(f"{path}: rotary_value is true: positions that turn values are not read")
+        raise UsageError(f"{path}: rotary_value is true, which is not supported")
     if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
         raise UsageError(f"{path}: describes a decoder; only encoders are read")
     if theirs.get("problem_type") == "multi_label_classification":
-        raise UsageError(f"{path}: problem_type is multi_label_classification, which is not read")
+        raise UsageError(f"{path}: multi_label_classification is not supported")
     activation = theirs.get("hidden_act", "gelu")
     if activation not in list(_ACTIVATIONS):
         raise UsageError(

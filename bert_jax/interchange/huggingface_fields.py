@@ -27,5 +27,5 @@ def labels(theirs: dict[str, Any], path: Path) -> tuple[str, ...]:
     ):
         raise UsageError(f"{path}: id2label does not number its labels 0 to {len(named) - 1}")
     if theirs.get("problem_type") == "regression" and len(named) > 1:
-        raise UsageError(f"{path}: a regression with {len(named)} outputs is not read")
+        raise UsageError(f"{path}: a regression with {len(named)} outputs is not supported")
     return () if named == {0: "LABEL_0"} else tuple(named[number] for number in range(len(named)))

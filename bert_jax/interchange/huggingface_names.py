@@ -185,8 +185,8 @@ class Family:
         is_pooled = self.pooler_has_hidden_act and "pooler" in head.parts
         if is_pooled and model.hidden_act != self.pooler_act:
             return (
-                f"hidden_act is {model.hidden_act}, which {self.class_prefix}'s classifier has as "
-                f"well, where ours has {self.pooler_act}"
+                f"hidden_act is {model.hidden_act}, which {self.class_prefix}'s classifier "
+                f"also uses, where this model uses {self.pooler_act}"
             )
         if self.mlm_act in (None, model.hidden_act) or "mlm" not in head.parts:
             return ""
@@ -217,7 +217,7 @@ class Family:
             raise UsageError(f"model.{problem}{remedy}")
 
 
-# Only transformers 4 computes the last two kinds of position. They are BERT's alone: a RoBERTa's
+# Only transformers 4 computes the last two kinds of position. Only BERT has them: a RoBERTa's
 # distances would count the unused rows of its positions, too.
 BERT_FAMILY = Family(
     base="bert",
@@ -320,7 +320,7 @@ def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> 
 
     What only an ELECTRA has makes one. RoBERTa's tokenizers put two separators between the texts of
     a pair: those that were imported, and those of byte-level BPE that were trained here. What
-    RoBERTa's classes do not compute is a BERT, which is said unless its next-sentence head tells.
+    RoBERTa's classes do not compute is a BERT, with a note unless it has a next-sentence head.
     Norms that come first make a RoBERTa-PreLayerNorm, and rotary positions a RoFormer, whatever the
     tokenizer.
     """

@@ -168,12 +168,12 @@ def require_expressible(
     named = {module.split(".")[0] for module in table.fixed} - set(lacks)
     unknown = [part for part in head.parts if part not in named and part not in but_for]
     problems, remedies = [], [f"set model.{n}={_written(known[n][0])}" for n in unsaid]
-    otherwise = "who loads it would compute something else"
+    otherwise = "exporting it would change the outputs"
     if unsaid:
         listed = ", ".join(f"model.{name} is {getattr(model, name)}" for name in unsaid)
-        problems.append(f"{listed}, which this format cannot say: {otherwise}")
+        problems.append(f"{listed}, which this format does not support: {otherwise}")
     if unknown:
-        problems.append(f"this format has no name for {', '.join(unknown)}, which the model has")
+        problems.append(f"this format has no name for {', '.join(unknown)}")
         remedies += ["set objective=mlm"] * (set(unknown) <= {"pooler", "nsp"})
     if "pooler" in {*head.parts} - {*unknown} and head.pooler_act != pooler_act:
         problems.append(
@@ -182,7 +182,7 @@ def require_expressible(
         )
         remedies.append(f"set head.pooler_act={pooler_act}")
     if problems and remedies:
-        problems.append(f"a run whose model is to leave has {' '.join(remedies)}")
+        problems.append(f"to export a model, train it with {' '.join(remedies)}")
     if problems:
         raise UsageError("; ".join(problems))
 
@@ -214,7 +214,7 @@ def collect(
     Raises UsageError that names the tensors that are missing, extra or misshapen (of many the
     first ones, and how many more), after `problems` found before. With `allow_missing_heads` a part
     that is not whole is left out instead; the encoder never is. Extra tensors whose names match one
-    of `ignore_unexpected` (as shells match names of files) are left out, which is said.
+    of `ignore_unexpected` (as shells match names of files) are left out with a note.
     """
     listed, params = list(problems), {}
     missing: dict[str, list[str]] = {}
@@ -300,7 +300,7 @@ def read_json(path: Path, *, hint: str) -> dict[str, Any]:
     """Returns the fields of a config file, or a UsageError; `hint` follows what the system says."""
     values = read_json_value(path, hint=hint)
     if not isinstance(values, dict):
-        raise UsageError(f"{path} holds no config: expected an object of fields")
+        raise UsageError(f"{path} is not a config: expected a JSON object")
     return values
 
 

@@ -2,7 +2,7 @@
 
 `modules.json` lists the stages: the encoder, its pooling, and what follows it. They are read as
 data: a stage is looked up by its name, and nothing that a file names is imported. A directory
-without that file is an encoder alone, whose tokens are averaged, as `SentenceTransformer` does
+without that file is just an encoder, whose tokens are averaged, as `SentenceTransformer` does
 (sentence-transformers 6.2, sentence_transformer/model.py, `_load_default_modules`).
 
 Dims: N texts, W width of a vector.
@@ -50,7 +50,7 @@ class EmbeddingRecipe:
     """The way from a text to its vector. By default: the mean of all tokens that there is room for.
 
     `length` is the most tokens of a text, None where nothing says; `steps` are made one after the
-    other of the pooled vectors `[N, W]`, each with the name that it is told by.
+    other of the pooled vectors `[N, W]`, each with its name in messages.
     """
 
     length: int | None = None
@@ -62,10 +62,10 @@ class EmbeddingRecipe:
 
     def described(self) -> str:
         """Returns the recipe in words."""
-        said = [f"at most {self.length} tokens"] if self.length else []
-        said += ["lower case"] * self.lowercase + [f"after {self.prompt!r}"] * bool(self.prompt)
-        said += [f"pooling {' + '.join(self.pooling)}", *(name for name, _ in self.steps)]
-        return ", ".join(said)
+        parts = [f"at most {self.length} tokens"] if self.length else []
+        parts += ["lower case"] * self.lowercase + [f"after {self.prompt!r}"] * bool(self.prompt)
+        parts += [f"pooling {' + '.join(self.pooling)}", *(name for name, _ in self.steps)]
+        return ", ".join(parts)
 
 
 def normalized(vectors_NW: np.ndarray) -> np.ndarray:
@@ -90,20 +90,20 @@ def encoder_directory(directory: Path) -> Path:
 def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
     """Returns the recipe of a directory; with `encoder_only`, the part of it before the pooling.
 
-    Raises UsageError that names the file and the stage that is not read.
+    Raises UsageError that names the file and the stage that is not supported.
     """
     encoder = encoder_directory(directory)
     if not (directory / MODULES).is_file():
         return EmbeddingRecipe(length=_tokenizer_length(encoder))
-    said = next(
+    settings = next(
         (_json(encoder / name) for name in _ENCODER_CONFIGS if (encoder / name).is_file()), {}
     )
-    length = said.get("max_seq_length")
+    length = settings.get("max_seq_length")
     if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
         raise UsageError(f"{encoder}: max_seq_length is {brief(length)}; expected a number")
     before = EmbeddingRecipe(
         length=length or _tokenizer_length(encoder),
-        lowercase=bool(said.get("do_lower_case")),
+        lowercase=bool(settings.get("do_lower_case")),
         prompt=_prompt(directory),
     )
     if encoder_only:
@@ -120,8 +120,8 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
             steps.append(("dense", _dense(folder)))
         elif kind != "Dropout":
             raise UsageError(
-                f"{directory / MODULES}: {kind} is not read{'' if pooling else ' before Pooling'}; "
-                "only an encoder, Pooling, Dense and Normalize are, in this order: `pooling` mean "
+                f"{directory / MODULES}: {kind} is not supported{'' if pooling else ' before Pooling'}"
+                "; only an encoder, Pooling, Dense and Normalize are, in this order: `pooling` mean "
                 "takes the encoder's states without the rest"
             )
     if not pooling:
@@ -131,10 +131,10 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
 
 def _require_vectors(path: Path) -> None:
     """Raises UsageError for a stage that works on anything but the pooled vectors."""
-    said = _json(path) if path.is_file() else {}
+    settings = _json(path) if path.is_file() else {}
     for field in ("module_input_name", "module_output_name"):
-        if said.get(field) not in (None, "sentence_embedding"):
-            raise UsageError(f"{path}: {field} {brief(said[field])} is not read")
+        if settings.get(field) not in (None, "sentence_embedding"):
+            raise UsageError(f"{path}: {field} {brief(settings[field])} is not supported")
 
 
 def _stages(directory: Path) -> list[tuple[str, Path]]:
@@ -159,8 +159,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _prompt(directory: Path) -> str:
     path = directory / _SETTINGS
-    said = _json(path) if path.is_file() else {}
-    name, prompts = said.get("default_prompt_name"), said.get("prompts") or {}
+    settings = _json(path) if path.is_file() else {}
+    name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     if name is None:
         return ""
     prompt = prompts.get(name) if isinstance(prompts, dict) else None
@@ -179,15 +179,15 @@ def _tokenizer_length(encoder: Path) -> int | None:
 
 
 def _pooling(path: Path, prompt: str) -> tuple[str, ...]:
-    said = _json(path)
-    modes = said.get("pooling_mode")
+    settings = _json(path)
+    modes = settings.get("pooling_mode")
     if modes is None:
-        modes = [mode for field, mode in _MODES.items() if said.get(field)] or ["mean"]
+        modes = [mode for field, mode in _MODES.items() if settings.get(field)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or not all(mode in POOLINGS for mode in modes):
         raise UsageError(f"{path}: pooling_mode {brief(modes)} is not one of {', '.join(POOLINGS)}")
-    if prompt and said.get("include_prompt") is False:
-        raise UsageError(f"{path}: include_prompt is false, and pooling without it is not read")
+    if prompt and settings.get("include_prompt") is False:
+        raise UsageError(f"{path}: include_prompt is false, which is not supported")
     return tuple(modes)
 
 
@@ -204,13 +204,13 @@ _ACTIVATIONS: Mapping[str, Step] = {
 
 def _dense(folder: Path) -> Step:
     path = folder / "config.json"
-    said = _json(path)
-    name = str(said.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    settings = _json(path)
+    name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = _ACTIVATIONS.get(name.rpartition(".")[2])
     if activation is None or not name.startswith("torch.nn."):
-        raise UsageError(f"{path}: activation_function {brief(name)} is not read")
-    if said.get("use_residual"):
-        raise UsageError(f"{path}: use_residual is true, and a sum with the input is not read")
+        raise UsageError(f"{path}: activation_function {brief(name)} is not supported")
+    if settings.get("use_residual"):
+        raise UsageError(f"{path}: use_residual is true, and a sum with the input is not supported")
     _require_vectors(path)
     tensors = safetensors_files.read(folder)
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")

@@ -183,8 +183,8 @@ def _read_tensors(prefix: Path) -> dict[str, np.ndarray]:
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     # The reader turns some of its own errors into Python's: a short file is an IndexError.
     except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise UsageError(f"{prefix} cannot be read: {said}") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise UsageError(f"{prefix} cannot be read: {reason}") from error
 
 
 def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:

@@ -46,7 +46,7 @@ def import_checkpoint(
 ) -> ImportedModel:
     """Turns a foreign checkpoint into a workdir with one checkpoint, at the step it has.
 
-    With a `config` and a corpus the workdir is the home of that run, and `pretrain` goes on from
+    With a `config` and a corpus the workdir is that of the run, and `pretrain` goes on from
     the step; where it has more positions, tables become longer. Raises UsageError, before anything
     is written, if the source cannot be read, has no head at all and that is not allowed, or does
     not fit the config or the corpus.
@@ -65,8 +65,8 @@ def import_checkpoint(
         _require_a_head(source, foreign)
     if (hub.located(source) / sentence_transformers.MODULES).is_file():
         note(
-            f"{source}: how its tokens become a vector ({sentence_transformers.MODULES}) stays "
-            "behind; embed from there, or with its `length`, `pooling` and `normalize`"
+            f"{source}: its pooling and what follows it ({sentence_transformers.MODULES}) are not "
+            "imported; embed from there, or give its `length`, `pooling` and `normalize`"
         )
     run = config or recorded(directory, foreign)[1] or imported_config(foreign)
     if config is not None:
@@ -107,7 +107,7 @@ def average_checkpoints(sources: Sequence[Path | str], output: Path) -> Imported
             loaded = load_checkpoint(source, mesh=mesh)
             ours, theirs = ((c.config.model, c.config.head) for c in (first, loaded))
             if ours != theirs:
-                raise UsageError(f"{source} is another model than {sources[0]}, or has other heads")
+                raise UsageError(f"{source} has another model or other heads than {sources[0]}")
             if load_tokenizer(loaded.tokenizer).hash != words.hash:
                 raise UsageError(f"{source} has another tokenizer than {sources[0]}")
             mean = jax.tree.map(lambda m, p, n=number: m + (p - m) / n, mean, loaded.params)
@@ -118,10 +118,10 @@ def average_checkpoints(sources: Sequence[Path | str], output: Path) -> Imported
         # Its rows, masks and held-out examples are those of the run: it is scored as that was.
         kept = {name: getattr(first.config, name) for name in SCORED_BY}
         run = dataclasses.replace(imported_config(foreign), **kept)
-        told = f"{run_directory.MEAN_OF}{', '.join(map(str, sources))}"
+        origin = f"{run_directory.MEAN_OF}{', '.join(map(str, sources))}"
         words.save(output / run_directory.TOKENIZER)
-        _save(output, run, foreign, mesh, source=told)
-    run_directory.write_config(output, run, imported_from=told)
+        _save(output, run, foreign, mesh, source=origin)
+    run_directory.write_config(output, run, imported_from=origin)
     return foreign
 
 
@@ -146,7 +146,7 @@ def _require_a_head(source: Path, foreign: ImportedModel) -> None:
             if path not in there
         ]
         raise UsageError(
-            f"{source} is an encoder without heads: missing {', '.join(lacking)}; "
+            f"{source} has no head: it lacks {', '.join(lacking)}; "
             "`allow_missing_heads` imports it as it is, to fine-tune or to begin pre-training from"
         )
 
@@ -174,7 +174,7 @@ def _lengthened(foreign: ImportedModel, run: TrainConfig) -> ImportedModel:
     fewer, more = (m.max_position_embeddings for m in (foreign.model, run.model))
     if fewer == more:
         return foreign
-    note(f"its {fewer} positions become {more} (docs/lineage.md)")
+    note(f"its position table grows from {fewer} to {more} rows (docs/lineage.md)")
     trees = (foreign.params, *(foreign.moments or ()))
     params, *moments = (positions.lengthened(tree, run.model) for tree in trees)
     return dataclasses.replace(
@@ -205,7 +205,7 @@ def _state(run: TrainConfig, foreign: ImportedModel) -> TrainState:
 def export_warning(config: TrainConfig) -> str:
     """Returns a line for a run whose model no other system will read; nothing for others."""
     why = huggingface.refusal(config.model, config.head)
-    return f"note: transformers will not read this model: {why}" if why else ""
+    return f"note: transformers cannot load this model: {why}" if why else ""
 
 
 def export_checkpoint(

@@ -176,8 +176,8 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
 
 def _numbers(optimizer: OptimizerConfig, names: Iterable[str]) -> str:
     values = ((name, getattr(optimizer, name)) for name in names if reads(optimizer, name))
-    said = ((n, ("no", "yes")[v] if isinstance(v, bool) else f"{v:g}") for n, v in values)
-    return "".join(f", {name.replace('_', ' ')} {value}" for name, value in said)
+    shown = ((n, ("no", "yes")[v] if isinstance(v, bool) else f"{v:g}") for n, v in values)
+    return "".join(f", {name.replace('_', ' ')} {value}" for name, value in shown)
 
 
 def _results(

@@ -71,11 +71,11 @@ def run(options: DoctorOptions) -> int:
         )
     )
     if report.is_main:
-        told = _in_options(report.to_json(), usage.options_by_name(usage.command_parser()))
+        shown = _in_options(report.to_json(), usage.options_by_name(usage.command_parser()))
         if options.json:
-            print(json.dumps(told, indent=2))
+            print(json.dumps(shown, indent=2))
         else:
-            _print(told, time.monotonic() - began)
+            _print(shown, time.monotonic() - began)
     if report.is_unfinished:
         # At an ordinary exit Python would wait for the compilation, however long it takes.
         for stream in (sys.stdout, sys.stderr):
@@ -85,24 +85,24 @@ def run(options: DoctorOptions) -> int:
     return report.exit_code
 
 
-def _in_options(told: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+def _in_options(shown: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     checks = [
         check | {part: in_options(check[part], names) for part in ("found", "remedy")}
-        for check in told["checks"]
+        for check in shown["checks"]
     ]
-    return told | {"checks": checks}
+    return shown | {"checks": checks}
 
 
-def _print(told: dict[str, Any], seconds: float) -> None:
+def _print(shown: dict[str, Any], seconds: float) -> None:
     rows = []
-    for check in told["checks"]:
+    for check in shown["checks"]:
         lines = [
             line for line in (check["found"], check["remedy"] and f"-> {check['remedy']}") if line
         ]
         rows.append((check["check"], check["result"], "\n".join(lines)))
     table("bert-jax doctor", ("check", "result", "what was found -> what to do"), rows)
-    skipped = f", {told['skipped']} skipped" if told["skipped"] else ""
+    skipped = f", {shown['skipped']} skipped" if shown["skipped"] else ""
     print(
-        f"{told['passed']} passed, {told['warned']} warned, {told['failed']} failed{skipped}, in "
-        f"{seconds:.0f} s"
+        f"{shown['passed']} passed, {shown['warned']} warned, {shown['failed']} failed"
+        f"{skipped}, in {seconds:.0f} s"
     )

@@ -48,11 +48,11 @@ def run(options: PlanOptions) -> int:
 def _in_options(plan: Any) -> Any:
     """Returns the plan with its advice as --set."""
 
-    def told(text: str | None) -> str | None:
+    def shown(text: str | None) -> str | None:
         return text and in_options(text, {})
 
-    phases = tuple(dataclasses.replace(p, remedy=told(p.remedy)) for p in plan.phases)
-    return dataclasses.replace(plan, phases=phases, warnings=tuple(map(told, plan.warnings)))
+    phases = tuple(dataclasses.replace(p, remedy=shown(p.remedy)) for p in plan.phases)
+    return dataclasses.replace(plan, phases=phases, warnings=tuple(map(shown, plan.warnings)))
 
 
 def _print_plan(plan: Any) -> None:

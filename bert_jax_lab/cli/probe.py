@@ -81,11 +81,11 @@ def run(options: ProbeOptions) -> None:
             note(f"{name} is left out: {error}")
             continue
         findings += [{"probe": name} | dataclasses.asdict(finding) for finding in found]
-    said = {"checkpoint": str(options.checkpoint), "step": source.step, "findings": findings}
+    report = {"checkpoint": str(options.checkpoint), "step": source.step, "findings": findings}
     if options.output is not None:
-        write_json(options.output, said)
+        write_json(options.output, report)
     if options.json:
-        print(json.dumps(said, indent=2, ensure_ascii=False))
+        print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         _print(findings)
 

@@ -42,8 +42,8 @@ def run(options: ShowOptions) -> None:
     print(json.dumps(config.to_dict(resolved), indent=2))
     from bert_jax.pretrained.import_export import export_warning
 
-    if said := export_warning(resolved):
-        note(said)
+    if warning := export_warning(resolved):
+        note(warning)
 
 
 def _show_rows(options: ShowOptions) -> None:

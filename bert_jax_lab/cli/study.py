@@ -216,7 +216,7 @@ def _print_plan(plan: Any, options: StudyOptions) -> None:
     total = estimate.total([run for run in plan.runs if run.name in left])
     print(f"{len(left)} runs are left: about {duration(total)}")
     if options.budget is not None and total is not None and total > options.budget:
-        print(f"the budget of {duration(options.budget)} does not suffice")
+        print(f"the budget of {duration(options.budget)} is too small")
 
 
 def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: StudyOptions) -> None:
@@ -235,8 +235,8 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
         left = duration(StudyEstimate(plan).total(progress.left))
         why = "the time is up; " if progress.is_time_up else ""
         note(
-            f"{why}runs that are left: {len(progress.left)}, time: {left}; the same command goes "
-            "on with them"
+            f"{why}{len(progress.left)} runs are left, about {left}; the same command continues "
+            "with them"
         )
 
 

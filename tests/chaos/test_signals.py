@@ -30,7 +30,7 @@ _CODES = {signal.SIGINT: 130, signal.SIGTERM: 42, signal.SIGHUP: 42}
 _LINE = re.compile(r"interrupted|told to go \(SIGTERM\)|the terminal was closed \(SIGHUP\)")
 # (verb, moment) -> what makes it long enough to be met, and what is said of what is kept.
 _PREPARE = "bert_jax.data.corpus.prepare"
-_PARTS, _NOTHING = "the parts that are encoded are kept", "nothing is kept"
+_PARTS, _NOTHING = "the parts that are encoded are kept", "nothing was saved"
 _RUNS = "the runs that have ended are kept"
 _NOT_YET = r"nothing was saved yet|nothing is lost"
 _MOMENTS = {

@@ -222,7 +222,10 @@ def test_pickles_are_not_opened(copied):
             {"model_type": "gpt2"},
             "model_type is 'gpt2'; only bert, roberta, xlm-roberta, camembert, electra",
         ),
-        ({"position_embedding_type": "rotary"}, "position_embedding_type 'rotary' is not read"),
+        (
+            {"position_embedding_type": "rotary"},
+            "type 'rotary' is not supported",
+        ),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new"),
         ({"num_attention_heads": 5}, "does not divide hidden_size 32"),
         ({"hidden_size": "wide"}, "hidden_size: expected int, got 'wide'"),

@@ -169,8 +169,12 @@ def test_what_a_roformer_is_not(tmp_path, words):
     for changes, name, said in (
         ({}, "ForPreTraining", "no name for pooler, nsp"),
         ({}, "ForSequenceClassification", "pooler_act is tanh, and this format has gelu there"),
-        ({"rope_theta": 1000.0}, "ForMaskedLM", "rope_theta is 1000.0, which this format cannot"),
-        ({"position_embedding_type": "rotary"}, "ForMaskedLM", "which this format cannot say"),
+        ({"rope_theta": 1000.0}, "ForMaskedLM", "rope_theta is 1000.0, which this format does"),
+        (
+            {"position_embedding_type": "rotary"},
+            "ForMaskedLM",
+            "which this format does not support",
+        ),
     ):
         with pytest.raises(UsageError, match=re.escape(said)):
             written(tmp_path / "1", words, name, model=dataclasses.replace(model, **changes))
@@ -190,7 +194,7 @@ def test_what_a_pre_layer_norm_is_not(tmp_path, words):
         written(tmp_path / "2", words, "ForMaskedLM", model=rms)
     with pytest.raises(UsageError, match="norm_placement is post, which this format"):
         written(tmp_path / "3", words, "ForMaskedLM", model_type="roberta-prelayernorm")
-    with pytest.raises(UsageError, match="norm_placement is pre, which this format cannot say"):
+    with pytest.raises(UsageError, match="norm_placement is pre, which this format does not"):
         written(tmp_path / "4", words, "ForMaskedLM", model=model, model_type="bert")
 
 

@@ -76,7 +76,9 @@ def test_every_pooling_is_that_of_its_formula(exported, layout, caplog, capsys):
         np.testing.assert_allclose(row, np.concatenate(expected), atol=1e-5)
     command = ["import", "--checkpoint", str(home), "--output", str(home.parent / "run")]
     assert main(command) == 0
-    assert "how its tokens become a vector (modules.json) stays behind" in capsys.readouterr().err
+    assert (
+        "its pooling and what follows it (modules.json) are not imported" in capsys.readouterr().err
+    )
 
 
 def test_what_follows_the_pooling_is_done(exported, layout):
@@ -114,8 +116,8 @@ def test_a_directory_alone_is_averaged_up_to_the_length_of_its_tokenizer(exporte
 @pytest.mark.parametrize(
     ("modules", "said"),
     [
-        ([("CNN", {})], "CNN is not read before"),
-        ([("Normalize", {})], "Normalize is not read"),
+        ([("CNN", {})], "CNN is not supported before"),
+        ([("Normalize", {})], "Normalize is not supported"),
         ([], "has no Pooling"),
         ([("Pooling", {"pooling_mode": "median"})], "median.* is not one of cls, max"),
         ([("Pooling", {}), ("Dense", {"activation_function": "os.system"})], "'os.system' is not"),

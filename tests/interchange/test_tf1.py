@@ -316,7 +316,7 @@ def test_a_flipped_byte(tmp_path):
     [
         (None, "bert_config.json: No such file or directory; put the model's bert_config.json"),
         ("{", "is not JSON"),
-        ("[]", "holds no config"),
+        ("[]", "is not a config"),
         ('{"hidden_act": "relu"}', "hidden_act 'relu' is not gelu"),
         ('{"hidden_size": 5}', "does not divide hidden_size 5"),
     ],

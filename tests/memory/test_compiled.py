@@ -137,7 +137,7 @@ def test_a_run_that_does_not_fit_is_one_line(tmp_path, corpus, monkeypatch, caps
     monkeypatch.setattr(compiled_steps, "compile_lowered", exhausted)
     assert main([*command, str(tmp_path / "unforeseen")]) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "error" in x]
-    assert "memory does not suffice (RESOURCE_EXHAUSTED: Out of memory" in line
+    assert "not enough memory (RESOURCE_EXHAUSTED: Out of memory" in line
     assert "--fit-memory chooses what does, or --set optimizer.gradient_accumulation" in line
 
     def refused(_):
@@ -146,7 +146,7 @@ def test_a_run_that_does_not_fit_is_one_line(tmp_path, corpus, monkeypatch, caps
     monkeypatch.setattr(compiled_steps, "compile_lowered", refused)
     assert main([*command, str(tmp_path / "refused")]) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "error" in x]
-    assert "memory does not suffice (this process may not have more): --fit-memory" in line
+    assert "not enough memory (the limit of this process): --fit-memory" in line
 
 
 def test_a_save_in_the_background_needs_room_for_a_copy(monkeypatch):

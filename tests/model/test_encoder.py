@@ -181,7 +181,7 @@ def test_a_format_of_bert_refuses_what_it_cannot_say(name, tmp_path):
     ):
         with pytest.raises(UsageError) as caught:
             write()
-        message = f"model.{name} is {_NOT_BERT[name]}, which this format cannot say"
+        message = f"model.{name} is {_NOT_BERT[name]}, which this format does not support"
         assert message in str(caught.value)
     assert not (tmp_path / "out").exists()
 

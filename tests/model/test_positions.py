@@ -212,7 +212,7 @@ def test_relative_positions_are_written_and_read_as_transformers_4_has_them(tmp_
 @each_kind
 def test_a_format_that_cannot_say_a_kind_refuses_it(kind, tmp_path):
     foreign = ImportedModel(model=model_of(kind), head=HeadConfig(), params={})
-    message = f"model.position_embedding_type is {kind}, which this format cannot say"
+    message = f"model.position_embedding_type is {kind}, which this format does not support"
     if kind != "learned":
         with pytest.raises(UsageError, match=message):
             tf1.write(tmp_path / "out", foreign, tokenizer=tmp_path)

@@ -199,7 +199,7 @@ def test_files_and_types_of_an_export(tmp_path, trained):
 def test_an_encoder_without_heads(tmp_path, refused, capsys):
     source = as_hf(tmp_path, "Model")
     said = refused("import", "--checkpoint", source, "--output", tmp_path / "workdir")
-    assert "is an encoder without heads: missing cls.predictions.bias, " in said
+    assert "has no head: it lacks cls.predictions.bias, " in said
     assert "cls.seq_relationship.weight; --allow-missing-heads" in said
     assert not (tmp_path / "workdir").exists()
     convert(

@@ -73,7 +73,7 @@ def test_it_is_said_before_anything_begins(capsys):
     assert main(["show", name]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["name"] == name
-    assert shown.err.startswith("note: transformers will not read this model: model.position_emb")
+    assert shown.err.startswith("note: transformers cannot load this model: model.position_emb")
     assert shown.err.count("--set ") == len(_STAYS[name])
     found = settings.export(Case(config_name=name, config=load_config(name)))
     assert found.result == "warned" and found.remedy.count("set ") == len(_STAYS[name])

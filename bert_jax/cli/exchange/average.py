@@ -51,7 +51,7 @@ def _steps_of(workdir: Path | str, last: int | None) -> list[str]:
             "averaged (checkpoint.keep_last says how many a run keeps)"
         )
     if len(steps) < 2:
-        raise UsageError(f"--checkpoint {workdir} has {len(steps)} checkpoints; there is no mean")
+        raise UsageError(f"--checkpoint {workdir}: it needs 2 checkpoints, and has {len(steps)}")
     chosen = steps if last is None else steps[-last:]
-    home = remote_workdir.address_of(directory)
-    return [f"{home}/{checkpoint.DIRECTORY}/{step}" for step in chosen]
+    address = remote_workdir.address_of(directory)
+    return [f"{address}/{checkpoint.DIRECTORY}/{step}" for step in chosen]

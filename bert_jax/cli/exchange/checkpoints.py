@@ -68,11 +68,11 @@ def run(options: CheckpointsOptions) -> int:
         if verifies:
             trouble = checkpoint.problem(directory, step)
         is_damaged |= trouble is not None
-        said = trouble or ("every byte as it was saved" if verifies else "")
+        state = trouble or ("every byte as it was saved" if verifies else "")
         if options.json:
-            found = {"step": step, "bytes": size, "saved": saved_at, "state": said}
+            found = {"step": step, "bytes": size, "saved": saved_at, "state": state}
             print(json.dumps(found | {"is_good": trouble is None}))
-        rows.append((str(step), f"{size / 2**20:,.1f}", saved_at, said))
+        rows.append((str(step), f"{size / 2**20:,.1f}", saved_at, state))
     if not options.json:
         table(str(options.workdir), ("step", "MiB", "saved", "state"), rows)
     return NoUsableCheckpoint.exit_code if is_damaged and verifies else 0
@@ -84,7 +84,7 @@ def _change(options: CheckpointsOptions, directory: Any) -> int:
 
     if options.what == "rollback":
         if options.step is None:
-            raise UsageError("checkpoints rollback: --step says where to go back to")
+            raise UsageError("checkpoints rollback needs --step N, the step to go back to")
         recovery.roll_back(directory, options.step)
         print(f"{options.workdir} is back at step {options.step}")
         return 0

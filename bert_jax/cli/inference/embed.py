@@ -83,11 +83,11 @@ def run(options: EmbedOptions) -> None:
     save(options.output, arrays)
     count, width = arrays["vectors"].shape
     left_out = f"; {blank:,} blank lines have none ('lines' has the numbers of the others)"
-    said = f"wrote {options.output}: {count:,} vectors of {width}" + left_out * bool(blank)
+    summary = f"wrote {options.output}: {count:,} vectors of {width}" + left_out * bool(blank)
     if options.json:
-        note(said)  # stdout has the objects
+        note(summary)  # stdout has the objects
     else:
-        print(said)
+        print(summary)
 
 
 def _print(arrays: Any) -> None:

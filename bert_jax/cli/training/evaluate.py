@@ -85,5 +85,6 @@ def _print(found: dict[str, Any]) -> None:
     )
     if found["rows_of"] is None:
         note(
-            "its run is not known, so these rows are BERT's: --like RUN scores it on those of a run"
+            "the run that made it is unknown, so its rows are those of BERT's recipe; --like RUN "
+            "scores it on the rows of a run"
         )

@@ -125,10 +125,10 @@ def _remarks(corpus: Any) -> Iterator[str]:
     if records := manifest.get("skipped_records"):
         yield f"left out: {sum(records.values()):,} bad record(s); corpus.json has them by file"
     if without := manifest.get("records_without_text"):
-        yield f"passed over: {without:,} record(s) without text"
+        yield f"skipped: {without:,} record(s) without text"
     if small < _FEW_TOKENS:
         yield (
-            f"validation is small, {small:,} tokens: by chance alone its loss is off by about "
+            f"validation is small, {small:,} tokens: its loss is off by chance by about "
             f"{_standard_error(corpus.validation):.2f} nats; --validation-fraction or "
             "--validation-source holds out more"
         )
@@ -136,7 +136,7 @@ def _remarks(corpus: Any) -> Iterator[str]:
 
 def _standard_error(split: Any) -> float:
     """Returns the standard error, in nats, of the mean loss over 15 % of the tokens, which spread
-    as the surprise of a model does that knows their frequencies alone.
+    as the surprise of a model does that knows nothing but their frequencies.
     """
     import numpy as np
 
