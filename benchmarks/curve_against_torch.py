@@ -34,7 +34,7 @@ from bert_jax import config_loader  # noqa: E402
 from bert_jax.config import OptimizerConfig, TrainConfig  # noqa: E402
 from bert_jax.data.corpus.store import open_corpus  # noqa: E402
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline  # noqa: E402
-from bert_jax.interchange import huggingface  # noqa: E402
+from bert_jax.interchange import huggingface, huggingface_config  # noqa: E402
 from bert_jax.model import bert, sharding  # noqa: E402
 from bert_jax.objectives.mlm_nsp import MLM_NSP  # noqa: E402
 from bert_jax.training import device_feed  # noqa: E402
@@ -82,7 +82,7 @@ def held_out_loss(model, examples: EvaluationSet, rows: int) -> float:
 
 def their_model(config: TrainConfig) -> BertForPreTraining:
     """transformers' BERT with the weights that a run of `config` begins with."""
-    their_config = huggingface.their_config(config.model)
+    their_config = huggingface_config.config_of(config.model)
     model = BertForPreTraining(BertConfig(attn_implementation="sdpa", **their_config))
     load_params(model, bert.init_params(config.model, seed=config.seed))
     return model.train()

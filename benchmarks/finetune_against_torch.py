@@ -30,7 +30,7 @@ from transformers import (
 from bert_jax.data.tasks.encode_rows import Features, training_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.inference.forward import Forward
-from bert_jax.interchange import huggingface
+from bert_jax.interchange import huggingface, huggingface_config
 from bert_jax.model import sharding
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import load_checkpoint
@@ -180,7 +180,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
 
 
 def torch_model(params, config) -> torch.nn.Module:
-    described = huggingface.their_config(config.model, config.head)
+    described = huggingface_config.config_of(config.model, config.head)
     described = {k: v for k, v in described.items() if k not in ("architectures", "torch_dtype")}
     model = MODELS[TaskObjective(config.head).output](BertConfig(**described))
     tensors = {

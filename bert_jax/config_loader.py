@@ -252,12 +252,9 @@ def errors_of(path: Path) -> Iterator[None]:
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
         ]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
-        message = re.sub(
-            r" \(/[^()]*\)$", "", str(error)
-        )  # where the module lies, of an ImportError
-        raise UsageError(
-            f"{where}: {type(error).__name__}: {message}{_suggestion(error)}"
-        ) from error
+        # An ImportError ends with the place of the module.
+        text = re.sub(r" \(/[^()]*\)$", "", str(error))
+        raise UsageError(f"{where}: {type(error).__name__}: {text}{_suggestion(error)}") from error
 
 
 def _suggestion(error: Exception) -> str:

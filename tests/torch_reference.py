@@ -5,13 +5,13 @@ import torch
 from transformers import BertConfig, BertForPreTraining
 
 from bert_jax.config import ModelConfig
-from bert_jax.interchange import huggingface
+from bert_jax.interchange import huggingface, huggingface_config
 from bert_jax.model.bert import Params
 
 
 def torch_model(params: Params, config: ModelConfig) -> BertForPreTraining:
     """Their model with our weights, without dropout, in float64: what differs is our rounding."""
-    their_config = BertConfig(**huggingface.their_config(config))
+    their_config = BertConfig(**huggingface_config.config_of(config))
     their_config._attn_implementation = "eager"
     model = BertForPreTraining(their_config)
     tensors = {n: torch.tensor(t) for n, t in huggingface.to_tensors(params).items()}

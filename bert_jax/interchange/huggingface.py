@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import HeadConfig, ModelConfig, from_dict
+from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.config_checks import validate_model
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.errors import UsageError, brief
-from bert_jax.interchange import electra_pair, name_map, safetensors_files, unused_rows
-from bert_jax.interchange import huggingface_fields as fields
+from bert_jax.errors import UsageError
+from bert_jax.interchange import electra_pair, huggingface_config, name_map, safetensors_files
 from bert_jax.interchange import huggingface_names as names
 from bert_jax.interchange.huggingface_names import Family
 from bert_jax.interchange.name_map import ImportedModel, NameMap
@@ -31,15 +30,6 @@ WEIGHTS, INDEX = safetensors_files.WEIGHTS, safetensors_files.INDEX
 MOMENTS = "moments.safetensors"
 
 _HINT = "is this a model directory?"
-# Spellings of activations in their configs.
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_new",
-    "gelu_pytorch_tanh": "gelu_new",
-    "gelu_fast": "gelu_new",
-    "silu": "silu",
-    "swish": "silu",
-}
 
 
 def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, str]:
@@ -59,11 +49,7 @@ def to_tensors(
     of padding.
     """
     tensors = family.names_with(params).to_tensors(params)
-    return unused_rows.added(tensors, family, _unused(family, pad))
-
-
-def _unused(family: Family, pad: int) -> int:
-    return 0 if family.default_pad is None else pad + 1
+    return family.with_rows(tensors, family.unused_rows(pad))
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -133,7 +119,7 @@ def _write_network(
     if config.position_embedding_type.startswith("relative_key"):
         # Their class makes a table that it never reads, and says so of each file without it.
         table = np.zeros((config.max_position_embeddings, config.table_size), np.float32)
-        tensors[f"{family.base}.embeddings.position_embeddings.weight"] = table
+        tensors[family.position_table] = table
     if names.class_of(head.parts) == "Model":
         base = f"{family.base}."
         tensors = {name.removeprefix(base): tensor for name, tensor in tensors.items()}
@@ -146,7 +132,10 @@ def _write_network(
             for name, tensor in to_tensors(tree, family, pad=pad).items()
         }
         safetensors_files.write_file(building / MOMENTS, both, step=str(step))
-    described = their_config(config, head, dtype=dtype, pad=pad, model_type=model_type) | facts
+    described = (
+        huggingface_config.config_of(config, head, dtype=dtype, pad=pad, model_type=model_type)
+        | facts
+    )
     if family.default_pad is not None:
         described |= {
             "bos_token_id": sub_words.special.cls,
@@ -160,41 +149,6 @@ def _write_network(
         model_max_length=config.max_position_embeddings,
         segments=max(1, config.type_vocab_size),
     )
-
-
-def their_config(
-    config: ModelConfig,
-    head: HeadConfig | None = None,
-    *,
-    dtype: str = "float32",
-    pad: int = 0,
-    model_type: str = "bert",
-) -> dict[str, Any]:
-    """Returns the content of `config.json`: our model fields carry their names."""
-    head = head or HeadConfig()
-    family, kind = FAMILIES[model_type], config.position_embedding_type
-    described = {
-        "architectures": [f"{family.class_prefix}{names.class_of(head.parts)}"],
-        "model_type": model_type,
-        **{name: getattr(config, name) for name in name_map.MODEL_FIELDS},
-        "max_position_embeddings": config.max_position_embeddings + _unused(family, pad),
-        "pad_token_id": pad,
-        **({"position_embedding_type": family.positions[kind]} if family.positions else {}),
-        **({"embedding_size": config.table_size} if "embedding_size" in family.fields else {}),
-        "tie_word_embeddings": True,
-        "torch_dtype": dtype,
-    }
-    if {"sequence_classifier", "token_classifier"} & set(head.parts):
-        labels = head.labels or ("LABEL_0",)
-        described["id2label"] = {str(i): label for i, label in enumerate(labels)}
-        described["label2id"] = {label: i for i, label in enumerate(labels)}
-    if "sequence_classifier" in head.parts:
-        is_regression = len(head.labels) <= 1
-        described["problem_type"] = "regression" if is_regression else "single_label_classification"
-    is_bare = names.class_of(head.parts) == "Model" and "pooler" not in head.parts
-    if is_bare and family.bare:
-        described["add_pooling_layer"] = False  # ours to read back; their classes take an argument
-    return described
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -229,27 +183,29 @@ def _read_network(
 ) -> ImportedModel:
     """Returns the model of one directory, and nothing that lies inside it."""
     theirs = name_map.read_json(directory / CONFIG, hint=_HINT)
-    model = _model(theirs, directory / CONFIG)
+    model = huggingface_config.model_of(theirs, directory / CONFIG)
     tensors = {
         _modern_name(name, theirs): tensor
         for name, tensor in safetensors_files.read(directory).items()
     }
-    family = _family(theirs, directory / CONFIG)
-    declared = names.declared_parts(fields.architectures(theirs, directory / CONFIG), family)
+    family = huggingface_config.family_of(theirs, directory / CONFIG)
+    declared = names.declared_parts(
+        huggingface_config.architectures(theirs, directory / CONFIG), family
+    )
     if theirs.get("add_pooling_layer") is False:
         declared -= {"pooler"}
     classifier = _classifier(family, declared, tensors)
     table = _table(family, classifier, declared, tensors)
     untied = _untied(tensors, family.base)
-    unused = unused_rows.count(family, theirs, directory / CONFIG)
-    tensors = unused_rows.without(tensors, family, unused)
+    unused = family.unused_rows_of(theirs, directory / CONFIG)
+    tensors = family.without_rows(tensors, unused)
     held = table.parts(tensors, classifier=classifier)
     # The hub's BertForMaskedLM keep the pooler and the next-sentence head of their pre-training;
     # a task's head, though, is there because the class says so.
     parts = declared | (held & _PRETRAINED if declared else held)
     head = HeadConfig(
         parts=tuple(part for part in PARTS.names() if part in parts),
-        labels=fields.labels(theirs, directory / CONFIG) if classifier in parts else (),
+        labels=huggingface_config.labels(theirs, directory / CONFIG) if classifier in parts else (),
         # A model of a task, or one that is to become one, stays of its family.
         pooler_act=HeadConfig.pooler_act if parts & _PRETRAINED_ALONE else family.pooler_act,
     )
@@ -259,7 +215,7 @@ def _read_network(
     if table is family.pooled_names:  # some keep the pooler that its classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
     if model.position_embedding_type != "learned":  # their class makes a table, and leaves it
-        ignored.append(f"{family.base}.embeddings.position_embeddings.weight")
+        ignored.append(family.position_table)
     foreign = name_map.collect(
         tensors,
         table,
@@ -279,7 +235,9 @@ def read_config(directory: Path) -> ModelConfig:
     """Returns the encoder of a directory's `config.json`; raises UsageError if it is none we can
     run.
     """
-    model = _model(name_map.read_json(directory / CONFIG, hint=_HINT), directory / CONFIG)
+    model = huggingface_config.model_of(
+        name_map.read_json(directory / CONFIG, hint=_HINT), directory / CONFIG
+    )
     return validate_model(model, HeadConfig())
 
 
@@ -293,46 +251,6 @@ def declared_pad(directory: Path) -> int | None:
 
 _PRETRAINED = {"pooler", "mlm", "nsp"}
 _PRETRAINED_ALONE = {"mlm", "nsp", "discriminator"}
-
-
-def _family(theirs: dict[str, Any], path: Path) -> Family:
-    kind = theirs.get("model_type", "bert")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise UsageError(
-            f"{path}: model_type is {brief(kind)}; only {', '.join(FAMILIES.names())} are read"
-        )
-    return FAMILIES[kind]
-
-
-def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
-    family = _family(theirs, path)
-    kinds = {name: ours for ours, name in family.positions.items()}
-    kind = theirs.get("position_embedding_type", "absolute")
-    if kinds and kind not in list(kinds):
-        raise UsageError(
-            f"{path}: position_embedding_type {brief(kind)} is not supported; only absolute, "
-            "and of a BERT relative_key and relative_key_query"
-        )
-    if theirs.get("rotary_value"):
-        raise UsageError(f"{path}: rotary_value is true, which is not supported")
-    if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
-        raise UsageError(f"{path}: describes a decoder; only encoders are read")
-    if theirs.get("problem_type") == "multi_label_classification":
-        raise UsageError(f"{path}: multi_label_classification is not supported")
-    activation = theirs.get("hidden_act", "gelu")
-    if activation not in list(_ACTIVATIONS):
-        raise UsageError(
-            f"{path}: hidden_act {brief(activation)} is not one of {', '.join(_ACTIVATIONS)}"
-        )
-    known, given = (*name_map.MODEL_FIELDS, *family.fields), {**family.defaults, **theirs}
-    values = {name: given[name] for name in known if name in given}
-    values |= {"hidden_act": _ACTIVATIONS[activation], **family.fixed}
-    if kinds:
-        values["position_embedding_type"] = kinds[kind]
-    model = from_dict(values, ModelConfig, str(path))
-    positions = model.max_position_embeddings - unused_rows.count(family, theirs, path)
-    narrow = 0 if model.table_size == model.hidden_size else model.embedding_size
-    return dataclasses.replace(model, max_position_embeddings=positions, embedding_size=narrow)
 
 
 def _classifier(family: Family, declared: set[str], tensors: dict[str, np.ndarray]) -> str:
@@ -381,10 +299,8 @@ def _with_moments(
     tensors, metadata = safetensors_files.read_file(path)
     trees = [
         name_map.collect(
-            unused_rows.without(
-                {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)},
-                family,
-                unused,
+            family.without_rows(
+                {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}, unused
             ),
             table,
             model=foreign.model,

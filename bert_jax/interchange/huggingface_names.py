@@ -10,12 +10,13 @@ positions (`modeling_roformer.py`).
 import dataclasses
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 from bert_jax.interchange.name_map import NameMap, require_expressible
 from bert_jax.progress import note_once
 
@@ -155,8 +156,11 @@ class Family:
     # and the tensor that only such a classifier has.
     pooled_names: NameMap | None = None
     pooled_classifier: str | None = None
-    # Rows of the position table before that of the first token: one more than `pad_token_id`, whose
-    # default this is; None where the first row is the first token's.
+    # Positions begin behind the id of padding (transformers modeling_roberta.py,
+    # `create_position_ids_from_input_ids`): with padding as id 1, two rows of the position table
+    # come before that of the first token, which our models do not have, and 512 positions are a
+    # table of 514. This is the id that a config without `pad_token_id` means; None where the first
+    # row is the first token's.
     default_pad: int | None = None
     # Parts that none of its classes has.
     lacks: frozenset[str] = frozenset()
@@ -177,6 +181,41 @@ class Family:
     positions: Mapping[str, str] = field(default_factory=lambda: {"learned": "absolute"})
     # A tensor of sines that its files hold, which has nothing to learn.
     sinusoids: str = ""
+
+    def unused_rows(self, pad: int) -> int:
+        """Returns how many rows of the position table no token uses, given the id of padding."""
+        return 0 if self.default_pad is None else pad + 1
+
+    def unused_rows_of(self, theirs: Mapping[str, Any], path: Path) -> int:
+        """Returns the same for the `config.json` at `path`."""
+        pad = theirs.get("pad_token_id", self.default_pad)
+        if self.default_pad is None:
+            return 0
+        if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
+            raise UsageError(
+                f"{path}: pad_token_id is {brief(pad)}; RoBERTa's positions begin behind it: give "
+                "the id of its padding token"
+            )
+        return self.unused_rows(pad)
+
+    def without_rows(self, tensors: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+        """Returns the tensors of a file without the first `rows` of its position table."""
+        name = self.position_table
+        if not rows or name not in tensors or not tensors[name].ndim:
+            return tensors
+        return tensors | {name: tensors[name][rows:]}
+
+    def with_rows(self, tensors: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+        """Returns tensors as a file has them: `rows` of zeros begin the position table."""
+        name = self.position_table
+        if not rows or name not in tensors:
+            return tensors
+        first = np.zeros((rows, *tensors[name].shape[1:]), tensors[name].dtype)
+        return tensors | {name: np.concatenate([first, tensors[name]])}
+
+    @property
+    def position_table(self) -> str:
+        return f"{self.base}.embeddings.position_embeddings.weight"
 
     def misreads(self, model: ModelConfig, head: HeadConfig) -> str:
         """Returns what its classes would compute otherwise than the model; nothing if all is
@@ -228,8 +267,6 @@ BERT_FAMILY = Family(
         "relative_key_query": "relative_key_query",
     },
 )
-# RoBERTa's positions begin behind the number of its padding token, which is 1 unless it says so
-# (transformers modeling_roberta.py, create_position_ids_from_input_ids).
 ROBERTA_FAMILY = Family(
     base="roberta",
     names=ROBERTA,

@@ -119,9 +119,10 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
         elif kind == "Dense" and pooling:
             steps.append(("dense", _dense(folder)))
         elif kind != "Dropout":
+            place = "" if pooling else " before Pooling"
             raise UsageError(
-                f"{directory / MODULES}: {kind} is not supported{'' if pooling else ' before Pooling'}"
-                "; only an encoder, Pooling, Dense and Normalize are, in this order: `pooling` mean "
+                f"{directory / MODULES}: {kind} is not supported{place}; "
+                "only an encoder, Pooling, Dense and Normalize are, in this order: `pooling` mean "
                 "takes the encoder's states without the rest"
             )
     if not pooling:

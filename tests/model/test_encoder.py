@@ -10,7 +10,7 @@ import pytest
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig, OptimizerConfig
 from bert_jax.config_loader import load_config
 from bert_jax.errors import UsageError
-from bert_jax.interchange import huggingface, tf1
+from bert_jax.interchange import huggingface, huggingface_config, tf1
 from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
@@ -188,7 +188,7 @@ def test_a_format_of_bert_refuses_what_it_cannot_say(name, tmp_path):
 
 def test_silu_is_bert_to_hugging_face_and_not_to_tf1(tmp_path):
     model = dataclasses.replace(_MODEL, hidden_act="silu")
-    assert huggingface.their_config(model)["hidden_act"] == "silu"
+    assert huggingface_config.config_of(model)["hidden_act"] == "silu"
     foreign = ImportedModel(model=model, head=HeadConfig(), params={})
     with pytest.raises(UsageError, match=r"model\.hidden_act is silu"):
         tf1.write(tmp_path / "out", foreign, tokenizer=tmp_path)

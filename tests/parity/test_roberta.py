@@ -14,7 +14,7 @@ from bert_jax.config import ComputeConfig, DataConfig, HeadConfig, ModelConfig, 
 from bert_jax.config_loader import load_config
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
-from bert_jax.interchange import huggingface
+from bert_jax.interchange import huggingface, huggingface_config
 from bert_jax.interchange.huggingface_names import ROBERTA_FAMILY
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm import MLM
@@ -54,7 +54,7 @@ def one_device():
 
 def their_model(model: ModelConfig = _MODEL, *, model_type: str = "roberta"):
     """Their class with random weights, biases and norms included."""
-    described = huggingface.their_config(model, _HEAD, pad=_PAD, model_type=model_type)
+    described = huggingface_config.config_of(model, _HEAD, pad=_PAD, model_type=model_type)
     described.pop("model_type")
     config = transformers.AutoConfig.for_model(model_type, **described)
     config._attn_implementation = "eager"
@@ -231,7 +231,7 @@ def test_what_we_write_is_their_class(tmp_path, name):
 
 def test_base_has_the_parameters_of_their_class():
     model = load_config("roberta_base").model
-    described = huggingface.their_config(model, _HEAD, pad=_PAD, model_type="roberta")
+    described = huggingface_config.config_of(model, _HEAD, pad=_PAD, model_type="roberta")
     with torch.device("meta"):
         theirs = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**described))
     assert theirs.num_parameters() == 124_697_433
