@@ -5,11 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from bert_jax.config import DataConfig, ModelConfig, PhaseConfig
-from bert_jax.data.pretraining.batch import INPUTS, PREDICTIONS, Batch
-from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.config import ModelConfig, PhaseConfig
+from bert_jax.data.pretraining.batch import INPUTS, PREDICTIONS, Batch, Draw
 from bert_jax.model.flops import encoder_flops, masked_lm_flops
 from bert_jax.model.losses import Sums, cross_entropy, cross_entropy_and_normaliser
 from bert_jax.objectives.objective import Figure, Objective
@@ -30,25 +28,8 @@ class MaskedLanguageModel(Objective):
         Figure("perplexity", "perplexity", "{:.1f}"),
     )
 
-    def collate(
-        self,
-        rows: dict[str, np.ndarray],
-        *,
-        vocabulary: Vocabulary,
-        options: DataConfig,
-        max_predictions: int,
-        key: int,
-        example_numbers: np.ndarray,
-    ) -> Batch:
-        masked = MASKS[options.mask](
-            rows["input_ids"],
-            rows["lengths"],
-            vocabulary=vocabulary,
-            options=options,
-            max_predictions=max_predictions,
-            key=key,
-            example_numbers=example_numbers,
-        )
+    def collate(self, rows: Batch, draw: Draw) -> Batch:
+        masked = MASKS[draw.options.mask](rows, draw)
         return {**{name: rows[name] for name in INPUTS}, **masked}
 
     def sums(

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import DataConfig, ModelConfig, PhaseConfig
-from bert_jax.data.pretraining.batch import Batch, Field
-from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.config import ModelConfig, PhaseConfig
+from bert_jax.data.pretraining.batch import Batch, Draw, Field
 from bert_jax.model.flops import encoder_flops, masked_lm_flops, pooler_flops
 from bert_jax.model.losses import Sums, cross_entropy
 from bert_jax.objectives.mlm import MLM, MaskedLanguageModel
@@ -37,27 +36,10 @@ class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
     def guessing(self, model: ModelConfig) -> float:
         return super().guessing(model) + math.log(2)
 
-    def collate(
-        self,
-        rows: dict[str, np.ndarray],
-        *,
-        vocabulary: Vocabulary,
-        options: DataConfig,
-        max_predictions: int,
-        key: int,
-        example_numbers: np.ndarray,
-    ) -> Batch:
-        masked = super().collate(
-            rows,
-            vocabulary=vocabulary,
-            options=options,
-            max_predictions=max_predictions,
-            key=key,
-            example_numbers=example_numbers,
-        )
-        count = len(example_numbers)
+    def collate(self, rows: Batch, draw: Draw) -> Batch:
+        count = len(rows["input_ids"])
         return {
-            **masked,
+            **super().collate(rows, draw),
             "nsp_positions": np.zeros((count, 1), np.int32),
             "nsp_labels": rows["is_random"][:, None].astype(np.int32),
             "nsp_weights": np.ones((count, 1), np.float32),

@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bert_jax import progress
-from bert_jax.config import DataConfig, ModelConfig, PhaseConfig, TrainConfig
-from bert_jax.data.pretraining.batch import Batch, Field
-from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.config import ModelConfig, PhaseConfig, TrainConfig
+from bert_jax.data.pretraining.batch import Batch, Draw, Field
 from bert_jax.model import bert
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.losses import Sums
@@ -65,19 +63,10 @@ class Objective:
     # Whether `sums` takes `z_loss`, which is `optimizer.z_loss` in training.
     takes_z_loss: bool = False
 
-    def collate(
-        self,
-        rows: dict[str, np.ndarray],
-        *,
-        vocabulary: Vocabulary,
-        options: DataConfig,
-        max_predictions: int,
-        key: int,
-        example_numbers: np.ndarray,
-    ) -> Batch:
+    def collate(self, rows: Batch, draw: Draw) -> Batch:
         """Returns the arrays of `fields` for some rows, as `data.rows` has read them.
 
-        A pure function: `key` and `example_numbers` `[R]` decide all that is drawn.
+        A pure function: `draw` decides all that is drawn.
         """
         raise NotImplementedError
 

@@ -11,10 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import DataConfig, ModelConfig, PhaseConfig, TrainConfig
-from bert_jax.data.pretraining.batch import Batch, Field
-from bert_jax.data.pretraining.masking import prediction_keys
-from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.config import ModelConfig, PhaseConfig, TrainConfig
+from bert_jax.data.pretraining.batch import Batch, Draw, Field
 from bert_jax.model import bert
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import discriminator_flops, encoder_flops, masked_lm_flops
@@ -28,7 +26,7 @@ from bert_jax.objectives.objective import Figure
 _WEIGHT = 50.0
 # The generator's dropout counts as a layer of its own, after that of the heads (model/bert.py).
 _GENERATOR_LAYER = 2**31 + 2
-# The draw of a row's noise; masks number theirs from 0.
+# The purpose of a row's noise; masks number theirs from 0.
 _NOISE = 2**31
 # The curve behind the AUC is made of counts of scores (logits) in bins of this width, around 0.
 _BINS, _BIN_WIDTH = 400, 0.05
@@ -61,31 +59,15 @@ class ReplacedTokenDetection(MaskedLanguageModel):
         Figure("rtd_auc", "AUC", "{:.4f}", "0.5: guessing"),
     )
 
-    def collate(
-        self,
-        rows: dict[str, np.ndarray],
-        *,
-        vocabulary: Vocabulary,
-        options: DataConfig,
-        max_predictions: int,
-        key: int,
-        example_numbers: np.ndarray,
-    ) -> Batch:
+    def collate(self, rows: Batch, draw: Draw) -> Batch:
         """Makes the masks as `mlm` does, and draws the noise of each example's predictions.
 
         An example's number follows from the step and its row in the global batch: the samples are
         those of (seed, step, global row), on any mesh and after a resume, and the same whenever
         held-out examples are looked at, or rows are packed.
         """
-        masked = super().collate(
-            rows,
-            vocabulary=vocabulary,
-            options=options,
-            max_predictions=max_predictions,
-            key=key,
-            example_numbers=example_numbers,
-        )
-        noise = prediction_keys(key, _NOISE, example_numbers, masked["mlm_positions"])
+        masked = super().collate(rows, draw)
+        noise = draw.position_keys(_NOISE, masked["mlm_positions"])
         words = noise[..., None].view(np.int32)
         return {
             **masked,

@@ -45,11 +45,11 @@ class TokenOrder(Objective):
         Figure("order_accuracy", "order accuracy", "{:.3f}", f"{1 - SHARE}: guessing"),
     )
 
-    def collate(self, rows, *, vocabulary, options, max_predictions, key, example_numbers):
+    def collate(self, rows, draw):
         ids, length = rows["input_ids"].copy(), rows["input_ids"].shape[1]
-        ends = vocabulary.special
+        ends = draw.vocabulary.special
         special = np.isin(ids, (ends.cls, ends.sep, ends.pad))
-        keys = counter_rng.bits(key, example_numbers)[:, None]
+        keys = counter_rng.bits(draw.key, draw.example_numbers)[:, None]
         chance = counter_rng.uniform(counter_rng.bits(keys, np.arange(length)))
         # Pairs of an even position and the next one, so that no token moves twice.
         swapped = (chance < SHARE) & (np.arange(length) % 2 == 0)

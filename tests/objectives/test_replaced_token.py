@@ -13,7 +13,7 @@ from bert_jax import config_loader
 from bert_jax.__main__ import main
 from bert_jax.config import ComputeConfig, DataConfig, ModelConfig, PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, validate
-from bert_jax.data.pretraining.masking import prediction_keys
+from bert_jax.data.pretraining.batch import Draw
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.model import bert, sharding
@@ -52,6 +52,16 @@ def batch_of(*, rows: int = 8, vocab_size: int = 97, seed: int = 0) -> dict[str,
         "rtd_noise_2": draw.integers(-(2**31), 2**31, (rows, 5)).astype(np.int32),
     }
     return {name: batch[name] for name in REPLACED_TOKEN.fields}
+
+
+def draw_of(numbers, *, key: int = 7) -> Draw:
+    return Draw(
+        vocabulary=Vocabulary(SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), 97),
+        options=DataConfig(mask_token_prob=0.85, random_token_prob=0.0),
+        max_predictions=5,
+        key=key,
+        example_numbers=np.asarray(numbers),
+    )
 
 
 # --- shapes --------------------------------------------------------------------------------------
@@ -116,10 +126,9 @@ def test_fields_that_nothing_reads_and_shapes_that_cannot_be():
 
 def test_samples_have_the_chances_of_the_softmax():
     """100,000 draws for one row of scores: 1,000 rows of a batch, 100 positions each."""
-    draw = np.random.default_rng(3)
-    scores = 1.5 * draw.standard_normal(60)
+    scores = 1.5 * np.random.default_rng(3).standard_normal(60)
     positions = np.tile(np.arange(100), (1000, 1))
-    noise = prediction_keys(7, 1, np.arange(1000), positions)[..., None].view(np.int32)
+    noise = draw_of(np.arange(1000)).position_keys(1, positions)[..., None].view(np.int32)
     logits = jnp.broadcast_to(jnp.float32(scores), (1000, 100, 60))
     drawn = jax.jit(sample, static_argnames="vocab_size")(
         logits, keys=(noise[..., 0], noise[..., 1]), vocab_size=60
@@ -166,21 +175,12 @@ def test_the_area_under_the_curve_is_that_of_all_pairs():
 
 
 def test_noise_is_the_examples_and_not_the_batches():
-    vocabulary = Vocabulary(SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), 97)
     rows = {**batch_of(), "lengths": np.full(8, 24)}
     rows["input_ids"] = np.random.default_rng(0).integers(5, 97, (8, 24)).astype(np.int32)
-    options = DataConfig(mask_token_prob=0.85, random_token_prob=0.0)
 
     def noise(numbers, key=7):
         chosen = {name: array[: len(numbers)] for name, array in rows.items()}
-        batch = REPLACED_TOKEN.collate(
-            chosen,
-            vocabulary=vocabulary,
-            options=options,
-            max_predictions=5,
-            key=key,
-            example_numbers=np.asarray(numbers),
-        )
+        batch = REPLACED_TOKEN.collate(chosen, draw_of(numbers, key=key))
         is_used = batch["mlm_weights"] > 0
         return [
             np.stack([batch["rtd_noise_1"], batch["rtd_noise_2"]], -1)[row, is_used[row]]

@@ -1,9 +1,14 @@
-"""The arrays of a batch of pre-training: their names, sizes and types."""
+"""The arrays of a batch of pre-training, and what decides the draws that are in them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from bert_jax.config import DataConfig
+from bert_jax.data import counter_rng
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
 
 Batch = dict[str, np.ndarray]
 
@@ -21,6 +26,31 @@ class Field(NamedTuple):
     def columns(self, *, sequence_length: int, max_predictions: int, max_sequences: int = 1) -> int:
         sizes = {"L": sequence_length, "M": max_predictions, "P": max_sequences}
         return sizes.get(self.size) or int(self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """Everything, beside the tokens of R rows, that decides what a mask or an objective draws.
+
+    A row's draws depend on `key`, which is the seed's and the phase's, and on its example number
+    only: not on the other rows of its batch.
+    """
+
+    vocabulary: Vocabulary
+    options: DataConfig
+    max_predictions: int
+    key: int
+    example_numbers: np.ndarray  # int64 [R]
+
+    def row_keys(self, purpose: int) -> np.ndarray:
+        """Returns a key for each row and purpose: uint64 `[R, 1]`."""
+        return counter_rng.bits(counter_rng.derive(self.key, purpose), self.example_numbers)[
+            :, None
+        ]
+
+    def position_keys(self, purpose: int, positions: np.ndarray) -> np.ndarray:
+        """Returns a key for each of the positions `[R, M]` and purpose: uint64 `[R, M]`."""
+        return counter_rng.bits(self.row_keys(purpose), positions)
 
 
 # What every encoder reads.

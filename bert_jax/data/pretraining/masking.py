@@ -7,42 +7,29 @@ is masked differently. A row's masks depend on its key, its example number and i
 
 import numpy as np
 
-from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
-from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
+from bert_jax.data.pretraining.batch import Batch, Draw
+from bert_jax.data.tokenizer.tokenizer import SpecialIds
+
+# The purposes of a mask's draws.
+ORDER, _ACTION, _TOKEN = range(3)
 
 
-def mask_rows(
-    input_ids: np.ndarray,
-    lengths: np.ndarray,
-    *,
-    vocabulary: Vocabulary,
-    options: DataConfig,
-    max_predictions: int,
-    key: int,
-    example_numbers: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Masks `input_ids` `[R, L]` int32, of which the first `lengths` `[R]` are not padding.
+def mask_rows(rows: Batch, draw: Draw) -> Batch:
+    """Masks `input_ids` `[R, L]` int32 of `rows`, of which the first `lengths` `[R]` are not
+    padding.
 
     Of each row min(max_predictions, max(1, round(length * masked_lm_prob))) tokens are predicted,
     [CLS] and [SEP] counted in the length as the original counts them, but [CLS], [SEP], [PAD] and
     [MASK] themselves never. Returns new `input_ids`, and `mlm_positions` (ascending),
     `mlm_targets` (int32) and `mlm_weights` (float32), each `[R, max_predictions]`; 0 after a row's
-    last prediction. `key` and `example_numbers` `[R]` decide all draws.
+    last prediction.
     """
-    is_candidate = candidates(input_ids, vocabulary.special)
-    count = wanted(lengths, is_candidate, options=options, max_predictions=max_predictions)
-    order_keys = row_keys(key, 0, example_numbers)
-    positions = _choose(is_candidate, count, max_predictions, order_keys)
-    return replace(
-        input_ids,
-        positions,
-        count,
-        vocabulary=vocabulary,
-        options=options,
-        key=key,
-        example_numbers=example_numbers,
-    )
+    input_ids = rows["input_ids"]
+    is_candidate = candidates(input_ids, draw.vocabulary.special)
+    count = wanted(rows["lengths"], is_candidate, draw)
+    positions = _choose(is_candidate, count, draw.max_predictions, draw.row_keys(ORDER))
+    return replace(input_ids, positions, count, draw)
 
 
 def candidates(input_ids: np.ndarray, special: SpecialIds) -> np.ndarray:
@@ -53,56 +40,38 @@ def candidates(input_ids: np.ndarray, special: SpecialIds) -> np.ndarray:
     return is_candidate
 
 
-def wanted(
-    lengths: np.ndarray, is_candidate: np.ndarray, *, options: DataConfig, max_predictions: int
-) -> np.ndarray:
+def wanted(lengths: np.ndarray, is_candidate: np.ndarray, draw: Draw) -> np.ndarray:
     """Returns how many tokens of each row are to be predicted: int64 `[R]`."""
-    share = np.maximum(np.rint(lengths * options.masked_lm_prob).astype(np.int64), 1)
-    return np.minimum(np.minimum(share, max_predictions), is_candidate.sum(1))
-
-
-def row_keys(key: int, draw: int, example_numbers: np.ndarray) -> np.ndarray:
-    """Returns a key for each row and kind of draw: uint64 `[R, 1]`."""
-    return counter_rng.bits(counter_rng.derive(key, draw), example_numbers)[:, None]
-
-
-def prediction_keys(
-    key: int, draw: int, example_numbers: np.ndarray, positions: np.ndarray
-) -> np.ndarray:
-    """Returns a key for each of the positions `[R, M]` and kind of draw: uint64 `[R, M]`."""
-    return counter_rng.bits(row_keys(key, draw, example_numbers), positions)
+    share = np.maximum(np.rint(lengths * draw.options.masked_lm_prob).astype(np.int64), 1)
+    return np.minimum(np.minimum(share, draw.max_predictions), is_candidate.sum(1))
 
 
 def replace(
     input_ids: np.ndarray,
     positions: np.ndarray,
     count: np.ndarray,
+    draw: Draw,
     *,
-    vocabulary: Vocabulary,
-    options: DataConfig,
-    key: int,
-    example_numbers: np.ndarray,
     decided_at: np.ndarray | None = None,
-) -> dict[str, np.ndarray]:
+) -> Batch:
     """Returns what `mask_rows` does, for chosen `positions` `[R, M]`, ascending, of which the first
     `count` `[R]` count.
 
     Each position draws what becomes of its token: [MASK], a random token, or the token itself.
     `decided_at` `[R, L]` are the positions that draw in place of others, such as a span's first.
     """
-    special = vocabulary.special
+    vocabulary, options = draw.vocabulary, draw.options
     is_used = np.arange(positions.shape[1]) < count[:, None]
     positions = positions * is_used  # the rest point at [CLS], and put back what they find there
     originals = np.take_along_axis(input_ids, positions, axis=1)
     deciding = positions
     if decided_at is not None:
         deciding = np.take_along_axis(decided_at, positions, axis=1)
-    action_keys, token_keys = (row_keys(key, draw, example_numbers) for draw in (1, 2))
-    action = counter_rng.uniform(counter_rng.bits(action_keys, deciding))
+    action = counter_rng.uniform(draw.position_keys(_ACTION, deciding))
     is_mask = (action < options.mask_token_prob) & is_used
     is_other = (action < options.mask_token_prob + options.random_token_prob) & is_used
-    others = counter_rng.randint(counter_rng.bits(token_keys, positions), vocabulary.size)
-    replaced = np.where(is_mask, special.mask, np.where(is_other, others, originals))
+    others = counter_rng.randint(draw.position_keys(_TOKEN, positions), vocabulary.size)
+    replaced = np.where(is_mask, vocabulary.special.mask, np.where(is_other, others, originals))
     masked = input_ids.copy()
     np.put_along_axis(masked, positions, replaced.astype(np.int32), axis=1)
     return {

@@ -12,6 +12,7 @@ same way through a permutation of these.
 
 import bisect
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
@@ -22,7 +23,7 @@ from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
-from bert_jax.data.pretraining.batch import Batch, Field
+from bert_jax.data.pretraining.batch import Batch, Draw, Field
 from bert_jax.data.pretraining.epochs import EpochCache, by_epoch
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
@@ -47,16 +48,7 @@ class Collator(Protocol):
     @property
     def rows(self) -> tuple[str, ...]: ...
 
-    def collate(
-        self,
-        rows: dict[str, np.ndarray],
-        *,
-        vocabulary: Vocabulary,
-        options: DataConfig,
-        max_predictions: int,
-        key: int,
-        example_numbers: np.ndarray,
-    ) -> Batch: ...
+    def collate(self, rows: Batch, draw: Draw) -> Batch: ...
 
 
 class Pipeline:
@@ -122,12 +114,14 @@ class Pipeline:
             self._split,
             self._planned(index, numbers),
             collator=self._collator,
-            vocabulary=self._vocabulary,
-            options=self._phase_options[index],
             sequence_length=phase.sequence_length,
-            max_predictions=phase.max_predictions,
-            mask_key=counter_rng.derive(self._seed, _Key.MASK, index),
-            example_numbers=numbers,
+            draw=Draw(
+                vocabulary=self._vocabulary,
+                options=self._phase_options[index],
+                max_predictions=phase.max_predictions,
+                key=counter_rng.derive(self._seed, _Key.MASK, index),
+                example_numbers=numbers,
+            ),
         )
 
     def rows_per_epoch(self, phase_index: int) -> int:
@@ -256,15 +250,16 @@ class EvaluationSet:
         chosen = counter_rng.permute(np.arange(self.num_examples), len(plan), shuffle_key)
         self._plan = plan.take(chosen)
         self._batch_size = batch_size
-        self._split = split
-        self._arguments = {
-            "collator": collator,
-            "vocabulary": vocabulary,
-            "options": options,
-            "sequence_length": sequence_length,
-            "max_predictions": max_predictions,
-            "mask_key": counter_rng.derive(key, _Key.MASK),
-        }
+        self._batch = functools.partial(
+            _batch, split, collator=collator, sequence_length=sequence_length
+        )
+        self._draw = functools.partial(
+            Draw,
+            vocabulary=vocabulary,
+            options=options,
+            max_predictions=max_predictions,
+            key=counter_rng.derive(key, _Key.MASK),
+        )
 
     def batch_at(self, index: int, rows: range) -> Batch:
         """Returns the given rows of batch `index`.
@@ -275,8 +270,7 @@ class EvaluationSet:
         numbers = index * self._batch_size + np.arange(rows.start, rows.stop)
         is_example = numbers < self.num_examples
         numbers = np.minimum(numbers, self.num_examples - 1)
-        rows = self._plan.take(numbers)
-        batch = _batch(self._split, rows, example_numbers=numbers, **self._arguments)
+        batch = self._batch(self._plan.take(numbers), draw=self._draw(example_numbers=numbers))
         for name, array in batch.items():
             if name.endswith("weights"):
                 array *= is_example[:, None]
@@ -284,28 +278,12 @@ class EvaluationSet:
 
 
 def _batch(
-    split: Split,
-    plan: Any,
-    *,
-    collator: Collator,
-    vocabulary: Vocabulary,
-    options: DataConfig,
-    sequence_length: int,
-    max_predictions: int,
-    mask_key: int,
-    example_numbers: np.ndarray,
+    split: Split, plan: Any, *, collator: Collator, sequence_length: int, draw: Draw
 ) -> Batch:
-    rows = ROWS[options.rows].read(
-        split, plan, vocabulary=vocabulary, sequence_length=sequence_length
+    rows = ROWS[draw.options.rows].read(
+        split, plan, vocabulary=draw.vocabulary, sequence_length=sequence_length
     )
-    return collator.collate(
-        rows,
-        vocabulary=vocabulary,
-        options=options,
-        max_predictions=max_predictions,
-        key=mask_key,
-        example_numbers=example_numbers,
-    )
+    return collator.collate(rows, draw)
 
 
 def _check_sizes(

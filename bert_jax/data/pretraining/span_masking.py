@@ -6,14 +6,11 @@ at 10). Spans are drawn until enough tokens are masked; the last one is cut, in 
 if need be. Spans that touch are one, and all of a span is replaced alike.
 """
 
-from typing import Any
-
 import numpy as np
 
-from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.pretraining import masking, word_masking
-from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.data.pretraining.batch import Batch, Draw
 
 _P, _LONGEST = 0.2, 10
 _SHARES = _P * (1 - _P) ** np.arange(_LONGEST)
@@ -24,38 +21,26 @@ _UP_TO = np.cumsum(_SHARES / _SHARES.sum())
 _MOST_DRAWS = 8
 
 
-def mask_spans(
-    input_ids: np.ndarray,
-    lengths: np.ndarray,
-    *,
-    vocabulary: Vocabulary,
-    options: DataConfig,
-    max_predictions: int,
-    key: int,
-    example_numbers: np.ndarray,
-) -> dict[str, Any]:
+def mask_spans(rows: Batch, draw: Draw) -> Batch:
     """Masks spans of words, and returns what `masking.mask_rows` does.
 
     As many tokens of a row as that asks for are predicted; no span reaches over a special token.
     """
+    vocabulary, input_ids = draw.vocabulary, rows["input_ids"]
     assert vocabulary.begins_word is not None
     is_candidate = masking.candidates(input_ids, vocabulary.special)
-    most = masking.wanted(lengths, is_candidate, options=options, max_predictions=max_predictions)
+    most = masking.wanted(rows["lengths"], is_candidate, draw)
     words = word_masking.words_of(input_ids, is_candidate, vocabulary.begins_word)
-    keys = masking.row_keys(key, 0, example_numbers)
-    is_chosen = _draw_spans(is_candidate, words, most, keys)
+    is_chosen = _draw_spans(is_candidate, words, most, draw.row_keys(masking.ORDER))
     column = np.arange(input_ids.shape[1])
     begins = is_chosen.copy()
     begins[:, 1:] &= ~is_chosen[:, :-1]
     first = np.maximum.accumulate(np.where(begins, column, 0), axis=1)
     return masking.replace(
         input_ids,
-        masking.positions_of(is_chosen, max_predictions),
+        masking.positions_of(is_chosen, draw.max_predictions),
         is_chosen.sum(1),
-        vocabulary=vocabulary,
-        options=options,
-        key=key,
-        example_numbers=example_numbers,
+        draw,
         decided_at=first,
     )
 

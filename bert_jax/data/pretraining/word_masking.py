@@ -5,13 +5,12 @@ row in a random order; each is taken if all of its pieces still fit. Each piece 
 itself what stands in its place.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.config import DataConfig
 from bert_jax.data.pretraining import masking
-from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.data.pretraining.batch import Batch, Draw
 
 
 class Words(NamedTuple):
@@ -45,33 +44,22 @@ def words_of(input_ids: np.ndarray, is_candidate: np.ndarray, begins_word: np.nd
     return Words(np.maximum(number, 0), begins.sum(1), first, size)
 
 
-def mask_words(
-    input_ids: np.ndarray,
-    lengths: np.ndarray,
-    *,
-    vocabulary: Vocabulary,
-    options: DataConfig,
-    max_predictions: int,
-    key: int,
-    example_numbers: np.ndarray,
-) -> dict[str, Any]:
+def mask_words(rows: Batch, draw: Draw) -> Batch:
     """Masks whole words, and returns what `masking.mask_rows` does. As many tokens as that asks for
     are an upper bound: a word that does not fit any more is passed over.
     """
+    vocabulary, input_ids = draw.vocabulary, rows["input_ids"]
     assert vocabulary.begins_word is not None
     is_candidate = masking.candidates(input_ids, vocabulary.special)
-    most = masking.wanted(lengths, is_candidate, options=options, max_predictions=max_predictions)
+    most = masking.wanted(rows["lengths"], is_candidate, draw)
     words = words_of(input_ids, is_candidate, vocabulary.begins_word)
-    taken, total = _take(words, most, masking.row_keys(key, 0, example_numbers))
+    taken, total = _take(words, most, draw.row_keys(masking.ORDER))
     is_chosen = np.take_along_axis(taken, words.number, axis=1) & is_candidate
     return masking.replace(
         input_ids,
-        masking.positions_of(is_chosen, max_predictions),
+        masking.positions_of(is_chosen, draw.max_predictions),
         total,
-        vocabulary=vocabulary,
-        options=options,
-        key=key,
-        example_numbers=example_numbers,
+        draw,
     )
 
 

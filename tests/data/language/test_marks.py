@@ -14,6 +14,7 @@ from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.language import marks
 from bert_jax.data.pretraining import masking
+from bert_jax.data.pretraining.batch import Draw
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
@@ -211,15 +212,14 @@ def _rates(corpus, kind: str, vocabulary, *, length: int = 64) -> tuple[float, i
     ids[:, 0] = special.cls
     ids[:, 1:-1] = tokens[: rows * (length - 2)].reshape(rows, -1)
     assert masking.candidates(ids, special).any(1).all()
-    found = MASKS[kind](
-        ids,
-        np.full(rows, length),
+    draw = Draw(
         vocabulary=vocabulary,
         options=DataConfig(),
         max_predictions=20,
         key=3,
         example_numbers=np.arange(rows),
     )
+    found = MASKS[kind]({"input_ids": ids, "lengths": np.full(rows, length)}, draw)
     chosen = found["mlm_weights"].sum(1)
     return float(chosen.sum() / ids.size), int((chosen == 0).sum())
 

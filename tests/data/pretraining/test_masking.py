@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
+from bert_jax.data.pretraining.batch import Draw
 from bert_jax.data.pretraining.masking import mask_rows
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL
@@ -37,15 +38,14 @@ def make_rows(lengths: np.ndarray, row_length: int) -> np.ndarray:
 
 
 def mask(ids, lengths, *, first=0, max_predictions=20, options=None, key=1):
-    return mask_rows(
-        ids,
-        lengths,
+    draw = Draw(
         vocabulary=Vocabulary(SPECIAL, VOCAB_SIZE),
         options=options or DataConfig(),
         max_predictions=max_predictions,
         key=key,
         example_numbers=first + np.arange(len(ids)),
     )
+    return mask_rows({"input_ids": ids, "lengths": lengths}, draw)
 
 
 def test_number_of_predictions_is_the_original_formula():

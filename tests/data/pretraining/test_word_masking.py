@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.pretraining import masking, span_masking, word_masking
+from bert_jax.data.pretraining.batch import Draw
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, Vocabulary
 from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
 from bert_jax.data.tokenizer.words import begins_word
@@ -37,16 +38,19 @@ def rows_of(number: int, *, pieces: float = 0.4) -> tuple[np.ndarray, np.ndarray
     return ids.astype(np.int32), lengths
 
 
-def masked(kind: str, ids, lengths, *, options=None, max_predictions=20, first=0):
-    found = MASKS[kind](
-        ids,
-        lengths,
+def draw_of(numbers, *, options=None, max_predictions=20) -> Draw:
+    return Draw(
         vocabulary=_VOCABULARY,
         options=options or DataConfig(),
         max_predictions=max_predictions,
         key=_KEY,
-        example_numbers=first + np.arange(len(ids)),
+        example_numbers=np.asarray(numbers),
     )
+
+
+def masked(kind: str, ids, lengths, *, first=0, **rest):
+    draw = draw_of(first + np.arange(len(ids)), **rest)
+    found = MASKS[kind]({"input_ids": ids, "lengths": lengths}, draw)
     used = found["mlm_weights"] == 1
     return found, [row[on] for row, on in zip(found["mlm_positions"], used, strict=True)]
 
@@ -76,7 +80,7 @@ def test_words_are_those_of_the_original_loop():
     _, found = masked("whole_words", ids, lengths)
     for number, (row, length, positions) in enumerate(zip(ids, lengths, found, strict=True)):
         words, most = words_of(row), wanted(row, int(length))
-        key = masking.row_keys(_KEY, 0, np.array([number]))
+        key = draw_of([number]).row_keys(masking.ORDER)
         rank = counter_rng.bits(key, np.arange(_LENGTH))[0]
         chosen: list[int] = []
         # The low seven bits of a rank are the word's number.
@@ -107,7 +111,7 @@ def test_spans_are_those_of_the_original_loop():
     _, found = masked("spans", ids, lengths)
     for number, (row, length, positions) in enumerate(zip(ids, lengths, found, strict=True)):
         words, most = words_of(row), wanted(row, int(length))
-        key = masking.row_keys(_KEY, 0, np.array([number]))[0]
+        key = draw_of([number]).row_keys(masking.ORDER)[0]
         there = [position for word in words for position in word]
         chosen: set[int] = set()
         for draw in range(10_000):
