@@ -5,9 +5,6 @@ from collections.abc import Iterator
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.registry import POSITIONS
 
-# Built-in kinds of position that have as many rows of parameters as there are positions.
-_WITH_TABLE = ("learned", "relative_key", "relative_key_query")
-
 
 def phase_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Yields what is impossible in a phase: the name of the field, and why."""
@@ -19,7 +16,7 @@ def phase_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[st
         yield "sequence_length", f"is {phase.sequence_length}; a pair of segments needs at least 8"
     if phase.sequence_length > config.model.max_position_embeddings:
         kind = config.model.position_embedding_type
-        has_table = kind in _WITH_TABLE or not POSITIONS.is_builtin(kind)
+        has_table = POSITIONS[kind].has_table()
         longest = "the position table" if has_table else "the model says its rows may be"
         remedy = "enlarge the table" if has_table else f"set it higher: {kind} has no table"
         yield (

@@ -5,13 +5,12 @@ lower and compile is a function of the key below, and everything else of a run i
 processes of their own (`make chaos`, `make smoke`) share nothing.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 
-from bert_jax.config import CheckpointConfig, DataConfig, EvaluationConfig, TrainConfig
+from bert_jax.config import TrainConfig
 from bert_jax.registry import ATTENTION, OPTIMIZERS, PARTS, POSITIONS, SCHEDULES
 from bert_jax.update import step
 
@@ -30,18 +29,8 @@ def _key(config: TrainConfig, arguments: Any, objective: Any) -> Any:
         *(OPTIMIZERS[optimizer.kind], SCHEDULES[optimizer.schedule]),
         *(POSITIONS[model.position_embedding_type], ATTENTION[config.compute.attention]),
     )
-    relevant = dataclasses.replace(
-        config,
-        name="",
-        data=DataConfig(),
-        evaluation=EvaluationConfig(),
-        checkpoint=CheckpointConfig(),
-        log_every_steps=1,
-        deadline_seconds=0.0,
-        trackers=(),
-    )
     mesh = jax.sharding.get_abstract_mesh()
-    return relevant, structure, shapes, objective, behind, mesh
+    return config, structure, shapes, objective, behind, mesh
 
 
 class CompiledOnce:

@@ -122,23 +122,26 @@ class ImportedModel:
     missing: tuple[str, ...] = ()
 
 
-# The fields of a model that no BERT of another system has: for those formats they must be as they
-# are by default.
-_OURS = (
-    "position_embedding_type",
-    "rope_theta",
-    "embedding_size",
-    "norm_placement",
-    "norm",
-    "norm_bias",
-    "linear_bias",
-    "feed_forward",
-)
 # The fields of a model that other systems' BERT has, by the same names.
-MODEL_FIELDS = tuple(
+MODEL_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "initializer_range",
+    "layer_norm_eps",
+)
+# Those that it has not, a new one included: for those formats they must be as they are by default.
+_OURS = tuple(
     field.name
     for field in dataclasses.fields(ModelConfig)
-    if field.name not in (*_OURS, *GENERATOR)
+    if field.name not in (*MODEL_FIELDS, *GENERATOR)
 )
 
 

@@ -86,7 +86,8 @@ def of_train_step(
     if is_rematerialised(config, platform=platform):
         kept = _of_model(_REMATERIALISED[compute.remat], config.model, length)
         again = max(sizes.block(block) for sizes in networks)
-    is_plain = compute.attention == "plain" or _adds_to_scores(config.model)
+    adds_to_scores = POSITIONS[config.model.position_embedding_type].adds_to_scores()
+    is_plain = compute.attention == "plain" or adds_to_scores
     if is_plain and kept.scores and platform != "cpu":
         kept = kept._replace(scores=kept.scores + _PLAIN_ATTENTION)
     activations = again
@@ -111,12 +112,6 @@ def of_train_step(
         activations=int(activations),
         logits=int(logits),
     )
-
-
-def _adds_to_scores(model: ModelConfig) -> bool:
-    """Returns whether positions do, which every kind of attention leaves to `plain`."""
-    kind, base = POSITIONS[model.position_embedding_type], POSITIONS["none"]
-    return kind.bias is not base.bias or kind.scores is not base.scores
 
 
 def _of_model(arrays: _Arrays, model: ModelConfig, length: int) -> _Arrays:

@@ -5,12 +5,13 @@ Dims: B batch, L length, R positions that are read, D width, H heads, K head siz
 width, N layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from bert_jax.config import ComputeConfig, ModelConfig
@@ -46,7 +47,7 @@ class Block(nnx.Module):
         # Where no position kind says otherwise, a key's bias adds the same to all scores of a
         # query, which softmax does not see: its gradient is zero, and what could be computed would
         # be rounding.
-        self.key = linear(width, width, is_bias_trained=kind.sees_key_bias)
+        self.key = linear(width, width, is_bias_trained=kind.sees_key_bias())
         self.value = linear(width, width)
         self.attention_output = linear(width, width)
         self.attention_norm = Norm(width, config=config)
@@ -94,7 +95,7 @@ class Block(nnx.Module):
         key_BHKL = split_heads(self.key.to_columns(seen_BLD), self.num_heads)
         bias_BHRL = None
         position = self.position if self.has_position else position
-        if position.is_in_attention:
+        if position.is_in_attention():
             where_BR = position_ids_BL
             if read_BR is not None:
                 where_BR = gather_ids(position_ids_BL, read_BR)
@@ -171,46 +172,95 @@ class Encoder(nnx.Module):
         attend = ATTENTION[compute.attention]
         position = self.embeddings.position
         blocks = [nnx.split(getattr(self, f"layer_{i}")) for i in range(self.num_layers)]
-        graph = blocks[0][0]
 
-        def apply_block(x_BLD, layer, params, read_BR=None):
-            layer_key = None if key is None else key.fold(layer)
-            block = nnx.merge(graph, to_compute_params(params, dtype=compute.dtype))
-            return block(
-                x_BLD,
-                sequence_ids_BL=batch["sequence_ids"],
-                position_ids_BL=batch["position_ids"],
-                position=position,
-                attend=attend,
-                key=layer_key,
-                read_BR=read_BR,
-            )
+        def block_of(graph: Any) -> Callable[..., jax.Array]:
+            def apply_block(x_BLD, layer, params, read_BR=None):
+                layer_key = None if key is None else key.fold(layer)
+                block = nnx.merge(graph, to_compute_params(params, dtype=compute.dtype))
+                return block(
+                    x_BLD,
+                    sequence_ids_BL=batch["sequence_ids"],
+                    position_ids_BL=batch["position_ids"],
+                    position=position,
+                    attend=attend,
+                    key=layer_key,
+                    read_BR=read_BR,
+                )
 
-        apply_block = _rematerialised(apply_block, compute)
-        # All blocks but the last are alike.
-        *alike, (_, last) = blocks
-        if compute.layers == "scan" and alike:
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[p for _, p in alike])
-            layers = jnp.arange(len(alike))
+            return _rematerialised(apply_block, compute)
 
-            def scanned(x_BLD, layer):
-                y_BLD = apply_block(x_BLD, *layer)
-                return y_BLD, None if hidden_states is None else y_BLD
-
-            x_BLD, states = jax.lax.scan(scanned, x_BLD, (layers, stacked))
-            if hidden_states is not None and states is not None:
-                hidden_states.extend(states)
+        # The last block may compute fewer positions than the others.
+        *others, (last, last_params) = blocks
+        if compute.layers == "scan":
+            for start, period, times in repeated([graph for graph, _ in others]):
+                x_BLD, states = _scan(
+                    [block_of(graph) for graph, _ in others[start : start + period]],
+                    x_BLD,
+                    [params for _, params in others[start : start + period * times]],
+                    first=start,
+                    with_states=hidden_states is not None,
+                )
+                if hidden_states is not None:
+                    hidden_states += states
         else:
-            for i, (_, params) in enumerate(alike):
-                x_BLD = apply_block(x_BLD, i, params)
+            for i, (graph, params) in enumerate(others):
+                x_BLD = block_of(graph)(x_BLD, i, params)
                 if hidden_states is not None:
                     hidden_states.append(x_BLD)
-        x_BLD = apply_block(x_BLD, len(alike), last, read_BR)
+        x_BLD = block_of(last)(x_BLD, len(others), last_params, read_BR)
         if self.final_norm is not None:
             x_BLD = self.final_norm(x_BLD)
         if hidden_states is not None:
             hidden_states.append(x_BLD)
         return x_BLD
+
+
+def repeated(kinds: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
+    """Yields (start, period, times) for stretches of `kinds` that repeat their first `period` so
+    many times: at each start the longest such stretch, by its shortest period.
+    """
+    start = 0
+    while start < len(kinds):
+        best, rest = (1, 1), kinds[start:]
+        for period in range(1, len(rest) // 2 + 1):
+            times = 1
+            while rest[times * period : (times + 1) * period] == rest[:period]:
+                times += 1
+            if times > 1 and period * times > best[0] * best[1]:
+                best = (period, times)
+        yield start, *best
+        start += best[0] * best[1]
+
+
+def _scan(
+    period: Sequence[Callable[..., jax.Array]],
+    x_BLD: jax.Array,
+    params: Sequence[Any],
+    *,
+    first: int,
+    with_states: bool,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Applies the blocks of a period in turn, in one loop over all of `params`, the first of which
+    is that of layer `first`. Returns the last output and, `with_states`, that of each layer.
+    """
+    step = len(period)
+    turns = [
+        (
+            np.arange(first + place, first + len(params), step, dtype=np.int32),
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *params[place::step]),
+        )
+        for place in range(step)
+    ]
+
+    def scanned(x_BLD, turn):
+        states = []
+        for apply_block, layer in zip(period, turn, strict=True):
+            x_BLD = apply_block(x_BLD, *layer)
+            states.append(x_BLD)
+        return x_BLD, states if with_states else []
+
+    x_BLD, states = jax.lax.scan(scanned, x_BLD, turns)
+    return x_BLD, [state for turn in zip(*states, strict=True) for state in turn]
 
 
 def gather_early(params: dict[str, Any], compute: ComputeConfig) -> dict[str, Any]:

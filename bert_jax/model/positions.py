@@ -1,4 +1,4 @@
-"""Kinds of position, which tell a model the order of its tokens: one class a kind, with four
+"""Kinds of position, which tell a model the order of its tokens: one class a kind, with five
 hooks.
 
 A kind may add to the embeddings, turn queries and keys, or add to the scores. Those it does not
@@ -29,16 +29,42 @@ class Position(nnx.Module):
     The parameters of a kind, if any, are `position`.
     """
 
-    # Whether `rotate` or `bias` do anything: then each block is told its positions.
-    is_in_attention = False
-    # Whether the scores of a query depend on the key's bias beyond a common term. Where they do
-    # not, softmax does not see that bias, and its gradient is zero.
-    sees_key_bias = False
     # Whether each block has an instance, and parameters, of its own. All blocks share one else.
     is_per_block = False
 
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if cls.is_per_block and cls._has("add"):
+            raise TypeError(f"{cls.__name__}: `add` is for the embeddings, not for each block")
+
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs
+
+    @classmethod
+    def _has(cls, *hooks: str) -> bool:
+        return any(getattr(cls, hook) is not getattr(Position, hook) for hook in hooks)
+
+    @classmethod
+    def is_in_attention(cls) -> bool:
+        """Returns whether the kind has a hook that blocks call."""
+        return cls._has("rotate") or cls.adds_to_scores()
+
+    @classmethod
+    def adds_to_scores(cls) -> bool:
+        return cls._has("bias", "query_scores", "scores")
+
+    @classmethod
+    def sees_key_bias(cls) -> bool:
+        """Returns whether scores of a query may depend on the key's bias beyond a common term.
+
+        Where they do not, softmax does not see that bias, and its gradient is zero.
+        """
+        return cls._has("rotate", "scores")
+
+    @classmethod
+    def has_table(cls) -> bool:
+        """Returns whether the kind has as many rows of parameters as there are positions."""
+        return cls._has("rows_for")
 
     @staticmethod
     def rows_for(length: int, *, rows: int) -> np.ndarray:
@@ -69,6 +95,16 @@ class Position(nnx.Module):
         """Returns what is added to the scores, float32 `[B, H, L, S]`, or None."""
         return None
 
+    def query_scores(
+        self, q_BHKL: jax.Array, *, query_positions_BL: jax.Array, key_positions_BS: jax.Array
+    ) -> jax.Array | None:
+        """Returns the same where it depends on the queries, which `rotate` has turned."""
+        return self.bias(
+            query_positions_BL=query_positions_BL,
+            key_positions_BS=key_positions_BS,
+            num_heads=q_BHKL.shape[1],
+        )
+
     def scores(
         self,
         q_BHKL: jax.Array,
@@ -77,12 +113,10 @@ class Position(nnx.Module):
         query_positions_BL: jax.Array,
         key_positions_BS: jax.Array,
     ) -> jax.Array | None:
-        """Returns the same where it depends on queries and keys, which `rotate` has turned."""
+        """Returns the same where it depends on keys, too."""
         del k_BHKS
-        return self.bias(
-            query_positions_BL=query_positions_BL,
-            key_positions_BS=key_positions_BS,
-            num_heads=q_BHKL.shape[1],
+        return self.query_scores(
+            q_BHKL, query_positions_BL=query_positions_BL, key_positions_BS=key_positions_BS
         )
 
 
@@ -132,9 +166,6 @@ class Rotary(Position):
     turning are float32: in bfloat16 neighbours beyond position 256 would have one angle.
     """
 
-    is_in_attention = True
-    sees_key_bias = True
-
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.theta = config.rope_theta
 
@@ -182,8 +213,6 @@ class Alibi(Position):
     The distance counts both ways, as in MosaicBERT.
     """
 
-    is_in_attention = True
-
     def bias(
         self, *, query_positions_BL: jax.Array, key_positions_BS: jax.Array, num_heads: int
     ) -> jax.Array:
@@ -197,8 +226,6 @@ class T5(Position):
 
     One table serves all blocks. The scores keep their 1/sqrt(K), which T5 leaves out.
     """
-
-    is_in_attention = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         shape = (_BUCKETS, config.num_attention_heads)
@@ -223,7 +250,6 @@ class RelativeKey(Position):
     what is added is divided by sqrt(K), too. Farther distances count as the farthest one.
     """
 
-    is_in_attention = True
     is_per_block = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -236,13 +262,8 @@ class RelativeKey(Position):
         """New distances begin as the farthest one, as which they have counted so far."""
         return np.clip(np.arange(2 * length - 1) - (length - 1) + rows // 2, 0, rows - 1)
 
-    def scores(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        *,
-        query_positions_BL: jax.Array,
-        key_positions_BS: jax.Array,
+    def query_scores(
+        self, q_BHKL: jax.Array, *, query_positions_BL: jax.Array, key_positions_BS: jax.Array
     ) -> jax.Array:
         rows_BLS = self._rows(query_positions_BL, key_positions_BS)
         found_BHSL = _pick(self._products(q_BHKL), jnp.swapaxes(rows_BLS, 1, 2))
@@ -270,9 +291,6 @@ class RelativeKeyQuery(RelativeKey):
     `relative_key_query`.
     """
 
-    # A key's bias times a vector of the distance differs from key to key.
-    sees_key_bias = True
-
     def scores(
         self,
         q_BHKL: jax.Array,
@@ -282,7 +300,7 @@ class RelativeKeyQuery(RelativeKey):
         key_positions_BS: jax.Array,
     ) -> jax.Array:
         where = {"query_positions_BL": query_positions_BL, "key_positions_BS": key_positions_BS}
-        of_queries_BHLS = super().scores(q_BHKL, k_BHKS, **where)
+        of_queries_BHLS = self.query_scores(q_BHKL, **where)
         rows_BLS = self._rows(query_positions_BL, key_positions_BS)
         return of_queries_BHLS + _pick(self._products(k_BHKS), rows_BLS)
 

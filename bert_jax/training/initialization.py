@@ -107,6 +107,13 @@ class Initialization:
             )
         if config.model.max_position_embeddings > source.config.model.max_position_embeddings:
             params = positions.lengthened(params, config.model)
+            expected = bert.abstract_params(config.model, config.head)
+            if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, expected):
+                kind = config.model.position_embedding_type
+                raise UsageError(
+                    f"`init_from` {self._init_from}: position_embedding_type {kind} does not say "
+                    "how its table becomes longer; give it a `rows_for` (docs/extend.md)"
+                )
         if config.output_bias != TrainConfig.output_bias:
             params = _with_frequencies(params, corpus, config, parts=fresh)
             has_own = {"mlm", "generator"} & {*config.head.parts} - {*fresh}

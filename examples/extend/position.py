@@ -17,8 +17,6 @@ from bert_jax.registry import POSITIONS
 class LinearBias(Position):
     """Each head has a slope of its own: 2^(-8/H), 2^(-16/H), ..., as in the paper."""
 
-    is_in_attention = True
-
     def bias(self, *, query_positions_BL, key_positions_BS, num_heads):
         slopes_H = 2.0 ** (-8.0 * (jnp.arange(num_heads) + 1) / num_heads)
         distance_BLS = jnp.abs(query_positions_BL[:, :, None] - key_positions_BS[:, None, :])

@@ -16,7 +16,8 @@ from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, tf1
 from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, positions
-from bert_jax.registry import POSITIONS
+from bert_jax.model.encoder import repeated
+from bert_jax.registry import ATTENTION, POSITIONS
 from tests.golden import make_relative_positions
 from tests.models import assert_same, batch, random_params, vocabulary
 
@@ -152,6 +153,125 @@ def test_in_bfloat16_angles_and_scores_are_float32(kind):
 
     np.testing.assert_allclose(scores(0), scores(4000), atol=0.05)
     assert np.abs(np.diff(scores(4000), axis=-1)).min() > 0
+
+
+class _OnlyBias(positions.Position):
+    """Adds to the scores of the nearest keys, and says no more."""
+
+    def bias(self, *, query_positions_BL, key_positions_BS, num_heads):
+        distance_BLS = jnp.abs(query_positions_BL[:, :, None] - key_positions_BS[:, None, :])
+        return jnp.where(distance_BLS < 2, 3.0, 0.0)[:, None]
+
+
+class _OnlyRotate(positions.Position):
+    """Turns keys to the other side at every second position, and says no more."""
+
+    def rotate(self, q_BHKL, k_BHKS, *, query_positions_BL, key_positions_BS):
+        return q_BHKL, k_BHKS * (1 - 2 * (key_positions_BS % 2))[:, None, None]
+
+
+@pytest.fixture
+def kind_of_ones_own(monkeypatch):
+    for table in (POSITIONS, ATTENTION):
+        monkeypatch.setattr(table, "_entries", dict(table._entries))
+
+    def register(kind: type) -> ModelConfig:
+        # A name of its own each time: compiled models are kept by their configs.
+        name = f"{kind.__name__}-{id(kind)}"
+        POSITIONS.register(name, kind)
+        return dataclasses.replace(_MODEL, position_embedding_type=name)
+
+    return register
+
+
+@pytest.mark.parametrize("kind", [_OnlyBias, _OnlyRotate])
+def test_a_hook_that_is_overridden_is_used(kind, kind_of_ones_own):
+    model, without = kind_of_ones_own(kind), model_of("none")
+    params, arrays = random_params(without, HeadConfig(parts=())), packed_and_alone()
+
+    def states(model, params=params):
+        head, compute = HeadConfig(parts=()), _FLOAT32
+        found = bert.apply(params, arrays, config=model, head=head, compute=compute)
+        return found["last_hidden_state"]
+
+    assert np.abs(states(model) - states(without)).max() > 1e-2
+    sums = jax.grad(lambda params: jnp.sum(jnp.sin(states(model, params))))(params)
+    of_key_bias = np.abs(sums["encoder"]["layer_0"]["key"]["bias"]).max()
+    assert of_key_bias > 1e-3 if kind is _OnlyRotate else of_key_bias == 0
+
+
+def test_what_each_block_has_cannot_add_to_the_embeddings():
+    with pytest.raises(TypeError, match="Both: `add` is for the embeddings"):
+
+        class Both(positions.Position):
+            is_per_block = True
+
+            def add(self, x_BLD, position_ids_BL):
+                return x_BLD
+
+
+class _AlternatingWindows(positions.Position):
+    """Every third block sees its neighbours only; a window is a static attribute of a block."""
+
+    is_per_block = True
+    made = 0
+
+    def __init__(self, config, *, rngs):
+        del config, rngs
+        self.window = 1 if _AlternatingWindows.made % 3 == 2 else 99
+        _AlternatingWindows.made += 1
+
+    def bias(self, *, query_positions_BL, key_positions_BS, num_heads):
+        distance_BLS = jnp.abs(query_positions_BL[:, :, None] - key_positions_BS[:, None, :])
+        return jnp.where(distance_BLS <= self.window, 0.0, -1e9)[:, None]
+
+
+def test_blocks_that_are_not_alike_are_computed_as_what_they_are(kind_of_ones_own):
+    """A token reaches as many others as the windows of all blocks together allow."""
+    model = dataclasses.replace(kind_of_ones_own(_AlternatingWindows), num_hidden_layers=8)
+    params = random_params(dataclasses.replace(model_of("none"), num_hidden_layers=8), HeadConfig())
+    arrays = packed_and_alone()
+    outputs = {}
+    for layers in ("unroll", "scan"):
+        _AlternatingWindows.made = 0
+        seen: list[jax.Array] = []
+        compute = dataclasses.replace(_FLOAT32, layers=layers)
+
+        def noting(q, k, v, *, bias_BHLS, seen=seen, **rest):
+            seen.append(jnp.sum(bias_BHLS[0, 0, 3] == 0))
+            return ATTENTION["plain"](q, k, v, bias_BHLS=bias_BHLS, **rest)
+
+        ATTENTION.register("noting", noting)
+        found = bert.apply(
+            params,
+            arrays,
+            config=model,
+            compute=dataclasses.replace(compute, attention="noting"),
+            hidden_states=True,
+        )
+        bert._structure.cache_clear()
+        outputs[layers] = found["hidden_states"]
+        if layers == "unroll":
+            assert [int(count) for count in seen] == [14, 14, 6, 14, 14, 6, 14, 14]
+    assert len(outputs["scan"]) == 9
+    for ours, theirs in zip(outputs["scan"], outputs["unroll"], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "stretches"),
+    [
+        ("", []),
+        ("aaaa", [(0, 1, 4)]),
+        ("abbabbabb", [(0, 3, 3)]),
+        ("cbbabbabba", [(0, 1, 1), (1, 3, 3)]),
+        ("aab", [(0, 1, 2), (2, 1, 1)]),
+        ("abab" + "c", [(0, 2, 2), (4, 1, 1)]),
+        ("aabaab", [(0, 3, 2)]),
+    ],
+)
+def test_stretches_of_blocks_that_repeat(kinds, stretches):
+    assert list(repeated(kinds)) == stretches
 
 
 def test_slopes_of_heads():

@@ -82,7 +82,7 @@ def compare(model: ModelConfig, *, layers: str = "unroll") -> None:
         where = jax.tree_util.keystr(path)
         np.testing.assert_allclose(ours, reference, atol=1e-5 * bound, rtol=0, err_msg=where)
         is_idle = path[-2].key == "key" and path[-1].key == "bias"
-        is_idle &= not POSITIONS[model.position_embedding_type].sees_key_bias
+        is_idle &= not POSITIONS[model.position_embedding_type].sees_key_bias()
         assert (np.abs(reference).max() > 1e-6 * largest) == (not is_idle), where
 
 
