@@ -77,19 +77,11 @@ def flash_attention() -> None:
 
     fused = attention.fused
 
-    def attend(q_BHKL, k_BHKS, v_BHKS, *, query_ids_BL, key_ids_BS, bias_BHLS, key, dropout_rate):
+    def attend(q_BHKL, k_BHKS, v_BHKS, *, mask, bias_BHLS, key, dropout_rate):
         length = q_BHKL.shape[3]
         if length != k_BHKS.shape[3]:
-            return fused(
-                q_BHKL,
-                k_BHKS,
-                v_BHKS,
-                query_ids_BL=query_ids_BL,
-                key_ids_BS=key_ids_BS,
-                bias_BHLS=bias_BHLS,
-                key=key,
-                dropout_rate=dropout_rate,
-            )
+            options = {"mask": mask, "key": key, "dropout_rate": dropout_rate}
+            return fused(q_BHKL, k_BHKS, v_BHKS, bias_BHLS=bias_BHLS, **options)
         sizes = dict.fromkeys(
             (
                 *("block_q", "block_k_major", "block_k"),
@@ -110,7 +102,7 @@ def flash_attention() -> None:
 
         rows = sharding.batch_spec()
         mapped = jax.shard_map(local, in_specs=(rows,) * 5, out_specs=rows, check_vma=False)
-        return mapped(q_BHKL, k_BHKS, v_BHKS, query_ids_BL, key_ids_BS)
+        return mapped(q_BHKL, k_BHKS, v_BHKS, mask.query_ids_BL, mask.key_ids_BS)
 
     # Where `compute.attention=fused` finds it (registry.ATTENTION), when it is first asked for.
     attention.fused = attend

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.dropout import DropoutKey, dropout, keep_mask
+from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import over_batch, spec_of
 
 # What a forbidden score becomes. Finite, so that a row of padding has no NaN, and far below any
@@ -36,33 +37,22 @@ def fused(
     k_BHKS: jax.Array,
     v_BHKS: jax.Array,
     *,
-    query_ids_BL: jax.Array,
-    key_ids_BS: jax.Array,
+    mask: Mask,
     bias_BHLS: jax.Array | None = None,
     key: DropoutKey | None,
     dropout_rate: float,
 ) -> jax.Array:
-    """Returns softmax(q k^T / sqrt(K)) v, in which a token sees its own sequence only.
+    """Returns softmax(q k^T / sqrt(K)) v, in which a query sees what `mask` allows.
 
-    `query_ids_BL` and `key_ids_BS` number the sequences of a row from 1; padding is 0. Scores and
-    softmax are float32; the result has the type of `v_BHKS` and the shape of `q_BHKL`. A bias of
-    the scores is left to `plain`.
+    Scores and softmax are float32; the result has the type of `v_BHKS` and the shape of `q_BHKL`. A
+    bias of the scores is left to `plain`.
     """
     if bias_BHLS is not None:
-        return plain(
-            q_BHKL,
-            k_BHKS,
-            v_BHKS,
-            query_ids_BL=query_ids_BL,
-            key_ids_BS=key_ids_BS,
-            bias_BHLS=bias_BHLS,
-            key=key,
-            dropout_rate=dropout_rate,
-        )
+        options = {"mask": mask, "key": key, "dropout_rate": dropout_rate}
+        return plain(q_BHKL, k_BHKS, v_BHKS, bias_BHLS=bias_BHLS, **options)
     scale = q_BHKL.shape[2] ** -0.5
     rate = 0.0 if key is None else dropout_rate
-    allowed_BLS = query_ids_BL[:, :, None] == key_ids_BS[:, None, :]
-    return _attend(q_BHKL * scale, k_BHKS, v_BHKS, allowed_BLS, key, rate)
+    return _attend(q_BHKL * scale, k_BHKS, v_BHKS, mask.allowed(), key, rate)
 
 
 def plain(
@@ -70,8 +60,7 @@ def plain(
     k_BHKS: jax.Array,
     v_BHKS: jax.Array,
     *,
-    query_ids_BL: jax.Array,
-    key_ids_BS: jax.Array,
+    mask: Mask,
     bias_BHLS: jax.Array | None = None,
     key: DropoutKey | None,
     dropout_rate: float,
@@ -87,8 +76,7 @@ def plain(
     )
     if bias_BHLS is not None:
         scores_BHLS = scores_BHLS + bias_BHLS
-    allowed_BLS = query_ids_BL[:, :, None] == key_ids_BS[:, None, :]
-    scores_BHLS = jnp.where(allowed_BLS[:, None], scores_BHLS, _FORBIDDEN)
+    scores_BHLS = jnp.where(mask.allowed()[:, None], scores_BHLS, _FORBIDDEN)
     weights_BHLS = dropout(jax.nn.softmax(scores_BHLS, axis=-1), key, rate=dropout_rate)
     return jnp.einsum("bhls,bhks->bhkl", weights_BHLS.astype(v_BHKS.dtype), v_BHKS)
 

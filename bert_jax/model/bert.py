@@ -10,7 +10,7 @@ vocabulary, N layers.
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from bert_jax.model.layers import gather_positions
 from bert_jax.registry import PARTS
 
 Params = dict[str, Any]
+Attend = Callable[..., jax.Array]
 
 # Pooler, masked language model and next sentence (Devlin et al. 2019).
 PRE_TRAINING = HeadConfig()
@@ -51,6 +52,7 @@ class Bert(nnx.Module):
         *,
         compute: ComputeConfig,
         key: DropoutKey | None,
+        attend: Attend | None = None,
         hidden_states: bool = False,
     ) -> dict[str, Any]:
         outputs: dict[str, Any] = {}
@@ -58,7 +60,9 @@ class Bert(nnx.Module):
         read: dict[str, jax.Array] = {}
         if hidden_states or not positions or any(where is EVERY for where in positions.values()):
             states: list[jax.Array] | None = [] if hidden_states else None
-            x_BLD = self.encoder(batch, compute=compute, key=key, hidden_states=states)
+            x_BLD = self.encoder(
+                batch, compute=compute, key=key, attend=attend, hidden_states=states
+            )
             outputs["last_hidden_state"] = x_BLD
             if states is not None:
                 outputs["hidden_states"] = states
@@ -66,7 +70,7 @@ class Bert(nnx.Module):
                 read[part] = x_BLD if isinstance(where, str) else gather_positions(x_BLD, where)
         else:
             read_BR = jnp.concatenate([*positions.values()], axis=1)
-            x_BRD = self.encoder(batch, compute=compute, key=key, read_BR=read_BR)
+            x_BRD = self.encoder(batch, compute=compute, key=key, attend=attend, read_BR=read_BR)
             ends = itertools.accumulate(where.shape[1] for where in positions.values())
             parts = jnp.split(x_BRD, [*ends][:-1], axis=1)
             read = dict(zip(positions, parts, strict=True))
@@ -125,12 +129,14 @@ def apply(
     compute: ComputeConfig,
     head: HeadConfig = PRE_TRAINING,
     key: DropoutKey | None = None,
+    attend: Attend | None = None,
     hidden_states: bool = False,
 ) -> dict[str, Any]:
     """Returns what the parts make of a batch, by name; `key=None` means evaluation.
 
-    `params` lie as they are stored; where no mesh of ours is set, on one device. With their part:
-    `pooled` `[B, D]`, and in float32 `nsp_logits` `[B, P, 2]`, `sequence_logits` `[B, C]`,
+    `params` lie as they are stored; where no mesh of ours is set, on one device. `attend`, of the
+    signature of `attention.plain`, computes attention in place of what `compute` names. With their
+    part: `pooled` `[B, D]`, and in float32 `nsp_logits` `[B, P, 2]`, `sequence_logits` `[B, C]`,
     `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]` (start, end), and where the batch has
     positions for it `mlm_logits` `[B, M, V]`; under tensor parallelism V is filled up to what
     divides. Pooler and next sentence read the first token unless the batch says where; with
@@ -147,7 +153,7 @@ def apply(
     state = jax.tree.map(lambda shape: shape, empty)  # a copy: the next line writes into it
     nnx.replace_by_pure_dict(state, gather_early(params, compute))
     bert = nnx.merge(graph, state)
-    return bert(batch, compute=compute, key=key, hidden_states=hidden_states)
+    return bert(batch, compute=compute, key=key, attend=attend, hidden_states=hidden_states)
 
 
 @functools.cache

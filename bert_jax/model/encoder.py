@@ -17,7 +17,8 @@ from flax import nnx
 from bert_jax.config import ComputeConfig, ModelConfig
 from bert_jax.model.attention import join_heads, split_heads
 from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.layers import Embeddings, Linear, Norm, activation, gather_ids, gather_positions
+from bert_jax.model.layers import Embeddings, Linear, Norm, activation, gather_positions
+from bert_jax.model.mask import Mask
 from bert_jax.model.positions import Position
 from bert_jax.model.sharding import to_compute_params
 from bert_jax.registry import ATTENTION, POSITIONS
@@ -65,8 +66,7 @@ class Block(nnx.Module):
         self,
         x_BLD: jax.Array,
         *,
-        sequence_ids_BL: jax.Array,
-        position_ids_BL: jax.Array,
+        mask: Mask,
         position: Position,
         attend: Callable[..., jax.Array],
         key: DropoutKey | None,
@@ -86,28 +86,27 @@ class Block(nnx.Module):
         def after(norm, x):
             return x if self.is_pre_norm else norm(x)
 
-        x_BRD, ids_BR = x_BLD, sequence_ids_BL
+        x_BRD = x_BLD
         seen_BLD = asking_BRD = before(self.attention_norm, x_BLD)
         if read_BR is not None:
-            x_BRD, ids_BR = gather_positions(x_BLD, read_BR), gather_ids(sequence_ids_BL, read_BR)
+            x_BRD, mask = gather_positions(x_BLD, read_BR), mask.at(read_BR)
             asking_BRD = before(self.attention_norm, x_BRD)
         query_BHKR = split_heads(self.query.to_columns(asking_BRD), self.num_heads)
         key_BHKL = split_heads(self.key.to_columns(seen_BLD), self.num_heads)
         bias_BHRL = None
         position = self.position if self.has_position else position
         if position.is_in_attention():
-            where_BR = position_ids_BL
-            if read_BR is not None:
-                where_BR = gather_ids(position_ids_BL, read_BR)
-            where = {"query_positions_BL": where_BR, "key_positions_BS": position_ids_BL}
+            where = {
+                "query_positions_BL": mask.query_positions_BL,
+                "key_positions_BS": mask.key_positions_BS,
+            }
             query_BHKR, key_BHKL = position.rotate(query_BHKR, key_BHKL, **where)
             bias_BHRL = position.scores(query_BHKR, key_BHKL, **where)
         context_BHKR = attend(
             query_BHKR,
             key_BHKL,
             split_heads(self.value.to_columns(seen_BLD), self.num_heads),
-            query_ids_BL=ids_BR,
-            key_ids_BS=sequence_ids_BL,
+            mask=mask,
             bias_BHLS=bias_BHRL,
             key=site(_PROBABILITIES),
             dropout_rate=self.attention_dropout,
@@ -151,14 +150,16 @@ class Encoder(nnx.Module):
         *,
         compute: ComputeConfig,
         key: DropoutKey | None,
+        attend: Callable[..., jax.Array] | None = None,
         read_BR: jax.Array | None = None,
         hidden_states: list[jax.Array] | None = None,
     ) -> jax.Array:
         """Returns `[B, L, D]` in the compute type. Reads the four `[B, L]` arrays of `batch`.
 
         With the positions `read_BR`, `[B, R, D]`: the last block computes these alone. Pre-training
-        reads a sixth of the positions, a classifier one of them. `hidden_states` is a list that
-        gets the embeddings and each block's output; the last one is what is returned.
+        reads a sixth of the positions, a classifier one of them. `attend` stands in for the back
+        end that `compute` names. `hidden_states` is a list that gets the embeddings and each
+        block's output; the last one is what is returned.
         """
         x_BLD = self.embeddings(
             input_ids=batch["input_ids"],
@@ -169,7 +170,8 @@ class Encoder(nnx.Module):
         )
         if hidden_states is not None:
             hidden_states.append(x_BLD)
-        attend = ATTENTION[compute.attention]
+        attend = attend or ATTENTION[compute.attention]
+        mask = Mask.of_rows(batch["sequence_ids"], batch["position_ids"])
         position = self.embeddings.position
         blocks = [nnx.split(getattr(self, f"layer_{i}")) for i in range(self.num_layers)]
 
@@ -179,8 +181,7 @@ class Encoder(nnx.Module):
                 block = nnx.merge(graph, to_compute_params(params, dtype=compute.dtype))
                 return block(
                     x_BLD,
-                    sequence_ids_BL=batch["sequence_ids"],
-                    position_ids_BL=batch["position_ids"],
+                    mask=mask,
                     position=position,
                     attend=attend,
                     key=layer_key,

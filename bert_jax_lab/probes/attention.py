@@ -1,8 +1,8 @@
 """Queries, keys, scores and weights of every head, as a model computes them for given texts.
 
-A back end of attention gets the queries and keys after any rotation, and what positions add to the
-scores: one that notes them down and then computes as `plain` does sees all there is, for every kind
-of position and of block. So the model has no code for it, and no other program changes.
+What computes attention gets the queries and keys after any rotation, what positions add to the
+scores, and the mask: one that notes them down and then computes as `plain` does sees all there is,
+for every kind of position and of block. So the model has no code for it.
 
 Dims: N layers, H heads, L tokens (those of the queries), S the same (those of the keys), K head
 size.
@@ -23,11 +23,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model import bert
 from bert_jax.model.attention import plain
 from bert_jax.pretrained.load import LoadedCheckpoint
-from bert_jax.registry import ATTENTION
 from bert_jax.training import device_feed
-
-# The name of the back end that notes down, in the processes that ask for it.
-_RECORDING = "recording"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +32,9 @@ class Attention:
 
     `query` and `key` float32 `[N, H, L, K]`, after any rotation; `position` float32 `[N, H, L, L]`
     is what positions add to the scores (divided by sqrt(K) where the model does so), None where
-    they add nothing. `sequence_ids` and `position_ids` int32 `[L]`: a token sees its own sequence
-    only. `is_cls` and `is_sep` bool `[L]`. `layers` counts from 1.
+    they add nothing. `seen` bool `[N, L, L]`: whether the query of the row sees the key of the
+    column. `sequence_ids` and `position_ids` int32 `[L]`. `is_cls` and `is_sep` bool `[L]`.
+    `layers` counts from 1.
     """
 
     tokens: tuple[str, ...]
@@ -45,6 +42,7 @@ class Attention:
     query: np.ndarray
     key: np.ndarray
     position: np.ndarray | None
+    seen: np.ndarray
     sequence_ids: np.ndarray
     position_ids: np.ndarray
     is_cls: np.ndarray
@@ -57,11 +55,6 @@ class Attention:
     @property
     def head_size(self) -> int:
         return self.query.shape[3]
-
-    @property
-    def is_seen(self) -> np.ndarray:
-        """Returns bool `[L, L]`: whether the query of the row sees the key of the column."""
-        return self.sequence_ids[:, None] == self.sequence_ids[None, :]
 
     def products(self, layer: int) -> np.ndarray:
         """Returns q.k / sqrt(K), float64 `[H, L, L]`; `layer` is an index into `layers`."""
@@ -76,7 +69,7 @@ class Attention:
         scores = self.products(layer)
         if self.position is not None:
             scores = scores + self.position[layer]
-        return np.where(self.is_seen, scores, -np.inf)
+        return np.where(self.seen[layer], scores, -np.inf)
 
     def weights(self, layer: int) -> np.ndarray:
         """Returns the softmax of the scores, float64 `[H, L, L]`: each row's sum is 1."""
@@ -133,7 +126,7 @@ class AttentionProbe:
         config = source.config
         # One pass, written out: what is noted down must not lie in a loop or in a backward pass.
         compute = dataclasses.replace(
-            config.compute, dtype="float32", remat="none", layers="unroll", attention=_RECORDING
+            config.compute, dtype="float32", remat="none", layers="unroll"
         )
         self._source, self._tokenizer, self._mesh = source, tokenizer, source.mesh
 
@@ -141,18 +134,20 @@ class AttentionProbe:
             seen: list[dict[str, jax.Array]] = []
 
             def recording(q_BHKL: jax.Array, k_BHKS: jax.Array, v_BHKS: jax.Array, **rest: Any):
-                noted = {"query": q_BHKL, "key": k_BHKS}
+                noted = {"query": q_BHKL, "key": k_BHKS, "seen": rest["mask"].allowed()}
                 if rest["bias_BHLS"] is not None:
                     noted["position"] = rest["bias_BHLS"]
                 seen.append(noted)
                 return plain(q_BHKL, k_BHKS, v_BHKS, **rest)
 
-            ATTENTION.register(_RECORDING, recording)
             bert.apply(
-                params, batch, config=config.model, head=HeadConfig(parts=()), compute=compute
+                params,
+                batch,
+                config=config.model,
+                head=HeadConfig(parts=()),
+                compute=compute,
+                attend=recording,
             )
-            # What is there by this name from now on belongs to no pass.
-            ATTENTION.register(_RECORDING, plain)
             # All of it on all devices: a process can read what its own devices have.
             return {
                 name: jnp.stack([jax.reshard(noted[name], jax.P())[0] for noted in seen])
@@ -200,6 +195,7 @@ class AttentionProbe:
             query=np.swapaxes(noted["query"], 2, 3)[:, :, :length],
             key=np.swapaxes(noted["key"], 2, 3)[:, :, :length],
             position=position,
+            seen=noted["seen"][:, :length, :length],
             sequence_ids=row["sequence_ids"],
             position_ids=row["position_ids"],
             is_cls=row["input_ids"] == special.cls,

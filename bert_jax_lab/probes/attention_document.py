@@ -32,6 +32,17 @@ class AttentionDocument:
         decoded = {}
         for name, array in arrays.items():
             self._arrays[name], decoded[name] = stored(array, exact=is_exact)
+        self._seen = None
+        # Else the ids say it, as in every model without a window.
+        if (attention.seen != _same_sequence(attention.sequence_ids)).any():
+            kinds = np.unique(attention.seen, axis=0)
+            self._seen = {
+                "kinds": [["".join("01"[seen] for seen in row) for row in kind] for kind in kinds],
+                "layers": [
+                    next(n for n, kind in enumerate(kinds) if np.array_equal(kind, layer))
+                    for layer in attention.seen
+                ],
+            }
         if "position" in decoded:
             assert attention.position is not None
             decoded["position"] = np.broadcast_to(decoded["position"], attention.position.shape)
@@ -56,7 +67,10 @@ class AttentionDocument:
         }
 
     def compact(self) -> dict[str, Any]:
-        """Returns what a page needs: stored arrays, and the statistics of heads."""
+        """Returns what a page needs: stored arrays, the statistics of heads, and `seen` where a
+        token does not see all of its sequence: `kinds` of masks, "1" for a key that is seen, and
+        which of them each of the `layers` has.
+        """
         layers = list(self.attention.layers)
         position = self._arrays.get("position")
         return (
@@ -64,6 +78,7 @@ class AttentionDocument:
             | {"layers": layers, "statistics": self.statistics}
             | self._arrays
             | {"position": position}
+            | ({} if self._seen is None else {"seen": self._seen})
         )
 
     def in_full(self) -> dict[str, Any]:
@@ -96,6 +111,10 @@ class AttentionDocument:
                 )
             layers.append({"layer": layer, "heads": of_layer})
         return self._head | {"layers": layers}
+
+
+def _same_sequence(ids: np.ndarray) -> np.ndarray:
+    return ids[:, None] == ids[None, :]
 
 
 def _once(position: np.ndarray) -> np.ndarray:

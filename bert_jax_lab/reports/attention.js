@@ -25,12 +25,13 @@
     state.layer = layer;
     state.head = head;
     state.drawn = new Set([head]);
+    if (!attention.sees(layer, state.token, state.key)) state.key = state.token;
     show();
   }
 
   function chooseToken(token) {
     state.token = token;
-    if (!attention.sees(token, state.key)) state.key = token;
+    if (!attention.sees(state.layer, token, state.key)) state.key = token;
     show();
   }
 

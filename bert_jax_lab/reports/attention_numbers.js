@@ -41,7 +41,8 @@ const attention = (() => {
   const q = (layer, head, token) => vector(query, layer, head, token);
   const k = (layer, head, token) => vector(key, layer, head, token);
 
-  function sees(from, to) {
+  function sees(layer, from, to) {
+    if (data.seen) return data.seen.kinds[data.seen.layers[layer]][from][to] === "1";
     return data.sequence_ids[from] === data.sequence_ids[to];
   }
 
@@ -63,7 +64,7 @@ const attention = (() => {
     const found = [];
     let most = -Infinity;
     for (let to = 0; to < tokens; to++) {
-      if (!sees(from, to)) continue;
+      if (!sees(layer, from, to)) continue;
       const sum = dot(asking, k(layer, head, to));
       const product = sum / Math.sqrt(size);
       const more = added(layer, head, from, to);

@@ -113,6 +113,7 @@ def measure(study: CostStudy, kind: str, *, length: int, width: int) -> Point:
     import jax.numpy as jnp
 
     from bert_jax.model.attention import join_heads, split_heads
+    from bert_jax.model.mask import Mask
     from bert_jax.model.sharding import make_mesh
     from bert_jax.registry import ATTENTION
 
@@ -127,9 +128,8 @@ def measure(study: CostStudy, kind: str, *, length: int, width: int) -> Point:
         query, key, value, out = weights
         columns = [split_heads(jnp.einsum("de,bdl->bel", w, x_BDL), heads)
                    for w in (query, key, value)]  # fmt: skip
-        context_BHKL = attend(
-            *columns, query_ids_BL=ids_BL, key_ids_BS=ids_BL, key=None, dropout_rate=0.0
-        )
+        mask = Mask.of_rows(ids_BL, jnp.zeros_like(ids_BL))
+        context_BHKL = attend(*columns, mask=mask, key=None, dropout_rate=0.0)
         y_BDL = jnp.einsum("de,bdl->bel", out, join_heads(context_BHKL))
         return jnp.sum(jnp.square(y_BDL.astype(jnp.float32)))
 

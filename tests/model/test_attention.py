@@ -9,6 +9,7 @@ import pytest
 
 from bert_jax.model import sharding
 from bert_jax.model.dropout import DropoutKey, keep_mask
+from bert_jax.model.mask import Mask
 from bert_jax.registry import ATTENTION
 
 pytestmark = pytest.mark.core
@@ -57,7 +58,7 @@ def test_outputs_and_derivatives_are_the_formulas(rate, name):
 
         def ours(q, k, v):
             out = ATTENTION[name](
-                q, k, v, query_ids_BL=ids, key_ids_BS=ids, key=key, dropout_rate=rate
+                q, k, v, mask=Mask.of_rows(ids, ids), key=key, dropout_rate=rate
             )  # fmt: skip
             return jnp.sum(out * weights), out
 
@@ -84,7 +85,7 @@ def test_with_and_without_a_bias_it_is_what_jax_computes(name, has_bias):
 
     def ours(q, k, v, bias):
         return ATTENTION[name](
-            q, k, v, query_ids_BL=ids, key_ids_BS=ids, bias_BHLS=bias, key=None, dropout_rate=0.1
+            q, k, v, mask=Mask.of_rows(ids, ids), bias_BHLS=bias, key=None, dropout_rate=0.1
         )  # fmt: skip
 
     def theirs(q, k, v, bias):
@@ -110,7 +111,7 @@ def test_both_round_alike_in_bfloat16():
     q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in arrays(3))
     ids = sequence_ids()
     outputs = [
-        ATTENTION[name](q, k, v, query_ids_BL=ids, key_ids_BS=ids, key=None, dropout_rate=0.0)
+        ATTENTION[name](q, k, v, mask=Mask.of_rows(ids, ids), key=None, dropout_rate=0.0)
         for name in _BACK_ENDS
     ]
     exact = formula(

@@ -1,0 +1,64 @@
+"""Which keys a query sees: a value that is made once in a forward pass, and handed to all that ask.
+
+Dims: B batch, L length of the queries, S length of the keys, R positions that are read.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+
+from bert_jax.model.layers import gather_ids
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["query_ids_BL", "key_ids_BS", "query_positions_BL", "key_positions_BS"],
+    meta_fields=["window", "is_causal"],
+)
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """A token sees its own sequence, and of that what `window` and `is_causal` leave.
+
+    Ids number the sequences of a row from 1; padding is 0. Positions count from 0 in each sequence.
+    `window` is the number of positions, half of them on either side of the token; None is all.
+    Arrays are those of jax or NumPy.
+    """
+
+    query_ids_BL: Any
+    key_ids_BS: Any
+    query_positions_BL: Any
+    key_positions_BS: Any
+    window: int | None = None
+    is_causal: bool = False
+
+    @classmethod
+    def of_rows(cls, sequence_ids_BL: Any, position_ids_BL: Any, **options: Any) -> "Mask":
+        """Returns the mask of rows in which every token is a query and a key."""
+        return cls(
+            query_ids_BL=sequence_ids_BL,
+            key_ids_BS=sequence_ids_BL,
+            query_positions_BL=position_ids_BL,
+            key_positions_BS=position_ids_BL,
+            **options,
+        )
+
+    def at(self, read_BR: jax.Array) -> "Mask":
+        """Returns the mask of the queries in the columns `read_BR`."""
+        return dataclasses.replace(
+            self,
+            query_ids_BL=gather_ids(self.query_ids_BL, read_BR),
+            query_positions_BL=gather_ids(self.query_positions_BL, read_BR),
+        )
+
+    def allowed(self) -> Any:
+        """Returns bool `[B, L, S]`: whether the query sees the key."""
+        allowed_BLS = self.query_ids_BL[:, :, None] == self.key_ids_BS[:, None, :]
+        if self.window is None and not self.is_causal:
+            return allowed_BLS
+        distance_BLS = self.key_positions_BS[:, None, :] - self.query_positions_BL[:, :, None]
+        if self.window is not None:
+            allowed_BLS &= abs(distance_BLS) <= self.window // 2
+        return allowed_BLS & (distance_BLS <= 0) if self.is_causal else allowed_BLS
