@@ -352,5 +352,12 @@ def _head_problems(head: HeadConfig) -> Iterator[tuple[str, str]]:
         yield "head.parts", f"is {', '.join(head.parts)}; each once, and one classifier at most"
     if {"nsp", "sequence_classifier"} & set(head.parts) and "pooler" not in head.parts:
         yield "head.parts", f"is {', '.join(head.parts)}; these stand on the pooler, too"
+    for part in head.parts:
+        if part in PARTS and not PARTS.is_builtin(part) and (needed := PARTS[part].needs):
+            if needed not in head.parts or PARTS[needed].needs:
+                yield (
+                    "head.parts",
+                    f"has {part}, which stands on {needed}: a part that must be there",
+                )
     if len(set(head.labels)) < len(head.labels):
         yield "head.labels", f"is {', '.join(head.labels)}; each label once"

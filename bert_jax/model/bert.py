@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
-from bert_jax.errors import UsageError
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.encoder import Encoder, gather_early
 from bert_jax.model.heads.part import EVERY, Context
@@ -91,12 +90,6 @@ class Bert(nnx.Module):
     def _positions(self, batch: Mapping[str, jax.Array]) -> dict[str, Any]:
         """Returns where each part that reads the encoder itself does so."""
         reading = [name for name in self.parts if PARTS[name].needs is None]
-        for name in self.parts:
-            if name not in reading and PARTS[name].needs not in reading:
-                raise UsageError(
-                    f"head.parts is {', '.join(self.parts)}: {name} stands on "
-                    f"{PARTS[name].needs}, which has to be there and to read the encoder itself"
-                )
         found = {name: PARTS[name].positions(batch) for name in reading}
         return {name: where for name, where in found.items() if where is not None}
 
