@@ -353,11 +353,9 @@ def _head_problems(head: HeadConfig) -> Iterator[tuple[str, str]]:
     if {"nsp", "sequence_classifier"} & set(head.parts) and "pooler" not in head.parts:
         yield "head.parts", f"is {', '.join(head.parts)}; these stand on the pooler, too"
     for part in head.parts:
-        if part in PARTS and not PARTS.is_builtin(part) and (needed := PARTS[part].needs):
-            if needed not in head.parts or PARTS[needed].needs:
-                yield (
-                    "head.parts",
-                    f"has {part}, which stands on {needed}: a part that must be there",
-                )
+        of_ones_own = part in PARTS and not PARTS.is_builtin(part)
+        needed = PARTS[part].needs if of_ones_own else None
+        if needed is not None and (needed not in head.parts or PARTS[needed].needs is not None):
+            yield "head.parts", f"has {part}, which stands on {needed}: that must be there"
     if len(set(head.labels)) < len(head.labels):
         yield "head.labels", f"is {', '.join(head.labels)}; each label once"
