@@ -35,7 +35,9 @@ class Position(nnx.Module):
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         if cls.is_per_block and cls._has("add"):
-            raise TypeError(f"{cls.__name__}: `add` is for the embeddings, not for each block")
+            raise TypeError(
+                f"{cls.__name__} is per block, and no block calls its add(): drop one of the two"
+            )
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs

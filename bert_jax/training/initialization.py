@@ -112,7 +112,7 @@ class Initialization:
                 kind = config.model.position_embedding_type
                 raise UsageError(
                     f"`init_from` {self._init_from}: position_embedding_type {kind} does not say "
-                    "how its table becomes longer; give it a `rows_for` (docs/extend.md)"
+                    "how its table becomes longer; give it rows_for() (docs/extend.md)"
                 )
         if config.output_bias != TrainConfig.output_bias:
             params = _with_frequencies(params, corpus, config, parts=fresh)

@@ -201,7 +201,7 @@ def test_a_hook_that_is_overridden_is_used(kind, kind_of_ones_own):
 
 
 def test_what_each_block_has_cannot_add_to_the_embeddings():
-    with pytest.raises(TypeError, match="Both: `add` is for the embeddings"):
+    with pytest.raises(TypeError, match="no block calls its add"):
 
         class Both(positions.Position):
             is_per_block = True
