@@ -256,7 +256,7 @@ class PhaseConfig:
         # 0.15 x 20 is 3, whatever binary fractions make of it.
         return max(1, min(room, math.ceil(wanted - 1e-9)))
 
-    def alone(self, masked_lm_prob: float) -> "PhaseConfig":
+    def unpacked(self, masked_lm_prob: float) -> "PhaseConfig":
         """Returns the phase with a row for each sequence: as they are masked, before they are
         packed, and as they are evaluated.
         """

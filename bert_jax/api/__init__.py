@@ -1,1 +1,1 @@
-"""The Python face: what `import bert_jax` offers (docs/python.md). Nothing below imports it."""
+"""The public Python API: what `import bert_jax` offers (docs/python.md)."""

@@ -28,7 +28,7 @@ from bert_jax.workdir import checkpoint, recovery, remote_workdir
 from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby
 
 # In a directory that was exported: the step, and the parts of the run's config by which its
-# held-out rows are made and scored. Other readers leave the file alone.
+# held-out rows are made and scored. Other readers ignore the file.
 RECORD = "bert_jax_run.json"
 SCORED_BY = ("objective", "data", "evaluation", "phases", "compute")
 
@@ -104,8 +104,8 @@ def _existing(path: str | Path) -> Path:
     found = hub.located(path)
     if found.is_dir() or tf1.is_checkpoint(found):
         return found
-    if said := hub.pickle_advice(found) * found.is_file():
-        raise UsageError(f"`checkpoint` {said}")
+    if advice := hub.pickle_advice(found) * found.is_file():
+        raise UsageError(f"`checkpoint` {advice}")
     raise UsageError(f"`checkpoint` {path}: no such directory{hub.advice(path)}")
 
 
@@ -228,7 +228,7 @@ def recorded(directory: Path, foreign: ImportedModel) -> tuple[int, TrainConfig 
         values = configs.to_dict(imported_config(foreign)) | sections
         return step, validate(configs.from_dict(values))
     except UsageError as error:
-        note_once(f"{directory / RECORD} is passed over: {error}")
+        note_once(f"{directory / RECORD} is ignored: {error}")
         return 0, None
 
 

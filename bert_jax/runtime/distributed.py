@@ -31,7 +31,7 @@ _NO_CLUSTER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """How the processes find each other: by what Cloud TPU, GKE or Slurm tell, or by address."""
+    """How the processes find each other: by what Cloud TPU, GKE or Slurm say, or by address."""
 
     detect: bool = False
     # HOST:PORT of process 0.
@@ -59,7 +59,7 @@ class Connection:
         return self
 
     def resolved(self) -> "Connection":
-        """Returns the address, number and count that Cloud TPU, GKE or Slurm tell, as jax finds
+        """Returns the address, number and count that Cloud TPU, GKE or Slurm say, as jax finds
         them.
 
         Raises UsageError where none of them does.
@@ -78,7 +78,7 @@ class Connection:
         return Connection(coordinator=address, num_processes=number, process_id=rank)
 
     def connect(self, *, seconds: float = _INITIALIZATION_TIMEOUT) -> None:
-        """Waits for all processes. Does nothing for a process that is alone.
+        """Waits for all processes. Does nothing for the only process of a run.
 
         Processes that are not there after `seconds` end this one: jax waits no longer. Raises
         UsageError if there is nothing to find them by, Unreachable if it does not answer.
@@ -206,9 +206,9 @@ def exchange(name: str, text: str, *, seconds: float) -> list[str]:
     if not jax.distributed.is_initialized():
         return [text]
     client = _client()
-    client.key_value_set(f"bert-jax/said/{name}/{jax.process_index()}", text)
+    client.key_value_set(f"bert-jax/exchange/{name}/{jax.process_index()}", text)
     return [
-        client.blocking_key_value_get(f"bert-jax/said/{name}/{rank}", int(1000 * seconds))
+        client.blocking_key_value_get(f"bert-jax/exchange/{name}/{rank}", int(1000 * seconds))
         for rank in range(jax.process_count())
     ]
 
@@ -252,14 +252,14 @@ def _client() -> Any:
 _LEAVE = "bert-jax/leave/"
 
 
-def any_preempted(is_told: bool) -> bool:
-    """Returns whether any process was told to go while the processes met.
+def any_preempted(is_leaving: bool) -> bool:
+    """Returns whether any process received a signal while the processes met.
 
     Every process asks once, right after they have met.
     """
     if not jax.distributed.is_initialized():
-        return is_told
+        return is_leaving
     client = _client()
-    client.key_value_set(f"{_LEAVE}{jax.process_index()}", str(int(is_told)))
+    client.key_value_set(f"{_LEAVE}{jax.process_index()}", str(int(is_leaving)))
     client.wait_at_barrier("bert-jax/met", 1000 * _INITIALIZATION_TIMEOUT)
     return any(value == "1" for _, value in client.key_value_dir_get(_LEAVE))

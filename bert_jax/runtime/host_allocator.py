@@ -28,14 +28,14 @@ _ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*")
 
 
 def computes_on_cpu() -> bool:
-    """Returns whether jax will end up on the CPU, told without importing it."""
+    """Returns whether jax will end up on the CPU, found without importing it."""
     if "JAX_PLATFORMS" in os.environ:
         return os.environ["JAX_PLATFORMS"] == "cpu"
     return not any(any(Path("/dev").glob(pattern)) for pattern in _ACCELERATORS)
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to hold on to freed memory; True if it could be told.
+    """Tells glibc to hold on to freed memory; True if it could be set.
 
     To be called before jax is imported: a thread that has an arena of its own keeps it.
 

@@ -54,13 +54,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def retrying(call: Callable[[], _T], *, name: str, patience: float | None = None) -> _T:
-    """Returns what `call` returns, asking again while the network fails.
+    """Returns what `call` returns, retrying while the network fails.
 
     `name` says in messages who does not answer. Raises Unreachable after `patience` seconds
     (default: PATIENCE); other errors as they are.
     """
     ends = time.monotonic() + (PATIENCE if patience is None else patience)
-    pause, is_told = _FIRST_PAUSE, False
+    pause, is_noted = _FIRST_PAUSE, False
     while True:
         try:
             return call()
@@ -69,9 +69,9 @@ def retrying(call: Callable[[], _T], *, name: str, patience: float | None = None
                 raise
             if time.monotonic() + pause > ends:
                 raise unreachable(name, error) from error
-            if not is_told:
-                note(f"{name} does not answer ({described(error)}): asking again")
-                is_told = True
+            if not is_noted:
+                note(f"{name} does not answer ({described(error)}): retrying")
+                is_noted = True
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 

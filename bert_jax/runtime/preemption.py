@@ -25,8 +25,8 @@ _PATIENCE_SECONDS, _SECONDS_BETWEEN_LINES = 0.7, 30.0
 class Preemption:
     """Ctrl-C, SIGTERM and a closed terminal (SIGHUP).
 
-    Machines that are taken away are told so by SIGTERM, a few tens of seconds before. With several
-    processes any one of them may be told; jax's coordination service then names a step to all.
+    Machines that are taken away get a SIGTERM a few tens of seconds before. With several processes
+    any one of them may get it; jax's coordination service then names a step to all.
     A second Ctrl-C ends the process at once.
     """
 
@@ -39,7 +39,7 @@ class Preemption:
         self.doing: Callable[[], str] = lambda: "the step in hand"
         self.step_seconds: float | None = None
         self.kept: Callable[[], str] = lambda: "nothing is lost, and the same command goes on"
-        # Whether nothing is lost where the process ends now, if it is alone.
+        # Whether nothing is lost where the process ends now, if it is the only one.
         self.is_idle = False
 
     def __enter__(self) -> Self:
@@ -107,8 +107,8 @@ class Preemption:
         return self._received.is_set()
 
     def wait(self, work: Future[_T]) -> _T:
-        """Returns the result of `work`. A process that is alone does not wait for it once told to
-        go.
+        """Returns the result of `work`. The only process of a run does not wait for it after a
+        signal.
 
         Raises Preempted then: there is nothing new to save, or the caller saves it. With others,
         it waits: they must be asked, and are asked after a step.
@@ -123,7 +123,7 @@ class Preemption:
                     raise self.preemption_error() from None
 
     def cut_short(self, call: Callable[[], _T], *, mesh: Mesh) -> _T | None:
-        """Returns what `call` returns on a mesh; None once a process that is alone is told to go.
+        """Returns what `call` returns on a mesh; None once the only process of a run got a signal.
 
         It runs in a thread, which is left behind then: what it compiles or computes may be long.
         """

@@ -19,7 +19,7 @@ from bert_jax.progress import leave, say, stop_bar
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A process that was begun to ignore them goes on doing so: a shell's background, nohup.
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
-_WORDS = {signal.SIGTERM: "told to go (SIGTERM)", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
+_WORDS = {signal.SIGTERM: "received SIGTERM", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
 # So long may a command clean up after itself.
 _CLEANING_SECONDS = 1.0
 
@@ -101,7 +101,7 @@ class Ending:
         self.name, self.kept = "", ""
         # The code to end with, once a signal has come.
         self.code: int | None = None
-        self._is_told = threading.Event()
+        self._is_complete = threading.Event()
         self._signals = Signals(ENDING, self._hear, handler=self._interrupt)
 
     def __enter__(self) -> Self:
@@ -122,8 +122,8 @@ class Ending:
         if self.name:
             say(f"{self.name}: {word_of(number)}; {self.kept}")
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        self._is_told.set()
+        self._is_complete.set()
 
     def _interrupt(self, *_: object) -> None:
-        self._is_told.wait(_CLEANING_SECONDS)  # the thread may come later than this
+        self._is_complete.wait(_CLEANING_SECONDS)  # the thread may come later than this
         raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from bert_jax.runtime.signals import ENDING, Signals, error_of, word_of
 
 # True before the first step of a run, and between two runs.
 _NOTHING = "no step is under way, so nothing is lost; the same command goes on"
-# A process that was told to go waits for so long until it has met the others, to tell them.
+# A process that has received a signal waits for so long to meet the others, and passes it on.
 _MEETING_SECONDS = 20.0
 
 
@@ -43,7 +43,7 @@ class Start:
         }
         self._has_others = detect or (num_processes or 1) > 1
         # The signal that has come.
-        self._told: int | None = None
+        self._received: int | None = None
         self._is_connected = False
         self._signals = Signals(ENDING, self._leave)
 
@@ -54,7 +54,7 @@ class Start:
     def connect(self) -> None:
         """Waits for the other processes, if there are any.
 
-        Raises UsageError if they cannot be found, Preempted in all if one was told to go meanwhile.
+        Raises UsageError if they cannot be found, Preempted in all if one got a signal meanwhile.
         """
 
         if host_allocator.computes_on_cpu():
@@ -66,9 +66,9 @@ class Start:
         with ThreadPoolExecutor(max_workers=1) as waiting:
             waiting.submit(connection.connect).result()
         self._is_connected = True
-        if distributed.any_preempted(self._told is not None):
-            kind = Preempted if self._told is None else error_of(self._told)
-            raise kind(f"told to go; {_NOTHING}")
+        if distributed.any_preempted(self._received is not None):
+            kind = Preempted if self._received is None else error_of(self._received)
+            raise kind(f"received a signal to stop; {_NOTHING}")
         if not distributed.is_main():
             progress.silence()
 
@@ -81,12 +81,12 @@ class Start:
             distributed.disconnect()
 
     def _leave(self, number: int) -> None:
-        is_again, code = self._told is not None, error_of(number).exit_code
+        is_again, code = self._received is not None, error_of(number).exit_code
         if self._has_others and not (is_again and code == Interrupted.exit_code):
             if is_again:
                 return
-            self._told = number
-            progress.say(f"{self._name}: {word_of(number)}; leaves when all processes have met")
+            self._received = number
+            progress.say(f"{self._name}: {word_of(number)}; exits once all processes have met")
             last = threading.Timer(_MEETING_SECONDS, os._exit, (code,))
             last.daemon = True
             last.start()

@@ -37,7 +37,7 @@ COMPILE_PATIENCE = 4.0
 class Watchdog:
     """Armed from entering to leaving. `at` is called by the main thread, many times a second.
 
-    `on_slow(process, share)` is told once of each process that keeps the others waiting, in
+    `on_slow(process, share)` is called once for each process that keeps the others waiting, in
     process 0.
     """
 
@@ -109,7 +109,7 @@ class Watchdog:
             )
             if self._rank == 0 and time.monotonic() - compared > _COMPARED_SECONDS:
                 compared = time.monotonic()
-                waited = {rank: told.waited for rank, told in _told().items()}
+                waited = {rank: report.waited for rank, report in _reports().items()}
                 spent = {rank: waited[rank] - before[rank] for rank in waited if rank in before}
                 before = waited
                 self._name_slow(spent, named)
@@ -151,22 +151,22 @@ class Watchdog:
         os._exit(HANG)
 
     def _name_others(self) -> None:
-        for rank, told in sorted(_told().items()):
-            say(f"  process {rank}: {told.what!r} for {time.time() - told.since:.0f} s")
-        say("  to blame is who waits for none of the others, or has fallen silent")
+        for rank, report in sorted(_reports().items()):
+            say(f"  process {rank}: {report.what!r} for {time.time() - report.since:.0f} s")
+        say("  the cause is the process that waits for no other, or that reports nothing")
 
 
-class _Told(NamedTuple):
+class _Report(NamedTuple):
     what: str
     since: float  # seconds since 1970
     waited: float  # seconds for data, since its start
 
 
-def _told() -> dict[int, _Told]:
+def _reports() -> dict[int, _Report]:
     found = {}
     for rank, text in distributed.peer_statuses().items():
         what, since, waited = text.rsplit("|", 2)
-        found[rank] = _Told(what, float(since), float(waited))
+        found[rank] = _Report(what, float(since), float(waited))
     return found
 
 

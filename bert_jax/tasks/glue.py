@@ -209,7 +209,7 @@ OFFICIAL: dict[str, tuple[dict[str, int], str | None]] = {
 
 
 def is_official(name: str, splits: Mapping[str, Sequence[Any]], sources: Sequence[str]) -> bool:
-    """Returns whether these are the official rows of a task, told by their counts and checksum.
+    """Returns whether these are the official rows of a task, known by their counts and checksum.
 
     `splits` are the rows that are trained on and scored, by split; `sources` the names of where
     they are from.

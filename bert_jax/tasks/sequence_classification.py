@@ -18,7 +18,7 @@ from bert_jax.registry import TASKS
 from bert_jax.tasks import scores
 from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec
 
-# Labels that are told with their counts.
+# Labels that are listed with their counts.
 _SHOWN = 20
 _SCORES = {
     "accuracy": scores.accuracy,
@@ -123,7 +123,7 @@ class TextTask(Task):
             return -math.inf
         if self.spec.kind == "regression":
             return 0.0
-        # Not the most frequent class alone: F1 is highest for saying yes everywhere.
+        # Not only the most frequent class: F1 is highest for saying yes everywhere.
         score = _SCORES[self.spec.metrics[0]]
         return max(score(gold, np.full_like(gold, n)) for n in range(len(self.spec.labels)))
 

@@ -34,7 +34,7 @@ class TaskData:
 
 
 def base_spec(name: str) -> TaskSpec:
-    """Returns the task of that name, before its files and options have said the rest."""
+    """Returns the task of that name, before its files and options have given the rest."""
     return TASKS[name].spec
 
 
@@ -68,9 +68,9 @@ def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length:
         name: TaskSplit(rows, task.encode(rows, tokenizer, length=length, labelled=True))
         for name, rows in {"train": train, **dev}.items()
     }
-    told = task.describe(train, splits["train"].encoded, length=length)
-    if told is not None:
-        note(told)
+    line = task.describe(train, splits["train"].encoded, length=length)
+    if line is not None:
+        note(line)
     fingerprint = _fingerprint(task, tokenizer, splits)
     return TaskData(task, splits.pop("train"), splits, fingerprint, _names(sources))
 

@@ -1,6 +1,6 @@
 """Finds a run that has diverged: its loss stays far above that of a model that only guesses.
 
-Nothing of such a run is of use. The threshold is taken from guessing with equal chances and not
+Such a run cannot recover. The threshold is taken from guessing with equal chances and not
 from the corpus's unigram entropy, which is zero for a text of one word. The loss of an untrained
 model is that of guessing, and a healthy run, however slow its plateau, stays below.
 """
@@ -21,7 +21,7 @@ class Divergence:
 
     def __init__(self, guessing: float | None, warn: Callable[[str], None]):
         """`guessing` is the loss, in nats, of a model that guesses (`Objective.guessing`); without
-        one, nothing is ever said. `warn` is told once each time that the loss stays too high.
+        one, there is never a warning. `warn` is called once each time that the loss stays too high.
         """
         self._limit = None if guessing is None else _FAR_ABOVE * guessing
         self._warn = warn

@@ -44,7 +44,7 @@ def batch_shape(config: TrainConfig, phase: PhaseConfig, *, devices: int) -> Pha
     if phase.masked_lm_prob != -1:
         phase = dataclasses.replace(phase, max_predictions=-1, masked_lm_prob=-1.0)
         phase = phase.resolved(rate)
-    return dataclasses.replace(phase.alone(rate), global_batch_size=rows, steps=1)
+    return dataclasses.replace(phase.unpacked(rate), global_batch_size=rows, steps=1)
 
 
 class HeldOut:
@@ -198,10 +198,10 @@ def _expected(source: load.LoadedCheckpoint, corpus: Corpus) -> dict[str, Any] |
         [*recorded_runs.named(source.directory), *recorded_runs.shipped()],
         is_continued=run_directory.is_continued(source.directory),
     )
-    whose, points = expected_points(expectation, [])
+    origin, points = expected_points(expectation, [])
     return next(
         (
-            {"mlm_loss": [low, high], "from": whose}
+            {"mlm_loss": [low, high], "from": origin}
             for step, low, high in points
             if step == source.step
         ),

@@ -41,7 +41,7 @@ class Work(Protocol):
     mesh: Mesh
     # A factor of the learning rate for each parameter (update/layer_rates.py), or None.
     rates: Any
-    # What the bar is called, and what is said of the data when the run begins.
+    # What the bar is called, and the words about the data when the run begins.
     title: str
     introduction: str
     # What is expected of the losses; None where nothing is.

@@ -223,7 +223,7 @@ def _note_time(config: TrainConfig, peak: float) -> None:
     if instead := preflight.sensible(total, peak):
         step = max(preflight.step_seconds(config, peak))
         note(
-            f"warning: by its matrix products alone a step takes {duration(step)} here, and all "
+            f"warning: a step takes at least {duration(step)} here (its matrix products), and all "
             f"{config.total_steps:,} of them {duration(total)}: {instead}"
         )
 
@@ -264,7 +264,7 @@ def _outlook(
             # Another machine need not have those runs: the workdir has kept their curves.
             if not recorded_runs.named(home.directory):
                 raise
-            note(f"the curves that this run was begun with are expected: {error}")
+            note(f"the curves that were expected when this run began are kept: {error}")
     if home.is_held:
         is_continued = is_continued or run_directory.is_continued(home.directory)
     return expectation_of(
@@ -279,14 +279,14 @@ def _outlook(
 def _expected(
     config: TrainConfig, expectation: Expectation, events: Sequence[dict[str, Any]], step: int
 ) -> dict[str, Any]:
-    """Returns what is expected of the last held-out loss, what papers have, and what was said of
+    """Returns what is expected of the last held-out loss, what papers have, and the warnings of
     the losses on the way.
     """
-    whose, points = expected_points(expectation, [])
+    origin, points = expected_points(expectation, [])
     last = [point for point in points if point[0] == step]
     return {
         "mlm_loss": list(last[0][1:]) if last else None,
-        "from": whose if last else None,
+        "from": origin if last else None,
         "published": [dataclasses.asdict(each) for each in published(config)],
         "warnings": [
             f"step {event['step']}: {event['said']}"

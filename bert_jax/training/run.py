@@ -41,7 +41,7 @@ from bert_jax.workdir.resume_policy import Change
 from bert_jax_lab.reference_curves.watch import Watch
 
 # tf.data waits, when its iterator goes, for what its threads are doing. The iterators of runs that
-# were told to go stay until the process ends.
+# received a signal stay until the process ends.
 _abandoned: list[Any] = []
 
 
@@ -166,7 +166,7 @@ def run(
                     _close(this)
                 raise
 
-        # 3. The end. A run that was already finished is only told so.
+        # 3. The end. A run that was already finished only says so.
         saver.finish()
         if profile_steps and profile_steps.start >= config.total_steps:
             note(f"no step of `profile_steps` was reached: the run has {config.total_steps}")
@@ -180,9 +180,9 @@ def run(
 
 
 def _kept(step: int | None) -> str:
-    """Returns what is said of the step that is saved; None where the last save has failed."""
+    """Returns the line about the step that is saved; None where the last save has failed."""
     if step == 0:
-        return "nothing was saved yet, and the same command begins anew"
+        return "nothing was saved yet; the same command starts from the beginning"
     if step is None:
         return "the last save has failed: the same command goes on from the step before"
     return f"step {step} is saved and the same command goes on from it"
@@ -264,9 +264,9 @@ def _watch(
     if work.expectation is None:
         return None
 
-    def tell(step: int, reason: str, said: str) -> None:
-        logger.event("unexpected", step=step, reason=reason, said=said)
-        bar.print(f"warning: step {step}: {said}")
+    def tell(step: int, reason: str, message: str) -> None:
+        logger.event("unexpected", step=step, reason=reason, said=message)
+        bar.print(f"warning: step {step}: {message}")
 
     watch = Watch(work.expectation, tell)
     watch.recall(rows)

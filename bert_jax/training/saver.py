@@ -108,4 +108,7 @@ class Saver:
         self._logger.event("save_failed", in_a_row=self._failed, message=str(error))
         if self._failed > self._max_failed:
             raise error
-        note(f"{error} ({self._failed} of {self._max_failed} failures in a row that are borne)")
+        note(
+            f"{error}: save failed ({self._failed} of {self._max_failed} allowed in a row); "
+            "training continues"
+        )

@@ -66,7 +66,7 @@ def path_of(path: str | Path) -> Any:
     for name in ("gcsfs", "fsspec"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if is_address(path):
-        with contextlib.suppress(ImportError):  # said when something is asked for
+        with contextlib.suppress(ImportError):  # reported when something is asked for
             _be_careful()
     from etils import epath
 

@@ -37,7 +37,7 @@ from bert_jax.workdir import bucket, manifest, remote_workdir
 DIRECTORY, SET_ASIDE = remote_workdir.CHECKPOINTS, "set_aside"
 # In the names of Orbax's unfinished saves, and of our unfinished removals.
 _UNFINISHED, _REMOVED = ".orbax-checkpoint-tmp", ".removed"
-# Orbax's last file. In a bucket a step is written in place, so this alone says that it is whole.
+# Orbax's last file. In a bucket a step is written in place, so only this says that it is whole.
 _COMMITTED = "commit_success.txt"
 # Where devices have copies of an array, Orbax lets each write its part of it. A part costs a
 # compiled program, a transfer and a chunk, which are worth it for a megabyte, not for a bias.
@@ -55,8 +55,8 @@ class Checkpoints:
         facts: Mapping[str, Any] | None = None,
         on_saved: Callable[[int, float], None] | None = None,
     ):
-        """`facts` go into each manifest. `on_saved(step, seconds)` is told of each whole save, from
-        the thread that waits for it; both matter in process 0 alone."""
+        """`facts` go into each manifest. `on_saved(step, seconds)` is called after each whole save,
+        from the thread that waits for it; both matter only in process 0."""
         # What fails is raised, too; Orbax would print a page of tracebacks before it.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._workdir, self._config = workdir, config

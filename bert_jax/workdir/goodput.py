@@ -93,7 +93,7 @@ def processes(workdir: Path) -> list[dict[str, Any]]:
     `began` and `ended` are seconds since the first of them began; `from_step` and `to_step` are the
     steps that it began at and came to; `end` says how it ended: "finished", "preempted", "stopped"
     with a `reason`, or "no last word", as after a kill. Of a run that goes on it is "no last word",
-    too. `devices`, `device_kind`, `processes` and `versions` are those that it told, and `parts`
+    too. `devices`, `device_kind`, `processes` and `versions` are those that it logged, and `parts`
     its events that took time: `[part, from, to]`, lost work last.
     """
     events = log_reader.read_events(workdir)
@@ -120,7 +120,7 @@ def processes(workdir: Path) -> list[dict[str, Any]]:
             "end": "stopped" if "reason" in last else end,
             "reason": last.get("reason"),
         }
-        told = {key: start.get(key) for key in ("devices", "device_kind", "processes", "versions")}
+        facts = {key: start.get(key) for key in ("devices", "device_kind", "processes", "versions")}
         spans = [
             [part, event["time"] - event["seconds"] - lives[0][0], event["time"] - lives[0][0]]
             for event in own
@@ -130,7 +130,7 @@ def processes(workdir: Path) -> list[dict[str, Any]]:
         if thrown:
             first = thrown[0]["time"] - _step_seconds(thrown[:1])[0]
             spans.append(["lost_work", first - lives[0][0], thrown[-1]["time"] - lives[0][0]])
-        found.append({**of_it, **told, "parts": spans})
+        found.append({**of_it, **facts, "parts": spans})
     return found
 
 

@@ -73,10 +73,10 @@ def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
     """
     rows = read_rows(workdir)
     kept = [row for row in rows if row["step"] <= step]
-    aside = [row for row in rows if row["step"] > step]
-    if aside:
+    discarded = [row for row in rows if row["step"] > step]
+    if discarded:
         with open(workdir / DISCARDED, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"resumed_at": step, **row}) + "\n" for row in aside)
+            file.writelines(json.dumps({"resumed_at": step, **row}) + "\n" for row in discarded)
     write_whole(workdir / METRICS, "".join(json.dumps(row) + "\n" for row in kept))
     return kept
 

@@ -59,7 +59,7 @@ def read(step_directory: Any) -> dict[str, Any]:
         raise ValueError(f"{MANIFEST} has format {values.get('format')}, not {_FORMAT}")
     files = values.get("files")
     if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
-        raise ValueError(f"{MANIFEST} lists its files in a way that nobody writes")
+        raise ValueError(f"{MANIFEST} has invalid file entries")
     for name in files:
         inside(step_directory, name)
     return values

@@ -36,7 +36,7 @@ class MetricsLogger:
     ):
         """`name` is what TensorBoard and the trackers call the run, by default the workdir's.
 
-        `trackers` are told the rows (registry.TRACKERS), and keep the `config`.
+        `trackers` receive the rows (registry.TRACKERS), and keep the `config`.
         """
         self._workdir = workdir
         self._name = name or workdir.absolute().name

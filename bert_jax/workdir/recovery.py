@@ -61,8 +61,8 @@ def prepare_resume(
     With `resume_step`, goes back to that step, once: a supervisor repeats its command, and what has
     been trained since must not be thrown away again. `facts` go into the manifest of a step that
     has none. Raises UsageError if there is no such step, NoUsableCheckpoint if steps were saved and
-    none of them verifies, Unreachable if the network does not let them be seen. For process 0
-    alone.
+    none of them verifies, Unreachable if the network does not let them be seen. Only process 0
+    calls it.
     """
     checkpoint.remove_unfinished(workdir)
     _describe_committed(workdir, facts or {})
@@ -95,10 +95,10 @@ def _describe_committed(workdir: Path, facts: Mapping[str, Any]) -> None:
         trouble = checkpoint.content_problem(workdir, step)
         if trouble is None:
             checkpoint.describe_committed(workdir, step, **facts)
-            note(f"step {step} was saved, but its process ended before it was described: it is "
-                 "whole, and is used")  # fmt: skip
+            note(f"step {step} has no manifest, but all its arrays are readable and finite: "
+                 "it is used")  # fmt: skip
             return
-        note(f"step {step} has no manifest and is left out: {trouble}")
+        note(f"step {step} has no manifest and is skipped: {trouble}")
 
 
 def roll_back(workdir: Path, step: int) -> int:
@@ -176,17 +176,17 @@ def _clear_beyond(workdir: Path, step: int) -> list[int]:
     Returns the steps set aside.
     """
     saved = _steps_of(workdir, "save")
-    aside = []
+    moved = []
     for number in checkpoint.incomplete_steps(workdir):
         if number in saved:
-            aside.append(number)  # whole once: it has lost its manifest
+            moved.append(number)  # whole once: it has lost its manifest
         else:
             checkpoint.remove(workdir, number)
-    aside += [later for later in checkpoint.steps(workdir) if later > step]
-    for number in sorted(aside, reverse=True):
+    moved += [later for later in checkpoint.steps(workdir) if later > step]
+    for number in sorted(moved, reverse=True):
         place = checkpoint.set_aside(workdir, number)
-        note(f"step {number} is set aside: {place}")
-    return sorted(aside)
+        note(f"step {number} is moved to {place}")
+    return sorted(moved)
 
 
 def _steps_of(workdir: Path, event: str) -> set[int]:
@@ -200,7 +200,7 @@ def _no_step(workdir: Path, step: int, there: list[int]) -> str:
 
 def _name(workdir: Path, damaged: dict[int, str]) -> None:
     for step, trouble in damaged.items():
-        note(f"step {step} of {remote_workdir.address_of(workdir)} is passed over: {trouble}")
+        note(f"step {step} of {remote_workdir.address_of(workdir)} is skipped: {trouble}")
 
 
 def _none_usable(workdir: Path, damaged: dict[int, str]) -> NoUsableCheckpoint:

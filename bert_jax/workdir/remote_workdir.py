@@ -3,7 +3,7 @@
 Objects cannot be appended to, and logs are; so such a workdir has a directory on this machine that
 stands for it. Config, tokenizer and logs are written there and copied to the bucket at every save;
 on another machine they are taken back first. Checkpoints go straight to the bucket, where every
-host writes its part. The directory knows whose it is, so that everything else works on directories.
+host writes its part. The directory knows its workdir, so that everything else works on directories.
 """
 
 import contextlib

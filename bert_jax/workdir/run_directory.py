@@ -1,4 +1,4 @@
-"""Makes a directory the home of a run, and says whether it is one: config.json, tokenizer/."""
+"""Makes a directory a workdir, and says whether it is one: config.json, tokenizer/."""
 
 import contextlib
 import hashlib
@@ -46,10 +46,10 @@ def holds_run(
     init_from: Path | str | None,
     allowed: Sequence[str] = (),
 ) -> tuple[bool, list[resume_policy.Change]]:
-    """Returns whether `directory` is the home of this run already, and what is allowed to change in
+    """Returns whether `directory` holds this run already, and what is allowed to change in
     it.
 
-    False if it is free to become its home. Raises UsageError if it holds something else,
+    False if it is free for it. Raises UsageError if it holds something else,
     ResumeRefused if it holds a run that differs. Writes nothing.
     """
     if (directory / CONFIG).is_file():
@@ -87,7 +87,7 @@ def is_free(directory: Path, *, but_for: tuple[str, ...] = ()) -> bool:
 
 
 def claim(directory: Path) -> None:
-    """Makes the directory, and says whose tokenizer it gets should its beginning be cut short."""
+    """Makes the directory, and says which tokenizer it gets should its beginning be cut short."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _NEW_CONFIG).touch()
 
@@ -100,7 +100,7 @@ def create(
     init_from: Path | str | None,
     imported_from: Path | None = None,
 ) -> None:
-    """Makes `directory` the home of a new run: its config and its tokenizer."""
+    """Makes `directory` the workdir of a new run: its config and its tokenizer."""
     claim(directory)
     shutil.copytree(corpus.directory / "tokenizer", directory / TOKENIZER, dirs_exist_ok=True)
     write_config(
@@ -251,16 +251,16 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[N
 
 def _wait(lock: Path, workdir: str) -> None:
     """Waits until a trainer that is about to end has let go."""
-    began, is_told = time.monotonic(), False
+    began, is_noted = time.monotonic(), False
     while lock.exists() and _is_held(lock):
         by = file_lock.holder(lock)
         is_here = by.endswith(f" on {socket.gethostname()}")
         patience = _HERE_SECONDS if is_here else _ELSEWHERE_SECONDS
         if time.monotonic() - began > patience:
             return
-        if not is_told:
-            note(f"{by} trains in {workdir}: waits up to {patience:.0f} s for its end")
-            is_told = True
+        if not is_noted:
+            note(f"{by} trains in {workdir}: waiting up to {patience:.0f} s for it to end")
+            is_noted = True
         time.sleep(_POLL_SECONDS)
 
 

@@ -1,7 +1,7 @@
 """Services that show the curves of many runs, behind the one metrics logger (registry.TRACKERS).
 
-A tracker is told what metrics.jsonl is told, by a thread of its own: one that fails or hangs is
-named once and left alone, and training goes on.
+A tracker receives what metrics.jsonl does, by a thread of its own: one that fails or hangs is
+named once and given up, and training goes on.
 """
 
 import importlib.util
@@ -129,7 +129,7 @@ class Trackers:
         for name, _, thread in self._lines:
             thread.join(_PATIENCE)
             if thread.is_alive():
-                say(f"tracker {name}: still busy after {_PATIENCE:.0f} s; it is left alone")
+                say(f"tracker {name}: still busy after {_PATIENCE:.0f} s; giving up on it")
 
 
 def _serve(

@@ -50,7 +50,7 @@ def run(options: DoctorOptions) -> int:
     from bert_jax_lab.doctor.examination import examine
 
     found = options.connection()
-    is_alone = not found["detect"] and all(
+    is_single = not found["detect"] and all(
         found[name] is None for name in found if name != "detect"
     )
     report = examine(
@@ -67,7 +67,7 @@ def run(options: DoctorOptions) -> int:
             resume_step=options.resume_step,
             fit=options.fit,
             expect=options.expect or None,
-            connection=None if is_alone else Connection(**found),
+            connection=None if is_single else Connection(**found),
         )
     )
     if report.is_main:

@@ -71,7 +71,7 @@ def _show_rows(options: ShowOptions) -> None:
             (
                 str(phase.sequence_length),
                 f"{rows.sequences:,}",
-                f"{rows.alone:.1%}",
+                f"{rows.unpacked:.1%}",
                 f"{rows.packed_rows:,}",
                 f"{rows.packed:.1%}",
             )

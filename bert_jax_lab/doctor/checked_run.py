@@ -41,7 +41,7 @@ class Case:
     resume_step: int | None = None
     fit: bool = False
     expect: Sequence[Path | str] | None = None
-    # How several processes find each other; None for one that is alone.
+    # How several processes find each other; None for a single process.
     connection: "Connection | None" = None
     # When the last long check is given up, on the monotonic clock.
     ends_at: float = field(default_factory=lambda: time.monotonic() + 50)

@@ -165,7 +165,7 @@ def _padding(case: Case, phase: PhaseConfig) -> float:
         seed=config.seed,
         most_documents=_DOCUMENTS,
     )
-    return found.alone if config.data.packing == "none" else found.packed
+    return found.unpacked if config.data.packing == "none" else found.packed
 
 
 def _repeated(part: Split) -> float:

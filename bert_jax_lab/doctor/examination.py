@@ -132,8 +132,8 @@ def _all_are(is_able: bool, check: Check, case: Case) -> bool:
         return True
     from bert_jax.runtime import distributed
 
-    said = distributed.exchange(f"able {check.name}", str(is_able), seconds=_ANSWER_SECONDS)
-    return not is_able or set(said) == {"True"}
+    answers = distributed.exchange(f"able {check.name}", str(is_able), seconds=_ANSWER_SECONDS)
+    return not is_able or set(answers) == {"True"}
 
 
 def _merged(findings: dict[str, Finding]) -> dict[str, Finding]:

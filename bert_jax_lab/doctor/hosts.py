@@ -17,7 +17,7 @@ from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import Finding, failed, passed, warned
 
 _MEETING_SECONDS = 120.0
-# A second is what a log bears; Google refuses tokens of clocks that are minutes off.
+# One second of skew is tolerable in logs; Google refuses tokens of clocks that are minutes off.
 _SKEW_WARNED, _SKEW_FAILED = 1.0, 60.0
 
 
@@ -32,18 +32,18 @@ def hosts(case: Case) -> Finding:
 
 
 def judge(met: list[dict[str, Any]], where: str) -> Finding:
-    """Returns the finding for what the processes have told, in the order of their numbers."""
+    """Returns the finding for the answers of the processes, in the order of their numbers."""
     differing = [
-        f"{name} {said['versions'].get(name)} in process {rank}, {version} in process 0"
-        for rank, said in enumerate(met)
+        f"{name} {answer['versions'].get(name)} in process {rank}, {version} in process 0"
+        for rank, answer in enumerate(met)
         for name, version in met[0]["versions"].items()
-        if said["versions"].get(name) != version
+        if answer["versions"].get(name) != version
     ]
     if differing:
         return failed(
             "; ".join(differing), "install the same versions on every host (tpu_setup.sh does)"
         )
-    skews = [abs(said["skew"]) for said in met]
+    skews = [abs(answer["skew"]) for answer in met]
     worst = max(skews)
     text = f"{len(met)} processes met at {where}; clocks within {worst:.2f} s, equal versions"
     if worst > _SKEW_WARNED:
@@ -72,7 +72,7 @@ def meet(
 
 def _receive(port: int, words: dict, number: int, ends_at: float) -> list[dict[str, Any]]:
     """Process 0: hears all, looks at their clocks, and tells all what it heard."""
-    said = {0: words | {"skew": 0.0}}
+    answers = {0: words | {"skew": 0.0}}
     with contextlib.ExitStack() as closing:
         try:
             server = closing.enter_context(socket.create_server(("", port)))
@@ -83,7 +83,7 @@ def _receive(port: int, words: dict, number: int, ends_at: float) -> list[dict[s
                 "or in JAX_COORDINATOR_PORT"
             ) from error
         streams = []
-        while len(said) < number:
+        while len(answers) < number:
             server.settimeout(max(ends_at - time.monotonic(), 0.01))
             try:
                 peer = closing.enter_context(server.accept()[0])
@@ -95,7 +95,7 @@ def _receive(port: int, words: dict, number: int, ends_at: float) -> list[dict[s
                 theirs = json.loads(stream.readline(2**16))
                 heard["skew"] = theirs - (before + time.time()) / 2
             except TimeoutError:
-                missing = [str(rank) for rank in range(number) if rank not in said]
+                missing = [str(rank) for rank in range(number) if rank not in answers]
                 raise Unreachable(
                     f"process {', '.join(missing)} did not come to port {port} of process 0 in "
                     "time: start the same command on every host; a firewall between them must let "
@@ -103,9 +103,9 @@ def _receive(port: int, words: dict, number: int, ends_at: float) -> list[dict[s
                 ) from None
             except (ValueError, OSError):
                 continue  # something that looks at ports
-            said[heard.pop("rank")] = heard
+            answers[heard.pop("rank")] = heard
             streams.append(stream)
-        met = [said[rank] for rank in sorted(said)]
+        met = [answers[rank] for rank in sorted(answers)]
         for stream in streams:
             _tell(stream, met)
     return met

@@ -30,7 +30,7 @@ def devices(case: Case) -> Finding:
         case.met = None  # nothing else can be asked of jax
         return failed(
             str(error).splitlines()[0],
-            "end what else uses the accelerator, or leave it alone with JAX_PLATFORMS=cpu",
+            "end what else uses the accelerator, or do without it: JAX_PLATFORMS=cpu",
         )
     kind = found[0].device_kind
     if case.topology_name is not None:

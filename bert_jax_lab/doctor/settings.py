@@ -30,7 +30,7 @@ def config(case: Case) -> Finding:
 
 
 def tracked(case: Case) -> Finding:
-    """The packages of the services that are told the rows are installed."""
+    """The packages of the services that show the rows are installed."""
     assert case.config is not None
     trackers.require_installed(case.config.trackers)
     return passed(", ".join(case.config.trackers) or "none is asked for")
@@ -56,7 +56,7 @@ def beginning(case: Case) -> Finding:
 
 
 def expected(case: Case) -> Finding:
-    """The runs whose losses this one is compared with are of its kind."""
+    """The runs that this one is compared with are of its kind."""
     assert case.config is not None and case.corpus is not None and case.expect is not None
     entropy = case.corpus.manifest["unigram_entropy_nats"]
     paths = [remote_workdir.directory_of(path) for path in case.expect]
@@ -67,8 +67,8 @@ def expected(case: Case) -> Finding:
 def export(case: Case) -> Finding:
     """A class of transformers computes the model, so that it can be exported."""
     assert case.config is not None
-    if said := import_export.export_warning(case.config):
-        found, _, remedy = said.removeprefix("note: ").rpartition("; ")
+    if warning := import_export.export_warning(case.config):
+        found, _, remedy = warning.removeprefix("note: ").rpartition("; ")
         return warned(found, remedy)
     return passed("a class of transformers computes this model")
 

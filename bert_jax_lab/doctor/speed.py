@@ -60,10 +60,10 @@ def steps(case: Case) -> Finding:
             "s is ended",
             f"set deadline_seconds={math.ceil(10 * slowest)}, or take faster devices",
         )
-    told = [_describe(number, timing) for number, timing in enumerate(timings)]
+    lines = [_describe(number, timing) for number, timing in enumerate(timings)]
     if len(timings) < len(case.config.phases):
-        told.append(f"there was no time for phase {len(timings)}")
-    return passed("; ".join(told))
+        lines.append(f"there was no time for phase {len(timings)}")
+    return passed("; ".join(lines))
 
 
 def _describe(phase: int, timing: Timing) -> str:
@@ -117,7 +117,7 @@ def hours(case: Case) -> Finding:
     assert case.config is not None and case.mesh is not None
     seconds = _step_seconds(case)
     total = sum(phase.steps * each for phase, each in zip(case.config.phases, seconds, strict=True))
-    told = f"{total / 3600:.1f} hours" if total > 3600 else f"{total / 60:.1f} minutes"
+    hours = f"{total / 3600:.1f} hours" if total > 3600 else f"{total / 60:.1f} minutes"
     if remedy := preflight.sensible(total, _rate(case)):
         return warned(
             f"{'' if _is_measured(case) else 'more than '}{duration(total)} on {case.mesh.size} "
@@ -126,8 +126,8 @@ def hours(case: Case) -> Finding:
         )
     steps = f"{case.config.total_steps:,} steps on {case.mesh.size} device(s)"
     if _is_measured(case):
-        return passed(f"about {told} for {steps}, without evaluations and saves")
-    return passed(f"more than {told} for {steps}: by its matrix products, for no step was measured")
+        return passed(f"about {hours} for {steps}, without evaluations and saves")
+    return passed(f"more than {hours} for {steps}: by its matrix products; no step was measured")
 
 
 def saving(case: Case) -> Finding:

@@ -1,4 +1,4 @@
-"""Checks of the workdir: whose it is, and that checkpoints can be saved there and come back."""
+"""Checks of the workdir: the run in it, and that checkpoints can be saved there and come back."""
 
 import contextlib
 import errno
@@ -106,7 +106,7 @@ def room(case: Case) -> Finding:
     """The disk has room for as many checkpoints as will be kept, and one that is being saved."""
     assert case.workdir is not None and case.config is not None and case.state_bytes is not None
     if remote_workdir.is_address(case.workdir):
-        return passed("a bucket has no end")
+        return passed("not checked: a bucket has no fixed size")
     room = save_schedule.room_of(Path(case.workdir), case.config, case.state_bytes)
     if room.needed > room.free:
         return failed(str(room), save_schedule.REMEDY, exit_code=StorageFailed.exit_code)
@@ -193,12 +193,12 @@ def _state(mesh: Mesh, size: int) -> TrainState:
 
 def _together(name: str, act: Callable[[], None]) -> None:
     """Does something in every process; raises the first error in all, so that none waits."""
-    error, said = None, ""
+    error, answer = None, ""
     try:
         act()
     except Exception as raised:
-        error, said = raised, f"{getattr(raised, 'exit_code', 7)} {raised}"
-    heard = distributed.exchange(f"probe {name}", said, seconds=_ANSWER_SECONDS)
+        error, answer = raised, f"{getattr(raised, 'exit_code', 7)} {raised}"
+    heard = distributed.exchange(f"probe {name}", answer, seconds=_ANSWER_SECONDS)
     if error is not None:
         raise error
     for rank, problem in enumerate(heard):

@@ -1,1 +1,1 @@
-"""A run on paper: what it needs and takes on TPUs that one does not have."""
+"""Predicts memory, time and cost of a run on TPUs that are not here."""

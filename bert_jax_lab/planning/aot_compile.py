@@ -76,7 +76,7 @@ class KernelCost:
 
     name: str
     count: int
-    flops: float | None  # of one call; None: its author states none, and bytes alone are charged
+    flops: float | None  # of one call; None: its author states none, and only bytes are charged
     bytes: int  # of one call
     cycles: int  # of all calls
 

@@ -1,4 +1,4 @@
-"""A run on paper: what every phase needs and takes on TPUs that one does not have.
+"""Predicts memory, time and cost of every phase of a run on TPUs that are not here.
 
 Memory, cycles and collectives are the compiler's (`aot_compile.py`), FLOPs have a closed form
 (`update/flops.py`), rates and prices are data (`topologies.py`). The prediction is the plain sum of

@@ -15,7 +15,7 @@ from bert_jax_lab.reference_curves.curve import MARGIN, Curve, band, window
 from bert_jax_lab.reference_curves.expectation import Expectation
 from bert_jax_lab.reference_curves.forecast import forecast
 
-# Looks in a row, each a hundredth of the run after the last, until something is said; and held-out
+# Looks in a row, each a hundredth of the run after the last, until there is a warning; and held-out
 # losses.
 _LOOKS, _EVALUATIONS = 3, 2
 # Losses are those of an untrained model for the length of some windows.
@@ -54,7 +54,7 @@ class Watch:
     """Sees every step and every evaluation of one process; all processes see the same."""
 
     def __init__(self, expectation: Expectation, tell: Callable[[int, str, str], None]):
-        """`tell` is told the step, a reason of one word, and a sentence; each reason once."""
+        """`tell` gets the step, a reason of one word, and a sentence; each reason once."""
         self._outlook, self._tell = expectation, tell
         self._size = window(expectation.total_steps)
         self._every = max(1, expectation.total_steps // 100)
@@ -63,12 +63,12 @@ class Watch:
         self._means: deque[float] = deque(maxlen=_STANDS_FOR + 1)
         # The held-out curve of rows of one length.
         self._past, self._length = Curve((), ()), None
-        # Looks in a row at which a reason held, and what has been told.
+        # Looks in a row at which a reason held, and the reasons already given.
         self._held: dict[str, int] = {}
         self._told: set[str] = set()
 
     def begin(self, step: int) -> None:
-        """Tells, before any step, what the text alone says."""
+        """Tells, before any step, what only the text says."""
         share = self._outlook.unknown_share
         self._judge(
             "vocabulary",
@@ -211,10 +211,10 @@ class Watch:
             self._judge("below", step, loss < low, f"{found}. {_TOO_GOOD}", looks=looks)
 
     def _judge(
-        self, reason: str, step: int, holds: bool, said: str, *, looks: int = _LOOKS
+        self, reason: str, step: int, holds: bool, message: str, *, looks: int = _LOOKS
     ) -> None:
         """Tells a reason that has held at `looks` looks in a row."""
         self._held[reason] = self._held.get(reason, 0) + 1 if holds else 0
         if self._held[reason] >= looks and reason not in self._told:
             self._told.add(reason)
-            self._tell(step, reason, said)
+            self._tell(step, reason, message)

@@ -96,7 +96,7 @@ def _expected(
 
 def describe(runs: Sequence[RunRecord]) -> str:
     """Returns in words what the picture of `draw` shows."""
-    said = []
+    parts = []
     for run in runs:
         name, steps, losses = run.curve(held_out=True)
         kind = "held-out"
@@ -105,13 +105,13 @@ def describe(runs: Sequence[RunRecord]) -> str:
             kind = "training"
         if steps:
             at = f"at step {steps[-1]:,}"
-            said.append(f"{run.name}: {kind} {name} {losses[0]:.3f}, then {losses[-1]:.3f} {at}")
+            parts.append(f"{run.name}: {kind} {name} {losses[0]:.3f}, then {losses[-1]:.3f} {at}")
         else:
-            said.append(f"{run.name}: no loss yet")
+            parts.append(f"{run.name}: no loss yet")
         if run.entropy is not None:
-            said[-1] += f" (unigram entropy {run.entropy:.3f})"
-        said[-1] += f", goodput {run.account['goodput']:.1%}"
-    return f"Losses over steps, and where the time went. {'; '.join(said)}."
+            parts[-1] += f" (unigram entropy {run.entropy:.3f})"
+        parts[-1] += f", goodput {run.account['goodput']:.1%}"
+    return f"Losses over steps, and where the time went. {'; '.join(parts)}."
 
 
 def draw(runs: Sequence[RunRecord], target: Path) -> None:
@@ -165,13 +165,13 @@ def draw(runs: Sequence[RunRecord], target: Path) -> None:
     times.set_xlabel("seconds")
     if parts:
         times.legend(ncols=5, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.5))
-    title, said = f"bert-jax: {', '.join(run.name for run in runs)}", describe(runs)
+    title, description = f"bert-jax: {', '.join(run.name for run in runs)}", describe(runs)
     if target.suffix == ".svg":
         picture = io.StringIO()
-        figure.savefig(picture, format="svg", metadata={"Title": title, "Description": said})
-        label = f'<svg role="img" aria-label="{escape(said, quote=True)}" '
+        figure.savefig(picture, format="svg", metadata={"Title": title, "Description": description})
+        label = f'<svg role="img" aria-label="{escape(description, quote=True)}" '
         target.write_text(picture.getvalue().replace("<svg ", label, 1), encoding="utf-8")
     else:
-        words = {} if target.suffix == ".pdf" else {"Description": said}
+        words = {} if target.suffix == ".pdf" else {"Description": description}
         figure.savefig(target, dpi=150, metadata={"Title": title, **words})
     pyplot.close(figure)

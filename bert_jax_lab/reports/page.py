@@ -113,10 +113,10 @@ def table(columns: Sequence[object], rows: Iterable[Sequence[object]], *, captio
     head = cells('th scope="col"', columns)
     lines = (cells('th scope="row"', row[:1]) + cells("td", row[1:]) for row in rows)
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    said = f"<caption>{text(caption)}</caption>" if caption else ""
+    above = f"<caption>{text(caption)}</caption>" if caption else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption or "table")}">'
-        f"<table>{said}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+        f"<table>{above}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
     )
 
 

@@ -98,7 +98,7 @@ def _chart(
                             "table": name,
                             "column": column,
                             "label": f"{', '.join(words)}, {name}",
-                            # Those of one run are told apart by their colours, too.
+                            # Those of one run differ by their colours, too.
                             "colour": number if len(runs) > 1 else order,
                         }
                     )
@@ -191,14 +191,14 @@ def _digits(value: float | None) -> str:
 
 def _in_words(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns what a chart shows: first, last and lowest or highest value of each curve."""
-    said = []
+    parts = []
     for series in chart["series"]:
         points = _points(runs[series["run"]], series)
         steps = list(points)
-        said.append(
+        parts.append(
             f"{series['label']}: {_digits(points[steps[0]])} at step {steps[0]:,}"
             + (f", {_digits(points[steps[-1]])} at step {steps[-1]:,}" if len(steps) > 1 else "")
         )
-    said += [f"{line['label']}: {_digits(line['value'])}" for line in chart["lines"]]
+    parts += [f"{line['label']}: {_digits(line['value'])}" for line in chart["lines"]]
     unit = f", {chart['unit']}" if chart["unit"] else ""
-    return f"{chart['heading']}{unit}, over steps. {'; '.join(said)}."
+    return f"{chart['heading']}{unit}, over steps. {'; '.join(parts)}."

@@ -2,7 +2,7 @@
 
 Self-attention multiplies an n x d matrix by a d x n one and the result by an n x d one: O(n^2 d)
 (Vaswani et al. 2017, table 1). The queries, keys, values and the output map add O(n d^2), which is
-more where n < 2 d. Both are measured as one, forward and backward, and told apart by a fit.
+more where n < 2 d. Both are measured as one, forward and backward, and separated by a fit.
 
 Dims: B rows, L length, D width, H heads, K head size.
 """

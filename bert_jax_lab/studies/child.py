@@ -31,11 +31,11 @@ _COMPILED = "JAX_COMPILATION_CACHE_DIR"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its exit code as a shell shows it, and the last line of what it said."""
+    """How a run ended: its exit code as a shell shows it, and the last line of its output."""
 
     code: int
     reason: str = ""
-    # The study was told to stop by this signal, or its time was up.
+    # The study was stopped by this signal, or its time was up.
     stopped_by: str = ""
 
 
@@ -148,8 +148,8 @@ def _hand_on(read: Any, say: Callable[[str], None]) -> None:
             say(line.strip())
 
 
-def _last_line(said: bytes) -> str:
+def _last_line(output: bytes) -> str:
     """Returns the error of a log, or its last line."""
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     errors = [line.partition(": error: ")[2] for line in lines if ": error: " in line]
     return (errors or lines or [""])[-1]

@@ -162,7 +162,7 @@ class StudyEstimate:
         known = [seconds for seconds in each if seconds is not None]
         return sum(known) if len(known) == len(each) else None
 
-    def said(self, run: StudyRun, left: Sequence[StudyRun]) -> str:
+    def line(self, run: StudyRun, left: Sequence[StudyRun]) -> str:
         """Returns what to say where a run begins, and `left` are it and those after it."""
         one, all_ = self.seconds_of(run), self.total(left)
         if one is None:

@@ -207,10 +207,10 @@ def draw_cost(points: Sequence[dict[str, Any]], measured: str, directory: Path) 
         axes.legend(fontsize="small", ncols=2)
 
     title = f"{'Time' if measured == 'seconds' else 'Memory'} of one layer's attention"
-    said = [
+    parts = [
         f"{kind} at width {width} from {line(kind, width)[0][1]:.3g} {unit} for "
         f"{line(kind, width)[0][0]} tokens to {line(kind, width)[-1][1]:.3g} {unit} for "
         f"{line(kind, width)[-1][0]}"
         for kind, width in lines
     ]
-    return _save(directory, measured, title, f"{title}. {'; '.join(said)}.", plot)
+    return _save(directory, measured, title, f"{title}. {'; '.join(parts)}.", plot)

@@ -54,7 +54,7 @@ def record_of(workdir: Path, run: StudyRun) -> dict[str, Any] | None:
 
 
 def is_settled(record: dict[str, Any] | None) -> bool:
-    """Returns whether a run with this record is left alone: it is done, or would fail again."""
+    """Returns whether a run with this record is not made again: it is done, or would fail again."""
     return record is not None and (record["status"] == DONE or record["code"] in _FINAL)
 
 

@@ -1,4 +1,4 @@
-"""Makes the runs of a study that are missing, one after the other, and leaves the rest alone.
+"""Makes the runs of a study that are missing, one after the other, and none of the rest.
 
 All that is known of a run is on the disk: its workdir, from which it goes on, and its record, when
 it has ended. So a study that was interrupted anywhere is the same command again, and several
@@ -36,7 +36,7 @@ from bert_jax_lab.studies.runs import (
 ASKED = "asked.json"
 # Seconds between two looks at what other processes do.
 _WAIT = 0.5
-# Makes a run, given the descriptor of its lock, and who is told the lines of its log.
+# Makes a run, given the descriptor of its lock, and a function that takes the lines of its log.
 Execute = Callable[[StudyRun, int, Callable[[str], None]], Outcome]
 
 
@@ -53,7 +53,7 @@ class StudyProgress:
 
 
 def claim(plan: StudyPlan) -> None:
-    """Makes the workdir the home of a study.
+    """Makes the directory the workdir of a study.
 
     Raises ResumeRefused where it holds another one, and UsageError where it holds something else.
     """
@@ -145,7 +145,7 @@ def make_missing(
                 if is_settled(record_of(plan.workdir, run)):
                     break  # another process has just made it
                 where = f"{len(plan.runs) - len(todo) + 1}/{len(plan.runs)} {run.name}"
-                note(f"{where}: {estimate.said(run, todo)}")
+                note(f"{where}: {estimate.line(run, todo)}")
                 if _make(plan, run, execute, held, where):
                     progress.made.append(run.name)
                     estimate.learn(run)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.chaos
 # In the sample, others run beside it on the same cores.
 _SECONDS = 2.0 if IS_LONG else 6.0
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 42, signal.SIGHUP: 42}
-_LINE = re.compile(r"interrupted|told to go \(SIGTERM\)|the terminal was closed \(SIGHUP\)")
+_LINE = re.compile(r"interrupted|received SIGTERM|the terminal was closed \(SIGHUP\)")
 # (verb, moment) -> what makes it long enough to be met, and what is said of what is kept.
 _PREPARE = "bert_jax.data.corpus.prepare"
 _PARTS, _NOTHING = "the parts that are encoded are kept", "nothing was saved"

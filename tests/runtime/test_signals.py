@@ -89,7 +89,7 @@ def test_a_second_interrupt_ends_at_once(codes, capsys):
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(signal.SIGTERM, "told to go (SIGTERM)"), (signal.SIGHUP, "the terminal was closed (SIGHUP)")],
+    [(signal.SIGTERM, "received SIGTERM"), (signal.SIGHUP, "the terminal was closed (SIGHUP)")],
 )
 def test_what_ends_at_once_says_so_once(number, words, codes, capsys):
     """SIGTERM and SIGHUP are one thing. Where nothing is to be saved, a process ends by itself."""
@@ -155,7 +155,7 @@ def test_ctrl_c_saves_and_an_evaluation_comes_after_the_save(tmp_path, corpus, c
 
     monkeypatch.setattr(HeldOut, "run", run)
     assert main(command) == 42
-    assert "told to go (SIGTERM); step 6 is saved" in capsys.readouterr().err
+    assert "received SIGTERM; step 6 is saved" in capsys.readouterr().err
     monkeypatch.setattr(HeldOut, "run", evaluated)
     assert main(command) == 0
     held_out = [row for row in log_reader.read_rows(workdir) if row.get("split")]

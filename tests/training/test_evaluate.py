@@ -258,7 +258,7 @@ def test_a_record_that_is_not_understood_is_passed_over(record, exported, corpus
     copy = shutil.copytree(exported, tmp_path / "hf")
     (copy / load.RECORD).write_text(record)
     assert evaluate_checkpoint(copy, corpus)["rows_of"] is None
-    assert f"{copy / load.RECORD} is passed over: " in capsys.readouterr().err
+    assert f"{copy / load.RECORD} is ignored: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_of_a_step_that_is_not_described_everything_is_looked_at(saved, capsys):
     assert checkpoint.steps_without_manifest(saved) == [16]
     assert recovery.prepare_resume(saved) == 12
     said = capsys.readouterr().err
-    assert "step 16 has no manifest and is left out" in said and "is not finite" in said
+    assert "step 16 has no manifest and is skipped" in said and "is not finite" in said
     assert checkpoint.steps(saved) == [4, 8, 12] and checkpoint.incomplete_steps(saved) == []
 
 

@@ -201,7 +201,7 @@ def _padding(corpus: Any) -> str:
             )
         except UsageError:  # one document has no pairs
             return ""
-        found.append(f"{rows.alone:.0%} in rows of {length} ({rows.packed:.0%} packed)")
+        found.append(f"{rows.unpacked:.0%} in rows of {length} ({rows.packed:.0%} packed)")
     return f"padding of sentence pairs: {', '.join(found)}; 'bert-jax show rows' has more"
 
 

@@ -284,13 +284,13 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
         }
     is_spaceless = scripts.is_mostly_spaceless(look.beginning)
     manifest |= fields_of_text(joined, is_spaceless=is_spaceless)
-    said = {
+    noted = {
         "validation_sources": request.held_out,
         "skipped_files": look.bad,
         "skipped_records": look.bad_records,
         "records_without_text": look.survey.findings.without_text,
     }
-    manifest |= {name: value for name, value in said.items() if value}
+    manifest |= {name: value for name, value in noted.items() if value}
     manifest["fingerprint"] = fingerprint(manifest)
     _write_durably(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     shutil.rmtree(folder, ignore_errors=True)

@@ -137,7 +137,7 @@ def _refusal(survey: Survey) -> UsageError:
     (first, *others) = bad.values()
     if others:
         listed = _listed(bad, "cannot be read")
-        return UsageError(f"{listed}\nmend them, or leave them out with `skip_bad`")
+        return UsageError(f"{listed}\nfix them, or leave them out with `skip_bad`")
     rest = "; `skip_bad` leaves the file out" if any(survey.documents.values()) else ""
     return UsageError(f"{first}{rest}")
 

@@ -111,9 +111,9 @@ def _split_of(path: Path, folder: Path | None) -> str | None:
     """Returns the split that a file's name, or else the nearest folder inside `folder`, says."""
     parts = (path.name,) if folder is None else path.relative_to(folder).parts
     for name in reversed(parts):
-        said = {_SPLITS[word] for word in _WORD.findall(name.lower()) if word in _SPLITS}
-        if len(said) == 1:
-            return said.pop()
+        named = {_SPLITS[word] for word in _WORD.findall(name.lower()) if word in _SPLITS}
+        if len(named) == 1:
+            return named.pop()
     return None
 
 

@@ -14,7 +14,7 @@ class Padding(NamedTuple):
 
     sequences: int
     packed_rows: int
-    alone: float
+    unpacked: float
     packed: float
 
 
@@ -36,7 +36,7 @@ def padding(
     return Padding(
         sequences=lengths.size,
         packed_rows=rows,
-        alone=1 - tokens / (lengths.size * length),
+        unpacked=1 - tokens / (lengths.size * length),
         packed=1 - tokens / (rows * length),
     )
 

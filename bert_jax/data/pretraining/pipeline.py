@@ -78,9 +78,9 @@ class Pipeline:
             for phase in phases
         ]
         # As sequences are before they are packed.
-        self._alone = tuple(phase.alone(rate) for phase in phases)
+        self._unpacked = tuple(phase.unpacked(rate) for phase in phases)
         self._rows = ROWS[options.rows]
-        for phase in self._alone:
+        for phase in self._unpacked:
             _check_sizes(split, options, phase.sequence_length, phase.max_predictions)
         self._phase_ends = list(itertools.accumulate(phase.steps for phase in phases))
         indices = range(len(phases))
@@ -109,7 +109,7 @@ class Pipeline:
 
         Their epochs ascend.
         """
-        phase = self._alone[index]
+        phase = self._unpacked[index]
         return _batch(
             self._split,
             self._planned(index, numbers),

@@ -232,7 +232,7 @@ def load_tokenizer(
     A directory is searched for tokenizer.json, then vocab.txt, then vocab.json, then one `.model`;
     a workdir and a step of one for their tokenizer. `lowercase` is what a `vocab.txt` does not say;
     left at None it is taken from the tokenizer_config.json beside it, else from its entries
-    (casing.py), which is said. On a `.model` true puts ALBERT's preparation (quotes, accents, case)
+    (casing.py), with a note. On a `.model` true puts ALBERT's preparation (quotes, accents, case)
     before the model's own. `strip_accents` is the like for marks, of which a `vocab.txt` strips
     them where it lower-cases. A `tokenizer.json` or `vocab.json` says both itself, and is only
     compared; so are the marks of a `.model`.
@@ -242,8 +242,8 @@ def load_tokenizer(
     file = tokenizer_files.find(path) if path.is_dir() else path
     if not file.is_file():
         raise UsageError(f"tokenizer {path}: no such file or directory{hub.advice(path)}")
-    if said := hub.pickle_advice(file):
-        raise UsageError(f"tokenizer {said}")
+    if advice := hub.pickle_advice(file):
+        raise UsageError(f"tokenizer {advice}")
     config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
     if file.suffix not in (".json", ".model") and not byte_level_bpe.is_file_of(file):
         if strip_accents is not None:

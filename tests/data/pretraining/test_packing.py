@@ -138,12 +138,12 @@ def test_the_share_of_padding_is_that_of_an_epoch():
     rows = alone.examples_per_epoch(0)
     tokens = np.count_nonzero(alone.examples(0, np.arange(rows))["sequence_ids"])
     assert found.sequences == pytest.approx(rows, rel=0.15)
-    assert found.alone == pytest.approx(1 - tokens / (rows * LENGTH), abs=0.03)
+    assert found.unpacked == pytest.approx(1 - tokens / (rows * LENGTH), abs=0.03)
     assert found.packed_rows == pytest.approx(packed.rows_per_epoch(0), rel=0.15)
     assert found.packed == pytest.approx(1 - packed.fill(0).tokens / LENGTH, abs=0.03)
     few = padding(SPLIT, options=DataConfig(), phase=PHASE, seed=3, most_documents=30)
     assert few.sequences == pytest.approx(rows * 30 / 120, rel=0.3)
-    assert few.alone == pytest.approx(found.alone, abs=0.1)
+    assert few.unpacked == pytest.approx(found.unpacked, abs=0.1)
 
 
 def test_show_rows(corpus, tmp_path, capsys):
@@ -151,10 +151,10 @@ def test_show_rows(corpus, tmp_path, capsys):
     assert main(["show", "rows", path, "--corpus", str(corpus), "--json"]) == 0
     phases = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [phase["sequence_length"] for phase in phases] == [32, 48]
-    assert all(0 <= phase["packed"] <= phase["alone"] < 1 for phase in phases)
+    assert all(0 <= phase["packed"] <= phase["unpacked"] < 1 for phase in phases)
     assert main(["show", "rows", path, "--corpus", str(corpus)]) == 0
     said = capsys.readouterr().out
-    assert f"{phases[1]['alone']:.1%}" in said and "--set data.packing=best_fit packs" in said
+    assert f"{phases[1]['unpacked']:.1%}" in said and "--set data.packing=best_fit packs" in said
     assert main(["show", "rows", path]) == 2
     assert "show rows needs --corpus DIR" in capsys.readouterr().err
 
@@ -231,7 +231,7 @@ def test_every_row_has_room_for_its_predictions():
     for rate, length in itertools.product((0.02, 0.1, 0.15, 0.3, 0.5), (16, 32, 128)):
         phase = PhaseConfig(sequence_length=length)
         packed = phase.resolved(rate, packing="best_fit")
-        alone = packed.alone(rate)
+        alone = packed.unpacked(rate)
         assert alone == phase.resolved(rate)
         most = packed.max_sequences
         wanted = [max(1, round(rate * n - 1e-12)) for n in range(length + 1)]
