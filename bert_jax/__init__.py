@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         FAMILIES,
         FORMATS,
         MASKS,
+        MIXERS,
         OBJECTIVES,
         OPTIMIZERS,
         PARTS,

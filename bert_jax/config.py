@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bert_jax.config_values import convert
-from bert_jax.registry import ATTENTION, MASKS, OBJECTIVES, OPTIMIZERS, POSITIONS, ROWS, SCHEDULES
+from bert_jax.registry import (
+    ATTENTION,
+    MASKS,
+    MIXERS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    POSITIONS,
+    ROWS,
+    SCHEDULES,
+)
 
 
 def setting(
@@ -76,6 +85,15 @@ class ModelConfig:
     # "gated" multiplies the activated map by a second one that is not activated: three kernels
     # instead of two (Shazeer 2020, "GLU variants improve Transformer").
     feed_forward: str = setting("dense", choices=("dense", "gated"))
+    # How the tokens of a sequence exchange what they know (registry.MIXERS).
+    mixer: str = setting("attention", choices=MIXERS)
+    # Positions that a token of a local layer sees, half of them on either side of it (transformers'
+    # `local_attention`); 0 is all, in every layer.
+    attention_window: int = setting(0, least=0)
+    # With a window: the layers whose number, from 0, is a multiple of this are global; 0: none is.
+    global_attention_every_n_layers: int = setting(0, least=0)
+    # `rope_theta` of local layers; 0 is the same.
+    local_rope_theta: float = setting(0.0, least=0)
 
     @property
     def table_size(self) -> int:

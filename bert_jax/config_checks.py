@@ -17,6 +17,7 @@ from bert_jax.config import (
 from bert_jax.config_phase_checks import phase_problems
 from bert_jax.errors import UsageError, brief
 from bert_jax.registry import (
+    MIXERS,
     OBJECTIVES,
     OPTIMIZERS,
     PARTS,
@@ -181,9 +182,9 @@ _ROWS_OF_PAIRS = ("sentence_pairs", "electra_segments")
 def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Checks that rows and loss go with the objective. A task has neither."""
     data, objective, z_loss = config.data, config.objective, config.optimizer.z_loss
-    if config.output_bias != TrainConfig.output_bias and not {"mlm", "generator"} & {
-        *config.head.parts
-    }:
+    if config.output_bias != TrainConfig.output_bias and not any(
+        PARTS[part].output_bias for part in config.head.parts if part in PARTS
+    ):
         yield "output_bias", f"is {config.output_bias}, but head.parts has no mlm and no generator"
     if set(_CLASSIFIERS) & set(config.head.parts):
         if z_loss:
@@ -217,6 +218,7 @@ def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
 # A field of the model -> the field that chooses, and the built-in kinds of it that read the first.
 _MODEL_FIELDS_OF = {
     "rope_theta": ("position_embedding_type", ("rotary", "rotary_interleaved")),
+    "local_rope_theta": ("position_embedding_type", ("rotary", "rotary_interleaved")),
     "norm_bias": ("norm", ("layernorm",)),
 }
 
@@ -303,11 +305,18 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
                 f"model.{name}",
                 f"is {value}, which {choice} {chosen} does not read: only {', '.join(kinds)}",
             )
-    kind, head_size = model.position_embedding_type, model.hidden_size // model.num_attention_heads
-    if kind in ("rotary", "rotary_interleaved") and head_size % 2:
-        yield "model.num_attention_heads", f"makes heads of {head_size}; {kind} turns pairs: even"
-    if kind == "sinusoidal" and model.table_size % 2:
-        yield "model.hidden_size", f"is {model.table_size}; sines and cosines come in pairs: even"
+    kind = model.position_embedding_type
+    for name in ("global_attention_every_n_layers", "local_rope_theta"):
+        if (value := getattr(model, name)) and not model.attention_window:
+            yield (
+                f"model.{name}",
+                f"is {value}, which only local layers read: model.attention_window",
+            )
+    # A mixer is looked up, with all that it imports, only where there is a reason.
+    is_default = kind == ModelConfig.position_embedding_type and model.mixer == ModelConfig.mixer
+    if not is_default and kind in POSITIONS and model.mixer in MIXERS:
+        for name, problem in MIXERS[model.mixer].problems(model):
+            yield f"model.{name}", problem
 
 
 def _generator_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -330,12 +339,14 @@ def _generator_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
             "model.generator_size",
             f"is {model.generator_size}: {sizes} (one for each 64), which do not divide it",
         )
-    is_shared = model.position_embedding_type == "t5" and model.embedding_sharing != "none"
-    if is_shared and generator.num_attention_heads != model.num_attention_heads:
+    kind, is_shared = model.position_embedding_type, model.embedding_sharing != "none"
+    is_default = kind == ModelConfig.position_embedding_type
+    can_share = is_default or kind not in POSITIONS or PARTS["generator"].can_share_positions(model)
+    if is_shared and not can_share:
         yield (
             "model.embedding_sharing",
-            f"is {model.embedding_sharing}: {sizes} cannot share the numbers that t5 has for each "
-            f"of {model.num_attention_heads}; choose none",
+            f"is {model.embedding_sharing}: {sizes} cannot share the numbers that {kind} has for "
+            f"each of {model.num_attention_heads}; choose none",
         )
     if generator.num_attention_heads % max(config.mesh.tensor, 1):
         yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {sizes}"

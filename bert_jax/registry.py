@@ -97,6 +97,8 @@ POSITIONS = Registry(
         "relative_key_query": "bert_jax.model.positions:RelativeKeyQuery",
     },
 )
+# How the tokens of a sequence exchange what they know.
+MIXERS = Registry("model.mixer", {"attention": "bert_jax.model.mixers:ATTENTION"})
 ATTENTION = Registry(
     "compute.attention",
     {

@@ -1,18 +1,34 @@
 """The files of examples/extend/: each adds to the system what it did not know, from outside."""
 
+import dataclasses
+import functools
 import importlib.util
 import json
 import re
 import shutil
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 import bert_jax
 from bert_jax.__main__ import main
-from bert_jax.config_loader import execute
+from bert_jax.config import ComputeConfig, HeadConfig
+from bert_jax.config_loader import execute, load_config
+from bert_jax.memory.estimate import of_train_step
+from bert_jax.model import bert
+from bert_jax.registry import OBJECTIVES
+from bert_jax.training import device_feed
+from bert_jax.update.flops import train_flops
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import train_step
+from tests.batches import mesh_of
+from tests.model.test_positions import model_of, packed_and_alone
+from tests.models import random_params
 from tests.paths import ROOT
 from tests.states import arrays_of, assert_same_bits
+from tests.update.test_flops import product_flops
 
 _EXTEND = ROOT / "examples" / "extend"
 _FILES = sorted(_EXTEND.glob("*.py"))
@@ -132,6 +148,77 @@ def test_what_fails_in_a_file_is_one_line(tmp_path):
         path.write_text(text)
         with pytest.raises(UsageError, match=re.escape(said)):
             execute(path)
+
+
+_MIXERS = ("mixer", "window")
+_FLOAT32 = ComputeConfig(dtype="float32")
+
+
+@pytest.mark.parametrize("name", _MIXERS)
+def test_a_mixer_does_not_leak_between_packed_sequences(name):
+    """Beside each sequence alone, where all positions are read and where some are."""
+    config = load_config(str(_EXTEND / f"{name}.py"), [])
+    model = dataclasses.replace(model_of("learned"), mixer=config.model.mixer, num_hidden_layers=2)
+    params, arrays = random_params(model, HeadConfig()), packed_and_alone()
+    for states in (True, False):
+        run = functools.partial(bert.apply, config=model, compute=_FLOAT32, hidden_states=states)
+        together, other = run(params, arrays)["mlm_logits"], dict(arrays)
+        np.testing.assert_allclose(together[0, :3], together[1, :3], atol=1e-5)
+        np.testing.assert_allclose(together[0, 3:], together[2, :3], atol=1e-5)
+        other["input_ids"] = arrays["input_ids"].copy()
+        other["input_ids"][0, 5:7] += 1
+        changed = run(params, other)["mlm_logits"]
+        np.testing.assert_array_equal(changed[0, :3], together[0, :3])
+        assert np.abs(changed[0, 3:] - together[0, 3:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", _MIXERS)
+def test_a_mixer_says_what_it_costs(name):
+    """The FLOPs are those of the step's products; without attention, no scores are kept."""
+    path, sets = str(_EXTEND / f"{name}.py"), [*_SMALL, "model.num_hidden_layers=2"]
+    estimates = []
+    for given in (path, "tiny_docs_cpu"):
+        config = load_config(given, sets)
+        objective, phase = OBJECTIVES[config.objective], config.phases[0]
+        mesh = mesh_of((1, 8, 1))
+        with jax.set_mesh(mesh):
+            state = TrainState.abstract(config, mesh)
+            batch = device_feed.abstract_batch(phase, fields=objective.fields, mesh=mesh)
+            jaxpr = jax.make_jaxpr(
+                lambda s, b, c=config, o=objective: train_step(s, b, config=c, objective=o)
+            )(state, batch)
+        read = phase.max_predictions + 1
+        times = 2 if given == path and name == "mixer" else 1  # its own product with one-hot rows
+        picked = 2 * times * read * phase.sequence_length * config.model.hidden_size
+        closed = train_flops(objective, config.model, phase)
+        assert product_flops(jaxpr.jaxpr) - closed == 2 * phase.global_batch_size * picked
+        estimates.append(of_train_step(config, state, batch, mesh=mesh, platform="cpu").activations)
+    assert estimates[0] < estimates[1] if name == "mixer" else estimates[0] == estimates[1]
+
+
+@pytest.mark.parametrize("name", _MIXERS)
+def test_a_mixer_is_shown_and_exported_or_refused(name, corpus, tmp_path, capsys):
+    path, run = str(_EXTEND / f"{name}.py"), str(tmp_path / "run")
+    command = ["pretrain", path, "--corpus", str(corpus), "--workdir", run, *_SET]
+    packed = ["data.packing=best_fit", "phases.0.max_predictions=-1"]
+    assert main([*command, *(word for change in packed for word in ("--set", change))]) == 0
+    capsys.readouterr()
+    ask = ["--checkpoint", run, "--extend", path]
+    shown = main(["attention", *ask, "--json", "the house of Ada " * 5])
+    told = capsys.readouterr()
+    if name == "window":
+        assert shown == 0
+        weights = np.array(json.loads(told.out)["layers"][0]["heads"][0]["weights"])
+        far = np.abs(np.subtract.outer(*[np.arange(len(weights))] * 2)) > 8
+        assert len(weights) > 9 and not weights[far].any() and weights[~far].all()
+    else:
+        assert shown == 2
+        assert "model.mixer is short-convolution: it calls no attention" in told.err
+        assert told.err.count("\n") == 1
+    out = str(tmp_path / "out")
+    assert main(["export", *ask, "--format", "hf", "--output", out]) == 2
+    told = capsys.readouterr()
+    assert "which this format does not support" in told.err and told.err.count("\n") == 1
 
 
 @pytest.mark.tpu_compiler

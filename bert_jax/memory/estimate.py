@@ -19,7 +19,7 @@ from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model import sharding
 from bert_jax.model.heads.part import EVERY
 from bert_jax.model.heads.replaced_token import GENERATOR_HEAD
-from bert_jax.registry import PARTS, POSITIONS
+from bert_jax.registry import MIXERS, PARTS, POSITIONS
 from bert_jax.update.state import TrainState
 
 
@@ -49,16 +49,16 @@ class _Arrays(NamedTuple):
     scores: float
 
 
-# For the backward pass of one block. What is cheap is not kept but computed again, by a TPU's
-# compiler more than by a CPU's; in a loop all is kept that jax asks for.
-_UNROLLED = {"cpu": _Arrays(15, 3, 2)}
-_UNROLLED_ELSEWHERE = _Arrays(12, 3, 0.5)
-_LOOP = _Arrays(19, 5, 1)
-_REMATERIALISED = {"dots": _Arrays(6, 1, 0), "full": _Arrays(1, 0, 0)}
+# For the backward pass of one block, beside those of its mixer. What is cheap is not kept but
+# computed again, by a TPU's compiler more than by a CPU's; in a loop all is kept that jax asks for.
+_UNROLLED = {"cpu": _Arrays(11, 3, 2)}
+_UNROLLED_ELSEWHERE = _Arrays(8, 3, 0.5)
+_LOOP = _Arrays(15, 5, 1)
+_REMATERIALISED = {"dots": _Arrays(2, 1, 0), "full": _Arrays(1, 0, 0)}
 # More arrays of scores, where the derivative is left to jax.
 _PLAIN_ATTENTION = 2
 # In one block, where nothing is kept for a backward pass.
-_FORWARD = _Arrays(4, 3, 2)
+_FORWARD = _Arrays(0, 3, 2)
 _EMBEDDINGS = 3  # arrays [B, L, D]
 _LOGITS = 2  # forward, and softmax or derivative
 # Threads, programs and buffers of XLA; by benchmarks/memory_estimate.py.
@@ -115,13 +115,17 @@ def of_train_step(
 
 
 def _of_model(arrays: _Arrays, model: ModelConfig, length: int) -> _Arrays:
-    """Returns the arrays of a block with those that BERT's has not: the gate and what it gates, and
-    products with a vector for each distance.
-    """
+    """Returns the arrays of a block with those of its mixer, and of the gate and what it gates."""
+    if not arrays.inner:  # nothing is kept but the block's input
+        return arrays
     gated = min(arrays.inner, 2) if model.feed_forward == "gated" else 0
-    tables = {"relative_key": 1, "relative_key_query": 2}.get(model.position_embedding_type, 0)
-    relative = tables * (2 * model.max_position_embeddings - 1) / length if arrays.scores else 0
-    return arrays._replace(inner=arrays.inner + gated, scores=arrays.scores + relative)
+    mixer = MIXERS[model.mixer].kept(model, length=length)
+    distances = mixer.distances if arrays.scores else 0
+    return _Arrays(
+        arrays.width + mixer.width,
+        arrays.inner + gated,
+        arrays.scores * mixer.scores + distances,
+    )
 
 
 def of_evaluation_step(

@@ -5,62 +5,57 @@ Dims: B batch, L length, R positions that are read, D width, H heads, K head siz
 width, N layers.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from bert_jax.config import ComputeConfig, ModelConfig
-from bert_jax.model.attention import join_heads, split_heads
 from bert_jax.model.dropout import DropoutKey, dropout
+from bert_jax.model.layer_spec import LayerSpec, layer_specs
 from bert_jax.model.layers import Embeddings, Linear, Norm, activation, gather_positions
 from bert_jax.model.mask import Mask
 from bert_jax.model.positions import Position
 from bert_jax.model.sharding import to_compute_params
-from bert_jax.registry import ATTENTION, POSITIONS
+from bert_jax.registry import ATTENTION, MIXERS, POSITIONS
 
 # Numbers of the places where dropout is drawn, folded into the key of a layer.
-_PROBABILITIES, _ATTENTION_OUTPUT, _FEED_FORWARD_OUTPUT = range(3)
+_MIXER, _MIXER_OUTPUT, _FEED_FORWARD_OUTPUT = range(3)
 # The embeddings' dropout counts as a layer of its own; the blocks count from 0.
 _EMBEDDINGS_LAYER = 2**31
 
 
 class Block(nnx.Module):
-    """Self-attention and feed-forward, each added to its input.
+    """A mixer, which is self-attention in BERT, and feed-forward, each added to its input.
 
     Either half is after(x + f(before(x))), where one of the two is its norm and the other nothing.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, layer: LayerSpec, *, rngs: nnx.Rngs):
         width = config.hidden_size
+        self.config, self.layer = config, layer
+        mixing = MIXERS[layer.mixer].build(config, layer, rngs=rngs)
+        for name, module in mixing.items():
+            setattr(self, name, module)
         linear = partial(Linear, config=config, rngs=rngs, has_bias=config.linear_bias)
-        self.is_pre_norm = config.norm_placement == "pre"
-        self.hidden_act = config.hidden_act
-        self.hidden_dropout = config.hidden_dropout_prob
-        self.attention_dropout = config.attention_probs_dropout_prob
-        self.num_heads = config.num_attention_heads
-        self.query = linear(width, width)
-        kind = POSITIONS[config.position_embedding_type]
-        # Where no position kind says otherwise, a key's bias adds the same to all scores of a
-        # query, which softmax does not see: its gradient is zero, and what could be computed would
-        # be rounding.
-        self.key = linear(width, width, is_bias_trained=kind.sees_key_bias())
-        self.value = linear(width, width)
-        self.attention_output = linear(width, width)
-        self.attention_norm = Norm(width, config=config)
+        self.attention_norm = Norm(width, config=config, kind=layer.norm)
         self.intermediate = linear(width, config.intermediate_size)
         self.output = linear(config.intermediate_size, width)
-        self.output_norm = Norm(width, config=config)
-        self.is_gated = config.feed_forward == "gated"
-        if self.is_gated:
+        self.output_norm = Norm(width, config=config, kind=layer.norm)
+        if layer.feed_forward == "gated":
             self.gate = linear(width, config.intermediate_size)
+        kind = POSITIONS[config.position_embedding_type]
         self.has_position = kind.is_per_block
         if kind.is_per_block:
-            self.position = kind(config, rngs=rngs)
+            own = dataclasses.replace(config, rope_theta=layer.rope_theta)
+            self.position = kind(own, rngs=rngs)
+        for name, module in mixing.items():
+            if getattr(self, name) is not module:
+                raise ValueError(f"mixer {layer.mixer}: each block has a {name} of its own; rename")
 
     def __call__(
         self,
@@ -76,54 +71,46 @@ class Block(nnx.Module):
 
         Every position is still attended to. A dropout mask is that of a place in the result.
         """
+        is_pre_norm, rate = self.layer.norm_placement == "pre", self.config.hidden_dropout_prob
 
         def site(number):
             return None if key is None else key.fold(number)
 
         def before(norm, x):
-            return norm(x) if self.is_pre_norm else x
+            return norm(x) if is_pre_norm else x
 
         def after(norm, x):
-            return x if self.is_pre_norm else norm(x)
+            return x if is_pre_norm else norm(x)
 
+        if self.layer.window is not None:
+            mask = dataclasses.replace(mask, window=self.layer.window)
         x_BRD = x_BLD
         seen_BLD = asking_BRD = before(self.attention_norm, x_BLD)
         if read_BR is not None:
             x_BRD, mask = gather_positions(x_BLD, read_BR), mask.at(read_BR)
             asking_BRD = before(self.attention_norm, x_BRD)
-        query_BHKR = split_heads(self.query.to_columns(asking_BRD), self.num_heads)
-        key_BHKL = split_heads(self.key.to_columns(seen_BLD), self.num_heads)
-        bias_BHRL = None
-        position = self.position if self.has_position else position
-        if position.is_in_attention():
-            where = {
-                "query_positions_BL": mask.query_positions_BL,
-                "key_positions_BS": mask.key_positions_BS,
-            }
-            query_BHKR, key_BHKL = position.rotate(query_BHKR, key_BHKL, **where)
-            bias_BHRL = position.scores(query_BHKR, key_BHKL, **where)
-        context_BHKR = attend(
-            query_BHKR,
-            key_BHKL,
-            split_heads(self.value.to_columns(seen_BLD), self.num_heads),
+        y_BRD = MIXERS[self.layer.mixer](
+            self,
+            seen_BLD,
+            asking_BRD,
             mask=mask,
-            bias_BHLS=bias_BHRL,
-            key=site(_PROBABILITIES),
-            dropout_rate=self.attention_dropout,
+            position=self.position if self.has_position else position,
+            attend=attend,
+            key=site(_MIXER),
+            read_BR=read_BR,
         )
-        y_BRD = self.attention_output.from_columns(join_heads(context_BHKR))
-        y_BRD = dropout(y_BRD, site(_ATTENTION_OUTPUT), rate=self.hidden_dropout)
+        y_BRD = dropout(y_BRD, site(_MIXER_OUTPUT), rate=rate)
         x_BRD = after(self.attention_norm, x_BRD + y_BRD)
         y_BRD = self.output(self._inner(before(self.output_norm, x_BRD)))
-        y_BRD = dropout(y_BRD, site(_FEED_FORWARD_OUTPUT), rate=self.hidden_dropout)
+        y_BRD = dropout(y_BRD, site(_FEED_FORWARD_OUTPUT), rate=rate)
         return after(self.output_norm, x_BRD + y_BRD)
 
     def _inner(self, x_BRD: jax.Array) -> jax.Array:
         """Returns `[B, R, F]`, activated; where it is gated, the activated gate times it."""
-        h_BRF = self.intermediate(x_BRD)
-        if not self.is_gated:
-            return activation(self.hidden_act, h_BRF)
-        return activation(self.hidden_act, self.gate(x_BRD)) * h_BRF
+        h_BRF, name = self.intermediate(x_BRD), self.config.hidden_act
+        if self.layer.feed_forward == "gated":
+            return activation(name, self.gate(x_BRD)) * h_BRF
+        return activation(name, h_BRF)
 
 
 class Encoder(nnx.Module):
@@ -138,8 +125,8 @@ class Encoder(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.num_layers = config.num_hidden_layers
         self.embeddings = Embeddings(config, rngs=rngs)
-        for i in range(self.num_layers):
-            setattr(self, f"layer_{i}", Block(config, rngs=rngs))
+        for i, layer in enumerate(layer_specs(config)):
+            setattr(self, f"layer_{i}", Block(config, layer, rngs=rngs))
         # The blocks of pre-norm add to what is never normalised.
         is_pre_norm = config.norm_placement == "pre"
         self.final_norm = Norm(config.hidden_size, config=config) if is_pre_norm else None
@@ -247,7 +234,7 @@ def _scan(
     step = len(period)
     turns = [
         (
-            np.arange(first + place, first + len(params), step, dtype=np.int32),
+            jnp.arange(first + len(params))[first + place :: step],
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *params[place::step]),
         )
         for place in range(step)

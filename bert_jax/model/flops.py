@@ -1,31 +1,28 @@
 """FLOPs of a forward pass in closed form: matrix products only, a multiply and an add are two."""
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.layer_spec import LayerSpec, layer_specs
+from bert_jax.registry import MIXERS
 
 
 def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -> int:
     """Returns the FLOPs of one row through the encoder.
 
-    The last block has keys and values of every position, and everything else of the `read` ones
-    only; None reads every position.
+    The last block has what attention reads of every position, and everything else of the `read`
+    ones only; None reads every position.
     """
     d, f = model.hidden_size, model.intermediate_size
-    kernels = 3 if model.feed_forward == "gated" else 2
-    # Products of queries, or of keys too, with a vector for each distance.
-    distances = 2 * model.max_position_embeddings - 1
-    of_queries = model.position_embedding_type in ("relative_key", "relative_key_query")
-    of_keys = model.position_embedding_type == "relative_key_query"
 
-    def block(queries: int) -> int:
-        keys_and_values = 2 * length * 2 * d * d
-        relative = 2 * distances * d * (of_queries * queries + of_keys * length)
-        attention = 2 * queries * (2 * d * d + 2 * length * d)
-        return relative + keys_and_values + attention + 2 * queries * kernels * d * f
+    def block(layer: LayerSpec, queries: int) -> int:
+        kernels = 3 if layer.feed_forward == "gated" else 2
+        mixing = MIXERS[layer.mixer].flops(model, length=length, queries=queries)
+        return mixing + 2 * queries * kernels * d * f
 
-    last = block(length if read is None else read)
+    *others, last = layer_specs(model)
+    blocks = sum(block(layer, length) for layer in others)
     is_projected = model.table_size != d
     projection = 2 * length * model.table_size * d if is_projected else 0
-    return projection + (model.num_hidden_layers - 1) * block(length) + last
+    return projection + blocks + block(last, length if read is None else read)
 
 
 def masked_lm_flops(model: ModelConfig, *, predictions: int) -> int:

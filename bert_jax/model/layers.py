@@ -104,9 +104,10 @@ class Norm(nnx.Module):
     does not subtract the mean.
     """
 
-    def __init__(self, size: int, *, config: ModelConfig):
+    def __init__(self, size: int, *, config: ModelConfig, kind: str | None = None):
+        """`kind` stands in for `config.norm`."""
         self.epsilon = config.layer_norm_eps
-        self.is_centred = config.norm == "layernorm"
+        self.is_centred = (kind or config.norm) == "layernorm"
         has_bias = self.is_centred and config.norm_bias
         self.scale = nnx.Param(jnp.ones(size, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(size, jnp.float32)) if has_bias else None

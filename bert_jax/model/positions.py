@@ -10,6 +10,7 @@ Dims: B batch, L length of the queries, S length of the keys, D width, H heads, 
 distances.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -76,6 +77,23 @@ class Position(nnx.Module):
         del length
         return np.arange(rows)
 
+    @staticmethod
+    def problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
+        """Yields the name of each field that a model of this kind cannot have so, and why."""
+        yield from ()
+
+    @staticmethod
+    def flops(model: ModelConfig, *, length: int, queries: int) -> int:
+        """Returns the FLOPs of its matrix products in one block, of which `queries` are read."""
+        del model, length, queries
+        return 0
+
+    @staticmethod
+    def kept_distances(model: ModelConfig, *, length: int) -> float:
+        """Returns how many arrays [B, H, L, L] its products with distances take in one block."""
+        del model, length
+        return 0.0
+
     def add(self, x_BLD: jax.Array, position_ids_BL: jax.Array) -> jax.Array:
         """Returns the embeddings with what the positions add to them."""
         return x_BLD
@@ -97,29 +115,19 @@ class Position(nnx.Module):
         """Returns what is added to the scores, float32 `[B, H, L, S]`, or None."""
         return None
 
-    def query_scores(
-        self, q_BHKL: jax.Array, *, query_positions_BL: jax.Array, key_positions_BS: jax.Array
-    ) -> jax.Array | None:
-        """Returns the same where it depends on the queries, which `rotate` has turned."""
-        return self.bias(
-            query_positions_BL=query_positions_BL,
-            key_positions_BS=key_positions_BS,
-            num_heads=q_BHKL.shape[1],
-        )
+    def query_scores(self, q_BHKL: jax.Array, **positions: jax.Array) -> jax.Array | None:
+        """Returns the same where it depends on the queries, which `rotate` has turned.
+
+        `positions` are the two of `bias`.
+        """
+        return self.bias(**positions, num_heads=q_BHKL.shape[1])
 
     def scores(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        *,
-        query_positions_BL: jax.Array,
-        key_positions_BS: jax.Array,
+        self, q_BHKL: jax.Array, k_BHKS: jax.Array, **positions: jax.Array
     ) -> jax.Array | None:
         """Returns the same where it depends on keys, too."""
         del k_BHKS
-        return self.query_scores(
-            q_BHKL, query_positions_BL=query_positions_BL, key_positions_BS=key_positions_BS
-        )
+        return self.query_scores(q_BHKL, **positions)
 
 
 class Learned(Position):
@@ -152,6 +160,11 @@ class Sinusoidal(Position):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.amplitude = 2**0.5 * config.initializer_range
 
+    @staticmethod
+    def problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
+        if model.table_size % 2:
+            yield "hidden_size", f"is {model.table_size}; sines and cosines come in pairs: even"
+
     def add(self, x_BLD: jax.Array, position_ids_BL: jax.Array) -> jax.Array:
         frequencies = _frequencies(x_BLD.shape[-1], theta=10_000.0)
         angles = position_ids_BL[:, :, None].astype(jnp.float32) * frequencies
@@ -165,11 +178,21 @@ class Rotary(Position):
     that a score depends on the distance alone (Su et al. 2021, RoFormer).
 
     Column i is paired with column i + K/2, as in transformers' ModernBERT and Llama. Angles and
-    turning are float32: in bfloat16 neighbours beyond position 256 would have one angle.
+    turning are float32: in bfloat16 neighbours beyond position 256 would have one angle. Each block
+    has an instance, since local layers may have another theta than global ones.
     """
 
+    is_per_block = True
+
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """`config.rope_theta` is that of the block."""
         self.theta = config.rope_theta
+
+    @staticmethod
+    def problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
+        size, kind = model.hidden_size // model.num_attention_heads, model.position_embedding_type
+        if size % 2:
+            yield "num_attention_heads", f"makes heads of {size}; {kind} turns pairs: even"
 
     def rotate(
         self,
@@ -264,10 +287,16 @@ class RelativeKey(Position):
         """New distances begin as the farthest one, as which they have counted so far."""
         return np.clip(np.arange(2 * length - 1) - (length - 1) + rows // 2, 0, rows - 1)
 
-    def query_scores(
-        self, q_BHKL: jax.Array, *, query_positions_BL: jax.Array, key_positions_BS: jax.Array
-    ) -> jax.Array:
-        rows_BLS = self._rows(query_positions_BL, key_positions_BS)
+    @staticmethod
+    def flops(model: ModelConfig, *, length: int, queries: int) -> int:
+        return 2 * (2 * model.max_position_embeddings - 1) * model.hidden_size * queries
+
+    @staticmethod
+    def kept_distances(model: ModelConfig, *, length: int) -> float:
+        return (2 * model.max_position_embeddings - 1) / length
+
+    def query_scores(self, q_BHKL: jax.Array, **positions: jax.Array) -> jax.Array:
+        rows_BLS = self._rows(**positions)
         found_BHSL = _pick(self._products(q_BHKL), jnp.swapaxes(rows_BLS, 1, 2))
         return jnp.swapaxes(found_BHSL, 2, 3)
 
@@ -293,18 +322,17 @@ class RelativeKeyQuery(RelativeKey):
     `relative_key_query`.
     """
 
-    def scores(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        *,
-        query_positions_BL: jax.Array,
-        key_positions_BS: jax.Array,
-    ) -> jax.Array:
-        where = {"query_positions_BL": query_positions_BL, "key_positions_BS": key_positions_BS}
-        of_queries_BHLS = self.query_scores(q_BHKL, **where)
-        rows_BLS = self._rows(query_positions_BL, key_positions_BS)
-        return of_queries_BHLS + _pick(self._products(k_BHKS), rows_BLS)
+    @staticmethod
+    def flops(model: ModelConfig, *, length: int, queries: int) -> int:
+        return RelativeKey.flops(model, length=length, queries=queries + length)
+
+    @staticmethod
+    def kept_distances(model: ModelConfig, *, length: int) -> float:
+        return 2 * RelativeKey.kept_distances(model, length=length)
+
+    def scores(self, q_BHKL: jax.Array, k_BHKS: jax.Array, **positions: jax.Array) -> jax.Array:
+        rows_BLS = self._rows(**positions)
+        return self.query_scores(q_BHKL, **positions) + _pick(self._products(k_BHKS), rows_BLS)
 
 
 def lengthened(params: Any, model: ModelConfig) -> Any:

@@ -4,7 +4,7 @@ Three axes, any of them of size 1: `slice` (groups of devices joined by a slower
 (shares the batch, and may share what is stored of the weights) and `tensor` (shares a matrix).
 A batch is cut over `slice` and `fsdp`. A parameter is *stored* in one layout and *used* in another:
 
-- `tensor` cuts the dims that `_TENSOR_DIM` names, stored and used.
+- `tensor` cuts the dim that a parameter's role names (roles.py), stored and used.
 - `fsdp` cuts the largest dim that it divides, stored only; a working copy, in the compute type, is
   gathered for use. Its gradient comes back in the stored layout, so that master weights, moments
   and the update are spread over `fsdp` (Rajbhandari et al. 2020, ZeRO). Every slice has them whole:
@@ -25,25 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from bert_jax.model.roles import role_of
+
 AXES = ("slice", "fsdp", "tensor")
 _BATCH = ("slice", "fsdp")
-
-# (module, parameter) -> the dim that `tensor` cuts. Attention by heads, feed-forward by its inner
-# width, as in Megatron-LM (Shoeybi et al. 2019, section 3); everything else is whole.
-_TENSOR_DIM = {
-    ("query", "kernel"): 1,
-    ("query", "bias"): 0,
-    ("key", "kernel"): 1,
-    ("key", "bias"): 0,
-    ("value", "kernel"): 1,
-    ("value", "bias"): 0,
-    ("attention_output", "kernel"): 0,
-    ("intermediate", "kernel"): 1,
-    ("intermediate", "bias"): 0,
-    ("gate", "kernel"): 1,
-    ("gate", "bias"): 0,
-    ("output", "kernel"): 0,
-}
 
 # Numbers in a parameter below which each device keeps a copy: gathering a bias costs a message and
 # saves kilobytes.
@@ -126,7 +111,8 @@ def compute_spec(path: tuple, shape: tuple[int, ...], *, mesh: Any) -> jax.P:
     """Returns the partition in which the step uses the parameter of that name: cut over `tensor`
     alone.
     """
-    dim = _TENSOR_DIM.get(_name(path))
+    role = role_of(path)
+    dim = None if role is None else role.tensor_dim
     # An optimiser may keep fewer dims of a parameter than it has.
     if dim is None or dim >= len(shape):
         return jax.P()
@@ -168,7 +154,7 @@ def to_compute_params(params: Any, *, dtype: Any) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
 
     def copy(path, leaf):
-        if _name(path)[-1] in ("kernel", "embedding"):
+        if (role := role_of(path)) is not None and role.in_compute_type:
             leaf = leaf.astype(dtype)
         if not _has_mesh():
             return leaf
@@ -193,10 +179,6 @@ def spec_of(x: jax.Array) -> list:
     """Returns the axes over which each dim of `x` is cut, one entry a dim."""
     spec = list(jax.typeof(x).sharding.spec)
     return spec + [None] * (jnp.ndim(x) - len(spec))
-
-
-def _name(path: tuple) -> tuple:
-    return tuple(getattr(entry, "key", None) for entry in path[-2:])
 
 
 def bytes_per_device(tree: Any) -> int:

@@ -17,6 +17,7 @@ from bert_jax.model import bert, positions, sharding
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note
+from bert_jax.registry import PARTS
 from bert_jax.training import preflight
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import remote_workdir, run_directory
@@ -116,7 +117,7 @@ class Initialization:
                 )
         if config.output_bias != TrainConfig.output_bias:
             params = _with_frequencies(params, corpus, config, parts=fresh)
-            has_own = {"mlm", "generator"} & {*config.head.parts} - {*fresh}
+            has_own = any(PARTS[part].output_bias for part in {*config.head.parts} - {*fresh})
             begins = "is the checkpoint's" if has_own else "begins at the words' frequencies"
             note(f"`init_from` {self._init_from}: the output bias {begins}")
         state = TrainState.create(config, params)
@@ -192,15 +193,14 @@ def _with_frequencies(
     counts = token_counts(corpus.train, config.model.vocab_size) + 1
     shares = np.log(counts / counts.sum()).astype(np.float32)
 
-    def with_bias(head: dict[str, Any]) -> dict[str, Any]:
-        sharding = head["bias"].sharding
-        bias = jax.make_array_from_callback(shares.shape, sharding, lambda index: shares[index])
-        return {**head, "bias": bias}
+    def with_bias(tree: Any, names: Sequence[str]) -> Any:
+        if names:
+            return {**tree, names[0]: with_bias(tree[names[0]], names[1:])}
+        return jax.make_array_from_callback(
+            shares.shape, tree.sharding, lambda index: shares[index]
+        )
 
-    params = dict(params)
-    if "mlm" in parts:
-        params["mlm"] = with_bias(params["mlm"])
-    if "generator" in parts:
-        generator = params["generator"]
-        params["generator"] = {**generator, "mlm": with_bias(generator["mlm"])}
+    for part in parts:
+        if PARTS[part].output_bias is not None:
+            params = with_bias(params, (part, *PARTS[part].output_bias))
     return params

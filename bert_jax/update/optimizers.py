@@ -14,25 +14,23 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax.config import OptimizerConfig
+from bert_jax.model.roles import role_of
 from bert_jax.model.sharding import in_automatic_layout
 from bert_jax.registry import OPTIMIZERS
 
-_DECAYED = {"kernel", "embedding"}
-_NOT_DECAYED = {"bias", "scale"}
-
 
 def decay_mask(params: Any) -> Any:
-    """Returns true where weight decay applies: kernels and embeddings; never biases and norm
-    scales.
+    """Returns true where weight decay applies: kernels and embeddings, and what a mixer declares;
+    never biases and norm scales.
     """
 
-    def by_name(path, _):
-        name = path[-1].key
-        if name not in _DECAYED | _NOT_DECAYED:
+    def is_decayed(path, _):
+        role = role_of(path)
+        if role is None:
             raise ValueError(f"parameter {jax.tree_util.keystr(path)}: decay is not defined for it")
-        return name in _DECAYED
+        return role.is_decayed
 
-    return jax.tree_util.tree_map_with_path(by_name, params)
+    return jax.tree_util.tree_map_with_path(is_decayed, params)
 
 
 def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs:

@@ -148,6 +148,11 @@ class AttentionProbe:
                 compute=compute,
                 attend=recording,
             )
+            if len(seen) < config.model.num_hidden_layers:
+                raise UsageError(
+                    f"model.mixer is {config.model.mixer}: it calls no attention, so there is none "
+                    "to show"
+                )
             # All of it on all devices: a process can read what its own devices have.
             return {
                 name: jnp.stack([jax.reshard(noted[name], jax.P())[0] for noted in seen])

@@ -37,7 +37,9 @@ class AttentionDocument:
         if (attention.seen != _same_sequence(attention.sequence_ids)).any():
             kinds = np.unique(attention.seen, axis=0)
             self._seen = {
-                "kinds": [["".join("01"[seen] for seen in row) for row in kind] for kind in kinds],
+                "kinds": [
+                    ["".join("01"[int(seen)] for seen in row) for row in kind] for kind in kinds
+                ],
                 "layers": [
                     next(n for n, kind in enumerate(kinds) if np.array_equal(kind, layer))
                     for layer in attention.seen

@@ -34,6 +34,8 @@ class MaskedLMHead(nnx.Module):
 
 
 class _Part(Part):
+    output_bias = ("bias",)
+
     def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> MaskedLMHead:
         return MaskedLMHead(config, rngs=rngs)
 

@@ -35,6 +35,8 @@ class Part:
 
     # The part that it stands on: it reads that part's outputs instead of positions of its own.
     needs: str | None = None
+    # Where its parameters have a bias over the vocabulary: names that lead there. None has none.
+    output_bias: tuple[str, ...] | None = None
 
     def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> nnx.Module:
         """Returns the module that holds the parameters: the subtree of the part's name."""

@@ -19,6 +19,7 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads.masked_lm import MaskedLMHead
 from bert_jax.model.heads.part import EVERY, Context, Part
 from bert_jax.model.layers import Linear, activation
+from bert_jax.registry import POSITIONS
 
 _TABLES = ("word", "position", "token_type")
 # What the generator has from the encoder, by `embedding_sharing`; most of it first.
@@ -63,11 +64,23 @@ def own_params(generator: Mapping[str, Any], sharing: str) -> dict[str, Any]:
 class _GeneratorPart(Part):
     """Parameters alone: the objective makes the generator's pass (objectives/replaced_token.py)."""
 
+    output_bias = ("mlm", "bias")
+
     def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Generator:
         return Generator(config, rngs=rngs)
 
     def positions(self, batch: Mapping[str, jax.Array]) -> None:
         return None
+
+    def can_share_positions(self, model: ModelConfig) -> bool:
+        """Returns whether model and generator have positions of the same shapes."""
+        kind = POSITIONS[model.position_embedding_type]
+
+        def shapes(model: ModelConfig) -> Any:
+            made = nnx.eval_shape(lambda: kind(model, rngs=nnx.Rngs(0)))
+            return jax.tree.map(lambda leaf: leaf.shape, nnx.to_pure_dict(nnx.state(made)))
+
+        return kind.is_per_block or shapes(model) == shapes(model.generator())
 
 
 class Discriminator(nnx.Module):

@@ -1,0 +1,38 @@
+"""The spec of each layer of a model, made here and nowhere else of a `ModelConfig`."""
+
+from dataclasses import dataclass
+
+from bert_jax.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """One layer. Layers with equal specs share a program where `compute.layers` is "scan"."""
+
+    # Of registry.MIXERS.
+    mixer: str
+    feed_forward: str
+    norm_placement: str
+    norm: str
+    rope_theta: float
+    # Positions that a token sees, half of them on either side; None is all.
+    window: int | None
+
+
+def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Returns the spec of each layer, from the first."""
+    every = model.global_attention_every_n_layers
+
+    def spec(number: int) -> LayerSpec:
+        is_global = not model.attention_window or (every > 0 and number % every == 0)
+        local_theta = model.local_rope_theta or model.rope_theta
+        return LayerSpec(
+            mixer=model.mixer,
+            feed_forward=model.feed_forward,
+            norm_placement=model.norm_placement,
+            norm=model.norm,
+            rope_theta=model.rope_theta if is_global else local_theta,
+            window=None if is_global else model.attention_window,
+        )
+
+    return tuple(spec(number) for number in range(model.num_hidden_layers))

@@ -1,0 +1,47 @@
+"""The role of a parameter for the rest of the system, known by its last two names.
+
+A mixer declares roles of names of its own (`Mixer.roles`). The others follow here.
+"""
+
+from typing import NamedTuple
+
+from bert_jax.registry import MIXERS
+
+
+class Role(NamedTuple):
+    """How weight decay, the compute type and tensor parallelism treat a parameter."""
+
+    is_decayed: bool
+    # Else it is used in float32, as it is stored.
+    in_compute_type: bool
+    # The dim that the mesh's `tensor` axis cuts; None leaves the parameter whole.
+    tensor_dim: int | None = None
+
+
+_MATRIX, _VECTOR = Role(True, True), Role(False, False)
+COLUMNS, ROWS = _MATRIX._replace(tensor_dim=1), _MATRIX._replace(tensor_dim=0)
+CUT_BIAS = _VECTOR._replace(tensor_dim=0)
+_BY_LAST_NAME = {"kernel": _MATRIX, "embedding": _MATRIX, "bias": _VECTOR, "scale": _VECTOR}
+# The feed-forward part is cut by its inner width, as in Megatron-LM (Shoeybi et al. 2019, section
+# 3).
+_FEED_FORWARD = {
+    "intermediate.kernel": COLUMNS,
+    "intermediate.bias": CUT_BIAS,
+    "gate.kernel": COLUMNS,
+    "gate.bias": CUT_BIAS,
+    "output.kernel": ROWS,
+}
+
+
+def role_of(path: tuple) -> Role | None:
+    """Returns the role of the parameter at a path of a tree; None where its name has none.
+
+    Raises ValueError where two mixers disagree about a name.
+    """
+    names = [str(getattr(entry, "key", None)) for entry in path[-2:]]
+    name = ".".join(names)
+    declared = [MIXERS[mixer].roles for mixer in MIXERS.names()]
+    found = {roles[name] for roles in (_FEED_FORWARD, *declared) if name in roles}
+    if len(found) > 1:
+        raise ValueError(f"parameter {name} has another role in another mixer; rename it in one")
+    return found.pop() if found else _BY_LAST_NAME.get(names[-1])
