@@ -2,8 +2,8 @@
 
     python benchmarks/reliability_cost.py [calls|rows|choice|save|restart] ...
 
-`calls`    what a training step asks of watchdog, preemption and step timer, and a row of metrics
-           with TensorBoard's at every step, timed alone; as a share of a step of 100 ms
+`calls`    what a training step asks of watchdog, preemption and the log of steps, and a row of
+           metrics with TensorBoard's at every step, timed alone; as a share of a step of 100 ms
 `rows`     the TensorBoard file that a resumed run writes anew, with 10,000 rows
 `choice`   the train step as it is, against the same step without the choice that leaves out a
            non-finite update; both compiled twice, in turns, and the median of their differences
@@ -34,9 +34,9 @@ ROUNDS = 7
 
 
 def calls() -> None:
-    from bert_jax.runtime.distributed import Preemption
+    from bert_jax.runtime.preemption import Preemption
     from bert_jax.runtime.watchdog import Watchdog
-    from bert_jax.training import step_timer
+    from bert_jax.training.step_log import StepLog
     from bert_jax.workdir import metrics_log
 
     ready: Future[None] = Future()
@@ -44,8 +44,9 @@ def calls() -> None:
     values = {f"value_{n}": 0.1 * n for n in range(12)}
     count = 3000
     with tempfile.TemporaryDirectory() as directory, Watchdog(900.0) as watchdog:
-        journal, clock = metrics_log.MetricsLogger(Path(directory)), step_timer.StepTimer()
-        journal.open_tensorboard([])
+        journal, clock = metrics_log.MetricsLogger(Path(directory)), StepLog()
+        clock.restart()
+        journal.open_curves([])
         with Preemption() as preemption:
             began = time.perf_counter()
             for step in range(count):

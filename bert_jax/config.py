@@ -6,6 +6,7 @@ heavy library.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Container
@@ -345,6 +346,9 @@ class TrainConfig:
     log_every_steps: int = setting(100, least=1)
     # Services that are told the rows, too (registry.TRACKERS).
     trackers: tuple[str, ...] = ()
+    # What else happens between the steps (registry.HOOKS): a name, with options as in
+    # "early_stopping:patience=3".
+    hooks: tuple[str, ...] = ()
     # Longest that a process may go without progress; then it says where it hangs, and ends.
     deadline_seconds: float = setting(900.0, above=0)
     # The masked-LM output bias of a new run: "zeros", or "log_frequency": the log of each token's
@@ -354,6 +358,11 @@ class TrainConfig:
     @property
     def total_steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
+
+    @property
+    def phase_ends(self) -> tuple[int, ...]:
+        """The last step of each phase."""
+        return tuple(itertools.accumulate(phase.steps for phase in self.phases))
 
 
 # --- JSON ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from bert_jax.config import (
 from bert_jax.config_phase_checks import phase_problems
 from bert_jax.errors import UsageError, brief
 from bert_jax.registry import (
+    HOOKS,
     MIXERS,
     OBJECTIVES,
     OPTIMIZERS,
@@ -150,6 +151,9 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for name in config.trackers:
         if name not in TRACKERS:
             yield "trackers", TRACKERS.problem(name)
+    for hook in config.hooks:
+        if (name := hook.partition(":")[0]) not in HOOKS:
+            yield "hooks", HOOKS.problem(name)
     if not config.phases:
         yield "phases", "is empty; a run needs at least one phase"
     for i, phase in enumerate(config.phases):

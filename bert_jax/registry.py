@@ -197,6 +197,17 @@ PROBES = Registry(
         "nearest_words": "bert_jax_lab.probes.nearest_words:PROBE",
     },
 )
+# What happens between the steps of a run, beside logging, saving and evaluating.
+HOOKS = Registry(
+    "hooks",
+    {
+        "expected_curves": "bert_jax_lab.reference_curves.hook:ExpectedCurves",
+        "best_checkpoint": "bert_jax.training.held_out_hooks:BestCheckpoint",
+        "early_stopping": "bert_jax.training.held_out_hooks:EarlyStopping",
+    },
+)
+# Those that every run has, without being named.
+ALWAYS_HOOKS = ("expected_curves",)
 # Services that show the curves of runs, beside metrics.jsonl and TensorBoard.
 TRACKERS = Registry(
     "trackers",

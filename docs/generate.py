@@ -1,12 +1,13 @@
-"""Writes what the documentation has from the code: data-flow.svg, and the tables of options.
+"""Writes what the documentation has from the code: data-flow.svg, and some of its tables.
 
     python docs/generate.py          # writes them
     python docs/generate.py --check  # exit code 1 if one is not up to date
 
 The tables in configuration.md, one for each verb, are made of the classes of options in the modules
-of the verbs (bert_jax/cli/options.py). The picture has the stages below, in rows from top to
-bottom; the tables and their fields are read from bert_jax/registry.py, and what a stage is for from
-the first sentence of its module's docstring.
+of the verbs (bert_jax/cli/options.py). The table of calls in architecture.md has the lines of each
+function from `main` to the step, of which there are to be few. The picture has the stages below, in
+rows from top to bottom; the tables and their fields are read from bert_jax/registry.py, and what a
+stage is for from the first sentence of its module's docstring.
 """
 
 import argparse
@@ -317,11 +318,44 @@ def _marked(text: str) -> str:
     return "".join(part if part.startswith("`") else mark(part) for part in parts)
 
 
+# --- the way from the command line to the step ----------------------------------------------------
+
+_MOST_LINES = 350
+
+
+def with_lines(text: str) -> str:
+    """Returns architecture.md with the lines of the functions from `main` to the step.
+
+    Raises ValueError where a function does not name the next one, or all together are too long.
+    """
+    pattern = re.compile(r"^(\| \d \| `(\w+)` in `([\w/]+\.py)` \| )\d+", re.MULTILINE)
+    bodies = [_body(_PACKAGE / module, name) for _, name, module in pattern.findall(text)]
+    names = [name for _, name, _ in pattern.findall(text)]
+    for body, callee in zip(bodies, names[1:], strict=False):
+        inside = [node for statement in body for node in ast.walk(statement)]
+        named = {getattr(node, "id", getattr(node, "attr", None)) for node in inside}
+        if callee not in named:
+            raise ValueError(f"architecture.md: the function before {callee} does not call it")
+    lines = [(body[-1].end_lineno or 0) - body[0].lineno + 1 for body in bodies]
+    if sum(lines) > _MOST_LINES:
+        raise ValueError(f"from main to the step: {sum(lines)} lines, more than {_MOST_LINES}")
+    counts = iter(lines)
+    return pattern.sub(lambda match: f"{match[1]}{next(counts)}", text)
+
+
+def _body(module: Path, name: str) -> list[ast.stmt]:
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    (found,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    return found.body[1:] if ast.get_docstring(found) else found.body
+
+
 def main() -> int:
+    architecture = _ROOT / "docs" / "architecture.md"
     tables = _ROOT / "docs" / "configuration.md"
     made = {
         _ROOT / "docs" / "data-flow.svg": picture(),
         tables: with_options(tables.read_text(encoding="utf-8")),
+        architecture: with_lines(architecture.read_text(encoding="utf-8")),
     }
     stale = [p for p, t in made.items() if not p.is_file() or p.read_text(encoding="utf-8") != t]
     if "--check" not in sys.argv[1:]:

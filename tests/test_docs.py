@@ -283,7 +283,9 @@ def test_the_work_directory(trained):
     for kind, names in seen.items():
         assert names == {name for name, where, _ in fields if where in (kind, "both")}
 
-    sources = [module.read_text(encoding="utf-8") for module in sorted(_PACKAGE.rglob("*.py"))]
+    folders = (_ROOT / "bert_jax", _ROOT / "bert_jax_lab")
+    modules = [module for folder in folders for module in folder.rglob("*.py")]
+    sources = [module.read_text(encoding="utf-8") for module in modules]
     written = re.findall(r"event\(\s*(?:workdir, )?\"(\w+)\"", "".join(sources))
     assert {name for name, _ in events} == set(written)
     extra = {name: set(re.findall(r"\w+", said)) for name, said in events}

@@ -24,13 +24,15 @@ from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, sharding
 from bert_jax.progress import note_once
 from bert_jax.registry import OBJECTIVES
-from bert_jax.workdir import checkpoint, recovery, remote_workdir
+from bert_jax.workdir import checkpoint, log_reader, recovery, remote_workdir
 from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby
 
 # In a directory that was exported: the step, and the parts of the run's config by which its
 # held-out rows are made and scored. Other readers ignore the file.
 RECORD = "bert_jax_run.json"
 SCORED_BY = ("objective", "data", "evaluation", "phases", "compute")
+# Behind the name of a workdir: its best step.
+_BEST = "@best"
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ def load_checkpoint(
     Raises UsageError if `path` is none of them or its tensors do not fit its config,
     NoUsableCheckpoint if it holds nothing to read. With `allow_missing_heads`, heads of a foreign
     model that are not whole are left out; tensors beside its own that `ignore_unexpected` matches
-    are ignored. A workdir or step of one may be in a bucket.
+    are ignored. A workdir or step of one may be in a bucket; `WORKDIR@best` is its best step.
     """
+    path = best_of(path)
     if remote_workdir.is_address(path):
         address = str(path).rstrip("/")
         home, _, step = address.rpartition(f"/{checkpoint.DIRECTORY}/")
@@ -97,6 +100,23 @@ def load_checkpoint(
         foreign.missing,
         is_run=config is not None,
     )
+
+
+def best_of(path: str | Path) -> str | Path:
+    """Returns the step that `WORKDIR@best` stands for; another path as it is.
+
+    Raises UsageError for a run that has named no step as its best.
+    """
+    workdir = str(path).removesuffix(_BEST)
+    if workdir == str(path) or Path(path).exists():
+        return path
+    directory = remote_workdir.directory_of(workdir)
+    step = log_reader.best_step(directory, checkpoint.steps(directory))
+    if step is None:
+        raise UsageError(
+            f"`checkpoint` {path}: there is no best step; the hook best_checkpoint keeps one"
+        )
+    return remote_workdir.join(workdir, checkpoint.DIRECTORY, str(step))
 
 
 def _existing(path: str | Path) -> Path:
@@ -246,7 +266,7 @@ def scoring_of(path: str | Path) -> TrainConfig:
 
     Raises UsageError if `path` is neither.
     """
-    directory = remote_workdir.directory_of(path)
+    directory = remote_workdir.directory_of(best_of(path))
     if directory.parent.name == checkpoint.DIRECTORY and directory.name.isdigit():
         directory = directory.parent.parent
     if (directory / RECORD).is_file():

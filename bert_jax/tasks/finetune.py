@@ -38,13 +38,14 @@ from bert_jax.runtime import distributed
 from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import TaskData
 from bert_jax.training import device_feed, preflight
+from bert_jax.training.hooks import named_hooks
 from bert_jax.training.job import Scores
-from bert_jax.training.run import RunDirectory, run
+from bert_jax.training.run import RunDirectory
+from bert_jax.training.run import train as train_job
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import remote_workdir, resume_policy, run_directory
 from bert_jax.workdir.resume_policy import Change
-from bert_jax_lab.reference_curves.expectation import Expectation
 
 RESULT = "result.json"
 # What the directories of attempts that are set aside begin with.
@@ -106,15 +107,8 @@ def train(
     result = directory / RESULT
     if result.is_file():
         return strict_json.parse_file(result, result.read_bytes())
-    work = FineTuning(config, recipe, data, mesh)
-    closing = run(
-        work,
-        home,
-        begin=lambda: _beginning(config, source).to_mesh(
-            mesh, shard_weights=config.mesh.shard_weights
-        ),
-        started=started,
-    )
+    job = FineTuning(config, recipe, data, mesh, source=source)
+    closing = train_job(job, home, named_hooks(config), started=started)
     scores = {
         split: {name: values[name] for name in values if name not in ("step", "split")}
         for split, values in closing.scores.items()
@@ -122,7 +116,7 @@ def train(
     found = {
         "task": data.task.spec.name,
         "seed": config.seed,
-        "steps": config.total_steps,
+        "steps": closing.step,
         "epochs": recipe.epochs,
         "batch_size": config.phases[0].global_batch_size,
         "learning_rate": config.optimizer.learning_rate,
@@ -138,12 +132,20 @@ def train(
 
 
 class FineTuning:
-    """The `Work` of fine-tuning: the labelled rows of a task, and its scores."""
+    """The `TrainingJob` of fine-tuning: the labelled rows of a task, and its scores."""
 
-    expectation: Expectation | None = None
-
-    def __init__(self, config: TrainConfig, recipe: Recipe, data: TaskData, mesh: Mesh):
-        self.config, self.data, self.mesh = config, data, mesh
+    def __init__(
+        self,
+        config: TrainConfig,
+        recipe: Recipe,
+        data: TaskData,
+        mesh: Mesh,
+        *,
+        source: LoadedCheckpoint,
+    ):
+        self.config, self.data, self.mesh, self._source = config, data, mesh, source
+        self.manifest: dict[str, Any] | None = None
+        self.begins_trained = False  # the head is fresh: there is nothing to score
         self.objective = TaskObjective(config.head)
         self.rates = layer_rates(
             bert.abstract_params(config.model, config.head),
@@ -158,6 +160,10 @@ class FineTuning:
             f"{self._rows:,} rows, batches of {config.phases[0].global_batch_size}, "
             f"learning rate {config.optimizer.learning_rate:g}"
         )
+
+    def initial_state(self) -> TrainState:
+        state, sharded = _beginning(self.config, self._source), self.config.mesh.shard_weights
+        return state.to_mesh(self.mesh, shard_weights=sharded)
 
     def abstract_batch(self, phase: int) -> None:
         """Returns None: batches have as many tokens as their rows ask for, and so several

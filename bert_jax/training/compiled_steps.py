@@ -4,38 +4,28 @@ import json
 import os
 import time
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from bert_jax import config as configs
 from bert_jax.memory.compiled import require_memory
 from bert_jax.runtime import distributed
-from bert_jax.runtime.preemption import Preemption
-from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
-from bert_jax.training.job import Work
+from bert_jax.runtime.watchdog import COMPILE_PATIENCE
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 from bert_jax.workdir import run_directory
-from bert_jax.workdir.metrics_log import MetricsLogger
+
+if TYPE_CHECKING:
+    from bert_jax.training.loop import Run
 
 
 class CompiledSteps:
     """Compiles in the background, so that a signal is heard, and proves that all processes run the
     same program before any of them does."""
 
-    def __init__(
-        self,
-        work: Work,
-        *,
-        phase: int,
-        background: Executor,
-        logger: MetricsLogger,
-        preemption: Preemption,
-        watchdog: Watchdog,
-    ):
-        self._work, self._phase, self._background = work, phase, background
-        self._logger, self._preemption, self._watchdog = logger, preemption, watchdog
+    def __init__(self, run: "Run", *, phase: int, background: Executor):
+        self._run, self._job, self._phase, self._background = run, run.job, phase, background
         # Shape -> the executable, and when its making began.
         self._steps: dict[Any, tuple[Future, float]] = {}
 
@@ -44,25 +34,25 @@ class CompiledSteps:
         shape = _shape(batch)
         if shape in self._steps:
             return
-        work, began = self._work, time.monotonic()
+        job, began = self._job, time.monotonic()
         lowered = lower_train_step(
-            work.config, state, batch, objective=work.objective, rates=work.rates
+            job.config, state, batch, objective=job.objective, rates=job.rates
         )
-        distributed.assert_same_program(lambda: self._facts(lowered), mesh=work.mesh)
+        distributed.assert_same_program(lambda: self._facts(lowered), mesh=job.mesh)
         # Descriptions: the next step takes over the arrays' memory.
         shapes = jax.tree.map(_described, (state, batch))
         self._steps[shape] = self._background.submit(self._compile, lowered, *shapes), began
 
     def _compile(self, lowered: Any, state: Any, batch: Any) -> Any:
         program = compile_lowered(lowered)
-        work = self._work
+        job = self._job
         require_memory(
             program,
-            config=work.config,
+            config=job.config,
             phase=self._phase,
             state=state,
             batch=batch,
-            mesh=work.mesh,
+            mesh=job.mesh,
         )
         return program
 
@@ -77,18 +67,18 @@ class CompiledSteps:
 
     def wait(self, state: TrainState, batch: Any) -> None:
         """Compiles for batches of this shape, and logs how long that took."""
-        self._watchdog.at(f"compiling phase {self._phase}", patience=COMPILE_PATIENCE)
+        self._run.watchdog.at(f"compiling phase {self._phase}", patience=COMPILE_PATIENCE)
         self.begin(state, batch)
         step, began = self._steps[_shape(batch)]
-        self._preemption.wait(step)
+        self._run.preemption.wait(step)
         seconds = time.monotonic() - began
-        self._logger.event("compile", phase=self._phase, seconds=seconds)
+        self._run.event("compile", phase=self._phase, seconds=seconds)
 
     def _facts(self, lowered: Any) -> dict[str, str]:
         """Returns what must be the same in every process."""
         return {
-            "config": json.dumps(configs.to_dict(self._work.config), sort_keys=True),
-            **self._work.facts(),
+            "config": json.dumps(configs.to_dict(self._job.config), sort_keys=True),
+            **self._job.facts(),
             "versions": json.dumps(run_directory.versions()),
             "compiler flags": json.dumps(_compiler_flags()),
             "lowered step": lowered.as_text(),

@@ -1,14 +1,21 @@
-"""Finds a run that has diverged: its loss stays far above that of a model that only guesses.
+"""Ends runs that cannot recover: a loss far above that of guessing, too many updates left out.
 
-Such a run cannot recover. The threshold is taken from guessing with equal chances and not
-from the corpus's unigram entropy, which is zero for a text of one word. The loss of an untrained
-model is that of guessing, and a healthy run, however slow its plateau, stays below.
+The threshold of the loss is taken from guessing with equal chances and not from the corpus's
+unigram entropy, which is zero for a text of one word. The loss of an untrained model is that of
+guessing, and a healthy run, however slow its plateau, stays below.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from bert_jax.errors import Diverged
+from bert_jax.errors import Diverged, NonFinite
+from bert_jax.training.hooks import CONTINUE, STOP, Action, Hook
+from bert_jax.training.job import Row
+from bert_jax.workdir import log_reader
+
+if TYPE_CHECKING:
+    from bert_jax.training.loop import Run
 
 # Times the loss of guessing.
 _FAR_ABOVE = 2.0
@@ -16,28 +23,62 @@ _FAR_ABOVE = 2.0
 _STEPS_UNTIL_WARNING, _STEPS_UNTIL_END = 20, 200
 
 
-class Divergence:
-    """Sees the loss of every step of one process; all processes see the same."""
+class SkippedUpdates(Hook):
+    """Counts the updates that were left out, over all processes that worked on the run."""
 
-    def __init__(self, guessing: float | None, warn: Callable[[str], None]):
-        """`guessing` is the loss, in nats, of a model that guesses (`Objective.guessing`); without
-        one, there is never a warning. `warn` is called once each time that the loss stays too high.
-        """
+    def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
+        self._count = log_reader.skipped_steps(run.directory, step)
+        return super().begin(run, step, rows)
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Action:
+        most = self.run.job.config.optimizer.max_skipped_updates
+        if not metrics["applied"]:
+            self._count += 1
+            loss, norm = metrics["loss"], metrics["grad_norm"]
+            self.run.event("skip", step=step, loss=str(loss), grad_norm=str(norm))
+            self.run.print(
+                f"step {step}: loss {loss}, gradient norm {norm}; this update is left out "
+                f"({self._count} of {most} that may be)"
+            )
+        return self.on_step(step)
+
+    def on_step(self, step: int) -> Action:
+        is_spent = self._count > self.run.job.config.optimizer.max_skipped_updates
+        return STOP if is_spent else CONTINUE
+
+    def stop(self, step: int) -> str:
+        raise NonFinite(
+            f"step {step}: {self._count} updates were left out, being not finite or spikes, more "
+            "than optimizer.max_skipped_updates. The state without them is saved; lower "
+            "optimizer.learning_rate or lengthen optimizer.warmup_steps in a new `workdir`, or go "
+            "back to an earlier step (`resume_step`)"
+        )
+
+
+class Divergence(Hook):
+    """Sees the loss of every step of one process; all processes see the same.
+
+    Where the objective knows no loss of guessing (`Objective.guessing`), nothing happens.
+    """
+
+    def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
+        guessing = run.job.objective.guessing(run.job.config.model)
         self._limit = None if guessing is None else _FAR_ABOVE * guessing
-        self._warn = warn
         # The first of the steps in a row whose loss is too high.
         self._since: int | None = None
+        return super().begin(run, step, rows)
 
-    def see(self, step: int, loss: float) -> None:
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Action:
         """Counts one step. Raises Diverged when the loss has been too high for too long.
 
-        A loss that is no number says nothing here: its update was left out, and counted there.
+        A loss that is no number means nothing here: its update was left out, and counted.
         """
+        loss = metrics["loss"]
         if self._limit is None or math.isnan(loss):
-            return
+            return CONTINUE
         if loss <= self._limit:
             self._since = None
-            return
+            return CONTINUE
         if self._since is None:
             self._since = step
         steps = step - self._since + 1
@@ -47,7 +88,7 @@ class Divergence:
         )
         if steps == _STEPS_UNTIL_WARNING:
             end = self._since + _STEPS_UNTIL_END - 1
-            self._warn(
+            self.run.print(
                 f"warning: step {step}: the run seems to diverge: {found}. If that goes on until "
                 f"step {end}, the run ends. optimizer.learning_rate may be too high, or "
                 "optimizer.warmup_steps too few"
@@ -58,3 +99,4 @@ class Divergence:
                 "a lower optimizer.learning_rate or more optimizer.warmup_steps, or go back to an "
                 "earlier step (`resume_step`, `allow_change`)"
             )
+        return CONTINUE

@@ -19,13 +19,11 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import load_checkpoint, require_parts, require_same_tokenizer
 from bert_jax.progress import Progress
-from bert_jax.registry import OBJECTIVES
+from bert_jax.registry import ALWAYS_HOOKS, HOOKS, OBJECTIVES
 from bert_jax.training import device_feed
 from bert_jax.training.job import Scores
 from bert_jax.update.step import compile_lowered, lower_eval_step
 from bert_jax.workdir import run_directory
-from bert_jax_lab.reference_curves import recorded_runs
-from bert_jax_lab.reference_curves.expectation import expectation_of, expected_points
 
 # Of the evaluation set only, and independent of the run's seed: runs that differ in their seed are
 # compared on the same examples with the same masks.
@@ -189,21 +187,10 @@ def _open(directory: Path) -> Corpus:
 
 
 def _expected(source: load.LoadedCheckpoint, corpus: Corpus) -> dict[str, Any] | None:
-    """Returns the held-out loss of healthy runs of a workdir's kind at its step, if it is known."""
+    """Returns what hooks know of the held-out figures of a run's step; None: nothing."""
     if not (source.directory / run_directory.CONFIG).is_file() or not source.is_run:
         return None
-    expectation = expectation_of(
-        source.config,
-        corpus.manifest["unigram_entropy_nats"],
-        [*recorded_runs.named(source.directory), *recorded_runs.shipped()],
-        is_continued=run_directory.is_continued(source.directory),
-    )
-    origin, points = expected_points(expectation, [])
-    return next(
-        (
-            {"mlm_loss": [low, high], "from": origin}
-            for step, low, high in points
-            if step == source.step
-        ),
-        None,
-    )
+    known = (HOOKS[name]() for name in ALWAYS_HOOKS)
+    where = source.directory, source.step
+    found = (hook.expected(source.config, corpus.manifest, *where) for hook in known)
+    return next((each for each in found if each is not None), None)

@@ -41,6 +41,11 @@ class Initialization:
         self._ignore_unexpected = ignore_unexpected
         self._source: LoadedCheckpoint | None = None
 
+    @property
+    def is_trained(self) -> bool:
+        """Returns whether a new run begins with the parameters of a checkpoint."""
+        return self._init_from is not None
+
     def config_of(
         self, config: TrainConfig, workdir: Path | str, *, own_fields: Sequence[str] = ()
     ) -> TrainConfig:

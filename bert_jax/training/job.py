@@ -1,7 +1,4 @@
-"""The work of a run: the little in which pre-training and fine-tuning differ.
-
-The loop (loop.py) is one for both. It asks a `Work` for batches, for an evaluation, and for words.
-"""
+"""Protocol `TrainingJob`: what the loop needs from pre-training or fine-tuning."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -11,16 +8,18 @@ from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
 from bert_jax.objectives.objective import Objective
-from bert_jax_lab.reference_curves.expectation import Expectation
+from bert_jax.update.state import TrainState
 
+# A line of metrics.jsonl.
+Row = dict[str, Any]
 # Split -> metric -> value.
-Scores = dict[str, dict[str, float]]
+Scores = dict[str, dict[str, Any]]
 
 
 class Evaluation(Protocol):
     """Held-out rows of one phase, and what goes through them."""
 
-    # What every row of the log says beside the scores.
+    # What every row of the log has beside the scores.
     columns: dict[str, Any]
     # Whether any batch may have to be compiled first, which takes long.
     compiles_on_the_way: bool
@@ -30,25 +29,31 @@ class Evaluation(Protocol):
         ...
 
     def run(self, params: Any, *, cut_short: Callable[[], bool]) -> Scores | None:
-        """Returns the scores; None if `cut_short`, which is asked before every batch, says so."""
+        """Returns the scores; None once `cut_short`, asked before every batch, is true."""
         ...
 
 
-class Work(Protocol):
+class TrainingJob(Protocol):
     """One run, but for the loop. Every method is a function of its arguments and the config."""
 
     config: TrainConfig
     mesh: Mesh
     # A factor of the learning rate for each parameter (update/layer_rates.py), or None.
     rates: Any
-    # What the bar is called, and the words about the data when the run begins.
+    # The title of the bar, and what is noted of the data when the run begins.
     title: str
     introduction: str
-    # What is expected of the losses; None where nothing is.
-    expectation: Expectation | None
+    # corpus.json of the corpus that is trained on; None for a task.
+    manifest: dict[str, Any] | None
+    # Whether a new run begins from a trained model, which is scored before the first step.
+    begins_trained: bool
 
     @property
     def objective(self) -> Objective: ...
+
+    def initial_state(self) -> TrainState:
+        """Returns the state that a new run begins with."""
+        ...
 
     def abstract_batch(self, phase: int) -> dict[str, jax.ShapeDtypeStruct] | None:
         """Returns the shapes of a phase's batches, if all are alike: they are compiled ahead."""

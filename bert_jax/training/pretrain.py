@@ -1,6 +1,5 @@
-"""Pre-training on a corpus: what the run (run.py) is given."""
+"""Pre-training on a corpus: the job, and all that is checked before it begins."""
 
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.store import SPLITS, Corpus, open_corpus
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
-from bert_jax.errors import UsageError
 from bert_jax.memory import fit as fitting
 from bert_jax.memory.fit import Demand
 from bert_jax.model import sharding
@@ -23,15 +21,14 @@ from bert_jax.progress import duration, note
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import HeldOut, batch_shape, describe
+from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
 from bert_jax.training.job import Scores
-from bert_jax.training.run import RunDirectory, run
+from bert_jax.training.run import RunDirectory, train
 from bert_jax.update.flops import peak_flops, train_flops
-from bert_jax.workdir import log_reader, remote_workdir, run_directory
+from bert_jax.update.state import TrainState
+from bert_jax.workdir import remote_workdir, run_directory
 from bert_jax.workdir.run_directory import only_trainer
-from bert_jax_lab.reference_curves import recorded_runs
-from bert_jax_lab.reference_curves.expectation import Expectation, expectation_of, expected_points
-from bert_jax_lab.reference_curves.published_losses import published
 
 
 def pretrain(
@@ -67,14 +64,14 @@ def pretrain(
     beginning on the monotonic clock.
     """
     started = time.monotonic() if started is None else started
-    beginning = Initialization(
+    initialization = Initialization(
         init_from, allow_missing_heads=allow_missing_heads, ignore_unexpected=ignore_unexpected
     )
-    config = beginning.config_of(complete(config), workdir_path, own_fields=own_fields)
+    config = initialization.config_of(complete(config), workdir_path, own_fields=own_fields)
     config = validate(config)
     verify = SPLITS if config.data.verify == "full" else ()
     corpus = open_corpus(corpus_directory, verify=verify)
-    beginning.require_tokenizer_of(corpus)
+    initialization.require_tokenizer_of(corpus)
     preflight.require_fitting(config, corpus)
     mesh = sharding.make_mesh(**preflight.mesh_shape(config))
     for phase in config.phases:
@@ -97,32 +94,32 @@ def pretrain(
             allowed=allowed_changes,
         )
         home = _home(workdir_path, directory, config, corpus, init_from=init_from, allowed=allowed)
-        expectation = _outlook(config, corpus, home, expect, is_continued=init_from is not None)
         # Measured on one device, hence before all of them are the context.
         peak = peak_flops(config.compute.dtype)
         _note_time(config, peak)
-        work = Pretraining(config, corpus, mesh, peak=peak, expectation=expectation)
+        job = Pretraining(config, corpus, mesh, peak=peak, initialization=initialization)
+        hooks = named_hooks(config, expected_curves={"expect": expect})
         with jax.set_mesh(mesh):
-            closing = run(
-                work,
+            closing = train(
+                job,
                 home,
-                begin=lambda: beginning.state(config, corpus, mesh),
+                hooks,
                 started=started,
                 resume_step=resume_step,
-                profile_steps=profile_steps,
+                profile_steps=profile_steps or range(0),
             )
     return closing.row | {
         "validation": closing.scores.get("validation", {}),
         "step": closing.step,
         "objective": config.objective,
         "unigram_entropy": corpus.manifest["unigram_entropy_nats"],
-        "expected": _expected(config, expectation, log_reader.read_events(directory), closing.step),
         "seconds": time.monotonic() - started,
+        **closing.figures,
     }
 
 
 class Pretraining:
-    """The `Work` of pre-training: an objective on the rows of a corpus."""
+    """The `TrainingJob` of pre-training: an objective on the rows of a corpus."""
 
     rates = None
     title = "pretrain"
@@ -134,10 +131,13 @@ class Pretraining:
         mesh: Mesh,
         *,
         peak: float,
-        expectation: Expectation | None = None,
+        initialization: Initialization | None = None,
     ):
         """`peak` is the FLOP/s that all devices together can reach."""
-        self.config, self.corpus, self.mesh, self.expectation = config, corpus, mesh, expectation
+        self.config, self.corpus, self.mesh = config, corpus, mesh
+        self._initialization = initialization or Initialization(None)
+        self.manifest: dict[str, Any] | None = corpus.manifest
+        self.begins_trained = self._initialization.is_trained
         self.objective: Objective = OBJECTIVES[config.objective]
         self.introduction = f"{corpus.train.shard_starts[-1] / 1e6:.1f} M training tokens"
         self._peak = peak
@@ -149,6 +149,9 @@ class Pretraining:
             phases=config.phases,
             seed=config.seed,
         )
+
+    def initial_state(self) -> TrainState:
+        return self._initialization.state(self.config, self.corpus, self.mesh)
 
     def abstract_batch(self, phase: int) -> dict[str, jax.ShapeDtypeStruct]:
         return device_feed.abstract_batch(
@@ -243,59 +246,6 @@ def demand(mesh: Mesh) -> Demand:
     )
 
 
-def _outlook(
-    config: TrainConfig,
-    corpus: Corpus,
-    home: RunDirectory,
-    expect: Sequence[Path | str],
-    *,
-    is_continued: bool,
-) -> Expectation:
-    """Returns what is expected of the run; the workdir keeps the curves of the runs of `expect`."""
-    entropy = corpus.manifest["unigram_entropy_nats"]
-    groups = [*recorded_runs.named(home.directory), *recorded_runs.shipped()]
-    if expect:
-        try:
-            paths = [remote_workdir.directory_of(path) for path in expect]
-            group = recorded_runs.of_runs(config, entropy, paths, rows_of=log_reader.read_rows)
-            groups = [recorded_runs.parsed(group), *groups]
-            home.kept[recorded_runs.NAMED] = [group]
-        except UsageError as error:
-            # Another machine need not have those runs: the workdir has kept their curves.
-            if not recorded_runs.named(home.directory):
-                raise
-            note(f"the curves that were expected when this run began are kept: {error}")
-    if home.is_held:
-        is_continued = is_continued or run_directory.is_continued(home.directory)
-    return expectation_of(
-        config,
-        entropy,
-        groups,
-        is_continued=is_continued,
-        unknown_share=(corpus.manifest.get("unknown_share") or {}).get("train", 0.0),
-    )
-
-
-def _expected(
-    config: TrainConfig, expectation: Expectation, events: Sequence[dict[str, Any]], step: int
-) -> dict[str, Any]:
-    """Returns what is expected of the last held-out loss, what papers have, and the warnings of
-    the losses on the way.
-    """
-    origin, points = expected_points(expectation, [])
-    last = [point for point in points if point[0] == step]
-    return {
-        "mlm_loss": list(last[0][1:]) if last else None,
-        "from": origin if last else None,
-        "published": [dataclasses.asdict(each) for each in published(config)],
-        "warnings": [
-            f"step {event['step']}: {event['said']}"
-            for event in events
-            if event.get("event") == "unexpected" and event["step"] <= step
-        ],
-    }
-
-
 def _home(
     path: Path | str,
     directory: Path,
@@ -314,7 +264,6 @@ def _home(
         is_held=is_held,
         changes=changes,
         facts=run_directory.facts(config, corpus),
-        scores_beginning=init_from is not None,
         create=lambda: run_directory.create(directory, config, corpus, init_from=init_from),
         change=lambda: run_directory.change(directory, config, corpus),
     )

@@ -5,12 +5,11 @@ and N, so a run that was interrupted goes on from its newest checkpoint with one
 with the same bits as one that was not.
 """
 
-import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,11 +21,12 @@ from bert_jax.progress import Progress, note
 from bert_jax.runtime import distributed
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
-from bert_jax.training.divergence import Divergence
-from bert_jax.training.job import Scores, Work
-from bert_jax.training.loop import TrainingContext, train_phase
-from bert_jax.training.save_schedule import SaveSchedule, require_room
-from bert_jax.training.saver import Saver
+from bert_jax.training.divergence import Divergence, SkippedUpdates
+from bert_jax.training.hooks import STOP, EvaluationSchedule, Hook, Profile, asked_by, of_process_0
+from bert_jax.training.job import Row, Scores, TrainingJob
+from bert_jax.training.loop import PhaseEnd, Run, train_phase
+from bert_jax.training.saving import Saver, SaveSchedule, require_room
+from bert_jax.training.step_log import StepLog
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import (
     checkpoint,
@@ -38,7 +38,6 @@ from bert_jax.workdir import (
 )
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax.workdir.resume_policy import Change
-from bert_jax_lab.reference_curves.watch import Watch
 
 # tf.data waits, when its iterator goes, for what its threads are doing. The iterators of runs that
 # received a signal stay until the process ends.
@@ -60,41 +59,41 @@ class RunDirectory:
     # Makes the directory the home of the run, or writes down the changes. In process 0.
     create: Callable[[], None]
     change: Callable[[], None] = lambda: None
-    # Whether what the run begins with is scored, too: of a model that goes on.
-    scores_beginning: bool = False
-    # Files that are kept in the directory, too: name -> a value that JSON has.
-    kept: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Closing:
-    """The closing figures of a run: the last row of training and the last scores."""
+class Closing(NamedTuple):
+    """How a run ended: its last step, row of training and scores, and what hooks add to them."""
 
     step: int
-    row: dict[str, Any]
+    row: Row
     scores: Scores
+    figures: dict[str, Any]
 
 
-def run(
-    work: Work,
+def train(
+    job: TrainingJob,
     home: RunDirectory,
+    hooks: Sequence[Hook] = (),
     *,
-    begin: Callable[[], TrainState],
     started: float,
     resume_step: int | None = None,
-    profile_steps: range | None = None,
+    profile_steps: range = range(0),
 ) -> Closing:
-    """Runs, resumes or only reports `work` in its home, on the mesh that is set.
+    """Runs, resumes or only reports a job in its directory, on the mesh that is set.
 
-    `begin` returns the state of a new run. `resume_step` goes back to an earlier step, once. Steps
-    in `profile_steps` are traced to `profile/`. `started` is the process's beginning on the
-    monotonic clock. Raises Preempted, NonFinite, Diverged, StorageFailed and NoUsableCheckpoint;
-    the state that they leave is on disk.
+    `hooks` come after those that guard a run, and before those that log it. `resume_step` goes back
+    to an earlier step, once. Steps in `profile_steps` are traced to `profile/`. `started` is the
+    process's beginning on the monotonic clock. Raises Preempted, NonFinite, Diverged, StorageFailed
+    and NoUsableCheckpoint; the state that they leave is on disk.
     """
-    config, mesh, directory = work.config, work.mesh, home.directory
+    config, mesh, directory = job.config, job.mesh, home.directory
     trackers.require_installed(config.trackers)
     if resume_step is not None and not home.is_held:
         raise UsageError(f"`resume_step` {resume_step}: `workdir` {home.name} holds no run yet")
+    log = StepLog()
+    hooks = [SkippedUpdates(), Divergence(), *hooks, log, Profile(profile_steps),
+             EvaluationSchedule(), SaveSchedule(config.checkpoint, mesh=mesh)]  # fmt: skip
+    kept = {name: file for hook in hooks for name, file in hook.prepare(job, directory).items()}
     with Preemption() as preemption, Watchdog(config.deadline_seconds) as watchdog:
         preemption.doing, preemption.is_idle = (lambda: watchdog.doing), True
         # 0. Every process has looked before one of them writes.
@@ -105,14 +104,14 @@ def run(
         # A beginning is compiled, and a checkpoint of many gigabytes comes from far away.
         watchdog.at("restoring", patience=COMPILE_PATIENCE)
         restoring = time.monotonic()
-        state, resumed_from = _restore(work, home, begin, resume_step)
+        state, resumed_from = _restore(job, home, kept, resume_step)
         step = resumed_from or 0
         rows = log_reader.set_aside_after(directory, step) if distributed.is_main() else []
         logger = _open_logs(config, home, step, resumed_from, restoring=restoring, started=started)
         watchdog.on_slow = lambda process, share: logger.event(
             "slow_process", process=process, share=share
         )
-        _introduce(work, state, resumed_from)
+        _introduce(job, state, resumed_from)
 
         # 2. The phases. Schedule, state and data cursor go through them unbroken.
         saver = Saver(
@@ -130,57 +129,48 @@ def run(
             saved_step=step,
         )
         preemption.kept = lambda: _kept(saver.saved_step)
-        with Progress(work.title, total=config.total_steps, done=step) as bar:
-            this = TrainingContext(
-                work=work,
-                directory=directory,
-                logger=logger,
-                preemption=preemption,
-                watchdog=watchdog,
-                saver=saver,
-                schedule=SaveSchedule(config.checkpoint, mesh=mesh, step=step),
-                bar=bar,
-                divergence=Divergence(work.objective.guessing(config.model), warn=bar.print),
-                watch=_watch(work, logger, bar, rows, step=step),
-                profile_steps=profile_steps or range(0),
-                scores_beginning=home.scores_beginning,
-                skipped=log_reader.skipped_steps(directory, step),
-                step=step,
-            )
+        with Progress(job.title, total=config.total_steps, done=step) as bar:
+            shared = {"logger": logger, "preemption": preemption, "watchdog": watchdog}
+            run = Run(job=job, directory=directory, hooks=hooks, log=log, saver=saver, bar=bar,
+                      step=step, **shared)  # fmt: skip
             try:
-                row, scores = _phases(this, state, resumed_from, rows)
+                end = _train_phases(run, state, resumed_from, rows)
             except (Preempted, NonFinite, Diverged) as error:
                 saver.finish()
                 if isinstance(error, Preempted):
-                    logger.event("preempt", step=this.step)
+                    logger.event("preempt", step=run.step)
                 else:
                     reason = "diverged" if isinstance(error, Diverged) else "non-finite"
-                    logger.event("stop", step=this.step, reason=reason)
-                _abandoned.append(this.feed)
-                _close(this)
+                    logger.event("stop", step=run.step, reason=reason)
+                _abandoned.append(run.feed)
+                _close(run)
                 raise
             except (UsageError, MemoryError, RuntimeError):  # as a rule, memory is short
-                _abandoned.append(this.feed)
+                _abandoned.append(run.feed)
                 # Closing asks all processes how their saves went; the others are in a step.
                 if jax.process_count() == 1:
-                    _close(this)
+                    _close(run)
                 raise
 
-        # 3. The end. A run that was already finished only says so.
+        # 3. The end. A run that had ended before is only reported.
         saver.finish()
-        if profile_steps and profile_steps.start >= config.total_steps:
-            note(f"no step of `profile_steps` was reached: the run has {config.total_steps}")
-        if resumed_from == config.total_steps and not (row or scores):
+        if end.stopped:
+            note(f"{home.name} stops at step {run.step} of {config.total_steps}: {end.stopped}")
+        elif resumed_from == config.total_steps and not (end.row or end.scores):
             note(f"{home.name} is already at its last step, {step}; nothing left to do")
-        # A process that trained only the end, or nothing, tells of the others' rows.
+        # A process that trained only the end, or nothing, reports the rows of the others.
         last_row, last_scores = log_reader.closing_rows(log_reader.read_rows(directory))
-        logger.event("stop", step=config.total_steps, seconds=time.monotonic() - started)
-        _close(this)
-    return Closing(step=config.total_steps, row=last_row | row, scores=last_scores | scores)
+        reason = {"reason": end.stopped} if end.stopped else {}
+        logger.event("stop", step=run.step, seconds=time.monotonic() - started, **reason)
+        if end.stopped:
+            _abandoned.append(run.feed)
+        _close(run)
+    figures = {k: v for hook in hooks for k, v in hook.closing_figures(run.step).items()}
+    return Closing(run.step, last_row | end.row, last_scores | end.scores, figures)
 
 
 def _kept(step: int | None) -> str:
-    """Returns the line about the step that is saved; None where the last save has failed."""
+    """Returns what a message says of the step that is saved; None: the last save has failed."""
     if step == 0:
         return "nothing was saved yet; the same command starts from the beginning"
     if step is None:
@@ -189,13 +179,13 @@ def _kept(step: int | None) -> str:
 
 
 def _restore(
-    work: Work, home: RunDirectory, begin: Callable[[], TrainState], resume_step: int | None
+    job: TrainingJob, home: RunDirectory, kept: dict[str, Any], resume_step: int | None
 ) -> tuple[TrainState, int | None]:
-    """Returns the newest good state and its step, or a beginning and None.
+    """Returns the newest good state and its step, or the initial one and None.
 
-    Nothing is written before the beginning is known to be possible.
+    Nothing is written before it is known that the run can begin; then the files `kept` are, too.
     """
-    config, mesh, directory = work.config, work.mesh, home.directory
+    config, mesh, directory = job.config, job.mesh, home.directory
     resumed_from = None
     if home.is_held:
         resumed_from = distributed.broadcast_from_main(
@@ -212,13 +202,13 @@ def _restore(
         distributed.broadcast_from_main(
             lambda: require_room(directory, config, abstract), mesh=mesh
         )
-    state = begin() if resumed_from is None else None
+    state = job.initial_state() if resumed_from is None else None
     if distributed.is_main():
         if not home.is_held:
             home.create()
         elif home.changes:
             home.change()
-        for name, value in home.kept.items():
+        for name, value in kept.items():
             write_json(directory / name, value)
         remote_workdir.copy_back(directory)
     distributed.barrier(mesh)
@@ -257,79 +247,60 @@ def _open_logs(
     return logger
 
 
-def _watch(
-    work: Work, logger: MetricsLogger, bar: Progress, rows: list[dict[str, Any]], *, step: int
-) -> Watch | None:
-    """Returns what looks at the losses of a run; None where nothing is known of them."""
-    if work.expectation is None:
-        return None
-
-    def tell(step: int, reason: str, message: str) -> None:
-        logger.event("unexpected", step=step, reason=reason, said=message)
-        bar.print(f"warning: step {step}: {message}")
-
-    watch = Watch(work.expectation, tell)
-    watch.recall(rows)
-    watch.begin(step)
-    return watch
-
-
-def _introduce(work: Work, state: TrainState, resumed_from: int | None) -> None:
+def _introduce(job: TrainingJob, state: TrainState, resumed_from: int | None) -> None:
     size = bert.parameter_count(state.params) / 1e6
     where = "a new run" if resumed_from is None else f"resuming at step {resumed_from}"
     note(
-        f"{work.config.name}: {size:.1f} M parameters, {work.introduction}, "
+        f"{job.config.name}: {size:.1f} M parameters, {job.introduction}, "
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {where} of "
-        f"{work.config.total_steps}"
+        f"{job.config.total_steps}"
     )
 
 
-def _phases(
-    this: TrainingContext, state: TrainState, resumed_from: int | None, rows: list[dict[str, Any]]
-) -> tuple[dict[str, Any], Scores]:
-    """Trains what is left of each phase; returns the last row and scores of this process."""
-    owes = _owes_evaluation(this.work, resumed_from, rows, is_scored_at_0=this.scores_beginning)
-    row: dict[str, Any] = {}
-    scores: Scores = {}
-    step, first_step = resumed_from or 0, 0
-    for number, phase in enumerate(this.work.config.phases):
-        last_step = first_step + phase.steps
-        if step < last_step or (owes and first_step < step == last_step):
-            state, row, found = train_phase(
-                this,
-                state,
+def _train_phases(
+    run: Run, state: TrainState, resumed_from: int | None, rows: Sequence[Row]
+) -> PhaseEnd:
+    """Trains what is left of each phase; returns how the last one of this process ended."""
+    step, first_step, mesh = resumed_from or 0, 0, run.job.mesh
+    answers = [hook.begin(run, step, rows) for hook in run.hooks]
+    asked = asked_by(run.hooks, of_process_0(answers, mesh=mesh))
+    owes = _owes_evaluation(run.job, resumed_from, rows)
+    end = PhaseEnd(state, {}, {}, asked[STOP].stop(step) if STOP in asked else "")
+    for number, last_step in enumerate(run.job.config.phase_ends):
+        is_left = step < last_step or (owes and first_step < step == last_step)
+        if is_left and not end.stopped:
+            found = train_phase(
+                run,
+                end.state,
                 phase=number,
                 step=step,
                 last_step=last_step,
-                past_rows=rows,
                 owes_evaluation=owes and first_step <= step,
             )
-            scores = found or scores
-            step, rows, owes = last_step, [], False
+            end = found._replace(scores=found.scores or end.scores)
+            step, owes = last_step, False
         first_step = last_step
-    return row, scores
+    return end
 
 
-def _owes_evaluation(
-    work: Work, step: int | None, rows: list[dict[str, Any]], *, is_scored_at_0: bool
-) -> bool:
+def _owes_evaluation(job: TrainingJob, step: int | None, rows: Sequence[Row]) -> bool:
     """Returns whether an evaluation is due where the run begins, or where it goes on and a
     preemption prevented it.
     """
-    config, step = work.config, step or 0
-    ends = itertools.accumulate(phase.steps for phase in config.phases)
-    every = config.evaluation.every_steps
-    is_due = step in ends or (every and step % every == 0) if step else is_scored_at_0
-    if not is_due:
+    every, step = job.config.evaluation.every_steps, step or 0
+    is_due = step in job.config.phase_ends or (every and step % every == 0)
+    if not (is_due if step else job.begins_trained):
         return False
     has_row = any(row["step"] == step and row.get("split") is not None for row in rows)
     # Process 0 has the rows.
-    return distributed.broadcast_from_main(lambda: int(not has_row), mesh=work.mesh) == 1
+    return distributed.broadcast_from_main(lambda: int(not has_row), mesh=job.mesh) == 1
 
 
-def _close(this: TrainingContext) -> None:
-    this.saver.close()
-    this.watchdog.at("closing")
-    this.logger.close()
+def _close(run: Run) -> None:
+    for hook in run.hooks:
+        hook.close()
+    run.saver.close()
+    run.watchdog.at("closing")
+    run.logger.close()
     if distributed.is_main():
-        remote_workdir.copy_back(this.directory)
+        remote_workdir.copy_back(run.directory)

@@ -32,7 +32,7 @@ from bert_jax.progress import note
 from bert_jax.registry import OPTIMIZERS
 from bert_jax.runtime import network
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import bucket, manifest, remote_workdir
+from bert_jax.workdir import bucket, log_reader, manifest, remote_workdir
 
 DIRECTORY, SET_ASIDE = remote_workdir.CHECKPOINTS, "set_aside"
 # In the names of Orbax's unfinished saves, and of our unfinished removals.
@@ -148,7 +148,11 @@ class Checkpoints:
                 raise network.unreachable(str(self._workdir), error) from error
             is_bucket = remote_workdir.is_address(self._root)
             is_first = not is_bucket and not steps(self._workdir)
-            raise _storage_failed(error, is_first=is_first) from error
+            before = "No step was saved yet" if is_first else "Steps saved before it are intact"
+            raise StorageFailed(
+                f"a checkpoint could not be saved: {_first_line(error)}. {before}; free or repair "
+                "the storage and run the same command again."
+            ) from error
 
 
 def steps(workdir: Path, *, patience: float | None = None) -> list[int]:
@@ -257,18 +261,24 @@ def describe(workdir: Path, step: int) -> tuple[int, str, str | None]:
 def prune(
     workdir: Path, *, keep_last: int, keep_every: int = 0, patience: float | None = None
 ) -> list[int]:
-    """Removes all steps but the newest ones and multiples of `keep_every`; returns the removed."""
+    """Removes all steps but the newest ones, multiples of `keep_every` and the best one (the hook
+    `best_checkpoint`); returns the removed.
+    """
     there = steps(workdir, patience=patience)
-    kept = kept_of(there, keep_last=keep_last, keep_every=keep_every)
+    kept = kept_of(workdir, there, keep_last=keep_last, keep_every=keep_every)
     removed = [step for step in there if step not in kept]
     for step in removed:
         remove(workdir, step, patience=patience)
     return removed
 
 
-def kept_of(there: Sequence[int], *, keep_last: int, keep_every: int = 0) -> set[int]:
-    """Returns which of the steps of a workdir `prune` leaves."""
-    return {*there[-keep_last:], *(s for s in there if keep_every and s % keep_every == 0)}
+def kept_of(
+    workdir: Path, there: Sequence[int], *, keep_last: int, keep_every: int = 0
+) -> set[int]:
+    """Returns which of the steps that are there `prune` leaves."""
+    every = (step for step in there if keep_every and step % keep_every == 0)
+    best = log_reader.best_step(workdir, there)
+    return {*there[-keep_last:], *every, *(() if best is None else (best,))}
 
 
 def remove(workdir: Path, step: int, *, patience: float | None = None) -> None:
@@ -383,14 +393,6 @@ def load_arrays(workdir: Path, wanted: Any, *, step: int) -> Any:
 
 def _as_dict(state: TrainState) -> dict[str, Any]:
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-
-
-def _storage_failed(error: Exception, *, is_first: bool) -> StorageFailed:
-    before = "No step was saved yet" if is_first else "Steps saved before it are intact"
-    return StorageFailed(
-        f"a checkpoint could not be saved: {_first_line(error)}. {before}; free or repair the "
-        "storage and run the same command again."
-    )
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Reads the logs of a run back, and rewinds them to the step that it resumes from."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ def skips(workdir: Path, step: int) -> list[dict[str, Any]]:
         elif event.get("event") == "skip":
             skipped[event["step"]] = event
     return [skip for s, skip in sorted(skipped.items()) if s <= step]
+
+
+def best_step(workdir: Path, there: Sequence[int]) -> int | None:
+    """Returns the step of those that are `there` which a `best` event named last; None if none did.
+
+    What came after the step that a process began at, or that the run went back to, is abandoned.
+    """
+    named: list[int] = []
+    for event in read_events(workdir):
+        if event.get("event") in ("start", "rollback"):
+            named = [step for step in named if step <= event["step"]]
+        elif event.get("event") == "best":
+            named.append(event["step"])
+    return next((step for step in reversed(named) if step in there), None)
 
 
 def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:

@@ -22,8 +22,7 @@ from bert_jax.files import write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
 from bert_jax.workdir import bucket, checkpoint, log_reader, metrics_log, remote_workdir
-from bert_jax.workdir.run_directory import CONFIG, TOKENIZER
-from bert_jax_lab.reference_curves.recorded_runs import NAMED
+from bert_jax.workdir.run_directory import CONFIG, EXPECTED, TOKENIZER
 
 
 def newest_good_step(workdir: Path) -> int | None:
@@ -144,8 +143,8 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
                 f"step {step} of {name} changed while it was copied: {trouble}"
             )
         shutil.copytree(directory / TOKENIZER, building / TOKENIZER)
-        if (directory / NAMED).is_file():
-            shutil.copyfile(directory / NAMED, building / NAMED)
+        if (directory / EXPECTED).is_file():
+            shutil.copyfile(directory / EXPECTED, building / EXPECTED)
         rows = [row for row in log_reader.read_rows(directory) if row["step"] <= step]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (building / metrics_log.METRICS).write_text(text, encoding="utf-8")

@@ -22,6 +22,7 @@ FREE = (
     "checkpoint.",
     "log_every_steps",
     "trackers",
+    "hooks",
     "deadline_seconds",
     "data.num_workers",
     "data.prefetch",

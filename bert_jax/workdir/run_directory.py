@@ -26,6 +26,8 @@ from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, remote_workdir, resume_policy
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
+# Curves of finished runs that the user has named, with which this one is compared.
+EXPECTED = "expected.json"
 # Held by who trains there.
 LOCK = ".trainer.lock"
 # A process that was killed holds its lock until its last thread is gone; one of another machine
@@ -143,7 +145,11 @@ def nearby(path: Path) -> str:
 
 
 def is_continued(directory: Path) -> bool:
-    """Returns whether the run in `directory` began from parameters that were trained before."""
+    """Returns whether the run in `directory`, if there is one, began from parameters that were
+    trained before.
+    """
+    if not (directory / CONFIG).is_file():
+        return False
     stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     return bool(stored.get("init_from") or stored.get("imported_from"))
 

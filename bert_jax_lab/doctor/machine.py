@@ -13,7 +13,7 @@ from bert_jax.memory.fit import settle
 from bert_jax.memory.free import free_bytes
 from bert_jax.model import sharding
 from bert_jax.training.pretrain import demand
-from bert_jax.training.save_schedule import state_bytes
+from bert_jax.training.saving import state_bytes
 from bert_jax.update.state import TrainState
 from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import Finding, failed, passed, warned

@@ -17,7 +17,7 @@ from bert_jax.errors import StorageFailed, with_exit_code
 from bert_jax.files import nearest_directory
 from bert_jax.model import sharding
 from bert_jax.runtime import distributed
-from bert_jax.training import save_schedule
+from bert_jax.training import saving
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint, recovery, remote_workdir, run_directory
 from bert_jax.workdir.checkpoint import Checkpoints
@@ -107,9 +107,9 @@ def room(case: Case) -> Finding:
     assert case.workdir is not None and case.config is not None and case.state_bytes is not None
     if remote_workdir.is_address(case.workdir):
         return passed("not checked: a bucket has no fixed size")
-    room = save_schedule.room_of(Path(case.workdir), case.config, case.state_bytes)
+    room = saving.room_of(Path(case.workdir), case.config, case.state_bytes)
     if room.needed > room.free:
-        return failed(str(room), save_schedule.REMEDY, exit_code=StorageFailed.exit_code)
+        return failed(str(room), saving.REMEDY, exit_code=StorageFailed.exit_code)
     return passed(str(room))
 
 

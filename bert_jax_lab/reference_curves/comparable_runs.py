@@ -19,6 +19,7 @@ _FREE = (
     "checkpoint.",
     "log_every_steps",
     "trackers",
+    "hooks",
     "deadline_seconds",
     "data.num_workers",
     "data.prefetch",

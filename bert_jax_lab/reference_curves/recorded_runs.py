@@ -5,9 +5,9 @@
      "command": "...", "commit": "...",  how to make them again
      "runs": [{"seed": 0, "training": {"steps": [...], "losses": [...]}, "held_out": {...}}]}
 
-A group of runs counts for runs of its kind (kind.py) on text with the same unigram entropy. A
-workdir keeps those that its user named, in `expected.json`, in the same form; there `recipe` is the
-whole config.
+A group of runs counts for runs of its kind (comparable_runs.py) on text with the same unigram
+entropy. A workdir keeps those that its user named, in `expected.json`, in the same form; there
+`recipe` is the whole config.
 """
 
 import functools
@@ -21,12 +21,10 @@ from bert_jax import config_loader, strict_json
 from bert_jax.config import TrainConfig, from_dict, to_dict
 from bert_jax.config_checks import complete
 from bert_jax.errors import UsageError
+from bert_jax.workdir.run_directory import CONFIG, EXPECTED
 from bert_jax_lab.reference_curves import comparable_runs, curve
 from bert_jax_lab.reference_curves.curve import Curve
 
-# In a workdir: the groups that `expect` named.
-NAMED = "expected.json"
-_CONFIG = "config.json"
 _SHIPPED = Path(__file__).with_name("recorded_runs.json")
 
 
@@ -70,7 +68,7 @@ def shipped() -> tuple[RecordedRuns, ...]:
 
 def named(workdir: Path) -> tuple[RecordedRuns, ...]:
     """Returns the groups that the user of a run has named; none where there are none."""
-    path = workdir / NAMED
+    path = workdir / EXPECTED
     if not path.exists():
         return ()
     return tuple(parsed(group) for group in strict_json.parse_file(path, path.read_bytes()))
@@ -108,14 +106,14 @@ def of_runs(
     """
     directories = []
     for path in paths:
-        inner = sorted((path / "runs").glob(f"*/{_CONFIG}"))
+        inner = sorted((path / "runs").glob(f"*/{CONFIG}"))
         found = [file.parent for file in inner if not _apart(config, entropy, file)]
         if inner and not found:
             raise UsageError(f"`expect` {path}: no run of this study is of this kind")
-        if not inner and (problem := _apart(config, entropy, path / _CONFIG)):
+        if not inner and (problem := _apart(config, entropy, path / CONFIG)):
             raise UsageError(f"`expect` {path}: a run of another kind: {problem}")
         directories += found or [path]
-    first = config_loader.load_config_json(directories[0] / _CONFIG)
+    first = config_loader.load_config_json(directories[0] / CONFIG)
     return {
         "recipe": to_dict(first),
         "unigram_entropy_nats": entropy,

@@ -46,7 +46,10 @@ class StudyRun:
         values = dataclasses.asdict(self)
         decisive = {k: v for k, v in values.items() if not isinstance(v, Path)}
         if isinstance(self, PretrainRun):
-            decisive |= {"config": to_dict(self.config), "overrides": None, "base": None}
+            config = to_dict(self.config)
+            if not self.config.hooks:  # studies from before the field go on
+                del config["hooks"]
+            decisive |= {"config": config, "overrides": None, "base": None}
         if isinstance(self, PrepareRun) and self.of_tasks:
             decisive["sources"] = None  # a path, too
         text = json.dumps(decisive, sort_keys=True, default=str)

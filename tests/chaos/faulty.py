@@ -251,7 +251,7 @@ def say(value: str) -> None:
         return
     from bert_jax.training import compiled_steps, loop
     from bert_jax.training.evaluate import HeldOut
-    from bert_jax.training.saver import Saver
+    from bert_jax.training.saving import Saver
 
     owner, name = {
         "evaluate": (HeldOut, "run"),

@@ -1,6 +1,6 @@
 """Saves and resumes in a bucket that fails, in a process of its own:
 
-    python -m tests.chaos.in_bucket '[["matrix", ["list", "media"]], ["undescribed"]]'
+    python -m tests.chaos.in_bucket '[["matrix", ["list", "media"]], ["steps_without_manifest"]]'
 
 Prints what came of each as a line of JSON. Waits are those of users, divided by about twenty.
 """

@@ -59,7 +59,9 @@ def test_no_fault_of_the_network_costs_a_step(address, tmp_path, kind):
 
 
 def test_what_is_found_in_a_bucket(address, tmp_path):
-    found, steps_without_manifest = run(address, tmp_path, ["manifests"], ["undescribed"])
+    found, steps_without_manifest = run(
+        address, tmp_path, ["manifests"], ["steps_without_manifest"]
+    )
     # Two saves of 450 kB, 307 kB of it arrays. Orbax reads its own descriptions, and we nothing.
     data = [entry["size"] for name, entry in found["entries"].items() if "/d/" in name]
     assert found["asked"]["media bytes out"] < max(data)

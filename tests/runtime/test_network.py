@@ -12,8 +12,8 @@ from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig
 from bert_jax.errors import StorageFailed, Unreachable, with_exit_code
 from bert_jax.runtime import distributed, network
-from bert_jax.training import saver
-from bert_jax.training.save_schedule import SaveSchedule
+from bert_jax.training import saving
+from bert_jax.training.saving import SaveSchedule
 from bert_jax.workdir import bucket, checkpoint, manifest, recovery
 from tests.batches import mesh_of
 
@@ -189,7 +189,7 @@ def test_all_processes_end_with_the_worst_of_their_codes(monkeypatch, ours, wors
         def event(self, *_, **__):
             pass
 
-    one = object.__new__(saver.Saver)
+    one = object.__new__(saving.Saver)
     one.__dict__ |= {"_mesh": None, "_failed": 3, "_max_failed": 3, "_logger": Logger()}
     with pytest.raises((Unreachable, StorageFailed)) as caught:
         one._has_failed(ours)
@@ -204,17 +204,15 @@ def _saves(seconds_of, *, steps: int, monkeypatch, **fields) -> tuple[list[int],
     now, asked = [0.0], []
     decide = distributed.broadcast_from_main
     monkeypatch.setattr(
-        "bert_jax.training.save_schedule.distributed.broadcast_from_main",
+        "bert_jax.training.saving.distributed.broadcast_from_main",
         lambda choose, mesh: asked.append(1) or decide(choose, mesh=mesh),
     )
-    schedule = SaveSchedule(
-        CheckpointConfig(**fields), mesh=mesh_of(1), step=0, clock=lambda: now[0]
-    )
+    schedule = SaveSchedule(CheckpointConfig(**fields), mesh=mesh_of(1), clock=lambda: now[0])
     saved, times = [], []
     for step in range(1, steps + 1):
         now[0] += seconds_of(step)
         if schedule.is_due(step):
-            schedule.saved(step)
+            schedule.on_save(step)
             saved.append(step)
             times.append(now[0])
     return saved, times, len(asked)

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -13,6 +15,7 @@ from bert_jax.objectives.mlm import MLM
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.objectives.objective import Objective
 from bert_jax.training.divergence import Divergence
+from bert_jax.training.loop import Run
 from tests import tiny_corpus
 
 
@@ -25,9 +28,12 @@ def test_the_loss_of_guessing():
 
 def warnings_of(losses, *, guessing=5.0) -> list[str]:
     said: list[str] = []
-    watch = Divergence(guessing, said.append)
+    objective = SimpleNamespace(guessing=lambda _: guessing)
+    job = SimpleNamespace(objective=objective, config=tiny_corpus.tiny_config())
+    hook = Divergence()
+    hook.begin(cast(Run, SimpleNamespace(job=job, print=said.append)), 0, [])
     for step, loss in enumerate(losses, 1):
-        watch.see(step, loss)
+        hook.on_metrics(step, {"loss": loss})
     return said
 
 

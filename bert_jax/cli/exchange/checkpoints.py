@@ -94,7 +94,7 @@ def _change(options: CheckpointsOptions, directory: Any) -> int:
     if keep_last < 1 or keep_every < 0:
         raise UsageError("checkpoints prune: --keep-last is at least 1, --keep-every 0 or more")
     there = checkpoint.steps(directory)
-    kept = checkpoint.kept_of(there, keep_last=keep_last, keep_every=keep_every)
+    kept = checkpoint.kept_of(directory, there, keep_last=keep_last, keep_every=keep_every)
     damaged = [step for step in kept if checkpoint.problem(directory, step) is not None]
     if damaged:
         raise NoUsableCheckpoint(

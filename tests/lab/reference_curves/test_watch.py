@@ -332,7 +332,7 @@ def test_expect(tmp_path, trained, corpus, capsys):
     # The same command goes on where those runs are not: the workdir has their curves.
     gone = [word if word != str(trained) else str(tmp_path / "gone") for word in command]
     assert main([*gone, *rate]) == 0
-    assert "the curves that this run was begun with are expected" in capsys.readouterr().err
+    assert "the curves that were expected when this run began are kept" in capsys.readouterr().err
 
     assert main(["report", str(workdir), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

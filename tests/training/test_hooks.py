@@ -1,0 +1,184 @@
+"""Hooks: what they ask for is done, by a run that was interrupted as by one that was not."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
+from bert_jax.errors import UsageError
+from bert_jax.registry import HOOKS
+from bert_jax.runtime.preemption import Preemption
+from bert_jax.training.held_out_hooks import HeldOutFigure
+from bert_jax.training.hooks import CONTINUE, SAVE, Hook, named_hooks
+from bert_jax.workdir import checkpoint, log_reader
+from tests import tiny_corpus
+from tests.states import arrays_of, assert_same_bits
+
+_STEPS, _EVERY = 60, 6
+# Learning rate and warm-up steps: it grows to be far too high, and the first evaluations are best.
+_GROWING = 0.3, _STEPS - 1
+
+
+def write(path: Path, *hooks: str, rates: tuple[float, int] = (5e-3, 2)) -> list[str]:
+    """Returns the command that trains for 60 steps, evaluated every 6 and saved every 20."""
+    config = tiny_corpus.tiny_config(
+        hooks=hooks,
+        phases=(
+            PhaseConfig(sequence_length=32, steps=_STEPS, global_batch_size=8, max_predictions=5),
+        ),
+        optimizer=OptimizerConfig(learning_rate=rates[0], warmup_steps=rates[1]),
+        evaluation=EvaluationConfig(every_steps=_EVERY, num_examples=16, batch_size=16),
+        checkpoint=CheckpointConfig(every_steps=20, keep_last=1),
+        log_every_steps=1,
+    )
+    return ["pretrain", str(tiny_corpus.write_config(path, config))]
+
+
+def events(workdir: Path, name: str) -> list[dict]:
+    return [e for e in log_reader.read_events(workdir) if e["event"] == name]
+
+
+def held_out(workdir: Path, figure: str) -> dict[int, float]:
+    rows = log_reader.read_rows(workdir)
+    return {row["step"]: row[figure] for row in rows if row.get("split") == "validation"}
+
+
+def interrupted(command: list[str], at: int) -> None:
+    """Runs a command that is asked to go after so many questions."""
+    with pytest.MonkeyPatch.context() as patch:
+        asked = iter(range(1000))
+        patch.setattr(Preemption, "requested", lambda self: next(asked) >= at)
+        assert main(command) == 42
+
+
+def test_the_best_checkpoint_is_kept_named_and_loaded(tmp_path, corpus, capsys):
+    command = write(tmp_path / "best.json", "best_checkpoint:figure=mlm_loss", rates=_GROWING)
+    command += ["--corpus", str(corpus), "--workdir"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert main([*command, str(whole)]) == 0
+    losses = held_out(whole, "mlm_loss")
+    best = min(losses, key=lambda step: losses[step])
+    assert 0 < best < _STEPS and best % 20
+    assert checkpoint.steps(whole) == [best, _STEPS]
+    assert events(whole, "best")[-1] | {"time": 0} == {
+        **{"event": "best", "time": 0, "step": best, "figure": "mlm_loss"},
+        "value": losses[best],
+    }
+    # Also by the verb that removes what is old.
+    assert main(["checkpoints", "prune", str(whole), "--keep-last", "1"]) == 0
+    assert checkpoint.steps(whole) == [best, _STEPS]
+
+    capsys.readouterr()
+    checked = ["evaluate", "--json", "--corpus", str(corpus), "--checkpoint"]
+    assert main([*checked, f"{whole}@best"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"] == best and found["mlm_loss"] == pytest.approx(losses[best], rel=1e-6)
+    exported = ["export", "--format", "hf", "--checkpoint", f"{whole}@best", "--output"]
+    assert main([*exported, str(tmp_path / "hf")]) == 0
+
+    # Interrupted twice, it has the same evaluations, the same best step, and the same bits of both.
+    for at in (15, 25):
+        interrupted([*command, str(cut)], at)
+    assert main([*command, str(cut)]) == 0
+    assert held_out(cut, "mlm_loss") == losses and checkpoint.steps(cut) == [best, _STEPS]
+    for step in (best, _STEPS):
+        assert_same_bits(arrays_of(whole, step), arrays_of(cut, step))
+
+    # An event that a kill has prevented is made up for.
+    kept = [e for e in log_reader.read_lines(cut / "events.jsonl") if e["event"] != "best"]
+    (cut / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in kept))
+    assert main([*command, str(cut)]) == 0
+    assert [e["step"] for e in events(cut, "best")] == [best]
+
+
+def test_without_the_hook_no_step_is_best(trained, corpus, capsys):
+    assert main(["evaluate", "--corpus", str(corpus), "--checkpoint", f"{trained}@best"]) == 2
+    assert "no best step" in capsys.readouterr().err
+
+
+def test_a_run_stops_early_and_says_so(tmp_path, corpus, capsys):
+    hook = "early_stopping:figure=mlm_loss,patience=3"
+    command = write(tmp_path / "early.json", hook, rates=_GROWING)
+    command += ["--corpus", str(corpus), "--workdir"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert main([*command, str(whole), "--json"]) == 0
+    losses = held_out(whole, "mlm_loss")
+    best, last = min(losses, key=lambda step: losses[step]), max(losses)
+    assert last == best + 3 * _EVERY < _STEPS
+    assert json.loads(capsys.readouterr().out)["step"] == last
+    assert checkpoint.steps(whole) == [last]
+    (stop,) = events(whole, "stop")
+    assert stop["step"] == last and f"mlm_loss was best at step {best}" in stop["reason"]
+
+    assert main([*command, str(whole)]) == 0  # it has ended, and says why
+    assert f"stops at step {last} of {_STEPS}: early stopping" in capsys.readouterr().err
+    assert max(held_out(whole, "mlm_loss")) == last
+
+    interrupted([*command, str(cut)], 15)
+    assert main([*command, str(cut)]) == 0
+    assert held_out(cut, "mlm_loss") == losses
+    assert_same_bits(arrays_of(whole, last), arrays_of(cut, last))
+
+    # With more patience, the run goes on.
+    assert main([*command, str(cut), "--set", "hooks=[]"]) == 0
+    assert max(held_out(cut, "mlm_loss")) == _STEPS
+
+
+def test_what_a_hook_asks_for(tmp_path, corpus, monkeypatch):
+    """It sees every step once, in order; a save that it asks for is made."""
+    seen: list[int] = []
+
+    class Saves(Hook):
+        def on_step(self, step):
+            return SAVE if step == 7 else CONTINUE
+
+        def on_metrics(self, step, metrics):
+            seen.append(step)
+            return SAVE if step == 11 else CONTINUE
+
+    monkeypatch.setitem(HOOKS._entries, "saves", Saves)
+    command = write(tmp_path / "run.json", "saves")
+    assert main([*command, "--corpus", str(corpus), "--workdir", str(tmp_path / "run")]) == 0
+    assert seen == [*range(1, _STEPS + 1)]
+    # Metrics of a step are read when the next one is under way.
+    assert [e["step"] for e in events(tmp_path / "run", "save")] == [7, 12, 20, 40, 60]
+
+
+def test_options():
+    config = tiny_corpus.tiny_config(hooks=("early_stopping:patience=2, figure=perplexity",))
+    stopping = named_hooks(config)[-1]
+    assert vars(stopping)["_patience"] == 2 and vars(stopping)["_figure"] == "perplexity"
+    for text, message in (
+        ("early_stopping:patiense=2", "no option 'patiense'; it has figure, patience"),
+        ("early_stopping:patience=two", "expected int"),
+        ("early_stopping:patience=0", "must be 1 or more"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            named_hooks(tiny_corpus.tiny_config(hooks=(text,)))
+
+
+def test_a_name_that_is_not_there_is_refused(tmp_path, corpus, capsys):
+    command = write(tmp_path / "run.json")
+    command += ["--corpus", str(corpus), "--workdir", str(tmp_path / "run")]
+    assert main([*command, "--set", 'hooks=["early_stoping"]']) == 2
+    assert "Did you mean 'early_stopping'?" in capsys.readouterr().err
+    assert main([*command, "--set", 'hooks=["best_checkpoint:figure=f1"]']) == 2
+    assert "no figure 'f1'; it has loss" in capsys.readouterr().err
+
+
+def best_of(values, figure="loss", lengths=None) -> int:
+    hook = HeldOutFigure(figure)
+    for step, value in enumerate(values):
+        length = lengths[step] if lengths else None
+        hook._see(step, {"step": step, figure: value, "sequence_length": length})
+    return hook._best_step
+
+
+def test_what_is_best():
+    assert best_of([0.0, 3.0, 2.0, 2.0, 4.0]) == 2  # not the model that a run begins with
+    assert best_of([9.0, 0.3, 0.5, 0.4], "mlm_accuracy") == 2
+    assert best_of([9.0, None, math.nan, 5.0, 6.0]) == 3
+    assert best_of([9.0, 1.0, 5.0, 4.0, 6.0], lengths=[1, 1, 2, 2, 2]) == 3
