@@ -24,7 +24,8 @@ from bert_jax.runtime.signals import Ending
 
 # The remedies where memory does not suffice after all.
 _LESS_TRAINING = (
-    "`fit` chooses what does, or set optimizer.gradient_accumulation_steps=N, or a smaller batch"
+    "`fit_memory` chooses what does, or set optimizer.gradient_accumulation_steps=N, or a smaller "
+    "batch"
 )
 _LESS_MEMORY = {"pretrain": _LESS_TRAINING, "finetune": _LESS_TRAINING}
 _LESS_DATA = "use fewer rows at a time, or a machine with more memory"

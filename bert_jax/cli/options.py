@@ -278,7 +278,8 @@ class Processes(Verb):
 class TrainingOptions(Processes):
     """The options that pre-training and fine-tuning share."""
 
-    fit: Annotated[bool, "--fit-memory"] = False
+    # Its old name, --fit, still abbreviates it.
+    fit_memory: bool = False
     """choose `optimizer.gradient_accumulation_steps` (microbatches) by the memory that is free,
     `compute.remat` and `compute.gather` where one row is still too much (on a CPU with
     `compute.layers=scan`), and `evaluation.batch_size`; a run that goes on keeps its own"""

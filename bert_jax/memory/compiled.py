@@ -1,6 +1,6 @@
 """Refuses a step that does not fit into memory, before it runs, with the setting that would.
 
-By the compiler's own figure, which is exact; fit.py asks before there is one.
+By the compiler's own figure, which is exact; fit.py asks before there is one, and has the search.
 """
 
 from typing import Any
@@ -32,23 +32,27 @@ def require_memory(
     if sizes is None or free is None:
         return
     # The devices of a CPU take all of it from one host.
-    sharing = len(devices) if devices[0].platform == "cpu" else 1
+    platform = devices[0].platform
+    sharing = len(devices) if platform == "cpu" else 1
     needed = temporary_bytes(sizes) * sharing
-    saved = estimate.saved_bytes(state, platform=devices[0].platform) * sharing
+    saved = estimate.saved_bytes(state, platform=platform) * sharing
     if needed + saved <= free:
         return
 
-    def beside_state(config: TrainConfig) -> int:
-        places = {"mesh": mesh, "platform": devices[0].platform}
-        found = estimate.of_train_step(config, state, batch, **places)
-        return found.total - found.weights - found.moments
+    def estimated(config: TrainConfig) -> int:
+        found = estimate.of_train_step(config, state, batch, mesh=mesh, platform=platform)
+        return found.beside_state
 
     # The estimate says by which factor a change shrinks what the compiler has found.
-    now = beside_state(config)
-    options = {"shards": sharding.row_shards(mesh), "platform": devices[0].platform}
-    changes = fit.candidates(config, **options)
-    fits = (name for name, c in changes if needed * beside_state(c) / now + saved <= _SHARE * free)
-    remedy = next(fits, f"it needs more memory, or a smaller phases.{phase}.global_batch_size")
+    now = estimated(config)
+    found = fit.first_that_fits(
+        fit.candidates(config, shards=sharding.row_shards(mesh), platform=platform),
+        room=_SHARE * free - saved,
+        expected=lambda changed: needed * estimated(changed) / now,
+    )
+    remedy = f"it needs more memory, or a smaller phases.{phase}.global_batch_size"
+    if found is not None:
+        remedy = found.name
     what = "a step and a save need" if saved else "a step needs"
     raise UsageError(
         f"phase {phase}: {what} {(needed + saved) / _GIB:.1f} GiB beside the state, and "

@@ -40,6 +40,10 @@ class MemoryEstimate:
     def total(self) -> int:
         return sum(vars(self).values())
 
+    @property
+    def beside_state(self) -> int:
+        return self.total - self.weights - self.moments
+
 
 class _Arrays(NamedTuple):
     """How many arrays [B, L, D], [B, L, F] and [B, H, L, L] there are."""

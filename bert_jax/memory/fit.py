@@ -1,13 +1,17 @@
-"""Says before anything is compiled whether a run fits into memory, and finds settings that do.
+"""Finds settings with which the steps of a run fit into memory.
 
-What is compared is an estimate (memory/estimate.py), which is within a fifth of what the
-compiler says later (memory.py). So only what is clearly too much is refused here, and what is
-chosen leaves as much room.
+Three sources say what a step needs: the estimate, before anything is compiled (estimate.py); the
+compiler of this machine (compiled.py); and that of TPUs that are not here (`bert-jax plan`). All
+share the order in which changes are tried, and the search.
+
+The estimate is within a fifth of what the compiler says later. So by it only what is clearly too
+much is refused, and what is chosen leaves as much room.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +34,7 @@ from bert_jax.workdir import checkpoint, run_directory
 MICROBATCHES = "optimizer.gradient_accumulation_steps"
 FIELDS = (MICROBATCHES, "compute.remat", "compute.layers", "compute.gather",
           "evaluation.batch_size")  # fmt: skip
-POLICIES = ("none", "dots", "full")
+_POLICIES = ("none", "dots", "full")
 # How far the estimate of what is not the state may be from the truth.
 _MARGIN = 1.25
 # Freed memory that is kept may double what a process takes.
@@ -39,15 +43,6 @@ _GIB = 2**30
 
 Change = tuple[str, TrainConfig]
 Batch = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demand:
-    """The global batches that a run with some config computes: arrays, or descriptions of them."""
-
-    # One for each phase.
-    training: Callable[[TrainConfig], Sequence[Batch]]
-    evaluation: Callable[[TrainConfig], Sequence[Batch]]
 
 
 # --- the order in which changes are tried --------------------------------------------------------
@@ -70,35 +65,6 @@ def candidates(config: TrainConfig, *, shards: int, platform: str) -> Iterator[C
                 yield _difference(config, changed), changed
 
 
-def smaller_training_configs(
-    config: TrainConfig, *, shards: int, platform: str
-) -> Iterator[Change]:
-    """Yields what changes the training: another type, and then the smallest batch."""
-    options = {"shards": shards, "platform": platform}
-    # A CPU computes bfloat16 in float32, for which it makes copies.
-    dtype = "float32" if platform == "cpu" else "bfloat16"
-    typed = dataclasses.replace(config, compute=dataclasses.replace(config.compute, dtype=dtype))
-    fewest = typed
-    for changed in (typed, *(changed for _, changed in candidates(typed, **options))):
-        fewest = changed
-        if typed != config:
-            yield _difference(config, changed), changed
-    # A sum over microbatches takes as much as the weights: without one, a row needs less.
-    optimizer = dataclasses.replace(config.optimizer, gradient_accumulation_steps=1)
-    most = max(phase.global_batch_size // shards for phase in config.phases)
-    for halvings in range(1, most.bit_length()):
-        phases = tuple(
-            dataclasses.replace(
-                phase,
-                global_batch_size=max(phase.global_batch_size // shards >> halvings, 1) * shards,
-            )
-            for phase in config.phases
-        )
-        for like in (config, typed, fewest):
-            changed = dataclasses.replace(like, optimizer=optimizer, phases=phases)
-            yield _difference(config, changed), changed
-
-
 def evaluation_candidates(config: TrainConfig, *, devices: int) -> Iterator[Change]:
     """Yields smaller batches of the evaluation: half as many rows each time."""
     rows = math.ceil(config.evaluation.batch_size / devices)
@@ -113,10 +79,10 @@ def _computes(config: TrainConfig, *, shards: int, platform: str) -> Iterator[Co
     compute = config.compute
     yield compute
     in_effect = estimate.is_rematerialised(config, platform=platform)
-    first = POLICIES.index(compute.remat) + 1 if in_effect else 1
+    first = _POLICIES.index(compute.remat) + 1 if in_effect else 1
     # On a CPU it has an effect in a loop only.
     layers = "scan" if platform == "cpu" else compute.layers
-    for policy in POLICIES[first:]:
+    for policy in _POLICIES[first:]:
         compute = dataclasses.replace(compute, remat=policy, layers=layers)
         yield compute
     if shards > 1 and compute.gather == "per_step":
@@ -129,7 +95,82 @@ def _difference(config: TrainConfig, changed: TrainConfig) -> str:
     return " ".join(f"set {name}={new[name]}" for name in new if new[name] != old.get(name))
 
 
+# --- the search ----------------------------------------------------------------------------------
+
+
+class Fitting(NamedTuple):
+    """A change that fits: its name, the changed config, and the bytes that this needs."""
+
+    name: str
+    config: TrainConfig
+    needed: float
+
+
+def first_that_fits(
+    changes: Iterable[Change],
+    *,
+    room: float,
+    expected: Callable[[TrainConfig], float],
+    margin: float = 1.0,
+    compiled: Callable[[TrainConfig], float] | None = None,
+    tries: int | None = None,
+) -> Fitting | None:
+    """Returns the first change with which a step fits into `room` bytes; None if none does.
+
+    `expected` returns what the step of a config may need, which is wrong by a factor of `margin` at
+    most. Where no step surely fits, the smallest that may do is returned: the compiler will say.
+    If it can be asked by `compiled`, its figure decides instead, of at most `tries` steps.
+    """
+    smallest, asked = None, 0
+    for name, config in changes:
+        needed = expected(config)
+        if needed / margin > room:
+            continue
+        if compiled is not None:
+            if asked == tries:
+                break
+            asked += 1
+            note(f"does not fit; trying {name}")
+            if (exact := compiled(config)) <= room:
+                return Fitting(name, config, exact)
+        elif needed * margin <= room:
+            return Fitting(name, config, needed)
+        elif smallest is None or needed < smallest.needed:
+            smallest = Fitting(name, config, needed)
+    return smallest
+
+
 # --- before a run --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """The global batches that a run with some config computes: arrays, or descriptions of them."""
+
+    # One for each phase.
+    training: Callable[[TrainConfig], Sequence[Batch]]
+    evaluation: Callable[[TrainConfig], Sequence[Batch]]
+
+
+class Settled(NamedTuple):
+    """The config to run."""
+
+    config: TrainConfig
+    # Fields that may differ from those of the run that the directory holds.
+    allowed: Sequence[str]
+    # Bytes of one device: what the largest step needs, by the estimate, and what is free. None
+    # where the devices do not say.
+    needed: int | None = None
+    room: int | None = None
+    is_on_cpu: bool = False
+
+    def set_up_allocator(self) -> None:
+        """Lets large blocks go back to the host where keeping them could take more than is free.
+
+        To be called before the run allocates its state.
+        """
+        if self.is_on_cpu and self.needed and self.room and _TWICE * self.needed > self.room:
+            host_allocator.map_large_blocks()
 
 
 def settle(
@@ -140,22 +181,22 @@ def settle(
     directory: Path,
     choose: bool,
     allowed: Sequence[str] = (),
-) -> tuple[TrainConfig, Sequence[str]]:
-    """Returns the config to run, and what may differ in it from the run that `directory` holds.
+) -> Settled:
+    """Returns the config to run, with what its steps need.
 
     `choose` finds settings with which it fits. A run that has a checkpoint keeps its own, unless
     `allowed` names the number of microbatches; until then nothing hangs on them. Raises UsageError,
     with the remedy, if the run is clearly more than what is free.
     """
-    desk = _MemoryPlanner(config, demand, mesh)
+    planner = _MemoryPlanner(config, demand, mesh)
     if choose and _has_steps(directory) and MICROBATCHES not in allowed:
         stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
         config = _with(config, {name: stored[name] for name in FIELDS})
-        note("`fit`: as this run began: " + ", ".join(f"{f}={stored[f]}" for f in FIELDS))
+        note("`fit_memory`: as this run began: " + ", ".join(f"{f}={stored[f]}" for f in FIELDS))
     elif choose:
-        config, allowed = desk.choose(config), (*allowed, MICROBATCHES)
-    desk.require_room(config)
-    return config, allowed
+        config, allowed = planner.choose(config), (*allowed, MICROBATCHES)
+    needed = planner.require_room(config)
+    return Settled(config, allowed, needed, planner.room, planner.is_on_cpu)
 
 
 def _has_steps(directory: Path) -> bool:
@@ -170,58 +211,48 @@ def _with(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     return config
 
 
-class _Need(NamedTuple):
-    """Bytes of one device."""
-
-    what: str
-    # What is known: the state, its copy while it is saved, and the process's own; and the rest,
-    # which is estimated.
-    state: int
-    rest: int
-
-    @property
-    def total(self) -> int:
-        return self.state + self.rest
-
-    def least(self) -> float:
-        return self.state + self.rest / _MARGIN
-
-    def most(self) -> float:
-        return self.state + self.rest * _MARGIN
-
-
 class _MemoryPlanner:
-    """Estimates beside what is free for one device, in the process that has least."""
+    """Compares estimates with what is free for one device, in the process that has least."""
 
     def __init__(self, config: TrainConfig, demand: Demand, mesh: Mesh):
         devices = mesh.local_devices
         self._demand, self._mesh, self._platform = demand, mesh, devices[0].platform
-        # No change that is tried alters it.
-        self._state = TrainState.abstract(config, mesh)
+        self.is_on_cpu = self._platform == "cpu"
         # The devices of a CPU take all of it from one host.
-        self._sharing = len(devices) if self._platform == "cpu" else 1
+        sharing = len(devices) if self.is_on_cpu else 1
         free = free_bytes(devices[0])
-        free = None if free is None else free // self._sharing
-        self.room = distributed.smallest(free, mesh=mesh)
+        self.room = distributed.smallest(None if free is None else free // sharing, mesh=mesh)
+        # What is known, and no change that is tried alters: the state, its copy while it is saved,
+        # and what the process takes for itself.
+        self._state = TrainState.abstract(config, mesh)
+        self._known = sharding.bytes_per_device((self._state.params, self._state.opt_state))
+        self._known += estimate.saved_bytes(self._state, platform=self._platform)
+        self._known += estimate.process_bytes(platform=self._platform) // sharing
 
-    def require_room(self, config: TrainConfig) -> None:
-        """Raises UsageError, with the remedy, if the run is clearly more than what is free."""
+    def require_room(self, config: TrainConfig) -> int | None:
+        """Returns the bytes that the largest step needs, None where nobody says what is free.
+
+        Raises UsageError, with the remedy, if the run is clearly more than that.
+        """
         if self.room is None:
-            return
-        most = max(self.training(config) + self.evaluation(config), key=lambda need: need.total)
-        if most.least() <= self.room:
-            if self._platform == "cpu" and _TWICE * most.total > self.room:
-                host_allocator.map_large_blocks()
-            return
-        wanted, is_enough = self._search(config, with_resorts=True)
-        remedy = _difference(config, wanted)
-        if self._search(config, with_resorts=False)[1]:
-            remedy = f"let `fit` choose, or {remedy}"
-        if not is_enough:
-            remedy = "no setting is enough; it needs more memory, more devices or a smaller model"
+            return None
+        rest, name = self._largest(config)
+        needed = self._known + rest
+        if self._known + rest / _MARGIN <= self.room:
+            return needed
+        if wanted := self._search(config):
+            remedy = f"let `fit_memory` choose, or {_difference(config, wanted)}"
+        else:
+            # A CPU computes bfloat16 in float32, for which it makes copies.
+            dtype = "float32" if self.is_on_cpu else "bfloat16"
+            other = f"set compute.dtype={dtype}, or " if config.compute.dtype != dtype else ""
+            remedy = (
+                f"neither microbatches nor rematerialisation are enough: {other}take a smaller "
+                "batch or model, more devices or more memory"
+            )
         raise UsageError(
-            f"{most.what} would need about {most.total / _GIB:.1f} GiB a device, the state and its "
-            f"save included, and {self.room / _GIB:.1f} GiB are free: {remedy}"
+            f"{name} would need about {needed / _GIB:.1f} GiB a device, the state and its save "
+            f"included, and {self.room / _GIB:.1f} GiB are free: {remedy}"
         )
 
     def choose(self, config: TrainConfig) -> TrainConfig:
@@ -230,69 +261,56 @@ class _MemoryPlanner:
         Where nothing is enough it comes back as it is.
         """
         if self.room is None:
-            note("`fit`: these devices do not say how much memory is free; nothing is changed")
+            note("`fit_memory`: these devices do not say how much memory is free; nothing changes")
             return config
-        found, is_enough = self._search(config, with_resorts=False)
-        if is_enough:
-            most = max(need.total for need in self.training(found) + self.evaluation(found))
-            note(
-                f"`fit`: {_difference(config, found) or 'nothing has to change'}: about "
-                f"{most / _GIB:.1f} GiB a device, of {self.room / _GIB:.1f} GiB that are free"
-            )
+        found = self._search(config)
+        if found is None:
+            return config
+        needed = self._known + self._largest(found)[0]
+        note(
+            f"`fit_memory`: {_difference(config, found) or 'nothing has to change'}: about "
+            f"{needed / _GIB:.1f} GiB a device, of {self.room / _GIB:.1f} GiB that are free"
+        )
         return found
 
-    def training(self, config: TrainConfig) -> list[_Need]:
-        of = estimate.of_train_step
-        return self._needs(config, self._demand.training(config), of, "a step")
-
-    def evaluation(self, config: TrainConfig) -> list[_Need]:
-        of = estimate.of_evaluation_step
-        return self._needs(config, self._demand.evaluation(config), of, "an evaluation step")
-
-    def _needs(
-        self, config: TrainConfig, batches: Sequence[Batch], of: Callable, name: str
-    ) -> list[_Need]:
-        places = {"mesh": self._mesh, "platform": self._platform}
-        known = estimate.saved_bytes(self._state, platform=self._platform)
-        known += estimate.process_bytes(platform=self._platform) // self._sharing
-        found = []
-        with jax.set_mesh(self._mesh):
-            for i, batch in enumerate(batches):
-                found_here = of(config, self._state, batch, **places)
-                state = found_here.weights + found_here.moments
-                rest = found_here.total - state
-                found.append(_Need(f"phase {i}: {name}", state + known, rest))
-        return found
-
-    def _search(self, config: TrainConfig, *, with_resorts: bool) -> tuple[TrainConfig, bool]:
-        """Returns the first config that fits, else the smallest, and whether it may do."""
-        options = {"shards": sharding.row_shards(self._mesh), "platform": self._platform}
-
-        def train() -> Iterator[Change]:
-            yield from candidates(config, **options)
-            if with_resorts:
-                yield from smaller_training_configs(config, **options)
-
-        step = self._first(config, train(), self.training)
-        smaller = evaluation_candidates(config, devices=self._mesh.size)
-        evaluation = self._first(config, smaller, self.evaluation)
-        if step is None or evaluation is None:
-            return config, False
-        return dataclasses.replace(step, evaluation=evaluation.evaluation), True
-
-    def _first(
-        self,
-        config: TrainConfig,
-        changes: Iterator[Change],
-        needs: Callable[[TrainConfig], list[_Need]],
-    ) -> TrainConfig | None:
+    def _search(self, config: TrainConfig) -> TrainConfig | None:
+        """Returns the first config that fits, or may do."""
         assert self.room is not None
-        least, smallest = math.inf, config
-        for changed in (config, *(changed for _, changed in changes)):
-            needed = needs(changed)
-            if max(need.most() for need in needed) <= self.room:
-                return changed
-            if (at_least := max(need.least() for need in needed)) < least:
-                least, smallest = at_least, changed
-        # It may do; the compiler's figure will say.
-        return smallest if least <= self.room else None
+        room, unchanged = self.room - self._known, [("", config)]
+        options = {"shards": sharding.row_shards(self._mesh), "platform": self._platform}
+        step = first_that_fits(
+            itertools.chain(unchanged, candidates(config, **options)),
+            room=room,
+            expected=lambda c: max(self._training(c)),
+            margin=_MARGIN,
+        )
+        evaluation = first_that_fits(
+            itertools.chain(unchanged, evaluation_candidates(config, devices=self._mesh.size)),
+            room=room,
+            expected=lambda c: max(self._evaluation(c)),
+            margin=_MARGIN,
+        )
+        if step is None or evaluation is None:
+            return None
+        return dataclasses.replace(step.config, evaluation=evaluation.config.evaluation)
+
+    def _largest(self, config: TrainConfig) -> tuple[int, str]:
+        """Returns the bytes beside the state of the largest step, and what it is called."""
+        kinds = {"a step": self._training(config), "an evaluation step": self._evaluation(config)}
+        return max(
+            (rest, f"phase {i}: {name}")
+            for name, found in kinds.items()
+            for i, rest in enumerate(found)
+        )
+
+    def _training(self, config: TrainConfig) -> list[int]:
+        return self._estimated(config, self._demand.training, estimate.of_train_step)
+
+    def _evaluation(self, config: TrainConfig) -> list[int]:
+        return self._estimated(config, self._demand.evaluation, estimate.of_evaluation_step)
+
+    def _estimated(self, config: TrainConfig, batches: Callable, of: Callable) -> list[int]:
+        """Returns the bytes beside the state that a step of each phase needs."""
+        places = {"mesh": self._mesh, "platform": self._platform}
+        with jax.set_mesh(self._mesh):
+            return [of(config, self._state, b, **places).beside_state for b in batches(config)]

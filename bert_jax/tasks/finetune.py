@@ -86,28 +86,30 @@ def train(
     path: Path | str,
     *,
     mesh: Mesh,
-    fit: bool = False,
+    fit_memory: bool = False,
 ) -> dict[str, Any]:
     """Runs, resumes or only reports the run of `path`; returns what its `result.json` says.
 
     Of `source` the encoder is used, and the pooler where the head has one; the head is fresh, from
-    the seed. `path` may be in a bucket. `fit` chooses the number of microbatches, once for a run
-    (memory/fit.py). Raises NonFinite where too many updates had to be left out
+    the seed. `path` may be in a bucket. `fit_memory` chooses the number of microbatches, once
+    for a run (memory/fit.py). Raises NonFinite where too many updates had to be left out
     or a score is no number, ResumeRefused if `path` holds another run, Preempted after SIGTERM,
     when the state is saved.
     """
     started = time.monotonic()
     preflight.require_divisible(config.phases[0], mesh, config)
     directory = remote_workdir.directory_of(path, owner=f"process-{jax.process_index()}")
-    config, allowed = fitting.settle(
-        config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit
+    settled = fitting.settle(
+        config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit_memory
     )
+    config, allowed = settled.config, settled.allowed
     recipe = _as_begun(recipe, directory)
     home = _home(path, directory, config, _facts(recipe, data, source), source, allowed=allowed)
     result = directory / RESULT
     if result.is_file():
         return strict_json.parse_file(result, result.read_bytes())
     job = FineTuning(config, recipe, data, mesh, source=source)
+    settled.set_up_allocator()
     closing = train_job(job, home, named_hooks(config), started=started)
     scores = {
         split: {name: values[name] for name in values if name not in ("step", "split")}

@@ -79,7 +79,7 @@ class Settings:
     # Attempts with another seed after a run has diverged.
     restarts: int = 2
     # Whether each run chooses its number of microbatches (memory/fit.py).
-    fit: bool = False
+    fit_memory: bool = False
     # Fields of the config as FIELD=VALUE, applied after everything else.
     overrides: tuple[str, ...] = ()
     # Names of extra tensors that the checkpoint may have.
@@ -245,7 +245,7 @@ def _with_restarts(
                 source,
                 home,
                 mesh=mesh,
-                fit=run.fit,
+                fit_memory=run.fit_memory,
             )
             why = "is no better than one answer for all"
         except NonFinite as error:

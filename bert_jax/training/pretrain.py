@@ -43,7 +43,7 @@ def pretrain(
     profile_steps: range | None = None,
     resume_step: int | None = None,
     allowed_changes: Sequence[str] = (),
-    fit: bool = False,
+    fit_memory: bool = False,
     expect: Sequence[Path | str] = (),
     started: float | None = None,
 ) -> dict[str, Any]:
@@ -58,10 +58,10 @@ def pretrain(
     fresh with `allow_missing_heads`; extra tensors are one unless `ignore_unexpected` matches them.
     A resumed run has its own parameters. Steps in `profile_steps` are traced to
     `workdir/profile`. `resume_step` goes back to an earlier step, once; `allowed_changes` are
-    fields that may differ from the workdir's (resume_policy.py). `fit` chooses the number of
-    microbatches, once for a run (fit.py). `expect` names finished runs of its kind, or a study of
-    them, whose curves this one is compared with while it trains. `started` is the process's
-    beginning on the monotonic clock.
+    fields that may differ from the workdir's (resume_policy.py). `fit_memory` chooses the number
+    of microbatches, once for a run (memory/fit.py). `expect` names finished runs of its kind, or a
+    study of them, whose curves this one is compared with while it trains. `started` is the
+    process's beginning on the monotonic clock.
     """
     started = time.monotonic() if started is None else started
     initialization = Initialization(
@@ -85,20 +85,22 @@ def pretrain(
         directory = remote_workdir.directory_of(
             workdir_path, owner=f"process-{jax.process_index()}"
         )
-        config, allowed = fitting.settle(
+        settled = fitting.settle(
             config,
             demand(mesh),
             mesh=mesh,
             directory=directory,
-            choose=fit,
+            choose=fit_memory,
             allowed=allowed_changes,
         )
+        config, allowed = settled.config, settled.allowed
         home = _home(workdir_path, directory, config, corpus, init_from=init_from, allowed=allowed)
         # Measured on one device, hence before all of them are the context.
         peak = peak_flops(config.compute.dtype)
         _note_time(config, peak)
         job = Pretraining(config, corpus, mesh, peak=peak, initialization=initialization)
         hooks = named_hooks(config, expected_curves={"expect": expect})
+        settled.set_up_allocator()
         with jax.set_mesh(mesh):
             closing = train(
                 job,

@@ -65,7 +65,7 @@ def run(options: DoctorOptions) -> int:
             ignore_unexpected=options.ignore_unexpected,
             allowed_changes=options.allow_change,
             resume_step=options.resume_step,
-            fit=options.fit,
+            fit_memory=options.fit_memory,
             expect=options.expect or None,
             connection=None if is_single else Connection(**found),
         )

@@ -23,9 +23,6 @@ class PlanOptions(WithConfig):
     """N: slices of that size (default: the config's `mesh.slices`)"""
     json: bool = False
     """print the plan as JSON"""
-    frontier: bool = False
-    """find the largest batch that compiles, for each phase and rematerialisation policy; several
-    compilations each"""
 
 
 def run(options: PlanOptions) -> int:
@@ -37,7 +34,7 @@ def run(options: PlanOptions) -> int:
     topologies.prepare_environment()
     from bert_jax_lab.planning.plan import plan
 
-    found = _in_options(plan(config, topology, with_frontier=options.frontier))
+    found = _in_options(plan(config, topology))
     if options.json:
         print(json.dumps(found.to_json(), indent=2))
     else:
@@ -63,12 +60,6 @@ def _print_plan(plan: Any) -> None:
     )
     for phase in plan.phases:
         _print_phase(phase)
-    for limit in plan.frontier:
-        exact = "" if limit.is_exact else "at least "
-        print(
-            f"frontier, length {limit.sequence_length}, remat {limit.remat}: "
-            f"{exact}{limit.global_batch_size:,} rows ({_gib(limit.memory_bytes)} a device)"
-        )
     if plan.total_hours is not None:
         dollars = "no list price found"
         if plan.dollars is not None:

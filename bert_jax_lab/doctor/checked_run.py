@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from bert_jax.data.corpus.store import Corpus
+    from bert_jax.memory.fit import Settled
     from bert_jax.runtime.distributed import Connection
 
 
@@ -39,7 +40,7 @@ class Case:
     ignore_unexpected: Sequence[str] = ()
     allowed_changes: Sequence[str] = ()
     resume_step: int | None = None
-    fit: bool = False
+    fit_memory: bool = False
     expect: Sequence[Path | str] | None = None
     # How several processes find each other; None for a single process.
     connection: "Connection | None" = None
@@ -53,9 +54,9 @@ class Case:
     mesh: "Mesh | None" = None
     # Names what all processes write together; process 0's counts.
     token: str = field(default_factory=lambda: secrets.token_hex(4))
-    # Bytes of a checkpoint, and whether the state fits into the memory of the devices.
+    # Bytes of a checkpoint, and the settings with which the steps fit into the devices' memory.
     state_bytes: int | None = None
-    fits: bool | None = None
+    settled: "Settled | None" = None
     # Seconds that a save takes at least, and for each byte.
     save_seconds: tuple[float, float] | None = None
     # Of each phase that could be measured, in order.
@@ -70,7 +71,7 @@ COMES_FROM = {
     "corpus": "corpus_directory",
     "mesh": "config_name",
     "state_bytes": "config_name",
-    "fits": "config_name",
+    "settled": "config_name",
     "save_seconds": "workdir",
 }
 

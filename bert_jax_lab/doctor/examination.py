@@ -44,7 +44,7 @@ CHECKS = (
     Check("checkpoint", "storage:newest", ("workdir", "met")),
     Check("saving", "storage:saves", ("workdir", "met"), is_collective=True),
     Check("room", "storage:room", ("workdir", "state_bytes")),
-    Check("step", "speed:steps", ("mesh", "fits"), is_collective=True),
+    Check("step", "speed:steps", ("mesh", "settled"), is_collective=True),
     Check("hours", "speed:hours", ("mesh",)),
     Check("save interval", "speed:saving", ("save_seconds", "mesh", "state_bytes")),
 )

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.memory.fit import settle
-from bert_jax.memory.free import free_bytes
-from bert_jax.model import sharding
 from bert_jax.training.pretrain import demand
 from bert_jax.training.saving import state_bytes
 from bert_jax.update.state import TrainState
@@ -86,34 +84,19 @@ def memory(case: Case) -> Finding:
     with jax.set_mesh(case.mesh):
         state = TrainState.abstract(case.config, case.mesh)
     case.state_bytes = state_bytes(state)
-    device = case.mesh.local_devices[0]
-    free = free_bytes(device)
-    # The devices of a CPU take all of it from one host.
-    sharing = len(case.mesh.local_devices) if device.platform == "cpu" else 1
-    needed = sharing * sum(map(sharding.bytes_per_device, (state, state.params)))
-    if free is None:
-        case.fits = True
-        return passed(
-            f"the state needs {needed / _GIB:.2f} GiB; {device} does not say what is free"
-        )
-    text = (
-        f"parameters, moments and gradients need {needed / _GIB:.2f} GiB, and "
-        f"{free / _GIB:.2f} GiB are free"
-    )
-    if needed > free:
-        return failed(
-            text,
-            "take more devices that share them (mesh.fsdp=-1 and mesh.shard_weights=true), or a "
-            "smaller model",
-        )
-    # As a run asks before it compiles. What `fit` chooses is compiled by the next checks.
-    case.config, _ = settle(
+    # As a run asks before it compiles. What `fit_memory` chooses is compiled by the next checks.
+    case.settled = settle(
         case.config,
         demand(case.mesh),
         mesh=case.mesh,
         directory=Path(case.workdir or "no-workdir"),
-        choose=case.fit,
+        choose=case.fit_memory,
         allowed=case.allowed_changes,
     )
-    case.fits = True
-    return passed(text)
+    case.config, needed, room = case.settled.config, case.settled.needed, case.settled.room
+    if needed is None or room is None:
+        return passed("not compared: these devices do not say how much memory is free")
+    return passed(
+        f"the largest step needs about {needed / _GIB:.2f} GiB a device, the state and its save "
+        f"included, and {room / _GIB:.2f} GiB are free"
+    )

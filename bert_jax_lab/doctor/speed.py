@@ -33,6 +33,8 @@ def steps(case: Case) -> Finding:
 
     def work(config: TrainConfig, mesh: Mesh) -> None:
         try:
+            if case.settled is not None:
+                case.settled.set_up_allocator()  # as a run does
             _measure(config, mesh, case.timings)
         except Exception as error:
             errors.append(error)

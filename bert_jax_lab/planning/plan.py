@@ -10,19 +10,29 @@ latency of collectives and whatever the host is late with.
 import collections
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.errors import UsageError
+from bert_jax.memory import estimate, fit
+from bert_jax.model import sharding
 from bert_jax.registry import OBJECTIVES
+from bert_jax.training import device_feed
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.update.flops import train_flops
+from bert_jax.update.state import TrainState
 from bert_jax.versions import installed
 from bert_jax_lab.planning import aot_compile, input_throughput, plan_warnings, topologies
-from bert_jax_lab.planning.max_batch import Limit, evaluation_remedy, limits, remedy
 from bert_jax_lab.planning.save_cost import SavePlan, save_plan
 from bert_jax_lab.planning.topologies import Topology
+
+# Compilations for one remedy, and how far the estimate of a change may be from the truth.
+_MOST_TRIES = 8
+_MARGIN = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +99,12 @@ class Plan:
     prices_date: str
     warnings: tuple[str, ...]
     versions: dict[str, str]
-    frontier: tuple[Limit, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def plan(config: TrainConfig, topology: Topology, *, with_frontier: bool = False) -> Plan:
+def plan(config: TrainConfig, topology: Topology) -> Plan:
     """Compiles every phase of `config` for the topology. Minutes for a large model.
 
     Call `topologies.prepare_environment` first. Raises `UsageError` if the mesh or a batch does not
@@ -133,7 +142,6 @@ def plan(config: TrainConfig, topology: Topology, *, with_frontier: bool = False
         prices_date=topologies.PRICES_DATE,
         warnings=tuple(plan_warnings.warnings(config, phases, topology=topology, mesh=mesh)),
         versions=installed("bert-jax", "jax", "jaxlib", "libtpu"),
-        frontier=limits(config, mesh=mesh, topology=topology) if with_frontier else (),
     )
 
 
@@ -156,7 +164,7 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
         if figures is None:
             advice = remedy(config, phase, refusal, mesh=mesh, topology=topology)
         else:
-            advice = evaluation_remedy(config, shape, mesh=mesh, topology=topology)
+            advice = evaluation_remedy(config, shape, refusal, mesh=mesh, topology=topology)
         return PhasePlan(
             **known,
             fits=False,
@@ -202,6 +210,70 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
         saving=save_plan(config, seconds, hosts=topology.hosts, mesh=mesh),
         compile_seconds=figures.compile_seconds + held_out.compile_seconds,
     )
+
+
+def remedy(
+    config: TrainConfig, phase: PhaseConfig, refusal: aot_compile.DoesNotFit, *, mesh: Any,
+    topology: Topology,
+) -> str:  # fmt: skip
+    """Returns what makes a refused step fit, tried by compiling it: the least change that does."""
+    state = TrainState.abstract(config, mesh)
+    fields = OBJECTIVES[config.objective].fields
+    batch = device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
+
+    def estimated(config: TrainConfig) -> int:
+        return estimate.of_train_step(config, state, batch, mesh=mesh, platform="tpu").total
+
+    now = estimated(config)
+    found = fit.first_that_fits(
+        fit.candidates(config, shards=sharding.row_shards(mesh), platform="tpu"),
+        room=refusal.available,
+        # A change that is surely not enough is not compiled.
+        expected=lambda changed: refusal.needed * estimated(changed) / now,
+        margin=_MARGIN,
+        compiled=lambda changed: _bytes_of(
+            aot_compile.train_figures, changed, phase, mesh=mesh, topology=topology
+        ),
+        tries=_MOST_TRIES,
+    )
+    if found is None:
+        less = "more chips, or a smaller batch"
+        return f"neither rematerialisation nor accumulation is enough: it needs {less}"
+    return f"it does with {found.name} ({found.needed / 2**30:.2f} GiB a device)"
+
+
+def evaluation_remedy(
+    config: TrainConfig, shape: PhaseConfig, refusal: aot_compile.DoesNotFit, *, mesh: Any,
+    topology: Topology,
+) -> str:  # fmt: skip
+    """Returns what makes a refused evaluation step fit, tried by compiling it: fewer rows."""
+    evaluation = dataclasses.replace(config.evaluation, batch_size=shape.global_batch_size)
+    refused = dataclasses.replace(config, evaluation=evaluation)
+
+    def compiled(changed: TrainConfig) -> float:
+        smaller = dataclasses.replace(shape, global_batch_size=changed.evaluation.batch_size)
+        return _bytes_of(aot_compile.eval_figures, config, smaller, mesh=mesh, topology=topology)
+
+    found = fit.first_that_fits(
+        fit.evaluation_candidates(refused, devices=mesh.size),
+        room=refusal.available,
+        expected=lambda _: 0,
+        compiled=compiled,
+    )
+    if found is None:
+        return "the evaluation step is what does not fit, with any batch: it needs more chips"
+    return f"the evaluation step does with {found.name} ({found.needed / 2**30:.2f} GiB a device)"
+
+
+def _bytes_of(
+    figures: Callable[..., aot_compile.Figures], config: TrainConfig, shape: PhaseConfig, *,
+    mesh: Any, topology: Topology,
+) -> float:  # fmt: skip
+    """Returns the bytes of a device that a compiled step takes; infinity where it is refused."""
+    try:
+        return figures(config, shape, mesh=mesh, topology=topology).memory.total
+    except aot_compile.DoesNotFit:
+        return math.inf
 
 
 def _host_rows(mesh: Any, rows: int) -> float:
@@ -255,10 +327,6 @@ def _check_batches(config: TrainConfig, mesh) -> None:
 
 
 def _parameters(config: TrainConfig, mesh) -> int:
-    import jax
-
-    from bert_jax.update.state import TrainState
-
     return sum(
         math.prod(p.shape) for p in jax.tree.leaves(TrainState.abstract(config, mesh).params)
     )

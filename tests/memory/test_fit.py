@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -14,6 +16,7 @@ from bert_jax.errors import UsageError
 from bert_jax.memory import estimate, fit
 from bert_jax.model import sharding
 from bert_jax.registry import OBJECTIVES
+from bert_jax.runtime import host_allocator
 from bert_jax.training import compiled_steps, preflight, pretrain
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import temporary_bytes
@@ -74,14 +77,37 @@ def test_microbatches_come_first_and_then_rematerialisation():
     assert not any("gather" in name for name in found)
 
 
-def test_the_last_resorts_change_the_training():
-    config = tiny_corpus.tiny_config()
-    found = names(fit.smaller_training_configs(config, shards=2, platform="tpu"))
-    assert found[0] == "set compute.dtype=bfloat16"
-    assert "set phases.0.global_batch_size=8 set phases.1.global_batch_size=4" in found
-    assert found[-1].endswith("set phases.0.global_batch_size=2 set phases.1.global_batch_size=2")
-    short = names(fit.evaluation_candidates(config, devices=4))  # 16 rows
-    assert short == [f"set evaluation.batch_size={rows}" for rows in (8, 4)]
+def test_evaluations_are_halved():
+    config = tiny_corpus.tiny_config()  # 16 rows
+    found = names(fit.evaluation_candidates(config, devices=4))
+    assert found == [f"set evaluation.batch_size={rows}" for rows in (8, 4)]
+
+
+def first(needs: list[float], **options) -> str | None:
+    changes = [(str(i), replace(tiny_corpus.tiny_config(), seed=i)) for i in range(len(needs))]
+    found = fit.first_that_fits(
+        changes, room=100, expected=lambda config: needs[config.seed], **options
+    )
+    return None if found is None else found.name
+
+
+def test_the_first_change_that_surely_fits_else_the_smallest_that_may():
+    assert first([140, 110, 90]) == "2"
+    assert first([140, 110, 90, 70], margin=1.25) == "3"
+    assert first([140, 120, 90, 95], margin=1.25) == "2"
+    assert first([140, 130], margin=1.25) is None
+
+
+def test_a_compiler_decides_what_is_not_surely_too_much():
+    asked = []
+
+    def compiled(config) -> float:
+        asked.append(config.seed)
+        return 101 if config.seed < 3 else 99
+
+    assert first([140, 90, 80, 120], margin=1.25, compiled=compiled) == "3"
+    assert asked == [1, 2, 3]
+    assert first([90, 80, 120, 70], margin=1.25, compiled=compiled, tries=2) is None
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -132,7 +158,7 @@ def test_what_does_not_fit_is_refused_before_compiling(tmp_path, corpus, free, m
     assert errors(capsys)[0].endswith("it was compiled")
     free(10_000)
     assert main([*command[:-1], str(tmp_path / "other")]) == 2
-    assert errors(capsys)[0].endswith("it needs more memory, more devices or a smaller model")
+    assert errors(capsys)[0].endswith("a smaller batch or model, more devices or more memory")
 
 
 def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys):
@@ -162,8 +188,8 @@ def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     here = {"mesh": mesh, "directory": workdir, "choose": True}
     free(2**30)
-    config, allowed = fit.settle(_CONFIG, pretrain.demand(mesh), **here)
-    assert config == _CONFIG and fit.MICROBATCHES in allowed
+    settled = fit.settle(_CONFIG, pretrain.demand(mesh), **here)
+    assert settled.config == _CONFIG and fit.MICROBATCHES in settled.allowed
     free(11_000_000)
     assert main(command) == 0
     assert f"--fit-memory: --set {fit.MICROBATCHES}=2: about" in capsys.readouterr().err
@@ -173,8 +199,22 @@ def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys)
     assert f"--fit-memory: as this run began: {fit.MICROBATCHES}=2" in capsys.readouterr().err
     assert chosen() == 2
     assert main(command[:-1]) == 3
-    config, _ = fit.settle(_CONFIG, pretrain.demand(mesh), **here, allowed=[fit.MICROBATCHES])
-    assert config == _CONFIG
+    settled = fit.settle(_CONFIG, pretrain.demand(mesh), **here, allowed=[fit.MICROBATCHES])
+    assert settled.config == _CONFIG
+
+
+def test_the_allocator_changes_where_a_run_needs_much_and_not_by_a_check(free, monkeypatch):
+    acts = []
+    monkeypatch.setattr(host_allocator, "map_large_blocks", lambda: acts.append("mapped"))
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    here = {"mesh": mesh, "directory": Path("no-workdir"), "choose": False}
+    free(2**30)
+    fit.settle(_CONFIG, pretrain.demand(mesh), **here).set_up_allocator()
+    free(20_000_000)
+    settled = fit.settle(_CONFIG, pretrain.demand(mesh), **here)
+    assert not acts
+    settled.set_up_allocator()
+    assert acts == ["mapped"]
 
 
 def test_a_run_that_takes_years_here_says_so_before_it_compiles(caplog):

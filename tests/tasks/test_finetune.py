@@ -163,7 +163,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path, encoder, g
     home = tmp_path / "run"
     command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
     # As if it had been stopped between its checkpoints.
-    keep = ["--set", "checkpoint.keep_last=9", "--fit"]
+    keep = ["--set", "checkpoint.keep_last=9", "--fit-memory"]
     assert main([*command, *keep]) == 0
     assert checkpoint.steps(home) == [30, 40]
     # The scores at the end are not those of an earlier step.

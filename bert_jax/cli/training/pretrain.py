@@ -82,7 +82,7 @@ def run(options: PretrainOptions) -> None:
             profile_steps=profile,
             resume_step=options.resume_step,
             allowed_changes=options.allow_change,
-            fit=options.fit,
+            fit_memory=options.fit_memory,
             expect=options.expect,
             started=started,
         )

@@ -22,6 +22,8 @@ from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, MeshConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
+from bert_jax.memory import fit
+from bert_jax.memory.fit import Settled
 from bert_jax.model import sharding
 from bert_jax.runtime import distributed
 from bert_jax.runtime.distributed import Connection
@@ -263,7 +265,7 @@ def slow_steps(place: Place) -> None:
     place.patch.setattr(
         "bert_jax_lab.doctor.speed._measure", lambda _, __, kept: kept.append(_SLOW)
     )
-    place.case.fits = True
+    place.case.settled = Settled(_CONFIG, ())
 
 
 _SLOW = Timing(1.0, 800.0)
@@ -272,7 +274,7 @@ _SLOW = Timing(1.0, 800.0)
 def compiles_for_ever(place: Place) -> None:
     wait = threading.Event()
     place.patch.setattr("bert_jax_lab.doctor.speed._measure", lambda *_: wait.wait(10))
-    place.case.fits, place.case.ends_at = True, 0.0
+    place.case.settled, place.case.ends_at = Settled(_CONFIG, ()), 0.0
 
 
 def another_run(place: Place) -> None:
@@ -345,7 +347,7 @@ def wrong_field(place: Place) -> None:
 
 
 def little_memory(place: Place) -> None:
-    place.patch.setattr(machine, "free_bytes", lambda _: 10**5)
+    place.patch.setattr(fit, "free_bytes", lambda _: 10**5)
 
 
 def no_tracker(place: Place) -> None:
@@ -446,7 +448,7 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     odd_batch: ("mesh", "failed", 2, "take a multiple of 2"),
     long_sequence: ("config", "failed", 2, "shorten the sequence or enlarge the table"),
     wrong_field: ("config", "failed", 2, "Did you mean 'hidden_size'?"),
-    little_memory: ("memory", "failed", 2, "take more devices"),
+    little_memory: ("memory", "failed", 2, "more devices or more memory"),
     no_tracker: ("trackers", "failed", 2, "pip install 'bert-jax[wandb]'"),
     wrong_pair: ("versions", "failed", 2, "pip install 'flax"),
     wrong_python: ("versions", "failed", 2, "install Python"),

@@ -27,7 +27,6 @@ from bert_jax_lab.planning import (
     aot_compile,
     hlo_cost,
     input_throughput,
-    max_batch,
     param_sharding,
     plan_warnings,
     save_cost,
@@ -182,36 +181,6 @@ def test_other_errors_are_no_refusals():
     )
 
 
-@pytest.mark.parametrize(("limit", "found_rows"), [(7, 4), (64, 64), (100, 96), (5000, 4608)])
-def test_the_frontier_is_found_in_few_tries(monkeypatch, limit, found_rows):
-    """Against an invented compiler whose memory is a line."""
-    tried = []
-
-    def figures(config, phase, *, mesh, topology):
-        tried.append(phase.global_batch_size)
-        size = 10**6 * (50 + phase.global_batch_size)
-        available = 10**6 * (50 + limit)
-        if size > available:
-            raise aot_compile.DoesNotFit(size, available)
-        memory = aot_compile.Memory(
-            weights=size, moments=0, batch=0, padding=0, temporaries=0, program=0
-        )
-        return dataclasses.replace(_NO_FIGURES, memory=memory)
-
-    monkeypatch.setattr(aot_compile, "train_figures", figures)
-    topology = topologies.parse("v5e:2x2")
-    chip = dataclasses.replace(topology.chip, compiler_bytes=10**6 * (50 + limit))
-    topology = dataclasses.replace(topology, chip=chip)
-    config = dataclasses.replace(
-        tiny_corpus.tiny_config(), phases=(PhaseConfig(global_batch_size=16),)
-    )
-    mesh = param_sharding.abstract_mesh(config, topology)
-    found = max_batch._limit(config, config.phases[0], mesh=mesh, topology=topology)
-    assert found.global_batch_size == found_rows
-    assert found.is_exact
-    assert found.tries == len(tried) <= max_batch._MOST_TRIES
-
-
 def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
     """No change to the train step helps it: its batch is halved until it compiles."""
 
@@ -226,8 +195,8 @@ def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
     mesh = param_sharding.abstract_mesh(config, topology)
 
     def advice(rows: int) -> str:
-        shape = PhaseConfig(global_batch_size=rows)
-        return max_batch.evaluation_remedy(config, shape, mesh=mesh, topology=topology)
+        shape, refusal = PhaseConfig(global_batch_size=rows), aot_compile.DoesNotFit(rows, 20)
+        return planning.evaluation_remedy(config, shape, refusal, mesh=mesh, topology=topology)
 
     assert "evaluation.batch_size=16 " in advice(128)
     assert "evaluation.batch_size=20 " in advice(4 * 21)  # 42 do not divide over four
@@ -250,7 +219,7 @@ def test_a_remedy_is_the_first_change_that_compiles(monkeypatch):
     config = dataclasses.replace(config_loader.load_config("bert_base"), phases=(phase,))
     mesh = param_sharding.abstract_mesh(config, topology)
     refusal = aot_compile.DoesNotFit(36, 10)
-    found = max_batch.remedy(config, phase, refusal, mesh=mesh, topology=topology)
+    found = planning.remedy(config, phase, refusal, mesh=mesh, topology=topology)
     assert found.startswith("it does with set optimizer.gradient_accumulation_steps=8 ")
     assert tried == [4, 8]
 
@@ -397,7 +366,7 @@ _NUMBER = (int, float)
 _PLAN = {
     "config": str, "topology": str, "slices": int, "devices": int, "chips": int, "hosts": int,
     "fits": bool, "phases": list, "parameters": int, "prices_date": str, "warnings": list,
-    "versions": dict, "frontier": list,
+    "versions": dict,
 }  # fmt: skip
 _PHASE = {
     "sequence_length": int, "global_batch_size": int, "steps": int, "fits": bool,
