@@ -1,6 +1,7 @@
 """FLOPs of a step in closed form, and the peak rate they are compared with (MFU)."""
 
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,21 +22,25 @@ def train_flops(objective: Objective, model: ModelConfig, phase: PhaseConfig) ->
 
 def peak_flops(dtype: str) -> float:
     """Returns the FLOP/s that all devices together can reach: from the table of chips, or measured
-    where that has none.
-
-    Measured means the best of a few products of two square matrices (1,024 wide on a CPU, 8,192
-    elsewhere) on one device; devices that share a host's cores count once.
+    on one device where that has none; devices that share a host's cores count once.
     """
     device = jax.devices()[0]
     if device.device_kind in PEAK_BF16:
         return PEAK_BF16[device.device_kind] * jax.device_count()
+    devices = jax.process_count() if device.platform == "cpu" else jax.device_count()
+    return measured_flops(device, dtype)[0] * devices
+
+
+def measured_flops(device: Any, dtype: str, *, rounds: int = 5) -> tuple[float, jax.Array]:
+    """Returns the FLOP/s of the fastest of a few products of two square matrices of ones (1,024
+    wide on a CPU, 8,192 elsewhere), and the product.
+    """
     size = 1024 if device.platform == "cpu" else 8192
     x = jax.device_put(jnp.ones((size, size), jnp.dtype(dtype)), device)
     product = jax.jit(jnp.matmul).lower(x, x).compile()
     seconds = []
-    for _ in range(5):
+    for _ in range(rounds):
         start = time.perf_counter()
-        jax.block_until_ready(product(x, x))
+        y = jax.block_until_ready(product(x, x))
         seconds.append(time.perf_counter() - start)
-    devices = jax.process_count() if device.platform == "cpu" else jax.device_count()
-    return 2 * size**3 / min(seconds) * devices
+    return 2 * size**3 / min(seconds), y

@@ -1,17 +1,15 @@
 """Checks of the devices: which there are, their arithmetic, their memory."""
 
 import statistics
-import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bert_jax.memory.fit import settle
 from bert_jax.training.pretrain import demand
 from bert_jax.training.saving import state_bytes
+from bert_jax.update.flops import measured_flops
 from bert_jax.update.state import TrainState
 from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import Finding, failed, passed, warned
@@ -43,13 +41,13 @@ def devices(case: Case) -> Finding:
             )
     rates = {}
     for device in jax.local_devices():
-        rate = _product_rate(device)
-        if rate is None:
+        dtype = "float32" if device.platform == "cpu" else "bfloat16"
+        rates[device], product = measured_flops(device, dtype, rounds=2)
+        if not bool(jnp.all(product == len(product))):  # a power of two: exact in either type
             return failed(
                 f"{device} multiplies two matrices and the result is wrong",
                 "take another machine: this one would spoil every run",
             )
-        rates[device] = rate
     usual = statistics.median(rates.values())
     slow = [device for device, rate in rates.items() if rate < usual / 2]
     if slow and found[0].platform != "cpu":  # devices of a CPU share its cores
@@ -59,21 +57,6 @@ def devices(case: Case) -> Finding:
             "end what else runs there, or take another machine: all devices wait for the slowest",
         )
     return passed(f"{len(found)} x {kind}; one product on each: {usual / 1e12:.3g} TFLOP/s")
-
-
-def _product_rate(device: Any) -> float | None:
-    """Returns the FLOP/s of a product of two square matrices of ones; None if it is wrong."""
-    is_cpu = device.platform == "cpu"
-    size, dtype = (1024, jnp.float32) if is_cpu else (8192, jnp.bfloat16)
-    x = jax.device_put(np.ones((size, size), dtype), device)
-    product = jax.jit(jnp.matmul).lower(x, x).compile()
-    seconds = []
-    for _ in range(2):
-        began = time.perf_counter()
-        y = jax.block_until_ready(product(x, x))
-        seconds.append(time.perf_counter() - began)
-    # Powers of two are exact in either type.
-    return 2 * size**3 / min(seconds) if bool(jnp.all(y == size)) else None
 
 
 def memory(case: Case) -> Finding:

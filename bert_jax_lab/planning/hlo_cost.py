@@ -11,6 +11,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
+
 _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # Marks that the compiler leaves in its own program: they compute nothing.
 _MARKS = {
@@ -124,44 +126,28 @@ def parse_group(attributes: str) -> tuple[int, ...]:
         r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes
     ):
         groups, dims = _numbers(match[1]), _numbers(match[2])
-        order = _numbers(match[3]) if match[3] else list(range(len(dims)))
-        return tuple(_unroll(dims, order)[: math.prod(groups[1:])])
+        order = _numbers(match[3]) if match[3] else None
+        devices = np.arange(math.prod(dims)).reshape(dims).transpose(order)
+        return tuple(devices.reshape(groups)[0].ravel().tolist())
     if match := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes):
         sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", match[1])}
-        dims, within = [], []
-        spanned = {name: (pre, size) for name, pre, size in _axes(match[2])}
+        # `'a','b':(2)4`: the whole axis a, and of b the 4 that come after a part of 2.
+        spanned = {
+            name: (int(before or 1), int(size or sizes[name]))
+            for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", match[2])
+        }
+        # An axis in three: before, spanned, after. The first group is at 0 along the outer two.
+        dims, first = [], []
         for name, size in sizes.items():
-            pre, part = spanned.get(name, (1, 1))
-            part = part or size
-            # An axis in three: before, spanned, after.
-            dims += [pre, part, size // (pre * part)]
-            within += [False, True, False]
-        order = [i for i, inside in enumerate(within) if not inside]
-        order += [i for i, inside in enumerate(within) if inside]
-        count = math.prod(d for d, inside in zip(dims, within, strict=True) if inside)
-        return tuple(_unroll(dims, order)[:count])
+            before, part = spanned.get(name, (1, 1))
+            dims += [before, part, size // (before * part)]
+            first += [0, slice(None), 0]
+        return tuple(np.arange(math.prod(dims)).reshape(dims)[tuple(first)].ravel().tolist())
     return ()
-
-
-def _axes(text: str) -> list[tuple[str, int, int]]:
-    """Parses `'a','b':(2)4` -> (name, size before, size or 0 for the whole axis)."""
-    found = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", text)
-    return [(name, int(pre or 1), int(size or 0)) for name, pre, size in found]
 
 
 def _numbers(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
-
-
-def _unroll(dims: list[int], order: list[int]) -> list[int]:
-    """Returns 0 to prod(dims) - 1 as an array of `dims`, transposed to `order`, read in its
-    order.
-    """
-    strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
-    numbers = [0]
-    for axis in order:
-        numbers = [n + i * strides[axis] for n in numbers for i in range(dims[axis])]
-    return numbers
 
 
 def _computations(text: str) -> tuple[dict[str, list[Instruction]], str | None]:

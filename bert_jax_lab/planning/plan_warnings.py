@@ -1,6 +1,4 @@
-"""Warnings that a plan should say out loud: too little work, padding, copies, traffic, slow
-hosts.
-"""
+"""Warnings of a plan: too little work, padding, copies, traffic, slow hosts."""
 
 import math
 from collections import Counter
@@ -44,12 +42,12 @@ def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any)
                 f"{name}: each host must make {needed:,.0f} rows a second; one thread of this "
                 f"machine makes {made:,.0f}: raise data.num_workers"
             )
-        silent = Counter[str]()
+        unstated = Counter[str]()
         for kernel in phase.kernels:
             if kernel.flops is None:
-                silent[kernel.kind] += kernel.count
-        if silent:
-            listed = ", ".join(f"{count} x {kind}" for kind, count in silent.most_common())
+                unstated[kernel.kind] += kernel.count
+        if unstated:
+            listed = ", ".join(f"{count} x {kind}" for kind, count in unstated.most_common())
             yield f"{name}: no FLOPs are stated for {listed}: charged by their bytes only"
         yield from _collectives(config, phase, name=name, topology=topology)
     yield from save_cost.warnings(phases)
