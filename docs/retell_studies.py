@@ -9,9 +9,10 @@ A new study's page comes from `docs/take_study.py`.
 """
 
 import re
+import sys
 from pathlib import Path
 
-from bert_jax_lab.studies import attention_cost, scaling_law, table
+from bert_jax_lab.studies import scaling_law, table
 
 _SCIENCE = Path(__file__).parent / "science"
 # Tokens of one update of the two studies of laws.
@@ -78,10 +79,13 @@ def exponents(text: str) -> str:
         if column.startswith("width")
     ]
     kinds = dict.fromkeys(point["attention"] for point in points)
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from benchmarks import attention_cost
+
     fits = {
         kind: attention_cost.fit([p for p in points if p["attention"] == kind]) for kind in kinds
     }
-    return section(text, "Exponents", attention_cost.exponent_section(fits))
+    return section(text, "Exponents", attention_cost.exponents(fits))
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ import argparse
 import json
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,8 +40,8 @@ def seconds_of(text: str) -> float:
 @options
 class StudyOptions(Verb):
     study: Positional[str]
-    """STUDY: a shipped study: ladder, positions, objectives, recipe, scaling, attention_cost,
-    pretraining_pays, electra, or a .py file that defines study() ([studies.md](studies.md))"""
+    """STUDY: a shipped study: ladder, positions, objectives, recipe, scaling, pretraining_pays,
+    electra, or a .py file that defines study() ([studies.md](studies.md))"""
     workdir: Local
     """DIR: where runs and tables go"""
     corpus: CorpusDirectory | None = None
@@ -68,19 +67,12 @@ class StudyOptions(Verb):
 
 
 def run(options: StudyOptions) -> None:
-    from bert_jax_lab.studies.study import CostStudy, load_study
+    from bert_jax_lab.studies.study import load_study
 
     started = time.monotonic()
     if options.steps is not None and options.steps < 1:
         raise UsageError(f"--steps {options.steps}: it must be at least 1")
     study = load_study(options.study, scale=options.scale)
-    if isinstance(study, CostStudy):
-        _measure_cost(study, options)
-    else:
-        _run(study, options, started)
-
-
-def _run(study: Any, options: StudyOptions, started: float) -> None:
     import jax
 
     # Shapes are computed here and nothing else: the devices are the runs'.
@@ -238,25 +230,3 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
             f"{why}{len(progress.left)} runs are left, about {left}; the same command continues "
             "with them"
         )
-
-
-def _measure_cost(study: Any, options: StudyOptions) -> None:
-    for option in ("corpus", "budget", "steps"):
-        if getattr(options, option) is not None:
-            raise UsageError(f"study {study.name} measures a layer: it takes no --{option}")
-    if options.only or options.overrides:
-        raise UsageError(f"study {study.name} measures a layer: it takes no --only and no --set")
-    from bert_jax_lab.studies import attention_cost
-
-    if options.dry_run:
-        points = attention_cost.points_of(study)
-        print(f"{len(points)} measurements of {study.lengths} tokens and widths {study.widths}")
-        return
-    found = attention_cost.run(study, options.workdir, command=_typed(options))
-    if options.json:
-        json.dump(found, sys.stdout, indent=2)
-        print()
-        return
-    table(found["title"], *attention_cost.rows(found))
-    table("exponents", *attention_cost.exponents(found["fits"]))
-    print(f"{options.workdir}/study.md has them, with figures")

@@ -1,9 +1,7 @@
 """The records of runs as a report needs them, and their curves in one picture."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from bert_jax_lab.reference_curves import recorded_runs
 from bert_jax_lab.reference_curves.curve import Point
 from bert_jax_lab.reference_curves.expectation import expectation_of, expected_points
 from bert_jax_lab.reference_curves.published_losses import Published, published
+from bert_jax_lab.reports import picture
 
 # The loss that is drawn: the first that a run has. Only the first compares with the entropy.
 _LOSSES = ("mlm_loss", "loss")
@@ -121,18 +120,36 @@ def draw(runs: Sequence[RunRecord], target: Path) -> None:
     line, and what is expected of a run a band. `target` is a .png, .svg or .pdf file; the first
     two tell in words what they show.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    heights = (4.5, 0.6 + 0.45 * len(runs))
-    figure, (losses, times) = pyplot.subplots(
-        2, 1, figsize=(9, sum(heights)), height_ratios=heights, layout="constrained"
-    )
-    lines: dict[float, list[str]] = {}
+    parts = [p for p in goodput.PARTS if any(run.account["seconds"][p] > 0 for run in runs)]
     # A dollar sign would begin a formula.
     names = [run.name.replace("$", r"\$") for run in runs]
+
+    def plot(losses: Any, times: Any) -> None:
+        _draw_losses(runs, names, losses)
+        left = [0.0] * len(runs)
+        for part in parts:
+            seconds = [max(run.account["seconds"][part], 0.0) for run in runs]
+            times.barh(names, seconds, left=left, label=part.replace("_", " "))
+            left = [a + b for a, b in zip(left, seconds, strict=True)]
+        times.invert_yaxis()
+        times.set_xlabel("seconds")
+        times.grid(visible=False)
+        if parts:
+            times.legend(ncols=5, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.5))
+
+    heights = (4.5, 0.6 + 0.45 * len(runs))
+    picture.draw(
+        plot,
+        target,
+        title=f"bert-jax: {', '.join(run.name for run in runs)}",
+        alt=describe(runs),
+        size=(9, sum(heights)),
+        heights=heights,
+    )
+
+
+def _draw_losses(runs: Sequence[RunRecord], names: Sequence[str], losses: Any) -> None:
+    lines: dict[float, list[str]] = {}
     for number, (run, shown) in enumerate(zip(runs, names, strict=True)):
         colour = f"C{number % 10}"
         if run.expected:
@@ -152,26 +169,5 @@ def draw(runs: Sequence[RunRecord], target: Path) -> None:
         losses.axhline(entropy, color="grey", linestyle="--", linewidth=1, label=label)
     losses.set_xlabel("step")
     losses.set_ylabel("loss, nats")
-    losses.grid(alpha=0.3)
     if losses.get_legend_handles_labels()[0]:
         losses.legend(fontsize="small")
-    parts = [p for p in goodput.PARTS if any(run.account["seconds"][p] > 0 for run in runs)]
-    left = [0.0] * len(runs)
-    for part in parts:
-        seconds = [max(run.account["seconds"][part], 0.0) for run in runs]
-        times.barh(names, seconds, left=left, label=part.replace("_", " "))
-        left = [a + b for a, b in zip(left, seconds, strict=True)]
-    times.invert_yaxis()
-    times.set_xlabel("seconds")
-    if parts:
-        times.legend(ncols=5, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.5))
-    title, description = f"bert-jax: {', '.join(run.name for run in runs)}", describe(runs)
-    if target.suffix == ".svg":
-        picture = io.StringIO()
-        figure.savefig(picture, format="svg", metadata={"Title": title, "Description": description})
-        label = f'<svg role="img" aria-label="{escape(description, quote=True)}" '
-        target.write_text(picture.getvalue().replace("<svg ", label, 1), encoding="utf-8")
-    else:
-        words = {} if target.suffix == ".pdf" else {"Description": description}
-        figure.savefig(target, dpi=150, metadata={"Title": title, **words})
-    pyplot.close(figure)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax_lab.reports import picture
 from bert_jax_lab.studies.records import DONE
 from bert_jax_lab.studies.scaling_law import Law
 
-_SIZE, _DPI = (8, 4.8), 130
 # What curves are drawn over: a field of a curve's points, and the axis.
 _AXES = {
     "tokens": ("million tokens", 1e6, "linear"),
@@ -44,18 +44,12 @@ Plot = Callable[[Any], None]
 
 
 def _save(directory: Path, name: str, title: str, alt: str, plot: Plot) -> Drawn:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    with pyplot.rc_context({"svg.hashsalt": name, "axes.grid": True, "grid.alpha": 0.3}):
-        figure, axes = pyplot.subplots(figsize=_SIZE, layout="constrained")
+    def titled(axes: Any) -> None:
         plot(axes)
         axes.set_title(title)
-        figure.savefig(directory / f"{name}.png", dpi=_DPI)
-        figure.savefig(directory / f"{name}.svg", metadata={"Date": None})
-        pyplot.close(figure)
+
+    files = [directory / f"{name}.{kind}" for kind in ("png", "svg")]
+    picture.draw(titled, *files, title=title, alt=alt)
     return Drawn(title, f"{directory.name}/{name}.png", alt.replace("[", "(").replace("]", ")"))
 
 
@@ -175,42 +169,3 @@ def _law(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
         f"{best_d[0]:.3g} tokens to {best_n[-1]:.3g} and {best_d[-1]:.3g}"
     )
     return title, f"{alt}.", plot
-
-
-def draw_cost(points: Sequence[dict[str, Any]], measured: str, directory: Path) -> Drawn:
-    """Draws time or memory of a layer's attention over the length, a line for each width."""
-    directory.mkdir(parents=True, exist_ok=True)
-    lines = sorted({(point["attention"], point["width"]) for point in points})
-    kinds = sorted({kind for kind, _ in lines})
-    scale, unit = {"seconds": (1e3, "ms"), "bytes": (1e-6, "MB")}[measured]
-
-    def line(kind: str, width: int) -> list[tuple[int, float]]:
-        own = [p for p in points if p["attention"] == kind and p["width"] == width]
-        return sorted((p["length"], scale * p[measured]) for p in own)
-
-    def plot(axes: Any) -> None:
-        widths = sorted({width for _, width in lines})
-        for kind, width in lines:
-            lengths, values = zip(*line(kind, width), strict=True)
-            axes.plot(
-                lengths,
-                values,
-                ("-", "--", ":", "-.")[kinds.index(kind) % 4],
-                marker=".",
-                color=f"C{widths.index(width) % 10}",
-                label=f"{kind}, width {width}",
-            )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("tokens")
-        axes.set_ylabel(unit)
-        axes.legend(fontsize="small", ncols=2)
-
-    title = f"{'Time' if measured == 'seconds' else 'Memory'} of one layer's attention"
-    parts = [
-        f"{kind} at width {width} from {line(kind, width)[0][1]:.3g} {unit} for "
-        f"{line(kind, width)[0][0]} tokens to {line(kind, width)[-1][1]:.3g} {unit} for "
-        f"{line(kind, width)[-1][0]}"
-        for kind, width in lines
-    ]
-    return _save(directory, measured, title, f"{title}. {'; '.join(parts)}.", plot)

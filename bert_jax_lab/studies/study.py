@@ -1,7 +1,7 @@
 """A study as one value: a base config, variants of it, seeds, and the tasks trained afterwards.
 
-A study is a Python file that defines `study()`, which returns a `Study` or a `CostStudy`; those of
-the repository's `studies/` have names. Another function of the file is another scale of it, such as
+A study is a Python file that defines `study()`, which returns a `Study`; those of the
+repository's `studies/` have names. Another function of the file is another scale of it, such as
 `paper()`. Nothing here imports a heavy library.
 """
 
@@ -18,6 +18,10 @@ from bert_jax.errors import UsageError
 from bert_jax.progress import note_once
 from bert_jax.registry import PROBES
 
+_COST = (
+    "the cost of attention is measured by benchmarks/attention_cost.py of the repository now; it "
+    "takes lengths and widths as options"
+)
 # A name becomes the name of a file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
 
@@ -55,7 +59,9 @@ class StudyTask:
 
 
 def __getattr__(name: str) -> Any:
-    """Returns `StudyTask` for the name that it had."""
+    """Returns `StudyTask` for the name that it had, and says where `CostStudy` is."""
+    if name == "CostStudy":
+        raise UsageError(_COST)
     if name != "Task":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     note_once("the `Task` of a study is named `StudyTask` now")
@@ -104,26 +110,6 @@ class Study:
     scale: str = "study"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CostStudy:
-    """Time and memory of one layer's attention over lengths and widths."""
-
-    title: str
-    lengths: tuple[int, ...]
-    widths: tuple[int, ...]
-    # Rows of a batch, and the width of a head.
-    rows: int = 1
-    head_size: int = 64
-    # Back ends (registry.ATTENTION).
-    kinds: tuple[str, ...] = ("fused",)
-    dtype: str = "float32"
-    # Calls of which the median is taken.
-    repeats: int = 5
-    notes: tuple[str, ...] = ()
-    name: str = ""
-    scale: str = "study"
-
-
 def study_directory() -> Path:
     """Returns the directory of the shipped studies: inside the wheel, or at the root of a
     checkout.
@@ -138,13 +124,15 @@ def shipped_names() -> list[str]:
     return sorted(path.stem for path in study_directory().glob("*.py"))
 
 
-def load_study(name_or_path: str, *, scale: str = "study") -> Study | CostStudy:
+def load_study(name_or_path: str, *, scale: str = "study") -> Study:
     """Returns the study of a shipped name or of a `.py` file, at one of its scales.
 
     Raises UsageError where there is none, or where its parts do not go together.
     """
     path = Path(name_or_path)
     if path.suffix != ".py":
+        if name_or_path == "attention_cost":
+            raise UsageError(f"study {name_or_path}: {_COST}")
         if name_or_path not in shipped_names():
             raise UsageError(
                 f"study {name_or_path!r} is neither a file ending in .py nor a shipped study."
@@ -165,10 +153,10 @@ def load_study(name_or_path: str, *, scale: str = "study") -> Study | CostStudy:
         )
     with config_loader.errors_of(path):
         found: Any = namespace[scale]()
-    if not isinstance(found, Study | CostStudy):
+    if not isinstance(found, Study):
         raise UsageError(f"study {path}: {scale}() returned {type(found).__name__}, no Study")
     found = dataclasses.replace(found, name=found.name or path.stem, scale=scale)
-    if isinstance(found, Study) and found.base.endswith((".py", ".json")):
+    if found.base.endswith((".py", ".json")):
         # A config beside the study.
         found = dataclasses.replace(found, base=str(path.parent / found.base))
     try:
@@ -178,14 +166,7 @@ def load_study(name_or_path: str, *, scale: str = "study") -> Study | CostStudy:
     return found
 
 
-def _validate(study: Study | CostStudy) -> None:
-    if isinstance(study, CostStudy):
-        for name in ("lengths", "widths", "kinds"):
-            if not getattr(study, name):
-                raise UsageError(f"{name} is empty")
-        if any(width % study.head_size for width in study.widths):
-            raise UsageError(f"widths {study.widths} are not multiples of head_size")
-        return
+def _validate(study: Study) -> None:
     for kind, names in (
         ("variant", [variant.name for variant in study.variants]),
         ("task", [task.name for task in study.tasks]),

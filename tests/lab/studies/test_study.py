@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from benchmarks import law_coverage
+from benchmarks import attention_cost, law_coverage
 from bert_jax import file_lock
 from bert_jax.__main__ import main
 from bert_jax.cli.usage import command_parser
@@ -30,9 +30,7 @@ from bert_jax.workdir import log_reader
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax_lab.cli.study import command_of, seconds_of
 from bert_jax_lab.studies import (
-    attention_cost,
     corpus_tasks,
-    figures,
     runner,
     scaling_law,
     study,
@@ -379,12 +377,9 @@ def test_a_workdir_holds_one_study(tmp_path, corpus, capsys):
 def test_shipped_studies_ask_for_what_there_is(name, tmp_path):
     """At each scale, all configs are right, and all commands are understood."""
     parser = command_parser()
-    scales = ["study"] + ["paper"] * (name in ("ladder", "attention_cost"))
+    scales = ["study"] + ["paper"] * (name == "ladder")
     for scale in scales:
         found = study.load_study(name, scale=scale)
-        if isinstance(found, study.CostStudy):
-            assert len(attention_cost.points_of(found)) >= 24
-            continue
         for steps in (None, 20):
             plan = plan_runs(found, tmp_path, steps=steps)
             assert len({run.name for run in plan.runs}) == len(plan.runs)
@@ -709,18 +704,7 @@ def test_a_predicted_run_waits_for_those_of_other_processes(tmp_path, corpus, mo
     assert not (plan.workdir / "predictions").exists()
 
 
-def test_figures_of_a_layer_have_what_was_measured(tmp_path):
-    points = [
-        {"attention": kind, "length": n, "width": width, "seconds": 1e-3 * n, "bytes": n}
-        for kind, widths in (("fused", (32, 64)), ("plain", (32,)))
-        for n in (64, 128)
-        for width in widths
-    ]
-    drawn = figures.draw_cost(points, "seconds", tmp_path)
-    assert "fused at width 64 from" in drawn.alt and "plain at width 64" not in drawn.alt
-
-
-def test_the_cost_of_attention_is_measured_once_and_fitted(tmp_path, capsys, monkeypatch):
+def test_the_cost_of_attention_is_measured_once_and_fitted(tmp_path, monkeypatch):
     points = [
         {"attention": "fused", "length": n, "width": d, "seconds": 1e-9 * n**2 * d, "bytes": n * n}
         for n in (64, 128, 256)
@@ -733,20 +717,17 @@ def test_the_cost_of_attention_is_measured_once_and_fitted(tmp_path, capsys, mon
     assert fits["seconds over width"]["256"]["exponent"] == pytest.approx(1)
     assert fits["seconds = a n^2 d + b n d^2 + c"]["a"] == pytest.approx(1e-9)
 
-    path = tmp_path / "cost.py"
-    path.write_text(
-        "from bert_jax_lab.studies.study import CostStudy\n\n"
-        "def study():\n"
-        "    return CostStudy(title='Cost', lengths=(8,), widths=(64,), repeats=2)\n"
-    )
-    command = ["study", str(path), "--workdir", str(tmp_path / "cost")]
-    assert main(command) == 0
-    first = (tmp_path / "cost" / "points.json").read_bytes()
-    assert [p["length"] for p in json.loads(first)["points"]] == [8]
-    assert "![Time of one layer" in (tmp_path / "cost" / "study.md").read_text()
-    monkeypatch.setattr(figures, "draw_cost", lambda points, *_: figures.Drawn("", "", ""))
+    command = ["attention_cost", "--workdir", str(tmp_path), "--lengths", "8", "--widths", "64"]
+    monkeypatch.setattr("sys.argv", command)
+    attention_cost.main()
+    first = (tmp_path / "points.json").read_bytes()
+    assert [p["length"] for p in json.loads(first)["points"]] == [8, 8]
+    text = (tmp_path / "study.md").read_text()
+    assert "![Time of one layer's attention. fused at width 64 from" in text
     monkeypatch.setattr(attention_cost, "measure", None)  # a call would fail
-    assert main([*command, "--json"]) == 0
-    assert (tmp_path / "cost" / "points.json").read_bytes() == first
-    assert main([*command, "--steps", "3"]) == 2
-    assert "it takes no --steps" in capsys.readouterr().err
+    attention_cost.main()
+    assert (tmp_path / "points.json").read_bytes() == first
+    for study_of_it in ("attention_cost", str(tmp_path / "cost.py")):
+        (tmp_path / "cost.py").write_text("from bert_jax_lab.studies.study import CostStudy\n")
+        with pytest.raises(UsageError, match=r"by benchmarks/attention_cost\.py"):
+            study.load_study(study_of_it)
