@@ -9,6 +9,7 @@ from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import TASK_KINDS
 from bert_jax.tasks.glue import PUBLISHED
 from bert_jax.tasks.task import TaskSpec
+from bert_jax.workdir.run_list import spread, spread_text
 
 _SETTINGS = ("batch_size", "learning_rate", "epochs")
 
@@ -81,12 +82,7 @@ def _flat(spec: TaskSpec, scores: dict[str, dict[str, float]]) -> dict[str, floa
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": statistics.median(values),
-        "lowest": min(values),
-        "highest": max(values),
-        "deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
-    }
+    return spread(values) | {"deviation": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
 def table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -115,10 +111,8 @@ def table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def _cell(setting: dict[str, Any], name: str) -> str:
     if name not in setting["scores"]:
         return "none"
-    spread = setting["scores"][name]
-    if len(setting["seeds"]) - setting["without_scores"] == 1:
-        return f"{spread['median']:.1f}"
-    return f"{spread['median']:.1f} ({spread['lowest']:.1f} to {spread['highest']:.1f})"
+    is_single = len(setting["seeds"]) - setting["without_scores"] == 1
+    return spread_text(setting["scores"][name], lambda score: f"{score:.1f}", is_single=is_single)
 
 
 def markdown(summary: dict[str, Any]) -> str:

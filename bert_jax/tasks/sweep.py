@@ -35,6 +35,7 @@ from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import remote_workdir, resume_policy, run_directory
 from bert_jax.workdir.run_directory import only_trainer
+from bert_jax.workdir.run_list import make_missing
 
 # Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
 WARMUP = 0.1
@@ -123,17 +124,22 @@ def finetune(
             )
         _require_fitting(settings.length, source)
         data = load_task(spec, sources, tokenizer, length=settings.length)
-        runs = list(_runs(settings))
-        configs = [_config(source, data, run) for run in runs]
-        found = []
-        for run, config in zip(runs, configs, strict=True):
-            path = home if len(runs) == 1 else remote_workdir.join(home, "runs", _name(run))
-            found.append(_with_restarts(config, run, data, source, path, mesh=mesh))
+        runs = [SweepRun(_config(source, data, each), each) for each in _expand(settings)]
+        found: dict[str, dict[str, Any]] = {}
+
+        def make(run: SweepRun, held: int, left: Sequence[SweepRun]) -> bool:
+            del held, left
+            path = home if len(runs) == 1 else remote_workdir.join(home, "runs", run.name)
+            found[run.name] = _with_restarts(run, data, source, path, mesh=mesh)
             if len(runs) > 1:
                 note(f"run {len(found)} of {len(runs)} is done")
+            return True
+
+        # Those that are done are asked for their results, too.
+        make_missing(lambda: [run for run in runs if run.name not in found], make)
         rows = {"train": data.train.rows} | {name: split.rows for name, split in data.dev.items()}
         is_official = glue.is_official(spec.name, rows, data.sources)
-        summary = results.summarise(data.task.spec, found, is_official=is_official)
+        summary = results.summarise(data.task.spec, [*found.values()], is_official=is_official)
         if distributed.is_main():
             remote_workdir.write_text(home, "results.json", json.dumps(summary, indent=2) + "\n")
             remote_workdir.write_text(home, "results.md", results.markdown(summary))
@@ -149,7 +155,7 @@ def _require_fitting(length: int, source: LoadedCheckpoint) -> None:
         )
 
 
-def _runs(settings: Settings) -> Iterator[Settings]:
+def _expand(settings: Settings) -> Iterator[Settings]:
     """Yields one `Settings` with a single seed for each run."""
     grid: Sequence[tuple[int, float, float]] = [
         (settings.batch_size, settings.learning_rate, settings.recipe.epochs)
@@ -169,11 +175,21 @@ def _runs(settings: Settings) -> Iterator[Settings]:
             )
 
 
-def _name(run: Settings) -> str:
-    return (
-        f"batch-{run.batch_size}_rate-{run.learning_rate:g}_epochs-{run.recipe.epochs:g}"
-        f"_seed-{run.seed}"
-    )
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep, whose `settings` have a single seed."""
+
+    config: TrainConfig
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """Returns the name of its workdir."""
+        own = self.settings
+        return (
+            f"batch-{own.batch_size}_rate-{own.learning_rate:g}_epochs-{own.recipe.epochs:g}"
+            f"_seed-{own.seed}"
+        )
 
 
 def _pooler_act(source: LoadedCheckpoint) -> str:
@@ -220,8 +236,7 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
 
 
 def _with_restarts(
-    config: TrainConfig,
-    run: Settings,
+    run: SweepRun,
     data: TaskData,
     source: LoadedCheckpoint,
     home: Path | str,
@@ -233,19 +248,20 @@ def _with_restarts(
     An attempt that diverged lies in `home/diverged-N`. The last one that is allowed counts
     whatever comes of it; where its loss is no number, the result has no scores.
     """
+    config, settings = run.config, run.settings
     attempt, is_begun = _look(home, mesh=mesh)
-    while attempt <= run.restarts or is_begun:
+    while attempt <= settings.restarts or is_begun:
         seed = config.seed + _NEXT_SEED * attempt
-        is_last = attempt >= run.restarts
+        is_last = attempt >= settings.restarts
         try:
             result = train(
                 dataclasses.replace(config, seed=seed),
-                run.recipe,
+                settings.recipe,
                 data,
                 source,
                 home,
                 mesh=mesh,
-                fit_memory=run.fit_memory,
+                fit_memory=settings.fit_memory,
             )
             why = "is no better than one answer for all"
         except NonFinite as error:
@@ -264,9 +280,9 @@ def _with_restarts(
     return {
         "task": config.name,
         "seed": config.seed,
-        "epochs": run.recipe.epochs,
-        "batch_size": run.batch_size,
-        "learning_rate": run.learning_rate,
+        "epochs": settings.recipe.epochs,
+        "batch_size": settings.batch_size,
+        "learning_rate": settings.learning_rate,
         "scores": {},
         "diverged": True,
         "attempts": attempt,

@@ -225,7 +225,7 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
         note(f"another process works on {', '.join(run.name for run in progress.held)}")
     if progress.left:
         left = duration(StudyEstimate(plan).total(progress.left))
-        why = "the time is up; " if progress.is_time_up else ""
+        why = "the time is up; " if progress.is_stopped else ""
         note(
             f"{why}{len(progress.left)} runs are left, about {left}; the same command continues "
             "with them"

@@ -1,13 +1,10 @@
-"""Makes the runs of a study that are missing, one after the other, and none of the rest.
+"""Makes the runs of a study that are missing: which they are, and how each of them ended.
 
-All that is known of a run is on the disk: its workdir, from which it goes on, and its record, when
-it has ended. So a study that was interrupted anywhere is the same command again, and several
-processes may work on one: each takes the runs that no other one holds.
+A run's workdir is what it goes on from, and its record says that it has ended. The order, and what
+several processes do that work on one study, are those of any list of runs (workdir/run_list.py).
 """
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from bert_jax import file_lock, strict_json
 from bert_jax.errors import (
@@ -19,7 +16,9 @@ from bert_jax.errors import (
     with_exit_code,
 )
 from bert_jax.files import write_json
-from bert_jax.progress import note, note_once
+from bert_jax.progress import note
+from bert_jax.workdir import run_list
+from bert_jax.workdir.run_list import ListProgress
 from bert_jax_lab.studies import corpus_tasks, summary
 from bert_jax_lab.studies.child import Outcome
 from bert_jax_lab.studies.estimate import StudyEstimate
@@ -34,22 +33,8 @@ from bert_jax_lab.studies.runs import (
 )
 
 ASKED = "asked.json"
-# Seconds between two looks at what other processes do.
-_WAIT = 0.5
-# Makes a run, given the descriptor of its lock, and a function that takes the lines of its log.
+# Makes a run, given the descriptor of its lock, and a function for the lines of its log.
 Execute = Callable[[StudyRun, int, Callable[[str], None]], Outcome]
-
-
-@dataclass
-class StudyProgress:
-    """The runs that one call has made, and those that are left."""
-
-    made: list[str] = field(default_factory=list)
-    # Another process works on them.
-    held: list[StudyRun] = field(default_factory=list)
-    # Neither done nor failed for good.
-    left: list[StudyRun] = field(default_factory=list)
-    is_time_up: bool = False
 
 
 def claim(plan: StudyPlan) -> None:
@@ -75,7 +60,7 @@ def claim(plan: StudyPlan) -> None:
             )
 
 
-def is_ready(plan: StudyPlan, run: StudyRun) -> bool:
+def _has_its_needs(plan: StudyPlan, run: StudyRun) -> bool:
     """Returns whether all is done that a run needs."""
     needed = (record_of(plan.workdir, plan.named(name)) for name in run.needs)
     return all(record is not None and record["status"] == DONE for record in needed)
@@ -114,52 +99,44 @@ def make_missing(
     stopped_by: Callable[[], str],
     only: Callable[[StudyRun], bool] = lambda run: True,
     waits: bool = True,
-) -> StudyProgress:
+) -> ListProgress[StudyRun]:
     """Makes the runs that are missing, in their order; a run that fails is recorded and passed.
 
-    `stopped_by` tells between runs that a signal came, by its name, or that the time is up, by
-    "budget". Where only runs are left that other processes hold, or that need those, it waits,
-    unless `waits` is false. study.json is written anew after each run. Raises Preempted and
-    Interrupted, and the error of a run that met what is not its own fault: a full disk, a damaged
-    corpus.
+    `stopped_by` returns, between runs, the name of a signal that came, or "budget" where the time
+    is up. Where only runs are left that other processes hold, or that need those, it waits, unless
+    `waits` is false. study.json is written anew after each run. Raises Preempted and Interrupted,
+    and the error of a run that met what is not its own fault: a full disk, a damaged corpus.
     """
-    progress, estimate = StudyProgress(), StudyEstimate(plan)
-    tried: set[str] = set()
-    while not progress.is_time_up:
-        todo = [run for run in missing(plan) if run.name not in tried and only(run)]
-        progress.held = []
-        # The law wants all of them, those that another process makes too.
-        fitted = any(isinstance(run, PretrainRun) and not run.is_predicted for run in todo)
-        for run in todo:
-            is_early = fitted and isinstance(run, PretrainRun) and run.is_predicted
-            if is_early or not is_ready(plan, run):
-                continue
-            if reason := stopped_by():
-                _require_budget(Outcome(0, "stopped between two runs", reason), run)
-                progress.is_time_up = True
-                break
-            with file_lock.hold(plan.workdir / "locks" / run.name) as held:
-                if held is None:
-                    progress.held.append(run)
-                    continue
-                if is_settled(record_of(plan.workdir, run)):
-                    break  # another process has just made it
-                where = f"{len(plan.runs) - len(todo) + 1}/{len(plan.runs)} {run.name}"
-                note(f"{where}: {estimate.line(run, todo)}")
-                if _make(plan, run, execute, held, where):
-                    progress.made.append(run.name)
-                    estimate.learn(run)
-                else:
-                    progress.is_time_up = True
-                tried.add(run.name)
-                break
-        else:
-            if not (waits and progress.held):
-                break
-            note_once(f"waits for {progress.held[0].name}, which another process makes")
-            time.sleep(_WAIT)
-    progress.left = missing(plan)
-    return progress
+    estimate = StudyEstimate(plan)
+
+    def is_ready(run: StudyRun, left: Sequence[StudyRun]) -> bool:
+        # The law is fitted to all other runs first, those that another process makes too.
+        is_predicted = isinstance(run, PretrainRun) and run.is_predicted
+        fitted = [each for each in left if isinstance(each, PretrainRun) and not each.is_predicted]
+        return not (is_predicted and fitted) and _has_its_needs(plan, run)
+
+    def is_stopped(run: StudyRun) -> bool:
+        reason = stopped_by()
+        if reason:
+            _require_budget(Outcome(0, "stopped between two runs", reason), run)
+        return bool(reason)
+
+    def make(run: StudyRun, held: int, left: Sequence[StudyRun]) -> bool:
+        where = f"{len(plan.runs) - len(left) + 1}/{len(plan.runs)} {run.name}"
+        note(f"{where}: {estimate.line(run, left)}")
+        has_ended = _make(plan, run, execute, held, where)
+        if has_ended:
+            estimate.learn(run)
+        return has_ended
+
+    return run_list.make_missing(
+        lambda: [run for run in missing(plan) if only(run)],
+        make,
+        is_ready=is_ready,
+        hold=lambda run: file_lock.hold(plan.workdir / "locks" / run.name),
+        is_stopped=is_stopped,
+        waits=waits,
+    )
 
 
 def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: str) -> bool:

@@ -13,7 +13,7 @@ from bert_jax import file_lock
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
 from bert_jax.versions import installed
-from bert_jax.workdir import log_reader
+from bert_jax.workdir import log_reader, run_list
 from bert_jax_lab.studies import figures, scaling_law, table
 from bert_jax_lab.studies.records import DONE, FAILED, curve_of, parameters_of, record_of
 from bert_jax_lab.studies.runs import FinetuneRun, PretrainRun, ProbeRun, StudyPlan, tokens_of
@@ -183,14 +183,7 @@ def _mean_score(plan: StudyPlan, own: Sequence[dict[str, Any]], seed: int) -> fl
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Returns the median, the lowest, the highest and the number of some values."""
-    if not values:
-        return {"median": None, "lowest": None, "highest": None, "runs": 0}
-    return {
-        "median": statistics.median(values),
-        "lowest": min(values),
-        "highest": max(values),
-        "runs": len(values),
-    }
+    return run_list.spread(values) | {"runs": len(values)}
 
 
 def _compared(variant: dict[str, Any], other: dict[str, Any], *, on: str) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from typing import Any
 from bert_jax import progress
 from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import OBJECTIVES
+from bert_jax.workdir.run_list import spread_text
 from bert_jax_lab.studies.figures import Drawn
 
 _NOTHING = "–"
@@ -200,11 +201,9 @@ def _digits(name: str) -> int:
 def _spread(found: dict[str, Any], digits: int) -> str:
     if not found["runs"]:
         return _NOTHING
-    median = progress.number(found["median"], f".{digits}f")
-    if found["runs"] == 1:
-        return median
-    lowest, highest = (progress.number(found[end], f".{digits}f") for end in ("lowest", "highest"))
-    return f"{median} ({lowest} to {highest})"
+    return spread_text(
+        found, lambda value: progress.number(value, f".{digits}f"), is_single=found["runs"] == 1
+    )
 
 
 def _comparison(compared: dict[str, Any] | None) -> str:

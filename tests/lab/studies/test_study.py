@@ -26,7 +26,7 @@ from bert_jax.config import OptimizerConfig, PhaseConfig
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
 from bert_jax.progress import duration, number
-from bert_jax.workdir import log_reader
+from bert_jax.workdir import log_reader, run_list
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax_lab.cli.study import command_of, seconds_of
 from bert_jax_lab.studies import (
@@ -259,10 +259,10 @@ def test_a_run_that_another_process_holds_is_left_to_it(tmp_path, corpus, monkey
         assert [run.name for run in progress.held] == ["nine.seed0"]
         assert progress.left == progress.held
         # Otherwise it waits until that process has ended, or until it is told to go.
-        monkeypatch.setattr(runner, "_WAIT", 0.0)
+        monkeypatch.setattr(run_list, "_WAIT", 0.0)
         stops = iter(("", "", "budget"))
         waited = runner.make_missing(plan, pretended, stopped_by=lambda: next(stops))
-        assert waited.is_time_up and not waited.made
+        assert waited.is_stopped and not waited.made
     assert runner.make_missing(plan, pretended, stopped_by=never).made == ["nine.seed0"]
 
 
@@ -335,10 +335,10 @@ def test_the_time_is_up_between_runs_and_within_one(tmp_path, corpus):
     plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
     pretended = Pretended(losses, {"nine.seed0": Outcome(42, "preempted", "budget")})
     progress = runner.make_missing(plan, pretended, stopped_by=never)
-    assert progress.is_time_up and progress.made == ["eight.seed0"] and len(progress.left) == 3
+    assert progress.is_stopped and progress.made == ["eight.seed0"] and len(progress.left) == 3
     told = iter(("", "budget"))
     progress = runner.make_missing(plan, Pretended(losses), stopped_by=lambda: next(told))
-    assert progress.is_time_up and progress.made == ["nine.seed0"] and len(progress.left) == 2
+    assert progress.is_stopped and progress.made == ["nine.seed0"] and len(progress.left) == 2
     with pytest.raises(Interrupted):
         runner.make_missing(plan, Pretended(losses), stopped_by=lambda: "SIGINT")
 
