@@ -105,7 +105,7 @@ _MAY_IMPORT = {
     | {"runtime", "workdir", "pretrained", "training", "lab/planning"},
     "lab/studies": _COMMON
     | {"data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir", "pretrained"}
-    | {"api", "lab/reports"},
+    | {"training", "lab/reports", "lab/doctor"},
     "lab": set(),
 }
 _CORE = {room for room in _MAY_IMPORT if not room.startswith("lab")}

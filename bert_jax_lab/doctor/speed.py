@@ -35,7 +35,7 @@ def steps(case: Case) -> Finding:
         try:
             if case.settled is not None:
                 case.settled.set_up_allocator()  # as a run does
-            _measure(config, mesh, case.timings)
+            time_steps(config, mesh, case.timings)
         except Exception as error:
             errors.append(error)
 
@@ -75,8 +75,8 @@ def _describe(phase: int, timing: Timing) -> str:
     return f"phase {phase} compiles in {timing.compile_seconds:.1f} s, {step}"
 
 
-def _measure(config: TrainConfig, mesh: Mesh, timings: list[Timing]) -> None:
-    """Compiles and runs each phase's step on rows of ones, and keeps what that took."""
+def time_steps(config: TrainConfig, mesh: Mesh, timings: list[Timing]) -> None:
+    """Compiles and runs each phase's step on rows of ones, and adds what that took to `timings`."""
     objective = OBJECTIVES[config.objective]
     with jax.set_mesh(mesh):
         state = TrainState.initial(config, mesh)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config_loader
-from bert_jax.config import TrainConfig, from_dict, to_dict
+from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.corpus import worker
 from bert_jax.errors import UsageError
 from bert_jax.files import write_json
@@ -29,37 +28,27 @@ from bert_jax_lab.studies.runs import (
 )
 
 RATES = "rates.json"
-# Steps that are timed, after the one that compiles.
-_STEPS = 5
 # A process of `bert-jax`: imports, opening the corpus, the last save.
 _START_SECONDS = 12.0
 _PREPARE_SECONDS = 60.0
 _PROBE_SECONDS = 20.0
-# Where a run is measured: given its config and a corpus, seconds to compile, and of a step of each
-# phase.
-Measure = Callable[[TrainConfig, Path], dict[str, Any]]
+# Returns what `measure` does.
+Measure = Callable[[TrainConfig], dict[str, Any]]
 
 
-def measure(config: TrainConfig, corpus: Path) -> dict[str, Any]:
-    """Returns `compile_seconds`, and `step_seconds` of each phase, by training a few steps."""
-    from bert_jax.api.training import Training
+def measure(config: TrainConfig) -> dict[str, Any]:
+    """Returns `compile_seconds`, and `step_seconds` of each phase, by a few steps of each."""
+    from bert_jax.model.sharding import make_mesh
+    from bert_jax.training.preflight import mesh_shape
+    from bert_jax_lab.doctor.checked_run import Timing
+    from bert_jax_lab.doctor.speed import time_steps
 
-    compiling, steps = 0.0, []
-    for phase in config.phases:
-        values: dict[str, Any] = to_dict(config) | {"phases": [to_dict(phase)]}
-        if len(config.phases) > 1:
-            # A phase alone may be shorter than the warm-up, and its program is not the run's.
-            steady = {"schedule": "constant", "warmup_steps": 0, "decay_steps": 0}
-            values["optimizer"] = values["optimizer"] | steady
-        training = Training(from_dict(values), corpus=corpus)
-        seconds = []
-        for _ in range(min(_STEPS + 1, phase.steps)):
-            began = time.perf_counter()
-            training.step()
-            seconds.append(time.perf_counter() - began)
-        steps.append(statistics.median(seconds[1:] or seconds))
-        compiling += seconds[0]
-    return {"compile_seconds": compiling, "step_seconds": steps}
+    timings: list[Timing] = []
+    time_steps(config, make_mesh(**mesh_shape(config)), timings)
+    return {
+        "compile_seconds": sum(timing.compile_seconds for timing in timings),
+        "step_seconds": [timing.step_seconds for timing in timings],
+    }
 
 
 def measured_apart(
@@ -76,7 +65,7 @@ def measured_apart(
         initializer=_begin,
         initargs=(compiled, tuple(extend)),
     )
-    return process, lambda config, corpus: process.submit(measure, config, corpus).result()
+    return process, lambda config: process.submit(measure, config).result()
 
 
 def _begin(compiled: Path, extend: Sequence[Path]) -> None:
@@ -112,9 +101,9 @@ def measure_missing(plan: StudyPlan, ask: Measure, *, stopped_by: Callable[[], s
     for number, (key, run) in enumerate(missing.items(), 1):
         if stopped_by():
             return
-        note(f"times {_STEPS} steps of {run.variant}, {number} of {len(missing)}")
+        note(f"times the steps of {run.variant}, {number} of {len(missing)}")
         try:
-            rates[key] = ask(run.config, plan.corpus)
+            rates[key] = ask(run.config)
         except (UsageError, RuntimeError) as error:  # jax's own, where memory is short
             note(f"{run.variant} cannot be timed: {str(error).splitlines()[0]}")
             continue

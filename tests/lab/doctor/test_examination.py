@@ -263,7 +263,7 @@ def slow_saves(place: Place) -> None:
 
 def slow_steps(place: Place) -> None:
     place.patch.setattr(
-        "bert_jax_lab.doctor.speed._measure", lambda _, __, kept: kept.append(_SLOW)
+        "bert_jax_lab.doctor.speed.time_steps", lambda _, __, kept: kept.append(_SLOW)
     )
     place.case.settled = Settled(_CONFIG, ())
 
@@ -273,7 +273,7 @@ _SLOW = Timing(1.0, 800.0)
 
 def compiles_for_ever(place: Place) -> None:
     wait = threading.Event()
-    place.patch.setattr("bert_jax_lab.doctor.speed._measure", lambda *_: wait.wait(10))
+    place.patch.setattr("bert_jax_lab.doctor.speed.time_steps", lambda *_: wait.wait(10))
     place.case.settled, place.case.ends_at = Settled(_CONFIG, ()), 0.0
 
 
