@@ -27,6 +27,7 @@ from bert_jax_lab.studies.runs import (
     PretrainRun,
     ProbeRun,
     StudyRun,
+    VariantRun,
     flops_of,
     tokens_of,
 )
@@ -68,7 +69,7 @@ def write_record(workdir: Path, run: StudyRun, outcome: Outcome) -> dict[str, An
         "reason": outcome.reason if outcome.code else "",
         "time": time.time(),
     }
-    if isinstance(run, PretrainRun | FinetuneRun | ProbeRun):
+    if isinstance(run, VariantRun):
         record |= {"variant": run.variant, "seed": run.seed}
     if isinstance(run, PretrainRun):
         record |= _pretrained(run)

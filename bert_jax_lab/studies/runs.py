@@ -69,11 +69,17 @@ class PrepareRun(StudyRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainRun(StudyRun):
-    """Pre-training of one variant with one seed."""
+class VariantRun(StudyRun):
+    """A step that is made for one variant and one seed."""
 
     variant: str
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainRun(VariantRun):
+    """Pre-training."""
+
     base: str
     overrides: tuple[str, ...]
     config: TrainConfig
@@ -83,11 +89,9 @@ class PretrainRun(StudyRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneRun(StudyRun):
+class FinetuneRun(VariantRun):
     """Fine-tuning of one pre-trained model on one task."""
 
-    variant: str
-    seed: int
     task: StudyTask
     checkpoint: Path
     # The folder with train.tsv and dev.tsv, where they are made of the corpus.
@@ -96,11 +100,9 @@ class FinetuneRun(StudyRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeRun(StudyRun):
+class ProbeRun(VariantRun):
     """Questions to one pre-trained model."""
 
-    variant: str
-    seed: int
     probes: tuple[str, ...]
     checkpoint: Path
     corpus: Path
@@ -178,15 +180,15 @@ def plan_runs(
                 of_tasks=True,
             )
         )
-    changes = _Changes(study, tuple(overrides), steps)
     seeds = study.seeds if steps is None else 1
     ordered = sorted(
         ((variant, seed) for seed in range(seeds) for variant in study.variants),
         key=lambda pair: pair[0].is_predicted,
     )
-    decided = {variant.name: _decided(study, variant, changes) for variant in study.variants}
+    last = _last_overrides(study, tuple(overrides), steps)
     for variant, seed in ordered:
-        more, config = decided[variant.name]
+        more = last[variant.name]
+        config = config_of(study, variant, seed, more)
         needs = corpus_needed
         if variant.on_task_texts:
             needs += (TEXTS,)
@@ -201,7 +203,7 @@ def plan_runs(
             seed=seed,
             base=study.base,
             overrides=tuple(overrides_of(study, variant, seed, more)),
-            config=dataclasses.replace(config, seed=seed),
+            config=config,
             corpus=workdir / TEXTS if variant.on_task_texts else corpus,
             init_from=(
                 workdir / "runs" / f"{variant.init_from}.seed{seed}" if variant.init_from else None
@@ -256,7 +258,7 @@ def plan_runs(
 
 def _is_made(run: StudyRun, wanted: Sequence[Variant]) -> bool:
     """Returns whether a run is one of the wanted variants, or is made for them."""
-    if isinstance(run, PretrainRun | FinetuneRun):
+    if isinstance(run, VariantRun):
         return run.variant in {variant.name for variant in wanted}
     is_of_tasks = isinstance(run, PrepareRun) and run.of_tasks
     return not is_of_tasks or any(variant.on_task_texts for variant in wanted)
@@ -266,14 +268,6 @@ def _probes_of(study: Study, config: TrainConfig) -> tuple[str, ...]:
     """Returns the probes that a model of this config has the parts for."""
     parts = {*config.head.parts}
     return tuple(name for name in study.probes if parts >= {*PROBES[name].parts})
-
-
-def _decided(
-    study: Study, variant: Variant, changes: "_Changes"
-) -> tuple[tuple[str, ...], TrainConfig]:
-    """Returns the last overrides of a variant, and its config with seed 0."""
-    more = changes.of(variant)
-    return more, config_of(study, variant, 0, more)
 
 
 def _wanted(study: Study, only: Sequence[str]) -> list[Variant]:
@@ -291,35 +285,32 @@ def _wanted(study: Study, only: Sequence[str]) -> list[Variant]:
     return [variant for variant in study.variants if not names or variant.name in names]
 
 
-class _Changes:
-    """The overrides that come after the variants' own."""
-
-    def __init__(self, study: Study, overrides: tuple[str, ...], steps: int | None):
-        self._study, self._overrides, self._steps = study, overrides, steps
-        self._budget = 0.0
-        if study.equal_compute:
-            self._budget = flops_of(config_of(study, study.variants[0], 0, overrides))
-
-    def of(self, variant: Variant) -> tuple[str, ...]:
-        more = self._overrides
-        if self._steps is None and not self._budget:
-            return more
-        config = config_of(self._study, variant, 0, more)
-        if self._budget:
-            steps = round(config.total_steps * self._budget / flops_of(config))
-            more += _with_steps(config, max(steps, 1))
-            config = config_of(self._study, variant, 0, more)
-        if self._steps is None:
-            return more
-        few = min(_FEW, config.evaluation.num_examples)
-        return (
-            *more,
-            *_with_steps(config, self._steps),
-            f"evaluation.num_examples={few}",
-            f"evaluation.every_steps={max(1, self._steps // 2)}",
-            f"checkpoint.every_steps={max(1, self._steps // 2)}",
-            f"log_every_steps={max(1, self._steps // 4)}",
-        )
+def _last_overrides(
+    study: Study, overrides: tuple[str, ...], steps: int | None
+) -> dict[str, tuple[str, ...]]:
+    """Returns for each variant the overrides that come after its own: those of the command, and the
+    numbers of steps that follow from equal compute and from `steps`.
+    """
+    budget, found = 0.0, {}
+    for variant in study.variants:
+        config, more = config_of(study, variant, 0, overrides), overrides
+        # The first variant's compute is that of all.
+        budget = budget or (flops_of(config) if study.equal_compute else 0.0)
+        if budget:
+            more += _with_steps(
+                config, max(round(config.total_steps * budget / flops_of(config)), 1)
+            )
+            config = config_of(study, variant, 0, more)
+        if steps is not None:
+            more += (
+                *_with_steps(config, steps),
+                f"evaluation.num_examples={min(_FEW, config.evaluation.num_examples)}",
+                f"evaluation.every_steps={max(1, steps // 2)}",
+                f"checkpoint.every_steps={max(1, steps // 2)}",
+                f"log_every_steps={max(1, steps // 4)}",
+            )
+        found[variant.name] = more
+    return found
 
 
 def _with_steps(config: TrainConfig, steps: int) -> tuple[str, ...]:

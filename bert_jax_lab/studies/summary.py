@@ -16,7 +16,14 @@ from bert_jax.versions import installed
 from bert_jax.workdir import log_reader, run_list
 from bert_jax_lab.studies import figures, scaling_law, table
 from bert_jax_lab.studies.records import DONE, FAILED, curve_of, parameters_of, record_of
-from bert_jax_lab.studies.runs import FinetuneRun, PretrainRun, ProbeRun, StudyPlan, tokens_of
+from bert_jax_lab.studies.runs import (
+    FinetuneRun,
+    PretrainRun,
+    ProbeRun,
+    StudyPlan,
+    VariantRun,
+    tokens_of,
+)
 from bert_jax_lab.studies.scaling_law import Law
 
 STUDY_JSON, STUDY_MD, STUDY_CSV, FIGURES = "study.json", "study.md", "study.csv", "figures"
@@ -47,11 +54,7 @@ def write(plan: StudyPlan) -> dict[str, Any]:
 def summarise(plan: StudyPlan) -> dict[str, Any]:
     """Returns the study with its runs and what the variants have over their seeds."""
     study = plan.study
-    runs = [
-        _entry(plan, run)
-        for run in plan.whole
-        if isinstance(run, PretrainRun | FinetuneRun | ProbeRun)
-    ]
+    runs = [_entry(plan, run) for run in plan.whole if isinstance(run, VariantRun)]
     variants = [_variant(plan, variant.name, runs) for variant in study.variants]
     if study.compare:
         for number, variant in enumerate(variants[1:], 1):
@@ -93,7 +96,7 @@ def summarise(plan: StudyPlan) -> dict[str, Any]:
     }
 
 
-def _entry(plan: StudyPlan, run: PretrainRun | FinetuneRun | ProbeRun) -> dict[str, Any]:
+def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
     record = record_of(plan.workdir, run)
     if record is None:
         lost = [name for name in run.needs if _has_failed(plan, name)]

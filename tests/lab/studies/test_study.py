@@ -284,13 +284,15 @@ def test_other_seeds_are_expected_where_they_have_losses_and_are_there(tmp_path,
 
 def test_one_variant_alone_leaves_what_the_others_have(tmp_path, corpus):
     path, home = write_study(tmp_path), tmp_path / "study"
+    path.write_text(path.read_text().replace("seeds=2", 'seeds=2, probes=("nearest_words",)'))
     runner.make_missing(planned(path, home, corpus), Pretended(losses), stopped_by=never)
-    (home / "records" / "nine.seed1.json").unlink()
+    for name in ("nine.seed1", "nine.seed1.probes", "eight.seed1.probes"):
+        (home / "records" / f"{name}.json").unlink()
     shutil.rmtree(home / "runs" / "nine.seed1")
     alone = planned(path, home, corpus, only=["nine"])
     pretended = Pretended(losses)
     runner.make_missing(alone, pretended, stopped_by=never)
-    assert pretended.made == ["nine.seed1"]
+    assert pretended.made == ["nine.seed1", "nine.seed1.probes"]
     found = summary.summarise(alone)
     assert [variant["variant"] for variant in found["variants"]] == ["eight", "nine"]
     assert found["variants"][1]["compared"]["with"] == "eight"
