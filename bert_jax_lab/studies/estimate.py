@@ -118,19 +118,15 @@ def _rates(workdir: Path) -> dict[str, Any]:
 
 
 class StudyEstimate:
-    """Seconds of runs, from what is measured; a run that has ended tells of its other seeds."""
+    """Seconds of runs, from what is measured; a run that has ended counts for its other seeds."""
 
     def __init__(self, plan: StudyPlan):
         self._plan, self._rates = plan, _rates(plan.workdir)
         self._ended: dict[str, list[float]] = {}
         for run in plan.whole:
-            self.learn(run)
-
-    def learn(self, run: StudyRun) -> None:
-        """Takes account of a run that has just ended well."""
-        record = record_of(self._plan.workdir, run)
-        if record is not None and record["status"] == DONE and "seconds" in record:
-            self._ended.setdefault(_kind(run), []).append(record["seconds"])
+            record = record_of(plan.workdir, run)
+            if record is not None and record["status"] == DONE and "seconds" in record:
+                self._ended.setdefault(_kind(run), []).append(record["seconds"])
 
     def seconds_of(self, run: StudyRun) -> float | None:
         """Returns how long a run takes from its beginning; None where nothing is known."""

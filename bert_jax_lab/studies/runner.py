@@ -107,7 +107,6 @@ def make_missing(
     `waits` is false. study.json is written anew after each run. Raises Preempted and Interrupted,
     and the error of a run that met what is not its own fault: a full disk, a damaged corpus.
     """
-    estimate = StudyEstimate(plan)
 
     def is_ready(run: StudyRun, left: Sequence[StudyRun]) -> bool:
         # The law is fitted to all other runs first, those that another process makes too.
@@ -123,11 +122,8 @@ def make_missing(
 
     def make(run: StudyRun, held: int, left: Sequence[StudyRun]) -> bool:
         where = f"{len(plan.runs) - len(left) + 1}/{len(plan.runs)} {run.name}"
-        note(f"{where}: {estimate.line(run, left)}")
-        has_ended = _make(plan, run, execute, held, where)
-        if has_ended:
-            estimate.learn(run)
-        return has_ended
+        note(f"{where}: {StudyEstimate(plan).line(run, left)}")
+        return _make(plan, run, execute, held, where)
 
     return run_list.make_missing(
         lambda: [run for run in missing(plan) if only(run)],
@@ -140,7 +136,7 @@ def make_missing(
 
 
 def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: str) -> bool:
-    """Makes one run and records how it ended; returns whether it has, and not its time."""
+    """Makes one run and records how it ended; returns False where the time was up before."""
     if (isinstance(run, FinetuneRun) and run.rows is not None) or (
         isinstance(run, PrepareRun) and run.of_tasks
     ):
