@@ -58,8 +58,8 @@ _NOT_SET = {
 }
 _SETTABLE = ("model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
              "model.initializer_range")  # fmt: skip
-# Where an attempt is moved while it is set aside.
-_ASIDE = "aside-"
+# Begins the name of the folder into which a failed attempt is moved, until all of it is there.
+_MOVING = "aside-"
 # Tokens of a row: validate() asks for as many.
 _SHORTEST = 8
 # What a restart adds to a seed: away from the seeds of other runs.
@@ -89,15 +89,15 @@ class Settings:
 
 def finetune(
     checkpoint: Path | str,
-    home: Path | str,
+    workdir: Path | str,
     spec: TaskSpec,
     sources: Sources,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Makes or goes on with all runs of `settings` in `home`; returns their summary.
+    """Makes or goes on with all runs of `settings` in `workdir`; returns their summary.
 
-    One run lies in `home` itself, several in `home/runs/NAME`; `home` has `results.json` and
-    `results.md`. `checkpoint` is anything with an encoder; of a task's own workdir, too, the
+    One run lies in `workdir` itself, several in `workdir/runs/NAME`; beside them are `results.json`
+    and `results.md`. `checkpoint` is anything with an encoder; of a task's own workdir, too, the
     encoder is kept and the head left behind. Nothing is written before all rows have been read and
     checked.
     """
@@ -108,7 +108,7 @@ def finetune(
     mesh = sharding.make_mesh(
         **preflight.mesh_shape(config_loader.override(TrainConfig(), list(settings.overrides)))
     )
-    with only_trainer(home, mesh=mesh), jax.set_mesh(mesh):
+    with only_trainer(workdir, mesh=mesh), jax.set_mesh(mesh):
         source = load_checkpoint(
             checkpoint,
             mesh=mesh,
@@ -129,7 +129,7 @@ def finetune(
 
         def make(run: SweepRun, held: int, left: Sequence[SweepRun]) -> bool:
             del held, left
-            path = home if len(runs) == 1 else remote_workdir.join(home, "runs", run.name)
+            path = workdir if len(runs) == 1 else remote_workdir.join(workdir, "runs", run.name)
             found[run.name] = _with_restarts(run, data, source, path, mesh=mesh)
             if len(runs) > 1:
                 note(f"run {len(found)} of {len(runs)} is done")
@@ -141,8 +141,8 @@ def finetune(
         is_official = glue.is_official(spec.name, rows, data.sources)
         summary = results.summarise(data.task.spec, [*found.values()], is_official=is_official)
         if distributed.is_main():
-            remote_workdir.write_text(home, "results.json", json.dumps(summary, indent=2) + "\n")
-            remote_workdir.write_text(home, "results.md", results.markdown(summary))
+            remote_workdir.write_text(workdir, "results.json", json.dumps(summary, indent=2) + "\n")
+            remote_workdir.write_text(workdir, "results.md", results.markdown(summary))
     return summary
 
 
@@ -239,17 +239,17 @@ def _with_restarts(
     run: SweepRun,
     data: TaskData,
     source: LoadedCheckpoint,
-    home: Path | str,
+    workdir: Path | str,
     *,
     mesh: Mesh,
 ) -> dict[str, Any]:
     """Returns the result of the run, or of the first attempt that has learned something.
 
-    An attempt that diverged lies in `home/diverged-N`. The last one that is allowed counts
+    An attempt that diverged lies in `workdir/diverged-N`. The last one that is allowed counts
     whatever comes of it; where its loss is no number, the result has no scores.
     """
     config, settings = run.config, run.settings
-    attempt, is_begun = _look(home, mesh=mesh)
+    attempt, is_begun = _look(workdir, mesh=mesh)
     while attempt <= settings.restarts or is_begun:
         seed = config.seed + _NEXT_SEED * attempt
         is_last = attempt >= settings.restarts
@@ -259,7 +259,7 @@ def _with_restarts(
                 settings.recipe,
                 data,
                 source,
-                home,
+                workdir,
                 mesh=mesh,
                 fit_memory=settings.fit_memory,
             )
@@ -270,9 +270,9 @@ def _with_restarts(
         if result is not None and (is_last or not result["diverged"]):
             if result["diverged"]:
                 note(f"{config.name}: seed {seed} diverged, too; it was the last attempt")
-            return result | {"attempts": attempt, "directory": str(home)}
+            return result | {"attempts": attempt, "directory": str(workdir)}
         if distributed.is_main():
-            _set_aside(home, attempt)
+            _set_aside(workdir, attempt)
         distributed.barrier(mesh)
         is_begun = False
         then = "it was the last attempt" if is_last else f"again with {seed + _NEXT_SEED}"
@@ -286,22 +286,22 @@ def _with_restarts(
         "scores": {},
         "diverged": True,
         "attempts": attempt,
-        "directory": str(home),
+        "directory": str(workdir),
     }
 
 
-def _look(home: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
+def _look(workdir: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
     """Returns how many attempts are set aside, and whether another one has begun.
 
     One that was being set aside when a process ended is first set aside to its end.
     """
 
     def look() -> int:
-        names = remote_workdir.names(home)
+        names = remote_workdir.names(workdir)
         for name in names:
-            if name.startswith(_ASIDE) and name.removeprefix(_ASIDE).isdecimal():
-                _set_aside(home, int(name.removeprefix(_ASIDE)))
-        names = remote_workdir.names(home)
+            if name.startswith(_MOVING) and name.removeprefix(_MOVING).isdecimal():
+                _set_aside(workdir, int(name.removeprefix(_MOVING)))
+        names = remote_workdir.names(workdir)
         attempts = sum(name.startswith(DIVERGED) for name in names)
         return 2 * attempts + (run_directory.CONFIG in names)
 
@@ -310,11 +310,11 @@ def _look(home: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
     return found // 2, bool(found % 2)
 
 
-def _set_aside(home: Path | str, attempt: int) -> None:
+def _set_aside(workdir: Path | str, attempt: int) -> None:
     """Moves what an attempt has left to `diverged-ATTEMPT`; goes on where that was interrupted."""
     remote_workdir.set_aside(
-        home,
-        building=f"{_ASIDE}{attempt}",
+        workdir,
+        building=f"{_MOVING}{attempt}",
         target=f"{DIVERGED}{attempt}",
-        but_for=(DIVERGED, _ASIDE, run_directory.LOCK),
+        but_for=(DIVERGED, _MOVING, run_directory.LOCK),
     )

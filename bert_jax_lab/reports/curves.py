@@ -59,7 +59,7 @@ def read(directory: Path, *, name: str) -> RunRecord:
     rows = log_reader.read_rows(directory)
     path = directory / CONFIG
     stored = strict_json.parse_file(path, path.read_bytes())
-    whose, expected, reported = _expected(directory, stored, rows)
+    expected_from, expected, reported = _expected(directory, stored, rows)
     return RunRecord(
         name,
         rows,
@@ -69,7 +69,7 @@ def read(directory: Path, *, name: str) -> RunRecord:
         goodput.processes(directory),
         log_reader.read_events(directory),
         expected,
-        whose,
+        expected_from,
         reported,
     )
 
@@ -164,8 +164,8 @@ def _draw_losses(runs: Sequence[RunRecord], names: Sequence[str], losses: Any) -
                 losses.plot(steps, values, color=colour, label=f"{label} ({name})", **style)
         if run.entropy is not None and run.curve(held_out=False)[0] == _LOSSES[0]:
             lines.setdefault(run.entropy, []).append(shown)
-    for entropy, whose in lines.items():
-        label = f"unigram entropy {entropy:.3f} ({', '.join(whose)})"
+    for entropy, own in lines.items():
+        label = f"unigram entropy {entropy:.3f} ({', '.join(own)})"
         losses.axhline(entropy, color="grey", linestyle="--", linewidth=1, label=label)
     losses.set_xlabel("step")
     losses.set_ylabel("loss, nats")

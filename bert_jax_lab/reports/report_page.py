@@ -90,13 +90,13 @@ def duration(seconds: float) -> str:
 
 def _thinned(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns what to say of runs that have more rows than are drawn."""
-    said = [
+    lines = [
         f"{run['name']}: {len(run['training']['step']):,} of {run['training_rows']:,} rows of "
         "training are drawn, in each stretch those with the lowest and the highest loss."
         for run in runs
         if len(run["training"]["step"]) < run["training_rows"]
     ]
-    return [f'<p class="note">{text(line)}</p>' for line in said]
+    return [f'<p class="note">{text(line)}</p>' for line in lines]
 
 
 def _examples(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -119,9 +119,9 @@ def _examples(runs: Sequence[Mapping[str, Any]]) -> str:
         [sentence, word, *(by_run.get(name, "") for name in shown_runs)]
         for (sentence, word), by_run in guesses.items()
     ]
-    said = f"{_RIGHT} the first guess is the hidden word ({'; '.join(counts)})"
+    note = f"{_RIGHT} the first guess is the hidden word ({'; '.join(counts)})"
     shown_table = table(["sentence", "hidden", *shown_runs], rows)
-    return f'{shown_table}\n<p class="note">{text(said)}</p>'
+    return f'{shown_table}\n<p class="note">{text(note)}</p>'
 
 
 def _section(identity: str, heading: str, inner: str) -> str:
@@ -219,7 +219,7 @@ def _time(runs: Sequence[Mapping[str, Any]]) -> str:
     for run in runs:
         parts = [(p, run["seconds"][p]) for p in goodput.PARTS if run["seconds"][p] > 0]
         whole = sum(seconds for _, seconds in parts) or 1.0
-        said = ", ".join(f"{_spoken(part)} {seconds / whole:.1%}" for part, seconds in parts)
+        shares = ", ".join(f"{_spoken(part)} {seconds / whole:.1%}" for part, seconds in parts)
         inside = "".join(
             f'<span class="part {part}" style="width:{100 * seconds / whole:.3f}%" '
             f'title="{_spoken(part)}: {duration(seconds)}"></span>'
@@ -228,7 +228,7 @@ def _time(runs: Sequence[Mapping[str, Any]]) -> str:
         name = f"{run['name']}: goodput {run['goodput']:.1%} of {duration(run['wall_seconds'])}"
         bars.append(
             f'<p class="name">{text(name)}</p><div class="bar" role="img" '
-            f'aria-label="{text(f"{name}; {said}")}" '
+            f'aria-label="{text(f"{name}; {shares}")}" '
             f'style="width:{100 * run["wall_seconds"] / longest:.3f}%">{inside}</div>'
         )
     used = [p for p in goodput.PARTS if any(run["seconds"][p] > 0 for run in runs)]
@@ -258,13 +258,13 @@ def _processes(runs: Sequence[Mapping[str, Any]]) -> str:
     for run in runs:
         inside = []
         for number, process in enumerate(run["processes"], 1):
-            said = (
+            title = (
                 f"process {number}: steps {process['from_step']:,} to {process['to_step']:,}, "
                 f"{duration(process['ended'] - process['began'])}, {process['end']}"
             )
             inside.append(
                 f'<span class="process{_MARKS.get(process["end"], "")}" '
-                f'style="{place(process["began"], process["ended"])}" title="{text(said)}"></span>'
+                f'style="{place(process["began"], process["ended"])}" title="{text(title)}"></span>'
             )
             inside += [
                 f'<span class="part {part}" style="{place(max(begin, 0.0), end)}" '
@@ -287,7 +287,7 @@ def _processes(runs: Sequence[Mapping[str, Any]]) -> str:
             f'aria-label="{text(name)}">{"".join(inside)}</div>'
         )
     columns = ["process", "began after", "lasted", "from step", "to step", "end"]
-    told = [
+    happened = [
         [
             f"{run['name']}: {_spoken(event['event'])}",
             "" if event["after"] is None else duration(event["after"]),
@@ -297,7 +297,8 @@ def _processes(runs: Sequence[Mapping[str, Any]]) -> str:
         for run in runs
         for event in run["events"]
     ]
-    events = page.details("Events", table(["event", "after", "step", ""], told)) if told else ""
+    events = table(["event", "after", "step", ""], happened)
+    events = page.details("Events", events) if happened else ""
     return "\n".join([*tracks, page.details("Table", table(columns, rows)), events])
 
 
@@ -335,7 +336,7 @@ def _epochs(run: Mapping[str, Any]) -> str | None:
 
 
 def _environment(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    def told(field: str) -> Callable[[Any], Any]:
+    def values(field: str) -> Callable[[Any], Any]:
         return lambda run: ", ".join(
             dict.fromkeys(shown(p[field]) for p in run["processes"] if p[field] is not None)
         )
@@ -344,9 +345,9 @@ def _environment(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return _rows(
         runs,
         [
-            ("device", told("device_kind")),
-            ("devices", told("devices")),
-            ("host processes", told("processes")),
+            ("device", values("device_kind")),
+            ("devices", values("devices")),
+            ("host processes", values("processes")),
             ("sources", lambda run: ", ".join(run["corpus"].get("sources") or ())),
             ("corpus", lambda run: (run["corpus"].get("fingerprint") or "")[:12]),
             ("tokenizer", lambda run: (run["corpus"].get("tokenizer_hash") or "")[:12]),

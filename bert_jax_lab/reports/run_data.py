@@ -198,20 +198,20 @@ def _events(run: RunRecord) -> list[dict[str, Any]]:
     for event in run.events:
         if event.get("event") not in _TOLD:
             continue
-        said = [
+        facts = [
             f"{name.replace('_', ' ')} {value:.3g}" if isinstance(value, float)
             else f"{name.replace('_', ' ')} {value}"
             for name, value in event.items()
             if name not in ("event", "time", "step", "seconds", "fields")
         ]  # fmt: skip
-        said += [f"{field}: {old} to {new}" for field, old, new in event.get("fields", ())]
+        facts += [f"{field}: {old} to {new}" for field, old, new in event.get("fields", ())]
         after = None if began is None or "time" not in event else event["time"] - began
         found.append(
             {
                 "event": event["event"],
                 "after": after,
                 "step": event.get("step"),
-                "said": "; ".join(said),
+                "said": "; ".join(facts),
             }
         )
     return found[-_MOST_EVENTS:]

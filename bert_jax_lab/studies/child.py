@@ -1,6 +1,6 @@
 """A run as a process of its own: what ends it, by memory or by a signal, ends no other run.
 
-What the child says goes to a file, which is read while it grows: a child outlives the process that
+Its log goes to a file, which is read while it grows: a child outlives the process that
 started it, and must not fail for nobody reading.
 """
 

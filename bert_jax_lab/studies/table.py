@@ -237,7 +237,7 @@ def _cell(text: str) -> str:
 
 
 def law_section(law: dict[str, Any]) -> list[str]:
-    """Returns what is said of a fitted law, as study.json has it."""
+    """Returns the paragraphs on a fitted law, as study.json has it."""
     unknown = law["not_identified"]
     lines = [
         (
