@@ -246,7 +246,7 @@ def draw(points: Sequence[Point], measured: str, directory: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Time and memory of one layer's attention.")
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--scale", choices=SCALES, default="study")
     for name in ("lengths", "widths"):

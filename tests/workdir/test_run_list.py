@@ -1,15 +1,20 @@
 """A list of runs: its order, what is left out, what waits, and what ends it."""
 
 import contextlib
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
 
 from bert_jax.workdir import run_list
 
 
-def runs(*names: str) -> list[SimpleNamespace]:
-    return [SimpleNamespace(name=name) for name in names]
+@dataclass
+class Listed:
+    name: str
+
+
+def runs(*names: str) -> list[Listed]:
+    return [Listed(name) for name in names]
 
 
 def test_each_run_is_made_once_in_order_and_a_failed_one_is_left():
