@@ -344,7 +344,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     # Steps between rows of metrics.jsonl.
     log_every_steps: int = setting(100, least=1)
-    # Services that are told the rows, too (registry.TRACKERS).
+    # Services that receive the rows, too (registry.TRACKERS).
     trackers: tuple[str, ...] = ()
     # What else happens between the steps (registry.HOOKS): a name, with options as in
     # "early_stopping:patience=3".

@@ -105,7 +105,7 @@ def vectors_of(
     text but padding, [CLS] and [SEP] included ("mean" unless the directory says otherwise), or
     "none": `[tokens, W]` of all texts one after the other, and `offsets` int64 `[N + 1]`, where
     each begins. `normalize` makes vectors of length 1. A text of more than `length` tokens is cut,
-    which is said; by default that is what the model has positions for. What a directory of
+    with a note; by default that is what the model has positions for. What a directory of
     sentence-transformers says counts where no argument does; chosen layers or a chosen pooling are
     instead of its pooling and of all that follows. `forward` is `forward_of(checkpoint, layers)`,
     which is compiled once for many calls. Raises UsageError for a layer that is not there, or a

@@ -97,7 +97,7 @@ class Ending:
     """
 
     def __init__(self) -> None:
-        # What the command is called, and what it leaves; before that is known, nothing is said.
+        # What the command is called, and what it leaves; before that is known, nothing is written.
         self.name, self.kept = "", ""
         # The code to end with, once a signal has come.
         self.code: int | None = None

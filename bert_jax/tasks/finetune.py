@@ -48,7 +48,7 @@ from bert_jax.workdir import remote_workdir, resume_policy, run_directory
 from bert_jax.workdir.resume_policy import Change
 
 RESULT = "result.json"
-# What the directories of attempts that are set aside begin with.
+# What the directories of diverged attempts begin with.
 DIVERGED = "diverged-"
 # Fields of a recipe, as they were before they had a name.
 _BEFORE_NAMED = {"decays_to_top": 1}

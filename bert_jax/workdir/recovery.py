@@ -101,7 +101,7 @@ def _describe_committed(workdir: Path, facts: Mapping[str, Any]) -> None:
 
 
 def roll_back(workdir: Path, step: int) -> int:
-    """Sets aside all that came after `step`, which must verify. Returns it."""
+    """Moves all that came after `step` to set_aside/, which must verify. Returns it."""
     there = checkpoint.steps(workdir)
     if step not in there:
         raise UsageError(_no_step(workdir, step, there))
@@ -170,9 +170,9 @@ def _copy(source: Any, target: Path) -> None:
 
 
 def _clear_beyond(workdir: Path, step: int) -> list[int]:
-    """Removes what was never whole; sets aside what is whole beyond `step`, or no longer whole.
+    """Removes what was never whole; moves to set_aside/ what is whole beyond `step`, or was once.
 
-    Returns the steps set aside.
+    Returns the steps that were moved.
     """
     saved = _steps_of(workdir, "save")
     moved = []

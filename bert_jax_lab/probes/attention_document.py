@@ -20,7 +20,7 @@ _DECIMALS = 6
 
 
 class AttentionDocument:
-    """All that is said of a row. `attention` has the numbers as they are stored."""
+    """All that is known about a row. `attention` has the numbers as they are stored."""
 
     def __init__(self, attention: Attention, *, about: dict[str, Any]):
         """`about` is put at the beginning of both forms: plain values that say whose it is."""

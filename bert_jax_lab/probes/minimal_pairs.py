@@ -24,7 +24,7 @@ _NOUNS = (
     ("function", "functions"),
     ("value", "values"),
 )
-# What may be said of them all.
+# What is true of all of them.
 _VERBS = (("is", "are"), ("has", "have"), ("was", "were"), ("does", "do"))
 _AFTER = {
     "is": "in the list",

@@ -59,7 +59,7 @@ class EncodedPart:
 class TextCounts(NamedTuple):
     """Counts of all text of a part, and of what is lost of it."""
 
-    characters: int = 0  # white space aside
+    characters: int = 0  # without white space
     unknown_characters: int = 0  # under an unknown token
     marks: int = 0  # that the tokenizer strips
     cut_sentences: int = 0  # longer than a sentence may be

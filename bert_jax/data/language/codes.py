@@ -5,7 +5,7 @@ import functools
 
 from bert_jax.errors import UsageError
 
-# Whose rules sentences are cut by where nothing else is said; no manifest names it.
+# Whose rules sentences are cut by where no other is given; no manifest names it.
 DEFAULT = "en"
 
 # Those that people ask for first, by name: code -> English name.

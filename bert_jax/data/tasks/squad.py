@@ -35,11 +35,11 @@ def read_questions(
     """Returns every question of a SQuAD JSON file (`.gz` as well), or of `tfds:squad/...`.
 
     Without `labelled`, answers in a JSON file are not read. An answer that does not stand where it
-    is said to begin is moved to where it stands once within 20 characters, and counted. Others are
+    should begin is moved to where it stands once within 20 characters, and counted. Others are
     counted and an error, or left out with `skip_bad`, with their question where it has no other.
 
     Raises UsageError that names the file, the question and the field where one is missing, an id
-    comes twice, or answers do not stand where they are said to begin.
+    comes twice, or answers do not stand where they should begin.
     """
     if str(source).startswith("tfds:"):
         found = [_from_tfds(location, record) for location, record in read_tfds(str(source), split)]

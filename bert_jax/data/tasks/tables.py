@@ -1,6 +1,6 @@
 """Labelled texts from files: GLUE's TSV, CSV, JSON lines, TFDS.
 
-A row knows the file and line it came from, so that whatever is wrong with it later is said by name.
+A row knows the file and line it came from, so that whatever is wrong with it later is reported by name.
 """
 
 import contextlib
@@ -106,7 +106,7 @@ def read_rows(
     separate, nothing is quoted; of another table the separator is found, unless `reading` has it.
     With `skip_short`, lines that have too few columns are left out (GLUE's QQP has some). A file
     that lacks `label_column` altogether is an error; `None` reads none. A row whose label is empty
-    or "-" has none (but beside "+", where it is one): it is left out, which is said. Raises
+    or "-" has none (but beside "+", where it is one): it is left out, with a note. Raises
     UsageError that names file, line and column.
     """
     name = path.name.removesuffix(".gz")

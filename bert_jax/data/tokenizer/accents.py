@@ -13,7 +13,7 @@ _FEW = 0.01
 
 def decide(lines: Sequence[str]) -> bool:
     """Returns whether a vocabulary that lower-cases these lines strips their accents, too; where it
-    does not, that is said.
+    does not, a note says so.
     """
     found = marks.words(lines)
     if found.losing <= _FEW * found.total:

@@ -127,7 +127,7 @@ def is_byte_level(backend: Any) -> bool:
 
 def add_special_tokens(backend: Any, names: dict[str, str], *, source: str) -> None:
     """Gives a backend that has no special tokens, as GPT-2's, those of RoBERTa. They become its
-    last ids, which is said. `names` has the roles that have a token.
+    last ids, with a note. `names` has the roles that have a token.
     """
     from tokenizers import AddedToken
 
@@ -180,7 +180,7 @@ def _alphabet() -> list[str]:
 
 
 def _is_lstrip(mask: Any) -> bool:
-    """Returns whether the mask takes the space before it: RoBERTa's does, unless it is said."""
+    """Returns whether the mask takes the space before it: RoBERTa's does, unless its file says no."""
     return mask.get("lstrip") is not False if isinstance(mask, dict) else True
 
 

@@ -129,7 +129,7 @@ class Tokenizer:
         return encoding.ids, encoding.offsets
 
     def unknown_characters(self, sentences: list[str]) -> int:
-        """Returns how many characters of sentences, white space aside, are under an unknown
+        """Returns how many characters of sentences, white space left out, are under an unknown
         token.
         """
         count = 0

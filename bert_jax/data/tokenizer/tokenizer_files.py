@@ -9,7 +9,7 @@ from bert_jax import strict_json
 from bert_jax.data.tokenizer import special_tokens
 from bert_jax.errors import UsageError, brief
 
-# How BertTokenizer prepares text, yes, no or not said: tokenizer_config.json's name for it ->
+# How BertTokenizer prepares text, yes, no or not given: tokenizer_config.json's name for it ->
 # tokenizer.json's.
 _FLAGS = {
     "do_lower_case": "lowercase",

@@ -33,8 +33,8 @@ def build(
     handle_chinese_chars: bool = True,
     cuts_runs: bool = False,
 ) -> Any:
-    """Returns the `tokenizers.Tokenizer` that encodes as `BertTokenizer` does, special tokens
-    aside.
+    """Returns the `tokenizers.Tokenizer` that encodes as `BertTokenizer` does, but for
+    special tokens.
 
     With `cuts_runs` it cuts runs of letters of scripts without spaces, which `BertTokenizer` takes
     for one word each, before they are too long for one and all [UNK].
