@@ -27,7 +27,7 @@ from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split, open_corpus
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
-from bert_jax.data.pretraining.sentence_pairs import plan_epoch
+from bert_jax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 
@@ -140,12 +140,12 @@ def compare(split: Split, vocabulary: Vocabulary, *, steps: int, rounds: int) ->
         seed=0,
     )
     start = time.perf_counter()
-    plan = plan_epoch(split, options=options, sequence_length=LENGTH, key=1)
+    plan = SENTENCE_PAIRS.plan(split, options=options, sequence_length=LENGTH, key=1)
     seconds = time.perf_counter() - start
     print(f"corpus: {split.sentence_starts[-1]:,} tokens in {len(split.shards)} shard(s)")
     print(f"an epoch's plan: {len(plan):,} pairs in {seconds:.2f} s")
     pipeline.batch_at(0, range(ROWS))
-    fill = (plan.a_length + plan.b_length + 3).mean() / LENGTH
+    fill = plan.lengths.mean() / LENGTH
     print(f"our rows are {100 * fill:.1f} % tokens, the rest is padding and not counted\n")
     position = 0
 

@@ -15,9 +15,6 @@ from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining.spans import SpanPlan, SpanRows, chain
 from bert_jax.progress import note_once
 
-# [CLS] a [SEP]
-NUM_SPECIAL = 2
-
 
 class OneSegment(SpanRows):
     """An entry of `registry.ROWS`: `[CLS] a [SEP]`, with [SEP] also between two documents.
@@ -25,7 +22,7 @@ class OneSegment(SpanRows):
     The rows share out the split's tokens: none is left out, none is in two rows.
     """
 
-    num_special = NUM_SPECIAL
+    num_special = 2
 
     def __init__(self, begins: Callable[[Split, int], np.ndarray]):
         """`begins` returns the token with which each row begins, of rows with room for so many."""
@@ -35,7 +32,7 @@ class OneSegment(SpanRows):
         self, split: Split, *, options: DataConfig, sequence_length: int, key: int
     ) -> SpanPlan:
         """Returns the rows of one epoch, which are the same for every key."""
-        begins = self._begins(split, sequence_length - NUM_SPECIAL)
+        begins = self._begins(split, sequence_length - self.num_special)
         documents = split.sentence_starts[split.document_starts]
         start = np.union1d(begins, documents[:-1])
         length = np.diff(start, append=documents[-1])

@@ -8,21 +8,16 @@ both segments of a pair are spans, and truncating one moves its ends. Where this
 original is listed in docs/data.md.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split
-from bert_jax.data.pretraining.spans import copy_spans
-from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.data.pretraining.spans import SpanPlan, SpanRows
 from bert_jax.errors import UsageError
 
-# [CLS] a [SEP] b [SEP]
-NUM_SPECIAL = 3
 # A longer document is walked in pieces, which bounds the steps of the walk: 1,024 for any corpus.
 _MAX_LANE_SENTENCES = 1024
 # Examples finished at a time, so that the temporaries stay in the processor's cache.
@@ -35,42 +30,6 @@ class _Draw:
     IS_SHORT, SHORT_LENGTH, A_END, IS_RANDOM, OTHER_DOCUMENT, OTHER_START, A_FRONT, B_FRONT = range(
         8
     )
-
-
-@dataclass(frozen=True)
-class PairPlan:
-    """Sentence pairs: spans `[start, start + length)` of the split's global token index.
-
-    All arrays have one entry for each example. `is_random` says that segment b comes from another
-    document than segment a; otherwise it follows it.
-    """
-
-    a_start: np.ndarray  # int64
-    a_length: np.ndarray  # int32, at least 1
-    b_start: np.ndarray  # int64
-    b_length: np.ndarray  # int32, at least 1
-    is_random: np.ndarray  # bool
-
-    def __len__(self) -> int:
-        return self.a_start.size
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The tokens of each row, special ones included: int64 `[R]`."""
-        return self.a_length.astype(np.int64) + self.b_length + NUM_SPECIAL
-
-    def take(self, index: np.ndarray) -> Self:
-        return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
-
-    @classmethod
-    def join(cls, plans: Sequence[Self]) -> Self:
-        arrays = ([getattr(plan, field.name) for plan in plans] for field in fields(cls))
-        return cls(*(np.concatenate(parts) for parts in arrays))
-
-    @classmethod
-    def empty(cls, size: int) -> Self:
-        dtypes = (np.int64, np.int32, np.int64, np.int32, np.bool_)
-        return cls(*(np.empty(size, dtype) for dtype in dtypes))
 
 
 class _Lanes(NamedTuple):
@@ -95,24 +54,6 @@ class _Chunks(NamedTuple):
     middle: np.ndarray
     last: np.ndarray
     is_random: np.ndarray
-
-
-def plan_epoch(split: Split, *, options: DataConfig, sequence_length: int, key: int) -> PairPlan:
-    """Returns all sentence pairs of one pass over `split`, in the order of the corpus.
-
-    A pair and its three special tokens fit in `sequence_length`. Another `key` gives another
-    epoch. The split needs two documents at least.
-    """
-    max_tokens = sequence_length - NUM_SPECIAL
-    lanes = _lanes(split, options, max_tokens, key)
-    chunks = _walk(split.sentence_starts, lanes, options.random_next_prob)
-    plan = PairPlan.empty(chunks.lane.size)
-    for start in range(0, len(plan), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        pairs = _pairs(split, lanes, _Chunks(*(array[block] for array in chunks)), max_tokens)
-        for field in fields(PairPlan):
-            getattr(plan, field.name)[block] = getattr(pairs, field.name)
-    return plan
 
 
 def _lanes(split: Split, options: DataConfig, max_tokens: int, key: int) -> _Lanes:
@@ -168,10 +109,15 @@ def _in_order(turns: list[tuple[np.ndarray, ...]], chunks_of_lane: np.ndarray) -
     return chunks
 
 
-def _pairs(split: Split, lanes: _Lanes, chunks: _Chunks, max_tokens: int) -> PairPlan:
-    """Chooses second segments, and truncates pairs to `max_tokens`."""
+def _pairs(
+    split: Split, lanes: _Lanes, chunks: _Chunks, max_tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses second segments, and truncates pairs to `max_tokens`.
+
+    Returns the first token of both segments, and how many they have: two int64 `[R, 2]`.
+    """
     starts = split.sentence_starts
-    lane, is_random = chunks.lane, chunks.is_random
+    lane = chunks.lane
     begin = lanes.begin[lane]
     keys = counter_rng.bits(lanes.key[lane], chunks.turn)
     a_start = starts[begin + chunks.first]
@@ -179,7 +125,7 @@ def _pairs(split: Split, lanes: _Lanes, chunks: _Chunks, max_tokens: int) -> Pai
     b_end = starts[begin + chunks.last]
     a_length = b_start - a_start
 
-    (row,) = np.nonzero(is_random)
+    (row,) = np.nonzero(chunks.is_random)
     first, last = _other_spans(
         split,
         document=lanes.document[lane[row]],
@@ -199,13 +145,9 @@ def _pairs(split: Split, lanes: _Lanes, chunks: _Chunks, max_tokens: int) -> Pai
     from_a += shared // 2
     from_b += shared - shared // 2
     # Each dropped token is the first or the last of its segment, with equal chances.
-    return PairPlan(
-        a_start=a_start + counter_rng.binomial_half(from_a, counter_rng.bits(keys, _Draw.A_FRONT)),
-        a_length=a_length - from_a,
-        b_start=b_start + counter_rng.binomial_half(from_b, counter_rng.bits(keys, _Draw.B_FRONT)),
-        b_length=b_length - from_b,
-        is_random=is_random,
-    )
+    a_start += counter_rng.binomial_half(from_a, counter_rng.bits(keys, _Draw.A_FRONT))
+    b_start += counter_rng.binomial_half(from_b, counter_rng.bits(keys, _Draw.B_FRONT))
+    return np.stack([a_start, b_start], 1), np.stack([a_length - from_a, b_length - from_b], 1)
 
 
 def _other_spans(
@@ -226,47 +168,10 @@ def _other_spans(
     return first, np.minimum(last, end)
 
 
-# --- rows of token ids ---------------------------------------------------------------------------
-
-
-def read_rows(
-    split: Split, pairs: PairPlan, *, cls: int, sep: int, pad: int, sequence_length: int
-) -> dict[str, np.ndarray]:
-    """Returns the pairs as `[CLS] a [SEP] b [SEP]`, padded: the four `[R, L]` int32 inputs of a
-    batch.
-    """
-    rows = len(pairs)
-    a_length, b_length = pairs.a_length.astype(np.int64), pairs.b_length.astype(np.int64)
-    first_sep = a_length + 1
-    last_sep = first_sep + b_length + 1
-    base = np.arange(rows) * sequence_length
-    column = np.arange(sequence_length)
-
-    input_ids = np.full((rows, sequence_length), pad, np.int32)
-    flat = input_ids.reshape(-1)
-    flat[base] = cls
-    flat[base + first_sep] = sep
-    flat[base + last_sep] = sep
-    copy_spans(
-        split,
-        start=np.concatenate([pairs.a_start, pairs.b_start]),
-        length=np.concatenate([a_length, b_length]),
-        target=np.concatenate([base + 1, base + first_sep + 1]),
-        out=flat,
-    )
-    is_token = column <= last_sep[:, None]
-    return {
-        "input_ids": input_ids,
-        "token_type_ids": (is_token & (column > first_sep[:, None])).astype(np.int32),
-        "position_ids": np.tile(column.astype(np.int32), (rows, 1)),
-        "sequence_ids": is_token.astype(np.int32),
-    }
-
-
-class SentencePairs:
+class SentencePairs(SpanRows):
     """The entry of `registry.ROWS`: `[CLS] a [SEP] b [SEP]`, where b follows a or does not."""
 
-    num_special = NUM_SPECIAL
+    num_special = 3
 
     def check(self, split: Split, *, sequence_length: int) -> None:
         """Raises `UsageError` if the split or the length allow no pairs."""
@@ -277,31 +182,37 @@ class SentencePairs:
                 "second pair takes a segment from another document: prepare a corpus of more "
                 "documents (in text files a blank line ends a document)"
             )
-        if sequence_length - NUM_SPECIAL < 2:
+        if sequence_length - self.num_special < 2:
             raise UsageError(
                 f"sequence_length {sequence_length} has no room for a pair of segments"
             )
 
     def plan(
         self, split: Split, *, options: DataConfig, sequence_length: int, key: int
-    ) -> PairPlan:
-        """Returns the rows of one epoch (`plan_epoch`), of which `take` chooses some."""
-        return plan_epoch(split, options=options, sequence_length=sequence_length, key=key)
+    ) -> SpanPlan:
+        """Returns all sentence pairs of one pass over `split`, in the order of the corpus.
 
-    def read(
-        self, split: Split, plan: PairPlan, *, vocabulary: Vocabulary, sequence_length: int
-    ) -> dict[str, np.ndarray]:
-        """Returns the four inputs of a batch; `lengths` int64 `[R]`; `is_random` bool `[R]`."""
-        special = vocabulary.special
-        inputs = read_rows(
-            split,
-            plan,
-            cls=special.cls,
-            sep=special.sep,
-            pad=special.pad,
-            sequence_length=sequence_length,
+        A pair and its three special tokens fit in `sequence_length`. Another `key` gives another
+        epoch. The split needs two documents at least. The label `is_random` says that segment b
+        comes from another document than segment a; otherwise it follows it.
+        """
+        max_tokens = sequence_length - self.num_special
+        lanes = _lanes(split, options, max_tokens, key)
+        chunks = _walk(split.sentence_starts, lanes, options.random_next_prob)
+        pairs = chunks.lane.size
+        start, length = np.empty((pairs, 2), np.int64), np.empty((pairs, 2), np.int32)
+        for begin in range(0, pairs, _BLOCK):
+            block = slice(begin, begin + _BLOCK)
+            part = _Chunks(*(array[block] for array in chunks))
+            start[block], length[block] = _pairs(split, lanes, part, max_tokens)
+        return SpanPlan(
+            bounds=np.arange(0, 2 * pairs + 1, 2),
+            start=start.reshape(-1),
+            length=length.reshape(-1),
+            segment=np.tile(np.array([0, 1], np.uint8), pairs),
+            is_last=np.ones(2 * pairs, bool),
+            labels={"is_random": chunks.is_random},
         )
-        return {**inputs, "lengths": plan.lengths, "is_random": plan.is_random}
 
 
 SENTENCE_PAIRS = SentencePairs()

@@ -5,8 +5,8 @@ store, what a row takes of it is a span, or several.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -23,17 +23,17 @@ _BLOCK = 1 << 20
 class SpanPlan:
     """R rows of S spans of the split's global token index.
 
-    Row r is [CLS] and its spans, `count[r]` of them from span `first[r]` on, with [SEP] after each
-    that `is_last` of its segment. The spans of all rows lie one after the other.
+    Row r is [CLS] and its spans, `bounds[r]` to `bounds[r + 1]`, with [SEP] after each that
+    `is_last` of its segment. The spans of all rows lie one after the other.
     """
 
-    first: np.ndarray  # int64 [R]
-    count: np.ndarray  # int32 [R], at least 1
-    lengths: np.ndarray  # int64 [R], the tokens of each row, special ones included
+    bounds: np.ndarray  # int64 [R + 1]; a row has one span at least
     start: np.ndarray  # int64 [S]
     length: np.ndarray  # int32 [S], at least 1
     segment: np.ndarray  # uint8 [S], the token type
     is_last: np.ndarray  # bool [S]
+    # What else an objective reads of each row: arrays [R], such as `is_random` of sentence pairs.
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -47,39 +47,45 @@ class SpanPlan:
         """Returns the plan of spans, each of which is in `row`: 0, 1, ..., ascending, none left
         out.
         """
-        count = np.bincount(row)
-        first = np.cumsum(count) - count
-        lengths = 1 + np.add.reduceat(length + is_last, first, dtype=np.int64)
-        segment, length, count = (
-            array.astype(dtype)
-            for array, dtype in ((segment, np.uint8), (length, np.int32), (count, np.int32))
-        )
-        return cls(first, count, lengths, start, length, segment, is_last)
+        bounds = _bounds(np.bincount(row))
+        return cls(bounds, start, length.astype(np.int32), segment.astype(np.uint8), is_last)
 
     def __len__(self) -> int:
-        return self.first.size
+        return self.bounds.size - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each row, special ones included: int64 `[R]`."""
+        return 1 + np.add.reduceat(self.length + self.is_last, self.bounds[:-1], dtype=np.int64)
 
     def take(self, index: np.ndarray) -> Self:
-        count = self.count[index]
-        spans = ranges(self.first[index], count)
+        count = self.bounds[index + 1] - self.bounds[index]
+        spans = ranges(self.bounds[index], count)
         return type(self)(
-            np.cumsum(count, dtype=np.int64) - count,
-            count,
-            self.lengths[index],
+            _bounds(count),
             *(x[spans] for x in (self.start, self.length, self.segment, self.is_last)),
+            {name: array[index] for name, array in self.labels.items()},
         )
 
     @classmethod
     def join(cls, plans: Sequence[Self]) -> Self:
-        before = itertools.accumulate((plan.start.size for plan in plans), initial=0)
-        first = [plan.first + spans for plan, spans in zip(plans, before, strict=False)]
-        names = ("count", "lengths", "start", "length", "segment", "is_last")
-        rest = ([getattr(plan, name) for plan in plans] for name in names)
-        return cls(np.concatenate(first), *(np.concatenate(parts) for parts in rest))
+        counts = [np.diff(plan.bounds) for plan in plans]
+        names = ("start", "length", "segment", "is_last")
+        spans = ([getattr(plan, name) for plan in plans] for name in names)
+        labels = {name: [plan.labels[name] for plan in plans] for name in plans[0].labels}
+        return cls(
+            _bounds(np.concatenate(counts)),
+            *(np.concatenate(parts) for parts in spans),
+            {name: np.concatenate(parts) for name, parts in labels.items()},
+        )
+
+
+def _bounds(count: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(count, dtype=np.int64)])
 
 
 class SpanRows:
-    """The base of entries of `registry.ROWS` whose plans are `SpanPlan`s."""
+    """The base of the entries of `registry.ROWS`; each plans its rows."""
 
     num_special: int
 
@@ -91,20 +97,24 @@ class SpanRows:
     def read(
         self, split: Split, plan: SpanPlan, *, vocabulary: Vocabulary, sequence_length: int
     ) -> dict[str, np.ndarray]:
-        """Returns the four inputs of a batch, and `lengths` int64 `[R]`."""
-        inputs = read_rows(split, plan, special=vocabulary.special, sequence_length=sequence_length)
-        return {**inputs, "lengths": plan.lengths}
+        """Returns the four `[R, L]` int32 inputs of a batch, padded; `lengths` int64 `[R]`; and the
+        labels of the plan.
+        """
+        return {
+            **_read(split, plan, special=vocabulary.special, sequence_length=sequence_length),
+            "lengths": plan.lengths,
+            **plan.labels,
+        }
 
 
-def read_rows(
+def _read(
     split: Split, plan: SpanPlan, *, special: SpecialIds, sequence_length: int
 ) -> dict[str, np.ndarray]:
-    """Returns the rows of a plan, padded: the four `[R, L]` int32 inputs of a batch."""
     rows = len(plan)
     size = plan.length.astype(np.int64) + plan.is_last
     begin = np.cumsum(size) - size
-    row = np.repeat(np.arange(rows), plan.count)
-    target = begin - begin[plan.first][row] + 1 + row * sequence_length
+    row = np.repeat(np.arange(rows), np.diff(plan.bounds))
+    target = begin - begin[plan.bounds[:-1]][row] + 1 + row * sequence_length
     column = np.arange(sequence_length)
 
     input_ids = np.full((rows, sequence_length), special.pad, np.int32)

@@ -12,7 +12,8 @@ from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.pretraining.epochs import EpochCache
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline, tf_batches
-from bert_jax.data.pretraining.sentence_pairs import PairPlan, plan_epoch
+from bert_jax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
+from bert_jax.data.pretraining.spans import SpanPlan
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.objectives.mlm_nsp import MLM_NSP
@@ -83,12 +84,14 @@ def steps_of_epoch(pipeline: Pipeline, split: Split, epochs: int, batch_size: in
     return [rows[epoch * size : (epoch + 1) * size] for epoch in range(epochs)]
 
 
-def rows_of_plan(split: Split, plan: PairPlan) -> set[tuple[int, ...]]:
+def rows_of_plan(split: Split, plan: SpanPlan) -> set[tuple[int, ...]]:
     tokens = np.concatenate(split.shards)
+    spans = [
+        tokens[start : start + length].tolist()
+        for start, length in zip(plan.start, plan.length, strict=True)
+    ]
     rows = set()
-    for i in range(len(plan)):
-        a = tokens[plan.a_start[i] :][: plan.a_length[i]].tolist()
-        b = tokens[plan.b_start[i] :][: plan.b_length[i]].tolist()
+    for a, b in zip(spans[::2], spans[1::2], strict=True):
         row = [SPECIAL.cls, *a, SPECIAL.sep, *b, SPECIAL.sep]
         rows.add(tuple(row + [SPECIAL.pad] * (32 - len(row))))
     return rows
@@ -205,8 +208,8 @@ def test_shares_over_a_large_sample():
     assert abs(share - 0.15) < 0.5 * len(lengths) / lengths.sum()
     # The labels have the ratio of an independent plan, within the binomial error of both.
     size = pipeline.examples_per_epoch(0)
-    plan = plan_epoch(split, options=DataConfig(), sequence_length=128, key=5)
-    ratio = plan.is_random.mean()
+    plan = SENTENCE_PAIRS.plan(split, options=DataConfig(), sequence_length=128, key=5)
+    ratio = plan.labels["is_random"].mean()
     assert 0.5 < ratio < 0.62  # chunks of one sentence are forced
     error = np.sqrt(ratio * (1 - ratio) * (1 / len(lengths) + 1 / size))
     assert abs(batch["nsp_labels"].mean() - ratio) < Z * error
@@ -303,13 +306,13 @@ def test_phases_follow_each_other():
 def test_one_thread_computes_what_several_ask_for():
     calls, release = [], threading.Event()
 
-    def plan(epoch: int) -> PairPlan:
+    def plan(epoch: int) -> range:
         calls.append(epoch)
         release.wait(10)
-        return PairPlan.empty(epoch)
+        return range(epoch)
 
     cache = EpochCache(plan)
-    results: list[PairPlan] = []
+    results: list[range] = []
     threads = [threading.Thread(target=lambda: results.append(cache.get(3))) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -323,9 +326,9 @@ def test_one_thread_computes_what_several_ask_for():
 def test_two_plans_are_kept():
     calls = []
 
-    def plan(epoch: int) -> PairPlan:
+    def plan(epoch: int) -> range:
         calls.append(epoch)
-        return PairPlan.empty(epoch + 1)
+        return range(epoch + 1)
 
     cache = EpochCache(plan)
     for epoch in (0, 1, 0, 1, 2, 1, 0):
@@ -337,11 +340,11 @@ def test_two_plans_are_kept():
 def test_a_failed_plan_is_tried_again():
     calls = []
 
-    def plan(epoch: int) -> PairPlan:
+    def plan(epoch: int) -> range:
         calls.append(epoch)
         if len(calls) == 1:
             raise OSError("disk gone")
-        return PairPlan.empty(1)
+        return range(1)
 
     cache = EpochCache(plan)
     with pytest.raises(OSError, match="disk gone"):

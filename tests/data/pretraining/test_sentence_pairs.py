@@ -2,18 +2,42 @@
 
 import itertools
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from bert_jax.config import DataConfig
 from bert_jax.data.corpus.store import Split
-from bert_jax.data.pretraining.sentence_pairs import NUM_SPECIAL, PairPlan, plan_epoch, read_rows
+from bert_jax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from tests.original_examples import KeyedDraws, SequentialDraws, make_pairs
 from tests.synthetic_corpus import SPECIAL, random_split, split_from_lengths
 
+NUM_SPECIAL = SENTENCE_PAIRS.num_special
 # Standard deviations a statistic may be off. At 4.5 one honest statistic in 150,000 would fail.
 Z = 4.5
+
+
+class Pairs(NamedTuple):
+    """A plan as its two segments: arrays `[R]`."""
+
+    a_start: np.ndarray
+    a_length: np.ndarray
+    b_start: np.ndarray
+    b_length: np.ndarray
+    is_random: np.ndarray
+
+
+def pairs_of(plan) -> Pairs:
+    (a_start, b_start), (a_length, b_length) = (
+        array.reshape(-1, 2).T for array in (plan.start, plan.length)
+    )
+    return Pairs(a_start, a_length, b_start, b_length, plan.labels["is_random"])
+
+
+def plan_pairs(split: Split, **arguments) -> Pairs:
+    return pairs_of(SENTENCE_PAIRS.plan(split, **arguments))
 
 
 def documents_of(split: Split) -> list[list[list[int]]]:
@@ -42,7 +66,7 @@ def document_of(split: Split, token: np.ndarray) -> np.ndarray:
 
 
 def assert_equals_original(split: Split, options: DataConfig, sequence_length: int, key: int):
-    plan = plan_epoch(split, options=options, sequence_length=sequence_length, key=key)
+    plan = plan_pairs(split, options=options, sequence_length=sequence_length, key=key)
     documents = documents_of(split)
     expected = [
         pair
@@ -57,7 +81,7 @@ def assert_equals_original(split: Split, options: DataConfig, sequence_length: i
             draws=KeyedDraws(key, lane),
         )
     ]
-    assert len(plan) == len(expected)
+    assert len(plan.a_start) == len(expected)
     for i, pair in enumerate(expected):
         assert pair.a == list(range(plan.a_start[i], plan.a_start[i] + plan.a_length[i]))
         assert pair.b == list(range(plan.b_start[i], plan.b_start[i] + plan.b_length[i]))
@@ -88,7 +112,7 @@ def test_equals_the_original_in_corner_cases(sentences: list[int], documents: li
 def test_pairs_fit_and_no_segment_is_empty():
     split = random_split(3000, mean_sentences=6, mean_tokens=30)
     for sequence_length in (8, 128, 512):
-        plan = plan_epoch(split, options=DataConfig(), sequence_length=sequence_length, key=1)
+        plan = plan_pairs(split, options=DataConfig(), sequence_length=sequence_length, key=1)
         assert plan.a_length.min() >= 1 and plan.b_length.min() >= 1
         assert (plan.a_length + plan.b_length).max() == sequence_length - NUM_SPECIAL
         for start, length in ((plan.a_start, plan.a_length), (plan.b_start, plan.b_length)):
@@ -103,14 +127,14 @@ def test_pairs_fit_and_no_segment_is_empty():
 def test_another_key_is_another_epoch_and_the_same_key_the_same():
     split = random_split(500)
     plans = [
-        plan_epoch(split, options=DataConfig(), sequence_length=128, key=key) for key in (1, 1, 2)
+        plan_pairs(split, options=DataConfig(), sequence_length=128, key=key) for key in (1, 1, 2)
     ]
     assert np.array_equal(plans[0].b_start, plans[1].b_start)
-    size = min(len(plans[0]), len(plans[2]))
+    size = min(len(plan.a_start) for plan in plans)
     assert (plans[0].b_start[:size] != plans[2].b_start[:size]).mean() > 0.9
 
 
-def first_pairs(split: Split, plan: PairPlan) -> np.ndarray:
+def first_pairs(split: Split, plan: Pairs) -> np.ndarray:
     """Index of the first pair of every document."""
     return np.unique(document_of(split, plan.a_start), return_index=True)[1]
 
@@ -118,7 +142,7 @@ def first_pairs(split: Split, plan: PairPlan) -> np.ndarray:
 def test_half_of_the_second_segments_are_random():
     """First chunks of documents of short sentences: never forced, and independent."""
     split = split_from_lengths(np.ones(400_000, np.int64), np.full(20_000, 20))
-    plan = plan_epoch(split, options=DataConfig(), sequence_length=16, key=3)
+    plan = plan_pairs(split, options=DataConfig(), sequence_length=16, key=3)
     first = first_pairs(split, plan)
     assert first.size == 20_000
     assert abs(plan.is_random[first].sum() - 10_000) < Z * math.sqrt(20_000 / 4)
@@ -128,7 +152,7 @@ def test_half_of_the_second_segments_are_random():
 def test_random_next_prob_is_an_option(probability: float):
     split = random_split(500, mean_tokens=5)
     options = DataConfig(random_next_prob=probability)
-    plan = plan_epoch(split, options=options, sequence_length=128, key=3)
+    plan = plan_pairs(split, options=options, sequence_length=128, key=3)
     # A chunk of one sentence has nothing to follow it: random even where none are wanted.
     assert plan.is_random.all() if probability else 0 < plan.is_random.mean() < 0.2
 
@@ -140,7 +164,7 @@ def test_one_document_in_ten_is_short():
     split = split_from_lengths(
         np.ones(documents * sentences, np.int64), np.full(documents, sentences)
     )
-    plan = plan_epoch(split, options=DataConfig(), sequence_length=sequence_length, key=4)
+    plan = plan_pairs(split, options=DataConfig(), sequence_length=sequence_length, key=4)
     first = first_pairs(split, plan)
     first = first[~plan.is_random[first]]
     length = plan.a_length[first] + plan.b_length[first]
@@ -155,7 +179,7 @@ def test_random_segments_come_from_all_other_documents_alike():
     split = split_from_lengths(np.full(documents * 400, 3), np.full(documents, 400))
     offsets = []
     for key in range(40):
-        plan = plan_epoch(split, options=DataConfig(), sequence_length=64, key=key)
+        plan = plan_pairs(split, options=DataConfig(), sequence_length=64, key=key)
         own = document_of(split, plan.a_start[plan.is_random])
         other = document_of(split, plan.b_start[plan.is_random])
         offsets.append((other - own) % documents)
@@ -180,7 +204,7 @@ def test_statistics_agree_with_the_original():
     documents = documents_of(split)
     ours, original = [], []
     for epoch in range(30):
-        plan = plan_epoch(split, options=DataConfig(), sequence_length=128, key=epoch)
+        plan = plan_pairs(split, options=DataConfig(), sequence_length=128, key=epoch)
         ours.append(statistics_of(plan.a_length, plan.b_length, plan.is_random))
         draws = SequentialDraws(epoch)
         pairs = [
@@ -206,15 +230,15 @@ def test_statistics_agree_with_the_original():
 @pytest.mark.parametrize("num_shards", [1, 7])
 def test_rows_hold_the_pairs_tokens(num_shards: int):
     split = random_split(60, mean_tokens=15, vocab_size=None, num_shards=num_shards)
-    plan = plan_epoch(split, options=DataConfig(), sequence_length=64, key=1)
+    plan = SENTENCE_PAIRS.plan(split, options=DataConfig(), sequence_length=64, key=1)
     plan = plan.take(np.arange(len(plan))[::-1])  # shards out of order
-    rows = read_rows(
-        split, plan, cls=SPECIAL.cls, sep=SPECIAL.sep, pad=SPECIAL.pad, sequence_length=64
+    rows = SENTENCE_PAIRS.read(
+        split, plan, vocabulary=Vocabulary(SPECIAL, 1000), sequence_length=64
     )
-    tokens = np.concatenate(split.shards)
+    tokens, pairs = np.concatenate(split.shards), pairs_of(plan)
     for i in range(len(plan)):
-        a = tokens[plan.a_start[i] :][: plan.a_length[i]].tolist()
-        b = tokens[plan.b_start[i] :][: plan.b_length[i]].tolist()
+        a = tokens[pairs.a_start[i] :][: pairs.a_length[i]].tolist()
+        b = tokens[pairs.b_start[i] :][: pairs.b_length[i]].tolist()
         padding = [0] * (64 - len(a) - len(b) - 3)
         ids = [SPECIAL.cls, *a, SPECIAL.sep, *b, SPECIAL.sep]
         assert plan.lengths[i] == len(ids)
