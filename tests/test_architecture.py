@@ -67,7 +67,7 @@ _MAY_IMPORT = {
     "data/formats": {"data/corpus", "errors", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
-    "data/tasks": {"data", "data/corpus", "data/formats", "data/tokenizer"}
+    "data/tasks": {"data", "data/corpus", "data/formats", "data/pretraining", "data/tokenizer"}
     | {"errors", "progress", "strict_json"},
     "model": {"config", "registry"},
     "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry", "progress"},

@@ -121,8 +121,8 @@ def place(
     fields: Mapping[str, Field],
     pad: int,
     sequence_length: int,
-    max_predictions: int,
     max_sequences: int,
+    max_predictions: int = 0,
 ) -> Batch:
     """Returns a batch of R rows, of which row r holds the next `counts[r]` sequences of `batch`.
 

@@ -47,24 +47,30 @@ class Batches:
 
     def __call__(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the batch of the given rows, filled up to `size` with rows of weight 0."""
-        features, size = self._features, self._size
-        filled = np.concatenate([rows, np.zeros(size - len(rows), rows.dtype)])
-        longest = int(features.lengths[filled].max())
+        filled = np.concatenate([rows, np.zeros(self._size - len(rows), rows.dtype)])
+        longest = int(self._features.lengths[filled].max())
         length = next(n for n in self.lengths if n >= longest)
-        position = np.arange(length, dtype=np.int32)
-        batch = {
-            "input_ids": features.input_ids[filled, :length],
-            "token_type_ids": features.token_type_ids[filled, :length],
-            "position_ids": np.tile(position, (size, 1)),
-            "sequence_ids": (position < features.lengths[filled, None]).astype(np.int32),
-        }
-        if features.labels is not None and features.weights is not None:
-            a_token = features.weights.ndim == 2
-            cut = (filled, slice(length)) if a_token else (filled,)
-            batch["labels"] = features.labels[cut]
-            batch["weights"] = features.weights[cut].copy()
+        batch = arrays_of(self._features, filled, length=length)
+        if "weights" in batch:
             batch["weights"][len(rows) :] = 0.0
         return batch
+
+
+def arrays_of(features: Features, rows: np.ndarray, *, length: int) -> dict[str, np.ndarray]:
+    """Returns the four inputs of a batch of the given rows, cut to `length`, and copies of what is
+    known of them: `labels` and `weights`.
+    """
+    position = np.arange(length, dtype=np.int32)
+    batch = {
+        "input_ids": features.input_ids[rows, :length],
+        "token_type_ids": features.token_type_ids[rows, :length],
+        "position_ids": np.tile(position, (len(rows), 1)),
+        "sequence_ids": (position < features.lengths[rows, None]).astype(np.int32),
+    }
+    if features.labels is not None and features.weights is not None:
+        cut = (rows, slice(length)) if features.weights.ndim == 2 else (rows,)
+        batch |= {"labels": features.labels[cut], "weights": features.weights[cut]}
+    return batch
 
 
 def batch_lengths(features: Features, *, size: int) -> tuple[int, ...]:

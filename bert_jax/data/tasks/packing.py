@@ -12,7 +12,9 @@ row.
 
 import numpy as np
 
-from bert_jax.data.tasks.encode_rows import Features
+from bert_jax.data.pretraining.batch import INPUTS, Field
+from bert_jax.data.pretraining.packing import place
+from bert_jax.data.tasks.encode_rows import Features, arrays_of
 
 # A batch has at most so many shapes, each of which is compiled once when it first comes.
 _SHAPES = 8
@@ -29,13 +31,16 @@ class PackedBatches:
         assert features.labels is not None and features.weights is not None
         lengths, full = features.lengths, features.input_ids.shape[1]
         self._features, self._size = features, size
-        self._labels, self._weights = features.labels, features.weights
         self.length = min(full, -(-int(lengths.max()) // 8) * 8)
         # Twice what fits on average: short ones come together in the last rows.
         average = max(1, int(self.length // lengths.mean()))
         self.slots = min(2 * average, self.length // int(lengths.min()), size)
         step = -(-size // _SHAPES)
         self._step = -(-step // multiple) * multiple
+        learned = Field("P" if features.weights.ndim == 1 else "L", features.labels.dtype.type)
+        self._fields = {**INPUTS, "labels": learned, "weights": learned._replace(dtype=np.float32)}
+        if learned.size == "P":
+            self._fields["text_positions"] = Field("P", np.int32)
 
     def __call__(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the batch of the given examples: the `[R, L]` arrays of every batch, and what is
@@ -44,59 +49,43 @@ class PackedBatches:
         Of texts `text_positions`, `labels` and `weights` `[R, P]`, where a slot without a text has
         weight 0; of tokens `labels` and `weights` `[R, L]`.
         """
-        features, labels, weights = self._features, self._labels, self._weights
-        lengths = features.lengths[rows]
-        row_of, start_of, slot_of = pack(lengths, length=self.length, slots=self.slots)
-        count = min(-(-(int(row_of.max()) + 1) // self._step) * self._step, self._size)
-        batch: dict[str, np.ndarray] = {
-            name: np.zeros((count, self.length), np.int32)
-            for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
-        }
-        is_of_texts = weights.ndim == 1
-        learned = self.slots if is_of_texts else self.length
-        batch["labels"] = np.zeros((count, learned), labels.dtype)
-        batch["weights"] = np.zeros((count, learned), np.float32)
-        if is_of_texts:
-            batch["text_positions"] = np.zeros((count, learned), np.int32)
-        for example, length, row, start, slot in zip(
-            rows, lengths, row_of, start_of, slot_of, strict=True
-        ):
-            here = (row, slice(start, start + length))
-            batch["input_ids"][here] = features.input_ids[example, :length]
-            batch["token_type_ids"][here] = features.token_type_ids[example, :length]
-            batch["position_ids"][here] = np.arange(length)
-            batch["sequence_ids"][here] = slot + 1
-            if is_of_texts:
-                batch["text_positions"][row, slot] = start
-                batch["labels"][row, slot] = labels[example]
-                batch["weights"][row, slot] = weights[example]
-            else:
-                batch["labels"][here] = labels[example, :length]
-                batch["weights"][here] = weights[example, :length]
-        return batch
+        order, counts = first_fit(
+            self._features.lengths[rows], length=self.length, slots=self.slots
+        )
+        batch = arrays_of(self._features, rows[order], length=self.length)
+        if "text_positions" in self._fields:
+            batch["text_positions"] = np.zeros(len(rows), np.int32)
+            batch |= {name: batch[name][:, None] for name in self._fields.keys() - INPUTS.keys()}
+        packed = place(
+            batch,
+            counts,
+            fields=self._fields,
+            pad=0,
+            sequence_length=self.length,
+            max_sequences=self.slots,
+        )
+        count = min(-(-len(counts) // self._step) * self._step, self._size)
+        empty = ((0, count - len(counts)), (0, 0))
+        return {name: np.pad(array, empty) for name, array in packed.items()}
 
 
-def pack(
-    lengths: np.ndarray, *, length: int, slots: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns row, first token and slot in its row of each of B examples: three int64 `[B]`.
+def first_fit(lengths: np.ndarray, *, length: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns B examples in the order of their rows, int64 `[B]`, and how many each row has.
 
     The longest first, each into the first row that has room for it: at most 11/9 of the fewest
     rows and 6/9 of one (Dosa 2007), but for the limit of `slots` examples a row. `lengths` are at
-    most `length`.
+    most `length`. (`best_fit` of pre-training is for millions; a batch of a task goes on having the
+    rows that it always had.)
     """
-    used: list[int] = []
-    held: list[int] = []
-    found = np.empty((3, len(lengths)), np.int64)
+    rows: list[list[int]] = []
+    rooms: list[int] = []
     for example in np.argsort(-lengths, kind="stable").tolist():
         needed = int(lengths[example])
-        row = next(
-            (r for r, n in enumerate(used) if n + needed <= length and held[r] < slots), len(used)
-        )
-        if row == len(used):
-            used.append(0)
-            held.append(0)
-        found[:, example] = row, used[row], held[row]
-        used[row] += needed
-        held[row] += 1
-    return found[0], found[1], found[2]
+        fitting = (r for r, room in enumerate(rooms) if needed <= room and len(rows[r]) < slots)
+        row = next(fitting, len(rows))
+        if row == len(rows):
+            rows.append([])
+            rooms.append(length)
+        rows[row].append(example)
+        rooms[row] -= needed
+    return np.concatenate(rows), np.array([len(row) for row in rows])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bert_jax.config import ComputeConfig, HeadConfig
 from bert_jax.data.tasks.encode_rows import Batches, Features
-from bert_jax.data.tasks.packing import PackedBatches, pack
+from bert_jax.data.tasks.packing import PackedBatches, first_fit
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.task import TaskObjective
 from tests.tiny_tasks import MODEL
@@ -42,17 +42,20 @@ def features(kind: str, *, count: int = 64, length: int = 48, seed: int = 0) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(1, 6))
-def test_examples_do_not_overlap(lengths, places):
-    row, start, place = pack(np.array(lengths), length=20, slots=places)
-    tokens = [(r, s + i) for r, s, n in zip(row, start, lengths, strict=True) for i in range(n)]
-    assert len(set(tokens)) == len(tokens), "no token stands where another one does"
-    assert max(token for _, token in tokens) < 20
-    assert place.max() < places
-    assert len(set(zip(row, place, strict=True))) == len(lengths)
-    assert set(row) == set(range(row.max() + 1)), "no row is empty"
-    # But for the limit of places, no two rows would fit into one.
-    row = pack(np.array(lengths), length=20, slots=len(lengths))[0]
-    used = sorted(np.bincount(row, weights=lengths))
+def test_each_example_has_its_place(lengths, slots):
+    lengths = np.array(lengths)
+
+    def rows_of(slots):
+        order, counts = first_fit(lengths, length=20, slots=slots)
+        assert sorted(order) == list(range(len(lengths)))
+        assert counts.min() >= 1 and counts.max() <= slots
+        used = np.add.reduceat(lengths[order], np.cumsum(counts) - counts)
+        assert used.max() <= 20
+        return used
+
+    rows_of(slots)
+    # But for the limit of slots, no two rows would fit into one.
+    used = sorted(rows_of(len(lengths)))
     assert len(used) < 2 or used[0] + used[1] > 20
 
 
