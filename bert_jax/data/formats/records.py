@@ -8,12 +8,17 @@ from typing import Any
 from bert_jax import strict_json
 from bert_jax.data.corpus.document import Document
 from bert_jax.data.corpus.source_stream import SourceStream
+from bert_jax.data.formats import delimited
+from bert_jax.data.formats.delimited import (
+    csv_rows,
+    find_delimiter,
+    names_of,
+    not_csv,
+    tab_rows,
+    wrong_cells,
+)
 from bert_jax.errors import UsageError, brief
 
-# A longer line, or cell, is refused: half a record cannot be read.
-LONGEST_RECORD_BYTES = 128 << 20
-# What may stand between the columns of a .csv file.
-_SEPARATORS = ",;\t|"
 _REMEDY = "; `text_field` names the one with the text"
 _MISSING = object()
 
@@ -76,81 +81,21 @@ def read_csv(path: Path, stream: SourceStream) -> Iterator[Document]:
 
     What separates the columns is what makes the first line name that column.
     """
-    fields = stream.reading.fields
-    lines = _Lines(_decoded_lines(path, stream))
-    head = next(lines, "")
-    columns: list[str] = []
-    separator = ","
-    for candidate in _SEPARATORS:
-        # A name is no more than a line.
-        try:
-            cells = next(csv.reader([head], delimiter=candidate), [])
-        except csv.Error as error:
-            raise _not_csv(path, 1, error) from error
-        names = [cell.strip() for cell in cells]
-        if not set(fields).isdisjoint(names):
-            columns, separator = names, candidate
-            break
-        if len(names) > len(columns):
-            columns = names
-    return _column(path, columns, _rows(path, lines, separator, stream), stream)
-
-
-class _Lines:
-    """Lines, of which those since the last `begin_row` can be put back."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
-        self._waiting: list[str] = []
-        self._row: list[str] = []
-        self.number = 0  # of lines that were read
-
-    def __iter__(self) -> "_Lines":
-        return self
-
-    def __next__(self) -> str:
-        line = self._waiting.pop() if self._waiting else next(self._lines)
-        self._row.append(line)
-        self.number += 1
-        return line
-
-    def begin_row(self) -> None:
-        self._row.clear()
-
-    def give_back_all_but_first(self) -> None:
-        self._waiting += reversed(self._row[1:])
-        self.number -= len(self._row) - 1
-
-
-def _rows(
-    path: Path, lines: _Lines, separator: str, stream: SourceStream
-) -> Iterator[tuple[int, list[str]]]:
-    """Yields rows with the number of their last line.
-
-    Strict: a quote that is never closed would make one cell of the rest of the file. Where bad
-    records are left out, the row's first line is bad, and the next one begins a row.
-    """
-    while True:
-        lines.begin_row()
-        begun = lines.number + 1
-        rows = csv.reader(lines, delimiter=separator, strict=True)
-        try:
-            cells = _next_row(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            # A quote that is never closed was opened in this row, however far its cell goes.
-            line = begun if "end of data" in str(error) else lines.number
-            stream.refuse(_not_csv(path, line, error))
-            lines.give_back_all_but_first()
-            continue
-        yield lines.number, cells
+    fields = set(stream.reading.fields)
+    lines = _decoded_lines(path, stream)
+    try:
+        delimiter, columns = find_delimiter(
+            next(lines, ""), lambda names: not fields.isdisjoint(names)
+        )
+    except csv.Error as error:
+        raise not_csv(path, 1, error) from error
+    rows = csv_rows(path, lines, delimiter or ",", begun=1, refuse=stream.refuse)
+    return _column(path, columns, rows, stream)
 
 
 def read_tsv(path: Path, stream: SourceStream) -> Iterator[Document]:
     """Yields the documents of a TSV file, as `read_csv`; tabs separate, and nothing is quoted."""
-    lines = (line.rstrip("\r\n") for line in _decoded_lines(path, stream))
-    rows = enumerate(((line.split("\t") if line else []) for line in lines), 1)
+    rows = tab_rows(line.rstrip("\r\n") for line in _decoded_lines(path, stream))
     columns = [cell.strip() for cell in next(rows, (1, []))[1]]
     return _column(path, columns, rows, stream)
 
@@ -162,16 +107,11 @@ def _column(
     for line, cells in rows:
         if not cells:
             continue
-        error = None
+        where = f"{path}, line {line}"
         if len(cells) != len(columns):
-            error = (
-                f"{len(cells)} cells for {len(columns)} columns ({_names(columns)}); quote the "
-                "text that holds a separator, or repair the line"
-            )
+            stream.refuse(wrong_cells(where, cells, columns))
         elif stream.reading.skips_records and not _is_whole("".join(cells)):
-            error = f"not {stream.encoding}"
-        if error:
-            stream.refuse(UsageError(f"{path}, line {line}: {error}"))
+            stream.refuse(UsageError(f"{where}: not {stream.encoding}"))
         elif found := stream.document(cells[at]):
             yield found
 
@@ -194,44 +134,10 @@ def require_column(path: Path, columns: list[str], fields: tuple[str, ...]) -> s
         raise UsageError(f"{path}: empty: it has no line with the names of its columns")
     field = next((name for name in fields if name in columns), None)
     if field is None:
-        raise UsageError(f"{path}: no column {_either(fields)}, only {_names(columns)}{_REMEDY}")
+        raise UsageError(f"{path}: no column {_either(fields)}, only {names_of(columns)}{_REMEDY}")
     if columns.count(field) > 1:
         raise UsageError(f"{path}: {columns.count(field)} columns are called {field!r}")
     return field
-
-
-def _names(columns: list[str]) -> str:
-    return ", ".join(brief(name)[1:-1] for name in columns[:20]) + ", ..." * (len(columns) > 20)
-
-
-def with_long_cells(path: Path, rows) -> Iterator[tuple[int, list[str]]]:
-    """Yields rows with the number of their last line. Raises UsageError for one that is no CSV."""
-    while True:
-        begun = rows.line_num + 1
-        try:
-            cells = _next_row(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            line = begun if "end of data" in str(error) else rows.line_num
-            raise _not_csv(path, line, error) from error
-        yield rows.line_num, cells
-
-
-def _next_row(rows: Any) -> list[str]:
-    """Returns the next row; the limit of cells is the library's own for all others who read."""
-    usual = csv.field_size_limit(LONGEST_RECORD_BYTES)
-    try:
-        return next(rows)
-    finally:
-        csv.field_size_limit(usual)
-
-
-def _not_csv(path: Path, line: int, error: csv.Error) -> UsageError:
-    remedy = "is a quote not closed, or not doubled inside of quotes?"
-    if "new-line" in str(error):
-        error, remedy = csv.Error("a carriage return without a newline"), "end lines in newlines"
-    return UsageError(f"{path}, line {line}: {error}; {remedy}")
 
 
 def _decoded_lines(path: Path, stream: SourceStream) -> Iterator[str]:
@@ -250,18 +156,18 @@ def _decoded(where: str, line: bytes, stream: SourceStream) -> str:
 
 def _lines(path: Path, stream: SourceStream) -> Iterator[tuple[int, bytes]]:
     """Yields lines with their numbers, without those that are too long."""
-    text = stream.text()
+    text, longest = stream.text(), delimited.LONGEST_RECORD_BYTES
     number = 0
-    while line := text.readline(LONGEST_RECORD_BYTES):
+    while line := text.readline(longest):
         number += 1
-        if len(line) == LONGEST_RECORD_BYTES and not line.endswith(b"\n"):
+        if len(line) == longest and not line.endswith(b"\n"):
             stream.refuse(
                 UsageError(
-                    f"{path}, line {number}: longer than {LONGEST_RECORD_BYTES >> 20} MiB; "
+                    f"{path}, line {number}: longer than {longest >> 20} MiB; "
                     "a line holds one document: split this one"
                 )
             )
             while line and not line.endswith(b"\n"):
-                line = text.readline(LONGEST_RECORD_BYTES)
+                line = text.readline(longest)
             continue
         yield number, line

@@ -122,14 +122,14 @@ def _read(
     flat = input_ids.reshape(-1)
     flat[(target + plan.length)[plan.is_last]] = special.sep
     copy_spans(split, start=plan.start, length=plan.length, target=target, out=flat)
-    token_type_ids = np.zeros((rows, sequence_length), np.int32)
-    (later,) = np.nonzero(plan.segment)
-    token_type_ids.reshape(-1)[ranges(target[later], size[later])] = np.repeat(
-        plan.segment[later], size[later]
-    )
+    # The type rises by its segment where a span begins, and falls after it.
+    change = np.zeros(rows * sequence_length + 1, np.int32)
+    segment = plan.segment.astype(np.int32)
+    change[target] += segment
+    change[target + size] -= segment
     return {
         "input_ids": input_ids,
-        "token_type_ids": token_type_ids,
+        "token_type_ids": np.cumsum(change[:-1], dtype=np.int32).reshape(rows, -1),
         "position_ids": np.tile(column.astype(np.int32), (rows, 1)),
         "sequence_ids": (column < plan.lengths[:, None]).astype(np.int32),
     }

@@ -5,12 +5,10 @@ A row knows the file and line it came from, so that whatever is wrong with it la
 
 import contextlib
 import csv
-import gzip
 import io
 import json
 import math
 import sys
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +16,15 @@ from typing import Any
 
 from bert_jax import strict_json
 from bert_jax.data.corpus.document import whole_characters
+from bert_jax.data.corpus.source_stream import PACKED, SourceOptions, opened, require_packages
 from bert_jax.data.corpus.sources import load_tfds
-from bert_jax.data.formats.records import with_long_cells
+from bert_jax.data.formats.delimited import csv_rows, find_delimiter, tab_rows, wrong_cells
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
 
 _FORMATS = (".tsv", ".csv", ".jsonl")
 # Standard input, wherever a file is expected.
 STDIN = Path("/dev/stdin")
-# What may stand between the cells of a file whose name or options do not say.
-_DELIMITERS = (",", "\t", ";", "|")
 # A row with one of these for a label has none: SNLI marks so what its judges did not agree on.
 _UNLABELLED = ("", "-")
 
@@ -73,18 +70,19 @@ def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow
 
 
 def read_text(path: Path) -> str:
-    """Returns the content of a UTF-8 file, gzipped or not, with line ends as they are.
+    """Returns the content of a UTF-8 file, packed or not, with line ends as they are.
 
-    Raises UsageError if it is not there or is not UTF-8.
+    Raises UsageError if it is not there, is damaged or is not UTF-8.
     """
+    if path == STDIN:
+        data = sys.stdin.buffer.read()
+    else:
+        packing = path.suffix if path.suffix in PACKED else ""
+        require_packages({packing: path})
+        with opened(path, name=path, suffix=packing, reading=SourceOptions()) as stream:
+            data = stream.read()
     try:
-        data = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
         return data.decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot read {path}: {reason}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: {error}; convert it") from error
 
@@ -109,11 +107,12 @@ def read_rows(
     or "-" has none (but beside "+", where it is one): it is left out, with a note. Raises
     UsageError that names file, line and column.
     """
-    name = path.name.removesuffix(".gz")
+    name = path.stem if path.suffix in PACKED else path.name
     others = (column for column in (label_column, id_column) if column is not None)
     wanted = [*text_columns, *others]
     if path != STDIN and not name.endswith(_FORMATS):
-        raise UsageError(f"{path}: the name must end in {', '.join(_FORMATS)} (or these and .gz)")
+        endings, packed = ", ".join(_FORMATS), ", ".join(PACKED)
+        raise UsageError(f"{path}: the name must end in {endings} (or these and {packed})")
     records = _records(path, name, reading.columns or header, wanted, reading.delimiter)
     rows: list[TextRow] = []
     skipped = 0
@@ -183,7 +182,7 @@ def _records(
         return _table(path, text, kind, header, wanted, delimiter)
     # Without a line of names, which an error would ask for: a text a line, or a pair and a tab.
     lines = text.replace("\r\n", "\n").split("\n")
-    numbered = [(number, line.split("\t")) for number, line in enumerate(lines, 1) if line.strip()]
+    numbered = [(number, cells) for number, cells in tab_rows(lines) if "".join(cells).strip()]
     for number, cells in numbered:
         if len(cells) != len(wanted):
             raise UsageError(
@@ -199,11 +198,8 @@ def _records(
 def _found_delimiter(text: str, wanted: Sequence[str]) -> str | None:
     """Returns the separator with which the first line names all wanted columns, if there is one."""
     first = next((line for line in text.split("\n") if line.strip()), "")
-    for delimiter in _DELIMITERS:
-        with contextlib.suppress(csv.Error):
-            cells = next(csv.reader([first], delimiter=delimiter), [])
-            if set(wanted) <= {cell.strip() for cell in cells}:
-                return delimiter
+    with contextlib.suppress(csv.Error):
+        return find_delimiter(first, lambda names: set(wanted) <= set(names))[0]
     return None
 
 
@@ -214,12 +210,6 @@ def _text(value: Any, location: str, column: str) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{location}: column {column!r} is {brief(value)}; write text or a number")
     return whole_characters(value)
-
-
-def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    # Strict: a quote that is never closed would make one cell of the rest of the file.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    yield from with_long_cells(path, reader)
 
 
 def _table(
@@ -235,10 +225,9 @@ def _table(
         found = delimiter or (None if header else _found_delimiter(text, wanted))
         if found and not delimiter and found != ",":
             note(f"{path}: its cells are separated by {found!r}")
-        lines = _csv_lines(path, text, found or ",")
+        lines = csv_rows(path, io.StringIO(text, newline=""), found or ",")
     else:
-        split = text.replace("\r\n", "\n").split("\n")
-        lines = ((number, line.split("\t")) for number, line in enumerate(split, 1) if line)
+        lines = tab_rows(text.replace("\r\n", "\n").split("\n"))
     columns = list(header) if header else None
     for number, cells in lines:
         if not cells:
@@ -251,10 +240,7 @@ def _table(
             continue
         location = f"{path}, line {number}"
         if any(map(str.strip, cells[len(columns) :])):
-            raise UsageError(
-                f"{location}: {len(cells)} cells for {len(columns)} columns "
-                f"({', '.join(columns)}); quote the text that holds a separator, or repair the line"
-            )
+            raise wrong_cells(location, cells, columns)
         yield location, dict(zip(columns, cells, strict=False))
 
 

@@ -9,7 +9,7 @@ import pytest
 from bert_jax.data.corpus import document
 from bert_jax.data.corpus.source_stream import Findings
 from bert_jax.data.corpus.sources import read_documents
-from bert_jax.data.formats import records
+from bert_jax.data.formats import delimited
 from bert_jax.data.language import sentences as cutting
 from bert_jax.data.language.sentences import split_sentences
 from bert_jax.errors import UsageError
@@ -143,7 +143,7 @@ def test_a_bad_json_line_is_named(tmp_path, line, expected):
 
 
 def test_a_json_line_too_long_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "LONGEST_RECORD_BYTES", 1 << 10)
+    monkeypatch.setattr(delimited, "LONGEST_RECORD_BYTES", 1 << 10)
     (tmp_path / "a.jsonl").write_text(
         '{"text": "short"}\n' + json.dumps({"text": "x" * 2000}) + "\n", encoding="utf-8"
     )

@@ -15,7 +15,7 @@ from bert_jax.data.corpus import document
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.source_stream import Findings, SourceOptions, require_encoding
 from bert_jax.data.corpus.sources import left_out, read_documents
-from bert_jax.data.formats import records
+from bert_jax.data.formats import delimited
 from bert_jax.data.language.sentences import split_sentences
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
@@ -139,7 +139,7 @@ def test_a_long_cell_is_read_and_the_limit_is_everybodys_again(tmp_path, monkeyp
     before = csv.field_size_limit()
     assert documents(tmp_path / "a.csv") == [(long.strip(),)]
     assert csv.field_size_limit() == before < len(long)
-    monkeypatch.setattr(records, "LONGEST_RECORD_BYTES", 1000)
+    monkeypatch.setattr(delimited, "LONGEST_RECORD_BYTES", 1000)
     assert "a.csv, line 2: longer than" in refusal(tmp_path / "a.csv")
 
 

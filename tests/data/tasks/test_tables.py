@@ -181,7 +181,7 @@ def test_a_damaged_gzip_file(tmp_path):
     damaged[20:30] = b"\xff" * 10
     for name, data in (("short", whole[:-9]), ("damaged", bytes(damaged)), ("none", b"text")):
         (tmp_path / f"{name}.tsv.gz").write_bytes(data)
-        with pytest.raises(UsageError, match=f"cannot read .*{name}.tsv.gz"):
+        with pytest.raises(UsageError, match=f"{name}.tsv.gz: damaged gzip file"):
             tables.read_text(tmp_path / f"{name}.tsv.gz")
 
 

@@ -1,0 +1,128 @@
+"""Tables with delimiters (CSV and TSV), of corpora and of tasks: rows with the numbers of their
+lines.
+"""
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UsageError, brief
+
+# A longer line, or cell, is refused: half a record cannot be read.
+LONGEST_RECORD_BYTES = 128 << 20
+# The characters that may stand between the columns of a .csv file.
+_DELIMITERS = ",;\t|"
+
+
+def find_delimiter(
+    head: str, is_header: Callable[[list[str]], bool]
+) -> tuple[str | None, list[str]]:
+    """Returns the delimiter that makes a header of the first line of a file, and the names in it.
+
+    None, and the most names that there may be, where there is no such delimiter. Raises csv.Error.
+    """
+    most: list[str] = []
+    for delimiter in _DELIMITERS:
+        # A name is no more than a line.
+        cells = next(csv.reader([head], delimiter=delimiter), [])
+        names = [cell.strip() for cell in cells]
+        if is_header(names):
+            return delimiter, names
+        most = max(most, names, key=len)
+    return None, most
+
+
+def tab_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows of a TSV file, in which nothing is quoted; an empty line has no cells."""
+    return enumerate(((line.split("\t") if line else []) for line in lines), 1)
+
+
+def _raise(error: UsageError) -> None:
+    raise error
+
+
+def csv_rows(
+    path: Path,
+    lines: Iterator[str],
+    delimiter: str,
+    *,
+    begun: int = 0,
+    refuse: Callable[[UsageError], None] = _raise,
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields rows with the number of their last line, after the `begun` lines that were read.
+
+    Strict: a quote that is never closed would make one cell of the rest of the file. Where `refuse`
+    does not raise, the row's first line is left out, and the next one begins a row.
+    """
+    counted = _Lines(lines, begun)
+    while True:
+        counted.begin_row()
+        first = counted.number + 1
+        try:
+            cells = _next_row(csv.reader(counted, delimiter=delimiter, strict=True))
+        except StopIteration:
+            return
+        except csv.Error as error:
+            # A quote that is never closed was opened in this row, however far its cell goes.
+            line = first if "end of data" in str(error) else counted.number
+            refuse(not_csv(path, line, error))
+            counted.give_back_all_but_first()
+            continue
+        yield counted.number, cells
+
+
+class _Lines:
+    """Lines, of which those since the last `begin_row` can be put back."""
+
+    def __init__(self, lines: Iterator[str], number: int) -> None:
+        self._lines = lines
+        self._waiting: list[str] = []
+        self._row: list[str] = []
+        self.number = number  # of lines that were read
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._waiting.pop() if self._waiting else next(self._lines)
+        self._row.append(line)
+        self.number += 1
+        return line
+
+    def begin_row(self) -> None:
+        self._row.clear()
+
+    def give_back_all_but_first(self) -> None:
+        self._waiting += reversed(self._row[1:])
+        self.number -= len(self._row) - 1
+
+
+def _next_row(rows: Any) -> list[str]:
+    """Returns the next row; the limit of cells is the library's own for all others who read."""
+    usual = csv.field_size_limit(LONGEST_RECORD_BYTES)
+    try:
+        return next(rows)
+    finally:
+        csv.field_size_limit(usual)
+
+
+def not_csv(path: Path, line: int, error: csv.Error) -> UsageError:
+    """Returns the error of a line that is no CSV."""
+    remedy = "is a quote not closed, or not doubled inside of quotes?"
+    if "new-line" in str(error):
+        error, remedy = csv.Error("a carriage return without a newline"), "end lines in newlines"
+    return UsageError(f"{path}, line {line}: {error}; {remedy}")
+
+
+def wrong_cells(where: str, cells: Sequence[str], columns: Sequence[str]) -> UsageError:
+    """Returns the error of a row that has not a cell for each column."""
+    return UsageError(
+        f"{where}: {len(cells)} cells for {len(columns)} columns ({names_of(columns)}); quote the "
+        "text that holds a separator, or repair the line"
+    )
+
+
+def names_of(columns: Sequence[str]) -> str:
+    """Returns the names of a table's columns for a message, or the first of many."""
+    return ", ".join(brief(name)[1:-1] for name in columns[:20]) + ", ..." * (len(columns) > 20)
