@@ -1,4 +1,4 @@
-"""Masked words alone, without next sentences (Liu et al. 2019, RoBERTa, section 4.2)."""
+"""Masked words without next sentences (Liu et al. 2019, RoBERTa, section 4.2)."""
 
 import math
 from typing import Any

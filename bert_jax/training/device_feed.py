@@ -1,4 +1,4 @@
-"""Host batches become global arrays, a few steps ahead of the step that wants them."""
+"""Host batches become global arrays, a few steps ahead of the step that takes them."""
 
 import collections
 import itertools

@@ -21,8 +21,8 @@ from bert_jax import file_lock
 from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.encode import CorpusPart, encode_parts, parts
 from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy, fields_of_text, require_room
-from bert_jax.data.corpus.preview import LOOKED_AT_BYTES
-from bert_jax.data.corpus.request import Request
+from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, preview
+from bert_jax.data.corpus.request import KINDS, Request
 from bert_jax.data.corpus.source_stream import SourceOptions, require_encoding, require_layout
 from bert_jax.data.corpus.sources import left_out
 from bert_jax.data.corpus.store import (
@@ -35,7 +35,7 @@ from bert_jax.data.corpus.store import (
     open_corpus,
     read_manifest,
 )
-from bert_jax.data.corpus.trained_tokenizer import KINDS, forget, train_or_find
+from bert_jax.data.corpus.trained_tokenizer import forget, train_or_find
 from bert_jax.data.language import codes, scripts
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -181,7 +181,7 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None) -> Corpus:
     if not differences:
         stdin = output / _PARTS / _STDIN
         try:
-            look = request.look(stdin, "compare sources")
+            look = preview(request, stdin, "compare sources")
         finally:
             stdin.unlink(missing_ok=True)
         if look.survey.source_hash != manifest.get("source_hash"):
@@ -211,7 +211,8 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
 
     for line in left_out(request.sources, request.held_out):
         note(line)
-    look = request.look(
+    look = preview(
+        request,
         folder / _STDIN,
         "sample text" if given is None else "look through sources",
         sample_bytes=_SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
@@ -221,15 +222,10 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
         note_other_language(look.beginning)
     if given is None:
         tokenizer = train_or_find(
-            request.tokenizer,
+            request,
             look.sample,
             output / "tokenizer",
             folder,
-            vocab_size=request.vocab_size,
-            lowercase=request.lowercase,
-            strip_accents=request.strip_accents,
-            language=request.rules,
-            options=request.options,
             documents=look.survey.documents["train"],
         )
     else:
@@ -237,14 +233,7 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
         forget(output / "tokenizer", folder)
         tokenizer.save(output / "tokenizer")
     require_room(output, folder, text_bytes=look.text_bytes, vocab_size=tokenizer.vocab_size)
-    survey = Survey(
-        request.sources,
-        validation_fraction=request.validation_fraction,
-        seed=request.seed,
-        reading=look.reading,
-        decided=look.survey.decisions,
-        held_out=request.held_out,
-    )
+    survey = request.survey(look.reading, decided=look.survey.decisions)
     total = sum(look.survey.documents.values())
     files = _encode(survey, tokenizer, output, request.rules, workers=workers, total=total)
     for error in survey.findings.files.values():  # of files that changed since the first look

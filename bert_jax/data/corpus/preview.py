@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.data.corpus.dedup import SourceDocument, Survey, sample
+from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.source_stream import SourceOptions
 from bert_jax.data.corpus.sources import is_stdin
 from bert_jax.errors import UsageError
@@ -41,33 +42,19 @@ class Preview:
         return "\n".join(texts)
 
 
-def preview(
-    sources: Sequence[str],
-    reading: SourceOptions,
-    *,
-    validation_fraction: float,
-    seed: int,
-    sample_bytes: int,
-    skip_bad: str | None,
-    title: str,
-    held_out: Sequence[str] = (),
-    skip_bad_limit: float = 1.0,
-) -> Preview:
+def preview(request: Request, stdin: Path, title: str, *, sample_bytes: int = 0) -> Preview:
     """Reads all sources to their end, and takes a sample of `sample_bytes` of training text.
 
-    Raises UsageError that lists all files that cannot be read. With `skip_bad` "file" they are left
-    out: what they hold before the place that cannot be read, too, so that it is read once more.
-    With "record" the bad records are, unless more than the share `skip_bad_limit` of all is bad.
+    Standard input is kept as the file `stdin`. Raises UsageError that lists all files that cannot
+    be read. With `skip_bad` "file" they are left out: what they hold before the place that cannot
+    be read, too, so that it is read once more. With "record" the bad records are, unless more than
+    the share `skip_bad_limit` of all is bad.
     """
+    kept = keep_standard_input(request.sources, stdin)
+    reading = dataclasses.replace(request.reading, stdin=kept)
     bad: dict[str, str] = {}
     while True:
-        survey = Survey(
-            sources,
-            validation_fraction=validation_fraction,
-            seed=seed,
-            reading=reading,
-            held_out=held_out,
-        )
+        survey = request.survey(reading)
         with Progress(title, total=None) as progress:
             progress.describe = lambda progress=progress: f"{progress.done:,} documents"
             read = [0]
@@ -75,25 +62,24 @@ def preview(
         found = survey.findings
         if not found.files:
             break
-        if skip_bad != "file":
+        if request.skip_bad != "file":
             raise _refusal(survey)
         bad |= {name: str(error) for name, error in found.files.items()}
         note(_listed(found.files, "left out, since they cannot be read"))
         reading = dataclasses.replace(reading, without=frozenset(bad))
-    _tell_of_records(survey, skip_bad_limit)
-    _tell_of_wrapped(found.wrapped)
-    records = dict(found.records)
+    _note_bad_records(survey, request.skip_bad_limit)
+    _note_wrapped(found.wrapped)
     return Preview(
         survey=survey,
         reading=reading,
         bad=bad,
-        bad_records=records,
+        bad_records=dict(found.records),
         sample=chosen,
         text_bytes=read[0],
     )
 
 
-def _tell_of_records(survey: Survey, limit: float) -> None:
+def _note_bad_records(survey: Survey, limit: float) -> None:
     """Notes the records that were left out. Raises UsageError where they are too many."""
     found = survey.findings
     bad = sum(found.records.values())
@@ -113,7 +99,7 @@ def _tell_of_records(survey: Survey, limit: float) -> None:
     note(f"left out {bad:,} of {total:,} records, which cannot be read:\n{listed}")
 
 
-def _tell_of_wrapped(wrapped: dict[str, float]) -> None:
+def _note_wrapped(wrapped: dict[str, float]) -> None:
     if wrapped:
         name, share = max(wrapped.items(), key=lambda item: item[1])
         others = f" and {len(wrapped) - 1:,} other files" if len(wrapped) > 1 else ""

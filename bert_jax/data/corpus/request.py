@@ -1,14 +1,14 @@
 """The request to `prepare`: all that decides the content of a corpus."""
 
-import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.preview import Preview, keep_standard_input, preview
+from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.source_stream import SourceOptions
-from bert_jax.data.corpus.trained_tokenizer import KINDS
 from bert_jax.data.language import codes
+
+# The kinds of tokenizers that can be trained.
+KINDS = ("wordpiece", "sentencepiece", "bpe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +59,13 @@ class Request:
             options["strip_accents"] = self.strip_accents
         return options
 
-    def look(self, stdin: Path, title: str, *, sample_bytes: int = 0) -> Preview:
-        """Reads the sources for the first time; standard input is kept as the file `stdin`."""
-        kept = keep_standard_input(self.sources, stdin)
-        return preview(
+    def survey(self, reading: SourceOptions, *, decided: bytes | None = None) -> Survey:
+        """Returns a reading of the sources; `decided` are the decisions of an earlier one."""
+        return Survey(
             self.sources,
-            dataclasses.replace(self.reading, stdin=kept),
             validation_fraction=self.validation_fraction,
             seed=self.seed,
-            sample_bytes=sample_bytes,
-            skip_bad=self.skip_bad,
-            skip_bad_limit=self.skip_bad_limit,
+            reading=reading,
+            decided=decided,
             held_out=self.held_out,
-            title=title,
         )

@@ -5,11 +5,11 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bert_jax.data.corpus.dedup import SourceDocument
+from bert_jax.data.corpus.request import Request
+from bert_jax.data.language import marks
 from bert_jax.data.language.sentences import split_sentences
-from bert_jax.data.tokenizer import accents
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.training import (
     train_byte_level_bpe,
@@ -18,29 +18,25 @@ from bert_jax.data.tokenizer.training import (
 )
 from bert_jax.progress import note
 
-KINDS = ("wordpiece", "sentencepiece", "bpe")
+# Words that may lose a mark: in English those of other languages, well below this.
+_FEW_MARKED = 0.01
 
 
 def train_or_find(
-    kind: str,
+    request: Request,
     sample: Sequence[SourceDocument],
     folder: Path,
     parts: Path,
     *,
-    vocab_size: int,
-    lowercase: bool,
-    strip_accents: bool | None,
-    language: str,
-    options: dict[str, Any],
     documents: int,
 ) -> Tokenizer:
-    """Returns the tokenizer of a sample, which is saved in `folder`.
+    """Returns the tokenizer of a sample of so many `documents`, which is saved in `folder`.
 
-    A file in `parts` says for which `options` and which sample the one that is there was trained.
-    `strip_accents` None leaves it to the sample, which is of so many `documents`. Raises
-    UsageError as training does.
+    A file in `parts` says for which options and which sample the one that is there was trained.
+    Where the request leaves accents open, the sample decides. Raises UsageError as training does.
     """
-    key = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+    kind, strip_accents = request.tokenizer, request.strip_accents
+    key = hashlib.sha256(json.dumps(request.options, sort_keys=True).encode())
     for document in sample:
         key.update(document.digest)
     marker = parts / f"tokenizer-{key.hexdigest()}"
@@ -58,27 +54,45 @@ def train_or_find(
         before + sentence
         for document in sample
         for paragraph in document.text.decode().split("\n")
-        for sentence in split_sentences(paragraph, language)
+        for sentence in split_sentences(paragraph, request.rules)
     ]
-    if strip_accents is None and kind == "wordpiece" and lowercase:
-        strip_accents = accents.decide(sentences)
+    if strip_accents is None and kind == "wordpiece" and request.lowercase:
+        strip_accents = _strips_accents(sentences)
     if kind == "bpe":
-        trained = train_byte_level_bpe(sentences, vocab_size=vocab_size)
+        trained = train_byte_level_bpe(sentences, vocab_size=request.vocab_size)
     elif kind == "sentencepiece":
         trained = train_sentencepiece(
             sentences,
-            vocab_size=vocab_size,
-            lowercase=lowercase,
+            vocab_size=request.vocab_size,
+            lowercase=request.lowercase,
             strip_accents=bool(strip_accents),
         )
     else:
         trained = train_wordpiece(
-            sentences, vocab_size=vocab_size, lowercase=lowercase, strip_accents=strip_accents
+            sentences,
+            vocab_size=request.vocab_size,
+            lowercase=request.lowercase,
+            strip_accents=strip_accents,
         )
     forget(folder, parts)
     trained.save(folder)
     marker.touch()
     return trained
+
+
+def _strips_accents(lines: Sequence[str]) -> bool:
+    """Returns whether a vocabulary that lower-cases these lines strips their accents, too, as
+    BERT's uncased ones do for English; where it does not, that is said.
+    """
+    found = marks.words(lines)
+    if found.losing <= _FEW_MARKED * found.total:
+        return True
+    note(
+        f"{found.losing / found.total:.1%} of the words have marks that lower-casing would strip "
+        f"({', '.join(found.examples)}): they are kept; `strip_accents` yes strips them, as BERT's "
+        "uncased vocabularies do"
+    )
+    return False
 
 
 def forget(folder: Path, parts: Path) -> None:

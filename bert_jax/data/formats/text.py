@@ -96,7 +96,7 @@ class _Wrapping:
         return None
 
     def end(self, path: Path, stream: SourceStream) -> None:
-        """Tells `stream` of a file that looks wrapped."""
+        """Notes a file that looks wrapped in the findings of `stream`."""
         if self._lines < _FEWEST or self._inside < 0.4 * self._lines:
             return
         if self._long > 0.02 * self._lines:

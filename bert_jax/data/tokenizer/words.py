@@ -1,4 +1,4 @@
-"""Tells which tokens begin a word: one bit an id, for masks that take words whole."""
+"""The tokens that begin a word: one bit an id, for masks that take words whole."""
 
 import unicodedata
 
