@@ -1,8 +1,8 @@
 """Text in, documents and sentences out.
 
 A document is a tuple of paragraphs. Sources are read one after the other, as a stream: however
-large they are, a few megabytes are held. What is too long to be held is cut, and where is reported at
-the limits below.
+large they are, a few megabytes are held. What is too long to be held is cut, and where is reported
+at the limits below.
 """
 
 import functools

@@ -63,19 +63,22 @@ class SpanPlan:
         spans = ranges(self.bounds[index], count)
         return type(self)(
             _bounds(count),
-            *(x[spans] for x in (self.start, self.length, self.segment, self.is_last)),
+            self.start[spans],
+            self.length[spans],
+            self.segment[spans],
+            self.is_last[spans],
             {name: array[index] for name, array in self.labels.items()},
         )
 
     @classmethod
     def join(cls, plans: Sequence[Self]) -> Self:
-        counts = [np.diff(plan.bounds) for plan in plans]
-        names = ("start", "length", "segment", "is_last")
-        spans = ([getattr(plan, name) for plan in plans] for name in names)
         labels = {name: [plan.labels[name] for plan in plans] for name in plans[0].labels}
         return cls(
-            _bounds(np.concatenate(counts)),
-            *(np.concatenate(parts) for parts in spans),
+            _bounds(np.concatenate([np.diff(plan.bounds) for plan in plans])),
+            np.concatenate([plan.start for plan in plans]),
+            np.concatenate([plan.length for plan in plans]),
+            np.concatenate([plan.segment for plan in plans]),
+            np.concatenate([plan.is_last for plan in plans]),
             {name: np.concatenate(parts) for name, parts in labels.items()},
         )
 

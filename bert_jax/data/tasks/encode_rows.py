@@ -139,8 +139,8 @@ def encode_texts(
 
     `truncation`: "longest_first" takes tokens off the end of the longer text, one at a time (the
     second where both are equal; google-research/bert run_classifier.py); "only_first" and
-    "only_second" shorten one of them; "never" is an error. A note says how many are cut, with `remedy`.
-    Raises UsageError that names the row where its texts cannot be made to fit.
+    "only_second" shorten one of them; "never" is an error. A note says how many are cut, with
+    `remedy`. Raises UsageError that names the row where its texts cannot be made to fit.
     """
     sides = len(rows[0].texts)
     separators = tokenizer.pair_separators

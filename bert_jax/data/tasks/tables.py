@@ -1,6 +1,6 @@
 """Labelled texts from files: GLUE's TSV, CSV, JSON lines, TFDS.
 
-A row knows the file and line it came from, so that whatever is wrong with it later is reported by name.
+A row knows the file and line it came from: whatever is wrong with it later is reported by name.
 """
 
 import contextlib
