@@ -6,26 +6,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.config import (
-    GENERATOR,
     DataConfig,
     HeadConfig,
     ModelConfig,
     OptimizerConfig,
+    PhaseConfig,
     TrainConfig,
     flatten,
+    settings,
 )
-from bert_jax.config_phase_checks import phase_problems
+from bert_jax.config.fields import fields_read_by, numbered, settings_of
 from bert_jax.errors import UsageError, brief
 from bert_jax.registry import (
     HOOKS,
     MIXERS,
     OBJECTIVES,
-    OPTIMIZERS,
     PARTS,
     POSITIONS,
     ROWS,
-    SCHEDULES,
-    TRACKERS,
     Registry,
 )
 
@@ -76,20 +74,14 @@ def require_registered(config: TrainConfig) -> None:
     Only what computes outputs is asked for: who trains or scores finds the rest missing when it is
     looked up, and who fills a mask needs no optimiser.
     """
-    problems, needed = [], ("model", "compute", "head")
-    sections = ("", "model", "compute", "optimizer", "data")
-    for prefix in sections:
-        section = getattr(config, prefix) if prefix else config
-        for field in dataclasses.fields(section):
-            table, value = field.metadata.get("choices"), getattr(section, field.name)
-            if isinstance(table, Registry) and value not in table:
-                path = f"{prefix}.{field.name}" if prefix else field.name
-                problems.append((prefix, f"{path} {table.problem(value)}"))
-    for part in config.head.parts:
-        if part not in PARTS:
-            problems.append(("head", f"head.parts {PARTS.problem(part)}"))
-    if any(section in needed for section, _ in problems):
-        raise UsageError(f"config {config.name!r}: {problems[0][1]}")
+    unknown = {
+        path: problem
+        for path, problem in _field_problems(config, "")
+        if isinstance(settings()[numbered(path)].choices, Registry)
+    }
+    if any(path.startswith(("model.", "compute.", "head.")) for path in unknown):
+        path, problem = next(iter(unknown.items()))
+        raise UsageError(f"config {config.name!r}: {path} {problem}")
 
 
 def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
@@ -102,32 +94,39 @@ def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
 
 def _field_problems(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
     """Checks each field of a section, and of those inside it, against its own limits."""
-    for field in dataclasses.fields(section):
-        value, limits = getattr(section, field.name), field.metadata
-        path = f"{prefix}.{field.name}" if prefix else field.name
-        if dataclasses.is_dataclass(value):
-            yield from _field_problems(value, path)
-        elif limits:
-            yield from ((path, text) for text in _limit_problems(value, limits))
+    for name, described in settings_of(type(section)).items():
+        value, path = getattr(section, name), f"{prefix}{name}"
+        if described is not None:
+            yield from ((path, text) for text in described.problems(value))
+        elif isinstance(value, tuple):
+            for i, item in enumerate(value):
+                yield from _field_problems(item, f"{path}.{i}.")
+        else:
+            yield from _field_problems(value, f"{path}.")
 
 
-def _limit_problems(value: Any, limits: Any) -> Iterator[str]:
-    choices = limits.get("choices")
-    if isinstance(choices, Registry):
-        if value not in choices:
-            yield choices.problem(value)
-    elif choices is not None and value not in choices:
-        yield f"is {value!r}; choose one of {', '.join(choices)}"
-    if "least" in limits and value < limits["least"]:
-        is_switch = isinstance(value, float) and set(limits) == {"least"} and not limits["least"]
-        off = "; 0 switches it off" if is_switch else ""
-        yield f"is {value}; it must be at least {limits['least']}{off}"
-    if "most" in limits and value > limits["most"]:
-        yield f"is {value}; it must be at most {limits['most']}"
-    if "above" in limits and value <= limits["above"]:
-        yield f"is {value}; it must be positive"
-    if "below" in limits and value >= limits["below"]:
-        yield f"is {value}; it must be below {limits['below']}"
+def reads(section: Any, name: str) -> bool:
+    """Returns whether the chosen kinds read a field of a section; what a file registers may."""
+    described = settings_of(type(section))[name]
+    chooser, *kinds = (described and described.read_by) or ("",)
+    if not kinds or chooser not in settings_of(type(section)):
+        return True
+    chosen, by = getattr(section, chooser), settings_of(type(section))[chooser]
+    table = by and by.choices
+    return chosen in kinds or (isinstance(table, Registry) and not table.is_builtin(chosen))
+
+
+def _unread(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yields the fields that were changed where nothing reads them: they would do nothing."""
+    for name, described in settings_of(type(section)).items():
+        value = getattr(section, name)
+        if described is not None and value != described.default and not reads(section, name):
+            chooser, *kinds = described.read_by
+            chosen = getattr(section, chooser)
+            yield (
+                f"{prefix}{name}",
+                f"is {value}, which {chosen} does not read: only {', '.join(kinds)}",
+            )
 
 
 def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -148,16 +147,13 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
     yield from _objective_problems(config)
     yield from _optimizer_problems(optimizer, config.total_steps)
-    for name in config.trackers:
-        if name not in TRACKERS:
-            yield "trackers", TRACKERS.problem(name)
     for hook in config.hooks:
         if (name := hook.partition(":")[0]) not in HOOKS:
             yield "hooks", HOOKS.problem(name)
     if not config.phases:
         yield "phases", "is empty; a run needs at least one phase"
     for i, phase in enumerate(config.phases):
-        yield from ((f"phases.{i}.{name}", text) for name, text in phase_problems(phase, config))
+        yield from ((f"phases.{i}.{name}", text) for name, text in _phase_problems(phase, config))
     if not 0 <= optimizer.warmup_steps < max(config.total_steps, 1):
         yield (
             "optimizer.warmup_steps",
@@ -175,14 +171,6 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "mesh.fsdp", "must be -1 (all devices) or at least 1"
 
 
-# A field of the data -> the built-in kinds of rows that read it; and those that have two segments.
-_ROWS_THAT_READ = {
-    "short_seq_prob": ("sentence_pairs",),
-    "random_next_prob": ("sentence_pairs",),
-}
-_ROWS_OF_PAIRS = ("sentence_pairs", "electra_segments")
-
-
 def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Checks that rows and loss go with the objective. A task has neither."""
     data, objective, z_loss = config.data, config.objective, config.optimizer.z_loss
@@ -194,15 +182,9 @@ def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         if z_loss:
             yield "optimizer.z_loss", f"is {z_loss}, which a task does not read"
         return
-    for name, kinds in _ROWS_THAT_READ.items():
-        value = getattr(data, name)
-        is_changed = value != getattr(DataConfig, name)
-        if is_changed and ROWS.is_builtin(data.rows) and data.rows not in kinds:
-            yield (
-                f"data.{name}",
-                f"is {value}, which {data.rows} does not read: only {', '.join(kinds)}",
-            )
-    if config.model.type_vocab_size < 2 and data.rows in _ROWS_OF_PAIRS:
+    yield from _unread(data, "data.")
+    # [CLS], and one [SEP] behind each segment.
+    if config.model.type_vocab_size < 2 and data.rows in ROWS and ROWS[data.rows].num_special > 2:
         yield "model.type_vocab_size", f"is 1; rows of {data.rows} need 2 segments"
     # An objective is looked up, with all that it imports, only where there is a reason.
     is_default = objective == TrainConfig.objective and data.rows == DataConfig.rows
@@ -219,57 +201,8 @@ def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} does not read"
 
 
-# A field of the model -> the field that chooses, and the built-in kinds of it that read the first.
-_MODEL_FIELDS_OF = {
-    "rope_theta": ("position_embedding_type", ("rotary", "rotary_interleaved")),
-    "local_rope_theta": ("position_embedding_type", ("rotary", "rotary_interleaved")),
-    "norm_bias": ("norm", ("layernorm",)),
-}
-
-
-# A field of the optimiser -> the built-in kinds, or schedules, that read it. Changed where nothing
-# reads it, it would be believed to do something.
-_KINDS_THAT_READ = {
-    "beta1": ("bert_adamw", "adamw", "lamb", "stable_adamw", "muon"),
-    "beta2": ("bert_adamw", "adamw", "lamb", "stable_adamw", "muon"),
-    "epsilon": ("bert_adamw", "adamw", "lamb", "stable_adamw", "muon"),
-    "bias_correction": ("bert_adamw", "lamb"),
-    "momentum": ("muon",),
-}
-_SCHEDULES_THAT_READ = {
-    "decay_steps": ("warmup_stable_decay",),
-    "min_lr_ratio": ("linear", "polynomial", "cosine", "warmup_stable_decay"),
-    "power": ("polynomial",),
-}
-
-
-def _choices(
-    optimizer: OptimizerConfig,
-) -> tuple[tuple[Registry, str, dict[str, tuple[str, ...]]], ...]:
-    return (
-        (OPTIMIZERS, optimizer.kind, _KINDS_THAT_READ),
-        (SCHEDULES, optimizer.schedule, _SCHEDULES_THAT_READ),
-    )
-
-
-def reads(optimizer: OptimizerConfig, name: str) -> bool:
-    """Returns whether the optimiser or its schedule reads a field; what a file registers may."""
-    return all(
-        name not in readers or not table.is_builtin(chosen) or chosen in readers[name]
-        for table, chosen, readers in _choices(optimizer)
-    )
-
-
 def _optimizer_problems(optimizer: OptimizerConfig, total_steps: int) -> Iterator[tuple[str, str]]:
-    for _, chosen, readers in _choices(optimizer):
-        for name, kinds in readers.items():
-            value = getattr(optimizer, name)
-            is_changed = value != getattr(OptimizerConfig, name)
-            if is_changed and not reads(optimizer, name):
-                yield (
-                    f"optimizer.{name}",
-                    f"is {value}, which {chosen} does not read: only {', '.join(kinds)}",
-                )
+    yield from _unread(optimizer, "optimizer.")
     if optimizer.schedule == "warmup_stable_decay":
         most = total_steps - optimizer.warmup_steps
         if not 1 <= optimizer.decay_steps <= max(most, 1):
@@ -294,21 +227,14 @@ def _value_problems(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     yield from _value_problems(model, "model.")
-    yield from _field_problems(model, "model")
+    yield from _field_problems(model, "model.")
     if model.hidden_size % model.num_attention_heads:
         yield (
             "model.num_attention_heads",
             f"is {model.num_attention_heads}, which does not divide hidden_size "
             f"{model.hidden_size}",
         )
-    for name, (choice, kinds) in _MODEL_FIELDS_OF.items():
-        value, chosen = getattr(model, name), getattr(model, choice)
-        is_builtin = choice != "position_embedding_type" or POSITIONS.is_builtin(chosen)
-        if value != getattr(ModelConfig, name) and is_builtin and chosen not in kinds:
-            yield (
-                f"model.{name}",
-                f"is {value}, which {choice} {chosen} does not read: only {', '.join(kinds)}",
-            )
+    yield from _unread(model, "model.")
     kind = model.position_embedding_type
     for name in ("global_attention_every_n_layers", "local_rope_theta"):
         if (value := getattr(model, name)) and not model.attention_window:
@@ -326,7 +252,7 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
 def _generator_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     model = config.model
     if "generator" not in config.head.parts:
-        for name in GENERATOR:
+        for name in fields_read_by("head.parts", ModelConfig):
             if getattr(model, name) != getattr(ModelConfig, name):
                 yield (
                     f"model.{name}",
@@ -360,9 +286,7 @@ _CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")
 
 
 def _head_problems(head: HeadConfig) -> Iterator[tuple[str, str]]:
-    for part in head.parts:
-        if part not in PARTS:
-            yield "head.parts", f"has {part!r}; choose from {', '.join(PARTS.names())}"
+    yield from _field_problems(head, "head.")
     if len(set(head.parts) & set(_CLASSIFIERS)) > 1 or len(set(head.parts)) < len(head.parts):
         yield "head.parts", f"is {', '.join(head.parts)}; each once, and one classifier at most"
     if {"nsp", "sequence_classifier"} & set(head.parts) and "pooler" not in head.parts:
@@ -374,3 +298,67 @@ def _head_problems(head: HeadConfig) -> Iterator[tuple[str, str]]:
             yield "head.parts", f"has {part}, which stands on {needed}: that must be there"
     if len(set(head.labels)) < len(head.labels):
         yield "head.labels", f"is {', '.join(head.labels)}; each label once"
+
+
+# --- phases --------------------------------------------------------------------------------------
+
+
+def _phase_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yields what is impossible in a phase: the name of the field, and why."""
+    if phase.sequence_length > config.model.max_position_embeddings:
+        kind = config.model.position_embedding_type
+        has_table = POSITIONS[kind].has_table()
+        longest = "the position table" if has_table else "the model says its rows may be"
+        remedy = "enlarge the table" if has_table else f"set it higher: {kind} has no table"
+        yield (
+            "sequence_length",
+            f"is {phase.sequence_length}, longer than {longest} "
+            f"(model.max_position_embeddings = {config.model.max_position_embeddings}); "
+            f"shorten the sequence or {remedy}",
+        )
+    if phase.masked_lm_prob != -1 and not 0 <= phase.masked_lm_prob <= 1:
+        yield (
+            "masked_lm_prob",
+            f"is {phase.masked_lm_prob}; a share from 0 to 1, or -1 for data.masked_lm_prob",
+        )
+    if phase.max_predictions != -1 and not 1 <= phase.max_predictions <= phase.sequence_length - 3:
+        yield (
+            "max_predictions",
+            f"is {phase.max_predictions}; a row of {phase.sequence_length} has "
+            f"{phase.sequence_length - 3} tokens to choose from (three are [CLS] and [SEP]); "
+            "the usual value is "
+            f"{round(phase.sequence_length * phase.mask_rate(config.data.masked_lm_prob))}, and "
+            "-1 follows the mask rate",
+        )
+    yield from _packing_problems(phase, config)
+    microbatches = config.optimizer.gradient_accumulation_steps
+    if phase.global_batch_size % microbatches:
+        yield (
+            "global_batch_size",
+            f"is {phase.global_batch_size}, which gradient_accumulation_steps = {microbatches} "
+            "does not divide",
+        )
+
+
+def _packing_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    most, data = phase.max_sequences, config.data
+    if data.packing == "none":
+        if most != -1:
+            yield "max_sequences", f"is {most}, but no rows are packed (data.packing); leave it -1"
+        return
+    if most == -1:  # not completed yet
+        return
+    if not 1 <= most <= phase.sequence_length // 3:
+        yield (
+            "max_sequences",
+            f"is {most}; a packed row of {phase.sequence_length} has room for 1 to "
+            f"{phase.sequence_length // 3} sequences, and -1 chooses",
+        )
+        return
+    needed = phase.predictions_of(data.masked_lm_prob)
+    if phase.max_predictions < needed:
+        yield (
+            "max_predictions",
+            f"is {phase.max_predictions}, but the {most} sequences that a packed row may hold have "
+            f"{needed} tokens to predict (data.packing); -1 makes room for them",
+        )

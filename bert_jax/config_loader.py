@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config as configs
-from bert_jax import config_names, strict_json
-from bert_jax.config import TrainConfig, flatten, from_dict, to_dict
+from bert_jax import strict_json
+from bert_jax.config import TrainConfig, field_names, flatten, from_dict, to_dict
 from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note_once
@@ -31,6 +31,8 @@ from bert_jax.progress import note_once
 # for all that is in it.
 MOVED = {
     "bert_jax.doctor": "bert_jax_lab.doctor",
+    "bert_jax.config_names": "bert_jax.config.field_names",
+    "bert_jax.config_values": "bert_jax.config.fields",
     "bert_jax.expected": "bert_jax_lab.reference_curves",
     "bert_jax.pages": "bert_jax_lab.reports",
     "bert_jax.planning": "bert_jax_lab.planning",
@@ -75,7 +77,7 @@ def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
         try:
             _assign(values, path.strip(), value)
         except _UnknownField as error:
-            hint = config_names.suggestion(path.strip(), flatten(values), error.names)
+            hint = field_names.suggestion(path.strip(), flatten(values), error.names)
             raise UsageError(f"override {path.strip()}: no field {error}.{hint}") from None
     return from_dict(values)
 
@@ -111,8 +113,8 @@ def _assign(values: Any, path: str, value: Any) -> None:
             here = here[key]
             continue
         if isinstance(here[key], dict) and not isinstance(value, dict):
-            close = config_names.meant(path, (f"{path}.{name}" for name in here[key]))
-            hint = config_names.suggestion(path, close) if close else ""
+            close = field_names.meant(path, (f"{path}.{name}" for name in here[key]))
+            hint = field_names.suggestion(path, close) if close else ""
             raise UsageError(
                 f"override {path}: expected a section of fields, got {brief(value)}.{hint}"
             )
@@ -279,7 +281,7 @@ def _suggestion(error: Exception) -> str:
     if found is None or not dataclasses.is_dataclass(section):
         return ""
     names = [field.name for field in dataclasses.fields(section)]
-    return "." + config_names.suggestion(found[2], flatten(TrainConfig()), names)
+    return "." + field_names.suggestion(found[2], flatten(TrainConfig()), names)
 
 
 def _close(name: str, names: Iterable[str]) -> str:

@@ -3,11 +3,12 @@
     python docs/generate.py          # writes them
     python docs/generate.py --check  # exit code 1 if one is not up to date
 
-The tables in configuration.md, one for each verb, are made of the classes of options in the modules
-of the verbs (bert_jax/cli/options.py). The table of calls in architecture.md has the lines of each
-function from `main` to the step, of which there are to be few. The picture has the stages below, in
-rows from top to bottom; the tables and their fields are read from bert_jax/registry.py, and what a
-stage is for from the first sentence of its module's docstring.
+The tables of options, one for each verb, are made of the classes of options in the modules of the
+verbs (bert_jax/cli/options.py); those of fields, and of what may change on resumption, of what the
+fields say about themselves (bert_jax/config/). The table of calls in architecture.md has the lines
+of each function from `main` to the step, of which there are to be few. The picture has the stages
+below, in rows from top to bottom; the tables and their fields are read from bert_jax/registry.py,
+and what a stage is for from the first sentence of its module's docstring.
 """
 
 import argparse
@@ -15,14 +16,17 @@ import ast
 import dataclasses
 import functools
 import itertools
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_jax import config_loader
 from bert_jax.cli import options, usage
+from bert_jax.config import settings
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "bert_jax"
@@ -263,21 +267,33 @@ def _text(x: float, y: float, text: str, kind: str, *, anchor: str = "middle") -
 
 def with_options(text: str) -> str:
     """Returns configuration.md with the table of each verb's options."""
-    text = _with_table(text, "Command line", options.Verb, inherited=True)
+    text = _with_table(text, "Command line", _OPTIONS, _rows(options.Verb, inherited=True))
     for verb in usage.VERBS:
-        text = _with_table(text, f"`bert-jax {verb}`", usage.options_of(verb))
+        rows = _rows(usage.options_of(verb))
+        text = _with_table(text, re.escape(f"`bert-jax {verb}`"), _OPTIONS, rows)
     return text
 
 
-def _with_table(text: str, heading: str, declared: type, *, inherited: bool = False) -> str:
+_OPTIONS = ("option", "default", "meaning")
+
+
+def _rows(declared: type, *, inherited: bool = False) -> Iterator[tuple[str, ...]]:
     of_all = {field.name for field in dataclasses.fields(options.Verb)}
-    rows = ["| option | default | meaning |", "|---|---|---|"]
     for option in options.described(declared):
         if inherited or option.name not in of_all:
-            cells = (f"`{_name(option)}`", _default(option), _meaning(option))
-            row = " | ".join(cell.replace("|", "\\|") for cell in cells)
-            rows.append(f"| {row} |".replace("|  |", "| |"))
-    pattern = rf"(^#+ {re.escape(heading)}\n(?:(?!^[#|]).*\n)*)(?:^\|.*\n)+"
+            yield f"`{_name(option)}`", _default(option), _meaning(option)
+
+
+def _with_table(
+    text: str, heading: str, head: Iterable[str], cells: Iterable[Iterable[str]]
+) -> str:
+    """Returns the text with another table under a heading, which is a regular expression."""
+    rows = [f"| {' | '.join(head)} |"]
+    rows.append(re.sub(r"[^|]+", "---", rows[0]))
+    for row in cells:
+        joined = " | ".join(cell.replace("|", "\\|") for cell in row)
+        rows.append(f"| {joined} |".replace("|  |", "| |"))
+    pattern = rf"(^#+ {heading}\n(?:(?!^[#|]).*\n)*)(?:^\|.*\n)+"
     found, count = re.subn(
         pattern, lambda m: m[1] + "\n".join(rows) + "\n", text, count=1, flags=re.MULTILINE
     )
@@ -349,12 +365,63 @@ def _body(module: Path, name: str) -> list[ast.stmt]:
     return found.body[1:] if ast.get_docstring(found) else found.body
 
 
+# --- the tables of fields ------------------------------------------------------------------------
+
+_BY_HAND = {"free": "free", "flag": "with `--allow-change`", "refused": "refused"}
+
+
+def with_fields(text: str) -> str:
+    """Returns configuration.md with the tables of fields, of resumption and of shipped configs."""
+    sections: dict[str, list[str]] = {}
+    for path in settings():
+        sections.setdefault(path.rpartition(".")[0].removesuffix(".N"), []).append(path)
+    for name, paths in sections.items():
+        heading = f"`{name}`.*" if name else "The run"
+        text = _with_table(text, heading, ("field", "default", "meaning"), map(_described, paths))
+    resuming = ((how, ", ".join(_together(sections, rule))) for rule, how in _BY_HAND.items())
+    text = _with_table(text, "What may change on resume", ("on resume", "fields"), resuming)
+    head = ("config", "layers x width, heads", "sub-words", "phases: rows x length, steps",
+            "learning rate, warm-up", "type")  # fmt: skip
+    return _with_table(text, "Shipped configs", head, map(_shipped, config_loader.shipped_names()))
+
+
+def _described(path: str) -> tuple[str, str, str]:
+    default, doc = settings()[path].default, settings()[path].doc
+    assert doc.endswith("."), path
+    return f"`{path}`", f"`{default if isinstance(default, str) else json.dumps(default)}`", doc
+
+
+def _together(sections: dict[str, list[str]], rule: str) -> Iterator[str]:
+    """Yields the fields of a rule; a section at once, where most of it has that rule."""
+    for name, paths in sections.items():
+        others = [path for path in paths if settings()[path].rule.on_resume != rule]
+        if not name or 2 * len(others) > len(paths):
+            yield from (f"`{path}`" for path in paths if path not in others)
+        else:
+            names = ", ".join(f"`{path.rpartition('.')[2]}`" for path in others)
+            yield f"`{name}.*`" + (f" (but not {names})" if names else "")
+
+
+def _shipped(name: str) -> tuple[str, ...]:
+    config = config_loader.load_config(name)
+    model, optimizer = config.model, config.optimizer
+    phases = (f"{p.global_batch_size} x {p.sequence_length}, {p.steps:,}" for p in config.phases)
+    return (
+        f"`{name}`",
+        f"{model.num_hidden_layers} x {model.hidden_size}, {model.num_attention_heads}",
+        f"{model.vocab_size:,}",
+        "; ".join(phases),
+        f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,}",
+        config.compute.dtype,
+    )
+
+
 def main() -> int:
     architecture = _ROOT / "docs" / "architecture.md"
     tables = _ROOT / "docs" / "configuration.md"
     made = {
         _ROOT / "docs" / "data-flow.svg": picture(),
-        tables: with_options(tables.read_text(encoding="utf-8")),
+        tables: with_fields(with_options(tables.read_text(encoding="utf-8"))),
         architecture: with_lines(architecture.read_text(encoding="utf-8")),
     }
     stale = [p for p, t in made.items() if not p.is_file() or p.read_text(encoding="utf-8") != t]

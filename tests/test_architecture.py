@@ -30,8 +30,6 @@ _COMMON = {
     "config",
     "config_checks",
     "config_loader",
-    "config_names",
-    "config_values",
     "errors",
     "file_lock",
     "files",
@@ -50,13 +48,9 @@ _MAY_IMPORT = {
     "strict_json": {"errors"},
     # Its entries are strings: what they name is imported when it is asked for.
     "registry": {"errors"},
-    "config_values": {"errors"},
-    "config_names": set(),
-    "config": {"config_values", "errors", "registry"},
-    "config_phase_checks": {"config", "registry"},
-    "config_checks": {"config", "config_phase_checks", "errors", "registry"},
-    "config_loader": {"config", "config_checks", "config_names", "errors"}
-    | {"progress", "strict_json"},
+    "config": {"errors", "registry"},
+    "config_checks": {"config", "errors", "registry"},
+    "config_loader": {"config", "config_checks", "errors", "progress", "strict_json"},
     # Asked by the functions of configs/.
     "config_width": {"config"},
     "data": set(),

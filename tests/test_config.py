@@ -6,14 +6,42 @@ import json
 import pytest
 
 from bert_jax import config as configs
-from bert_jax import config_loader, config_names
-from bert_jax.config import ModelConfig, PhaseConfig, TrainConfig
+from bert_jax import config_loader
+from bert_jax.config import ModelConfig, PhaseConfig, TrainConfig, field_names
+from bert_jax.config.fields import section, setting
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.errors import UsageError
 
 _TWO_PHASES = TrainConfig(
     phases=(PhaseConfig(), PhaseConfig(sequence_length=512, steps=100_000, max_predictions=76))
 )
+
+
+# --- what a field says about itself --------------------------------------------------------------
+
+
+def test_a_field_that_says_nothing_about_itself_is_refused():
+    """As the package is imported: so each is documented and classified."""
+    with pytest.raises(TypeError, match=r"Section\.size says nothing about itself: use setting"):
+
+        @section
+        class Section:
+            size: int = 3
+
+    with pytest.raises(TypeError, match="missing 2 required positional arguments"):
+        setting(3)  # type: ignore[call-arg]
+
+
+def test_every_leaf_of_a_config_is_a_field_that_says_which_rule_it_has():
+    for path, value in configs.flatten(_TWO_PHASES).items():
+        described = configs.setting_of(path)
+        assert described and described.doc.endswith("."), path
+        assert described.rule.on_resume in ("free", "flag", "refused")
+        assert described.rule.compared in ("free", "judged", "equal")
+        assert type(value) is str or not [*described.problems(value)], path
+    assert configs.setting_of("phases.7.steps") is configs.settings()["phases.N.steps"]
+    assert configs.setting_of("head.parts.1") is configs.settings()["head.parts"]
+    assert configs.setting_of("model") is configs.setting_of("corpus") is None
 
 
 # --- overrides -----------------------------------------------------------------------------------
@@ -434,11 +462,9 @@ def test_no_shipped_config_masks_less_than_its_rate(name):
 
 
 def test_what_people_call_a_field_is_a_field():
-    """Each name leads to one field or more, and no two fields of one section share it."""
+    """Each name leads to one field first, which no other one shares."""
     paths = list(configs.flatten(TrainConfig()))
-    for end, names in config_names.CALLED.items():
-        ending = "." + end.replace(".N.", ".0.")
-        (field,) = [path for path in paths if f".{path}".endswith(ending)]
-        assert config_names.synonyms(field) >= set(names)
-        for name in names:
-            assert config_names.meant(name, paths)[0] == field, name
+    for path in paths:
+        for name in configs.setting_of(path).called:
+            assert field_names.meant(name, paths)[0] == path, name
+            assert name in field_names.synonyms(path)

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import jax
@@ -14,10 +13,9 @@ import pytest
 
 from bert_jax import config_loader, errors
 from bert_jax.cli.usage import command_parser, verbs_of
-from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.config import ModelConfig, TrainConfig, setting_of
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from bert_jax.workdir import resume_policy
 from tests.paths import ROOT
 
 _ROOT = ROOT
@@ -89,83 +87,13 @@ def commands(text: str) -> list[list[str]]:
 # --- fields ---------------------------------------------------------------------------------------
 
 
-def fields() -> dict[str, typing.Any]:
-    """Every field of a config and its default; those of the phases as `phases.N.*`."""
-    found = {}
-    for field in dataclasses.fields(TrainConfig):
-        kind = typing.get_type_hints(TrainConfig)[field.name]
-        prefix = field.name
-        if kind == tuple[str, ...]:
-            found[prefix] = list(field.default)
-            continue
-        if typing.get_origin(kind) is tuple:
-            kind, prefix = typing.get_args(kind)[0], f"{field.name}.N"
-        if dataclasses.is_dataclass(kind):
-            # As JSON has them: a tuple is a list.
-            found |= {
-                f"{prefix}.{f.name}": list(f.default) if isinstance(f.default, tuple) else f.default
-                for f in dataclasses.fields(kind)
-            }
-        else:
-            found[prefix] = field.default
-    return found
-
-
-def value(text: str):
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def test_every_field_is_described_with_its_default():
-    text = section(_CONFIGURATION, "Fields")
-    count = len(re.findall(r"^\|---", text, re.MULTILINE))
-    rows = [row for number in range(count) for row in table(text, number)]
-    assert {name: value(default) for name, default, _ in rows} == fields()
-    assert len(rows) == len(fields())
-    for name, _, meaning in rows:
-        assert meaning.endswith("."), name
-
-
-def test_what_may_change_on_resume_is_said():
-    part = section(_CONFIGURATION, "What may change on resume")
-    for number, expected in enumerate((resume_policy.FREE, resume_policy.WITH_FLAG)):
-        rows = table(part, number)
-        said = {name.removesuffix("*") for cell, _ in rows for name in cell.split(", ")}
-        assert said == set(expected)
-
-
-def test_the_shipped_configs_are_as_described():
-    expected = []
-    for name in config_loader.shipped_names():
-        config = config_loader.load_config(name)
-        model, optimizer = config.model, config.optimizer
-        phases = [
-            f"{p.global_batch_size} x {p.sequence_length}, {p.steps:,}" for p in config.phases
-        ]
-        expected.append(
-            [
-                name,
-                f"{model.num_hidden_layers} x {model.hidden_size}, {model.num_attention_heads}",
-                f"{model.vocab_size:,}",
-                "; ".join(phases),
-                f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,}",
-                config.compute.dtype,
-            ]
-        )
-    assert table(section(_CONFIGURATION, "Shipped configs")) == expected
-
-
 @each_document
 def test_no_field_is_named_that_does_not_exist(document):
     sections = [f.name for f in dataclasses.fields(TrainConfig)]
-    known = fields()
     for span in spans(document.read_text(encoding="utf-8")):
         match = re.match(rf"({'|'.join(sections)})\.[a-zN0-9][\w.]*(?=$|=)", span)
         if match and not match[0].endswith((".py", ".json", ".safetensors")):
-            name = re.sub(r"^phases\.\d+", "phases.N", match[0])
-            assert name in known, f"{document.name}: `{span}`"
+            assert setting_of(match[0]), f"{document.name}: `{span}`"
 
 
 # --- the command line -----------------------------------------------------------------------------

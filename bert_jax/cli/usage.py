@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bert_jax import __version__, config_names
+from bert_jax import __version__
 from bert_jax.cli import options
-from bert_jax.config import TrainConfig, flatten
+from bert_jax.config import TrainConfig, field_names, flatten
 
 _EPILOG = """\
 A first run, from text to a filled-in word:
@@ -135,8 +135,8 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def _meant(self, name: str, value: str) -> str | None:
-        fields = config_names.meant(name, flatten(TrainConfig()))
-        called = {each.replace("_", "-") for f in fields for each in config_names.synonyms(f)}
+        fields = field_names.meant(name, flatten(TrainConfig()))
+        called = {each.replace("_", "-") for f in fields for each in field_names.synonyms(f)}
         options = [o.removeprefix("--") for o in self._option_string_actions if o[:2] == "--"]
         wanted = [o for o in options if o in called]
         wanted += [o for o in _OPTIONS.get(name.replace("_", "-"), ()) if o in options]

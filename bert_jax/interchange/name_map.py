@@ -20,7 +20,8 @@ import jax
 import numpy as np
 
 from bert_jax import strict_json
-from bert_jax.config import GENERATOR, HeadConfig, ModelConfig
+from bert_jax.config import HeadConfig, ModelConfig
+from bert_jax.config.fields import fields_read_by, settings_of
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
 from bert_jax.model.bert import Params
@@ -122,26 +123,13 @@ class ImportedModel:
     missing: tuple[str, ...] = ()
 
 
-# The fields of a model that other systems' BERT has, by the same names.
-MODEL_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "initializer_range",
-    "layer_norm_eps",
-)
-# Those that it has not, a new one included: for those formats they must be as they are by default.
+# The fields of a model that other systems' BERT has, by the same names; and those that none has:
+# for those formats they must be as they are by default. A generator is no part of a BERT.
+MODEL_FIELDS = tuple(n for n, f in settings_of(ModelConfig).items() if f and f.in_every_bert)
 _OURS = tuple(
-    field.name
-    for field in dataclasses.fields(ModelConfig)
-    if field.name not in (*MODEL_FIELDS, *GENERATOR)
+    name
+    for name in settings_of(ModelConfig)
+    if name not in (*MODEL_FIELDS, *fields_read_by("head.parts", ModelConfig))
 )
 
 

@@ -20,7 +20,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax import config_loader
-from bert_jax.config import ComputeConfig, TrainConfig, flatten
+from bert_jax.config import ComputeConfig, TrainConfig, flatten, settings
 from bert_jax.errors import UsageError
 from bert_jax.memory import estimate
 from bert_jax.memory.free import free_bytes
@@ -30,10 +30,8 @@ from bert_jax.runtime import distributed, host_allocator
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint, run_directory
 
-# The fields that are chosen. Only the first one defines the numbers of a run, by its rounding.
+# The only one of the fields that are chosen that defines the numbers of a run, by its rounding.
 MICROBATCHES = "optimizer.gradient_accumulation_steps"
-FIELDS = (MICROBATCHES, "compute.remat", "compute.layers", "compute.gather",
-          "evaluation.batch_size")  # fmt: skip
 _POLICIES = ("none", "dots", "full")
 # How far the estimate of what is not the state may be from the truth.
 _MARGIN = 1.25
@@ -191,8 +189,9 @@ def settle(
     planner = _MemoryPlanner(config, demand, mesh)
     if choose and _has_steps(directory) and MICROBATCHES not in allowed:
         stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
-        config = _with(config, {name: stored[name] for name in FIELDS})
-        note("`fit_memory`: as this run began: " + ", ".join(f"{f}={stored[f]}" for f in FIELDS))
+        fields = [path for path, each in settings().items() if each.fits_memory]
+        config = _with(config, {name: stored[name] for name in fields})
+        note("`fit_memory`: as this run began: " + ", ".join(f"{f}={stored[f]}" for f in fields))
     elif choose:
         config, allowed = planner.choose(config), (*allowed, MICROBATCHES)
     needed = planner.require_room(config)

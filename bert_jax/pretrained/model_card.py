@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import OptimizerConfig, TrainConfig
+from bert_jax.config.fields import fields_read_by
 from bert_jax.config_checks import reads
 from bert_jax.data.tokenizer import hub
 from bert_jax.registry import OBJECTIVES
@@ -26,12 +27,6 @@ _TASKS = {  # the last part of a head -> the Hub's name of what it is for
     "nsp": "fill-mask",
 }
 _POINTS = 12  # of the held-out curve
-
-
-# The numbers of an optimiser and of a schedule, of which each has those that it reads.
-_OF_OPTIMISERS = ("beta1", "beta2", "epsilon", "momentum", "weight_decay", "clip_norm",
-                  "bias_correction")  # fmt: skip
-_OF_SCHEDULES = ("decay_steps", "min_lr_ratio", "power")
 
 
 def write_model_card(
@@ -148,8 +143,8 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
     )  # fmt: skip
     facts = {
         "learning rate": f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of "
-        f"warm-up, then `{optimizer.schedule}`{_numbers(optimizer, _OF_SCHEDULES)}",
-        "optimiser": f"`{optimizer.kind}`{_numbers(optimizer, _OF_OPTIMISERS)}",
+        f"warm-up, then `{optimizer.schedule}`{_numbers(optimizer, 'schedule')}",
+        "optimiser": f"`{optimizer.kind}`{_numbers(optimizer, 'kind')}",
         "dropout": f"{config.model.hidden_dropout_prob:g}, of attention "
         f"{config.model.attention_probs_dropout_prob:g}",
         "products in": config.compute.dtype,
@@ -174,10 +169,13 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
     return phases + "\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def _numbers(optimizer: OptimizerConfig, names: Iterable[str]) -> str:
-    values = ((name, getattr(optimizer, name)) for name in names if reads(optimizer, name))
-    shown = ((n, ("no", "yes")[v] if isinstance(v, bool) else f"{v:g}") for n, v in values)
-    return "".join(f", {name.replace('_', ' ')} {value}" for name, value in shown)
+def _numbers(optimizer: OptimizerConfig, chooser: str) -> str:
+    """Returns what the optimiser, or its schedule, reads: numbers first, then switches."""
+    names = (n for n in fields_read_by(chooser, OptimizerConfig) if reads(optimizer, n))
+    values = {name: getattr(optimizer, name) for name in names}
+    ordered = sorted(values.items(), key=lambda item: isinstance(item[1], bool))
+    texts = ((n, ("no", "yes")[v] if isinstance(v, bool) else f"{v:g}") for n, v in ordered)
+    return "".join(f", {name.replace('_', ' ')} {value}" for name, value in texts)
 
 
 def _results(

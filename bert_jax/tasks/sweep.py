@@ -20,6 +20,7 @@ from bert_jax.config import (
     PhaseConfig,
     TrainConfig,
     flatten,
+    setting_of,
 )
 from bert_jax.config_checks import validate
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -41,23 +42,6 @@ from bert_jax.workdir.run_list import make_missing
 WARMUP = 0.1
 # Devlin et al. 2019, appendix A.3.
 _PAPER_GRID = tuple(itertools.product((16, 32), (5e-5, 4e-5, 3e-5, 2e-5), (2.0, 3.0, 4.0)))
-_PRE_TRAINING = "only pre-training has this field; leave it out"
-_OF_THE_TASK = "it is the task's; leave it out"
-# What the beginnings of fields that overrides cannot change are to be replaced by.
-_NOT_SET = {
-    "data.": _PRE_TRAINING,
-    "objective": _PRE_TRAINING,
-    "evaluation.num_examples": _PRE_TRAINING,
-    "name": _OF_THE_TASK,
-    "seed": "use `seed` and `seeds`",
-    "head.": _OF_THE_TASK,
-    "model.": "the model is the checkpoint's; of it only dropout and initializer_range can be set",
-    "optimizer.frozen_layers": "use `freeze_layers`",
-    "optimizer.learning_rate": "use `learning_rate`",
-    "phases": "use `length`, `batch_size` and `epochs`",
-}
-_SETTABLE = ("model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
-             "model.initializer_range")  # fmt: skip
 # Begins the name of the folder into which a failed attempt is moved, until all of it is there.
 _MOVING = "aside-"
 # Tokens of a row: validate() asks for as many.
@@ -229,9 +213,9 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
     changed = config_loader.override(config, list(run.overrides))
     # Also of a list that has become shorter.
     for name, _, _ in resume_policy.differences(flatten(config), flatten(changed)):
-        remedy = next((why for start, why in _NOT_SET.items() if name.startswith(start)), None)
-        if remedy is not None and name not in _SETTABLE:
-            raise UsageError(f"override {name}: {remedy}")
+        described = setting_of(name)
+        if described and described.rule.finetune:
+            raise UsageError(f"override {name}: {described.rule.finetune}")
     return validate(changed)
 
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax import config_loader, strict_json
 from bert_jax.config import ModelConfig, TrainConfig, flatten
+from bert_jax.config.fields import settings_of
 from bert_jax.data.corpus.store import Corpus, token_counts
 from bert_jax.errors import UsageError
 from bert_jax.model import bert, positions, sharding
@@ -21,9 +22,6 @@ from bert_jax.registry import PARTS
 from bert_jax.training import preflight
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import remote_workdir, run_directory
-
-# Of the model they are the config's: they change how it is trained, not what it is.
-_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 class Initialization:
@@ -61,7 +59,12 @@ class Initialization:
             if self._init_from is None:
                 return config
             theirs = self._model_of(config)
-        kept = {name: getattr(config.model, name) for name in _DROPOUT}
+        # What may change on resumption, dropout, is how the model is trained, not what it is.
+        kept = {
+            name: getattr(config.model, name)
+            for name, described in settings_of(ModelConfig).items()
+            if described and described.rule.on_resume != "refused"
+        }
         fewer = theirs.max_position_embeddings
         if self._wants_more_positions(config, theirs, own_fields):
             kept["max_position_embeddings"] = config.model.max_position_embeddings

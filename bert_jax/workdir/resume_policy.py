@@ -9,56 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config as configs
-from bert_jax import config_loader, config_names, strict_json
-from bert_jax.config import TrainConfig
+from bert_jax import config_loader, strict_json
+from bert_jax.config import TrainConfig, field_names
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import ResumeRefused, UsageError
-
-# They change how or how often, never which numbers come out beyond rounding.
-FREE = (
-    "name",
-    "mesh.",
-    "evaluation.",
-    "checkpoint.",
-    "log_every_steps",
-    "trackers",
-    "hooks",
-    "deadline_seconds",
-    "data.num_workers",
-    "data.prefetch",
-    "data.verify",
-    "compute.remat",
-    "compute.layers",
-    "compute.gather",
-    "compute.attention",
-    "optimizer.max_skipped_updates",
-)
-# They change the numbers to come, and nothing that is saved: a longer run, a lower rate, more text.
-WITH_FLAG = (
-    "optimizer.",
-    "phases",
-    "data.",
-    "compute.dtype",
-    "model.hidden_dropout_prob",
-    "model.attention_probs_dropout_prob",
-    "corpus",
-)
-# The rest is refused: shapes, heads, the seed, the tokenizer, where the run began.
 
 Change = tuple[str, Any, Any]
 
 
-# Among those they define the run: what is saved depends on them.
-REFUSED = ("optimizer.kind",)
-
-
 def classify(field: str) -> str:
-    """Returns "free", "flag" or "refused" for a dotted field."""
-    if field.startswith(REFUSED):
-        return "refused"
-    if field.startswith(FREE):
-        return "free"
-    return "flag" if field.startswith(WITH_FLAG) else "refused"
+    """Returns "free", "flag" or "refused" for a dotted field, as the field itself says.
+
+    Another corpus with the same tokenizer is more text: "flag". What is no field of the config
+    defines the run.
+    """
+    if field == "corpus":
+        return "flag"
+    described = configs.setting_of(field)
+    return described.rule.on_resume if described else "refused"
 
 
 def require(
@@ -148,7 +116,7 @@ def _require_known(allowed: Sequence[str], fields: Any) -> None:
             continue
         there = [each for each in fields if is_allowed(each, [field])]
         if not there:
-            what = f"is no field.{config_names.suggestion(field, sorted(known))}"
+            what = f"is no field.{field_names.suggestion(field, sorted(known))}"
         elif all(classify(each) == "free" for each in there):
             what = "may change without it"
         else:

@@ -7,35 +7,8 @@ changes no number.
 
 from typing import Any
 
-from bert_jax.config import TrainConfig, flatten
+from bert_jax.config import TrainConfig, flatten, setting_of
 
-# Changes no number, or no more than another seed does.
-_FREE = (
-    "name",
-    "seed",
-    "compute.",
-    "mesh.",
-    "evaluation.",
-    "checkpoint.",
-    "log_every_steps",
-    "trackers",
-    "hooks",
-    "deadline_seconds",
-    "data.num_workers",
-    "data.prefetch",
-    "data.verify",
-    "optimizer.gradient_accumulation_steps",
-    "optimizer.spike_factor",
-    "optimizer.max_skipped_updates",
-)
-# Is easily set wrong: all of the optimiser but what it is.
-_JUDGED = (
-    "optimizer.",
-    "model.hidden_dropout_prob",
-    "model.attention_probs_dropout_prob",
-    "model.initializer_range",
-)
-_NOT_JUDGED = ("optimizer.kind", "optimizer.schedule")
 # Values of these are near when they differ by no more, of all others when one is not over twice the
 # other.
 _NEAR_SHARE = ("_prob", ".beta1", ".beta2"), 0.1
@@ -57,10 +30,10 @@ def differences(
     judged: list[Difference] = []
     for name in fields:
         values = mine.get(name), theirs.get(name)
-        if values[0] == values[1] or name.startswith(_FREE):
-            continue
-        is_judged = name.startswith(_JUDGED) and not name.startswith(_NOT_JUDGED)
-        (judged if is_judged else apart).append((name, *values))
+        described = setting_of(name)
+        compared = described.rule.compared if described else "equal"
+        if values[0] != values[1] and compared != "free":
+            (judged if compared == "judged" else apart).append((name, *values))
     return apart, judged
 
 

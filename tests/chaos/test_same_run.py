@@ -97,12 +97,9 @@ def test_each_field(finished, corpus, field):
             ask(field)
 
 
-def test_every_field_is_classified():
-    """A new field has to be thought about: what is not named in docs/reliability.md is refused."""
-    for field in configs.flatten(CONFIG):
-        assert resume_policy.classify(field) in ("free", "flag", "refused")
-    assert {resume_policy.classify(field) for field in _CHANGES} == {"free", "flag", "refused"}
-    assert len(_CHANGES) >= 30
+def test_every_rule_is_tried():
+    """That each field has one is for the test of fields (tests/test_config.py)."""
+    assert {expected for _, expected in _CHANGES.values()} == {"free", "flag", "refused"}
 
 
 @long_form

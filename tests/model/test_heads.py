@@ -212,7 +212,7 @@ def test_where_heads_have_dropout(kind, under, drops):
 @pytest.mark.parametrize(
     "head, message",
     [
-        (HeadConfig(parts=("pooler", "decoder")), "head.parts has 'decoder'; choose from pooler"),
+        (HeadConfig(parts=("pooler", "decoder")), "head.parts is 'decoder'; choose one of pooler"),
         (
             HeadConfig(parts=("pooler", "sequence_classifier", "token_classifier")),
             "one classifier at most",

@@ -180,7 +180,7 @@ def _alphabet() -> list[str]:
 
 
 def _is_lstrip(mask: Any) -> bool:
-    """Returns whether the mask takes the space before it: RoBERTa's does unless its file denies it."""
+    """Returns whether the mask takes the space before it: RoBERTa's does unless its file denies."""
     return mask.get("lstrip") is not False if isinstance(mask, dict) else True
 
 

@@ -1,0 +1,120 @@
+"""A complete run as one frozen value: the model, the data, the optimiser, the phases.
+
+Each field is declared once, in the file of its section, with all that is known about it
+(`fields.py`). A config is checked as a whole before anything starts (`config_checks.py`), and
+stored as JSON beside the run. How a config is named and changed is in `config_loader.py`. Nothing
+here imports a heavy library.
+"""
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from bert_jax.config.compute import CheckpointConfig, ComputeConfig, EvaluationConfig, MeshConfig
+from bert_jax.config.data import DataConfig, PhaseConfig
+from bert_jax.config.fields import (
+    FREE,
+    PRETRAINING,
+    TASKS,
+    Rule,
+    Setting,
+    all_settings,
+    convert,
+    flatten,
+    numbered,
+    section,
+    setting,
+    to_dict,
+)
+from bert_jax.config.model import HeadConfig, ModelConfig
+from bert_jax.config.optimizer import OptimizerConfig
+from bert_jax.registry import OBJECTIVES, TRACKERS
+
+__all__ = [
+    "CheckpointConfig", "ComputeConfig", "DataConfig", "EvaluationConfig", "HeadConfig",
+    "MeshConfig", "ModelConfig", "OptimizerConfig", "PhaseConfig", "TrainConfig", "flatten",
+    "from_dict", "setting_of", "settings", "to_dict",
+]  # fmt: skip
+
+
+# fmt: off
+@section
+class TrainConfig:
+    """Everything a run depends on besides the corpus."""
+
+    name: str = setting(
+        "unnamed", FREE._replace(finetune=TASKS), "Name of the run in messages."
+    )
+    seed: int = setting(
+        0, Rule("refused", "free", "use `seed` and `seeds`"),
+        "Decides initial weights, the order of examples, masks and dropout.",
+    )
+    objective: str = setting(
+        "mlm+nsp", Rule("refused", "equal", PRETRAINING),
+        "What the model learns: [see below](#another-objective).",
+        choices=OBJECTIVES, called=("loss",),
+    )
+    model: ModelConfig = field(default_factory=ModelConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log_every_steps: int = setting(
+        100, FREE, "Steps between rows of `metrics.jsonl`.",
+        least=1, called=("logging_steps", "log_steps", "log_every", "log_interval"),
+    )
+    trackers: tuple[str, ...] = setting(
+        (), FREE,
+        "Services that receive the rows, too: `wandb`, `trackio`. Each start of a run is a run "
+        "there, which begins with the rows so far; one that fails is named and left alone.",
+        choices=TRACKERS,
+    )
+    hooks: tuple[str, ...] = setting(
+        (), FREE,
+        "What else happens between the steps: [see below](#hooks).",
+    )
+    deadline_seconds: float = setting(
+        900.0, FREE,
+        "Longest that a process may go without progress; then it says where it hangs and ends with "
+        "exit code 200. A compilation may take four times as long.",
+        above=0,
+    )
+    output_bias: str = setting(
+        "zeros", Rule("refused", "equal"),
+        "The masked-LM output bias that a new run begins with: `zeros`, or `log_frequency` "
+        "([the loss of masked words](lineage.md#the-loss-of-masked-words)).",
+        choices=("zeros", "log_frequency"),
+    )
+
+    @property
+    def total_steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def phase_ends(self) -> tuple[int, ...]:
+        """The last step of each phase."""
+        return tuple(itertools.accumulate(phase.steps for phase in self.phases))
+# fmt: on
+
+
+@functools.cache
+def settings() -> Mapping[str, Setting]:
+    """Returns what each field says about itself, by its path: `phases.N.steps` is that of all."""
+    return dict(all_settings(TrainConfig))
+
+
+def setting_of(path: str) -> Setting | None:
+    """Returns what the field at a path says, or at a path inside its value; none for no field."""
+    known, name = settings(), numbered(path)
+    return known.get(name) or known.get(name.removesuffix(".N"))
+
+
+def from_dict(values: dict[str, Any], cls: Any = TrainConfig, path: str = "") -> Any:
+    """Builds `cls` from JSON values. Unknown keys and wrong types are `UsageError`s."""
+    return convert(values, cls, path)
