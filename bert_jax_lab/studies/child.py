@@ -95,6 +95,13 @@ class Children:
         if child is not None and child.poll() is None:
             child.send_signal(number)
 
+    def _hand_on(self, read: Any, say: Callable[[str], None]) -> None:
+        for line in read.read().decode(errors="replace").splitlines():
+            if self.heard is not None and line.startswith("Traceback"):
+                return  # of the interruption; the log has it
+            if line.strip():
+                say(line.strip())
+
     def run(
         self,
         arguments: Sequence[str],
@@ -130,22 +137,20 @@ class Children:
                     is_told = True
                     self._tell(signal.SIGTERM)
                 time.sleep(_LOOK)
-                _hand_on(read, say)
+                self._hand_on(read, say)
             code = self._child.wait()
             self._child = None
-            _hand_on(read, say)
+            self._hand_on(read, say)
             read.seek(max(start, read.seek(0, os.SEEK_END) - _TAIL))
-            reason = _last_line(read.read())
+            end = read.read()
         code = code if code >= 0 else 128 - code
+        reason = _last_line(end)
         if self.heard is not None:
+            # A child whose own code had not begun yet is ended by the interpreter.
+            if b": error: " not in end:
+                reason = word_of(self.heard)
             return Outcome(code, reason, signal.Signals(self.heard).name)
         return Outcome(code, reason, "budget" if is_told else "")
-
-
-def _hand_on(read: Any, say: Callable[[str], None]) -> None:
-    for line in read.read().decode(errors="replace").splitlines():
-        if line.strip():
-            say(line.strip())
 
 
 def _last_line(output: bytes) -> str:
