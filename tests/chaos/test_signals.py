@@ -28,6 +28,8 @@ pytestmark = pytest.mark.chaos
 _SECONDS = 2.0 if IS_LONG else 6.0
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 42, signal.SIGHUP: 42}
 _LINE = re.compile(r"interrupted|received SIGTERM|the terminal was closed \(SIGHUP\)")
+# The line of a process that needs longer than a second comes before the last one.
+_WAITS = "saves and ends after this"
 # (verb, moment) -> what makes it long enough to be met, and what is said of what is kept.
 _PREPARE = "bert_jax.data.corpus.prepare"
 _PARTS, _NOTHING = "the parts that are encoded are kept", "nothing was saved"
@@ -35,7 +37,7 @@ _RUNS = "the runs that have ended are kept"
 _NOT_YET = r"nothing was saved yet|nothing is lost"
 _MOMENTS = {
     ("prepare", "import"): ("say=numpy", _PARTS),
-    ("prepare", "read"): (f"at={_PREPARE}:preview:1", _PARTS),
+    ("prepare", "read"): ("at=bert_jax.data.corpus.request:preview:1", _PARTS),
     ("prepare", "tokenizer"): (f"at={_PREPARE}:train_or_find:1", _PARTS),
     ("prepare", "encode"): (f"at={_PREPARE}:encode_parts:1", _PARTS),
     ("prepare", "join"): (f"at={_PREPARE}:JoinedSplit.join:1", _PARTS),
@@ -138,7 +140,8 @@ def test_a_signal(tmp_path, corpus, finished, files, verb, moment, number):
     marked, deadline = "chaos: at", time.monotonic() + 300
     if fault.startswith("say="):
         marked = "chaos: compile" if moment == "compile" else "chaos: import"
-    while marked not in log.read_text() if "task" not in fault else not _has_row(output):
+    is_of_rows = fault.startswith("task-step")
+    while not (_has_row(output) if is_of_rows else marked in log.read_text()):
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.02)
     time.sleep(0.1)
@@ -151,10 +154,10 @@ def test_a_signal(tmp_path, corpus, finished, files, verb, moment, number):
     print(f"{verb:9} {moment:10} {signal.Signals(number).name:8} {code:4} {seconds:5.2f} s")
     if moment != "close":
         assert code == _CODES[number], said
-        lines = [line for line in said.splitlines() if _LINE.search(line)]
+        lines = [line for line in said.splitlines() if _LINE.search(line) and _WAITS not in line]
         # A run of a study says it, too.
         assert len(lines) == 1 or verb == "study", said
-        assert re.search(kept, lines[-1]), said
+        assert lines and re.search(kept, lines[-1]), said
     assert "Traceback" not in said and "Error" not in said, said
     assert seconds < _SECONDS + (3 if (verb, moment) == ("study", "run") else 0), said
 
