@@ -32,8 +32,9 @@ made = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(made)
 
 _IS_SAME_MACHINE = made.platform() == json.loads((_WRITTEN / "platform.json").read_text())
-# Elsewhere. Twenty updates at a rate of up to 5e-3 spread what rounding differs in.
-_CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+# Elsewhere. Twenty updates at a rate of up to 5e-3 spread what rounding differs in: 03e8697 and
+# f48f9c5 compute the same, and the latter comes to values 1.3e-5 away on an AMD EPYC.
+_CLOSE = {"rtol": 1e-5, "atol": 3e-5}
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,8 @@ def test_another_lock_or_source_is_installed_anew(cloud, home, tmp_path):
         copy.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, copy)
     for name in (
-        "bert_jax/__init__.py", "configs/bert_base.py", "studies/ladder.py",
+        "bert_jax/__init__.py", "bert_jax_lab/__init__.py", "configs/bert_base.py",
+        "studies/ladder.py",
         "launch/accelerators.tsv", "launch/lib/unit.sh",
     ):  # fmt: skip
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +116,8 @@ def test_a_smoke_test_runs_when_asked_for(cloud, home, tmp_path, code):
     """On this host's own chips, with the environment that was set up."""
     copy = tmp_path / "checkout"
     for name in (
-        "tpu_setup.sh", "requirements-tpu.lock", "pyproject.toml", "bert_jax/__init__.py",
+        "tpu_setup.sh", "requirements-tpu.lock", "pyproject.toml",
+        "bert_jax/__init__.py", "bert_jax_lab/__init__.py",
         "configs/bert_base.py", "studies/ladder.py", "launch/accelerators.tsv",
         "launch/lib/unit.sh",
     ):  # fmt: skip
