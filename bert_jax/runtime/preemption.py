@@ -39,7 +39,8 @@ class Preemption:
         self.doing: Callable[[], str] = lambda: "the step in hand"
         self.step_seconds: float | None = None
         self.kept: Callable[[], str] = lambda: "nothing is lost, and the same command goes on"
-        # Whether nothing is lost where the process ends now, if it is the only one.
+        # Whether nothing but the running step is lost where the process ends now, if it is the only
+        # one: until the first of its steps has ended, which may take minutes.
         self.is_idle = False
 
     def __enter__(self) -> Self:

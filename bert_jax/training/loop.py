@@ -61,6 +61,7 @@ class Run:
             return
         (step, device_metrics), self.pending = self.pending, None
         metrics = {name: float(v) for name, v in jax.device_get(device_metrics).items()}
+        self.preemption.is_idle = False  # from here on there is a step to save
         answers = [hook.on_metrics(step, metrics) for hook in self.hooks]
         self.asked = asked_by(self.hooks, answers) | self.asked
 
@@ -85,7 +86,7 @@ def train_phase(
     """
     run.step, scores = step, {}
     steps, evaluation, batches = _prepare(run, state, phase, step, last_step)
-    run.preemption.is_idle, is_on_cpu = False, jax.default_backend() == "cpu"
+    is_on_cpu = jax.default_backend() == "cpu"
     run.log.begin_phase(phase)
     if owes_evaluation:
         found = _evaluate(run, evaluation, state, step)

@@ -44,6 +44,10 @@ _MOMENTS = {
     ("pretrain", "import"): ("say=import", _NOT_YET),
     ("pretrain", "begin"): ("at=bert_jax.training.run:_restore:5", _NOT_YET),
     ("pretrain", "compile"): ("say=compile", _NOT_YET),
+    ("pretrain", "first"): (
+        "at=bert_jax.training.compiled_steps:CompiledSteps.__call__:60",
+        _NOT_YET,
+    ),
     ("pretrain", "step"): ("at=bert_jax.training.loop:_next_batch:0.3", r"step \d+ is saved|yet"),
     ("pretrain", "evaluate"): (
         "at=bert_jax.training.evaluate:HeldOut.run:5",
