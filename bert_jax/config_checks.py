@@ -125,7 +125,7 @@ def _unread(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
             chosen = getattr(section, chooser)
             yield (
                 f"{prefix}{name}",
-                f"is {value}, which {chosen} does not read: only {', '.join(kinds)}",
+                f"is {value}, which {chooser} {chosen} does not read: only {', '.join(kinds)}",
             )
 
 

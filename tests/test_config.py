@@ -387,8 +387,8 @@ def test_the_impossible_is_refused_by_name(assignment, path, message):
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("data.short_seq_prob=0", "which full_sentences does not read: only sentence_pairs"),
-        ("data.random_next_prob=0", "which full_sentences does not read: only sentence_pairs"),
+        ("data.short_seq_prob=0", "which rows full_sentences does not read: only sentence_pairs"),
+        ("data.random_next_prob=0", "which rows full_sentences does not read: only sentence_pairs"),
     ],
 )
 def test_what_other_rows_do_not_read_is_refused(assignment, message):
