@@ -24,10 +24,12 @@ from tests import tiny_corpus
 
 @pytest.fixture(autouse=True)
 def interrupts():
-    """In a process of a shell's background, an interrupt is ignored."""
+    """In a process of a shell's background an interrupt is ignored, by nohup a closed terminal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hung_up)
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored():
