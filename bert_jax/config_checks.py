@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bert_jax.config import (
@@ -15,7 +15,8 @@ from bert_jax.config import (
     flatten,
     settings,
 )
-from bert_jax.config.fields import fields_read_by, numbered, settings_of
+from bert_jax.config.entries import entry_of, settings_chosen
+from bert_jax.config.fields import WithOptions, fields_read_by, numbered, settings_of
 from bert_jax.errors import UsageError, brief
 from bert_jax.registry import (
     HOOKS,
@@ -24,6 +25,7 @@ from bert_jax.registry import (
     PARTS,
     POSITIONS,
     ROWS,
+    SCHEDULES,
     Registry,
 )
 
@@ -39,7 +41,7 @@ def complete(config: TrainConfig) -> TrainConfig:
     is_default = config.objective == TrainConfig.objective
     if is_default or config.head != HeadConfig() or config.objective not in OBJECTIVES:
         return config
-    head = HeadConfig(parts=OBJECTIVES[config.objective].parts)
+    head = HeadConfig(parts=entry_of(config, "objective").parts)
     return dataclasses.replace(config, head=head)
 
 
@@ -93,7 +95,9 @@ def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
 
 
 def _field_problems(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Checks each field of a section, and of those inside it, against its own limits."""
+    """Checks each field of a section, and of those inside it, and each option of the entries that
+    it chooses, against its own limits.
+    """
     for name, described in settings_of(type(section)).items():
         value, path = getattr(section, name), f"{prefix}{name}"
         if described is not None:
@@ -103,17 +107,40 @@ def _field_problems(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
                 yield from _field_problems(item, f"{path}.{i}.")
         else:
             yield from _field_problems(value, f"{path}.")
+    if isinstance(section, WithOptions):
+        chosen = {n: each for n, each, _ in settings_chosen(type(section), vars(section))}
+        for name, value in section.options.items():
+            if name in chosen:
+                yield from ((f"{prefix}{name}", text) for text in chosen[name].problems(value))
 
 
 def reads(section: Any, name: str) -> bool:
-    """Returns whether the chosen kinds read a field of a section; what a file registers may."""
+    """Returns whether the chosen kinds read a field of a section."""
     described = settings_of(type(section))[name]
     chooser, *kinds = (described and described.read_by) or ("",)
-    if not kinds or chooser not in settings_of(type(section)):
+    by = settings_of(type(section)).get(chooser)
+    if by is None:
         return True
-    chosen, by = getattr(section, chooser), settings_of(type(section))[chooser]
+    chosen, table = getattr(section, chooser), by.choices
+    if not isinstance(table, Registry):
+        return chosen in kinds
+    # The built-in default reads all of its section: it is not imported for that.
+    return chosen == by.default or chosen not in table or _reads(table, chosen, name)
+
+
+def _reads(table: Registry, chosen: str, name: str) -> bool:
+    """Returns whether an entry reads a field; that of a user may, unless it says what it reads."""
+    names = getattr(table[chosen], "reads", () if table.is_builtin(chosen) else None)
+    return names is None or name in names
+
+
+def _readers(section: Any, name: str, chooser: str, kinds: Sequence[str]) -> Sequence[str]:
+    """Returns the values of the field `chooser` with which a field of a section is read."""
+    by = settings_of(type(section))[chooser]
     table = by and by.choices
-    return chosen in kinds or (isinstance(table, Registry) and not table.is_builtin(chosen))
+    if not isinstance(table, Registry):
+        return kinds
+    return [each for each in table.names() if _reads(table, each, name)]
 
 
 def _unread(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
@@ -123,9 +150,10 @@ def _unread(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
         if described is not None and value != described.default and not reads(section, name):
             chooser, *kinds = described.read_by
             chosen = getattr(section, chooser)
+            readers = ", ".join(_readers(section, name, chooser, kinds))
             yield (
                 f"{prefix}{name}",
-                f"is {value}, which {chooser} {chosen} does not read: only {', '.join(kinds)}",
+                f"is {value}, which {chooser} {chosen} does not read: only {readers}",
             )
 
 
@@ -203,14 +231,12 @@ def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
 
 def _optimizer_problems(optimizer: OptimizerConfig, total_steps: int) -> Iterator[tuple[str, str]]:
     yield from _unread(optimizer, "optimizer.")
-    if optimizer.schedule == "warmup_stable_decay":
-        most = total_steps - optimizer.warmup_steps
-        if not 1 <= optimizer.decay_steps <= max(most, 1):
-            yield (
-                "optimizer.decay_steps",
-                f"is {optimizer.decay_steps}; of the {total_steps} steps from 1 to {most} may be "
-                "the decay's (the rest is the warm-up)",
-            )
+    # A schedule is looked up, with all that it imports, only where there is a reason.
+    if optimizer.schedule != OptimizerConfig.schedule and optimizer.schedule in SCHEDULES:
+        schedule = entry_of(optimizer, "schedule")
+        if (problems := getattr(schedule, "problems", None)) is not None:
+            for name, problem in problems(optimizer, total_steps):
+                yield f"optimizer.{name}", problem
 
 
 def _value_problems(section: Any, prefix: str) -> Iterator[tuple[str, str]]:

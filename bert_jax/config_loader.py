@@ -22,7 +22,7 @@ from typing import Any
 
 from bert_jax import config as configs
 from bert_jax import strict_json
-from bert_jax.config import TrainConfig, field_names, flatten, from_dict, to_dict
+from bert_jax.config import TrainConfig, entries, field_names, flatten, from_dict, to_dict
 from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note_once
@@ -77,7 +77,8 @@ def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
         try:
             _assign(values, path.strip(), value)
         except _UnknownField as error:
-            hint = field_names.suggestion(path.strip(), flatten(values), error.names)
+            known = (*flatten(values), *configs.option_paths())
+            hint = field_names.suggestion(path.strip(), known, error.names)
             raise UsageError(f"override {path.strip()}: no field {error}.{hint}") from None
     return from_dict(values)
 
@@ -106,19 +107,27 @@ def _assign(values: Any, path: str, value: Any) -> None:
             key = indices[name]
         elif not isinstance(here, dict):
             raise UsageError(f"override {path}: {'.'.join(seen)} is a value, not a section")
-        elif key not in here:
+        elif key not in here and not _is_option(path):
             raise _UnknownField(key, here)
         seen.append(str(key))
         if len(seen) <= len(parents):
             here = here[key]
             continue
-        if isinstance(here[key], dict) and not isinstance(value, dict):
-            close = field_names.meant(path, (f"{path}.{name}" for name in here[key]))
+        old = here.get(key) if isinstance(here, dict) else here[key]
+        if isinstance(old, dict) and not isinstance(value, dict):
+            close = field_names.meant(path, (f"{path}.{name}" for name in old))
             hint = field_names.suggestion(path, close) if close else ""
             raise UsageError(
                 f"override {path}: expected a section of fields, got {brief(value)}.{hint}"
             )
         here[key] = value
+
+
+def _is_option(path: str) -> bool:
+    """Returns whether the last name of a path is an option of an entry; not yet of which one."""
+    prefix, _, name = path.rpartition(".")
+    section = configs.section_at(prefix)
+    return section is not None and entries.owners(section, name)[0] is not None
 
 
 def config_directory() -> Path:

@@ -109,27 +109,24 @@ ATTENTION = Registry(
 OPTIMIZERS = Registry(
     "optimizer.kind",
     {
-        "bert_adamw": "bert_jax.update.optimizers:bert_adamw",
-        "adamw": "bert_jax.update.optimizers:adamw",
-        "lamb": "bert_jax.update.lamb:lamb",
-        "stable_adamw": "bert_jax.update.stable_adamw:stable_adamw",
-        "muon": "bert_jax.update.muon:muon",
-        "adafactor": "bert_jax.update.adafactor:adafactor",
+        "bert_adamw": "bert_jax.update.optimizers:BertAdamW",
+        "adamw": "bert_jax.update.optimizers:AdamW",
+        "lamb": "bert_jax.update.lamb:Lamb",
+        "stable_adamw": "bert_jax.update.stable_adamw:StableAdamW",
+        "muon": "bert_jax.update.muon:Muon",
+        "adafactor": "bert_jax.update.adafactor:Adafactor",
     },
 )
 SCHEDULES = Registry(
     "optimizer.schedule",
     {
-        name: f"bert_jax.update.schedules:{name}"
-        for name in (
-            "bert_linear",
-            "electra_linear",
-            "linear",
-            "polynomial",
-            "cosine",
-            "constant",
-            "warmup_stable_decay",
-        )
+        "bert_linear": "bert_jax.update.schedules:bert_linear",
+        "electra_linear": "bert_jax.update.schedules:electra_linear",
+        "linear": "bert_jax.update.schedules:LinearDecay",
+        "polynomial": "bert_jax.update.schedules:PolynomialDecay",
+        "cosine": "bert_jax.update.schedules:CosineDecay",
+        "constant": "bert_jax.update.schedules:constant",
+        "warmup_stable_decay": "bert_jax.update.schedules:WarmupStableDecay",
     },
 )
 # How a corpus becomes rows, and which of their tokens are masked.

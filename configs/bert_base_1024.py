@@ -15,7 +15,10 @@ def config() -> TrainConfig:
         name="bert_base_1024",
         model=ModelConfig(max_position_embeddings=1024),
         optimizer=OptimizerConfig(
-            schedule="polynomial", power=3.0, learning_rate=3e-5, warmup_steps=500
+            schedule="polynomial",
+            options={"power": 3.0},
+            learning_rate=3e-5,
+            warmup_steps=500,
         ),
         phases=(
             PhaseConfig(

@@ -26,7 +26,8 @@ from typing import NamedTuple
 
 from bert_jax import config_loader
 from bert_jax.cli import options, usage
-from bert_jax.config import settings
+from bert_jax.config import option_paths, settings
+from bert_jax.config.fields import Setting
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "bert_jax"
@@ -373,7 +374,7 @@ _BY_HAND = {"free": "free", "flag": "with `--allow-change`", "refused": "refused
 def with_fields(text: str) -> str:
     """Returns configuration.md with the tables of fields, of resumption and of shipped configs."""
     sections: dict[str, list[str]] = {}
-    for path in settings():
+    for path in _all_settings():
         sections.setdefault(path.rpartition(".")[0].removesuffix(".N"), []).append(path)
     for name, paths in sections.items():
         heading = f"`{name}`.*" if name else "The run"
@@ -385,16 +386,25 @@ def with_fields(text: str) -> str:
     return _with_table(text, "Shipped configs", head, map(_shipped, config_loader.shipped_names()))
 
 
+@functools.cache
+def _all_settings() -> dict[str, Setting]:
+    """Returns the settings of fields and of the entries' options."""
+    return {**settings(), **{path: found[0] for path, found in option_paths().items()}}
+
+
 def _described(path: str) -> tuple[str, str, str]:
-    default, doc = settings()[path].default, settings()[path].doc
+    default, doc = _all_settings()[path].default, _all_settings()[path].doc
     assert doc.endswith("."), path
+    if path in option_paths():
+        _, field, entries = option_paths()[path]
+        doc += f" Of `{field}` {', '.join(f'`{entry}`' for entry in entries)} only."
     return f"`{path}`", f"`{default if isinstance(default, str) else json.dumps(default)}`", doc
 
 
 def _together(sections: dict[str, list[str]], rule: str) -> Iterator[str]:
     """Yields the fields of a rule; a section at once, where most of it has that rule."""
     for name, paths in sections.items():
-        others = [path for path in paths if settings()[path].rule.on_resume != rule]
+        others = [path for path in paths if _all_settings()[path].rule.on_resume != rule]
         if not name or 2 * len(others) > len(paths):
             yield from (f"`{path}`" for path in paths if path not in others)
         else:

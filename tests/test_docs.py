@@ -127,6 +127,8 @@ def test_every_command_is_understood(file, capsys):
             continue
         if getattr(arguments, "config", None) in config_loader.shipped_names():
             config_loader.load_config(arguments.config, arguments.overrides)
+        elif (_ROOT / str(getattr(arguments, "config", None))).is_file():
+            config_loader.load_config(str(_ROOT / arguments.config), arguments.overrides)
         elif hasattr(arguments, "overrides"):
             config_loader.override(TrainConfig(), arguments.overrides)
 

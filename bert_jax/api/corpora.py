@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.config import TrainConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.encode import split_of
 from bert_jax.data.corpus.store import Corpus, open_corpus, token_counts
@@ -15,7 +16,6 @@ from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.errors import UsageError
-from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
 
 
@@ -52,7 +52,7 @@ def pipeline_of(corpus: Corpus, config: TrainConfig) -> Pipeline:
     preflight.require_fitting(config, corpus)
     return Pipeline(
         corpus.train,
-        collator=OBJECTIVES[config.objective],
+        collator=entry_of(config, "objective"),
         vocabulary=corpus.vocabulary,
         options=config.data,
         phases=config.phases,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from bert_jax.api.corpora import corpus_of, phase_at, pipeline_of, whole_batch
 from bert_jax.api.model import Model
 from bert_jax.config import HeadConfig, MeshConfig, PhaseConfig, TrainConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.store import Corpus, open_corpus
 from bert_jax.data.language.codes import DEFAULT
@@ -24,7 +25,6 @@ from bert_jax.model import sharding
 from bert_jax.model.bert import Params
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import LoadedCheckpoint
-from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.initialization import fresh_state
@@ -63,7 +63,7 @@ def config_for(
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, packing="none"),
-        head=HeadConfig(parts=OBJECTIVES[config.objective].parts),
+        head=HeadConfig(parts=entry_of(config, "objective").parts),
         optimizer=optimizer,
         phases=(phase,),
         mesh=MeshConfig(),
@@ -108,7 +108,7 @@ class Training:
         else:
             config = start
         self.config = validate(complete(config))
-        self.objective = OBJECTIVES[self.config.objective]
+        self.objective = entry_of(self.config, "objective")
         self.mesh = sharding.make_mesh(**preflight.mesh_shape(self.config))
         for phase in self.config.phases:
             preflight.require_divisible(phase, self.mesh, self.config)

@@ -8,11 +8,14 @@ here imports a heavy library.
 
 import functools
 import itertools
+import typing
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from bert_jax.config import entries
 from bert_jax.config.compute import CheckpointConfig, ComputeConfig, EvaluationConfig, MeshConfig
+from bert_jax.config.conversion import convert, flatten, to_dict
 from bert_jax.config.data import DataConfig, PhaseConfig
 from bert_jax.config.fields import (
     FREE,
@@ -20,13 +23,11 @@ from bert_jax.config.fields import (
     TASKS,
     Rule,
     Setting,
+    WithOptions,
     all_settings,
-    convert,
-    flatten,
     numbered,
     section,
     setting,
-    to_dict,
 )
 from bert_jax.config.model import HeadConfig, ModelConfig
 from bert_jax.config.optimizer import OptimizerConfig
@@ -41,7 +42,7 @@ __all__ = [
 
 # fmt: off
 @section
-class TrainConfig:
+class TrainConfig(WithOptions):
     """Everything a run depends on besides the corpus."""
 
     name: str = setting(
@@ -110,9 +111,37 @@ def settings() -> Mapping[str, Setting]:
 
 
 def setting_of(path: str) -> Setting | None:
-    """Returns what the field at a path says, or at a path inside its value; none for no field."""
-    known, name = settings(), numbered(path)
-    return known.get(name) or known.get(name.removesuffix(".N"))
+    """Returns what the field at a path says, or at a path inside its value, or an option of an
+    entry; none for no field.
+    """
+    for name in (numbered(path), numbered(path).removesuffix(".N")):
+        if name in settings():
+            return settings()[name]
+        if name in (options := option_paths()):
+            return options[name][0]
+    return None
+
+
+def option_paths() -> Mapping[str, tuple[Setting, str, list[str]]]:
+    """Returns the options of all entries by path, with what they say about themselves, the field
+    that chooses and the entries that have them. All entries are imported for it.
+    """
+    found: dict[str, tuple[Setting, str, list[str]]] = {}
+    for prefix in ("", *typing.get_type_hints(TrainConfig)):
+        if (cls := section_at(prefix)) is not None:
+            for field, value, name, described in entries.all_options(cls):
+                path = f"{prefix}.{name}" if prefix else name
+                found.setdefault(path, (described, field, []))[2].append(value)
+    return found
+
+
+def section_at(prefix: str) -> type[WithOptions] | None:
+    """Returns the class of the section that begins with a path, if its entries may have options;
+    the config itself for none.
+    """
+    hints = typing.get_type_hints(TrainConfig)
+    cls = hints.get(prefix) if prefix else TrainConfig
+    return cls if isinstance(cls, type) and issubclass(cls, WithOptions) else None
 
 
 def from_dict(values: dict[str, Any], cls: Any = TrainConfig, path: str = "") -> Any:

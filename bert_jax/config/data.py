@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from bert_jax.config.fields import DATA, FREE, PHASE, PRETRAINING, section, setting
+from bert_jax.config.fields import DATA, FREE, PHASE, PRETRAINING, WithOptions, section, setting
 from bert_jax.registry import MASKS, ROWS
 
 # fmt: off
@@ -11,19 +11,19 @@ from bert_jax.registry import MASKS, ROWS
 
 
 @section
-class DataConfig:
+class DataConfig(WithOptions):
     """How ids become masked sentence pairs (google-research/bert create_pretraining_data.py)."""
 
     short_seq_prob: float = setting(
         0.1, DATA,
         "Share of documents whose pairs aim at a shorter length (`sentence_pairs`).",
-        least=0, most=1, read_by=("rows", "sentence_pairs"),
+        least=0, most=1, read_by=("rows",),
     )
     random_next_prob: float = setting(
         0.5, DATA,
         "Share of pairs whose second segment comes from another document by choice "
         "(`sentence_pairs`).",
-        least=0, most=1, read_by=("rows", "sentence_pairs"),
+        least=0, most=1, read_by=("rows",),
     )
     masked_lm_prob: float = setting(
         0.15, DATA,

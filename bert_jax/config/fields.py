@@ -4,15 +4,12 @@
 """
 
 import dataclasses
-import difflib
-import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
 
-from bert_jax.errors import UsageError, brief
 from bert_jax.registry import Registry
 
 
@@ -41,8 +38,9 @@ class Setting:
     above: float | None = None
     below: float | None = None
     choices: Registry | tuple[str, ...] | None = None
-    # Who reads it: the field of its section that chooses, and the built-in values of it that do;
-    # without any, all do.
+    # The field of its section that chooses who reads it; without one, it is always read. The entry
+    # that is chosen says in `reads` which of these fields it does; of a chooser without a table
+    # the values that do follow.
     read_by: tuple[str, ...] = ()
     # What other programs and papers call it. Dashes are written as underscores.
     called: tuple[str, ...] = ()
@@ -50,6 +48,16 @@ class Setting:
     in_every_bert: bool = False
     # Whether it may be chosen by the memory that is free (memory/fit.py).
     fits_memory: bool = False
+    # Whether it counts steps of the run, and is fewer in a run of fewer.
+    scales_with_steps: bool = False
+
+    def allowed(self) -> str:
+        """Returns the limits or the choices in words; nothing where there are none."""
+        choices = self.choices.names() if isinstance(self.choices, Registry) else self.choices
+        limits = (("at least", self.least), ("at most", self.most), ("above", self.above),
+                  ("below", self.below))  # fmt: skip
+        texts = [f"{word} {limit}" for word, limit in limits if limit is not None]
+        return ", ".join(texts) if choices is None else f"one of {', '.join(choices)}"
 
     def problems(self, value: Any) -> Iterator[str]:
         """Yields what the limits of the field have against a value."""
@@ -90,7 +98,7 @@ SHAPE = Rule(
 )
 HEAD = Rule("refused", "equal", TASKS)
 
-_KEY = "setting"
+_KEY, OPTIONS = "setting", "options"
 
 
 def setting(default: Any, rule: Rule, doc: str, **facts: Any) -> Any:
@@ -110,14 +118,47 @@ def section(cls: type[_T]) -> type[_T]:
     """
     made: Any = dataclass(frozen=True, kw_only=True)(cls)
     for name, described in settings_of(made).items():
-        if described is None and not _is_section(_item(typing.get_type_hints(made)[name])):
+        if described is None and not is_section(item_of(typing.get_type_hints(made)[name])):
             raise TypeError(f"{cls.__name__}.{name} says nothing about itself: use setting()")
     return made
 
 
 def settings_of(cls: type) -> dict[str, Setting | None]:
     """Returns what each field of a section says about itself; none for a section inside it."""
-    return {field.name: field.metadata.get(_KEY) for field in dataclasses.fields(cls)}
+    fields = dataclasses.fields(cls)
+    return {f.name: f.metadata.get(_KEY) for f in fields if f.name != OPTIONS or _KEY in f.metadata}
+
+
+class Options(Mapping[str, Any]):
+    """The options of the entries that a section chooses, by name: a mapping that is a value."""
+
+    def __init__(self, values: Mapping[str, Any] = types.MappingProxyType({})):
+        self._values = dict(sorted(values.items()))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithOptions:
+    """The base of a section whose entries may have options (entries.py)."""
+
+    options: Mapping[str, Any] = Options()
+
+    def __post_init__(self):
+        object.__setattr__(self, OPTIONS, Options(self.options))
 
 
 def fields_read_by(chooser: str, cls: type) -> list[str]:
@@ -135,7 +176,7 @@ def all_settings(cls: type, prefix: str = "") -> Iterator[tuple[str, Setting]]:
         if described is not None:
             yield prefix + name, described
             continue
-        inner = _item(hints[name])
+        inner = item_of(hints[name])
         numbered = "" if inner is hints[name] else ".N"
         yield from all_settings(inner, f"{prefix}{name}{numbered}.")
 
@@ -145,85 +186,12 @@ def numbered(path: str) -> str:
     return ".".join("N" if part.isdigit() else part for part in path.split("."))
 
 
-def _item(annotation: Any) -> Any:
+def item_of(annotation: Any) -> Any:
     """Returns the type of the entries of a tuple, and any other type as it is."""
     if typing.get_origin(annotation) is tuple:
         (annotation,) = [a for a in typing.get_args(annotation) if a is not Ellipsis]
     return annotation
 
 
-def _is_section(annotation: Any) -> bool:
+def is_section(annotation: Any) -> bool:
     return dataclasses.is_dataclass(annotation) and isinstance(annotation, type)
-
-
-# --- JSON ----------------------------------------------------------------------------------------
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Returns the plain JSON-able form of any config dataclass; `convert` is its inverse."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def flatten(config: Any) -> dict[str, Any]:
-    """Returns `{"model.hidden_size": 768, "phases.0.steps": ...}`: one entry for each leaf.
-
-    `config` is a dataclass, or a value as JSON has it.
-    """
-
-    def walk(value, path):
-        if isinstance(value, dict):
-            for key, child in value.items():
-                yield from walk(child, f"{path}.{key}" if path else key)
-        elif isinstance(value, list):
-            for i, child in enumerate(value):
-                yield from walk(child, f"{path}.{i}")
-        else:
-            yield path, value
-
-    return dict(walk(to_dict(config) if dataclasses.is_dataclass(config) else config, ""))
-
-
-def convert(value: Any, annotation: Any, path: str) -> Any:
-    """Returns `value`, as read from JSON, as an instance of `annotation`."""
-    where = path or "the config"
-    if _is_section(annotation):
-        if not isinstance(value, dict):
-            raise UsageError(f"{where}: expected a section of fields, got {brief(value)}")
-        hints = typing.get_type_hints(annotation)
-        for key in value:
-            if key not in hints:
-                raise UsageError(
-                    f"{_join(path, brief(key)[1:-1])}: no such field.{nearest(key, hints)}"
-                )
-        return annotation(**{k: convert(v, hints[k], _join(path, k)) for k, v in value.items()})
-    if typing.get_origin(annotation) is tuple:
-        if not isinstance(value, list | tuple):
-            raise UsageError(f"{where}: expected a list, got {brief(value)}")
-        item = _item(annotation)
-        return tuple(convert(v, item, _join(path, str(i))) for i, v in enumerate(value))
-    if isinstance(annotation, types.UnionType):
-        if value is None and type(None) in typing.get_args(annotation):
-            return None
-        (annotation,) = [a for a in typing.get_args(annotation) if a is not type(None)]
-    if annotation is int and isinstance(value, float) and value.is_integer():
-        value = int(value)  # 1e6 is how people write a million
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise UsageError(f"{where}: {brief(value)} does not fit in 64 bits")
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not annotation:
-        name = getattr(annotation, "__name__", annotation)
-        raise UsageError(f"{where}: expected {name}, got {brief(value)}")
-    return value
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
-
-
-def nearest(key: str, names) -> str:
-    """Returns what to say after an unknown `key`: the name it resembles, or all there are."""
-    close = difflib.get_close_matches(key, list(names), n=1, cutoff=0.5)
-    if close:
-        return f" Did you mean {close[0]!r}?"
-    return f" Fields here: {', '.join(names)}."

@@ -2,7 +2,16 @@
 
 import dataclasses
 
-from bert_jax.config.fields import HEAD, RECIPE, SHAPE, Rule, fields_read_by, section, setting
+from bert_jax.config.fields import (
+    HEAD,
+    RECIPE,
+    SHAPE,
+    Rule,
+    WithOptions,
+    fields_read_by,
+    section,
+    setting,
+)
 from bert_jax.registry import MIXERS, PARTS, POSITIONS
 
 # fmt: off
@@ -13,7 +22,7 @@ _GENERATOR = ("head.parts", "generator")
 
 
 @section
-class ModelConfig:
+class ModelConfig(WithOptions):
     """The encoder. Field names and meanings are those of Hugging Face's `config.json`."""
 
     vocab_size: int = setting(
@@ -108,7 +117,7 @@ class ModelConfig:
         10_000.0, SHAPE,
         "Of `rotary` and `rotary_interleaved`: pair i of K columns turns by `rope_theta`^(-2i / K) "
         "from token to token.",
-        above=0, read_by=("position_embedding_type", "rotary", "rotary_interleaved"),
+        above=0, read_by=("position_embedding_type",),
     )
     # Xiong et al. 2020.
     norm_placement: str = setting(
@@ -160,7 +169,7 @@ class ModelConfig:
     )
     local_rope_theta: float = setting(
         0.0, SHAPE, "`model.rope_theta` of local layers; 0: the same.",
-        least=0, read_by=("position_embedding_type", "rotary", "rotary_interleaved"),
+        least=0, read_by=("position_embedding_type",),
     )
 
     @property

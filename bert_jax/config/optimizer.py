@@ -1,17 +1,14 @@
 """The section of a config that says how parameters are updated."""
 
-from bert_jax.config.fields import FREE, RECIPE, Rule, section, setting
+from bert_jax.config.fields import FREE, RECIPE, Rule, WithOptions, section, setting
 from bert_jax.registry import OPTIMIZERS, SCHEDULES
 
 # fmt: off
 # The facts of a field stand side by side.
 
 
-_ADAMS = ("kind", "bert_adamw", "adamw", "lamb", "stable_adamw", "muon")
-
-
 @section
-class OptimizerConfig:
+class OptimizerConfig(WithOptions):
     """AdamW as BERT did it (google-research/bert optimization.py), unless `kind` says otherwise."""
 
     kind: str = setting(
@@ -35,34 +32,17 @@ class OptimizerConfig:
         10_000, RECIPE, "Steps of linear rise from 0; fewer than the run has.",
         called=("warmup", "num_warmup_steps", "warmup_ratio", "warmup_proportion"),
     )
-    decay_steps: int = setting(
-        0, RECIPE, "Steps at the end of the run in which `warmup_stable_decay` falls.",
-        least=0, read_by=("schedule", "warmup_stable_decay"),
-    )
-    min_lr_ratio: float = setting(
-        0.0, RECIPE, "What the rate falls to, as a share of `learning_rate`.",
-        least=0, most=1,
-        read_by=("schedule", "linear", "polynomial", "cosine", "warmup_stable_decay"),
-    )
-    power: float = setting(
-        1.0, RECIPE, "Exponent of `polynomial`.",
-        above=0, read_by=("schedule", "polynomial"),
-    )
     beta1: float = setting(
         0.9, RECIPE, "Decay of the first moment.",
-        least=0, below=1, read_by=_ADAMS, called=("adam_beta1",),
+        least=0, below=1, read_by=("kind",), called=("adam_beta1",),
     )
     beta2: float = setting(
         0.999, RECIPE, "Decay of the second moment.",
-        least=0, below=1, read_by=_ADAMS, called=("adam_beta2",),
+        least=0, below=1, read_by=("kind",), called=("adam_beta2",),
     )
     epsilon: float = setting(
         1e-6, RECIPE, "Added to the root of the second moment.",
-        above=0, read_by=_ADAMS, called=("eps", "adam_epsilon"),
-    )
-    momentum: float = setting(
-        0.95, RECIPE, "Share of the old momentum that Muon keeps.",
-        least=0, below=1, read_by=("kind", "muon"),
+        above=0, read_by=("kind",), called=("eps", "adam_epsilon"),
     )
     weight_decay: float = setting(
         0.01, RECIPE, "Decoupled decay of kernels and embeddings.",
@@ -70,7 +50,7 @@ class OptimizerConfig:
     )
     bias_correction: bool = setting(
         False, RECIPE, "`true` gives Adam as its paper has it, `false` as BERT has it.",
-        read_by=("kind", "bert_adamw", "lamb"),
+        read_by=("kind",),
     )
     clip_norm: float = setting(
         1.0, RECIPE, "Largest global norm of the gradient; 0 switches clipping off.",

@@ -1,5 +1,4 @@
-"""Kinds of position, which tell a model the order of its tokens: one class a kind, with five
-hooks.
+"""Kinds of position, which tell a model the order of its tokens: a class each, with five hooks.
 
 A kind may add to the embeddings, turn queries and keys, or add to the scores. Those it does not
 have cost nothing. `registry.POSITIONS` lists the kinds. All of them read `position_ids` and never
@@ -183,6 +182,7 @@ class Rotary(Position):
     """
 
     is_per_block = True
+    reads = ("rope_theta", "local_rope_theta")
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """`config.rope_theta` is that of the block."""

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.config import ModelConfig, PhaseConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.data.pretraining.batch import INPUTS, PREDICTIONS, Batch, Draw
 from bert_jax.model.flops import encoder_flops, masked_lm_flops
 from bert_jax.model.losses import Sums, cross_entropy, cross_entropy_and_normaliser
 from bert_jax.objectives.objective import Figure, Objective
-from bert_jax.registry import MASKS
 
 
 class MaskedLanguageModel(Objective):
@@ -29,7 +29,7 @@ class MaskedLanguageModel(Objective):
     )
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
-        masked = MASKS[draw.options.mask](rows, draw)
+        masked = entry_of(draw.options, "mask")(rows, draw)
         return {**{name: rows[name] for name in INPUTS}, **masked}
 
     def sums(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import OptimizerConfig, TrainConfig
+from bert_jax.config.entries import entry_of, own_options
 from bert_jax.config.fields import fields_read_by
 from bert_jax.config_checks import reads
 from bert_jax.data.tokenizer import hub
@@ -173,6 +174,7 @@ def _numbers(optimizer: OptimizerConfig, chooser: str) -> str:
     """Returns what the optimiser, or its schedule, reads: numbers first, then switches."""
     names = (n for n in fields_read_by(chooser, OptimizerConfig) if reads(optimizer, n))
     values = {name: getattr(optimizer, name) for name in names}
+    values |= own_options(optimizer, chooser)
     ordered = sorted(values.items(), key=lambda item: isinstance(item[1], bool))
     texts = ((n, ("no", "yes")[v] if isinstance(v, bool) else f"{v:g}") for n, v in ordered)
     return "".join(f", {name.replace('_', ' ')} {value}" for name, value in texts)
@@ -216,7 +218,7 @@ def _results(
     shown = curve[::-1][::every][::-1]  # the last one is always among them
     known = config.objective in OBJECTIVES
     # Of an objective of somebody's own, whose file is not executed here, the loss is known.
-    found = OBJECTIVES[config.objective].figures if known else ()
+    found = entry_of(config, "objective").figures if known else ()
     figures = [(figure.heading, figure.name) for figure in found] or [("loss", "loss")]
     text = markdown_table(
         ("step", *(heading for heading, _ in figures)),

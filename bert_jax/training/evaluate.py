@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import Corpus, open_corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
 from bert_jax.errors import UsageError
@@ -19,7 +20,7 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import load_checkpoint, require_parts, require_same_tokenizer
 from bert_jax.progress import Progress
-from bert_jax.registry import ALWAYS_HOOKS, HOOKS, OBJECTIVES
+from bert_jax.registry import ALWAYS_HOOKS, HOOKS
 from bert_jax.training import device_feed
 from bert_jax.training.job import Scores
 from bert_jax.update.step import compile_lowered, lower_eval_step
@@ -57,7 +58,7 @@ class HeldOut:
         shape = batch_shape(config, phase, devices=mesh.size)
         self._rows = shape.global_batch_size
         self._mesh = mesh
-        self._objective: Objective = OBJECTIVES[config.objective]
+        self._objective: Objective = entry_of(config, "objective")
         self.columns = {"sequence_length": phase.sequence_length}
         self._examples = EvaluationSet(
             corpus.validation,
@@ -152,7 +153,7 @@ def evaluate_checkpoint(
                 f"`checkpoint` {checkpoint} has {config.model.max_position_embeddings} positions, "
                 f"and rows have {phase.sequence_length} tokens; give a smaller `length`"
             )
-        require_parts(source, *OBJECTIVES[config.objective].parts)
+        require_parts(source, *entry_of(config, "objective").parts)
         if corpus is None:
             place = run_directory.corpus_of(source.directory)
             if place is None:

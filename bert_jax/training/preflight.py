@@ -7,11 +7,11 @@ import jax
 
 from bert_jax import config_loader
 from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.progress import duration
-from bert_jax.registry import OBJECTIVES
 from bert_jax.update.flops import train_flops
 
 _DAY_SECONDS = 86400.0
@@ -54,7 +54,7 @@ def require_divisible(phase: PhaseConfig, mesh: Any, config: TrainConfig) -> Non
 
 def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
     """Requires that the model has the heads of its objective and a row for every token."""
-    objective = OBJECTIVES[config.objective]
+    objective = entry_of(config, "objective")
     if set(config.head.parts) != set(objective.parts):
         raise UsageError(
             f"config {config.name!r}: head.parts is {', '.join(config.head.parts)}; objective "
@@ -82,7 +82,7 @@ def spare_rows(config: TrainConfig, corpus: Corpus) -> tuple[str, str] | None:
 
 def step_seconds(config: TrainConfig, rate: float) -> list[float]:
     """Returns the seconds of a step of each phase by its FLOPs, at `rate` of them a second."""
-    objective = OBJECTIVES[config.objective]
+    objective = entry_of(config, "objective")
     return [train_flops(objective, config.model, phase) / rate for phase in config.phases]
 
 

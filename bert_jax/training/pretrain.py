@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.store import SPLITS, Corpus, open_corpus
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
@@ -18,7 +19,6 @@ from bert_jax.model import sharding
 from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import import_export
 from bert_jax.progress import duration, note
-from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import HeldOut, batch_shape, describe
 from bert_jax.training.hooks import named_hooks
@@ -140,7 +140,7 @@ class Pretraining:
         self._initialization = initialization or Initialization(None)
         self.manifest: dict[str, Any] | None = corpus.manifest
         self.begins_trained = self._initialization.is_trained
-        self.objective: Objective = OBJECTIVES[config.objective]
+        self.objective: Objective = entry_of(config, "objective")
         self.introduction = f"{corpus.train.shard_starts[-1] / 1e6:.1f} M training tokens"
         self._peak = peak
         self._pipeline = Pipeline(
@@ -237,7 +237,7 @@ def demand(mesh: Mesh) -> Demand:
     """Returns the batches that a run computes, as the estimate of its memory wants them."""
 
     def described(config: TrainConfig, phase: PhaseConfig) -> dict[str, jax.ShapeDtypeStruct]:
-        fields = OBJECTIVES[config.objective].fields
+        fields = entry_of(config, "objective").fields
         return device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
 
     return Demand(

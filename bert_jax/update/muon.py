@@ -4,14 +4,16 @@ Jordan et al. 2024 (github.com/KellerJordan/Muon), with the scale of Liu et al. 
 arXiv:2502.16982), under which AdamW's learning rate and decay carry over.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.update.optimizers import adam_with_decay
+from bert_jax.config.entries import entry
+from bert_jax.config.fields import RECIPE, setting
+from bert_jax.update.optimizers import ADAMW, adam_with_decay
 
 # The quintic that brings every singular value near 1 in five steps (Jordan et al. 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -23,23 +25,31 @@ _EPSILON = 1e-7
 _RMS = 0.2
 
 
-def muon(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns Muon for the kernels of the encoder's layers, and AdamW with bias correction for the
-    rest: embeddings, heads, biases and norm scales.
+@entry
+class Muon:
+    """Muon for the kernels of the encoder's layers, and AdamW with bias correction for the rest:
+    embeddings, heads, biases and norm scales.
     """
-    return optax.partition(
-        {
-            "muon": optax.chain(
-                scale_by_muon(momentum=config.momentum),
-                optax.add_decayed_weights(config.weight_decay),
-                optax.scale(-1.0),
-            ),
-            "adam": optax.chain(
-                adam_with_decay(config, bias_correction=True, clip_norm=0.0), optax.scale(-1.0)
-            ),
-        },
-        _labels,
+
+    reads: ClassVar = ADAMW
+    momentum: float = setting(
+        0.95, RECIPE, "Share of the old momentum that is kept.", least=0, below=1
     )
+
+    def __call__(self, config: OptimizerConfig) -> optax.GradientTransformation:
+        return optax.partition(
+            {
+                "muon": optax.chain(
+                    scale_by_muon(momentum=self.momentum),
+                    optax.add_decayed_weights(config.weight_decay),
+                    optax.scale(-1.0),
+                ),
+                "adam": optax.chain(
+                    adam_with_decay(config, bias_correction=True, clip_norm=0.0), optax.scale(-1.0)
+                ),
+            },
+            _labels,
+        )
 
 
 def _labels(params: Any) -> Any:

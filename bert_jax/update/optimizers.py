@@ -1,22 +1,27 @@
 """Optimisers, which `optimizer.kind` names: BERT's own, and any transformation of optax.
 
-An entry of `registry.OPTIMIZERS` is a function from an `OptimizerConfig` to an
+An entry of `registry.OPTIMIZERS` is called with an `OptimizerConfig`, and returns an
 `optax.GradientTransformation` at a learning rate of 1, such as `optax.lion(1.0)`: the step
 multiplies its updates by the rate of the schedule and adds them. What `make` wraps around it clips
-the gradients, and leaves out bad updates (skip_updates.py), its state included.
+the gradients, and leaves out bad updates (skip_updates.py), its state included. An entry may be a
+class with options of its own (config/entries.py), and says in `reads` which fields of the section
+it reads, of those that not all do.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from bert_jax.config import OptimizerConfig
+from bert_jax.config.entries import entry, entry_of
 from bert_jax.model.roles import role_of
 from bert_jax.model.sharding import in_automatic_layout
-from bert_jax.registry import OPTIMIZERS
+
+# The fields that AdamW reads.
+ADAMW = ("beta1", "beta2", "epsilon", "weight_decay", "clip_norm")
 
 
 def decay_mask(params: Any) -> Any:
@@ -96,7 +101,7 @@ class Direction(NamedTuple):
 
 def make(config: OptimizerConfig) -> Direction:
     """Returns the optimiser that a config names, ready for the step."""
-    found = OPTIMIZERS[config.kind](config)
+    found = entry_of(config, "kind")(config)
     if isinstance(found, Direction):
         return found
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
@@ -122,21 +127,31 @@ def _skipping(inner: optax.GradientTransformation) -> Direction:
     return Direction(inner.init, update)
 
 
-def bert_adamw(config: OptimizerConfig) -> Direction:
-    """Returns AdamW as BERT has it (google-research/bert optimization.py), traps included.
+@entry
+class BertAdamW:
+    """AdamW as BERT has it (google-research/bert optimization.py), traps included.
 
     Adam has no bias correction, unlike the paper it cites (bert#153); with 10,000 warm-up steps it
     hardly matters, and `bias_correction` gives the corrected form. Decay applies to every parameter
     but biases and norms, chosen by name.
     """
-    chain = adam_with_decay(config)
-    return Direction(chain.init, chain.update)
+
+    reads: ClassVar = (*ADAMW, "bias_correction")
+
+    def __call__(self, config: OptimizerConfig) -> Direction:
+        chain = adam_with_decay(config)
+        return Direction(chain.init, chain.update)
 
 
-def adamw(config: OptimizerConfig) -> Direction:
-    """Returns AdamW as its paper has it (Loshchilov and Hutter 2019): with bias correction."""
-    chain = adam_with_decay(config, bias_correction=True)
-    return Direction(chain.init, chain.update)
+@entry
+class AdamW:
+    """AdamW as its paper has it (Loshchilov and Hutter 2019): with bias correction."""
+
+    reads: ClassVar = ADAMW
+
+    def __call__(self, config: OptimizerConfig) -> Direction:
+        chain = adam_with_decay(config, bias_correction=True)
+        return Direction(chain.init, chain.update)
 
 
 def adam_with_decay(

@@ -1,18 +1,23 @@
-"""Learning rates as functions of the step; `optimizer.schedule` names one."""
+"""Learning rates as functions of the step; `optimizer.schedule` names one.
 
-import dataclasses
+An entry of `registry.SCHEDULES` is called with the step, the section of the config and the steps of
+the run; one with options of its own is a class (config/entries.py).
+"""
+
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.registry import SCHEDULES
+from bert_jax.config.entries import entry, entry_of
+from bert_jax.config.fields import RECIPE, setting
 
 
 def learning_rate(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
     """Returns the float32 rate of update number `step` (an int32 scalar from 0)."""
-    return SCHEDULES[config.schedule](step, config=config, total_steps=total_steps)
+    return entry_of(config, "schedule")(step, config=config, total_steps=total_steps)
 
 
 def bert_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
@@ -31,13 +36,6 @@ def bert_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -
     return jnp.where(step < config.warmup_steps, rising, falling)
 
 
-def linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
-    """Rises linearly for `warmup_steps`, and falls linearly from there to the end (fairseq's
-    polynomial_decay of power 1; transformers' get_linear_schedule_with_warmup).
-    """
-    return polynomial(step, config=dataclasses.replace(config, power=1.0), total_steps=total_steps)
-
-
 def electra_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
     """Falls linearly from step 0 to the end, times min(1, step / `warmup_steps`) (google-research/
     electra model/optimization.py): the two lines are multiplied, where BERT takes one or the other.
@@ -46,43 +44,103 @@ def electra_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int
     return falling * _warmup(step, config)
 
 
-def polynomial(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
-    """Falls after the warm-up as (share of the steps that are left)^`power`, to `min_lr_ratio` of
-    the rate.
-    """
-    left = (total_steps - step).astype(jnp.float32) / (total_steps - config.warmup_steps)
-    # A power of 1 is the line itself, to the last bit.
-    shape = left if config.power == 1 else jnp.maximum(left, 0.0) ** config.power
-    return _after_warmup(step, shape, config)
-
-
-def cosine(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
-    """Falls after the warm-up along half a cosine, to `min_lr_ratio` of the rate (Loshchilov and
-    Hutter 2017, SGDR, without restarts).
-    """
-    done = step - config.warmup_steps
-    share = done.astype(jnp.float32) / (total_steps - config.warmup_steps)
-    # sin^2 of half the angle keeps its digits where 1 + cos would cancel.
-    return _after_warmup(step, jnp.sin(0.5 * jnp.pi * (1 - share)) ** 2, config)
-
-
 def constant(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
     """Stays at the rate after the warm-up."""
     del total_steps
     return config.learning_rate * _warmup(step, config)
 
 
-def warmup_stable_decay(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+@entry
+class _ToFloor:
+    """Rises for `warmup_steps`, and falls from there to a floor."""
+
+    min_lr_ratio: float = setting(
+        0.0, RECIPE, "What the rate falls to, as a share of `learning_rate`.", least=0, most=1
+    )
+
+    def _after_warmup(self, step: jax.Array, shape: jax.Array, config: OptimizerConfig):
+        """Returns the warm-up's line; then `shape`, which falls from 1 to 0, above the floor."""
+        floor = self.min_lr_ratio
+        falling = config.learning_rate * (floor + (1 - floor) * shape)
+        rising = times(step, config.learning_rate / max(config.warmup_steps, 1))
+        return jnp.where(step < config.warmup_steps, rising, falling)
+
+
+@entry
+class LinearDecay(_ToFloor):
+    """Rises linearly for `warmup_steps`, and falls linearly from there to the end (fairseq's
+    polynomial_decay of power 1; transformers' get_linear_schedule_with_warmup).
+    """
+
+    def __call__(self, step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+        return self._after_warmup(step, _left(step, config, total_steps), config)
+
+
+@entry
+class PolynomialDecay(_ToFloor):
+    """Falls after the warm-up as (share of the steps that are left)^`power`, to `min_lr_ratio` of
+    the rate.
+    """
+
+    power: float = setting(1.0, RECIPE, "Exponent of the share of steps that are left.", above=0)
+
+    def __call__(self, step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+        left = _left(step, config, total_steps)
+        # A power of 1 is the line itself, to the last bit.
+        shape = left if self.power == 1 else jnp.maximum(left, 0.0) ** self.power
+        return self._after_warmup(step, shape, config)
+
+
+@entry
+class CosineDecay(_ToFloor):
+    """Falls after the warm-up along half a cosine, to `min_lr_ratio` of the rate (Loshchilov and
+    Hutter 2017, SGDR, without restarts).
+    """
+
+    def __call__(self, step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+        done = step - config.warmup_steps
+        share = done.astype(jnp.float32) / (total_steps - config.warmup_steps)
+        # sin^2 of half the angle keeps its digits where 1 + cos would cancel.
+        return self._after_warmup(step, jnp.sin(0.5 * jnp.pi * (1 - share)) ** 2, config)
+
+
+@entry
+class WarmupStableDecay(_ToFloor):
     """Stays at the rate after the warm-up, and falls over the last `decay_steps` as 1 - sqrt(share
     of them that is done), to `min_lr_ratio` of the rate.
 
     Hägele et al. 2024 (arXiv:2405.18392), section 3; ModernBERT decays so.
     """
-    decay = max(config.decay_steps, 1)
-    left = jnp.minimum(total_steps - step, decay)
-    # 1 - sqrt(x) is (1 - x) / (1 + sqrt(x)), which keeps its digits near the end.
-    shape = left.astype(jnp.float32) / decay / (1 + jnp.sqrt((decay - left) / decay))
-    return _after_warmup(step, shape, config)
+
+    decay_steps: int = setting(
+        0,
+        RECIPE,
+        "Steps at the end of the run in which the rate falls.",
+        least=0,
+        scales_with_steps=True,
+    )
+
+    def problems(self, config: OptimizerConfig, total_steps: int) -> Iterator[tuple[str, str]]:
+        """Yields the name of each field that a run of so many steps cannot have so, and why."""
+        most = total_steps - config.warmup_steps
+        if not 1 <= self.decay_steps <= max(most, 1):
+            yield (
+                "decay_steps",
+                f"is {self.decay_steps}; of the {total_steps} steps from 1 to {most} may be "
+                "the decay's (the rest is the warm-up)",
+            )
+
+    def __call__(self, step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+        decay = max(self.decay_steps, 1)
+        left = jnp.minimum(total_steps - step, decay)
+        # 1 - sqrt(x) is (1 - x) / (1 + sqrt(x)), which keeps its digits near the end.
+        shape = left.astype(jnp.float32) / decay / (1 + jnp.sqrt((decay - left) / decay))
+        return self._after_warmup(step, shape, config)
+
+
+def _left(step: jax.Array, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    """Returns the share of the steps after the warm-up that are left."""
+    return (total_steps - step).astype(jnp.float32) / (total_steps - config.warmup_steps)
 
 
 def _warmup(step: jax.Array, config: OptimizerConfig) -> jax.Array:
@@ -90,14 +148,6 @@ def _warmup(step: jax.Array, config: OptimizerConfig) -> jax.Array:
     if not config.warmup_steps:
         return jnp.float32(1.0)
     return jnp.minimum(1.0, step.astype(jnp.float32) / config.warmup_steps)
-
-
-def _after_warmup(step: jax.Array, shape: jax.Array, config: OptimizerConfig) -> jax.Array:
-    """Returns the warm-up's line; after it `shape`, which falls from 1 to 0, above the floor."""
-    floor = config.min_lr_ratio
-    falling = config.learning_rate * (floor + (1 - floor) * shape)
-    rising = times(step, config.learning_rate / max(config.warmup_steps, 1))
-    return jnp.where(step < config.warmup_steps, rising, falling)
 
 
 def times(count: jax.Array, rate: float) -> jax.Array:

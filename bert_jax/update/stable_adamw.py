@@ -5,46 +5,54 @@ Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-
 package torch-optimi).
 """
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.update.optimizers import decay_mask
+from bert_jax.config.entries import entry
+from bert_jax.update.optimizers import ADAMW, decay_mask
 
 
-def stable_adamw(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns StableAdamW at a learning rate of 1.
+@entry
+class StableAdamW:
+    """StableAdamW at a learning rate of 1.
 
     Instead of a correction of the bias, each beta begins at 0 and grows: beta_t = beta x
     (1 - beta^(t-1)) / (1 - beta^t). A tensor's step, its decay included, is divided by
     max(1, rms), where rms is the root mean of gradient^2 / max(second moment, epsilon^2). That
     stands in for clipping, which `clip_norm=0` switches off.
     """
-    beta1, beta2, epsilon = config.beta1, config.beta2, config.epsilon
 
-    def init(params):
-        # Two trees, not one twice: the step donates its buffers, and each only once.
-        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
-        return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
+    reads: ClassVar = ADAMW
 
-    def update(updates, state, params=None):
-        count = state.count + 1
-        b1, b2 = (_debiased(beta, count) for beta in (beta1, beta2))
-        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
-        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, updates)
+    def __call__(self, config: OptimizerConfig) -> optax.GradientTransformation:
+        beta1, beta2, epsilon = config.beta1, config.beta2, config.epsilon
 
-        def move(p, g, m, v, is_decayed):
-            rms = jnp.sqrt(jnp.mean(g * g / jnp.maximum(v, epsilon**2)))
-            step = m / (jnp.sqrt(v) + epsilon)
-            if is_decayed:
-                step += config.weight_decay * p
-            return -step / jnp.maximum(1.0, rms)
+        def init(params):
+            # Two trees, not one twice: the step donates its buffers, and each only once.
+            mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+            return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
 
-        moved = jax.tree.map(move, params, updates, mu, nu, decay_mask(params))
-        return moved, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+        def update(updates, state, params=None):
+            count = state.count + 1
+            b1, b2 = (_debiased(beta, count) for beta in (beta1, beta2))
+            mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
+            nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, updates)
 
-    return optax.GradientTransformation(init, update)
+            def move(p, g, m, v, is_decayed):
+                rms = jnp.sqrt(jnp.mean(g * g / jnp.maximum(v, epsilon**2)))
+                step = m / (jnp.sqrt(v) + epsilon)
+                if is_decayed:
+                    step += config.weight_decay * p
+                return -step / jnp.maximum(1.0, rms)
+
+            moved = jax.tree.map(move, params, updates, mu, nu, decay_mask(params))
+            return moved, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+
+        return optax.GradientTransformation(init, update)
 
 
 def _debiased(beta: float, count: jax.Array) -> jax.Array:

@@ -1,5 +1,7 @@
 """Print a config as it would run, as JSON.
 
+'show fields CONFIG' says what each field means, which values it may have, and whether another one
+is accepted by a run that is resumed.
 'show rows CONFIG --corpus DIR' says how many rows each phase makes of a corpus, and how much of
 them is padding, packed and not. 'show sharding CONFIG --topology NAME' lists how each parameter
 lies on its devices.
@@ -7,6 +9,8 @@ lies on its devices.
 
 import dataclasses
 import json
+import re
+import textwrap
 from typing import Literal
 
 from bert_jax.cli.options import CorpusDirectory, Positional, WithConfig, options
@@ -17,14 +21,14 @@ from bert_jax.progress import note
 
 @options
 class ShowOptions(WithConfig):
-    what: Positional[Literal["config", "rows", "sharding"]] = "config"
+    what: Positional[Literal["config", "fields", "rows", "sharding"]] = "config"
     """what to show"""
     corpus: CorpusDirectory | None = None
     """DIR: for 'show rows': a directory of prepare"""
     topology: str | None = None
     """NAME: for 'show sharding': generation and chips of a slice, as for plan"""
     json: bool = False
-    """for 'show rows' and 'show sharding': print objects instead of a table"""
+    """for all but 'show config': print objects instead of a table"""
     slices: int | None = None
     """N: for 'show sharding': slices of that size (default: the config's `mesh.slices`)"""
 
@@ -38,12 +42,36 @@ def run(options: ShowOptions) -> None:
     if options.what == "rows":
         _show_rows(options)
         return
+    if options.what == "fields":
+        _show_fields(options)
+        return
     resolved = config_loader.load_config(options.config, options.overrides)
     print(json.dumps(config.to_dict(resolved), indent=2))
     from bert_jax.pretrained.import_export import export_warning
 
     if warning := export_warning(resolved):
         note(warning)
+
+
+def _show_fields(options: ShowOptions) -> None:
+    """Prints what each field, and each option of the entries that are chosen, says of itself."""
+    from bert_jax import config, config_loader
+
+    resolved = config_loader.load_config(options.config, options.overrides)
+    for path, value in config.flatten(resolved).items():
+        if (described := config.setting_of(path)) is None:
+            continue
+        on_resume = described.rule.on_resume
+        facts = {"field": path, "value": value, "default": described.default,
+                 "allowed": described.allowed(), "on_resume": on_resume,
+                 "meaning": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", described.doc)}  # fmt: skip
+        if options.json:
+            print(json.dumps(facts))
+            continue
+        resuming = {"free": "free", "flag": "--allow-change", "refused": "refused"}[on_resume]
+        allowed = f"; {facts['allowed']}" if facts["allowed"] else ""
+        print(f"{path} = {json.dumps(value)}  (on resume: {resuming}{allowed})")
+        print(textwrap.fill(facts["meaning"], 96, initial_indent="    ", subsequent_indent="    "))
 
 
 def _show_rows(options: ShowOptions) -> None:

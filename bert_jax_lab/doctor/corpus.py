@@ -3,11 +3,12 @@
 import numpy as np
 
 from bert_jax.config import PhaseConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import SPLITS, Split, open_corpus, read_manifest
 from bert_jax.data.pretraining.padding import middle
 from bert_jax.data.pretraining.padding import padding as padding_of
 from bert_jax.data.pretraining.pipeline import Pipeline
-from bert_jax.registry import OBJECTIVES, ROWS
+from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
 from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import Finding, passed, warned
@@ -82,7 +83,7 @@ def predictions(case: Case) -> Finding:
     config, corpus = case.config, case.corpus
     pipeline = Pipeline(
         middle(corpus.train, _DOCUMENTS),
-        collator=OBJECTIVES[config.objective],
+        collator=entry_of(config, "objective"),
         vocabulary=corpus.vocabulary,
         options=config.data,
         phases=config.phases,
@@ -157,7 +158,7 @@ def _padding(case: Case, phase: PhaseConfig) -> float:
     assert case.config is not None and case.corpus is not None
     config, corpus = case.config, case.corpus
     # Evaluation makes rows of the held-out documents.
-    ROWS[config.data.rows].check(corpus.validation, sequence_length=phase.sequence_length)
+    entry_of(config.data, "rows").check(corpus.validation, sequence_length=phase.sequence_length)
     found = padding_of(
         corpus.train,
         options=config.data,

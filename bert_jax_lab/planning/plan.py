@@ -17,10 +17,10 @@ from typing import Any
 import jax
 
 from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.errors import UsageError
 from bert_jax.memory import estimate, fit
 from bert_jax.model import sharding
-from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.update.flops import train_flops
@@ -147,7 +147,7 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
 
 def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topology) -> PhasePlan:
     chip = topology.chip
-    flops = train_flops(OBJECTIVES[config.objective], config.model, phase) / topology.devices
+    flops = train_flops(entry_of(config, "objective"), config.model, phase) / topology.devices
     known = {
         "sequence_length": phase.sequence_length,
         "global_batch_size": phase.global_batch_size,
@@ -218,7 +218,7 @@ def remedy(
 ) -> str:  # fmt: skip
     """Returns what makes a refused step fit, tried by compiling it: the least change that does."""
     state = TrainState.abstract(config, mesh)
-    fields = OBJECTIVES[config.objective].fields
+    fields = entry_of(config, "objective").fields
     batch = device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
 
     def estimated(config: TrainConfig) -> int:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bert_jax import config_loader
 from bert_jax.config import TrainConfig
 from bert_jax.errors import (
     DataDamaged,
@@ -21,6 +22,7 @@ from bert_jax.errors import (
 )
 from bert_jax.files import write_json
 from bert_jax.workdir import goodput, log_reader
+from bert_jax.workdir.run_directory import CONFIG
 from bert_jax_lab.studies.child import Outcome
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
@@ -51,7 +53,20 @@ def record_of(workdir: Path, run: StudyRun) -> dict[str, Any] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return found if found.get("identity") == run.identity else None
+    is_same = found.get("identity") == run.identity or _has_config(run)
+    return found if is_same else None
+
+
+def _has_config(run: StudyRun) -> bool:
+    """Returns whether a workdir was made with the config of a run, as today's fields say it: an
+    older version, which had fewer fields, gave the run another identity.
+    """
+    if not isinstance(run, PretrainRun):
+        return False
+    try:
+        return config_loader.load_config_json(run.directory / CONFIG) == run.config
+    except UsageError:
+        return False
 
 
 def is_settled(record: dict[str, Any] | None) -> bool:

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import TrainConfig, to_dict
+from bert_jax.config import TrainConfig, setting_of, to_dict
+from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import read_manifest
 from bert_jax.errors import UsageError
 from bert_jax.registry import PROBES
@@ -46,10 +47,7 @@ class StudyRun:
         values = dataclasses.asdict(self)
         decisive = {k: v for k, v in values.items() if not isinstance(v, Path)}
         if isinstance(self, PretrainRun):
-            config = to_dict(self.config)
-            if not self.config.hooks:  # studies from before the field go on
-                del config["hooks"]
-            decisive |= {"config": config, "overrides": None, "base": None}
+            decisive |= {"config": to_dict(self.config), "overrides": None, "base": None}
         if isinstance(self, PrepareRun) and self.of_tasks:
             decisive["sources"] = None  # a path, too
         text = json.dumps(decisive, sort_keys=True, default=str)
@@ -321,18 +319,19 @@ def _with_steps(config: TrainConfig, steps: int) -> tuple[str, ...]:
     warmup = min(int(config.optimizer.warmup_steps * share), total - 1)
     changes = [f"phases.{number}.steps={count}" for number, count in enumerate(phases)]
     changes.append(f"optimizer.warmup_steps={warmup}")
-    if config.optimizer.decay_steps:
-        decay = min(max(1, int(config.optimizer.decay_steps * share)), total - warmup)
-        changes.append(f"optimizer.decay_steps={decay}")
+    for name, value in config.optimizer.options.items():
+        described = setting_of(f"optimizer.{name}")
+        if value and described and described.scales_with_steps:
+            count = min(max(1, int(value * share)), total - warmup)
+            changes.append(f"optimizer.{name}={count}")
     return tuple(changes)
 
 
 def flops_of(config: TrainConfig) -> float:
     """Returns the FLOPs of all updates of a run (update/flops.py)."""
-    from bert_jax.registry import OBJECTIVES
     from bert_jax.update.flops import train_flops
 
-    objective = OBJECTIVES[config.objective]
+    objective = entry_of(config, "objective")
     return float(
         sum(phase.steps * train_flops(objective, config.model, phase) for phase in config.phases)
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from bert_jax import config_loader
 from bert_jax.config import TrainConfig
-from bert_jax.config.fields import nearest
+from bert_jax.config.conversion import nearest
 from bert_jax.errors import UsageError
 from bert_jax.progress import note_once
 from bert_jax.registry import PROBES

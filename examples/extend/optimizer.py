@@ -1,26 +1,35 @@
-"""An optimiser straight from optax: Lion (Chen et al. 2023, arXiv:2302.06675).
+"""An optimiser straight from optax, with an option of its own: Lion (Chen et al. 2023,
+arXiv:2302.06675).
 
 Any transformation of optax will do. It is made with a learning rate of 1: the schedule's rate
 multiplies its updates. Bad updates are left out, its state is saved and sharded, as with BERT's.
 
-    bert-jax pretrain examples/extend/optimizer.py --corpus CORPUS --workdir RUN
+    bert-jax pretrain examples/extend/optimizer.py --corpus CORPUS --workdir RUN \\
+        --set optimizer.momentum_decay=0.98
 """
 
 import optax
 
 from bert_jax.config import OptimizerConfig, TrainConfig
+from bert_jax.config.entries import entry
+from bert_jax.config.fields import RECIPE, setting
 from bert_jax.config_loader import load_config
 from bert_jax.registry import OPTIMIZERS
 from bert_jax.update.optimizers import decay_mask
 
 
-def lion(config: OptimizerConfig) -> optax.GradientTransformation:
-    return optax.lion(
-        1.0, b1=config.beta1, b2=0.99, weight_decay=config.weight_decay, mask=decay_mask
-    )
+@entry
+class Lion:
+    """Moves each weight by the sign of a mean of gradients."""
+
+    momentum_decay: float = setting(0.99, RECIPE, "Decay of the momentum.", least=0, below=1)
+
+    def __call__(self, config: OptimizerConfig) -> optax.GradientTransformation:
+        betas = {"b1": config.beta1, "b2": self.momentum_decay}
+        return optax.lion(1.0, **betas, weight_decay=config.weight_decay, mask=decay_mask)
 
 
-OPTIMIZERS.register("lion", lion)
+OPTIMIZERS.register("lion", Lion)
 
 
 def config() -> TrainConfig:

@@ -75,7 +75,7 @@ def test_recipe_and_hardware(card):
 def test_optimiser_and_schedule_are_those_of_the_run(card):
     assert "- optimiser: `bert_adamw`, beta1 0.9, beta2 0.999, epsilon 1e-06" in card
     assert "steps of warm-up, then `bert_linear`\n" in card
-    lamb = OptimizerConfig(kind="lamb", schedule="polynomial", min_lr_ratio=0.1)
+    lamb = OptimizerConfig(kind="lamb", schedule="polynomial", options={"min_lr_ratio": 0.1})
     config = tiny_corpus.tiny_config(optimizer=lamb)
     said = model_card._recipe(config, {})
     assert "- optimiser: `lamb`, beta1 0.9" in said and "momentum" not in said

@@ -146,7 +146,9 @@ def test_schedules_at_their_bends(name, warmup):
         changes["min_lr_ratio"] = _FLOOR
     if name == "warmup_stable_decay":
         changes["decay_steps"] = _DECAY
-    config = OptimizerConfig(schedule=name, learning_rate=_RATE, warmup_steps=warmup, **changes)
+    config = OptimizerConfig(
+        schedule=name, learning_rate=_RATE, warmup_steps=warmup, options=changes
+    )
     bends = [0, 1, 99, 100, 101, 500, 599, 600, 601, 640, 700, 800, 900, 999, 1000]
     rate_of = jax.jit(lambda step: learning_rate(step, config=config, total_steps=_TOTAL))
     for step in bends:
@@ -163,7 +165,10 @@ def test_schedules_at_their_bends(name, warmup):
 def test_one_minus_the_root_as_published(done, left):
     """The rate that is left after a share of the decay."""
     config = OptimizerConfig(
-        schedule="warmup_stable_decay", learning_rate=1.0, warmup_steps=100, decay_steps=400
+        schedule="warmup_stable_decay",
+        learning_rate=1.0,
+        warmup_steps=100,
+        options={"decay_steps": 400},
     )
     step = jnp.int32(_TOTAL - 400 + 400 * done)
     assert float(learning_rate(step, config=config, total_steps=_TOTAL)) == pytest.approx(

@@ -4,9 +4,9 @@ import dataclasses
 from typing import NamedTuple
 
 from bert_jax.config import DataConfig, PhaseConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
-from bert_jax.registry import ROWS
 
 
 class Padding(NamedTuple):
@@ -26,7 +26,7 @@ def padding(
     `most_documents` above 0 looks at so many in the middle of the split. Takes seconds for a
     thousand million tokens. Raises UsageError where the split makes no rows of that length.
     """
-    kind, length = ROWS[options.rows], phase.sequence_length
+    kind, length = entry_of(options, "rows"), phase.sequence_length
     kind.check(split, sequence_length=length)
     part = middle(split, most_documents) if most_documents else split
     lengths = kind.plan(part, options=options, sequence_length=length, key=seed).lengths

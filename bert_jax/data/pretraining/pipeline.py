@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from bert_jax.config import DataConfig, PhaseConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
@@ -27,7 +28,6 @@ from bert_jax.data.pretraining.batch import Batch, Draw, Field
 from bert_jax.data.pretraining.epochs import EpochCache, by_epoch
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
-from bert_jax.registry import ROWS
 
 # An epoch's plan is begun this far before the epoch itself.
 _PLAN_AHEAD = 0.8
@@ -79,7 +79,7 @@ class Pipeline:
         ]
         # As sequences are before they are packed.
         self._unpacked = tuple(phase.unpacked(rate) for phase in phases)
-        self._rows = ROWS[options.rows]
+        self._rows = entry_of(options, "rows")
         for phase in self._unpacked:
             _check_sizes(split, options, phase.sequence_length, phase.max_predictions)
         self._phase_ends = list(itertools.accumulate(phase.steps for phase in phases))
@@ -238,7 +238,7 @@ class EvaluationSet:
         """
         _check_sizes(split, options, sequence_length, max_predictions)
         key = counter_rng.derive(seed, _Key.EVALUATION)
-        plan = ROWS[options.rows].plan(
+        plan = entry_of(options, "rows").plan(
             split,
             options=options,
             sequence_length=sequence_length,
@@ -280,7 +280,7 @@ class EvaluationSet:
 def _batch(
     split: Split, plan: Any, *, collator: Collator, sequence_length: int, draw: Draw
 ) -> Batch:
-    rows = ROWS[draw.options.rows].read(
+    rows = entry_of(draw.options, "rows").read(
         split, plan, vocabulary=draw.vocabulary, sequence_length=sequence_length
     )
     return collator.collate(rows, draw)
@@ -289,7 +289,7 @@ def _batch(
 def _check_sizes(
     split: Split, options: DataConfig, sequence_length: int, max_predictions: int
 ) -> None:
-    kind = ROWS[options.rows]
+    kind = entry_of(options, "rows")
     kind.check(split, sequence_length=sequence_length)
     tokens = sequence_length - kind.num_special
     if not 1 <= max_predictions <= tokens:

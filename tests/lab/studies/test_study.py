@@ -22,7 +22,7 @@ from benchmarks import attention_cost, law_coverage
 from bert_jax import file_lock
 from bert_jax.__main__ import main
 from bert_jax.cli.usage import command_parser
-from bert_jax.config import OptimizerConfig, PhaseConfig
+from bert_jax.config import OptimizerConfig, PhaseConfig, to_dict
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
 from bert_jax.progress import duration, number
@@ -187,6 +187,24 @@ def test_a_study_that_is_interrupted_goes_on_to_the_same_bits(tmp_path, corpus, 
         np.testing.assert_array_equal(leaf, other)
     starts = {run["run"]: run["starts"] for run in summary.summarise(plan)["runs"]}
     assert starts == {name: 2 if name == "eight.seed0" else 1 for name in starts}
+
+
+def test_a_run_of_an_older_version_is_not_made_again(tmp_path, corpus):
+    """Its config had fewer fields, and all of the options that entries have now."""
+    plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
+    run = plan.named("eight.seed0")
+    config = to_dict(run.config)
+    del config["hooks"], config["model"]["mixer"]
+    config["optimizer"]["momentum"] = 0.95
+    run.directory.mkdir(parents=True)
+    (run.directory / "config.json").write_text(json.dumps({"config": config}))
+    record = {"identity": "of its version", "status": "done", "code": 0}
+    (plan.workdir / "records").mkdir()
+    (plan.workdir / "records" / f"{run.name}.json").write_text(json.dumps(record))
+    assert record_of(plan.workdir, run) == record
+    config["seed"] = 7
+    (run.directory / "config.json").write_text(json.dumps({"config": config}))
+    assert record_of(plan.workdir, run) is None
 
 
 def leaves(params) -> list[np.ndarray]:

@@ -1,0 +1,135 @@
+"""Turns configs into plain JSON values and back, with errors that name the field."""
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.config import entries
+from bert_jax.config.fields import OPTIONS, WithOptions, is_section, item_of, settings_of
+from bert_jax.errors import UsageError, brief
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Returns the plain JSON-able form of any config dataclass; `convert` is its inverse."""
+    return json.loads(json.dumps(_plain(config)))
+
+
+def _plain(value: Any) -> Any:
+    """Returns the fields of a dataclass as a dict, options of entries among them."""
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    found = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, WithOptions):
+        found |= {name: _plain(option) for name, option in found.pop(OPTIONS).items()}
+    return found
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """Returns `{"model.hidden_size": 768, "phases.0.steps": ...}`: one entry for each leaf.
+
+    `config` is a dataclass, or a value as JSON has it.
+    """
+
+    def walk(value, path):
+        if isinstance(value, dict):
+            for key, child in value.items():
+                yield from walk(child, f"{path}.{key}" if path else key)
+        elif isinstance(value, list):
+            for i, child in enumerate(value):
+                yield from walk(child, f"{path}.{i}")
+        else:
+            yield path, value
+
+    return dict(walk(to_dict(config) if dataclasses.is_dataclass(config) else config, ""))
+
+
+def convert(value: Any, annotation: Any, path: str) -> Any:
+    """Returns `value`, as read from JSON, as an instance of `annotation`."""
+    where = path or "the config"
+    if is_section(annotation):
+        if not isinstance(value, dict):
+            raise UsageError(f"{where}: expected a section of fields, got {brief(value)}")
+        hints = typing.get_type_hints(annotation)
+        if issubclass(annotation, WithOptions):
+            del hints[OPTIONS]
+        known = {k: convert(v, hints[k], _join(path, k)) for k, v in value.items() if k in hints}
+        more = {k: v for k, v in value.items() if k not in hints}
+        if issubclass(annotation, WithOptions):
+            known[OPTIONS] = _options(annotation, known, more, path)
+        for key in more:
+            raise UsageError(
+                f"{_join(path, brief(key)[1:-1])}: no such field.{nearest(key, hints)}"
+            )
+        return annotation(**known)
+    if typing.get_origin(annotation) is tuple:
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{where}: expected a list, got {brief(value)}")
+        item = item_of(annotation)
+        return tuple(convert(v, item, _join(path, str(i))) for i, v in enumerate(value))
+    if isinstance(annotation, types.UnionType):
+        if value is None and type(None) in typing.get_args(annotation):
+            return None
+        (annotation,) = [a for a in typing.get_args(annotation) if a is not type(None)]
+    if annotation is int and isinstance(value, float) and value.is_integer():
+        value = int(value)  # 1e6 is how people write a million
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UsageError(f"{where}: {brief(value)} does not fit in 64 bits")
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not annotation:
+        name = getattr(annotation, "__name__", annotation)
+        raise UsageError(f"{where}: expected {name}, got {brief(value)}")
+    return value
+
+
+def _options(
+    cls: type, values: Mapping[str, Any], more: dict[str, Any], path: str
+) -> dict[str, Any]:
+    """Takes from `more` the options of the entries that a section with such `values` chooses, and
+    returns them with the defaults of those that are not given.
+
+    What another entry would have read is dropped where it is that one's default: older versions
+    wrote the options of all entries. Raises UsageError where it is not.
+    """
+    options: dict[str, Any] = {}
+    for name, described, owner in entries.settings_chosen(cls, values):
+        if name in settings_of(cls):
+            raise UsageError(f"{_join(path, name)}: an option of an entry has the name of a field")
+        hint = typing.get_type_hints(owner)[name]
+        given = name in more
+        options[name] = (
+            convert(more.pop(name), hint, _join(path, name)) if given else described.default
+        )
+    if entries.is_open(cls, values):  # a file that has not been executed may say more
+        options |= more
+        more.clear()
+    for name in list(more):
+        described, field, readers = entries.owners(cls, name)
+        if described is None:
+            continue
+        value = more.pop(name)
+        if value != described.default:
+            chosen = values.get(field, getattr(cls, field))
+            raise UsageError(
+                f"{_join(path, name)} is {brief(value)}, which {field} {chosen} does not read: "
+                f"only {', '.join(readers)}"
+            )
+    return options
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def nearest(key: str, names) -> str:
+    """Returns what to say after an unknown `key`: the name it resembles, or all there are."""
+    close = difflib.get_close_matches(key, list(names), n=1, cutoff=0.5)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" Fields here: {', '.join(names)}."

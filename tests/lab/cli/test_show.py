@@ -1,0 +1,24 @@
+"""The verb `show`: fields say what they are."""
+
+import json
+
+from bert_jax.__main__ import main
+from bert_jax.config import flatten
+from bert_jax.config_loader import load_config
+
+
+def test_each_field_and_each_chosen_option_says_what_it_is(capsys):
+    changes = ["--set", "optimizer.kind=muon", "--set", "optimizer.momentum=0.9"]
+    assert main(["show", "fields", "bert_base", "--json", *changes]) == 0
+    found = {f["field"]: f for f in map(json.loads, capsys.readouterr().out.splitlines())}
+    config = load_config("bert_base", changes[1::2])
+    assert {name: f["value"] for name, f in found.items()} == flatten(config)
+    momentum = found["optimizer.momentum"]
+    assert (momentum["value"], momentum["default"]) == (0.9, 0.95)
+    assert momentum["allowed"] == "at least 0, below 1" and momentum["on_resume"] == "flag"
+    assert "one of fused, plain" in found["compute.attention"]["allowed"]
+    assert not any("](" in f["meaning"] for f in found.values()), "a link is of no use here"
+
+    assert main(["show", "fields", "bert_base"]) == 0
+    text = capsys.readouterr().out
+    assert "seed = 0  (on resume: refused)\n    Decides initial weights" in text
