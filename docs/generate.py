@@ -28,6 +28,7 @@ from bert_jax import config_loader
 from bert_jax.cli import options, usage
 from bert_jax.config import option_paths, settings
 from bert_jax.config.fields import Setting
+from bert_jax.registry import Registry
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "bert_jax"
@@ -395,6 +396,10 @@ def _all_settings() -> dict[str, Setting]:
 def _described(path: str) -> tuple[str, str, str]:
     default, doc = _all_settings()[path].default, _all_settings()[path].doc
     assert doc.endswith("."), path
+    table = _all_settings()[path].choices
+    if isinstance(table, Registry):
+        names = ", ".join(f"`{name}`" for name in table.names() if table.is_builtin(name))
+        doc += f" Built in: {names}."
     if path in option_paths():
         _, field, entries = option_paths()[path]
         doc += f" Of `{field}` {', '.join(f'`{entry}`' for entry in entries)} only."

@@ -72,7 +72,7 @@ class TrainConfig(WithOptions):
     )
     trackers: tuple[str, ...] = setting(
         (), FREE,
-        "Services that receive the rows, too: `wandb`, `trackio`. Each start of a run is a run "
+        "Services that receive the rows, too. Each start of a run is a run "
         "there, which begins with the rows so far; one that fails is named and left alone.",
         choices=TRACKERS,
     )

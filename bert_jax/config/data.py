@@ -55,8 +55,7 @@ class DataConfig(WithOptions):
     )
     rows: str = setting(
         "sentence_pairs", DATA,
-        "How documents become rows: `sentence_pairs`, `full_sentences`, `doc_sentences`, "
-        "`documents`, `electra_segments` ([rows](lineage.md#rows)).",
+        "How documents become rows ([rows](lineage.md#rows)).",
         choices=ROWS,
     )
     mask: str = setting(

@@ -84,9 +84,8 @@ class ModelConfig(WithOptions):
     )
     position_embedding_type: str = setting(
         "learned", SHAPE,
-        "What tells the model the order of its tokens: `learned` is a vector for each position; "
-        "[the others](lineage.md#positions-and-blocks) are `sinusoidal`, `none`, `rotary`, "
-        "`rotary_interleaved`, `alibi`, `t5`, `relative_key` and `relative_key_query`.",
+        "What tells the model the order of its tokens: `learned` is a vector for each position "
+        "([the others](lineage.md#positions-and-blocks)).",
         choices=POSITIONS, called=("positions", "position", "pos_emb"),
     )
     # Clark et al. 2020; ALBERT.
@@ -150,8 +149,8 @@ class ModelConfig(WithOptions):
     )
     mixer: str = setting(
         "attention", SHAPE,
-        "How the tokens of a sequence exchange what they know: `attention`, or "
-        "[one of your own](extend.md#a-mixer).",
+        "How the tokens of a sequence exchange what they know "
+        "([one of your own](extend.md#a-mixer)).",
         choices=MIXERS,
     )
     # transformers' `local_attention`.
