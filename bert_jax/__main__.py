@@ -4,10 +4,12 @@ So that Ctrl-C is heard before them, what makes the command line is imported in 
 """
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TextIO
 
 from bert_jax.errors import (
     BertJaxError,
@@ -70,8 +72,9 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
         refuse(error)
         return error.exit_code
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and output.is_closed():
-            output.discard()
+        # EIO is what a terminal says that was closed.
+        if error.errno in (errno.EPIPE, errno.EIO) and not error.filename and output.is_closed():
+            output.discard(sys.stdout)
             return _PIPE_CLOSED
         name = f"{error.filename}: " if error.filename else ""
         if network.is_transient(error):
@@ -102,7 +105,7 @@ def console() -> None:
         try:
             code = main(ending=ending)
         except SystemExit:  # argparse's, after --help or a wrong option
-            _flush()
+            _flush(sys.stdout, BrokenPipeError)
             raise
         except BaseException:
             # An import, or a library, may have made something else of the interruption.
@@ -125,16 +128,18 @@ def console() -> None:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+    _flush(sys.stderr, OSError)
     sys.exit(code)
 
 
-def _flush() -> None:
+def _flush(stream: TextIO, borne: type[OSError]) -> None:
+    """Lets go what such an error keeps from being written: at the exit, it would be the code."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
+        stream.flush()
+    except borne:
         from bert_jax.cli import output
 
-        output.discard()
+        output.discard(stream)
 
 
 def _has_peers() -> bool:

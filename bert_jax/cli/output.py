@@ -7,6 +7,7 @@ import re
 import select
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -41,10 +42,10 @@ def is_closed() -> bool:
     return any(event & select.POLLERR for _, event in asked.poll(0))
 
 
-def discard() -> None:
-    """Lets what is still to be printed go nowhere: at the exit it would fail again."""
+def discard(stream: TextIO) -> None:
+    """Lets what is still to be written go nowhere: at the exit it would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 

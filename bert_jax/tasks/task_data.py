@@ -13,6 +13,9 @@ from bert_jax.progress import note
 from bert_jax.registry import TASKS
 from bert_jax.tasks.task import Encoded, Sources, Task, TaskSpec, task_of
 
+# Held-out rows, with fewer of which a score says little.
+_FEW_ROWS = 50
+
 
 @dataclass(frozen=True)
 class TaskSplit:
@@ -71,6 +74,12 @@ def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length:
     line = task.describe(train, splits["train"].encoded, length=length)
     if line is not None:
         note(line)
+    for name, rows in dev.items():
+        if len(rows) < _FEW_ROWS:
+            note(
+                f"{name} has only {len(rows)} rows: a score over so few is mostly chance; name "
+                "more of them with `dev`"
+            )
     fingerprint = _fingerprint(task, tokenizer, splits)
     return TaskData(task, splits.pop("train"), splits, fingerprint, _names(sources))
 

@@ -18,6 +18,7 @@
 | `compared=4` | nothing; processes are compared every 4 s, to see which is slow |
 | `commit-files=1` | Orbax writes steps as it does in a bucket: in place, a file says when whole |
 | `at=MODULE:NAME:2` | a line on stderr when that function begins, which takes 2 s longer |
+| `terminal=0` | nothing; the terminal of that descriptor is the one whose end the process is told |
 | `say=evaluate` | a line on stderr when an evaluation begins (also: import, compile, save, data) |
 """
 
@@ -25,6 +26,7 @@ import builtins
 import ctypes
 import errno
 import importlib
+import os
 import signal
 import sys
 import time
@@ -219,6 +221,11 @@ def compared(value: str) -> None:
     from bert_jax.runtime import watchdog
 
     watchdog._COMPARED_SECONDS = float(value)
+
+
+def terminal(value: str) -> None:
+    # The first terminal that the leader of a session opens.
+    os.close(os.open(os.ttyname(int(value)), os.O_RDWR))
 
 
 def at(value: str) -> None:

@@ -9,6 +9,7 @@ BERT_JAX_CHAOS=long python -m pytest tests/chaos/test_signals.py -rP
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
+from bert_jax.workdir import checkpoint
 from tests import tiny_corpus, tiny_tasks
 from tests.chaos import IS_LONG
 from tests.chaos.runs import ROOT, losses
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.chaos
 
 # In the sample, others run beside it on the same cores.
 _SECONDS = 2.0 if IS_LONG else 6.0
+_ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 42, signal.SIGHUP: 42}
 _LINE = re.compile(r"interrupted|received SIGTERM|the terminal was closed \(SIGHUP\)")
 # The line of a process that needs longer than a second comes before the last one.
@@ -123,16 +126,13 @@ def command(verb: str, files: Path, output: Path, corpus: Path, finished: Path) 
 
 
 def start(words: list[str], log: Path, *faults: str) -> subprocess.Popen:
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     with log.open("ab") as said:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.faulty", *faults, "--", *words],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+        return subprocess.Popen(faulty(words, *faults), cwd=ROOT, env=_ENVIRONMENT, **streams)
+
+
+def faulty(words: list[str], *faults: str) -> list[str]:
+    return [sys.executable, "-m", "tests.chaos.faulty", *faults, "--", *words]
 
 
 @pytest.mark.parametrize(("verb", "moment", "number"), _CASES)
@@ -180,6 +180,44 @@ def test_a_signal(tmp_path, corpus, finished, files, verb, moment, number):
         assert json.loads((output / "study.json").read_text())["runs"][0]["status"] == "done"
     else:
         assert output.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_terminal_that_closes(tmp_path, corpus, finished, files, is_told):
+    """A run that is told saves and ends. One in the background of a shell is not told: it trains on
+    to its end, although nothing can be written there any more.
+    """
+    output, log = tmp_path / "output", tmp_path / "log"
+    words = command("pretrain", files, output, corpus, finished)
+    ours, theirs = os.openpty()
+    faults = ["step=0.3", *["terminal=0"] * is_told]
+    process = subprocess.Popen(
+        faulty(words, *faults),
+        cwd=ROOT,
+        env=_ENVIRONMENT,
+        start_new_session=True,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown, deadline = b"", time.monotonic() + 300
+    while not _has_row(output):
+        assert process.poll() is None and time.monotonic() < deadline, shown
+        if select.select([ours], [], [], 0.02)[0]:
+            shown += os.read(ours, 4096)
+    os.close(ours)
+    code = process.wait(120)
+    steps = [step for step, split, *_ in losses(output) if not split]
+    assert b"\x1b[?25l" in shown, "no bar was drawn"
+    if not is_told:
+        assert code == 141 and steps == list(range(1, 13))
+        assert max(checkpoint.steps(output)) == 12
+        return
+    assert code == 42 and max(checkpoint.steps(output)) == len(steps) < 12
+    assert start(words, log).wait(300) == 0, log.read_text()
+    assert f"resuming at step {len(steps)} of 12" in log.read_text()
+    assert [step for step, split, *_ in losses(output) if not split] == list(range(1, 13))
 
 
 def _has_row(workdir: Path) -> bool:

@@ -16,6 +16,7 @@ from bert_jax.data.pretraining.pipeline import EvaluationSet
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.pretrained import load
+from bert_jax.registry import PROBES
 from bert_jax.training import evaluate
 from bert_jax.training.evaluate import HeldOut, evaluate_checkpoint
 from bert_jax.workdir import log_reader
@@ -214,6 +215,19 @@ def test_the_same_parameters_give_the_same_answers(copies):
         for ours, theirs in zip(places[i][0], places[0][0], strict=True):
             assert ours.token == theirs.token
             assert ours.probability == pytest.approx(theirs.probability, abs=1e-5)
+
+
+def test_the_same_parameters_answer_probes_alike(copies, corpus, capsys):
+    whole, *others = (
+        json_of(capsys, "probe", "--json", "--checkpoint", copy, "--corpus", corpus)["findings"]
+        for copy in copies
+    )
+    assert {found["probe"] for found in whole} == {*PROBES.names()}
+    for other in others:
+        for ours, theirs in zip(whole, other, strict=True):
+            value = ours["value"]
+            alike = value if isinstance(value, str) else pytest.approx(value, rel=1e-5)
+            assert theirs == ours | {"value": alike}
 
 
 def test_two_models_are_compared_on_the_rows_of_the_run(copies, trained, exported, corpus, capsys):
