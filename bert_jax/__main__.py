@@ -101,6 +101,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
 def console() -> None:
     """The `bert-jax` command. What still waits for storage, data or other processes may wait for
     ever: not at the exit."""
+    _open_streams()
     with Ending() as ending:
         try:
             code = main(ending=ending)
@@ -130,6 +131,17 @@ def console() -> None:
         os._exit(code)
     _flush(sys.stderr, OSError)
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Opens the standard streams that a process was begun without (`2>&-`): the next file would be
+    one, and have written into it what libraries print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest number that is free is the stream's own.
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(descriptor, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _flush(stream: TextIO, borne: type[OSError]) -> None:

@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
+from tests.paths import ROOT
 
 
 @pytest.fixture
@@ -33,6 +35,13 @@ def test_a_reader_that_leaves_ends_a_verb_silently(command, monkeypatch, trained
         patched.setattr(sys, "stdout", stdout)
         assert main(command) == 141
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("config, code", [("bert_bse", 2), ("bert_base", 0)])
+def test_a_command_without_standard_streams_has_its_exit_code(config, code):
+    command = [sys.executable, "-m", "bert_jax", "show", config]
+    ended = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], cwd=ROOT)
+    assert ended.returncode == code
 
 
 def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys, monkeypatch):
