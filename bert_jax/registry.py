@@ -86,19 +86,19 @@ PARTS = Registry(
 POSITIONS = Registry(
     "model.position_embedding_type",
     {
-        "learned": "bert_jax.model.positions:Learned",
-        "sinusoidal": "bert_jax.model.positions:Sinusoidal",
-        "none": "bert_jax.model.positions:Position",
-        "rotary": "bert_jax.model.positions:Rotary",
-        "rotary_interleaved": "bert_jax.model.positions:RotaryInterleaved",
-        "alibi": "bert_jax.model.positions:Alibi",
-        "t5": "bert_jax.model.positions:T5",
-        "relative_key": "bert_jax.model.positions:RelativeKey",
-        "relative_key_query": "bert_jax.model.positions:RelativeKeyQuery",
+        "learned": "bert_jax.model.positions.absolute:Learned",
+        "sinusoidal": "bert_jax.model.positions.absolute:Sinusoidal",
+        "none": "bert_jax.model.positions.position:Position",
+        "rotary": "bert_jax.model.positions.rotary:Rotary",
+        "rotary_interleaved": "bert_jax.model.positions.rotary:RotaryInterleaved",
+        "alibi": "bert_jax.model.positions.distance_bias:Alibi",
+        "t5": "bert_jax.model.positions.distance_bias:T5",
+        "relative_key": "bert_jax.model.positions.relative_key:RelativeKey",
+        "relative_key_query": "bert_jax.model.positions.relative_key:RelativeKeyQuery",
     },
 )
 # How the tokens of a sequence exchange what they know.
-MIXERS = Registry("model.mixer", {"attention": "bert_jax.model.mixers:ATTENTION"})
+MIXERS = Registry("model.mixer", {"attention": "bert_jax.model.mixers.self_attention:ATTENTION"})
 ATTENTION = Registry(
     "compute.attention",
     {

@@ -15,7 +15,8 @@ from bert_jax.data.tokenizer import hub
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, name_map, sentence_transformers, tf1
 from bert_jax.interchange.name_map import ImportedModel
-from bert_jax.model import positions, sharding
+from bert_jax.model import sharding
+from bert_jax.model.positions.position import lengthened
 from bert_jax.pretrained import model_card
 from bert_jax.pretrained.load import (
     SCORED_BY,
@@ -176,7 +177,7 @@ def _lengthened(foreign: ImportedModel, run: TrainConfig) -> ImportedModel:
         return foreign
     note(f"its position table grows from {fewer} to {more} rows (docs/lineage.md)")
     trees = (foreign.params, *(foreign.moments or ()))
-    params, *moments = (positions.lengthened(tree, run.model) for tree in trees)
+    params, *moments = (lengthened(tree, run.model) for tree in trees)
     return dataclasses.replace(
         foreign,
         model=dataclasses.replace(foreign.model, max_position_embeddings=more),

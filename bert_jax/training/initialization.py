@@ -14,7 +14,8 @@ from bert_jax.config import ModelConfig, TrainConfig, flatten
 from bert_jax.config.fields import settings_of
 from bert_jax.data.corpus.store import Corpus, token_counts
 from bert_jax.errors import UsageError
-from bert_jax.model import bert, positions, sharding
+from bert_jax.model import bert, sharding
+from bert_jax.model.positions.position import lengthened
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note
@@ -115,7 +116,7 @@ class Initialization:
                 f"{config.seed}"
             )
         if config.model.max_position_embeddings > source.config.model.max_position_embeddings:
-            params = positions.lengthened(params, config.model)
+            params = lengthened(params, config.model)
             expected = bert.abstract_params(config.model, config.head)
             if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, expected):
                 kind = config.model.position_embedding_type

@@ -10,7 +10,7 @@ import dataclasses
 
 from bert_jax.config import TrainConfig
 from bert_jax.config_loader import load_config
-from bert_jax.model.mixers import SelfAttention
+from bert_jax.model.mixers.self_attention import SelfAttention
 from bert_jax.registry import MIXERS
 
 WINDOW = 16

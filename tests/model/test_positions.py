@@ -9,14 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from flax import nnx
 
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
 from bert_jax.config_loader import load_config
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, tf1
 from bert_jax.interchange.name_map import ImportedModel
-from bert_jax.model import bert, positions
+from bert_jax.model import bert
 from bert_jax.model.encoder import repeated
+from bert_jax.model.positions import Position, distance_bias
 from bert_jax.registry import ATTENTION, POSITIONS
 from tests.golden import make_relative_positions
 from tests.models import assert_same, batch, random_params, vocabulary
@@ -138,7 +140,7 @@ def test_in_bfloat16_angles_and_scores_are_float32(kind):
     draw = np.random.default_rng(0)
     q, k = (jnp.asarray(draw.standard_normal((1, 2, 8, 6)), jnp.bfloat16) for _ in range(2))
     model = dataclasses.replace(model_of(kind), hidden_size=16, num_attention_heads=2)
-    position = POSITIONS[kind](model, rngs=positions.nnx.Rngs(0))
+    position = POSITIONS[kind](model, rngs=nnx.Rngs(0))
 
     def scores(shift):
         where = np.arange(6)[None] + shift
@@ -155,7 +157,7 @@ def test_in_bfloat16_angles_and_scores_are_float32(kind):
     assert np.abs(np.diff(scores(4000), axis=-1)).min() > 0
 
 
-class _OnlyBias(positions.Position):
+class _OnlyBias(Position):
     """Adds to the scores of the nearest keys, and says no more."""
 
     def bias(self, *, query_positions_BL, key_positions_BS, num_heads):
@@ -163,7 +165,7 @@ class _OnlyBias(positions.Position):
         return jnp.where(distance_BLS < 2, 3.0, 0.0)[:, None]
 
 
-class _OnlyRotate(positions.Position):
+class _OnlyRotate(Position):
     """Turns keys to the other side at every second position, and says no more."""
 
     def rotate(self, q_BHKL, k_BHKS, *, query_positions_BL, key_positions_BS):
@@ -203,14 +205,14 @@ def test_a_hook_that_is_overridden_is_used(kind, kind_of_ones_own):
 def test_what_each_block_has_cannot_add_to_the_embeddings():
     with pytest.raises(TypeError, match="no block calls its add"):
 
-        class Both(positions.Position):
+        class Both(Position):
             is_per_block = True
 
             def add(self, x_BLD, position_ids_BL):
                 return x_BLD
 
 
-class _AlternatingWindows(positions.Position):
+class _AlternatingWindows(Position):
     """Every third block sees its neighbours only; a window is a static attribute of a block."""
 
     is_per_block = True
@@ -276,17 +278,17 @@ def test_stretches_of_blocks_that_repeat(kinds, stretches):
 
 def test_slopes_of_heads():
     """Worked out by hand: 2^(-8k/n), and beyond a power of two every second one of 2n."""
-    found = positions.alibi_slopes(12)
+    found = distance_bias.alibi_slopes(12)
     powers = [2.0**-k for k in range(1, 9)]
     np.testing.assert_allclose(found, [*powers, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5], rtol=1e-6)
-    np.testing.assert_array_equal(positions.alibi_slopes(8), powers)
-    np.testing.assert_allclose(positions.alibi_slopes(3), [2**-4, 2**-8, 2**-2], rtol=1e-6)
+    np.testing.assert_array_equal(distance_bias.alibi_slopes(8), powers)
+    np.testing.assert_allclose(distance_bias.alibi_slopes(3), [2**-4, 2**-8, 2**-2], rtol=1e-6)
 
 
 def test_buckets_of_distances():
     far = np.array([-200, -128, -64, -16, -8, -7, 0, 7, 8, 16, 32, 64, 128])
     expected = [15, 15, 14, 10, 8, 7, 0, 23, 24, 26, 28, 30, 31]
-    np.testing.assert_array_equal(positions.t5_buckets(far), expected)
+    np.testing.assert_array_equal(distance_bias.t5_buckets(far), expected)
 
 
 @pytest.mark.parametrize(

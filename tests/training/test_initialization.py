@@ -10,7 +10,8 @@ from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
 from bert_jax.config_loader import load_config
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.interchange.name_map import ImportedModel
-from bert_jax.model import bert, positions, sharding
+from bert_jax.model import bert, sharding
+from bert_jax.model.positions.position import lengthened
 from bert_jax.pretrained import import_export
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.training.initialization import Initialization
@@ -32,7 +33,7 @@ _MLM = HeadConfig(parts=("mlm",))
 def test_a_learned_table_is_repeated():
     many = dataclasses.replace(_FEW, max_position_embeddings=30)
     params = random_params(_FEW, _MLM)
-    longer = positions.lengthened(params, many)
+    longer = lengthened(params, many)
     old, new = (p["encoder"]["embeddings"].pop("position")["embedding"] for p in (params, longer))
     np.testing.assert_array_equal(new, np.concatenate([old, old, old[:6]]))
     assert_same(params, longer)
@@ -44,7 +45,7 @@ def test_relative_positions_go_on_as_they_were(kind):
     few = dataclasses.replace(_FEW, position_embedding_type=kind)
     many = dataclasses.replace(few, max_position_embeddings=30)
     params, arrays = random_params(few, _MLM), batch(few, rows=2, length=28)
-    longer = positions.lengthened(params, many)
+    longer = lengthened(params, many)
     shapes = jax.tree.map(np.shape, longer)
     assert shapes == jax.tree.map(lambda leaf: leaf.shape, bert.abstract_params(many, _MLM))
     compute = ComputeConfig(dtype="float32")
@@ -109,7 +110,7 @@ def test_a_table_that_lies_in_pieces_becomes_longer():
         placed = jax.device_put(tree, stored)
         assert not placed["position"]["embedding"].sharding.is_fully_replicated
         many = dataclasses.replace(_FEW, max_position_embeddings=700)
-        longer = positions.lengthened(placed, many)["position"]["embedding"]
+        longer = lengthened(placed, many)["position"]["embedding"]
     np.testing.assert_array_equal(np.asarray(longer), table[np.arange(700) % 512])
 
 

@@ -20,7 +20,8 @@ from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from bert_jax.errors import UsageError
-from bert_jax.model import bert, positions, sharding
+from bert_jax.model import bert, sharding
+from bert_jax.model.positions import distance_bias
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.registry import POSITIONS
 from bert_jax_lab.probes import minimal_pairs, stored_arrays
@@ -189,9 +190,9 @@ def added(kind, source, layer, query, key, place) -> np.ndarray | None:
     result = np.zeros((heads, length, length))
     for head, i, j in np.ndindex(result.shape):
         if kind == "alibi":
-            result[head, i, j] = -positions.alibi_slopes(heads)[head] * abs(i - j)
+            result[head, i, j] = -distance_bias.alibi_slopes(heads)[head] * abs(i - j)
         elif kind == "t5":
-            result[head, i, j] = table[positions.t5_buckets(place[j : j + 1] - i)[0], head]
+            result[head, i, j] = table[distance_bias.t5_buckets(place[j : j + 1] - i)[0], head]
         else:
             distance = table[i - j + len(table) // 2]
             result[head, i, j] = query[head, i] @ distance / math.sqrt(size)

@@ -1,0 +1,71 @@
+"""Positions that turn queries and keys (Su et al. 2021)."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.positions.position import Position, frequencies
+from bert_jax.model.sharding import over_batch, spec_of
+
+
+class Rotary(Position):
+    """Turns each pair of columns of queries and keys by an angle that grows with the position, so
+    that a score depends on the distance alone (Su et al. 2021, RoFormer).
+
+    Column i is paired with column i + K/2, as in transformers' ModernBERT and Llama. Angles and
+    turning are float32: in bfloat16 neighbours beyond position 256 would have one angle. Each block
+    has an instance, since local layers may have another theta than global ones.
+    """
+
+    is_per_block = True
+    reads = ("rope_theta", "local_rope_theta")
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """`config.rope_theta` is that of the block."""
+        self.theta = config.rope_theta
+
+    @staticmethod
+    def problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
+        size, kind = model.hidden_size // model.num_attention_heads, model.position_embedding_type
+        if size % 2:
+            yield "num_attention_heads", f"makes heads of {size}; {kind} turns pairs: even"
+
+    def rotate(
+        self,
+        q_BHKL: jax.Array,
+        k_BHKS: jax.Array,
+        *,
+        query_positions_BL: jax.Array,
+        key_positions_BS: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        return self._turn(q_BHKL, query_positions_BL), self._turn(k_BHKS, key_positions_BS)
+
+    def _turn(self, x_BHKL: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        turns = frequencies(x_BHKL.shape[2], theta=self.theta)
+        angles = positions_BL[:, None, None].astype(jnp.float32) * turns[:, None]
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        a, b = self._split(x_BHKL.astype(jnp.float32))
+        return self._join(a * cos - b * sin, b * cos + a * sin).astype(x_BHKL.dtype)
+
+    def _split(self, x_BHKL: jax.Array) -> tuple[jax.Array, jax.Array]:
+        half = x_BHKL.shape[2] // 2
+        return x_BHKL[:, :, :half], x_BHKL[:, :, half:]
+
+    def _join(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.concatenate([a, b], axis=2)
+
+
+class RotaryInterleaved(Rotary):
+    """The same with column 2i paired with column 2i + 1, as in RoFormer's code and GPT-J."""
+
+    def _split(self, x_BHKL: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x_BHKL[:, :, 0::2], x_BHKL[:, :, 1::2]
+
+    def _join(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        batch, heads, half, length = a.shape
+        both = jnp.stack([a, b], axis=3)
+        shape = (batch, heads, 2 * half, length)
+        return jnp.reshape(both, shape, out_sharding=over_batch(spec_of(a)[1]))
