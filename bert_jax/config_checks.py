@@ -124,8 +124,7 @@ def reads(section: Any, name: str) -> bool:
     chosen, table = getattr(section, chooser), by.choices
     if not isinstance(table, Registry):
         return chosen in kinds
-    # The built-in default reads all of its section: it is not imported for that.
-    return chosen == by.default or chosen not in table or _reads(table, chosen, name)
+    return chosen not in table or _reads(table, chosen, name)
 
 
 def _reads(table: Registry, chosen: str, name: str) -> bool:
