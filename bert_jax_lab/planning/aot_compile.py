@@ -4,16 +4,18 @@ A mesh of described devices, a state and a batch of described arrays, the real s
 compiler. Nothing runs.
 """
 
+import contextlib
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
@@ -199,9 +201,26 @@ def _compile(lowered: Any) -> tuple[Any, str]:
             "xla_dump_hlo_as_text": True,
             "xla_dump_hlo_pass_re": "",
         }
-        program = lowered.compile(compiler_options=options)
+        with _uncached():
+            program = lowered.compile(compiler_options=options)
         (page,) = Path(folder).glob("*.after_codegen.txt")
         return program, page.read_text(encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+    """Compiles anew: the cache of compiled programs cannot load one for a device that is not here,
+    and one from it has no page.
+    """
+    is_enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    # Whether the cache is used jax asks once, until it is reset.
+    reset_cache()
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", is_enabled)
+        reset_cache()
 
 
 def _refusal(error: Exception, chip: Chip) -> DoesNotFit | None:
