@@ -274,6 +274,52 @@ def test_parquet(home, vocabulary, parquet, data):
     _require_readable(home / "corpus.parquet", found, vocabulary)
 
 
+@pytest.fixture(scope="module", params=["file", "stream"])
+def arrow(request) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    stream = io.BytesIO()
+    words = ["a b.", None, "ab a\nb", "a b a b a b a b a b."]
+    table = pyarrow.table({"id": range(4), "text": pyarrow.array(words, pyarrow.string_view())})
+    new = pyarrow.ipc.new_file if request.param == "file" else pyarrow.ipc.new_stream
+    with new(stream, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    return stream.getvalue()
+
+
+@examples(100)
+@given(data=st.data())
+def test_arrow(home, vocabulary, arrow, data):
+    found = data.draw(damaged(arrow) | st.binary(max_size=200))
+    _require_readable(home / "corpus.arrow", found, vocabulary)
+
+
+def _crawled(kind: bytes, content: bytes) -> bytes:
+    head = b"WARC/1.0\r\nWARC-Type: %b\r\nContent-Length: %d\r\n\r\n" % (kind, len(content))
+    return head + content + b"\r\n\r\n"
+
+
+_HTTP = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n"
+_PAGE = b"<html><body><p>A b. Ab a!</p></body></html>"
+_CRAWL = b"".join(
+    [
+        _crawled(b"warcinfo", b"a: b\r\n"),
+        _crawled(b"conversion", _STORY),
+        _crawled(b"response", _HTTP + b"\r\n" + _PAGE),
+        _crawled(b"response", _HTTP + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(_PAGE)),
+        _crawled(b"response", _HTTP + b"Transfer-Encoding: chunked\r\n\r\n3\r\nA b\r\n0\r\n\r\n"),
+    ]
+)
+
+
+@pytest.mark.parametrize("suffix", [".warc", ".wet"])
+@examples(100)
+@given(data=st.data())
+def test_crawls(home, vocabulary, suffix, data):
+    pytest.importorskip("resiliparse")
+    found = data.draw(damaged(_CRAWL) | st.binary(max_size=200))
+    _require_readable(home / f"corpus{suffix}", found, vocabulary)
+
+
 @examples(100)
 @given(records=st.lists(mutated({"text": "a b.", "meta": {"id": 1, "tags": ["x"]}}), max_size=3))
 def test_records(home, vocabulary, records):

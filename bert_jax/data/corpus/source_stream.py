@@ -61,6 +61,11 @@ class Findings:
     # Files whose lines end in mid-sentence, and the share that does.
     wrapped: dict[str, float] = field(default_factory=dict)
 
+    def count_bad(self, name: str, error: UsageError) -> None:
+        """Notes a record of the file or data set `name` that is left out, and why."""
+        self.first_bad.setdefault(name, str(error))
+        self.records[name] += 1
+
 
 class SourceStream(io.BufferedReader):
     """A file's bytes, unpacked, past a UTF-8 byte order mark.
@@ -105,8 +110,7 @@ class SourceStream(io.BufferedReader):
         """Raises the error of one record, or counts it where `reading.skips_records`."""
         if not self.reading.skips_records:
             raise error
-        self.findings.first_bad.setdefault(str(self._path), str(error))
-        self.findings.records[str(self._path)] += 1
+        self.findings.count_bad(str(self._path), error)
 
     def _explain(
         self, encoding: str, line: int, byte: int, offset: int, is_cut: bool
@@ -310,7 +314,6 @@ _PACKAGES = {
     ".parquet": ("pyarrow", "formats"),
     ".arrow": ("pyarrow", "formats"),
     ".warc": ("resiliparse", "crawl"),
-    ".wet": ("fastwarc", "crawl"),
 }
 
 

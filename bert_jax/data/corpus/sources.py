@@ -180,14 +180,19 @@ def _read_tfds(
         raise UsageError(f"{source}: expected tfds:NAME[/CONFIG][:SPLIT]")
     data, info = load_tfds(source, match["name"], match["split"] or "train")
     field = _tfds_text_field(source, info.features)
+    findings = Findings() if findings is None else findings
     for number, record in enumerate(data.as_numpy_iterator(), 1):
         try:
             text = record[field].decode()
         except UnicodeDecodeError as error:
-            raise UsageError(f"{source}, record {number}: {field!r} is not UTF-8") from error
+            refused = UsageError(f"{source}, record {number}: {field!r} is not UTF-8")
+            if not reading.skips_records:
+                raise refused from error
+            findings.count_bad(source, refused)
+            continue
         if found := paragraphs_of(text, reading.paragraph):
             yield found
-        elif findings is not None:
+        else:
             findings.without_text += 1
 
 

@@ -75,10 +75,10 @@ def damage_named(path: Path, kind: str) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's own
-        reason = brief(str(error).partition("\n")[0])[1:-1]
+        reason = brief(str(error).partition("\n")[0])[1:-1] or "it asks for too much memory"
         raise UsageError(f"{path}: damaged {kind} file ({reason}); fetch it again") from error
 
 
@@ -95,16 +95,7 @@ def documents_of(
 def _documents_of_batch(
     path: Path, stream: SourceStream, batch: Any, names: list[str], first: int
 ) -> Iterator[Document]:
-    import pyarrow
-    import pyarrow.compute
-
-    array = batch.column(names[0])
-    for name in names[1:]:
-        array = pyarrow.compute.struct_field(array, name)
-    if pyarrow.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    # As bytes: text that is not UTF-8 is then the error of one row.
-    for number, value in enumerate(array.cast(pyarrow.large_binary()).to_pylist(), first):
+    for number, value in enumerate(_bytes_of(batch.column(names[0]), names[1:]), first):
         try:
             text = None if value is None else value.decode(stream.reading.encoding or "utf-8")
         except UnicodeDecodeError as error:
@@ -116,3 +107,37 @@ def _documents_of_batch(
             continue
         if found := stream.document(text):
             yield found
+
+
+def _bytes_of(array: Any, names: list[str]) -> list[bytes | None]:
+    """Returns a column of text, or the field of a struct that `names` lead to, as bytes: text that
+    is not UTF-8 is then the error of one row.
+    """
+    import pyarrow
+    import pyarrow.compute
+
+    array.validate()
+    for name in names:
+        array = pyarrow.compute.struct_field(array, name)
+    if pyarrow.types.is_dictionary(array.type):
+        words = _checked(array.dictionary)
+        array = pyarrow.DictionaryArray.from_arrays(array.indices, words).dictionary_decode()
+    return _checked(array).to_pylist()
+
+
+def _checked(array: Any) -> Any:
+    """Returns an array of text or bytes as bytes.
+
+    Raises ArrowInvalid where a length or a place in it leads out of it: they are what the file
+    says, and to follow such a one would end the process.
+    """
+    import pyarrow
+
+    as_bytes = {
+        pyarrow.string(): pyarrow.binary(),
+        pyarrow.large_string(): pyarrow.large_binary(),
+        pyarrow.string_view(): pyarrow.binary_view(),
+    }
+    array = array.view(as_bytes.get(array.type, array.type))
+    array.validate(full=True)
+    return array

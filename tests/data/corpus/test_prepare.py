@@ -1,21 +1,25 @@
+import csv
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bert_jax import file_lock
+from bert_jax.data.corpus import document, identity
 from bert_jax.data.corpus.dedup import HashSet, SourceDocument, Survey, sample
 from bert_jax.data.corpus.encode import encode_parts, parts, read_part
 from bert_jax.data.corpus.prepare import prepare
-from bert_jax.data.corpus.store import SPLITS
+from bert_jax.data.corpus.store import SPLITS, Split
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.errors import BertJaxError, DataDamaged, StorageFailed, UsageError
@@ -565,3 +569,56 @@ def test_the_hash_set_is_a_set(monkeypatch):
         assert ours.add(value) == (value not in reference)
         reference.add(value)
     assert len(ours._recent) < 64 < len(ours._sorted)
+
+
+# --- held out -------------------------------------------------------------------------------------
+
+
+def ids_of(split: Split) -> list[list[int]]:
+    """The ids of each document of one side."""
+    tokens = np.concatenate(split.shards)
+    starts = split.sentence_starts[split.document_starts]
+    return [tokens[first:end].tolist() for first, end in pairwise(starts)]
+
+
+def test_no_document_is_on_both_sides(tmp_path, vocabulary, monkeypatch):
+    """By the ids of a whole corpus, with copies in other files, spelt otherwise; and all pieces of
+    a record that is too long to be held are on one side, wherever it is found again.
+    """
+    monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 300)
+    monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 900)
+    monkeypatch.setattr(identity, "_BEGINNING_BYTES", 250)
+    texts = text_of(300).rstrip("\n").split("\n\n")
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    copies = [text.upper().replace("\n", "  \n") for text in texts[::2]]
+    copies += [text.replace(".", " ;").replace(" the ", ", the-") for text in texts[::3]]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in copies))
+    with (tmp_path / "c.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([["text"], *([t.replace(" ", "\n", 4)] for t in texts[::4])])
+    lines = [[f"The {n} old dog {r} likes the red house." for n in range(90)] for r in range(20)]
+    records = ["\n".join(record) for record in lines]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in records))
+    again = (record.upper().replace(" ", "  ") for record in records)
+    (tmp_path / "e.txt").write_text("\n\n".join(again))
+
+    sources = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv", "d.jsonl", "e.txt")]
+    corpus = prepare(
+        sources,
+        tmp_path / "corpus",
+        tokenizer=str(vocabulary),
+        validation_fraction=0.3,
+        workers=1,
+    )
+    tokenizer = load_tokenizer(corpus.directory / "tokenizer")
+    words, of_record = {}, {}
+    for split in (corpus.train, corpus.validation):
+        found = [tokenizer.decode(ids) for ids in ids_of(split)]
+        words[split.name] = [re.sub(r"\W", "", text).casefold() for text in found]
+        of_record[split.name] = {n for text in found for n in re.findall(r"dog (\d+) likes", text)}
+    train, held_out = set(words["train"]), set(words["validation"])
+    assert not train & held_out and train and held_out
+    assert sum(map(len, words.values())) == len(train | held_out), "each is there once"
+    assert {re.sub(r"\W", "", text).casefold() for text in texts} <= train | held_out
+    assert not of_record["train"] & of_record["validation"]
+    assert of_record["train"] | of_record["validation"] == {str(r) for r in range(20)}
+    assert of_record["validation"] and len(train | held_out) > len(texts) + 3 * len(records)

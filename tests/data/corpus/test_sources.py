@@ -3,11 +3,12 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from bert_jax.data.corpus import document
-from bert_jax.data.corpus.source_stream import Findings
+from bert_jax.data.corpus import document, sources
+from bert_jax.data.corpus.source_stream import Findings, SourceOptions
 from bert_jax.data.corpus.sources import read_documents
 from bert_jax.data.formats import delimited
 from bert_jax.data.language import sentences as cutting
@@ -274,6 +275,19 @@ def test_tfds(tfds_folder, monkeypatch):
     assert "nosplit" in refusal("tfds:tiny_text/plain:nosplit")
     assert "tfds:no_such_set: tensorflow_datasets cannot load" in refusal("tfds:no_such_set")
     assert "expected tfds:NAME" in refusal("tfds:")
+
+
+def test_a_record_of_tfds_that_is_no_text_is_left_out_where_records_may_be(monkeypatch):
+    texts = [b"a", b"caf\xe9", b" ", b"b"]
+    data = SimpleNamespace(as_numpy_iterator=lambda: iter({"text": text} for text in texts))
+    monkeypatch.setattr(sources, "load_tfds", lambda *_: (data, SimpleNamespace(features=None)))
+    monkeypatch.setattr(sources, "_tfds_text_field", lambda *_: "text")
+    assert "tfds:made_up, record 2: 'text' is not UTF-8" in refusal("tfds:made_up")
+    findings = Findings()
+    reading = SourceOptions(skips_records=True)
+    found = list(read_documents(["tfds:made_up"], reading, findings=findings))
+    assert found == [("a",), ("b",)]
+    assert findings.records == {"tfds:made_up": 1} and findings.without_text == 1
 
 
 def test_tfds_not_installed(monkeypatch):

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import random
+import struct
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,7 @@ def write_parquet(path: Path, column: object, name: str = "text") -> None:
     parquet.write_table(table, path)
 
 
-def write_arrow(path: Path, found: list[str], *, is_file: bool) -> None:
+def write_arrow(path: Path, found: object, *, is_file: bool) -> None:
     table = pa.table({"text": found})
     new = pa.ipc.new_file if is_file else pa.ipc.new_stream
     with new(str(path), table.schema) as writer:
@@ -281,20 +282,39 @@ def test_few_long_documents(tmp_path, vocabulary):
 
 # --- bad records ----------------------------------------------------------------------------------
 
-FORMATS = ("a.txt", "a.jsonl", "a.csv", "a.tsv", "a.parquet")
+FORMATS = ("a.txt", "a.jsonl", "a.csv", "a.tsv", "a.parquet", "a.arrow", "b.arrow", "a.wet")
 BAD = {
     "a.jsonl": [b'{"text": "x', b'{"text": "\xff"}', b'{"text": 3}', b'{"body": "x"}', b"[]"],
     "a.csv": [b'7,"never closed', b"7,a,b", b"7,\xff", b'7,"a "b" c"'],
     "a.tsv": [b"7\ta\tb", b"7", b"7\t\xe9t\xe9"],
     "a.txt": [b"\xff", b"one \xc3"],
+    "a.wet": [
+        warc("conversion", b"caf\xe9"),
+        warc("conversion", b"one two").replace(b"Length: 7", b"Length: 3"),
+        warc("conversion", b"one\n\ntwo").replace(b"Length: 8", b"Length: x"),
+        warc("conversion", b"one").replace(b"WARC-Type: conversion\r\n", b""),
+        b"X" + warc("conversion", b"one"),
+        b"one\r\n",
+    ],
 }
 
 
 def write_with(path: Path, found: list[str], bad: dict[int, bytes]) -> None:
     """Writes one record for each text, a bad one in place of those at `bad`."""
-    if path.suffix == ".parquet":
+    if path.suffix in (".parquet", ".arrow"):
         values = [bad.get(i, text.encode()) for i, text in enumerate(found)]
-        return write_parquet(path, pa.array(values, pa.binary()))
+        if path.suffix == ".parquet":
+            write_parquet(path, pa.array(values, pa.binary()))
+            return
+        # As `datasets` has it: a column of strings, of which nobody checked the bytes.
+        column = pa.Array.from_buffers(pa.string(), 1000, pa.array(values, pa.binary()).buffers())
+        write_arrow(path, column, is_file=path.stem == "b")
+        return
+    if path.suffix == ".wet":
+        records = [warc("conversion", text.encode()) for text in found]
+        records = [bad.get(i, record) for i, record in enumerate(records)]
+        path.write_bytes(b"".join([warc("warcinfo", b"a: b\r\n"), *records]))
+        return
     rows = []
     for number, text in enumerate(found):
         if number in bad:
@@ -407,6 +427,84 @@ def test_pages_of_a_crawl(tmp_path):
     (tmp_path / "b.wet").write_text("The cat.\n")
     with pytest.raises(UsageError, match=r"b.wet: is no WARC file"):
         read(tmp_path / "b.wet")
+
+
+_PAGE = "<html><body><p>The text of a page of the web, with größe and dogs.</p></body></html>"
+
+
+def response(head: str, page: bytes) -> bytes:
+    http = f"HTTP/1.1 200 OK\r\nContent-Type: text/html{head}\r\n\r\n".encode()
+    return warc("response", http + page, "application/http; msgtype=response")
+
+
+@pytest.mark.parametrize(
+    ("head", "page"),
+    [
+        ("; charset=utf-8", _PAGE.encode()),
+        ("", _PAGE.encode()),
+        ("; charset=klingon", _PAGE.encode()),
+        ("; charset=cp1252", _PAGE.encode("cp1252")),
+        ("; charset=utf-8", _PAGE.encode("cp1252")),
+        ("\r\nContent-Encoding: gzip", gzip.compress(_PAGE.encode())),
+    ],
+)
+def test_a_page_is_in_the_character_set_that_its_bytes_are_in(tmp_path, head, page):
+    (tmp_path / "a.warc").write_bytes(response(head, page))
+    assert read(tmp_path / "a.warc") == ["The text of a page of the web, with größe and dogs."]
+
+
+def test_one_byte_does_not_garble_a_page(tmp_path):
+    page = (_PAGE * 3).encode().replace(b"dogs", b"d\xffgs", 1)
+    (tmp_path / "a.warc").write_bytes(response("; charset=utf-8", page))
+    (text,) = read(tmp_path / "a.warc")
+    assert text.count("größe") == 3 and text.count("\ufffd") == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "page", "said"),
+    [
+        ("\r\nContent-Encoding: gzip", b"plain", "cannot be unpacked (Gzip"),
+        ("\r\nContent-Encoding: zzz", b"plain", "cannot be unpacked (Unsupported"),
+        ("\r\nTransfer-Encoding: chunked", b"plain", "cannot be unpacked (Invalid chunk"),
+    ],
+)
+def test_a_page_that_cannot_be_unpacked_is_one_bad_record(tmp_path, head, page, said):
+    good = response("", _PAGE.encode())
+    (tmp_path / "a.warc").write_bytes(good + response(head, page) + good)
+    findings = Findings()
+    assert len(read(tmp_path / "a.warc", findings=findings, skips_records=True)) == 2
+    (reason,) = findings.first_bad.values()
+    assert "a.warc, record 2: its HTTP response " + said in reason and not findings.files
+
+
+def test_a_record_that_reaches_into_others_is_an_error_of_the_file(tmp_path):
+    """They would be lost, and nobody knows how many they are."""
+    good = warc("conversion", b"the old cat")
+    bad = good.replace(b"Length: 11", b"Length: 400")
+    (tmp_path / "a.wet").write_bytes(good + bad + good * 3)
+    findings = Findings()
+    assert read(tmp_path / "a.wet", findings=findings, skips_records=True) == ["the old cat"]
+    (error,) = findings.files.values()
+    assert "record 2: goes on where its content should end, and it holds others" in str(error)
+
+
+@pytest.mark.parametrize("kind", ["string", "string_view", "dictionary", "struct"])
+def test_lengths_that_lead_out_of_an_arrow_file_are_damage(tmp_path, kind):
+    """To follow them would end the process."""
+    found = ["the old red cat sees a dog", None, "and hears the birds"]
+    column = pa.array(found, pa.string_view() if kind == "string_view" else pa.string())
+    if kind == "dictionary":
+        column = column.dictionary_encode()
+    if kind == "struct":
+        column = pa.StructArray.from_arrays([column], ["text"])
+    path = tmp_path / "a.arrow"
+    write_arrow(path, column, is_file=False)
+    data = path.read_bytes()
+    length = struct.pack("<i", 26) + (b"the " if kind == "string_view" else b"")
+    assert length in data
+    path.write_bytes(data.replace(length, struct.pack("<i", 2**30) + length[4:]))
+    with pytest.raises(UsageError, match=r"a.arrow: damaged Arrow file \("):
+        read(path, text_field="text.text" if kind == "struct" else "text")
 
 
 @pytest.mark.parametrize(
