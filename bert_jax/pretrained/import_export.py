@@ -220,13 +220,14 @@ def export_checkpoint(
     ignore_unexpected: Sequence[str] = (),
     model_type: str | None = None,
     license: str | None = None,
+    data_sets: Sequence[str] = (),
 ) -> ImportedModel:
     """Writes any checkpoint as a Hugging Face (`to="hf"`) or TF1 (`to="tf1"`) directory.
 
     `model_type` is that of Hugging Face's directory; None is RoBERTa's where the tokenizer is of
     its form, else BERT's. A workdir's records become a model card (README.md) there, with the hub's
-    name of a `license`. `moments` True writes Adam's moments and the step, or raises UsageError
-    where there are none; None writes them to TF1 where there are any.
+    names of a `license` and of `data_sets`. `moments` True writes Adam's moments and the step, or
+    raises UsageError where there are none; None writes them to TF1 where there are any.
     """
     name_map.require_free(output)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
@@ -268,6 +269,7 @@ def export_checkpoint(
                 parameters=parameters,
                 library=None if to == "tf1" else "transformers",
                 license=license,
+                data_sets=data_sets,
             )
     return foreign
 

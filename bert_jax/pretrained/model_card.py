@@ -39,31 +39,36 @@ def write_model_card(
     parameters: int,
     library: str | None,
     license: str | None = None,
+    data_sets: Sequence[str] = (),
 ) -> None:
     """Writes `directory`/README.md for the model that `workdir` holds at `step`.
 
-    `library` is the Hub's name of what loads the files beside it, if it has one, and `license` that
-    of the licence under which they may be used.
+    `library` is the Hub's name of what loads the files beside it, if it has one, `license` that of
+    the licence under which they may be used, and `data_sets` those of what it was trained on,
+    beside those that the records name.
     """
-    front = {"library_name": library, "license": license}
+    front = {"library_name": library, "license": license, "datasets": data_sets}
     text = "\n\n".join(_sections(workdir, config, step=step, parameters=parameters, front=front))
     (directory / CARD).write_text(text + "\n", encoding="utf-8")
 
 
 def _sections(
-    workdir: Path, config: TrainConfig, *, step: int, parameters: int, front: dict[str, str | None]
+    workdir: Path, config: TrainConfig, *, step: int, parameters: int, front: dict[str, Any]
 ) -> Iterable[str]:
     stored = _json(workdir / CONFIG)
     task = stored.get("task") or {}
+    sources = [*(stored.get("corpus") or {}).get("sources", ()), *stored.get("sources", ())]
+    named = [name for source in sources if (name := hub.data_set_of(source))]
     purpose = _TASKS.get(config.head.parts[-1] if config.head.parts else "", "feature-extraction")
     front |= {
         "language": (stored.get("corpus") or {}).get("language"),
+        "datasets": [*dict.fromkeys([*named, *front["datasets"]])],
         # Of a place on this machine nobody else knows what it is.
         "base_model": hub.name_of(stored.get("init_from") or stored.get("imported_from")),
         "pipeline_tag": purpose,
+        "tags": ["bert", "bert-jax"],
     }
-    known = "".join(f"{name}: {_yaml(value)}\n" for name, value in front.items() if value)
-    yield f"---\n{known}tags:\n- bert\n- bert-jax\n---"
+    yield "\n".join(["---", *_front_matter(front), "---"])
     is_only_imported = "imported_from" in stored and not log_reader.read_rows(workdir)
     what = "imported" if is_only_imported else f"fine-tuned on {task['name']}" if task else (
         "pre-trained"
@@ -90,6 +95,16 @@ def _sections(
         "## Not in these records\n\nIntended use, licence of the text, known biases: whoever "
         "publishes this model has to add them."
     )
+
+
+def _front_matter(values: dict[str, Any]) -> Iterable[str]:
+    """Yields the lines of what is known."""
+    for name, value in values.items():
+        if isinstance(value, list) and value:
+            yield f"{name}:"
+            yield from (f"- {_yaml(each)}" for each in value)
+        elif value:
+            yield f"{name}: {_yaml(value)}"
 
 
 def _yaml(value: str) -> str:

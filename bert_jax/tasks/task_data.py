@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.data.tasks.tables import TableOptions
+from bert_jax.data.tokenizer import hub
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
@@ -86,10 +87,8 @@ def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length:
 
 def _names(sources: Sources) -> tuple[str, ...]:
     """Returns the names of addresses, folders and files, without the place where they lie."""
-    if sources.data is not None and sources.data.startswith("tfds:"):
-        return (sources.data,)
     given = (sources.data, sources.train, sources.dev)
-    return tuple(Path(path).name for path in given if path is not None)
+    return tuple(hub.source_name(str(path)) for path in given if path is not None)
 
 
 def _fingerprint(task: Task, tokenizer: Tokenizer, splits: dict[str, TaskSplit]) -> str:

@@ -18,6 +18,7 @@ from bert_jax import config as configs
 from bert_jax import file_lock
 from bert_jax.config import TrainConfig
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
+from bert_jax.data.tokenizer import hub
 from bert_jax.errors import BertJaxError, UsageError, exit_code_of, reason_of, with_exit_code
 from bert_jax.files import write_json
 from bert_jax.progress import note
@@ -176,8 +177,7 @@ def _named(corpus: Corpus) -> dict[str, Any]:
         "fingerprint": corpus.fingerprint,
         **({"language": language} if (language := manifest["options"].get("language")) else {}),
         "tokenizer_hash": corpus.tokenizer_hash,
-        "sources": [source if ":" in source else Path(source).name
-                    for source in manifest["sources"]],
+        "sources": [hub.source_name(source) for source in manifest["sources"]],
         "unigram_entropy_nats": manifest["unigram_entropy_nats"],
         **counts,
     }  # fmt: skip

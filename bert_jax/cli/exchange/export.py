@@ -31,6 +31,9 @@ class ExportOptions(FromCheckpoint):
     license: str | None = None
     """NAME: the licence of the model for its card, as the hub calls it, such as apache-2.0 or
     mit"""
+    data_set: tuple[str, ...] = ()
+    """NAME: a data set that the model was trained on, for its card, as the hub calls it, such as
+    wikimedia/wikipedia; repeat for several; those that the run's records name are there anyway"""
     max_file_size: float = 5000
     """MB: begin a new safetensors file beyond this many million bytes"""
 
@@ -61,6 +64,7 @@ def run(options: ExportOptions) -> None:
         dtype=options.dtype,
         model_type=options.model_type,
         license=options.license,
+        data_sets=options.data_set,
         max_file_bytes=int(options.max_file_size * 1e6),
     )
     state = "with Adam's moments" if written.moments is not None else "parameters only"

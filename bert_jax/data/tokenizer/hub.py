@@ -11,6 +11,15 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*[A-Za-z0-9_]")
 # What is read of a model: the rest is its weights for other frameworks.
 _READ = ("*.json", "*.txt", "*.model", "*.safetensors")
 _OPTION = "--"  # of that command, which is not ours
+_HUB_DATA = "hf://datasets/"
+# A file of a data set in that cache: its name, the revision, and the file's name inside.
+_CACHED_DATA = re.compile(r".*/datasets--([^/]+)/snapshots/([^/]+)(/.*)?")
+# Data sets whose addresses say them, and the hub's names for these.
+_DATA_SETS = {
+    "tfds:glue/": "nyu-mll/glue",
+    "tfds:squad/v1": "rajpurkar/squad",
+    "tfds:squad/v2": "rajpurkar/squad_v2",
+}
 # Files that torch unpickles, which executes what they say.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -61,6 +70,26 @@ def pickle_advice(path: str | Path) -> str:
 def name_of(source: str | None) -> str | None:
     """Returns the name on the hub of what a run began from; None for a place on this machine."""
     return source if source is not None and located(source) != Path(source) else None
+
+
+def source_name(source: str) -> str:
+    """Returns what to call a source of text or rows elsewhere: an address as it is; a file or
+    folder without its place, but for one of a data set in the hub's cache, which gets its address
+    there: hf://datasets/OWNER/NAME@REVISION/FILE.
+    """
+    if re.match(r"[a-z]+:", source):
+        return source
+    if cached := _CACHED_DATA.fullmatch(str(Path(source).absolute())):
+        name, revision, file = cached.groups(default="")
+        return f"{_HUB_DATA}{name.replace('--', '/')}@{revision}{file}"
+    return Path(source).name
+
+
+def data_set_of(name: str) -> str | None:
+    """Returns the hub's name of the data set that a `source_name` is from, where it says that."""
+    if name.startswith(_HUB_DATA):
+        return name.removeprefix(_HUB_DATA).partition("@")[0]
+    return next((found for start, found in _DATA_SETS.items() if name.startswith(start)), None)
 
 
 def _is_name(path: Path) -> bool:

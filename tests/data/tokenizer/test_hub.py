@@ -49,19 +49,46 @@ def test_a_cached_name_is_its_directory(cache, exported, tmp_path):
     assert hub.located("encoder") == Path("encoder")
     command = ["import", "--checkpoint", "some/encoder", "--output", str(tmp_path / "run")]
     assert main(command) == 0
-    # Its card says where it is from, and in which language and under which licence it is.
+    # Its card says where it is from, on what it was trained, and its language and licence.
     path = tmp_path / "run" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"corpus": {"language": "de"}}))
+    sources = ["hf://datasets/some/text@c0ffee/a.txt", "b.txt", "hf://datasets/some/text@c0ffee/b"]
+    known = {"corpus": {"language": "de", "sources": sources}, "sources": ["tfds:squad/v1.1"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | known))
     command = ["export", "--checkpoint", str(tmp_path / "run"), "--license", "mit"]
+    command += ["--data-set", "of/ours", "--data-set", "some/text"]
     assert main([*command, "--output", str(tmp_path / "out")]) == 0
     card = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---")[1])
     assert card.pop("tags") and card == {
         "library_name": "transformers",
         "license": "mit",
         "language": "de",
+        "datasets": ["some/text", "rajpurkar/squad", "of/ours"],
         "base_model": "some/encoder",
         "pipeline_tag": "fill-mask",
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "data_set"),
+    [
+        ("/a/hub/datasets--some--text/snapshots/c0/b/a.txt", "@c0/b/a.txt", "some/text"),
+        ("/a/hub/datasets--some--text/snapshots/c0/", "@c0", "some/text"),
+        ("/a/hub/datasets--text/snapshots/c0/*.parquet", "@c0/*.parquet", "text"),
+        ("/a/datasets--text/a.txt", "a.txt", None),
+        ("in/a: part/b.txt", "b.txt", None),
+        ("-", "-", None),
+        ("stdin:.jsonl", "stdin:.jsonl", None),
+        ("docs:", "docs:", None),
+        ("tfds:glue/sst2", "tfds:glue/sst2", "nyu-mll/glue"),
+        ("tfds:squad/v2.0:train", "tfds:squad/v2.0:train", "rajpurkar/squad_v2"),
+        ("tfds:squad_question_generation", "tfds:squad_question_generation", None),
+    ],
+)
+def test_a_source_has_a_name_without_its_place(source, name, data_set):
+    if name.startswith("@"):
+        name = f"hf://datasets/{data_set}{name}"
+    assert hub.source_name(source) == name
+    assert hub.data_set_of(name) == data_set
 
 
 def test_an_absent_name_says_how_it_comes(cache, capsys):
