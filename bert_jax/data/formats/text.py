@@ -37,8 +37,7 @@ def read_text(path: Path, stream: SourceStream) -> Iterator[Document]:
         paragraphs, lines, size = [], [], 0
 
     longest_line, longest_document = limits.LONGEST_LINE_BYTES, limits.LONGEST_DOCUMENT_BYTES
-    while piece := text.readline(longest_line - len(rest)):
-        line = rest + piece
+    while line := rest + text.readline(longest_line - len(rest)):
         begins, goes_on = not goes_on, len(line) == longest_line and line[-1:] != b"\n"
         line, rest = cut(line) if goes_on else (line, b"")
         number += begins
@@ -59,8 +58,6 @@ def read_text(path: Path, stream: SourceStream) -> Iterator[Document]:
         if ends or size >= longest_document:
             yield from close()
             kind, bad = (tuple, 0) if ends else (Continuation, bad)
-    if last := rest.decode(errors="replace").strip():
-        (lines if joins else paragraphs).append(last)
     yield from close()
     if wrapping is not None:
         wrapping.end(path, stream)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.__main__ import main
+from bert_jax.data.corpus import document
 from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.source_files import find_files
@@ -354,6 +355,14 @@ def test_exactly_the_bad_records_are_lost(tmp_path, name, data):
     findings = Findings()
     read(tmp_path / name, findings=findings)
     assert list(findings.files) == [str(tmp_path / name)]
+
+
+def test_a_bad_end_of_a_line_that_is_cut_is_no_text_either(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 64)
+    (tmp_path / "a.txt").write_bytes(b"The cat.\n\n" + b"a " * 30 + b"caf\xe9")
+    findings = Findings()
+    assert read(tmp_path / "a.txt", findings=findings, skips_records=True) == ["The cat."]
+    assert findings.records.total() == 1
 
 
 def test_bad_records_are_counted_and_limited(tmp_path, vocabulary):
