@@ -231,7 +231,7 @@ class WithConfig(Verb):
     defines config(), or a run's config.json"""
     overrides: Annotated[tuple[str, ...], "--set"] = ()
     """FIELD=VALUE: change a field, such as `model.hidden_size=256` or `phases.0.steps=100`; repeat
-    for several. 'bert-jax show CONFIG' lists them all"""
+    for several. 'bert-jax show fields CONFIG' says what each is"""
 
 
 @options
