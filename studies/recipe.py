@@ -54,8 +54,4 @@ def study() -> Study:
         seeds=3,
         columns=("mlm_loss", "perplexity", "mlm_accuracy"),
         compare="previous",
-        notes=(
-            "Held-out rows are sentence pairs in the first two rungs, full sentences in the "
-            "others: the difference at `full_sentences` is not one of the model alone.",
-        ),
     )

@@ -220,6 +220,8 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
         print(json.dumps(found, indent=2))
     else:
         table(found["title"], *tables.brief(found))
+        for line in tables.other_rows(found):
+            print(line)
         print(f"{plan.workdir}/{summary.STUDY_MD} has the table, its figures and what failed")
     if progress.held:
         note(f"another process works on {', '.join(run.name for run in progress.held)}")

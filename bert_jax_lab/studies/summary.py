@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import file_lock
+from bert_jax.config import flatten, setting_of
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
 from bert_jax.versions import installed
@@ -61,6 +62,8 @@ def summarise(plan: StudyPlan) -> dict[str, Any]:
             other = variants[0 if study.compare == "first" else number - 1]
             variant["compared"] = _compared(variant, other, on=study.compare_on)
             if variant["compared"]:
+                if study.compare_on == "figures":
+                    variant["compared"]["other_rows"] = _other_rows(plan, variant, other)
                 pair = [_by_seed(plan, runs, v, on=study.compare_on) for v in (variant, other)]
                 variant["compared"]["by_seed"] = [
                     pair[0][seed] - pair[1][seed] for seed in sorted(pair[0].keys() & pair[1])
@@ -207,6 +210,25 @@ def _compared(variant: dict[str, Any], other: dict[str, Any], *, on: str) -> dic
         "is_beyond_spread": is_apart if min(own["runs"], its["runs"]) > 1 else None,
         "runs": [own["runs"], its["runs"]],
     }
+
+
+def _other_rows(plan: StudyPlan, variant: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Returns what differs between the held-out rows of two variants: fields, or the corpus."""
+    runs = {run.variant: run for run in plan.whole if isinstance(run, PretrainRun)}
+    own, its = (_decides_rows(runs[each["variant"]]) for each in (variant, other))
+    return [name for name in {**own, **its} if own.get(name) != its.get(name)]
+
+
+def _decides_rows(run: PretrainRun) -> dict[str, Any]:
+    config, found = run.config, {"corpus": run.corpus}
+    for name, value in flatten(config).items():
+        described = setting_of(name)
+        is_free = described is not None and described.rule.compared == "free"
+        # Held-out rows are never packed.
+        if name.startswith("data.") and not is_free and name != "data.packing":
+            found[name] = value
+    found["sequence_length"] = config.phases[-1].sequence_length
+    return found | {"evaluation.num_examples": config.evaluation.num_examples}
 
 
 def _by_seed(

@@ -26,6 +26,7 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
     parts.append(FOOT)
     compared = [v["compared"] for v in found["variants"] if v.get("compared")]
     parts += by_chance([c["runs"] for c in compared if c["is_beyond_spread"] is not None])
+    parts += other_rows(found)
     parts += found["notes"]
     parts += _answers(found["variants"])
     if failed := [failure for variant in found["variants"] for failure in variant["failed"]]:
@@ -70,6 +71,23 @@ def by_chance(runs: Sequence[Sequence[int]]) -> list[str]:
         f"Beyond the spread: the two ranges lie apart. If no two variants differed, about "
         f"{sum(chances):.1f} of the {len(runs)} {several} would be so by chance "
         f"({seeds} seeds)."
+    ]
+
+
+def other_rows(found: dict[str, Any]) -> list[str]:
+    """Returns which comparisons of losses mean nothing, since the held-out rows are others."""
+    compared = [(v["variant"], v.get("compared") or {}) for v in found["variants"]]
+    listed = "; ".join(
+        f"{name} and {each['with']} ({', '.join(each['other_rows'])})"
+        for name, each in compared
+        if each.get("other_rows")
+    )
+    if not listed:
+        return []
+    return [
+        f"Held-out rows differ, so that these losses do not compare: {listed}. "
+        "`bert-jax evaluate RUN --like OTHER` scores a run on the rows of another one; "
+        '`compare_on="tasks"` of a study compares by tasks.'
     ]
 
 

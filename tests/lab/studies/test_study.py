@@ -542,6 +542,9 @@ def test_medians_and_spread_are_numpys(tmp_path, corpus):
     assert compared["by_seed"] == pytest.approx(list(by_seed))
     assert f"(seed by seed {by_seed[0]:+.3f}, {by_seed[1]:+.3f}" in rows[1][-1]
     assert f"{2 / math.comb(10, 5):.1f} of the 1 comparison would" in table.markdown(found)
+    (said,) = table.other_rows(found)
+    assert "do not compare: nine and eight (data.mask_token_prob)." in said
+    assert said in table.markdown(found)
     lines = list(csv.DictReader(io.StringIO(table.as_csv(found))))
     losses = {(x["variant"], int(x["seed"])): x["mlm_loss"] for x in lines if not x["task"]}
     assert {key: float(loss) for key, loss in losses.items()} == {
