@@ -220,7 +220,8 @@ def _other_rows(plan: StudyPlan, variant: dict[str, Any], other: dict[str, Any])
 
 
 def _decides_rows(run: PretrainRun) -> dict[str, Any]:
-    config, found = run.config, {"corpus": run.corpus}
+    config = run.config
+    found: dict[str, Any] = {"corpus": run.corpus}
     for name, value in flatten(config).items():
         described = setting_of(name)
         is_free = described is not None and described.rule.compared == "free"
