@@ -86,7 +86,7 @@ def other_rows(found: dict[str, Any]) -> list[str]:
         return []
     return [
         f"Held-out rows differ, so that these losses do not compare: {listed}. "
-        "`bert-jax evaluate RUN --like OTHER` scores a run on the rows of another one; "
+        "`bert-jax evaluate` scores a run on the rows of another one (`like`), and "
         '`compare_on="tasks"` of a study compares by tasks.'
     ]
 
