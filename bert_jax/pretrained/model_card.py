@@ -100,9 +100,8 @@ def _sections(
 def _front_matter(values: dict[str, Any]) -> Iterable[str]:
     """Yields the lines of what is known."""
     for name, value in values.items():
-        if isinstance(value, list) and value:
-            yield f"{name}:"
-            yield from (f"- {_yaml(each)}" for each in value)
+        if isinstance(value, list):
+            yield from [f"{name}:", *(f"- {_yaml(each)}" for each in value)] if value else ()
         elif value:
             yield f"{name}: {_yaml(value)}"
 

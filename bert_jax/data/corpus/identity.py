@@ -19,6 +19,10 @@ _OTHER = bytes(range(128, 256))
 _LOWER = bytes(ord(chr(code).lower()) if code < 128 else code for code in range(256))
 _NO_WORD = bytes(code for code in range(128) if not chr(code).isalnum())
 _SEVERAL = "\0"
+# Of I and i some languages make two letters each, with and without a dot: one letter here, however
+# it is spelt, or a text in capitals would be another text.
+_LETTERS_I = tuple(letter.encode() for letter in ("ı", "İ", "i\u0307", "I\u0307"))
+_SIGNS_OF_I = {letter.translate(None, _ASCII) for letter in _LETTERS_I}
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ def _streams(text: bytes) -> tuple[bytes, bytes]:
     """
     rest = text.translate(None, _ASCII)
     if rest:
+        if any(sign in rest for sign in _SIGNS_OF_I):
+            for letter in _LETTERS_I:
+                text = text.replace(letter, b"i")
+            rest = text.translate(None, _ASCII)
         folded = rest.decode().translate(_FOLDED)
         if _SEVERAL in folded:
             if b"\n" not in text:
@@ -62,9 +70,15 @@ def _streams(text: bytes) -> tuple[bytes, bytes]:
 
 
 def _fold_exactly(text: bytes) -> tuple[bytes, bytes]:
-    words = unicodedata.normalize("NFKC", text.decode().translate(_KEPT)).casefold()
-    folded = words.translate(_KEPT).encode()
+    folded = _fold(text.decode().translate(_KEPT)).translate(_KEPT).encode()
     return folded.translate(_LOWER, _NO_WORD + _OTHER), folded.translate(None, _ASCII)
+
+
+def _fold(text: str) -> str:
+    """Returns a text without case. Once more at the end, since NFKC composes some letters that are
+    in parts when folded.
+    """
+    return unicodedata.normalize("NFKC", text.casefold()).casefold()
 
 
 def _is_sign(character: str) -> bool:
@@ -89,7 +103,7 @@ class _Folded(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        folded = character.casefold()
+        folded = _fold(character)
         if _is_sign(character):
             folded = ""
         elif (

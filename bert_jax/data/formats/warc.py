@@ -1,5 +1,6 @@
 """Crawls of the web in WARC files: pages, and the text that somebody has taken from them (WET)."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,8 +67,8 @@ def _page(where: str, content: bytes, stream: SourceStream) -> Iterator[Document
 
 
 def _decoded(page: bytes, charset: str | None) -> str:
-    """Returns a page as text: by the character set that was sent with it, or where it has bytes
-    that are none of that, by the one it looks like. Where it is not that either, these bytes are
+    """Returns a page as text, in the character set that was sent with it. Where some bytes are none
+    of it, the set that the page looks like is tried; if they are none of that either, they become
     U+FFFD.
     """
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
@@ -129,7 +130,7 @@ def _headers(stream: SourceStream) -> dict[bytes, bytes]:
 
 def _content(stream: SourceStream, headers: dict[bytes, bytes]) -> tuple[bytes, str]:
     """Returns the content of a record, and what is wrong with the record; "" is nothing."""
-    if not headers.get(_LENGTH, b"").isdigit():
+    if not re.fullmatch(rb"\d{1,18}", headers.get(_LENGTH, b"")):
         return b"", "has no length"
     length = int(headers[_LENGTH])
     content = stream.read(min(length, _LONGEST_RECORD_BYTES))

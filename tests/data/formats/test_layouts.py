@@ -293,6 +293,7 @@ BAD = {
         warc("conversion", b"caf\xe9"),
         warc("conversion", b"one two").replace(b"Length: 7", b"Length: 3"),
         warc("conversion", b"one\n\ntwo").replace(b"Length: 8", b"Length: x"),
+        warc("conversion", b"one").replace(b"Length: 3", b"Length: " + b"9" * 5000),
         warc("conversion", b"one").replace(b"WARC-Type: conversion\r\n", b""),
         b"X" + warc("conversion", b"one"),
         b"one\r\n",
