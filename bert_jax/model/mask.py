@@ -16,15 +16,16 @@ from bert_jax.model.layers import gather_ids
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["query_ids_BL", "key_ids_BS", "query_positions_BL", "key_positions_BS"],
-    meta_fields=["window", "is_causal"],
+    meta_fields=["window", "is_causal", "is_square"],
 )
 @dataclass(frozen=True, kw_only=True)
 class Mask:
     """A token sees its own sequence, and of that what `window` and `is_causal` leave.
 
     Ids number the sequences of a row from 1; padding is 0. Positions count from 0 in each sequence.
-    `window` is the number of positions, half of them on either side of the token; None is all.
-    Arrays are those of jax or NumPy.
+    `window` is the number of positions, half of them on either side of the token; None is all. Of a
+    square mask every column is a query and a key, and a sequence lies in neighbouring columns, in
+    the order of its positions. Arrays are those of jax or NumPy.
     """
 
     query_ids_BL: Any
@@ -33,6 +34,7 @@ class Mask:
     key_positions_BS: Any
     window: int | None = None
     is_causal: bool = False
+    is_square: bool = False
 
     @classmethod
     def of_rows(cls, sequence_ids_BL: Any, position_ids_BL: Any, **options: Any) -> "Mask":
@@ -42,6 +44,7 @@ class Mask:
             key_ids_BS=sequence_ids_BL,
             query_positions_BL=position_ids_BL,
             key_positions_BS=position_ids_BL,
+            is_square=True,
             **options,
         )
 
@@ -51,6 +54,7 @@ class Mask:
             self,
             query_ids_BL=gather_ids(self.query_ids_BL, read_BR),
             query_positions_BL=gather_ids(self.query_positions_BL, read_BR),
+            is_square=False,
         )
 
     def allowed(self) -> Any:

@@ -1,5 +1,6 @@
 """The back ends of attention beside the formula, beside jax's own, and beside each other."""
 
+import re
 from functools import partial
 
 import jax
@@ -11,6 +12,7 @@ from bert_jax.model import sharding
 from bert_jax.model.dropout import DropoutKey, keep_mask
 from bert_jax.model.mask import Mask
 from bert_jax.registry import ATTENTION
+from tests.batches import mesh_of
 
 pytestmark = pytest.mark.core
 
@@ -124,3 +126,64 @@ def test_both_round_alike_in_bfloat16():
         assert out.dtype == jnp.bfloat16
         # A few roundings of 2^-9 each, of values up to 3.
         np.testing.assert_allclose(np.asarray(out, np.float32), exact, atol=0.03)
+
+
+# --- a window ------------------------------------------------------------------------------------
+
+_PACKED = (50, 40)  # two sequences; padding follows
+
+
+def _in_a_window(attend, window: int, length: int):
+    """Returns what computes the derivatives and the outputs of a packed row's tokens."""
+
+    def loss(q, k, v, weights, ids, place):
+        mask = Mask.of_rows(ids, place, window=window)
+        out = attend(q, k, v, mask=mask, key=None, dropout_rate=0.1)
+        out = jnp.where((ids > 0)[:, None, None], out, 0)
+        return jnp.sum(out * weights), out
+
+    draw = np.random.default_rng(0)
+    shape = (_ROWS, 4, _SIZE, length)
+    heads = [draw.normal(size=shape).astype(np.float32) for _ in range(4)]
+    rest = length - sum(_PACKED)
+    ids = np.repeat([1, 2, 0], [*_PACKED, rest]).astype(np.int32)
+    place = np.concatenate([np.arange(n) for n in _PACKED] + [np.zeros(rest)]).astype(np.int32)
+    rows = [np.tile(x, (_ROWS, 1)) for x in (ids, place)]
+    return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True)), (*heads, *rows)
+
+
+@pytest.mark.parametrize(("window", "length"), [(2, 96), (16, 96), (16, 99), (20, 91), (60, 96)])
+def test_a_window_is_computed_in_blocks_and_equals_the_formula(window, length):
+    expected_of, arguments = _in_a_window(ATTENTION["plain"], window, length)
+    expected = expected_of(*arguments)
+    found_of, _ = _in_a_window(ATTENTION["fused"], window, length)
+    mesh = mesh_of((1, 4, 2))
+    with jax.set_mesh(mesh):
+        rows = sharding.batch_sharding(mesh)
+        by_heads = jax.NamedSharding(mesh, jax.P(rows.spec[0], "tensor", None, None))
+        placed = [jax.device_put(a, by_heads if a.ndim == 4 else rows) for a in arguments]
+        assert_close(found_of(*placed), expected)
+        text = found_of.lower(*placed).compile().as_text()
+    assert not re.search(r"all-(gather|to-all|reduce)|collective-permute", text)
+
+
+def test_a_window_keeps_nothing_of_length_times_length():
+    length = 96
+    by_attention = {}
+    for name in ("fused", "plain"):
+        function, arguments = _in_a_window(ATTENTION[name], 16, length)
+        shapes = re.findall(r"tensor<([\dx]+)x[a-z]\w*>", function.lower(*arguments).as_text())
+        by_attention[name] = any(shape.split("x").count(str(length)) > 1 for shape in shapes)
+    assert by_attention == {"fused": False, "plain": True}
+
+
+def test_a_window_at_some_queries_is_that_at_all_of_them():
+    length, window = 96, 16
+    _, (q, k, v, _, ids, place) = _in_a_window(None, window, length)
+    whole = Mask.of_rows(ids, place, window=window)
+    everywhere = ATTENTION["fused"](q, k, v, mask=whole, key=None, dropout_rate=0.0)
+    read = np.tile(np.array([3, 88, 51, 49], np.int32), (_ROWS, 1))
+    some = ATTENTION["fused"](
+        q[..., read[0]], k, v, mask=whole.at(jnp.asarray(read)), key=None, dropout_rate=0.0
+    )
+    np.testing.assert_allclose(some, everywhere[..., read[0]], atol=1e-5)
