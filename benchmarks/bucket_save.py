@@ -28,12 +28,12 @@ def measure(arguments: argparse.Namespace, address: str) -> dict[str, float]:
 
     from bert_jax.config import CheckpointConfig
     from bert_jax.update.state import TrainState
-    from bert_jax.workdir import manifest, remote_workdir
+    from bert_jax.workdir import location, manifest
     from bert_jax.workdir.checkpoint import Checkpoints
     from tests.faulty_bucket import control
 
     control(address, latency=arguments.latency_ms / 1000, stream=arguments.stream_mbps * 1e6)
-    directory = remote_workdir.directory_of("gs://bucket/run")
+    directory = location.opened("gs://bucket/run").path
     for name in ("config.json", "metrics.jsonl", "events.jsonl"):
         (directory / name).write_bytes(b"x" * 500_000)
     # Of random numbers, which do not compress, in the sizes of a BERT's matrices.
@@ -55,7 +55,7 @@ def measure(arguments: argparse.Namespace, address: str) -> dict[str, float]:
     manifest.write = timed
     saving = Checkpoints(directory, CheckpointConfig())
     began = time.monotonic()
-    remote_workdir.copy_back(directory, patience=0)
+    location.at(directory).sync(patience=0)
     copied = time.monotonic()
     control(address)
     saving.save(state, step=1)

@@ -14,7 +14,7 @@ from bert_jax import files
 from bert_jax.__main__ import main
 from bert_jax.errors import StorageFailed, UsageError
 from bert_jax.interchange import safetensors_files
-from bert_jax.workdir import bucket, manifest, remote_workdir
+from bert_jax.workdir import bucket, location, manifest
 from tests import hostile
 from tests.launch.rest_api import Api
 
@@ -54,7 +54,7 @@ def test_no_object_is_written_outside_of_the_cache(api, tmp_path, monkeypatch, c
     for name in ("../../../../../exp/x", "a/../../../x", "../../..", "..", "./x", "a\nb", "a\0b"):
         api.objects = {f"bucket/run/{n}": b"{}" for n in ("config.json", f"tokenizer/{name}")}
         with pytest.raises(StorageFailed, match="is no name of a file inside of gs://bucket/run"):
-            remote_workdir.directory_of("gs://bucket/run")
+            location.opened("gs://bucket/run")
         written = {n for n in all_below(tmp_path) if not n.startswith("a/b/c/workdirs/")}
         assert (before := before or written) == written == {"a", "a/b", "a/b/c", "a/b/c/workdirs"}
     assert main(["fill-mask", "--checkpoint", "gs://bucket/run", "a [MASK]"]) == 7
@@ -84,4 +84,4 @@ def test_no_address_leads_elsewhere():
     for address in ("gs:///x", "gs://b/../other", "gs://b/run?x=1", "gs://b/a#1", "gs://b/*",
                     "gs://b/a//b", "gs://b\n/x", "s3://b/x", "http://127.0.0.1:80/x"):  # fmt: skip
         with pytest.raises(UsageError, match="write a place in a bucket as gs://BUCKET/PATH"):
-            remote_workdir.directory_of(address)
+            location.opened(address)

@@ -336,10 +336,10 @@ def run_directory(name: Path | str) -> Path:
 
     Raises UsageError if it is none.
     """
-    from bert_jax.workdir import remote_workdir
+    from bert_jax.workdir import location
     from bert_jax.workdir.run_directory import CONFIG, nearby
 
-    directory = remote_workdir.directory_of(name)
+    directory = location.opened(name).path
     if not (directory / CONFIG).is_file():
         raise UsageError(f"{name} is no workdir: it has no {CONFIG}{nearby(directory)}")
     return directory

@@ -24,7 +24,7 @@ from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, sharding
 from bert_jax.progress import note_once
 from bert_jax.registry import OBJECTIVES
-from bert_jax.workdir import checkpoint, log_reader, recovery, remote_workdir
+from bert_jax.workdir import checkpoint, location, log_reader, recovery
 from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby
 
 # In a directory that was exported: the step, and the parts of the run's config by which its
@@ -72,13 +72,13 @@ def load_checkpoint(
     are ignored. A workdir or step of one may be in a bucket; `WORKDIR@best` is its best step.
     """
     path = best_of(path)
-    if remote_workdir.is_address(path):
+    if location.is_address(path):
         address = str(path).rstrip("/")
-        home, _, step = address.rpartition(f"/{checkpoint.DIRECTORY}/")
+        workdir, _, step = address.rpartition(f"/{checkpoint.DIRECTORY}/")
         # A folder of that name may hold workdirs, too.
-        if not step.isdecimal() and (not home or _is_workdir(address)):
-            home, step = address, ""
-        directory = remote_workdir.directory_of(home)
+        if not step.isdecimal() and (not workdir or _is_workdir(address)):
+            workdir, step = address, ""
+        directory = location.opened(workdir).path
         if not (directory / CONFIG).is_file() or not (step or "0").isdecimal():
             raise UsageError(f"`checkpoint` {path}: there is no workdir or step of one")
         return _load_step(directory, int(step) if step else None, mesh)
@@ -110,13 +110,13 @@ def best_of(path: str | Path) -> str | Path:
     workdir = str(path).removesuffix(_BEST)
     if workdir == str(path) or Path(path).exists():
         return path
-    directory = remote_workdir.directory_of(workdir)
+    directory = location.opened(workdir).path
     step = log_reader.best_step(directory, checkpoint.steps(directory))
     if step is None:
         raise UsageError(
             f"`checkpoint` {path}: there is no best step; the hook best_checkpoint keeps one"
         )
-    return remote_workdir.join(workdir, checkpoint.DIRECTORY, str(step))
+    return location.at(workdir).inside(checkpoint.DIRECTORY, str(step))
 
 
 def _existing(path: str | Path) -> Path:
@@ -130,7 +130,7 @@ def _existing(path: str | Path) -> Path:
 
 
 def _is_workdir(address: str) -> bool:
-    return (remote_workdir.directory_of(address) / CONFIG).is_file()
+    return (location.opened(address).path / CONFIG).is_file()
 
 
 def read_imported(
@@ -192,7 +192,7 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
     else:
         step = recovery.newest_good_step(directory)
     if step is None:
-        name = remote_workdir.address_of(directory)
+        name = location.at(directory).name
         raise NoUsableCheckpoint(f"workdir {name} has no finished checkpoint yet")
     config = config_loader.load_config_json(directory / CONFIG)
     require_registered(config)
@@ -211,7 +211,7 @@ def _require_trained_tokenizer(directory: Path) -> None:
         return
     found = load_tokenizer(directory / TOKENIZER).hash
     if found != trained:
-        name = remote_workdir.address_of(directory)
+        name = location.at(directory).name
         raise UsageError(
             f"workdir {name}: {CONFIG} says that it was trained with tokenizer {trained[:12]}, but "
             f"{TOKENIZER}/ holds {found[:12]}; put the right one back"
@@ -266,7 +266,7 @@ def scoring_of(path: str | Path) -> TrainConfig:
 
     Raises UsageError if `path` is neither.
     """
-    directory = remote_workdir.directory_of(best_of(path))
+    directory = location.opened(best_of(path)).path
     if directory.parent.name == checkpoint.DIRECTORY and directory.name.isdigit():
         directory = directory.parent.parent
     if (directory / RECORD).is_file():

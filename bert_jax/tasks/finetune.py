@@ -40,11 +40,12 @@ from bert_jax.tasks.task_data import TaskData
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.hooks import named_hooks
 from bert_jax.training.job import Scores
-from bert_jax.training.run import RunDirectory
+from bert_jax.training.run import RunSetup
 from bert_jax.training.run import train as train_job
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import remote_workdir, resume_policy, run_directory
+from bert_jax.workdir import location, resume_policy, run_directory
+from bert_jax.workdir.location import Location
 from bert_jax.workdir.resume_policy import Change
 
 RESULT = "result.json"
@@ -98,19 +99,20 @@ def train(
     """
     started = time.monotonic()
     preflight.require_divisible(config.phases[0], mesh, config)
-    directory = remote_workdir.directory_of(path, owner=f"process-{jax.process_index()}")
+    place = location.opened(path, owner=f"process-{jax.process_index()}")
+    directory = place.path
     settled = fitting.settle(
         config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit_memory
     )
     config, allowed = settled.config, settled.allowed
     recipe = _as_begun(recipe, directory)
-    home = _home(path, directory, config, _facts(recipe, data, source), source, allowed=allowed)
+    setup = _setup(place, config, _facts(recipe, data, source), source, allowed=allowed)
     result = directory / RESULT
     if result.is_file():
         return strict_json.parse_file(result, result.read_bytes())
     job = FineTuning(config, recipe, data, mesh, source=source)
     settled.set_up_allocator()
-    closing = train_job(job, home, named_hooks(config), started=started)
+    closing = train_job(job, setup, named_hooks(config), started=started)
     scores = {
         split: {name: values[name] for name in values if name not in ("step", "split")}
         for split, values in closing.scores.items()
@@ -129,7 +131,7 @@ def train(
     }
     if distributed.is_main():
         write_json(result, found)
-        remote_workdir.copy_back(home.directory)
+        place.sync()
     return found
 
 
@@ -246,7 +248,7 @@ def _facts(recipe: Recipe, data: TaskData, source: LoadedCheckpoint) -> dict[str
         "task": dataclasses.asdict(data.task.spec),
         "recipe": dataclasses.asdict(recipe),
         "data": data.fingerprint,
-        "init_from": remote_workdir.address_of(source.directory),
+        "init_from": location.at(source.directory).name,
         "init_step": source.step,
         "rows": {name: len(split.rows) for name, split in splits.items()},
         "sources": list(data.sources),
@@ -271,15 +273,16 @@ def _demand(data: TaskData, mesh: Mesh) -> Demand:
     return Demand(training=training, evaluation=evaluation)
 
 
-def _home(
-    path: Path | str,
-    directory: Path,
+def _setup(
+    place: Location,
     config: TrainConfig,
     facts: dict[str, Any],
     source: LoadedCheckpoint,
     *,
     allowed: Sequence[str],
-) -> RunDirectory:
+) -> RunSetup:
+    directory = place.path
+
     def write() -> None:
         run_directory.write_config(directory, config, **facts)
 
@@ -288,10 +291,9 @@ def _home(
         load_tokenizer(source.tokenizer).save(directory / run_directory.TOKENIZER)
         write()
 
-    is_held, changes = _holds_run(directory, config, facts, allowed=allowed)
-    return RunDirectory(
-        directory=directory,
-        name=path,
+    is_held, changes = _holds_run(place, config, facts, allowed=allowed)
+    return RunSetup(
+        location=place,
         is_held=is_held,
         changes=changes,
         facts={"versions": run_directory.versions()},
@@ -318,12 +320,13 @@ def _as_begun(recipe: Recipe, directory: Path) -> Recipe:
 
 
 def _holds_run(
-    directory: Path, config: TrainConfig, facts: dict[str, Any], *, allowed: Sequence[str]
+    place: Location, config: TrainConfig, facts: dict[str, Any], *, allowed: Sequence[str]
 ) -> tuple[bool, list[Change]]:
-    """Returns whether `directory` is this run's already, and what is allowed to differ.
+    """Returns whether `place` is this run's already, and what is allowed to differ.
 
     Raises as `train` says; writes nothing.
     """
+    directory = place.path
     path = directory / run_directory.CONFIG
     if not path.is_file():
         free = directory.is_dir() and run_directory.is_free(directory, but_for=(DIVERGED,))
@@ -345,7 +348,7 @@ def _holds_run(
         config,
         others=resume_policy.differences(old, new),
         allowed=allowed,
-        name=remote_workdir.address_of(directory),
+        name=place.name,
     )
     return True, changes
 

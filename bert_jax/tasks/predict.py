@@ -22,7 +22,7 @@ from bert_jax.registry import TASK_KINDS
 from bert_jax.tasks import glue
 from bert_jax.tasks.task import TaskSpec, task_of
 from bert_jax.tasks.task_data import read_file
-from bert_jax.workdir import remote_workdir, run_directory
+from bert_jax.workdir import run_directory
 
 _BATCH = 64
 
@@ -41,7 +41,7 @@ class Predictor:
             mesh = sharding.make_mesh(fsdp=-1, tensor=1)
             with jax.set_mesh(mesh):
                 self._source = load_checkpoint(checkpoint, mesh=mesh)
-        path = remote_workdir.directory_of(self._source.directory) / run_directory.CONFIG
+        path = self._source.directory / run_directory.CONFIG
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if "task" not in stored:
             raise UsageError(

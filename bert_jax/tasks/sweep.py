@@ -34,7 +34,7 @@ from bert_jax.tasks.finetune import DIVERGED, Recipe, train
 from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
-from bert_jax.workdir import remote_workdir, resume_policy, run_directory
+from bert_jax.workdir import location, resume_policy, run_directory
 from bert_jax.workdir.run_directory import only_trainer
 from bert_jax.workdir.run_list import make_missing
 
@@ -109,11 +109,12 @@ def finetune(
         _require_fitting(settings.length, source)
         data = load_task(spec, sources, tokenizer, length=settings.length)
         runs = [SweepRun(_config(source, data, each), each) for each in _expand(settings)]
+        place = location.at(workdir)
         found: dict[str, dict[str, Any]] = {}
 
         def make(run: SweepRun, held: int, left: Sequence[SweepRun]) -> bool:
             del held, left
-            path = workdir if len(runs) == 1 else remote_workdir.join(workdir, "runs", run.name)
+            path = workdir if len(runs) == 1 else place.inside("runs", run.name)
             found[run.name] = _with_restarts(run, data, source, path, mesh=mesh)
             if len(runs) > 1:
                 note(f"run {len(found)} of {len(runs)} is done")
@@ -125,8 +126,8 @@ def finetune(
         is_official = glue.is_official(spec.name, rows, data.sources)
         summary = results.summarise(data.task.spec, [*found.values()], is_official=is_official)
         if distributed.is_main():
-            remote_workdir.write_text(workdir, "results.json", json.dumps(summary, indent=2) + "\n")
-            remote_workdir.write_text(workdir, "results.md", results.markdown(summary))
+            place.write_text("results.json", json.dumps(summary, indent=2) + "\n")
+            place.write_text("results.md", results.markdown(summary))
     return summary
 
 
@@ -281,11 +282,11 @@ def _look(workdir: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
     """
 
     def look() -> int:
-        names = remote_workdir.names(workdir)
-        for name in names:
+        place = location.at(workdir)
+        for name in place.names():
             if name.startswith(_MOVING) and name.removeprefix(_MOVING).isdecimal():
                 _set_aside(workdir, int(name.removeprefix(_MOVING)))
-        names = remote_workdir.names(workdir)
+        names = place.names()
         attempts = sum(name.startswith(DIVERGED) for name in names)
         return 2 * attempts + (run_directory.CONFIG in names)
 
@@ -296,9 +297,8 @@ def _look(workdir: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
 
 def _set_aside(workdir: Path | str, attempt: int) -> None:
     """Moves what an attempt has left to `diverged-ATTEMPT`; goes on where that was interrupted."""
-    remote_workdir.set_aside(
-        workdir,
+    location.at(workdir).set_aside(
         building=f"{_MOVING}{attempt}",
         target=f"{DIVERGED}{attempt}",
-        but_for=(DIVERGED, _MOVING, run_directory.LOCK),
+        but_for=(DIVERGED, _MOVING, location.LOCK),
     )

@@ -22,7 +22,7 @@ from bert_jax.progress import note
 from bert_jax.registry import PARTS
 from bert_jax.training import preflight
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import remote_workdir, run_directory
+from bert_jax.workdir import location, run_directory
 
 
 class Initialization:
@@ -155,7 +155,7 @@ class Initialization:
 
     def _model_in(self, workdir: Path | str, config: TrainConfig) -> ModelConfig | None:
         """Returns the model of the run that the workdir holds, if that began from a checkpoint."""
-        directory = remote_workdir.directory_of(workdir, owner=f"process-{jax.process_index()}")
+        directory = location.opened(workdir, owner=f"process-{jax.process_index()}").path
         path = directory / run_directory.CONFIG
         if not path.is_file():
             return None

@@ -24,10 +24,11 @@ from bert_jax.training.evaluate import HeldOut, batch_shape, describe
 from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
 from bert_jax.training.job import Scores
-from bert_jax.training.run import RunDirectory, train
+from bert_jax.training.run import RunSetup, train
 from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import remote_workdir, run_directory
+from bert_jax.workdir import location, run_directory
+from bert_jax.workdir.location import Location
 from bert_jax.workdir.run_directory import only_trainer
 
 
@@ -82,19 +83,17 @@ def pretrain(
     if init_from is None and (spare := preflight.spare_rows(config, corpus)):
         note(f"warning: {'; '.join(spare)}")
     with only_trainer(workdir_path, mesh=mesh):
-        directory = remote_workdir.directory_of(
-            workdir_path, owner=f"process-{jax.process_index()}"
-        )
+        place = location.opened(workdir_path, owner=f"process-{jax.process_index()}")
         settled = fitting.settle(
             config,
             demand(mesh),
             mesh=mesh,
-            directory=directory,
+            directory=place.path,
             choose=fit_memory,
             allowed=allowed_changes,
         )
         config, allowed = settled.config, settled.allowed
-        home = _home(workdir_path, directory, config, corpus, init_from=init_from, allowed=allowed)
+        setup = _setup(place, config, corpus, init_from=init_from, allowed=allowed)
         # Measured on one device, hence before all of them are the context.
         peak = peak_flops(config.compute.dtype)
         _note_time(config, peak)
@@ -104,7 +103,7 @@ def pretrain(
         with jax.set_mesh(mesh):
             closing = train(
                 job,
-                home,
+                setup,
                 hooks,
                 started=started,
                 resume_step=resume_step,
@@ -248,21 +247,20 @@ def demand(mesh: Mesh) -> Demand:
     )
 
 
-def _home(
-    path: Path | str,
-    directory: Path,
+def _setup(
+    place: Location,
     config: TrainConfig,
     corpus: Corpus,
     *,
     init_from: Path | str | None,
     allowed: Sequence[str],
-) -> RunDirectory:
+) -> RunSetup:
+    directory = place.path
     is_held, changes = run_directory.holds_run(
         directory, config, corpus, init_from=init_from, allowed=allowed
     )
-    return RunDirectory(
-        directory=directory,
-        name=path,
+    return RunSetup(
+        location=place,
         is_held=is_held,
         changes=changes,
         facts=run_directory.facts(config, corpus),

@@ -8,7 +8,6 @@ with the same bits as one that was not.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -28,14 +27,8 @@ from bert_jax.training.loop import PhaseEnd, Run, train_phase
 from bert_jax.training.saving import Saver, SaveSchedule, require_room
 from bert_jax.training.step_log import StepLog
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import (
-    checkpoint,
-    log_reader,
-    recovery,
-    remote_workdir,
-    run_directory,
-    trackers,
-)
+from bert_jax.workdir import checkpoint, location, log_reader, recovery, run_directory, trackers
+from bert_jax.workdir.location import Location
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax.workdir.resume_policy import Change
 
@@ -45,18 +38,16 @@ _abandoned: list[Any] = []
 
 
 @dataclass(kw_only=True)
-class RunDirectory:
-    """The directory of a run, and how the run comes to be there."""
+class RunSetup:
+    """Where a run is, what of it is there already, and how it comes to be there."""
 
-    directory: Path
-    # As the user calls it: it may be in a bucket.
-    name: Path | str
+    location: Location
     # Whether the run is there already, and what may differ from how it is described there.
     is_held: bool
     changes: list[Change] = field(default_factory=list)
     # What each checkpoint's manifest says of the run.
     facts: dict[str, Any] = field(default_factory=dict)
-    # Makes the directory the home of the run, or writes down the changes. In process 0.
+    # Makes the directory the run's, or writes down the changes. In process 0.
     create: Callable[[], None]
     change: Callable[[], None] = lambda: None
 
@@ -72,7 +63,7 @@ class Closing(NamedTuple):
 
 def train(
     job: TrainingJob,
-    home: RunDirectory,
+    setup: RunSetup,
     hooks: Sequence[Hook] = (),
     *,
     started: float,
@@ -86,10 +77,11 @@ def train(
     process's beginning on the monotonic clock. Raises Preempted, NonFinite, Diverged, StorageFailed
     and NoUsableCheckpoint; the state that they leave is on disk.
     """
-    config, mesh, directory = job.config, job.mesh, home.directory
+    config, mesh = job.config, job.mesh
+    directory, name = setup.location.path, setup.location.name
     trackers.require_installed(config.trackers)
-    if resume_step is not None and not home.is_held:
-        raise UsageError(f"`resume_step` {resume_step}: `workdir` {home.name} holds no run yet")
+    if resume_step is not None and not setup.is_held:
+        raise UsageError(f"`resume_step` {resume_step}: `workdir` {name} holds no run yet")
     log = StepLog()
     hooks = [SkippedUpdates(), Divergence(), *hooks, log, Profile(profile_steps),
              EvaluationSchedule(), SaveSchedule(config.checkpoint, mesh=mesh)]  # fmt: skip
@@ -104,10 +96,10 @@ def train(
         # A beginning is compiled, and a checkpoint of many gigabytes comes from far away.
         watchdog.at("restoring", patience=COMPILE_PATIENCE)
         restoring = time.monotonic()
-        state, resumed_from = _restore(job, home, kept, resume_step)
+        state, resumed_from = _restore(job, setup, kept, resume_step)
         step = resumed_from or 0
         rows = log_reader.set_aside_after(directory, step) if distributed.is_main() else []
-        logger = _open_logs(config, home, step, resumed_from, restoring=restoring, started=started)
+        logger = _open_logs(config, setup, step, resumed_from, restoring=restoring, started=started)
         watchdog.on_slow = lambda process, share: logger.event(
             "slow_process", process=process, share=share
         )
@@ -118,12 +110,12 @@ def train(
             checkpoint.Checkpoints(
                 directory,
                 config.checkpoint,
-                facts=home.facts,
+                facts=setup.facts,
                 on_saved=lambda step, seconds: logger.event("save", step=step, seconds=seconds),
             ),
             logger=logger,
             watchdog=watchdog,
-            directory=directory,
+            location=setup.location,
             mesh=mesh,
             max_failed=config.checkpoint.max_failed_saves,
             saved_step=step,
@@ -155,9 +147,9 @@ def train(
         # 3. The end. A run that had ended before is only reported.
         saver.finish()
         if end.stopped:
-            note(f"{home.name} stops at step {run.step} of {config.total_steps}: {end.stopped}")
+            note(f"{name} stops at step {run.step} of {config.total_steps}: {end.stopped}")
         elif resumed_from == config.total_steps and not (end.row or end.scores):
-            note(f"{home.name} is already at its last step, {step}; nothing left to do")
+            note(f"{name} is already at its last step, {step}; nothing left to do")
         # A process that trained only the end, or nothing, reports the rows of the others.
         last_row, last_scores = log_reader.closing_rows(log_reader.read_rows(directory))
         reason = {"reason": end.stopped} if end.stopped else {}
@@ -179,38 +171,39 @@ def _kept(step: int | None) -> str:
 
 
 def _restore(
-    job: TrainingJob, home: RunDirectory, kept: dict[str, Any], resume_step: int | None
+    job: TrainingJob, setup: RunSetup, kept: dict[str, Any], resume_step: int | None
 ) -> tuple[TrainState, int | None]:
     """Returns the newest good state and its step, or the initial one and None.
 
     Nothing is written before it is known that the run can begin; then the files `kept` are, too.
     """
-    config, mesh, directory = job.config, job.mesh, home.directory
+    config, mesh = job.config, job.mesh
+    directory, name = setup.location.path, setup.location.name
     resumed_from = None
-    if home.is_held:
+    if setup.is_held:
         resumed_from = distributed.broadcast_from_main(
-            lambda: recovery.prepare_resume(directory, resume_step=resume_step, facts=home.facts),
+            lambda: recovery.prepare_resume(directory, resume_step=resume_step, facts=setup.facts),
             mesh=mesh,
         )
     if (resumed_from or 0) > config.total_steps:
         raise UsageError(
-            f"{home.name} is at step {resumed_from}, beyond the {config.total_steps} of "
+            f"{name} is at step {resumed_from}, beyond the {config.total_steps} of "
             "this config; lengthen its phases, or go back with `resume_step` N"
         )
     if (resumed_from or 0) < config.total_steps:
         abstract = TrainState.abstract(config, mesh)
         distributed.broadcast_from_main(
-            lambda: require_room(directory, config, abstract), mesh=mesh
+            lambda: require_room(setup.location, config, abstract), mesh=mesh
         )
     state = job.initial_state() if resumed_from is None else None
     if distributed.is_main():
-        if not home.is_held:
-            home.create()
-        elif home.changes:
-            home.change()
+        if not setup.is_held:
+            setup.create()
+        elif setup.changes:
+            setup.change()
         for name, value in kept.items():
             write_json(directory / name, value)
-        remote_workdir.copy_back(directory)
+        setup.location.sync()
     distributed.barrier(mesh)
     if state is None:
         state = checkpoint.load_state(directory, step=resumed_from or 0, config=config, mesh=mesh)
@@ -219,7 +212,7 @@ def _restore(
 
 def _open_logs(
     config: TrainConfig,
-    home: RunDirectory,
+    setup: RunSetup,
     step: int,
     resumed_from: int | None,
     *,
@@ -227,9 +220,9 @@ def _open_logs(
     started: float,
 ) -> MetricsLogger:
     logger = MetricsLogger(
-        home.directory,
+        setup.location.path,
         is_writer=distributed.is_main(),
-        name=str(home.name).rstrip("/").rpartition("/")[2],
+        name=str(setup.location.name).rstrip("/").rpartition("/")[2],
         trackers=config.trackers,
         config=flatten(config),
     )
@@ -242,8 +235,8 @@ def _open_logs(
     )
     if resumed_from is not None:
         logger.event("resume", step=step, seconds=time.monotonic() - restoring)
-    if home.changes:
-        logger.event("change", step=step, fields=[list(change) for change in home.changes])
+    if setup.changes:
+        logger.event("change", step=step, fields=[list(change) for change in setup.changes])
     return logger
 
 
@@ -303,4 +296,4 @@ def _close(run: Run) -> None:
     run.watchdog.at("closing")
     run.logger.close()
     if distributed.is_main():
-        remote_workdir.copy_back(run.directory)
+        location.at(run.directory).sync()

@@ -24,8 +24,9 @@ from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.training.hooks import CONTINUE, SAVE, Action, Hook
 from bert_jax.training.job import Row
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import checkpoint, remote_workdir
+from bert_jax.workdir import checkpoint
 from bert_jax.workdir.checkpoint import Checkpoints
+from bert_jax.workdir.location import Location
 from bert_jax.workdir.metrics_log import MetricsLogger
 
 if TYPE_CHECKING:
@@ -59,14 +60,14 @@ class Saver:
         *,
         logger: MetricsLogger,
         watchdog: Watchdog,
-        directory: Path,
+        location: Location,
         mesh: Mesh,
         max_failed: int,
         saved_step: int,
     ):
         """`saved_step` is the one that the run goes on from: there is nothing to save yet."""
         self._checkpoints, self._logger, self._watchdog = checkpoints, logger, watchdog
-        self._directory, self._mesh, self._max_failed = directory, mesh, max_failed
+        self._location, self._mesh, self._max_failed = location, mesh, max_failed
         # The step whose state is saved, or being saved; None if that has failed.
         self.saved_step: int | None = saved_step
         self._failed = 0
@@ -80,7 +81,7 @@ class Saver:
         try:
             # Before the step is there: whoever goes on from it finds the rows that led to it.
             if distributed.is_main():
-                remote_workdir.copy_back(self._directory, patience=0)
+                self._location.sync(patience=0)
         except (StorageFailed, Unreachable) as error:
             problem = error
         if not self._has_failed(problem):
@@ -226,18 +227,18 @@ def room_of(workdir: Path, config: TrainConfig, size: int) -> Room:
     return Room(kept, size, size * max(kept + 1 - there, 1), free_space(workdir))
 
 
-def require_room(directory: Path, config: TrainConfig, state: Any) -> None:
+def require_room(location: Location, config: TrainConfig, state: Any) -> None:
     """Notes that not all checkpoints of a run have room. A bucket has no end.
 
     Raises StorageFailed where not even the next one has.
     """
-    if remote_workdir.is_address(remote_workdir.address_of(directory)):
+    if location.is_in_bucket:
         return
-    room = room_of(directory, config, state_bytes(state))
+    room = room_of(location.path, config, state_bytes(state))
     if room.free < _COMPRESSED * room.one:
         raise StorageFailed(
-            f"{directory}: no room for a checkpoint: one has {room.one / 1e9:.3g} GB, and "
+            f"{location.name}: no room for a checkpoint: one has {room.one / 1e9:.3g} GB, and "
             f"{room.free / 1e9:.3g} GB are free; {REMEDY}"
         )
     if room.free < room.needed:
-        note(f"warning: {directory}: {room}; {REMEDY}")
+        note(f"warning: {location.name}: {room}; {REMEDY}")

@@ -136,18 +136,14 @@ def objects(place: Any) -> dict[str, Object]:
     }
 
 
-def asking(
-    address: str | Path, what: str, call: Callable[[], _T], *, patience: float | None = None
-) -> _T:
-    """Returns what `call`, which may be made twice, returns of a workdir.
+def asking(address: str, what: str, call: Callable[[], _T], *, patience: float | None = None) -> _T:
+    """Returns what `call`, which may be made twice, returns of a place in a bucket.
 
-    It is repeated while the network fails, for `patience` seconds. Raises Unreachable after that.
-    What else goes wrong with a bucket is StorageFailed, and with a directory raised as it is.
+    It is repeated while the network fails, for `patience` seconds. Raises Unreachable after that,
+    and StorageFailed for what else goes wrong.
     """
-    if not is_address(address):
-        return network.retrying(call, name=str(address), patience=patience)
-    with failures(str(address), what):
-        return network.retrying(call, name=str(address), patience=patience)
+    with failures(address, what):
+        return network.retrying(call, name=address, patience=patience)
 
 
 @contextlib.contextmanager

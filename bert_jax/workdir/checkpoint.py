@@ -32,11 +32,11 @@ from bert_jax.progress import note
 from bert_jax.registry import OPTIMIZERS
 from bert_jax.runtime import network
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import bucket, log_reader, manifest, remote_workdir
+from bert_jax.workdir import bucket, location, log_reader, manifest
 
-DIRECTORY, SET_ASIDE = remote_workdir.CHECKPOINTS, "set_aside"
-# In the names of Orbax's unfinished saves, and of our unfinished removals.
-_UNFINISHED, _REMOVED = ".orbax-checkpoint-tmp", ".removed"
+DIRECTORY, SET_ASIDE = location.CHECKPOINTS, "set_aside"
+# In the names of Orbax's unfinished saves.
+_UNFINISHED = ".orbax-checkpoint-tmp"
 # Orbax's last file. In a bucket a step is written in place, so only this says that it is whole.
 _COMMITTED = "commit_success.txt"
 # Where devices have copies of an array, Orbax lets each write its part of it. A part costs a
@@ -61,7 +61,8 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._workdir, self._config = workdir, config
         self._facts, self._on_saved = dict(facts or {}), on_saved
-        self._root = remote_workdir.checkpoints_of(workdir)
+        self._location = location.at(workdir)
+        self._root = self._location.checkpoints
         self._finisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._under_way: Future | None = None
         # The step that Orbax has committed last; in process 0 all without a manifest yet, with the
@@ -98,7 +99,7 @@ class Checkpoints:
             with self._failures():
                 under_way.result()
         except (StorageFailed, Unreachable):
-            if jax.process_index() == 0 and not remote_workdir.is_address(self._root):
+            if jax.process_index() == 0 and not self._location.is_in_bucket:
                 # What is left of it takes up space.
                 with contextlib.suppress(OSError):
                     _remove_unfinished(self._root)
@@ -139,15 +140,14 @@ class Checkpoints:
     def _failures(self) -> Iterator[None]:
         """Raises what goes wrong with a save as StorageFailed or Unreachable."""
         try:
-            with remote_workdir.failures(self._workdir):
+            with self._location.failures():
                 yield
         except BertJaxError:
             raise
         except (OSError, ValueError) as error:
             if network.is_transient(error):
                 raise network.unreachable(str(self._workdir), error) from error
-            is_bucket = remote_workdir.is_address(self._root)
-            is_first = not is_bucket and not steps(self._workdir)
+            is_first = not self._location.is_in_bucket and not steps(self._workdir)
             before = "No step was saved yet" if is_first else "Steps saved before it are intact"
             raise StorageFailed(
                 f"a checkpoint could not be saved: {_first_line(error)}. {before}; free or repair "
@@ -174,9 +174,9 @@ def incomplete_steps(workdir: Path) -> list[int]:
 
 def steps_without_manifest(workdir: Path) -> list[int]:
     """Returns the steps that Orbax has committed and that have no manifest, ascending."""
-    root = remote_workdir.checkpoints_of(workdir)
-    return remote_workdir.asking(
-        workdir,
+    place = location.at(workdir)
+    root = place.checkpoints
+    return place.asking(
         lambda: [
             step
             for step, is_whole in _directories_in(root).items()
@@ -187,8 +187,8 @@ def steps_without_manifest(workdir: Path) -> list[int]:
 
 def describe_committed(workdir: Path, step: int, **facts: Any) -> None:
     """Writes the manifest of a step that was committed without one. It becomes a step by that."""
-    directory = remote_workdir.checkpoints_of(workdir) / str(step)
-    remote_workdir.asking(workdir, lambda: manifest.write(directory, **facts))
+    place = location.at(workdir)
+    place.asking(lambda: manifest.write(place.checkpoints / str(step), **facts))
 
 
 def problem(workdir: Path, step: int) -> str | None:
@@ -196,8 +196,8 @@ def problem(workdir: Path, step: int) -> str | None:
 
     Raises Unreachable if the network does not let it be seen.
     """
-    directory = remote_workdir.checkpoints_of(workdir) / str(step)
-    return remote_workdir.asking(workdir, lambda: manifest.problem(directory))
+    place = location.at(workdir)
+    return place.asking(lambda: manifest.problem(place.checkpoints / str(step)))
 
 
 def content_problem(workdir: Path, step: int) -> str | None:
@@ -207,7 +207,7 @@ def content_problem(workdir: Path, step: int) -> str | None:
     One of several processes asks for itself, in a process of its own: Orbax counts what it loads,
     and the others would have counted less.
     """
-    path = str(remote_workdir.checkpoints_of(workdir) / str(step))
+    path = str(location.at(workdir).checkpoints / str(step))
     if jax.process_count() == 1:
         return _content_problem(path, step)
     code = (
@@ -250,9 +250,9 @@ def describe(workdir: Path, step: int) -> tuple[int, str, str | None]:
 
     Other files are not read.
     """
-    directory = remote_workdir.checkpoints_of(workdir) / str(step)
+    place = location.at(workdir)
     try:
-        values = remote_workdir.asking(workdir, lambda: manifest.read(directory))
+        values = place.asking(lambda: manifest.read(place.checkpoints / str(step)))
     except ValueError as error:
         return 0, "", str(error)
     return sum(f["size"] for f in values["files"].values()), values["saved_at"], None
@@ -283,52 +283,42 @@ def kept_of(
 
 def remove(workdir: Path, step: int, *, patience: float | None = None) -> None:
     """Removes one step. What is left of a removal cut short is no step."""
-    directory = remote_workdir.checkpoints_of(workdir) / str(step)
-    if not remote_workdir.is_address(directory):
-        directory = directory.rename(directory.with_name(f"{step}{_REMOVED}"))
-        directory.rmtree()
-        return
-
-    def remove_objects() -> None:
-        # What makes it one first.
-        for name in (manifest.MANIFEST, _COMMITTED):
-            (directory / name).unlink(missing_ok=True)
-        if bucket.is_dir(directory):
-            directory.rmtree()
-
-    remote_workdir.asking(workdir, remove_objects, patience=patience)
+    place = location.at(workdir)
+    makes_it_one = (manifest.MANIFEST, _COMMITTED)
+    place.discard(place.checkpoints / str(step), first=makes_it_one, patience=patience)
 
 
 def set_aside(workdir: Path, step: int) -> str:
     """Moves one step to `set_aside/STEP-TIME`, out of every count; returns the new place."""
-    root = remote_workdir.checkpoints_of(workdir)
+    place = location.at(workdir)
+    root = place.checkpoints
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     target = root.parent / SET_ASIDE / f"{step}-{stamp}"
     number = 0
-    while remote_workdir.asking(workdir, target.exists):
+    while place.asking(target.exists):
         number += 1
         target = target.parent / f"{step}-{stamp}-{number}"
     target.parent.mkdir(parents=True, exist_ok=True)
-    remote_workdir.asking(workdir, lambda: remote_workdir.move(root / str(step), target))
+    place.asking(lambda: place.move(root / str(step), target))
     return str(target)
 
 
 def remove_unfinished(workdir: Path) -> None:
     """Removes what saves and removals that were cut off have left under other names."""
-    root = remote_workdir.checkpoints_of(workdir)
-    remote_workdir.asking(workdir, lambda: _remove_unfinished(root))
+    place = location.at(workdir)
+    place.asking(lambda: _remove_unfinished(place.checkpoints))
 
 
 def _remove_unfinished(root: Any) -> None:
     for path in bucket.children(root) if bucket.is_dir(root) else ():
-        if _UNFINISHED in path.name or path.name.endswith(_REMOVED):
+        if _UNFINISHED in path.name or path.name.endswith(location.REMOVED):
             path.rmtree()
 
 
 def _directories(workdir: Path, *, patience: float | None = None) -> dict[int, bool]:
     """Returns step -> whether it has a manifest, ascending."""
-    root = remote_workdir.checkpoints_of(workdir)
-    return remote_workdir.asking(workdir, lambda: _directories_in(root), patience=patience)
+    place = location.at(workdir)
+    return place.asking(lambda: _directories_in(place.checkpoints), patience=patience)
 
 
 def _directories_in(root: Any) -> dict[int, bool]:
@@ -364,7 +354,7 @@ def _load(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh: Mes
     if part == "params" and config.optimizer.kind not in OPTIMIZERS:
         # What is not read needs no optimiser to say what it looks like.
         known = dataclasses.replace(config, optimizer=OptimizerConfig())
-        path = remote_workdir.checkpoints_of(workdir) / str(step)
+        path = location.at(workdir).checkpoints / str(step)
         there: Any = ocp.metadata(str(path)).metadata
         rest = jax.tree.map(lambda _: ocp.PLACEHOLDER, there)
         wanted = rest | {part: TrainState.abstract(known, mesh).params}
@@ -377,7 +367,7 @@ def _load(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh: Mes
 
 def load_arrays(workdir: Path, wanted: Any, *, step: int) -> Any:
     """Returns the arrays of one step that `wanted` describes: shapes, types and shardings."""
-    path = remote_workdir.checkpoints_of(workdir) / str(step)
+    path = location.at(workdir).checkpoints / str(step)
     try:
         return ocp.load(str(path), wanted)
     except Exception as error:

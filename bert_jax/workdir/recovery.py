@@ -21,7 +21,7 @@ from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.files import write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
-from bert_jax.workdir import bucket, checkpoint, log_reader, metrics_log, remote_workdir
+from bert_jax.workdir import bucket, checkpoint, location, log_reader, metrics_log
 from bert_jax.workdir.run_directory import CONFIG, EXPECTED, TOKENIZER
 
 
@@ -71,11 +71,11 @@ def prepare_resume(
     if resume_step is not None:
         note(
             f"`resume_step` {resume_step} was done before; going on from step {chosen}. To go back "
-            f"again: bert-jax checkpoints rollback {remote_workdir.address_of(workdir)} `step` STEP"
+            f"again: bert-jax checkpoints rollback {location.at(workdir).name} `step` STEP"
         )
     if chosen is None and _steps_of(workdir, "save"):
         raise NoUsableCheckpoint(
-            f"workdir {remote_workdir.address_of(workdir)} saved checkpoints that are no longer "
+            f"workdir {location.at(workdir).name} saved checkpoints that are no longer "
             "there; put them back, or start again in another `workdir`"
         )
     _clear_beyond(workdir, -1 if chosen is None else chosen)
@@ -108,7 +108,7 @@ def roll_back(workdir: Path, step: int) -> int:
     require_good(workdir, step)
     later = _clear_beyond(workdir, step)
     metrics_log.append_event(workdir, "rollback", step=step, set_aside=later)
-    remote_workdir.copy_back(workdir)
+    location.at(workdir).sync()
     return step
 
 
@@ -120,7 +120,8 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
     is no such step, NoUsableCheckpoint if it is not as it was saved.
     """
     name_map.require_free(output)
-    name = remote_workdir.address_of(directory)
+    origin = location.at(directory)
+    name = origin.name
     stored = strict_json.parse_file(directory / CONFIG, (directory / CONFIG).read_bytes())
     if stored.get("task"):
         raise UsageError(f"{name} is a fine-tuned model: only a run of pre-training has branches")
@@ -132,11 +133,9 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
     if step is None or step not in there:
         raise UsageError(_no_step(directory, step or 0, there))
     with name_map.new_directory(output) as building:
-        source = remote_workdir.checkpoints_of(directory) / str(step)
+        source = origin.checkpoints / str(step)
         with ticking(f"copying step {step} of {name}"):
-            remote_workdir.asking(
-                directory, lambda: _copy(source, building / checkpoint.DIRECTORY / str(step))
-            )
+            origin.asking(lambda: _copy(source, building / checkpoint.DIRECTORY / str(step)))
             trouble = checkpoint.problem(building, step)
         if trouble is not None:
             raise NoUsableCheckpoint(
@@ -194,17 +193,17 @@ def _steps_of(workdir: Path, event: str) -> set[int]:
 
 def _no_step(workdir: Path, step: int, there: list[int]) -> str:
     listed = ", ".join(map(str, there)) or "none"
-    return f"workdir {remote_workdir.address_of(workdir)} has no step {step}; there are {listed}"
+    return f"workdir {location.at(workdir).name} has no step {step}; there are {listed}"
 
 
 def _name(workdir: Path, damaged: dict[int, str]) -> None:
     for step, trouble in damaged.items():
-        note(f"step {step} of {remote_workdir.address_of(workdir)} is skipped: {trouble}")
+        note(f"step {step} of {location.at(workdir).name} is skipped: {trouble}")
 
 
 def _none_usable(workdir: Path, damaged: dict[int, str]) -> NoUsableCheckpoint:
     listed = "; ".join(f"step {step}: {trouble}" for step, trouble in damaged.items())
     return NoUsableCheckpoint(
-        f"workdir {remote_workdir.address_of(workdir)} has no step that is as it was saved "
+        f"workdir {location.at(workdir).name} has no step that is as it was saved "
         f"({listed}); put back a copy of one, or start again in another `workdir`"
     )

@@ -24,13 +24,11 @@ from bert_jax.files import write_json
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
 from bert_jax.versions import installed
-from bert_jax.workdir import checkpoint, remote_workdir, resume_policy
+from bert_jax.workdir import checkpoint, location, resume_policy
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
 # Curves of finished runs that the user has named, with which this one is compared.
 EXPECTED = "expected.json"
-# Held by who trains there.
-LOCK = ".trainer.lock"
 # A process that was killed holds its lock until its last thread is gone; one of another machine
 # until the server of the file system has missed it (the lease of NFS 4 is 90 s).
 _HERE_SECONDS, _ELSEWHERE_SECONDS = 5.0, 120.0
@@ -67,7 +65,7 @@ def holds_run(
             config,
             others=others,
             allowed=allowed,
-            name=remote_workdir.address_of(directory),
+            name=location.at(directory).name,
         )
         return True, changes
     if directory.exists() and not directory.is_dir():
@@ -84,7 +82,7 @@ def is_free(directory: Path, *, but_for: tuple[str, ...] = ()) -> bool:
 
     Names that begin with one of `but_for` do not count.
     """
-    but_for = (*but_for, LOCK)
+    but_for = (*but_for, location.LOCK)
     names = {path.name for path in directory.iterdir() if not path.name.startswith(but_for)}
     return not names or (_NEW_CONFIG in names and names <= {_NEW_CONFIG, TOKENIZER})
 
@@ -115,13 +113,14 @@ def create(
     )
 
 
-def corpus_of(directory: Path) -> Path | None:
-    """Returns where the corpus lies that the run in `directory` names; None if it names none.
+def corpus_of(workdir: Path | str) -> Path | None:
+    """Returns where the corpus is that the run in `workdir` names; None if it names none.
 
     A relative path is looked for from here, as it was at the run's beginning, and from each folder
     that the workdir is in: both may have moved together. Of several the one that was trained on is
     taken; where none is there, what the run says.
     """
+    directory = location.opened(workdir).path
     if not (directory / CONFIG).is_file():
         return None
     stored = json.loads((directory / CONFIG).read_text(encoding="utf-8")).get("corpus") or {}
@@ -224,11 +223,9 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[N
     trainers of this machine only. Raises UsageError, in all processes, where another trainer holds
     it, and StorageFailed where nothing can be written there.
     """
-    is_bucket = remote_workdir.is_address(workdir)
-    directory = Path(workdir)
-    lock = remote_workdir.lock_of(str(workdir)) if is_bucket else directory / LOCK
-    was_there = directory.exists()
-    if not is_bucket and was_there and not directory.is_dir():
+    place = location.at(workdir)
+    lock, was_there = place.lock, place.path.exists()
+    if was_there and not place.path.is_dir():
         yield  # whoever looks at it says so
         return
 
@@ -250,9 +247,9 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[N
                     distributed.broadcast_from_main(lambda: take(held), mesh=mesh)
             yield
     finally:
-        if not (is_bucket or was_there):
+        if not was_there:
             with contextlib.suppress(OSError):  # where something came to be in it
-                directory.rmdir()
+                place.path.rmdir()
 
 
 def _wait(lock: Path, workdir: str) -> None:

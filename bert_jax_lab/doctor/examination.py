@@ -16,7 +16,7 @@ from typing import Any
 
 from bert_jax.errors import Unreachable, UsageError
 from bert_jax.progress import ticking
-from bert_jax.workdir import bucket, remote_workdir
+from bert_jax.workdir import bucket
 from bert_jax_lab.doctor.checked_run import COMES_FROM, Case, Check
 from bert_jax_lab.doctor.finding import FAILED, PASSED, SKIPPED, WARNED, Finding, of_error, skipped
 
@@ -155,7 +155,7 @@ def _merged(findings: dict[str, Finding]) -> dict[str, Finding]:
 @contextlib.contextmanager
 def _own_cache(case: Case) -> Iterator[None]:
     """Lets what stands for a bucket here be in a temporary directory: a run's stays as it is."""
-    if case.workdir is None or not remote_workdir.is_address(case.workdir):
+    if case.workdir is None or not bucket.is_address(case.workdir):
         yield
         return
     bucket.choose_gcsfs()

@@ -8,7 +8,7 @@ from bert_jax.model import sharding
 from bert_jax.pretrained import import_export
 from bert_jax.training import preflight
 from bert_jax.training.initialization import Initialization
-from bert_jax.workdir import log_reader, remote_workdir, trackers
+from bert_jax.workdir import log_reader, trackers
 from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import Finding, passed, warned
 from bert_jax_lab.reference_curves import recorded_runs
@@ -59,8 +59,7 @@ def expected(case: Case) -> Finding:
     """The runs that this one is compared with are of its kind."""
     assert case.config is not None and case.corpus is not None and case.expect is not None
     entropy = case.corpus.manifest["unigram_entropy_nats"]
-    paths = [remote_workdir.directory_of(path) for path in case.expect]
-    group = recorded_runs.of_runs(case.config, entropy, paths, rows_of=log_reader.read_rows)
+    group = recorded_runs.of_runs(case.config, entropy, case.expect, rows_of=log_reader.read_rows)
     return passed(f"{len(group['runs'])} run(s) of its kind")
 
 

@@ -19,8 +19,9 @@ from bert_jax.model import sharding
 from bert_jax.runtime import distributed
 from bert_jax.training import saving
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import checkpoint, recovery, remote_workdir, run_directory
+from bert_jax.workdir import checkpoint, location, recovery, run_directory
 from bert_jax.workdir.checkpoint import Checkpoints
+from bert_jax.workdir.location import Location
 from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import Finding, failed, passed, warned
 
@@ -77,9 +78,9 @@ def newest(case: Case) -> Finding:
 def saves(case: Case) -> Finding:
     """Some arrays are saved beside the workdir as a run saves its state, verified and restored."""
     assert case.workdir is not None
-    if not remote_workdir.is_address(case.workdir):
+    if not location.at(case.workdir).is_in_bucket:
         _require_writable(Path(case.workdir))
-    place = _beside(case.workdir, case.token)
+    place = _beside(location.at(case.workdir), case.token)
     probe = _Probe(place)
     try:
         _together("place", probe.open)
@@ -93,7 +94,7 @@ def saves(case: Case) -> Finding:
         if distributed.is_main():
             # Of a bucket that does not answer, the first error is the one to tell.
             with contextlib.suppress(StorageFailed):
-                remote_workdir.remove(place)
+                place.remove()
     fixed, whole = seconds
     case.save_seconds = fixed, max(whole - fixed, 1e-3) / _PROBE_BYTES
     return passed(
@@ -105,7 +106,7 @@ def saves(case: Case) -> Finding:
 def room(case: Case) -> Finding:
     """The disk has room for as many checkpoints as will be kept, and one that is being saved."""
     assert case.workdir is not None and case.config is not None and case.state_bytes is not None
-    if remote_workdir.is_address(case.workdir):
+    if location.at(case.workdir).is_in_bucket:
         return passed("not checked: a bucket has no fixed size")
     room = saving.room_of(Path(case.workdir), case.config, case.state_bytes)
     if room.needed > room.free:
@@ -116,7 +117,7 @@ def room(case: Case) -> Finding:
 class _Probe:
     """A workdir beside the real one, and what is saved in it."""
 
-    def __init__(self, place: Path | str):
+    def __init__(self, place: Location):
         self._place = place
         self._mesh = sharding.make_mesh(fsdp=-1, tensor=1)
         self._saver: Checkpoints | None = None
@@ -125,25 +126,25 @@ class _Probe:
     def open(self) -> None:
         if not distributed.is_main():
             return
-        if not remote_workdir.is_address(self._place):
-            Path(self._place).mkdir(parents=True)
+        if not self._place.is_in_bucket:
+            self._place.path.mkdir(parents=True)
         began = time.monotonic()
-        remote_workdir.write_text(self._place, "seen", "by all hosts")
+        self._place.write_text("seen", "by all hosts")
         self.look()
         self.latency = time.monotonic() - began
 
     def look(self) -> None:
         """Raises StorageFailed if this host does not see what process 0 has written."""
-        if "seen" not in remote_workdir.names(self._place):
+        if "seen" not in self._place.names():
             raise StorageFailed(
-                f"process {jax.process_index()} does not see in {self._place} what process 0 wrote "
-                "there; all hosts must see one `workdir`, such as gs://BUCKET/PATH"
+                f"process {jax.process_index()} does not see in {self._place.name} what process 0 "
+                "wrote there; all hosts must see one `workdir`, such as gs://BUCKET/PATH"
             )
-        remote_workdir.read_text(self._place, "seen")
+        self._place.read_text("seen")
 
     def save(self) -> tuple[float, float]:
         """Returns the seconds of a save of a few bytes, and of one of `_PROBE_BYTES`."""
-        self._directory = remote_workdir.directory_of(self._place, owner=_owner())
+        self._directory = location.opened(self._place.name, owner=_owner()).path
         self._saver = Checkpoints(self._directory, CheckpointConfig(keep_last=3))
         self._small, self._large = _state(self._mesh, 0), _state(self._mesh, _PROBE_BYTES)
         seconds = []
@@ -166,7 +167,7 @@ class _Probe:
         for ours, theirs in zip(saved.addressable_shards, restored.addressable_shards, strict=True):
             if not np.array_equal(ours.data, theirs.data):
                 raise StorageFailed(
-                    f"{self._place}: what was restored is not what was saved; choose another "
+                    f"{self._place.name}: what was restored is not what was saved; choose another "
                     "`workdir`: this storage alters what it keeps"
                 )
 
@@ -214,27 +215,27 @@ def _owner() -> str:
 def _directory(case: Case) -> Path:
     assert case.workdir is not None
     try:
-        return remote_workdir.directory_of(case.workdir, owner=_owner())
+        return location.opened(case.workdir, owner=_owner()).path
     except StorageFailed as error:
         raise _advised(error, case.workdir) from error
 
 
 def _advised(error: StorageFailed, workdir: Path | str) -> StorageFailed:
     """Returns the error with what to do about it, where the storage is a bucket."""
-    if not remote_workdir.is_address(workdir):
+    if not location.at(workdir).is_in_bucket:
         return error
     return StorageFailed(f"{error}; {_OPEN_THE_BUCKET}")
 
 
-def _beside(workdir: Path | str, token: str) -> Path | str:
-    """Returns a place on the same storage as the workdir that nothing lies in."""
-    if remote_workdir.is_address(workdir):
-        return f"{str(workdir).rstrip('/')}.doctor-{token}"
-    directory = Path(workdir).absolute()
+def _beside(workdir: Location, token: str) -> Location:
+    """Returns a place on the same storage as the workdir that nothing is in."""
+    if workdir.is_in_bucket:
+        return location.at(f"{workdir.name}.doctor-{token}")
+    directory = workdir.path.absolute()
     there = nearest_directory(directory)
     # A disk that is mounted as the workdir has nothing beside it.
     inside = there if there != directory or os.path.ismount(directory) else directory.parent
-    return inside / f"{directory.name}.doctor-{token}"
+    return location.at(inside / f"{directory.name}.doctor-{token}")
 
 
 def _require_writable(directory: Path) -> None:

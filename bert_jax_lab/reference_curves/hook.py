@@ -14,7 +14,7 @@ from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.training.hooks import CONTINUE, Action, Hook
 from bert_jax.training.job import Row, Scores, TrainingJob
-from bert_jax.workdir import log_reader, remote_workdir, run_directory
+from bert_jax.workdir import log_reader, run_directory
 from bert_jax_lab.reference_curves import recorded_runs
 from bert_jax_lab.reference_curves.expectation import Expectation, expectation_of, expected_points
 from bert_jax_lab.reference_curves.published_losses import published
@@ -43,9 +43,8 @@ class ExpectedCurves(Hook):
         groups = [*recorded_runs.named(directory), *recorded_runs.shipped()]
         if self._paths:
             try:
-                paths = [remote_workdir.directory_of(path) for path in self._paths]
                 group = recorded_runs.of_runs(
-                    job.config, entropy, paths, rows_of=log_reader.read_rows
+                    job.config, entropy, self._paths, rows_of=log_reader.read_rows
                 )
                 groups = [recorded_runs.parsed(group), *groups]
                 kept[run_directory.EXPECTED] = [group]

@@ -21,6 +21,7 @@ from bert_jax import config_loader, strict_json
 from bert_jax.config import TrainConfig, from_dict, to_dict
 from bert_jax.config_checks import complete
 from bert_jax.errors import UsageError
+from bert_jax.workdir import location
 from bert_jax.workdir.run_directory import CONFIG, EXPECTED
 from bert_jax_lab.reference_curves import comparable_runs, curve
 from bert_jax_lab.reference_curves.curve import Curve
@@ -95,7 +96,7 @@ def _read(group: dict[str, Any], config_of: Any) -> RecordedRuns:
 
 
 def of_runs(
-    config: TrainConfig, entropy: float, paths: Iterable[Path], *, rows_of: Any
+    config: TrainConfig, entropy: float, paths: Iterable[Path | str], *, rows_of: Any
 ) -> dict[str, Any]:
     """Returns a group, as a file has it, of finished runs of the kind of a config.
 
@@ -105,7 +106,8 @@ def of_runs(
     a run of this kind, and for a log without losses of masked words.
     """
     directories = []
-    for path in paths:
+    for place in paths:
+        path = location.opened(place).path
         inner = sorted((path / "runs").glob(f"*/{CONFIG}"))
         found = [file.parent for file in inner if not _apart(config, entropy, file)]
         if inner and not found:

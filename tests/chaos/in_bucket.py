@@ -20,7 +20,7 @@ import jax
 from bert_jax.config import CheckpointConfig
 from bert_jax.errors import BertJaxError
 from bert_jax.runtime import network
-from bert_jax.workdir import bucket, checkpoint, manifest, metrics_log, recovery, remote_workdir
+from bert_jax.workdir import bucket, checkpoint, location, manifest, metrics_log, recovery
 from bert_jax.workdir.checkpoint import Checkpoints
 from tests.batches import mesh_of
 from tests.faulty_bucket import control
@@ -49,7 +49,7 @@ def saved(directory: Path, *steps: int) -> dict[str, int]:
         on_saved=lambda step, _: metrics_log.append_event(directory, "save", step=step),
     )
     for step in steps:
-        remote_workdir.copy_back(directory, patience=0)
+        location.at(directory).sync(patience=0)
         saving.save(numbers(_CONFIG, step=step).to_mesh(mesh_of(1)), step=step)
     saving.close()
     return control(_ADDRESS)
@@ -64,13 +64,13 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def home(name: str) -> Path:
-    directory = remote_workdir.directory_of(f"gs://bucket/{name}")
+    directory = location.opened(f"gs://bucket/{name}").path
     (directory / "config.json").write_text("{}")
     return directory
 
 
 def there(directory: Path) -> list:
-    root = remote_workdir.checkpoints_of(directory)
+    root = location.at(directory).checkpoints
     aside = root.parent / checkpoint.SET_ASIDE
     return [checkpoint.steps(directory), bucket.is_dir(aside)]
 
@@ -88,8 +88,8 @@ def matrix(kinds: list[str]) -> list:
             lasting = {
                 "resume": outcome(lambda: recovery.prepare_resume(directory)),
                 "read": outcome(lambda: recovery.newest_good_step(directory)),
-                "take": outcome(lambda: str(remote_workdir.directory_of(f"gs://bucket/{name}"))),
-                "copy": outcome(lambda: remote_workdir.copy_back(directory)),
+                "take": outcome(lambda: str(location.opened(f"gs://bucket/{name}").path)),
+                "copy": outcome(lambda: location.at(directory).sync()),
             }
             failed = control(_ADDRESS, faults={}).get(f"{kind} failed", 0)
             after = [there(directory), recovery.prepare_resume(directory)]
@@ -109,7 +109,7 @@ def manifests() -> dict:
     """Returns what a save reads, and what is found when objects change."""
     directory = home("manifests")
     asked = saved(directory, 1, 2)
-    root = remote_workdir.checkpoints_of(directory)
+    root = location.at(directory).checkpoints
     entries = manifest.read(root / "2")["files"]
     control(_ADDRESS)
     good = checkpoint.problem(directory, 2)
@@ -137,7 +137,7 @@ def steps_without_manifest() -> dict:
     """Returns what becomes of steps whose manifest was never written, or whose save was cut off."""
     directory = home("undescribed")
     saved(directory, 1, 2, 3)
-    remote = remote_workdir.checkpoints_of(directory)
+    remote = location.at(directory).checkpoints
     events = directory / "events.jsonl"
     # As a kill between Orbax's commit and the manifest leaves it.
     lines = events.read_text().splitlines(keepends=True)

@@ -22,7 +22,7 @@ from bert_jax.tasks import finetune as task_finetune
 from bert_jax.tasks.task import task_of
 from bert_jax.tasks.task_data import base_spec, read_file
 from bert_jax.update.layer_rates import layer_rates
-from bert_jax.workdir import checkpoint, remote_workdir, run_directory
+from bert_jax.workdir import checkpoint, location, run_directory
 from tests import tiny_tasks
 from tests.models import assert_same
 
@@ -266,7 +266,7 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
 def test_a_restart_that_was_interrupted(tmp_path, encoder, glue, monkeypatch):
     """While a failed attempt is set aside, or the next one begins: the same command works."""
     home, moves, saves = tmp_path / "run", [], []
-    move, write_config = remote_workdir.shutil.move, run_directory.write_config
+    move, write_config = location.shutil.move, run_directory.write_config
     command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
     command += ["--epochs", "1", "--restarts", "1"]
 
@@ -283,7 +283,7 @@ def test_a_restart_that_was_interrupted(tmp_path, encoder, glue, monkeypatch):
         write_config(*arguments, **facts)
 
     monkeypatch.setattr(task_finetune, "_has_diverged", lambda *_: True)
-    monkeypatch.setattr(remote_workdir.shutil, "move", moving)
+    monkeypatch.setattr(location.shutil, "move", moving)
     monkeypatch.setattr(run_directory, "write_config", writing)
     assert main(command) != 0 and (home / "aside-1").is_dir()
     assert main(command) != 0 and not (home / "config.json").exists() and len(saves) == 2

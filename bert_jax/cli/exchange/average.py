@@ -41,7 +41,7 @@ def run(options: AverageOptions) -> None:
 
 
 def _steps_of(workdir: Path | str, last: int | None) -> list[str]:
-    from bert_jax.workdir import checkpoint, remote_workdir
+    from bert_jax.workdir import checkpoint
 
     directory = run_directory_of(workdir)
     steps = checkpoint.steps(directory)
@@ -53,5 +53,5 @@ def _steps_of(workdir: Path | str, last: int | None) -> list[str]:
     if len(steps) < 2:
         raise UsageError(f"--checkpoint {workdir}: it needs 2 checkpoints, and has {len(steps)}")
     chosen = steps if last is None else steps[-last:]
-    address = remote_workdir.address_of(directory)
+    address = str(workdir).rstrip("/")
     return [f"{address}/{checkpoint.DIRECTORY}/{step}" for step in chosen]

@@ -46,7 +46,6 @@ def run(options: EvaluateOptions) -> None:
         raise UsageError(f"--length {options.length}: it must be at least 8")
     from bert_jax.pretrained.load import first_run
     from bert_jax.training.evaluate import evaluate_checkpoint
-    from bert_jax.workdir import remote_workdir
     from bert_jax.workdir.run_directory import corpus_of
 
     like, corpus = options.like, options.corpus
@@ -54,7 +53,7 @@ def run(options: EvaluateOptions) -> None:
         like = like or first_run(given)
     if corpus is None and like is not None:
         # Of a model and the run that went on from it, the run knows the text.
-        places = map(corpus_of, map(remote_workdir.directory_of, (like, *given)))
+        places = map(corpus_of, (like, *given))
         corpus = next((place for place in places if place is not None), None)
     for checkpoint in given:
         found = evaluate_checkpoint(

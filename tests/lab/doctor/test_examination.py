@@ -27,7 +27,7 @@ from bert_jax.memory.fit import Settled
 from bert_jax.model import sharding
 from bert_jax.runtime import distributed
 from bert_jax.runtime.distributed import Connection
-from bert_jax.workdir import checkpoint, remote_workdir, run_directory
+from bert_jax.workdir import checkpoint, location, run_directory
 from bert_jax.workdir.checkpoint import Checkpoints
 from bert_jax_lab.doctor import examination, hosts, machine, settings, storage, versions
 from bert_jax_lab.doctor.checked_run import Case, Timing
@@ -398,17 +398,17 @@ class Bucket:
 
 def bucket_out_of_reach(place: Place) -> None:
     place.case.workdir = "gs://bucket/run"
-    place.patch.setattr(remote_workdir, "path_of", lambda path: Bucket(readable=False))
+    place.patch.setattr(location, "path_of", lambda path: Bucket(readable=False))
 
 
 def bucket_to_look_at(place: Place) -> None:
     place.case.workdir = "gs://bucket/run"
-    place.patch.setattr(remote_workdir, "path_of", lambda path: Bucket(readable=True))
+    place.patch.setattr(location, "path_of", lambda path: Bucket(readable=True))
 
 
 def workdir_of_one_host(place: Place) -> None:
     """No host sees what process 0 has written."""
-    place.patch.setattr(remote_workdir, "names", lambda path: [])
+    place.patch.setattr(location.Location, "names", lambda self: [])
 
 
 # What is broken -> the check that sees it, its result, exit code, and words of its remedy.

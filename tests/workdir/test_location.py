@@ -14,7 +14,7 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from bert_jax.errors import StorageFailed, UsageError
-from bert_jax.workdir import remote_workdir
+from bert_jax.workdir import location
 from tests import tiny_corpus
 
 _SERVER = """
@@ -195,21 +195,21 @@ def test_what_is_copied_and_taken_back(tmp_path, monkeypatch):
 
     there = tmp_path / "bucket" / "run"
     monkeypatch.setattr(
-        remote_workdir,
+        location,
         "path_of",
         lambda place: epath.Path(str(place).replace("gs://b/run", str(there))),
     )
 
     def machine(name: str) -> Path:
         monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / name))
-        return remote_workdir.directory_of("gs://b/run")
+        return location.opened("gs://b/run").path
 
     def fill(home: Path, *names: str) -> None:
         for name in names:
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text(name)
             os.utime(home / name, (1, 1))  # as a copy keeps the time of its source
-        remote_workdir.copy_back(home)
+        location.at(home).sync()
 
     def files(folder: Path) -> set[str]:
         return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
@@ -234,24 +234,23 @@ def test_what_is_copied_and_taken_back(tmp_path, monkeypatch):
     assert files(there) == {"config.json", "tokenizer/vocab.txt"}
 
 
-def test_whatever_a_bucket_raises_is_a_failure_of_storage(tmp_path, monkeypatch):
+def test_whatever_a_bucket_raises_is_a_failure_of_storage(tmp_path):
     class HttpError(Exception):  # as gcsfs has it
         pass
 
-    with pytest.raises(HttpError), remote_workdir.failures(tmp_path):
+    with pytest.raises(HttpError), location.at(tmp_path).failures():
         raise HttpError("a directory has no such errors: this one is ours")
-    monkeypatch.setattr(remote_workdir, "address_of", lambda _: "gs://b/run")
     refused = pytest.raises(StorageFailed, match="gs://b/run cannot be written to: 503")
-    with refused, remote_workdir.failures(tmp_path):
+    with refused, location.at("gs://b/run").failures():
         raise HttpError("503")
 
 
 def test_a_place_that_is_not_in_a_bucket(tmp_path):
-    assert remote_workdir.directory_of(tmp_path) == tmp_path
-    assert remote_workdir.address_of(tmp_path) == str(tmp_path)
+    found = location.opened(tmp_path)
+    assert (found.path, found.name, found.is_in_bucket) == (tmp_path, str(tmp_path), False)
     for place in ("s3://b/run", "gs://bucket"):
         with pytest.raises(UsageError, match="gs://BUCKET/PATH"):
-            remote_workdir.directory_of(place)
+            location.opened(place)
 
 
 def test_a_bucket_that_cannot_be_read(tmp_path, monkeypatch):
@@ -259,9 +258,9 @@ def test_a_bucket_that_cannot_be_read(tmp_path, monkeypatch):
         raise PermissionError("403: no permission")
 
     monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path))
-    monkeypatch.setattr(remote_workdir, "_take_back", refuse)
+    monkeypatch.setattr(location, "_take_back", refuse)
     with pytest.raises(StorageFailed, match="gs://b/run cannot be read: 403: no permission"):
-        remote_workdir.directory_of("gs://b/run")
+        location.opened("gs://b/run")
 
 
 @pytest.mark.chaos
