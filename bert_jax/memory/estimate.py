@@ -5,7 +5,6 @@ made of such steps (`benchmarks/memory_estimate.py`, `docs/plans`), and rounded.
 figure is exact, and comes later.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.config.entries import entry_of
 from bert_jax.model import sharding
 from bert_jax.model.heads.part import EVERY
-from bert_jax.model.heads.replaced_token import GENERATOR_HEAD
 from bert_jax.registry import MIXERS, PARTS, POSITIONS
 from bert_jax.update.state import TrainState
 
@@ -79,7 +78,7 @@ def of_train_step(
     compute, pieces = config.compute, config.optimizer.gradient_accumulation_steps
     networks = [
         _Sizes(network, batch, mesh=mesh, platform=platform, pieces=pieces)
-        for network in _networks(config)
+        for network in entry_of(config, "objective").networks(config)
     ]
     length = batch["input_ids"].shape[1]
     block, loop = (
@@ -177,14 +176,6 @@ def is_rematerialised(config: TrainConfig, *, platform: str) -> bool:
     return config.compute.remat != "none" and in_effect
 
 
-def _networks(config: TrainConfig) -> list[TrainConfig]:
-    """Returns a config for each pass of a step: the encoder's, and a generator's before it."""
-    if "generator" not in config.head.parts:
-        return [config]
-    generator = dataclasses.replace(config, model=config.model.generator(), head=GENERATOR_HEAD)
-    return [config, generator]
-
-
 class _Sizes:
     """Bytes of the arrays of one microbatch on one device, in one network."""
 
@@ -263,7 +254,7 @@ def _copies(config: TrainConfig, params: Any, *, mesh: Mesh, is_wide_too: bool =
         return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(size, tree)))
 
     encoder = params["encoder"]
-    networks = [encoder, *(p["encoder"] for name, p in params.items() if name == "generator")]
+    networks = [encoder, *(part["encoder"] for part in params.values() if "encoder" in part)]
     blocks = sum(
         all_of({name: part for name, part in network.items() if name.startswith("layer_")})
         for network in networks

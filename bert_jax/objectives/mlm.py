@@ -52,7 +52,7 @@ class MaskedLanguageModel(Objective):
             "mlm_count": jnp.sum(weights),
         }
 
-    def guessing(self, model: ModelConfig) -> float:
+    def uniform_loss(self, model: ModelConfig) -> float:
         return math.log(model.vocab_size)
 
     def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:

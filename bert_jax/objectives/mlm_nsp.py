@@ -33,8 +33,8 @@ class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
         Figure("nsp_accuracy", "NSP accuracy", "{:.3f}", "0.5: guessing"),
     )
 
-    def guessing(self, model: ModelConfig) -> float:
-        return super().guessing(model) + math.log(2)
+    def uniform_loss(self, model: ModelConfig) -> float:
+        return super().uniform_loss(model) + math.log(2)
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
         count = len(rows["input_ids"])

@@ -127,11 +127,17 @@ class Objective:
         total = sum(_scaled(result[f"{name}_loss"], w) for name, w in self.losses.items())
         return {"loss": total, **result}
 
-    def guessing(self, model: ModelConfig) -> float | None:
-        """Returns the loss, in nats, of a model that guesses with equal chances, by which a run is
-        known that has diverged; None where there is no such number.
+    def uniform_loss(self, model: ModelConfig) -> float | None:
+        """Returns the loss, in nats, of a model that gives every answer the same probability, by
+        which a run is known that has diverged; None where there is no such number.
         """
         return None
+
+    def networks(self, config: TrainConfig) -> list[TrainConfig]:
+        """Returns a config for each encoder that a training step goes through, the model's first:
+        what the estimate of its memory counts.
+        """
+        return [config]
 
     def summarise(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Returns the held-out metrics from sums over all held-out batches, float64."""

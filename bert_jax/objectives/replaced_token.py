@@ -4,6 +4,7 @@ the encoder says of each token whether it is the original.
 Dims: B batch, L length, M masked positions, K bins of scores.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -159,9 +160,14 @@ class ReplacedTokenDetection(MaskedLanguageModel):
             "rtd_auc": auc(sums["rtd_scores_replaced"], sums["rtd_scores_original"]),
         }
 
-    def guessing(self, model: ModelConfig) -> float:
+    def uniform_loss(self, model: ModelConfig) -> float:
         """Returns ln V + 50 ln 2: 44.98 for BERT's vocabulary."""
         return math.log(model.vocab_size) + _WEIGHT * math.log(2)
+
+    def networks(self, config: TrainConfig) -> list[TrainConfig]:
+        """Adds the generator's."""
+        model = config.model.generator()
+        return [config, dataclasses.replace(config, model=model, head=GENERATOR_HEAD)]
 
     def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
         """The generator's last block computes the masked positions, the encoder's every one."""

@@ -58,12 +58,12 @@ class SkippedUpdates(Hook):
 class Divergence(Hook):
     """Sees the loss of every step of one process; all processes see the same.
 
-    Where the objective knows no loss of guessing (`Objective.guessing`), nothing happens.
+    Where the objective knows no loss of guessing (`Objective.uniform_loss`), nothing happens.
     """
 
     def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
-        guessing = run.job.objective.guessing(run.job.config.model)
-        self._limit = None if guessing is None else _FAR_ABOVE * guessing
+        uniform = run.job.objective.uniform_loss(run.job.config.model)
+        self._limit = None if uniform is None else _FAR_ABOVE * uniform
         # The first of the steps in a row whose loss is too high.
         self._since: int | None = None
         return super().begin(run, step, rows)

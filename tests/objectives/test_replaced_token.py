@@ -215,7 +215,7 @@ def test_the_first_loss_is_that_of_guessing():
     sums = sums_of(params, batch_of(vocab_size=30522), config, 1)
     loss = float(REPLACED_TOKEN.metrics(sums)["loss"])
     assert abs(loss - 44.98) < 0.5
-    assert REPLACED_TOKEN.guessing(model) == pytest.approx(44.983, abs=1e-3)
+    assert REPLACED_TOKEN.uniform_loss(model) == pytest.approx(44.983, abs=1e-3)
 
 
 def test_every_mesh_draws_the_same():

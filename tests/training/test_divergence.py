@@ -21,14 +21,14 @@ from tests import tiny_corpus
 
 def test_the_loss_of_guessing():
     model = tiny_corpus.tiny_config().model
-    assert MLM.guessing(model) == pytest.approx(math.log(240))
-    assert MLM_NSP.guessing(model) == pytest.approx(math.log(240) + math.log(2))
-    assert Objective().guessing(model) is None
+    assert MLM.uniform_loss(model) == pytest.approx(math.log(240))
+    assert MLM_NSP.uniform_loss(model) == pytest.approx(math.log(240) + math.log(2))
+    assert Objective().uniform_loss(model) is None
 
 
-def warnings_of(losses, *, guessing=5.0) -> list[str]:
+def warnings_of(losses, *, uniform_loss=5.0) -> list[str]:
     said: list[str] = []
-    objective = SimpleNamespace(guessing=lambda _: guessing)
+    objective = SimpleNamespace(uniform_loss=lambda _: uniform_loss)
     job = SimpleNamespace(objective=objective, config=tiny_corpus.tiny_config())
     hook = Divergence()
     hook.begin(cast(Run, SimpleNamespace(job=job, print=said.append)), 0, [])
@@ -41,7 +41,7 @@ def test_a_plateau_and_a_spike_are_healthy():
     assert warnings_of([5.0] * 1000) == []
     assert warnings_of([9.9] * 1000) == []
     assert warnings_of(([100.0] * 19 + [4.0]) * 30) == []
-    assert warnings_of([1e9] * 1000, guessing=None) == []
+    assert warnings_of([1e9] * 1000, uniform_loss=None) == []
     # A text of one word: what it begins with is far above its unigram entropy, which is zero.
     assert warnings_of([5.2 - step / 100 for step in range(520)]) == []
     # An update without a number is left out, and counted elsewhere.

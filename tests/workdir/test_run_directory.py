@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.errors import UsageError
-from bert_jax.workdir import run_directory
+from bert_jax.workdir import location, run_directory
 from bert_jax.workdir.run_directory import only_trainer
 from tests import tiny_corpus
 
@@ -33,7 +33,7 @@ def test_a_second_trainer_is_refused(tmp_path, corpus, capsys):
             assert main(command) == 2
             said = capsys.readouterr().err.splitlines()[-1]
             assert f"error: {by}; wait until it has ended, end it, or choose another" in said
-        assert [path.name for path in workdir.iterdir()] == [run_directory.LOCK]
+        assert [path.name for path in workdir.iterdir()] == [location.LOCK]
         assert run_directory.is_free(workdir)
     assert not workdir.exists(), "nothing came to be there"
 
@@ -43,7 +43,7 @@ def test_a_second_trainer_is_refused(tmp_path, corpus, capsys):
         for what in (["prune"], ["rollback", "--step", "1"]):
             assert main(["checkpoints", what[0], str(workdir), *what[1:]]) == 2
             assert f"error: {by}; wait until" in capsys.readouterr().err
-    assert not (workdir / run_directory.LOCK).exists()
+    assert not (workdir / location.LOCK).exists()
 
 
 def test_one_that_was_killed_holds_nothing(tmp_path):
@@ -56,7 +56,7 @@ with only_trainer({str(workdir)!r}):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
-    assert (workdir / run_directory.LOCK).exists()
+    assert (workdir / location.LOCK).exists()
     with only_trainer(workdir):
         pass
 
