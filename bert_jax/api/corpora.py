@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.config import TrainConfig
-from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.encode import split_of
 from bert_jax.data.corpus.store import Corpus, open_corpus, token_counts
@@ -17,6 +16,7 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.errors import UsageError
 from bert_jax.training import preflight
+from bert_jax.training.pretrain import pipeline_of
 
 
 def corpus_of(texts: Sequence[str], tokenizer: Tokenizer, *, language: str = DEFAULT) -> Corpus:
@@ -44,22 +44,6 @@ def corpus_of(texts: Sequence[str], tokenizer: Tokenizer, *, language: str = DEF
     )
 
 
-def pipeline_of(corpus: Corpus, config: TrainConfig) -> Pipeline:
-    """Returns the training batches of a run.
-
-    Raises UsageError if the config is impossible, or the corpus and the objective do not fit it.
-    """
-    preflight.require_fitting(config, corpus)
-    return Pipeline(
-        corpus.train,
-        collator=entry_of(config, "objective"),
-        vocabulary=corpus.vocabulary,
-        options=config.data,
-        phases=config.phases,
-        seed=config.seed,
-    )
-
-
 def batches(
     corpus: Corpus | str | Path, config: TrainConfig, *, start: int = 0, stop: int | None = None
 ) -> Iterator[Batch]:
@@ -74,7 +58,8 @@ def batches(
     stop = config.total_steps if stop is None else stop
     if not 0 <= start <= stop <= config.total_steps:
         raise UsageError(f"steps {start} to {stop}: the run has {config.total_steps}")
-    pipeline = pipeline_of(corpus, config)
+    preflight.require_fitting(config, corpus)
+    pipeline = pipeline_of(config, corpus)
     return (whole_batch(pipeline, config, step) for step in range(start, stop))
 
 

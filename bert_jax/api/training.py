@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.api.corpora import corpus_of, phase_at, pipeline_of, whole_batch
+from bert_jax.api.corpora import corpus_of, phase_at, whole_batch
 from bert_jax.api.model import Model
 from bert_jax.config import HeadConfig, MeshConfig, PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
@@ -23,11 +23,11 @@ from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.model.bert import Params
-from bert_jax.pretrained import load
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import HeldOut
-from bert_jax.training.initialization import fresh_state
+from bert_jax.training.initialization import fresh_state, trained_state
+from bert_jax.training.pretrain import pipeline_of
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 
@@ -114,7 +114,8 @@ class Training:
             preflight.require_divisible(phase, self.mesh, self.config)
         self.corpus = _corpus(texts, corpus, tokenizer, language)
         self._tokenizer = Path(tokenizer or self.corpus.directory / "tokenizer")
-        self._pipeline = pipeline_of(self.corpus, self.config)
+        preflight.require_fitting(self.config, self.corpus)
+        self._pipeline = pipeline_of(self.config, self.corpus)
         self._steps_done = 0
         # Phase -> the step that is compiled for its batches.
         self._compiled: dict[int, Any] = {}
@@ -124,9 +125,19 @@ class Training:
             if model is None:
                 self.state = fresh_state(self.config, self.corpus, self.mesh)
             else:
-                self.state = _state_of(
-                    model.source, self.corpus, self.config, allow_missing_heads
-                ).to_mesh(self.mesh, shard_weights=self.config.mesh.shard_weights)
+                source = model.source
+                if source.config.model != self.config.model:
+                    raise UsageError("the config has another model section than the model itself")
+                # The first step takes their memory over, and the model stays what it is.
+                own = dataclasses.replace(source, params=jax.tree.map(jnp.copy, source.params))
+                self.state = trained_state(
+                    own,
+                    self.config,
+                    self.corpus,
+                    self.mesh,
+                    name=f"model {source.directory}",
+                    allow_missing_heads=allow_missing_heads,
+                )
 
     @property
     def steps_done(self) -> int:
@@ -225,14 +236,3 @@ def _corpus(
     if tokenizer is None:
         raise UsageError("texts without a model need a tokenizer, to be encoded with")
     return corpus_of(texts, load_tokenizer(tokenizer), language=language)
-
-
-def _state_of(
-    source: LoadedCheckpoint, corpus: Corpus, config: TrainConfig, allow_missing_heads: bool
-) -> TrainState:
-    """Returns the beginning of a run with the parameters of `source`, copied."""
-    if source.config.model != config.model:
-        raise UsageError("the config has another model section than the model itself")
-    load.require_same_tokenizer(source, corpus)
-    params, _ = load.with_parts(source, config, allow_missing_heads=allow_missing_heads)
-    return TrainState.create(config, jax.tree.map(jnp.copy, params))

@@ -107,31 +107,10 @@ class Initialization:
         """Returns fresh parameters, or those of the checkpoint."""
         if self._init_from is None:
             return fresh_state(config, corpus, mesh)
-        source = self._read(config)
-        self.require_tokenizer_of(corpus)
-        params, fresh = load.with_parts(source, config, allow_missing_heads=True)
-        if fresh:
-            note(
-                f"`init_from` {self._init_from} has no {', '.join(fresh)}: fresh, from seed "
-                f"{config.seed}"
-            )
-        if config.model.max_position_embeddings > source.config.model.max_position_embeddings:
-            params = lengthened(params, config.model)
-            expected = bert.abstract_params(config.model, config.head)
-            if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, expected):
-                kind = config.model.position_embedding_type
-                raise UsageError(
-                    f"`init_from` {self._init_from}: position_embedding_type {kind} does not say "
-                    "how its table becomes longer; give it rows_for() (docs/extend.md)"
-                )
-        if config.output_bias != TrainConfig.output_bias:
-            params = _with_frequencies(params, corpus, config, parts=fresh)
-            has_own = any(PARTS[part].output_bias for part in {*config.head.parts} - {*fresh})
-            begins = "is the checkpoint's" if has_own else "begins at the words' frequencies"
-            note(f"`init_from` {self._init_from}: the output bias {begins}")
-        state = TrainState.create(config, params)
+        source, name = self._read(config), f"`init_from` {self._init_from}"
+        state = trained_state(source, config, corpus, mesh, name=name, allow_missing_heads=True)
         self._source = None  # or its parameters would stay in memory as long as the run
-        return state.to_mesh(mesh, shard_weights=config.mesh.shard_weights)
+        return state
 
     @staticmethod
     def _wants_more_positions(
@@ -190,6 +169,43 @@ def fresh_state(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
     return dataclasses.replace(
         state, params=_with_frequencies(state.params, corpus, config, parts=parts)
     )
+
+
+def trained_state(
+    source: LoadedCheckpoint,
+    config: TrainConfig,
+    corpus: Corpus,
+    mesh: Mesh,
+    *,
+    name: str,
+    allow_missing_heads: bool,
+) -> TrainState:
+    """Returns the beginning of a run with the parameters of `source`, which `name` stands for.
+
+    Its arrays may be those of `source`: the first step takes their memory over. Raises UsageError
+    for another tokenizer than the corpus's, for positions that cannot become more, and for heads
+    that are not there, unless `allow_missing_heads` lets them begin fresh, from the seed.
+    """
+    load.require_same_tokenizer(source, corpus)
+    params, fresh = load.with_parts(source, config, allow_missing_heads=allow_missing_heads)
+    if fresh:
+        note(f"{name} has no {', '.join(fresh)}: fresh, from seed {config.seed}")
+    if config.model.max_position_embeddings > source.config.model.max_position_embeddings:
+        params = lengthened(params, config.model)
+        expected = bert.abstract_params(config.model, config.head)
+        if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, expected):
+            kind = config.model.position_embedding_type
+            raise UsageError(
+                f"{name}: position_embedding_type {kind} does not say how its table becomes "
+                "longer; give it rows_for() (docs/extend.md)"
+            )
+    if config.output_bias != TrainConfig.output_bias:
+        params = _with_frequencies(params, corpus, config, parts=fresh)
+        has_own = any(PARTS[part].output_bias for part in {*config.head.parts} - {*fresh})
+        begins = "is the checkpoint's" if has_own else "begins at the words' frequencies"
+        note(f"{name}: the output bias {begins}")
+    state = TrainState.create(config, params)
+    return state.to_mesh(mesh, shard_weights=config.mesh.shard_weights)
 
 
 def _with_frequencies(

@@ -142,14 +142,7 @@ class Pretraining:
         self.objective: Objective = entry_of(config, "objective")
         self.introduction = f"{corpus.train.shard_starts[-1] / 1e6:.1f} M training tokens"
         self._peak = peak
-        self._pipeline = Pipeline(
-            corpus.train,
-            collator=self.objective,
-            vocabulary=corpus.vocabulary,
-            options=config.data,
-            phases=config.phases,
-            seed=config.seed,
-        )
+        self._pipeline = pipeline_of(config, corpus)
 
     def initial_state(self) -> TrainState:
         return self._initialization.state(self.config, self.corpus, self.mesh)
@@ -219,6 +212,18 @@ class Pretraining:
 
     def facts(self) -> dict[str, str]:
         return {"corpus": self.corpus.fingerprint}
+
+
+def pipeline_of(config: TrainConfig, corpus: Corpus) -> Pipeline:
+    """Returns the training batches of a run."""
+    return Pipeline(
+        corpus.train,
+        collator=entry_of(config, "objective"),
+        vocabulary=corpus.vocabulary,
+        options=config.data,
+        phases=config.phases,
+        seed=config.seed,
+    )
 
 
 def _note_time(config: TrainConfig, peak: float) -> None:
