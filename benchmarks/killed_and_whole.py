@@ -70,8 +70,8 @@ def main() -> int:
 def _compare(kind: str, arguments: argparse.Namespace) -> bool:
     """Trains both runs of a kind; returns whether anything differs."""
     config, prepare, changes = _KINDS[kind]
-    home = arguments.keep.resolve() / kind
-    corpus = home / "corpus"
+    folder = arguments.keep.resolve() / kind
+    corpus = folder / "corpus"
     if not (corpus / "corpus.json").exists():
         few = ("--validation-fraction", "0.05")
         _bert_jax(
@@ -83,7 +83,7 @@ def _compare(kind: str, arguments: argparse.Namespace) -> bool:
     changes += (f"checkpoint.every_steps={arguments.steps // 8}",)
     command = ["pretrain", config, "--corpus", corpus]
     command += [word for change in changes for word in ("--set", change)]
-    whole, killed = home / "whole", home / "killed"
+    whole, killed = folder / "whole", folder / "killed"
     for number in (1, 2):
         _kill_at(number * arguments.steps // 3, [*command, "--workdir", killed], killed)
     for run in (whole, killed):

@@ -106,12 +106,12 @@ def show_speed(corpus: Corpus, length: int, turns: int) -> None:
         for _ in range(turns + 1):
             for side in sides:
                 side.turn()
-    alone, packed = sides
+    unpacked, packed = sides
     print(
         f"| {length} | {TOKENS // length} | {statistics.mean(packed.pairs):.1f} | "
-        f"{statistics.median(alone.seconds):.3f} | {statistics.median(packed.seconds):.3f} | "
-        f"{alone.pairs_per_second():.1f} | {packed.pairs_per_second():.1f} | "
-        f"{packed.pairs_per_second() / alone.pairs_per_second():.2f} |",
+        f"{statistics.median(unpacked.seconds):.3f} | {statistics.median(packed.seconds):.3f} | "
+        f"{unpacked.pairs_per_second():.1f} | {packed.pairs_per_second():.1f} | "
+        f"{packed.pairs_per_second() / unpacked.pairs_per_second():.2f} |",
         flush=True,
     )
 

@@ -149,7 +149,7 @@ def compare(split: Split, vocabulary: Vocabulary, *, steps: int, rounds: int) ->
     print(f"our rows are {100 * fill:.1f} % tokens, the rest is padding and not counted\n")
     position = 0
 
-    def alone() -> int:
+    def batch_only() -> int:
         nonlocal position
         position += steps
         batches = (
@@ -173,7 +173,7 @@ def compare(split: Split, vocabulary: Vocabulary, *, steps: int, rounds: int) ->
 
     ours = {
         f"ours, through tf.data, {options.num_workers} threads": through_tf_data,
-        "ours, batch_at alone, one thread": alone,
+        "ours, batch_at alone, one thread": batch_only,
     }
     their_steps = max(steps // 10, 4)
     rates: dict[str, list[float]] = {}

@@ -153,15 +153,15 @@ def save() -> None:
         checkpoints = Checkpoints(
             Path(directory), CheckpointConfig(keep_last=1), on_saved=done.__setitem__
         )
-        stalls, during, alone = [], [], []
+        stalls, during, before = [], [], []
         for number in range(1, 4):
-            for times in (alone, during):
+            for times in (before, during):
                 for _ in range(2):
                     began = time.perf_counter()
                     state, values = step(state, batch)
                     jax.block_until_ready((state, values))
                     times.append(time.perf_counter() - began)
-                if times is alone:
+                if times is before:
                     began = time.perf_counter()
                     checkpoints.save(state, step=number)
                     stalls.append(time.perf_counter() - began)
@@ -171,7 +171,7 @@ def save() -> None:
     print(
         f"save: {size:.2f} GB; the loop was held up {', '.join(f'{s:.2f}' for s in stalls)} s; "
         f"whole after {', '.join(f'{s:.1f}' for s in done.values())} s; "
-        f"a step {statistics.median(alone):.2f} s before and {statistics.median(during):.2f} s "
+        f"a step {statistics.median(before):.2f} s before and {statistics.median(during):.2f} s "
         "during the save"
     )
 

@@ -250,8 +250,8 @@ class Peer:
             raise LeftOut(f"no answer for {PATIENCE} s")
         if not (line := answers.readline()):
             self._errors.seek(0)
-            said = self._errors.read().strip().splitlines() or ["no word"]
-            raise LeftOut(f"it ended: {said[-1]}")
+            lines = self._errors.read().strip().splitlines() or ["no word"]
+            raise LeftOut(f"it ended: {lines[-1]}")
         return float(line)
 
     def end(self) -> None:
@@ -283,8 +283,8 @@ def compare(name: str) -> dict[str, float]:
             if number:
                 seconds.setdefault(peer.name, []).append(found)
         shown = ", ".join(f"{peer} {values[-1]:.3f} s" for peer, values in seconds.items())
-        said = f"round {number} of {ROUNDS}: {shown}" if number else "all have compiled"
-        print(f"{name}: {said}", file=sys.stderr, flush=True)
+        line = f"round {number} of {ROUNDS}: {shown}" if number else "all have compiled"
+        print(f"{name}: {line}", file=sys.stderr, flush=True)
     for peer in peers:
         peer.end()
     return {peer: statistics.median(values) for peer, values in seconds.items()}

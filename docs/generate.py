@@ -203,8 +203,8 @@ def _row(stages: tuple[Stage, ...], y: float, width: float) -> list[Box]:
 def _legend() -> Iterator[str]:
     yield _rectangle(_MARGIN, 18, 176, 20, "#ddf4ff", "#54aeff", radius=10)
     yield _text(_MARGIN + 88, 32, "TABLE \u00b7 field that chooses", "table")
-    said = "a table of registry.py: an entry of yours can take the place of the built-in one"
-    yield _text(_MARGIN + 188, 32, said, "note", anchor="start")
+    text = "a table of registry.py: an entry of yours can take the place of the built-in one"
+    yield _text(_MARGIN + 188, 32, text, "note", anchor="start")
 
 
 def _rooms(row: list[Box]) -> Iterator[str]:
@@ -221,11 +221,11 @@ def _rooms(row: list[Box]) -> Iterator[str]:
 def _drawn(box: Box, known: dict[str, Table]) -> Iterator[str]:
     stage, top = box.stage, box.y + (box.height - _BOX) / 2
     purpose = _purpose(_PACKAGE / stage.module)
-    said = f"{stage.title}: {stage.module}. {purpose}."
+    text = f"{stage.title}: {stage.module}. {purpose}."
     if stage.table:
         field, names = known[stage.table]
-        said += f" {stage.table}, chosen by {field}: {', '.join(names)}."
-    yield f"<g><title>{escape(said)}</title>"
+        text += f" {stage.table}, chosen by {field}: {', '.join(names)}."
+    yield f"<g><title>{escape(text)}</title>"
     yield _rectangle(box.x, box.y, box.width, box.height, "#ffffff", "#59636e", radius=6)
     yield _text(box.middle, top + 23, stage.title, "title")
     yield _text(box.middle, top + 41, stage.module.rpartition("/")[2], "module")

@@ -168,18 +168,18 @@ def _recipe_of(
     checkpoint: LoadedCheckpoint, *, is_own: bool, pooling: str | None, normalize: bool | None
 ) -> EmbeddingRecipe:
     """Returns what the checkpoint's directory says, with what was chosen instead."""
-    home, recipe = checkpoint.directory, EmbeddingRecipe()
-    is_foreign = checkpoint.tokenizer != home / TOKENIZER
+    directory, recipe = checkpoint.directory, EmbeddingRecipe()
+    is_foreign = checkpoint.tokenizer != directory / TOKENIZER
     if is_foreign:
-        recipe = sentence_transformers.read(home, encoder_only=is_own)
+        recipe = sentence_transformers.read(directory, encoder_only=is_own)
     if is_own:
         recipe = dataclasses.replace(recipe, pooling=(pooling or "mean",))
     if normalize is not None:
         steps = tuple(step for step in recipe.steps if step != sentence_transformers.NORMALIZE)
         added = (sentence_transformers.NORMALIZE,) * normalize
         recipe = dataclasses.replace(recipe, steps=steps + added)
-    if is_foreign and (home / sentence_transformers.MODULES).is_file():
-        note_once(f"{home} is of sentence-transformers: {recipe.described()}")
+    if is_foreign and (directory / sentence_transformers.MODULES).is_file():
+        note_once(f"{directory} is of sentence-transformers: {recipe.described()}")
     return recipe
 
 

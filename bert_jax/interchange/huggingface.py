@@ -207,7 +207,7 @@ def _read_network(
         parts=tuple(part for part in PARTS.names() if part in parts),
         labels=huggingface_config.labels(theirs, directory / CONFIG) if classifier in parts else (),
         # A model of a task, or one that is to become one, stays of its family.
-        pooler_act=HeadConfig.pooler_act if parts & _PRETRAINED_ALONE else family.pooler_act,
+        pooler_act=HeadConfig.pooler_act if parts & _PRETRAINING_HEADS else family.pooler_act,
     )
     if problem := family.misreads(model, head):
         raise UsageError(f"{directory / CONFIG}: {problem}; bert-jax computes only one of the two")
@@ -250,7 +250,7 @@ def declared_pad(directory: Path) -> int | None:
 
 
 _PRETRAINED = {"pooler", "mlm", "nsp"}
-_PRETRAINED_ALONE = {"mlm", "nsp", "discriminator"}
+_PRETRAINING_HEADS = {"mlm", "nsp", "discriminator"}
 
 
 def _classifier(family: Family, declared: set[str], tensors: dict[str, np.ndarray]) -> str:

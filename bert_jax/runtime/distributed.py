@@ -225,19 +225,19 @@ def smallest(size: int | None, *, mesh: Mesh) -> int | None:
 
 # --- what each is at ---------------------------------------------------------------------------
 
-_TOLD = "bert-jax/at/"
+_ACTIVITY = "bert-jax/at/"
 
 
 def publish_status(text: str) -> None:
     """Lets the other processes know. Does nothing once the coordination service is gone."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        _client().key_value_set(f"{_TOLD}{jax.process_index()}", text, allow_overwrite=True)
+        _client().key_value_set(f"{_ACTIVITY}{jax.process_index()}", text, allow_overwrite=True)
 
 
 def peer_statuses() -> dict[int, str]:
     """Returns what each process has published last."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        pairs = _client().key_value_dir_get(_TOLD)
+        pairs = _client().key_value_dir_get(_ACTIVITY)
         return {int(key.rpartition("/")[2]): text for key, text in pairs}
     return {}
 

@@ -27,7 +27,7 @@ from bert_jax.runtime import distributed
 HANG = 200
 # The descriptor: what stands in for sys.stderr, in a notebook or a test, may have none.
 _STDERR = 2
-_BACKSTOP_SECONDS, _ASKING_SECONDS, _FAREWELL_SECONDS = 5.0, 2.0, 3.0
+_BACKSTOP_SECONDS, _ASKING_SECONDS, _LAST_LINES_SECONDS = 5.0, 2.0, 3.0
 # A process is slow if it waited for data half of this time, and three times as long as the others.
 _COMPARED_SECONDS = 10.0
 # What cannot tell how far it is, such as a compilation, may take this many deadlines.
@@ -147,7 +147,7 @@ class Watchdog:
         if self._rank == 0 and self._ranks > 1:
             # Process 0 takes the others with it: let them say first where they are.
             faulthandler.cancel_dump_traceback_later()
-            time.sleep(_FAREWELL_SECONDS)
+            time.sleep(_LAST_LINES_SECONDS)
         os._exit(HANG)
 
     def _name_others(self) -> None:

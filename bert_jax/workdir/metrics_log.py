@@ -63,7 +63,7 @@ class MetricsLogger:
             old.unlink()
         self._curves = {}
         self._trackers = Trackers(
-            self._wanted, run=self._name, config=self._config, home=self._workdir
+            self._wanted, run=self._name, config=self._config, workdir=self._workdir
         )
         for row in past_rows:
             self._draw(row)

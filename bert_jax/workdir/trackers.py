@@ -101,12 +101,12 @@ def require_installed(names: Iterable[str]) -> None:
 class Trackers:
     """The trackers of one run: each in a thread, with a queue that training never waits for."""
 
-    def __init__(self, names: Iterable[str], *, run: str, config: Mapping[str, Any], home: Path):
+    def __init__(self, names: Iterable[str], *, run: str, config: Mapping[str, Any], workdir: Path):
         """`run` is the name that they show; `config` what they keep of it."""
         self._lines: list[tuple[str, queue.SimpleQueue, threading.Thread]] = []
         for name in names:
             line: queue.SimpleQueue = queue.SimpleQueue()
-            arguments = (name, TRACKERS[name](), line, run, config, home)
+            arguments = (name, TRACKERS[name](), line, run, config, workdir)
             thread = threading.Thread(target=_serve, args=arguments, daemon=True, name=name)
             thread.start()
             self._lines.append((name, line, thread))
@@ -138,10 +138,10 @@ def _serve(
     line: queue.SimpleQueue,
     run: str,
     config: Mapping[str, Any],
-    home: Path,
+    workdir: Path,
 ) -> None:
     try:
-        tracker.begin(run, config, home)
+        tracker.begin(run, config, workdir)
         while (item := line.get()) is not None:
             tracker.row(*item)
         tracker.finish()

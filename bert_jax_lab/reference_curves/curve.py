@@ -12,7 +12,7 @@ SHIFT = 1.25
 # And by so many nats they differ beside it: other draws of the same documents.
 MARGIN = 0.15
 # Times as many where there is one curve alone.
-_ALONE = 2.0
+_SINGLE_CURVE = 2.0
 # A mean over fewer rows of training says little: each is the loss of one batch.
 _LEAST_ROWS = 5
 
@@ -72,7 +72,7 @@ def band(
     """
     found = []
     # One run says nothing of how far others lie from it.
-    room = _ALONE if len(curves) == 1 else 1.0
+    room = _SINGLE_CURVE if len(curves) == 1 else 1.0
     for step in steps:
         values = [value for curve in curves for value in _around(curve, step, shift)]
         if values:

@@ -55,7 +55,7 @@ class Watch:
 
     def __init__(self, expectation: Expectation, tell: Callable[[int, str, str], None]):
         """`tell` gets the step, a reason of one word, and a sentence; each reason once."""
-        self._outlook, self._tell = expectation, tell
+        self._expectation, self._tell = expectation, tell
         self._size = window(expectation.total_steps)
         self._every = max(1, expectation.total_steps // 100)
         self._losses: deque[float] = deque(maxlen=self._size)
@@ -65,11 +65,11 @@ class Watch:
         self._past, self._length = Curve((), ()), None
         # Looks in a row at which a reason held, and the reasons already given.
         self._held: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def begin(self, step: int) -> None:
         """Tells, before any step, what only the text says."""
-        share = self._outlook.unknown_share
+        share = self._expectation.unknown_share
         self._judge(
             "vocabulary",
             step,
@@ -99,7 +99,7 @@ class Watch:
 
     def evaluated(self, step: int, values: Mapping[str, Any], *, length: int | None = None) -> None:
         """Takes in held-out figures, of rows of some length."""
-        loss, expectation = values.get("mlm_loss"), self._outlook
+        loss, expectation = values.get("mlm_loss"), self._expectation
         high = self._judge_past(step, loss, length)
         if loss is None or not math.isfinite(loss):
             return
@@ -145,7 +145,7 @@ class Watch:
         return high
 
     def _look(self, step: int, loss: float) -> None:
-        expectation = self._outlook
+        expectation = self._expectation
         if expectation.is_continued:
             return
         if expectation.recorded_runs is not None and expectation.recorded_runs.training:
@@ -197,8 +197,8 @@ class Watch:
         *,
         looks: int,
     ) -> None:
-        for _, low, high in band(curves, [step], shift=self._outlook.shift, above=above):
-            recorded_runs, judged = self._outlook.recorded_runs, self._outlook.judged
+        for _, low, high in band(curves, [step], shift=self._expectation.shift, above=above):
+            recorded_runs, judged = self._expectation.recorded_runs, self._expectation.judged
             assert recorded_runs is not None
             found = (
                 f"the {which} loss is {loss:.2f}, and {recorded_runs.described} had {low:.2f} to "
@@ -215,6 +215,6 @@ class Watch:
     ) -> None:
         """Tells a reason that has held at `looks` looks in a row."""
         self._held[reason] = self._held.get(reason, 0) + 1 if holds else 0
-        if self._held[reason] >= looks and reason not in self._told:
-            self._told.add(reason)
+        if self._held[reason] >= looks and reason not in self._warned:
+            self._warned.add(reason)
             self._tell(step, reason, message)

@@ -13,7 +13,7 @@ from bert_jax.workdir import log_reader
 from bert_jax_lab.reports.curves import RunRecord
 
 # Events that say why a run is as it is, and the most of them that are kept: the last ones.
-_TOLD = (
+_SHOWN_EVENTS = (
     "resume", "change", "rollback", "preempt", "save_failed", "slow_process", "unexpected", "stop",
 )  # fmt: skip
 _MOST_EVENTS = 200
@@ -196,7 +196,7 @@ def _events(run: RunRecord) -> list[dict[str, Any]]:
     began = starts[0]["time"] - starts[0].get("seconds", 0.0) if starts else None
     found = []
     for event in run.events:
-        if event.get("event") not in _TOLD:
+        if event.get("event") not in _SHOWN_EVENTS:
             continue
         facts = [
             f"{name.replace('_', ' ')} {value:.3g}" if isinstance(value, float)

@@ -131,10 +131,10 @@ class Children:
             )
             if self.heard is not None:  # it came while the child began
                 self._tell(self.heard)
-            is_told = False
+            is_interrupted = False
             while self._child.poll() is None:
-                if not is_told and self.stopped_by() == "budget":
-                    is_told = True
+                if not is_interrupted and self.stopped_by() == "budget":
+                    is_interrupted = True
                     self._tell(signal.SIGTERM)
                 time.sleep(_LOOK)
                 self._hand_on(read, say)
@@ -150,7 +150,7 @@ class Children:
             if b": error: " not in end:
                 reason = word_of(self.heard)
             return Outcome(code, reason, signal.Signals(self.heard).name)
-        return Outcome(code, reason, "budget" if is_told else "")
+        return Outcome(code, reason, "budget" if is_interrupted else "")
 
 
 def _last_line(output: bytes) -> str:
