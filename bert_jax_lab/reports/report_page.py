@@ -292,7 +292,7 @@ def _processes(runs: Sequence[Mapping[str, Any]]) -> str:
             f"{run['name']}: {_spoken(event['event'])}",
             "" if event["after"] is None else duration(event["after"]),
             shown(event["step"]),
-            event["said"],
+            event["text"],
         ]
         for run in runs
         for event in run["events"]

@@ -188,7 +188,7 @@ def _seen(run: RunRecord, passed: _Passed, training: Sequence[Mapping[str, Any]]
 
 
 def _events(run: RunRecord) -> list[dict[str, Any]]:
-    """Returns what happened to a run, in its order: `{"event", "after", "step", "said"}`.
+    """Returns what happened to a run, in its order: `{"event", "after", "step", "text"}`.
 
     `after` is in seconds since its first process began.
     """
@@ -211,7 +211,7 @@ def _events(run: RunRecord) -> list[dict[str, Any]]:
                 "event": event["event"],
                 "after": after,
                 "step": event.get("step"),
-                "said": "; ".join(facts),
+                "text": "; ".join(facts),
             }
         )
     return found[-_MOST_EVENTS:]

@@ -79,7 +79,7 @@ def test_restarts_skips_and_lost_work(tmp_path, capsys):
     assert printed["training"]["mlm_loss"][149] is None
     assert [event["event"] for event in printed["events"]] == ["resume", "stop"]
     assert printed["events"][0] == {
-        "event": "resume", "after": pytest.approx(50.0), "step": 100, "said": ""
+        "event": "resume", "after": pytest.approx(50.0), "step": 100, "text": ""
     }  # fmt: skip
     assert "no last word: killed, or still going on" in outline.text
     assert "Updates that were left out" in outline.text and "150, 151" in outline.text
@@ -99,7 +99,7 @@ def test_events_say_why(tmp_path):
         ):
             events.write(json.dumps({**event, "time": 2000.0}) + "\n")
     found = data_of(run)
-    assert [event["said"] for event in found["events"][-3:]] == [
+    assert [event["text"] for event in found["events"][-3:]] == [
         "optimizer.learning_rate: 0.1 to 0.2",
         "in a row 2; message disk full",
         "process 3; share 0.512",
