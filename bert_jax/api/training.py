@@ -21,7 +21,6 @@ from bert_jax.data.language.codes import DEFAULT
 from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
-from bert_jax.model import sharding
 from bert_jax.model.bert import Params
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.training import device_feed, preflight
@@ -109,9 +108,8 @@ class Training:
             config = start
         self.config = validate(complete(config))
         self.objective = entry_of(self.config, "objective")
-        self.mesh = sharding.make_mesh(**preflight.mesh_shape(self.config))
-        for phase in self.config.phases:
-            preflight.require_divisible(phase, self.mesh, self.config)
+        self.mesh = preflight.mesh_of(self.config)
+        preflight.require_divisible(self.config, self.mesh)
         self.corpus = _corpus(texts, corpus, tokenizer, language)
         self._tokenizer = Path(tokenizer or self.corpus.directory / "tokenizer")
         preflight.require_fitting(self.config, self.corpus)

@@ -98,7 +98,7 @@ def train(
     when the state is saved.
     """
     started = time.monotonic()
-    preflight.require_divisible(config.phases[0], mesh, config)
+    preflight.require_divisible(config, mesh)
     place = location.opened(path, owner=f"process-{jax.process_index()}")
     directory = place.path
     settled = fitting.settle(

@@ -25,7 +25,6 @@ from bert_jax.config import (
 from bert_jax.config_checks import validate
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
-from bert_jax.model import sharding
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
@@ -89,9 +88,7 @@ def finetune(
         raise UsageError(f"`seeds` {settings.seeds}: it must be at least 1")
     if settings.restarts < 0:
         raise UsageError(f"`restarts` {settings.restarts}: it must be 0 or more")
-    mesh = sharding.make_mesh(
-        **preflight.mesh_shape(config_loader.override(TrainConfig(), list(settings.overrides)))
-    )
+    mesh = preflight.mesh_of(config_loader.override(TrainConfig(), list(settings.overrides)))
     with only_trainer(workdir, mesh=mesh), jax.set_mesh(mesh):
         source = load_checkpoint(
             checkpoint,

@@ -14,7 +14,7 @@ from bert_jax.config import ModelConfig, TrainConfig, flatten
 from bert_jax.config.fields import settings_of
 from bert_jax.data.corpus.store import Corpus, token_counts
 from bert_jax.errors import UsageError
-from bert_jax.model import bert, sharding
+from bert_jax.model import bert
 from bert_jax.model.positions.position import lengthened
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import LoadedCheckpoint
@@ -147,7 +147,7 @@ class Initialization:
     def _read(self, config: TrainConfig) -> LoadedCheckpoint:
         if self._source is None:
             assert self._init_from is not None
-            mesh = sharding.make_mesh(**preflight.mesh_shape(config))
+            mesh = preflight.mesh_of(config)
             with jax.set_mesh(mesh):
                 self._source = load.load_checkpoint(
                     self._init_from,

@@ -1,12 +1,12 @@
 """Checks what must be true before a run begins; each check raises UsageError where it is not."""
 
 import math
-from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from bert_jax import config_loader
-from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.config import TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import UsageError
@@ -21,8 +21,8 @@ _WEEK_SECONDS, _LONG_SECONDS = 7 * _DAY_SECONDS, 30 * _DAY_SECONDS
 _SPARE_ROWS = 256
 
 
-def mesh_shape(config: TrainConfig) -> dict[str, int]:
-    """Returns the arguments of `sharding.make_mesh` that use every device once."""
+def mesh_of(config: TrainConfig) -> Mesh:
+    """Returns the mesh of a config, which uses every device once."""
     wanted, devices = config.mesh, jax.device_count()
     real = len({getattr(device, "slice_index", 0) for device in jax.devices()})
     if real > 1 and wanted.slices != real:
@@ -36,20 +36,21 @@ def mesh_shape(config: TrainConfig) -> dict[str, int]:
             f"mesh.slices x mesh.fsdp x mesh.tensor is {wanted.slices} x {wanted.fsdp} x "
             f"{wanted.tensor}, but there are {devices} devices; mesh.fsdp=-1 uses what is left"
         )
-    return {"slices": wanted.slices, "fsdp": wanted.fsdp, "tensor": wanted.tensor}
+    return sharding.make_mesh(slices=wanted.slices, fsdp=wanted.fsdp, tensor=wanted.tensor)
 
 
-def require_divisible(phase: PhaseConfig, mesh: Any, config: TrainConfig) -> None:
-    """Checks that every device gets the same number of rows."""
-    microbatches = config.optimizer.gradient_accumulation_steps
-    try:
-        sharding.rows_per_device(mesh, phase.global_batch_size // microbatches)
-    except ValueError as error:
-        raise UsageError(
-            f"config {config.name!r}: global_batch_size {phase.global_batch_size} in "
-            f"{microbatches} microbatch(es): {error}; take a multiple of "
-            f"{sharding.row_shards(mesh) * microbatches}"
-        ) from error
+def require_divisible(config: TrainConfig, mesh: Mesh) -> None:
+    """Checks that every device gets the same number of rows of each phase's batches."""
+    shards = sharding.row_shards(mesh) * config.optimizer.gradient_accumulation_steps
+    for number, phase in enumerate(config.phases):
+        rows = phase.global_batch_size
+        if rows % shards:
+            near = sorted({max(rows // shards, 1) * shards, (rows // shards + 1) * shards})
+            raise UsageError(
+                f"config {config.name!r}: phases.{number}.global_batch_size is {rows}, which does "
+                f"not divide over {shards} (devices that share a batch, times "
+                f"optimizer.gradient_accumulation_steps); take {' or '.join(map(str, near))}"
+            )
 
 
 def require_fitting(config: TrainConfig, corpus: Corpus) -> None:

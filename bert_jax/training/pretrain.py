@@ -11,11 +11,10 @@ from jax.sharding import Mesh
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, mask_warnings, validate
-from bert_jax.data.corpus.store import SPLITS, Corpus, open_corpus
+from bert_jax.data.corpus.store import SPLITS, Corpus, Split, open_corpus
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
 from bert_jax.memory import fit as fitting
 from bert_jax.memory.fit import Demand
-from bert_jax.model import sharding
 from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import import_export
 from bert_jax.progress import duration, note
@@ -74,9 +73,8 @@ def pretrain(
     corpus = open_corpus(corpus_directory, verify=verify)
     initialization.require_tokenizer_of(corpus)
     preflight.require_fitting(config, corpus)
-    mesh = sharding.make_mesh(**preflight.mesh_shape(config))
-    for phase in config.phases:
-        preflight.require_divisible(phase, mesh, config)
+    mesh = preflight.mesh_of(config)
+    preflight.require_divisible(config, mesh)
     for line in (*mask_warnings(config), import_export.export_warning(config)):
         if line:
             note(line)
@@ -214,10 +212,10 @@ class Pretraining:
         return {"corpus": self.corpus.fingerprint}
 
 
-def pipeline_of(config: TrainConfig, corpus: Corpus) -> Pipeline:
-    """Returns the training batches of a run."""
+def pipeline_of(config: TrainConfig, corpus: Corpus, split: Split | None = None) -> Pipeline:
+    """Returns the training batches of a run; those of another split where one is given."""
     return Pipeline(
-        corpus.train,
+        corpus.train if split is None else split,
         collator=entry_of(config, "objective"),
         vocabulary=corpus.vocabulary,
         options=config.data,

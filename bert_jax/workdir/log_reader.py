@@ -80,6 +80,12 @@ def best_step(workdir: Path, there: Sequence[int]) -> int | None:
     return next((step for step in reversed(named) if step in there), None)
 
 
+def unexpected(workdir: Path) -> list[tuple[int, str]]:
+    """Returns the step and the text of each warning of a loss that was not as expected."""
+    found = [e for e in read_events(workdir) if e.get("event") == "unexpected"]
+    return [(e["step"], f"step {e['step']}: {e['said']}") for e in found]
+
+
 def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
     """Rewinds `metrics.jsonl` to `step` and returns what stays.
 

@@ -7,9 +7,9 @@ from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import SPLITS, Split, open_corpus, read_manifest
 from bert_jax.data.pretraining.padding import middle
 from bert_jax.data.pretraining.padding import padding as padding_of
-from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
+from bert_jax.training.pretrain import pipeline_of
 from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import Finding, passed, warned
 
@@ -81,14 +81,7 @@ def predictions(case: Case) -> Finding:
     """Every row has a token to predict, where whole words or spans are masked."""
     assert case.config is not None and case.corpus is not None
     config, corpus = case.config, case.corpus
-    pipeline = Pipeline(
-        middle(corpus.train, _DOCUMENTS),
-        collator=entry_of(config, "objective"),
-        vocabulary=corpus.vocabulary,
-        options=config.data,
-        phases=config.phases,
-        seed=config.seed,
-    )
+    pipeline = pipeline_of(config, corpus, middle(corpus.train, _DOCUMENTS))
     batch = pipeline.batch_at(0, range(min(config.phases[0].global_batch_size, _ROWS)))
     if "mlm_weights" not in batch:
         return passed(f"{config.objective} predicts no hidden tokens")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from bert_jax import config_loader
 from bert_jax.config_checks import mask_warnings, validate
-from bert_jax.model import sharding
 from bert_jax.pretrained import import_export
 from bert_jax.training import preflight
 from bert_jax.training.initialization import Initialization
@@ -75,9 +74,8 @@ def export(case: Case) -> Finding:
 def mesh(case: Case) -> Finding:
     """The mesh uses every device once, and every device gets as many rows."""
     assert case.config is not None
-    found = sharding.make_mesh(**preflight.mesh_shape(case.config))
-    for phase in case.config.phases:
-        preflight.require_divisible(phase, found, case.config)
+    found = preflight.mesh_of(case.config)
+    preflight.require_divisible(case.config, found)
     case.mesh = found
     shape = " x ".join(f"{size} {axis}" for axis, size in found.shape.items())
     rows = ", ".join(str(phase.global_batch_size) for phase in case.config.phases)

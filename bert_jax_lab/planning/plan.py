@@ -14,14 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
-from bert_jax.errors import UsageError
 from bert_jax.memory import estimate, fit
-from bert_jax.model import sharding
-from bert_jax.training import device_feed
+from bert_jax.model import bert, sharding
+from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.update.flops import train_flops
 from bert_jax.update.state import TrainState
@@ -114,7 +111,7 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
         config, mesh=dataclasses.replace(config.mesh, slices=topology.slices)
     )
     mesh = aot_compile.make_mesh(config, topology)
-    _check_batches(config, mesh)
+    preflight.require_divisible(config, mesh)
     phases = tuple(
         _phase_plan(config, phase, mesh=mesh, topology=topology) for phase in config.phases
     )
@@ -134,7 +131,7 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
         hosts=topology.hosts,
         fits=fits,
         phases=phases,
-        parameters=_parameters(config, mesh),
+        parameters=bert.parameter_count(TrainState.abstract(config, mesh).params),
         total_hours=hours,
         total_hours_overlapped=overlapped,
         chip_hours=None if hours is None else hours * topology.chips,
@@ -310,23 +307,3 @@ def _binds(*, compute: float, network: float, products: float, memory: float) ->
     if network > compute:
         return "network"
     return "memory" if memory > products else "compute"
-
-
-def _check_batches(config: TrainConfig, mesh) -> None:
-    microbatches = config.optimizer.gradient_accumulation_steps
-    shards = mesh.shape["slice"] * mesh.shape["fsdp"] * microbatches
-    for i, phase in enumerate(config.phases):
-        rows = phase.global_batch_size
-        if rows % shards:
-            near = sorted({max(rows // shards, 1) * shards, (rows // shards + 1) * shards})
-            raise UsageError(
-                f"config {config.name!r}: phases.{i}.global_batch_size is {rows}, which does not "
-                f"divide over {shards} (devices that share a batch, times "
-                f"optimizer.gradient_accumulation_steps); take {' or '.join(map(str, near))}"
-            )
-
-
-def _parameters(config: TrainConfig, mesh) -> int:
-    return sum(
-        math.prod(p.shape) for p in jax.tree.leaves(TrainState.abstract(config, mesh).params)
-    )

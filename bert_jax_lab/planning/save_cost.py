@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from bert_jax.config import TrainConfig
+from bert_jax.training.saving import state_bytes
 from bert_jax.update.state import TrainState
 
 # One host and a bucket 40 ms away with 80 MB/s a stream, on two cores: bytes a second, and seconds
@@ -33,8 +32,7 @@ class SavePlan:
 
 def save_plan(config: TrainConfig, step_seconds: float, *, hosts: int, mesh: Any) -> SavePlan:
     """Returns what the saves of a phase cost whose steps take so long."""
-    leaves = jax.tree.leaves(TrainState.abstract(config, mesh))
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    size = state_bytes(TrainState.abstract(config, mesh))
     every = config.checkpoint
     interval = 60 * every.every_minutes or every.every_steps * step_seconds
     seconds = _REQUESTS + size / hosts / _RATE

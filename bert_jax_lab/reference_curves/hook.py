@@ -98,9 +98,7 @@ class ExpectedCurves(Hook):
             **(_band(self._expectation, step) or {}),
             "published": [dataclasses.asdict(each) for each in published(self.run.job.config)],
             "warnings": [
-                f"step {event['step']}: {event['said']}"
-                for event in log_reader.read_events(self.run.directory)
-                if event.get("event") == "unexpected" and event["step"] <= step
+                text for at, text in log_reader.unexpected(self.run.directory) if at <= step
             ],
         }
         return {"expected": found}

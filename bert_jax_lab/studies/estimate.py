@@ -38,13 +38,12 @@ Measure = Callable[[TrainConfig], dict[str, Any]]
 
 def measure(config: TrainConfig) -> dict[str, Any]:
     """Returns `compile_seconds`, and `step_seconds` of each phase, by a few steps of each."""
-    from bert_jax.model.sharding import make_mesh
-    from bert_jax.training.preflight import mesh_shape
+    from bert_jax.training.preflight import mesh_of
     from bert_jax_lab.doctor.checked_run import Timing
     from bert_jax_lab.doctor.speed import time_steps
 
     timings: list[Timing] = []
-    time_steps(config, make_mesh(**mesh_shape(config)), timings)
+    time_steps(config, mesh_of(config), timings)
     return {
         "compile_seconds": sum(timing.compile_seconds for timing in timings),
         "step_seconds": [timing.step_seconds for timing in timings],

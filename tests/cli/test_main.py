@@ -125,7 +125,7 @@ def test_a_tokenizer_that_is_not_there(tmp_path, refused):
         ("phases.0.max_predictions=30", "max_predictions is 30; a row of 32 has 29 tokens"),
         ("phases.0.max_predictions=0", "max_predictions is 0"),
         ("model.vocab_size=200", "token ids up to 226, but model.vocab_size is 200"),
-        ("phases.0.global_batch_size=15", "15 rows do not divide over 2 devices"),
+        ("phases.0.global_batch_size=15", "batch_size is 15, which does not divide over 2"),
         ("mesh.fsdp=3", "1 x 3 x 1, but there are 2 devices"),
     ],
 )

@@ -445,7 +445,7 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     no_devices: ("devices", "failed", 2, "end what else uses the accelerator"),
     wrong_products: ("devices", "failed", 2, "take another machine"),
     odd_mesh: ("mesh", "failed", 2, "mesh.fsdp=-1 uses what is left"),
-    odd_batch: ("mesh", "failed", 2, "take a multiple of 2"),
+    odd_batch: ("mesh", "failed", 2, "take 14 or 16"),
     long_sequence: ("config", "failed", 2, "shorten the sequence or enlarge the table"),
     wrong_field: ("config", "failed", 2, "Did you mean 'hidden_size'?"),
     little_memory: ("memory", "failed", 2, "more devices or more memory"),
