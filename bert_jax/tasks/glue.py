@@ -15,16 +15,17 @@ from bert_jax.tasks.task import NamedTask, Sources, Splits, Task, TaskSpec
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """A task of GLUE. `files` maps a split to its file in GLUE's folder and its split in TFDS."""
+    """A task of GLUE, which TFDS has under the same name."""
 
     spec: TaskSpec
-    tfds: str
-    tfds_columns: tuple[str, ...]
+    # Files to predict, and those of a submission.
+    test: dict[str, str]
+    # Columns in TFDS, where they are called otherwise there.
+    tfds_columns: tuple[str, ...] = ()
     # Columns of the labelled files, where they have no line of names.
     header: tuple[str, ...] | None = None
+    # A split, its file in GLUE's folder, and its split in TFDS.
     dev: tuple[tuple[str, str, str], ...] = (("dev", "dev.tsv", "validation"),)
-    # A split to predict, the file of it, and the file of a submission.
-    test: tuple[tuple[str, str, str], ...] = ()
     skip_short: bool = False
 
 
@@ -42,16 +43,12 @@ _QUESTIONS = ("question1", "question2")
 TASKS: dict[str, GlueTask] = {
     "cola": GlueTask(
         spec=_spec("cola", ("sentence",), _BINARY, metrics=("matthews", "accuracy")),
-        tfds="cola",
-        tfds_columns=("sentence",),
         header=("source", "label", "star", "sentence"),
-        test=(("test", "test.tsv", "CoLA.tsv"),),
+        test={"test.tsv": "CoLA.tsv"},
     ),
     "sst2": GlueTask(
         spec=_spec("sst2", ("sentence",), _BINARY),
-        tfds="sst2",
-        tfds_columns=("sentence",),
-        test=(("test", "test.tsv", "SST-2.tsv"),),
+        test={"test.tsv": "SST-2.tsv"},
     ),
     "mrpc": GlueTask(
         spec=_spec(
@@ -61,9 +58,8 @@ TASKS: dict[str, GlueTask] = {
             label_column="Quality",
             metrics=("f1", "accuracy"),
         ),
-        tfds="mrpc",
         tfds_columns=_PAIR,
-        test=(("test", "test.tsv", "MRPC.tsv"),),
+        test={"test.tsv": "MRPC.tsv"},
     ),
     "stsb": GlueTask(
         spec=_spec(
@@ -74,17 +70,13 @@ TASKS: dict[str, GlueTask] = {
             label_column="score",
             metrics=("spearman", "pearson"),
         ),
-        tfds="stsb",
-        tfds_columns=_PAIR,
-        test=(("test", "test.tsv", "STS-B.tsv"),),
+        test={"test.tsv": "STS-B.tsv"},
     ),
     "qqp": GlueTask(
         spec=_spec(
             "qqp", _QUESTIONS, _BINARY, label_column="is_duplicate", metrics=("f1", "accuracy")
         ),
-        tfds="qqp",
-        tfds_columns=_QUESTIONS,
-        test=(("test", "test.tsv", "QQP.tsv"),),
+        test={"test.tsv": "QQP.tsv"},
         # A few lines of GLUE's files are cut short.
         skip_short=True,
     ),
@@ -92,34 +84,24 @@ TASKS: dict[str, GlueTask] = {
         spec=_spec(
             "mnli", _PAIR, ("entailment", "neutral", "contradiction"), label_column="gold_label"
         ),
-        tfds="mnli",
         tfds_columns=("premise", "hypothesis"),
         dev=(
             ("matched", "dev_matched.tsv", "validation_matched"),
             ("mismatched", "dev_mismatched.tsv", "validation_mismatched"),
         ),
-        test=(
-            ("matched", "test_matched.tsv", "MNLI-m.tsv"),
-            ("mismatched", "test_mismatched.tsv", "MNLI-mm.tsv"),
-        ),
+        test={"test_matched.tsv": "MNLI-m.tsv", "test_mismatched.tsv": "MNLI-mm.tsv"},
     ),
     "qnli": GlueTask(
         spec=_spec("qnli", ("question", "sentence"), _ENTAILMENT),
-        tfds="qnli",
-        tfds_columns=("question", "sentence"),
-        test=(("test", "test.tsv", "QNLI.tsv"),),
+        test={"test.tsv": "QNLI.tsv"},
     ),
     "rte": GlueTask(
         spec=_spec("rte", _PAIR, _ENTAILMENT),
-        tfds="rte",
-        tfds_columns=_PAIR,
-        test=(("test", "test.tsv", "RTE.tsv"),),
+        test={"test.tsv": "RTE.tsv"},
     ),
     "wnli": GlueTask(
         spec=_spec("wnli", _PAIR, _BINARY),
-        tfds="wnli",
-        tfds_columns=_PAIR,
-        test=(("test", "test.tsv", "WNLI.tsv"),),
+        test={"test.tsv": "WNLI.tsv"},
     ),
 }
 
@@ -129,7 +111,7 @@ def _read(task: Task, sources: Sources) -> Splits:
     name = task.spec.name
     if sources.data is None:
         raise UsageError(
-            f"`task` {name} needs `data`: a folder of GLUE's files, or tfds:glue/{TASKS[name].tfds}"
+            f"`task` {name} needs `data`: a folder of GLUE's files, or tfds:glue/{name}"
         )
     if sources.train is not None or sources.dev is not None:
         raise UsageError(f"`task` {name} takes its rows from `data`, not `train` or `dev`")
@@ -174,14 +156,14 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def _from_tfds(task: GlueTask, source: str, split: str) -> Iterator[TextRow]:
-    labels = task.spec.labels
+    labels, columns = task.spec.labels, task.tfds_columns or task.spec.text_columns
     for location, record in read_tfds(source, split):
-        missing = [name for name in (*task.tfds_columns, "label", "idx") if name not in record]
+        missing = [name for name in (*columns, "label", "idx") if name not in record]
         if missing:
-            raise UsageError(f"{location}: no {missing[0]!r}; use tfds:glue/{task.tfds}")
+            raise UsageError(f"{location}: no {missing[0]!r}; use tfds:glue/{task.spec.name}")
         label = record["label"]
         known = labels[label] if labels and 0 <= label < len(labels) else str(label)
-        texts = tuple(record[name] for name in task.tfds_columns)
+        texts = tuple(record[name] for name in columns)
         yield TextRow(location, texts, known, str(record["idx"]))
 
 

@@ -111,7 +111,7 @@ def write_submission(predictor: Predictor, folder: Path, output: Path) -> list[P
     if task is None:
         raise UsageError(f"`glue`: task {predictor.spec.name} is not one of GLUE's")
     found = []
-    for _, name, submission in task.test:
+    for name, submission in task.test.items():
         rows, _ = read_rows(
             glue.find_file(folder, name), text_columns=task.spec.text_columns, label_column=None
         )

@@ -89,7 +89,7 @@ def test_a_task_of_glue(folder, name):
     splits = [("train.tsv", "train"), *(rest for _, *rest in task.dev)]
     for file, split in splits:
         from_files = glue.read_split(task, str(folder / "files" / _FOLDERS[name]), file, split)
-        from_tfds = glue.read_split(task, f"tfds:glue/{task.tfds}", file, split)
+        from_tfds = glue.read_split(task, f"tfds:glue/{task.spec.name}", file, split)
         rows = [
             # A score is a float32 there.
             sorted((r.texts, r.label if task.spec.labels else np.float32(r.label)) for r in found)
