@@ -61,8 +61,8 @@ def table(text: str, number: int = 0) -> list[list[str]]:
     return [[cell.replace("\\|", "|").replace("`", "").strip() for cell in row] for row in rows]
 
 
-def recorded_runs(document: Path) -> set[str]:
-    """Returns the recorded_runs of the headings, as GitHub makes them."""
+def anchors(document: Path) -> set[str]:
+    """Returns the anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", prose(document.read_text(encoding="utf-8")), re.M)
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
@@ -247,7 +247,7 @@ def links(document: Path) -> list[tuple[str, Path, str]]:
 def test_links_lead_somewhere(document):
     for target, linked, anchor in links(document):
         assert linked.exists(), f"{document.name}: {target}"
-        assert not anchor or anchor in recorded_runs(linked), f"{document.name}: {target}"
+        assert not anchor or anchor in anchors(linked), f"{document.name}: {target}"
 
 
 def test_every_question_has_an_answer_two_links_away():
@@ -275,7 +275,7 @@ def test_what_the_code_refers_to_is_there():
         ):
             linked = _ROOT / "docs" / name
             assert linked.exists(), f"{module}: {name}"
-            assert not anchor or anchor in recorded_runs(linked), f"{module}: {name}#{anchor}"
+            assert not anchor or anchor in anchors(linked), f"{module}: {name}#{anchor}"
 
 
 @each_document
