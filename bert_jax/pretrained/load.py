@@ -76,7 +76,9 @@ def load_checkpoint(
         address = str(path).rstrip("/")
         workdir, _, step = address.rpartition(f"/{checkpoint.DIRECTORY}/")
         # A folder of that name may hold workdirs, too.
-        if not step.isdecimal() and (not workdir or _is_workdir(address)):
+        if not step.isdecimal() and (
+            not workdir or (location.opened(address).path / CONFIG).is_file()
+        ):
             workdir, step = address, ""
         directory = location.opened(workdir).path
         if not (directory / CONFIG).is_file() or not (step or "0").isdecimal():
@@ -127,10 +129,6 @@ def _existing(path: str | Path) -> Path:
     if advice := hub.pickle_advice(found) * found.is_file():
         raise UsageError(f"`checkpoint` {advice}")
     raise UsageError(f"`checkpoint` {path}: no such directory{hub.advice(path)}")
-
-
-def _is_workdir(address: str) -> bool:
-    return (location.opened(address).path / CONFIG).is_file()
 
 
 def read_imported(

@@ -162,13 +162,17 @@ def of_process_0(answers: Sequence[Action], *, mesh: Mesh) -> list[Action]:
     ]
 
 
+def evaluates_at(config: TrainConfig, step: int) -> bool:
+    """Returns whether a run has an evaluation at a step: each phase ends with one."""
+    every = config.evaluation.every_steps
+    return step in config.phase_ends or (every > 0 and step % every == 0)
+
+
 class EvaluationSchedule(Hook):
     """Asks for an evaluation at the end of each phase, and every `evaluation.every_steps`."""
 
     def on_step(self, step: int) -> Action:
-        every = self.run.job.config.evaluation.every_steps
-        is_due = step in self.run.job.config.phase_ends or (every > 0 and step % every == 0)
-        return EVALUATE if is_due else CONTINUE
+        return EVALUATE if evaluates_at(self.run.job.config, step) else CONTINUE
 
 
 class Profile(Hook):

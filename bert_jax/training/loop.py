@@ -168,7 +168,9 @@ def _prepare(
     """
     job, rows = run.job, run.job.config.phases[phase]
     background = ThreadPoolExecutor(max_workers=3, thread_name_prefix="prepare")
-    run.feed = opening = background.submit(_open_feed, job, phase, step, last_step)
+    run.feed = opening = background.submit(
+        lambda: device_feed.ahead(job.batches(phase, step, last_step), depth=_DEVICE_PREFETCH)
+    )
     steps = CompiledSteps(run, phase=phase, background=background)
     abstract = job.abstract_batch(phase)
     if abstract is not None:
@@ -184,10 +186,6 @@ def _prepare(
     batches = run.preemption.wait(opening)
     run.event("open", phase=phase, seconds=time.monotonic() - opened)
     return steps, evaluation, batches
-
-
-def _open_feed(job: TrainingJob, phase: int, step: int, last_step: int) -> Iterator[Future]:
-    return device_feed.ahead(job.batches(phase, step, last_step), depth=_DEVICE_PREFETCH)
 
 
 def _next_batch(run: Run, batches: Iterator[Future], step: int) -> Any:

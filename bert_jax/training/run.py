@@ -21,7 +21,15 @@ from bert_jax.runtime import distributed
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training.divergence import Divergence, SkippedUpdates
-from bert_jax.training.hooks import STOP, EvaluationSchedule, Hook, Profile, asked_by, of_process_0
+from bert_jax.training.hooks import (
+    STOP,
+    EvaluationSchedule,
+    Hook,
+    Profile,
+    asked_by,
+    evaluates_at,
+    of_process_0,
+)
 from bert_jax.training.job import Row, Scores, TrainingJob
 from bert_jax.training.loop import PhaseEnd, Run, train_phase
 from bert_jax.training.saving import Saver, SaveSchedule, require_room
@@ -280,9 +288,8 @@ def _owes_evaluation(job: TrainingJob, step: int | None, rows: Sequence[Row]) ->
     """Returns whether an evaluation is due where the run begins, or where it goes on and a
     preemption prevented it.
     """
-    every, step = job.config.evaluation.every_steps, step or 0
-    is_due = step in job.config.phase_ends or (every and step % every == 0)
-    if not (is_due if step else job.begins_trained):
+    step = step or 0
+    if not (evaluates_at(job.config, step) if step else job.begins_trained):
         return False
     has_row = any(row["step"] == step and row.get("split") is not None for row in rows)
     # Process 0 has the rows.

@@ -34,7 +34,8 @@ def newest_good_step(workdir: Path) -> int | None:
     for step in reversed(checkpoint.steps(workdir)):
         trouble = checkpoint.problem(workdir, step)
         if trouble is None:
-            _name(workdir, damaged)
+            for damaged_step, why in damaged.items():
+                note(f"step {damaged_step} of {location.at(workdir).name} is skipped: {why}")
             return step
         damaged[step] = trouble
     if damaged:
@@ -194,11 +195,6 @@ def _steps_of(workdir: Path, event: str) -> set[int]:
 def _no_step(workdir: Path, step: int, there: list[int]) -> str:
     listed = ", ".join(map(str, there)) or "none"
     return f"workdir {location.at(workdir).name} has no step {step}; there are {listed}"
-
-
-def _name(workdir: Path, damaged: dict[int, str]) -> None:
-    for step, trouble in damaged.items():
-        note(f"step {step} of {location.at(workdir).name} is skipped: {trouble}")
 
 
 def _none_usable(workdir: Path, damaged: dict[int, str]) -> NoUsableCheckpoint:

@@ -34,7 +34,8 @@ class AttentionDocument:
             self._arrays[name], decoded[name] = stored(array, exact=is_exact)
         self._seen = None
         # Else the ids say it, as in every model without a window.
-        if (attention.seen != _same_sequence(attention.sequence_ids)).any():
+        ids = attention.sequence_ids
+        if (attention.seen != (ids[:, None] == ids[None, :])).any():
             kinds = np.unique(attention.seen, axis=0)
             self._seen = {
                 "kinds": [
@@ -113,10 +114,6 @@ class AttentionDocument:
                 )
             layers.append({"layer": layer, "heads": of_layer})
         return self._head | {"layers": layers}
-
-
-def _same_sequence(ids: np.ndarray) -> np.ndarray:
-    return ids[:, None] == ids[None, :]
 
 
 def _once(position: np.ndarray) -> np.ndarray:

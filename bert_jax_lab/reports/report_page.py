@@ -26,7 +26,11 @@ def render(
     charts = report_charts.charts(runs)
     names, last = [run["name"] for run in runs], _last(runs)
     sections = [
-        _section("glance", "At a glance", _tiles(runs) if len(runs) == 1 else _glance_table(runs)),
+        _section(
+            "glance",
+            "At a glance",
+            _tiles(runs) if len(runs) == 1 else table(["", *names], _glance(runs)),
+        ),
         '<div id="controls" class="controls"></div>',
         '<div class="charts">',
         *(
@@ -40,25 +44,21 @@ def render(
         ),
         "</div>",
         *_thinned(runs),
-        *(
-            [_section("examples", "Hidden words, held out", found)]
-            if (found := _examples(runs))
-            else []
-        ),
+        _section("examples", "Hidden words, held out", _examples(runs)),
         _section("time", "Where the time went", _time(runs)),
         _section("processes", "Processes and restarts", _processes(runs)),
         '<div class="columns">',
-        *([] if len(runs) == 1 else [_section("differences", "Configs", _differences(runs))]),
+        _section("differences", "Configs", "" if len(runs) == 1 else _differences(runs)),
         _section("data-seen", "Data seen", table(["", *names], _seen(runs))),
         _section("environment", "Environment", table(["", *names], _environment(runs))),
-        *([_section("last", "Last figures", table(["", *names], last))] if last else []),
+        _section("last", "Last figures", table(["", *names], last) if last else ""),
         "</div>",
         _section("config", "All of the config", _configs(runs)),
         _section("files", "Files", _files(runs, links or [{} for _ in runs])),
     ]
     return page.render(
         title=f"bert-jax: {', '.join(names)}",
-        body="\n".join(sections),
+        body="\n".join(filter(None, sections)),
         data={"runs": list(runs), "charts": charts},
         scripts=["vendor/uPlot.iife.min.js", "report.js"],
         styles=["vendor/uPlot.min.css", "report.css"],
@@ -125,6 +125,9 @@ def _examples(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _section(identity: str, heading: str, inner: str) -> str:
+    """Returns a section of the page; nothing where there is nothing in it."""
+    if not inner:
+        return ""
     return f'<section id="{identity}"><h2>{text(heading)}</h2>\n{inner}\n</section>'
 
 
@@ -202,10 +205,6 @@ def _tiles(runs: Sequence[Mapping[str, Any]]) -> str:
         f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in _glance(runs)
     )
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
-
-
-def _glance_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    return table(["", *(run["name"] for run in runs)], _glance(runs))
 
 
 def _share(value: float | None) -> str | None:

@@ -63,7 +63,8 @@ def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tu
 
     def plot(axes: Any) -> None:
         for number, name in enumerate(names):
-            for run in (run for run in runs if run["variant"] == name):
+            own = [run for run in runs if run["variant"] == name]
+            for run in own:
                 axes.plot(
                     [point[x] / unit for point in run["curve"]],
                     [point["value"] for point in run["curve"]],
@@ -71,7 +72,7 @@ def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tu
                     linestyle=("-", "--", ":")[number // 10 % 3],
                     marker=".",
                     linewidth=1.2,
-                    label=name if run["seed"] == _first_seed(runs, name) else None,
+                    label=name if run is own[0] else None,
                 )
         if entropy is not None:
             axes.axhline(entropy, color="grey", linestyle="--", linewidth=1)
@@ -92,10 +93,6 @@ def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tu
         ends.append(f"{name} ends at {value:.3f} after {at:.3g}")
     title = f"Held-out {column.replace('_', ' ')} over {label}"
     return title, f"{title}. A line for each run. {'; '.join(ends)}.", plot
-
-
-def _first_seed(runs: Sequence[dict[str, Any]], name: str) -> int:
-    return min(run["seed"] for run in runs if run["variant"] == name)
 
 
 def _points(found: dict[str, Any]) -> tuple[np.ndarray, ...]:
