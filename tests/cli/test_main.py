@@ -221,34 +221,9 @@ def damaged(tmp_path, corpus):
     return shutil.copytree(corpus, tmp_path / "damaged")
 
 
-def shard_of(corpus: Path) -> Path:
-    (shard,) = (corpus / "train").glob("*.tokens.npy")
-    return shard
-
-
 def test_a_corpus_that_is_none(tmp_path, config, refused):
     said = refused(2, "pretrain", config, "--corpus", tmp_path, "--workdir", tmp_path / "w")
     assert f"{tmp_path} is not a corpus" in said
-
-
-def test_a_truncated_shard(tmp_path, config, damaged, trained, refused):
-    """Before it is mapped: reading past its end would kill the process."""
-    shard = shard_of(damaged)
-    size = shard.stat().st_size
-    with shard.open("r+b") as stream:
-        stream.truncate(size // 2)
-    for command in (
-        ("pretrain", config, "--workdir", tmp_path / "w"),
-        ("evaluate", "--checkpoint", trained),
-    ):
-        said = refused(4, *command, "--corpus", damaged)
-        assert said.startswith(f"{shard} has {size // 2} bytes, not {size}")
-
-
-def test_a_missing_shard(tmp_path, config, damaged, refused):
-    shard_of(damaged).unlink()
-    said = refused(4, "pretrain", config, "--corpus", damaged, "--workdir", tmp_path / "w")
-    assert said.startswith(f"{damaged / 'train'}/") and "is missing" in said
 
 
 def test_an_altered_vocabulary_of_the_right_size(tmp_path, config, damaged, refused):
@@ -442,29 +417,6 @@ def test_a_vocabulary_smaller_than_the_ids_of_a_checkpoint(tmp_path, exported, c
 
 
 # --- what happens on the way ---------------------------------------------------------------------
-
-
-def test_a_loss_that_is_not_finite(tmp_path, corpus, refused):
-    """A rate of 1e30 takes the parameters out of float32 within a few steps."""
-    wild = tiny_config(
-        optimizer=OptimizerConfig(
-            learning_rate=1e30,
-            warmup_steps=0,
-            clip_norm=0.0,
-            max_skipped_updates=2,  # one more, and the one that is under way
-        ),
-        phases=(PhaseConfig(sequence_length=32, steps=9, global_batch_size=8, max_predictions=5),),
-    )
-    config = tiny_corpus.write_config(tmp_path / "wild.json", wild)
-    workdir = tmp_path / "w"
-    said = refused(6, "pretrain", config, "--corpus", corpus, "--workdir", workdir)
-    assert said.startswith("step ") and "4 updates were left out" in said
-    assert "lower optimizer.learning_rate or lengthen optimizer.warmup_steps" in said
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert [row["loss"] for row in rows][-4:] == [None] * 4
-    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
-    assert events[-1]["event"] == "stop" and events[-1]["reason"] == "non-finite"
-    assert [e["loss"] for e in events if e["event"] == "skip"] == ["nan"] * 4
 
 
 def test_storage_that_is_full(tmp_path, corpus):

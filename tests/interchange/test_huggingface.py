@@ -15,7 +15,7 @@ from bert_jax.inference.fill_mask import fill_mask
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.pretrained.load import load_checkpoint
-from tests.models import assert_same, their_fields
+from tests.models import assert_same
 
 _TEXT = "In winter the [MASK] of Ada sleeps in the stable."
 
@@ -60,14 +60,6 @@ def test_names_are_those_of_their_model():
 
 
 # --- round trip ----------------------------------------------------------------------------------
-
-
-def test_written_and_read_is_the_same(trained, exported, on_one_device):
-    source = load_checkpoint(trained, mesh=on_one_device)
-    back = load_checkpoint(exported, mesh=on_one_device)
-    assert back.config.model == source.config.model
-    assert_same(source.params, back.params)
-    assert load_tokenizer(back.tokenizer).hash == load_tokenizer(source.tokenizer).hash
 
 
 def test_what_is_written(exported):
@@ -128,30 +120,11 @@ def test_old_names_and_tied_copies_are_understood(copied, exported):
     assert_same(read(copied), read(exported))
 
 
-def test_a_model_in_several_files(copied, exported):
-    tensors = load_file(copied / "model.safetensors")
-    (copied / "model.safetensors").unlink()
-    names, where = sorted(tensors), {}
-    for number in range(3):
-        file = f"model-{number:05}-of-00003.safetensors"
-        part = {name: tensors[name] for name in names[number::3]}
-        save_file(part, copied / file)
-        where |= dict.fromkeys(part, file)
-    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    assert_same(read(copied), read(exported))
-
-
 def test_an_index_that_was_left_behind(copied, exported):
     """transformers removes the files that one replaces, and leaves their index."""
     index = {"weight_map": {"bert.pooler.dense.bias": "model-00001-of-00002.safetensors"}}
     (copied / "model.safetensors.index.json").write_text(json.dumps(index))
     assert_same(read(copied), read(exported))
-
-
-def test_half_precision_is_read_as_float32(copied):
-    rewrite(copied, lambda t: t.update({n: x.astype(np.float16) for n, x in t.items()}))
-    leaves = jax.tree.leaves(read(copied))
-    assert {leaf.dtype for leaf in leaves} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize(
@@ -249,54 +222,6 @@ def test_a_config_that_cannot_be_read(copied, text, message):
 # --- against transformers ------------------------------------------------------------------------
 
 
-def our_logits(directory, ids, mesh) -> dict[str, np.ndarray]:
-    """MLM logits at every place, and NSP logits, of two rows of which the second is padded."""
-    loaded = load_checkpoint(directory, mesh=mesh)
-    length = ids.shape[1]
-    batch = {
-        "input_ids": ids,
-        "token_type_ids": (np.arange(length) >= 5)[None].repeat(2, 0).astype(np.int32),
-        "position_ids": np.arange(length)[None].repeat(2, 0),
-        "sequence_ids": (ids != 0).astype(np.int32),
-        "mlm_positions": np.arange(length)[None].repeat(2, 0),
-        "nsp_positions": np.zeros((2, 1), np.int32),
-    }
-    config = loaded.config
-    outputs = jax.jit(lambda p, b: bert.apply(p, b, config=config.model, compute=config.compute))(
-        loaded.params, batch
-    )
-    return {"batch": batch, **{name: np.asarray(value) for name, value in outputs.items()}}
-
-
-@pytest.mark.parity
-def test_their_classes_give_our_logits(exported, on_one_device):
-    torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
-    from transformers import AutoTokenizer, BertForMaskedLM, BertForPreTraining
-
-    ids = np.array(
-        AutoTokenizer.from_pretrained(exported)([_TEXT, "The owl."], padding=True).input_ids
-    )
-    assert ids.tolist()[0] == load_tokenizer(exported).encode(_TEXT)
-    ours = our_logits(exported, ids, on_one_device)
-    arguments = {
-        "input_ids": torch.tensor(ids),
-        "token_type_ids": torch.tensor(ours["batch"]["token_type_ids"], dtype=torch.long),
-        "attention_mask": torch.tensor(ours["batch"]["sequence_ids"], dtype=torch.long),
-    }
-    real = ids != 0
-    with torch.no_grad():
-        both = BertForPreTraining.from_pretrained(exported).eval()(**arguments)
-        masked = BertForMaskedLM.from_pretrained(exported).eval()(**arguments)
-    for logits in (both.prediction_logits, masked.logits):
-        np.testing.assert_allclose(
-            ours["mlm_logits"][real], logits.numpy()[real], atol=1e-4, rtol=0
-        )
-    np.testing.assert_allclose(
-        ours["nsp_logits"][:, 0], both.seq_relationship_logits.numpy(), atol=1e-4, rtol=0
-    )
-    assert np.ptp(ours["mlm_logits"]) > 1, "logits that do not differ prove nothing"
-
-
 @pytest.mark.parity
 def test_their_pipeline_gives_our_words(exported, on_one_device):
     pytest.importorskip("torch", reason="needs the 'parity' extra")
@@ -311,20 +236,3 @@ def test_their_pipeline_gives_our_words(exported, on_one_device):
     for a, b in zip(ours, theirs, strict=True):
         ratio = a.probability / ours[0].probability
         assert ratio == pytest.approx(b["score"] / theirs[0]["score"], rel=1e-5)
-
-
-@pytest.mark.parity
-def test_what_they_save_is_read_bit_for_bit(tmp_path, exported):
-    torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
-    from transformers import BertConfig, BertForPreTraining
-
-    torch.manual_seed(0)
-    config = their_fields(huggingface.read_config(exported)) | {"hidden_act": "gelu"}
-    theirs = BertForPreTraining(BertConfig(**config))
-    theirs.save_pretrained(tmp_path)
-    read_back = huggingface.to_tensors(read(tmp_path))
-    parameters = {n: p.detach().numpy() for n, p in theirs.named_parameters()}
-    assert read_back.keys() == parameters.keys()
-    for name, tensor in read_back.items():
-        assert tensor.tobytes() == parameters[name].tobytes(), name
-    assert huggingface.read_config(tmp_path).hidden_act == "gelu"

@@ -212,7 +212,7 @@ def test_a_step_that_hangs_is_found(tmp_path, encoder, glue, monkeypatch):
 
 
 def test_the_fields_that_guard_updates_and_saves_are_those_of_pre_training(tmp_path, encoder, glue):
-    """Their effects are tested in test_finetune_faults.py."""
+    """Their effects are tested where the loop and the step are."""
     home = tmp_path / "run"
     command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
     wanted = {

@@ -10,12 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.tasks import finetune
-from bert_jax.training import compiled_steps
 from tests import tiny_tasks
 from tests.paths import ROOT
 from tests.states import arrays_of, assert_same_bits
@@ -61,56 +59,6 @@ def whole(shared, files) -> Path:
         assert main(command(files, directory / "run")) == 0
 
     return shared("finetune-whole", fill) / "run"
-
-
-def test_updates_that_are_not_finite_are_left_out(files, tmp_path, monkeypatch):
-    bad = {4, 9}
-    make, compile_lowered = finetune.FineTuning.batches, compiled_steps.compile_lowered
-
-    def with_nan(self, phase, start, stop):
-        for step, batch in enumerate(make(self, phase, start, stop), start + 1):
-            if step in bad:
-                batch["weights"] = batch["weights"] * float("nan")
-            yield batch
-
-    def omitting(lowered):
-        train = compile_lowered(lowered)
-
-        def step(state, batch):
-            if int(state.step) + 1 not in bad:
-                return train(state, batch)
-            _, metrics = train(jax.tree.map(lambda x: x.copy(), state), batch)
-            norms = state.recent_norms
-            return type(state)(state.step + 1, state.params, state.opt_state, norms), metrics
-
-        step.memory_analysis = train.memory_analysis
-        return step
-
-    with monkeypatch.context() as patch:
-        patch.setattr(finetune.FineTuning, "batches", with_nan)
-        assert main(command(files, tmp_path / "nan")) == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(compiled_steps, "compile_lowered", omitting)
-        assert main(command(files, tmp_path / "omitted")) == 0
-    events = lines(tmp_path / "nan" / "events.jsonl")
-    assert {e["step"] for e in events if e["event"] == "skip"} == bad
-    ours, theirs = arrays_of(tmp_path / "nan"), arrays_of(tmp_path / "omitted")
-    # A norm that is no number is not remembered; the omitted step's was.
-    assert_same_bits(ours, theirs)
-
-
-def test_a_budget_that_is_spent_ends_the_run(files, tmp_path, monkeypatch, capsys):
-    make = finetune.FineTuning.batches
-
-    def with_nan(self, phase, start, stop):
-        for batch in make(self, phase, start, stop):
-            batch["weights"] = batch["weights"] * float("nan")
-            yield batch
-
-    monkeypatch.setattr(finetune.FineTuning, "batches", with_nan)
-    limit = ["--set", "optimizer.max_skipped_updates=2"]
-    assert main(command(files, tmp_path / "run", *limit)) == 6
-    assert "updates were left out, being not finite" in capsys.readouterr().err
 
 
 def test_saves_that_fail_are_borne(files, whole, tmp_path, monkeypatch):

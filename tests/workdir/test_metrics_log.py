@@ -1,18 +1,11 @@
-"""A run writes rows about itself that can be rewound, and honest FLOPs."""
+"""A run writes rows about itself that can be rewound."""
 
 import json
 import resource
 
-import jax
 import pytest
 
-from bert_jax.config import ModelConfig, PhaseConfig
-from bert_jax.model import sharding
-from bert_jax.objectives.mlm_nsp import MLM_NSP
-from bert_jax.runtime import watchdog
-from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.workdir import log_reader, metrics_log
-from tests.batches import mesh_of
 
 
 def write_rows(path, steps, *, tail: str = "") -> None:
@@ -120,66 +113,3 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_does(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name / "train"))
     events.Reload()
     assert [e.step for e in events.Scalars("loss")] == list(range(1, 21))
-
-
-def test_slowness_is_judged_when_all_can_be_compared(caplog):
-    """Process 0 may begin long before the others; until they have, there is nothing to say."""
-    watching = watchdog.Watchdog(900.0)
-    watching._ranks = 3
-    slow = []
-    watching.on_slow = lambda process, share: slow.append(process)
-    for spent in ({}, {0: 9.0}, {0: 9.0, 1: 0.1}):
-        watching._name_slow(spent, set())
-    assert slow == []
-    watching._name_slow({0: 9.0, 1: 0.1, 2: 0.2}, set())
-    assert slow == [0] and "process 0 keeps the others waiting" in caplog.text
-
-
-def test_flops_of_bert_base():
-    """Two for each multiply-add: 85 M weights of the blocks at every token, and the attention.
-
-    But for the last block at the 107 positions that no head reads: only their keys and values.
-    """
-    phase = PhaseConfig(sequence_length=128, max_predictions=20, global_batch_size=256)
-    blocks = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
-    assert blocks == 84_934_656
-    scores_and_mixing = 12 * 2 * (128 * 128 * 768)
-    heads = 20 * (768 * 768 + 768 * 30522) + (768 * 768 + 768 * 2)
-    unread = 107 * (2 * 768 * 768 + 2 * 768 * 3072 + 2 * 128 * 768)
-    forward = 2 * (128 * blocks + scores_and_mixing + heads - unread)
-    assert MLM_NSP.forward_flops(ModelConfig(), phase) == forward
-    assert train_flops(MLM_NSP, ModelConfig(), phase) == 256 * 3 * forward
-
-
-def test_recomputation_and_batch_do_not_change_the_cost_of_a_row():
-    small, large = (PhaseConfig(global_batch_size=n) for n in (1, 64))
-    assert MLM_NSP.forward_flops(ModelConfig(), small) == MLM_NSP.forward_flops(
-        ModelConfig(), large
-    )
-    assert 64 * train_flops(MLM_NSP, ModelConfig(), small) == train_flops(
-        MLM_NSP, ModelConfig(), large
-    )
-
-
-def test_the_speed_of_this_machine_is_measured(eight_devices):
-    """Eight devices that share its cores are not eight times as fast."""
-    assert jax.device_count() == 8
-    peak = peak_flops("float32")
-    assert 1e8 < peak < 1e14
-
-
-def test_an_accelerator_is_looked_up(monkeypatch):
-    class Device:
-        device_kind = "TPU v3"
-
-    monkeypatch.setattr(jax, "devices", lambda: [Device()] * 64)
-    monkeypatch.setattr(jax, "device_count", lambda: 64)
-    # 32 chips of 123 TFLOP/s, two devices each.
-    assert peak_flops("bfloat16") == pytest.approx(32 * 123e12)
-
-
-def test_a_batch_must_divide_over_the_devices():
-    mesh = mesh_of(8)
-    assert sharding.rows_per_device(mesh, 24) == 3
-    with pytest.raises(ValueError, match="20 rows do not divide over 8 devices"):
-        sharding.rows_per_device(mesh, 20)
