@@ -54,6 +54,7 @@ MOVED = {
     "bert_jax.workdir.import_export": "bert_jax.pretrained.import_export",
     "bert_jax.workdir.load": "bert_jax.pretrained.load",
     "bert_jax.workdir.model_card": "bert_jax.pretrained.model_card",
+    "bert_jax.workdir.remote_workdir": "bert_jax.workdir.location",
 }
 
 
