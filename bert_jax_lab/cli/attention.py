@@ -9,12 +9,12 @@ example:
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 from bert_jax.cli.options import FromCheckpoint, Local, Positional, options, require_place_for
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
+from bert_jax.files import write_whole
 
 
 @options
@@ -68,7 +68,7 @@ def run(options: AttentionOptions) -> None:
     if options.html is not None:
         from bert_jax_lab.reports import attention_page
 
-        _write(options.html, attention_page.render(document.compact()))
+        write_whole(options.html, attention_page.render(document.compact()))
     if options.json:
         print(json.dumps(document.in_full(), ensure_ascii=False))
     elif options.html is not None:
@@ -95,10 +95,3 @@ def _print(statistics: list[dict[str, Any]]) -> None:
             for head in statistics
         ],
     )
-
-
-def _write(path: Path, content: str) -> None:
-    """Writes a file that appears whole."""
-    building = path.with_name(f"{path.name}.new")
-    building.write_text(content, encoding="utf-8")
-    building.replace(path)

@@ -15,6 +15,7 @@ from typing import Literal
 
 from bert_jax.cli.options import CorpusDirectory, Positional, WithConfig, options
 from bert_jax.cli.output import table
+from bert_jax.config import TrainConfig, flatten, setting_of, to_dict
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 
@@ -34,32 +35,27 @@ class ShowOptions(WithConfig):
 
 
 def run(options: ShowOptions) -> None:
-    from bert_jax import config, config_loader
+    from bert_jax import config_loader
 
-    if options.what == "sharding":
-        _show_sharding(options)
-        return
-    if options.what == "rows":
-        _show_rows(options)
-        return
-    if options.what == "fields":
-        _show_fields(options)
-        return
     resolved = config_loader.load_config(options.config, options.overrides)
-    print(json.dumps(config.to_dict(resolved), indent=2))
+    shown = {"sharding": _show_sharding, "rows": _show_rows, "fields": _show_fields}
+    shown.get(options.what, _show_config)(options, resolved)
+
+
+def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:
+    """Prints all of it, and a note where no other system will read the model."""
+    del options
+    print(json.dumps(to_dict(resolved), indent=2))
     from bert_jax.pretrained.import_export import export_warning
 
     if warning := export_warning(resolved):
         note(warning)
 
 
-def _show_fields(options: ShowOptions) -> None:
+def _show_fields(options: ShowOptions, resolved: TrainConfig) -> None:
     """Prints what each field, and each option of the entries that are chosen, says of itself."""
-    from bert_jax import config, config_loader
-
-    resolved = config_loader.load_config(options.config, options.overrides)
-    for path, value in config.flatten(resolved).items():
-        if (described := config.setting_of(path)) is None:
+    for path, value in flatten(resolved).items():
+        if (described := setting_of(path)) is None:
             continue
         on_resume = described.rule.on_resume
         facts = {"field": path, "value": value, "default": described.default,
@@ -74,13 +70,11 @@ def _show_fields(options: ShowOptions) -> None:
         print(textwrap.fill(facts["meaning"], 96, initial_indent="    ", subsequent_indent="    "))
 
 
-def _show_rows(options: ShowOptions) -> None:
+def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
     """Prints what the phases' rows of a corpus hold, over an epoch."""
-    from bert_jax import config_loader
     from bert_jax.data.corpus.store import open_corpus
     from bert_jax.data.pretraining.padding import padding
 
-    config = config_loader.load_config(options.config, options.overrides)
     if options.corpus is None:
         raise UsageError("show rows needs --corpus DIR, a directory that prepare has made")
     split = open_corpus(options.corpus).train
@@ -112,12 +106,10 @@ def _show_rows(options: ShowOptions) -> None:
         print(f"rows are packed: data.packing is {config.data.packing}")
 
 
-def _show_sharding(options: ShowOptions) -> None:
+def _show_sharding(options: ShowOptions, config: TrainConfig) -> None:
     """Prints every parameter's name, shape, stored partition and MiB a device. Compiles nothing."""
-    from bert_jax import config_loader
     from bert_jax_lab.planning import topologies
 
-    config = config_loader.load_config(options.config, options.overrides)
     if options.topology is None:
         raise UsageError("show sharding needs --topology, such as --topology v3:4x8")
     topology = topologies.parse(options.topology, slices=options.slices or config.mesh.slices)
