@@ -291,7 +291,9 @@ def _setup(
         load_tokenizer(source.tokenizer).save(directory / run_directory.TOKENIZER)
         write()
 
-    is_held, changes = _holds_run(place, config, facts, allowed=allowed)
+    is_held, changes = run_directory.holds(
+        directory, config, lambda path: _changes(path, facts), allowed=allowed, but_for=(DIVERGED,)
+    )
     return RunSetup(
         location=place,
         is_held=is_held,
@@ -319,22 +321,8 @@ def _as_begun(recipe: Recipe, directory: Path) -> Recipe:
     return dataclasses.replace(recipe, **_BEFORE_NAMED)
 
 
-def _holds_run(
-    place: Location, config: TrainConfig, facts: dict[str, Any], *, allowed: Sequence[str]
-) -> tuple[bool, list[Change]]:
-    """Returns whether `place` is this run's already, and what is allowed to differ.
-
-    Raises as `train` says; writes nothing.
-    """
-    directory = place.path
-    path = directory / run_directory.CONFIG
-    if not path.is_file():
-        free = directory.is_dir() and run_directory.is_free(directory, but_for=(DIVERGED,))
-        if directory.exists() and not free:
-            raise UsageError(
-                f"`workdir` {directory} is not empty and holds no run; choose another one"
-            )
-        return False, []
+def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
+    """Returns in what the run of a config.json is not that of `facts`."""
     stored = strict_json.parse_file(path, path.read_bytes())
     old = {name: stored.get(name) for name in facts}
     # A field that the run did not know yet has its default, or what it was before it had a name.
@@ -343,14 +331,7 @@ def _holds_run(
     if isinstance(old.get("recipe"), dict):
         old["recipe"] = _BEFORE_NAMED | old["recipe"]
     old, new = (flatten_values({**values, "sources": None}) for values in (old, facts))
-    changes = resume_policy.require(
-        path,
-        config,
-        others=resume_policy.differences(old, new),
-        allowed=allowed,
-        name=place.name,
-    )
-    return True, changes
+    return resume_policy.differences(old, new)
 
 
 def flatten_values(values: dict[str, Any]) -> dict[str, Any]:

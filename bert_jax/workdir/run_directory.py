@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +53,38 @@ def holds_run(
     False if it is free for it. Raises UsageError if it holds something else,
     ResumeRefused if it holds a run that differs. Writes nothing.
     """
-    if (directory / CONFIG).is_file():
-        others = resume_policy.corpus_changes(
-            directory / CONFIG,
+
+    def changes(path: Path) -> list[resume_policy.Change]:
+        return resume_policy.corpus_changes(
+            path,
             corpus,
             init_from=None if init_from is None else str(init_from),
             has_steps=bool(checkpoint.steps(directory)),
         )
-        changes = resume_policy.require(
-            directory / CONFIG,
-            config,
-            others=others,
-            allowed=allowed,
-            name=location.at(directory).name,
-        )
-        return True, changes
+
+    return holds(directory, config, changes, allowed=allowed)
+
+
+def holds(
+    directory: Path,
+    config: TrainConfig,
+    changes: Callable[[Path], list[resume_policy.Change]],
+    *,
+    allowed: Sequence[str] = (),
+    but_for: tuple[str, ...] = (),
+) -> tuple[bool, list[resume_policy.Change]]:
+    """Does as `holds_run` for any run; `changes` returns what its config.json has otherwise, beside
+    the config.
+
+    Names that begin with one of `but_for` may be in a directory that is free.
+    """
+    path = directory / CONFIG
+    if path.is_file():
+        name, others = location.at(directory).name, changes(path)
+        return True, resume_policy.require(path, config, others=others, allowed=allowed, name=name)
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"`workdir` {directory} is a file; choose a directory")
-    if directory.is_dir() and not is_free(directory):
+    if directory.is_dir() and not is_free(directory, but_for=but_for):
         raise UsageError(
             f"`workdir` {directory} is not empty and holds no run; choose another directory"
         )
