@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -21,7 +20,7 @@ from bert_jax.inference import embed, fill_mask
 from bert_jax.inference.fill_mask import Prediction
 from bert_jax.inference.forward import OF_TOKENS, Forward, in_float32
 from bert_jax.interchange import huggingface
-from bert_jax.model import bert, sharding
+from bert_jax.model import bert
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
 from bert_jax.tasks.predict import Predictor
@@ -46,14 +45,9 @@ def load(
     Raises UsageError if `path` is none of these or its tensors do not fit its config, and
     NoUsableCheckpoint if it holds nothing to read.
     """
-    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
-    with jax.set_mesh(mesh):
-        source = load_checkpoint(
-            path,
-            mesh=mesh,
-            allow_missing_heads=allow_missing_heads,
-            ignore_unexpected=ignore_unexpected,
-        )
+    source = load_checkpoint(
+        path, allow_missing_heads=allow_missing_heads, ignore_unexpected=ignore_unexpected
+    )
     if source.missing:
         note(f"{path} has no {', '.join(source.missing)}: loaded without")
     return Model(source)

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from bert_jax.config import HeadConfig
@@ -16,7 +15,6 @@ from bert_jax.errors import UsageError
 from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import sentence_transformers
 from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
-from bert_jax.model import sharding
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import Progress, note_once
 from bert_jax.workdir.run_directory import TOKENIZER
@@ -54,11 +52,9 @@ def embed(
     lines = [split[number - 1] for number in numbers]
     if not lines:
         raise UsageError(f"{texts} has no lines")
-    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
-    with jax.set_mesh(mesh):
-        source = load_checkpoint(
-            checkpoint, mesh=mesh, allow_missing_heads=True, ignore_unexpected=ignore_unexpected
-        )
+    source = load_checkpoint(
+        checkpoint, allow_missing_heads=True, ignore_unexpected=ignore_unexpected
+    )
     tokenizer = load_tokenizer(source.tokenizer)
     arrays = vectors_of(
         source,

@@ -60,17 +60,19 @@ class LoadedCheckpoint:
 def load_checkpoint(
     path: str | Path,
     *,
-    mesh: Mesh,
+    mesh: Mesh | None = None,
     allow_missing_heads: bool = False,
     ignore_unexpected: Sequence[str] = (),
 ) -> LoadedCheckpoint:
     """Reads a workdir (its newest good step), a step of one, a Hugging Face directory or a TF1 one.
 
-    Raises UsageError if `path` is none of them or its tensors do not fit its config,
-    NoUsableCheckpoint if it holds nothing to read. With `allow_missing_heads`, heads of a foreign
-    model that are not whole are left out; tensors beside its own that `ignore_unexpected` matches
-    are ignored. A workdir or step of one may be in a bucket; `WORKDIR@best` is its best step.
+    The parameters lie on `mesh`, by default over all devices. With `allow_missing_heads`, heads of
+    a foreign model that are not whole are left out; tensors beside its own that `ignore_unexpected`
+    matches are ignored. A workdir or step of one may be in a bucket; `WORKDIR@best` is its best
+    step. Raises UsageError if `path` is none of them or its tensors do not fit its config,
+    NoUsableCheckpoint if it holds nothing to read.
     """
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1) if mesh is None else mesh
     path = best_of(path)
     if location.is_address(path):
         address = str(path).rstrip("/")
@@ -195,7 +197,8 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
     config = config_loader.load_config_json(directory / CONFIG)
     require_registered(config)
     _require_trained_tokenizer(directory)
-    params = checkpoint.load_params(directory, step=step, config=config, mesh=mesh)
+    with jax.set_mesh(mesh):
+        params = checkpoint.load_params(directory, step=step, config=config, mesh=mesh)
     return LoadedCheckpoint(directory, step, config, params, directory / TOKENIZER)
 
 

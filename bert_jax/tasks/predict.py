@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from bert_jax.config import from_dict
 from bert_jax.data.tasks.tables import TableOptions, read_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -15,7 +13,6 @@ from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
 from bert_jax.inference.forward import Forward
 from bert_jax.interchange import name_map
-from bert_jax.model import sharding
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.registry import TASK_KINDS
@@ -38,9 +35,7 @@ class Predictor:
         if isinstance(checkpoint, LoadedCheckpoint):
             self._source, checkpoint = checkpoint, checkpoint.directory
         else:
-            mesh = sharding.make_mesh(fsdp=-1, tensor=1)
-            with jax.set_mesh(mesh):
-                self._source = load_checkpoint(checkpoint, mesh=mesh)
+            self._source = load_checkpoint(checkpoint)
         path = self._source.directory / run_directory.CONFIG
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if "task" not in stored:

@@ -147,14 +147,12 @@ class Initialization:
     def _read(self, config: TrainConfig) -> LoadedCheckpoint:
         if self._source is None:
             assert self._init_from is not None
-            mesh = preflight.mesh_of(config)
-            with jax.set_mesh(mesh):
-                self._source = load.load_checkpoint(
-                    self._init_from,
-                    mesh=mesh,
-                    allow_missing_heads=self._allow_missing_heads,
-                    ignore_unexpected=self._ignore_unexpected,
-                )
+            self._source = load.load_checkpoint(
+                self._init_from,
+                mesh=preflight.mesh_of(config),
+                allow_missing_heads=self._allow_missing_heads,
+                ignore_unexpected=self._ignore_unexpected,
+            )
         return self._source
 
 

@@ -39,22 +39,15 @@ def run(options: AttentionOptions) -> None:
     except ValueError:
         raise UsageError(f"--layers {options.layers}: write numbers, as --layers=1,2") from None
     require_place_for(html=options.html)
-    import jax
 
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-    from bert_jax.model import sharding
     from bert_jax.pretrained.load import load_checkpoint
     from bert_jax_lab.probes.attention import AttentionProbe
     from bert_jax_lab.probes.attention_document import AttentionDocument
 
-    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
-    with jax.set_mesh(mesh):
-        source = load_checkpoint(
-            options.checkpoint,
-            mesh=mesh,
-            allow_missing_heads=True,
-            ignore_unexpected=options.ignore_unexpected,
-        )
+    source = load_checkpoint(
+        options.checkpoint, allow_missing_heads=True, ignore_unexpected=options.ignore_unexpected
+    )
     probe = AttentionProbe(source, load_tokenizer(source.tokenizer))
     document = AttentionDocument(
         probe(options.text, layers=layers, packed=options.packed),
