@@ -65,7 +65,11 @@ class Location:
     @property
     def checkpoints(self) -> Any:
         """The directory of the checkpoints, an `epath.Path`."""
-        return path_of(self.path.absolute()) / CHECKPOINTS
+        return self._root / CHECKPOINTS
+
+    @property
+    def _root(self) -> Any:
+        return path_of(self.path.absolute())
 
     def sync(self, *, patience: float | None = None) -> None:
         """Copies what has changed since the last time to the bucket, where the run is in one.
@@ -109,19 +113,22 @@ class Location:
 
     def names(self) -> list[str]:
         """Returns what is directly in it; nothing where it is not there."""
-        return sorted(p.name for p in self.path.iterdir()) if self.path.is_dir() else []
+        root = self._root
+        return self.asking(
+            lambda: sorted(p.name for p in bucket.children(root)) if is_dir(root) else []
+        )
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a file into it, which appears whole."""
         files.write_whole(self.path / name, text)
 
     def read_text(self, name: str) -> str:
-        return (self.path / name).read_text(encoding="utf-8")
+        return self.asking((self._root / name).read_text)
 
     def remove(self) -> None:
         """Removes it with all that is in it, if it is there."""
-        if self.path.exists():
-            shutil.rmtree(self.path)
+        root = self._root
+        self.asking(lambda: root.rmtree() if root.exists() else None)
 
     def set_aside(self, *, building: str, target: str, but_for: tuple[str, ...]) -> None:
         """Moves all that is in it, but names that begin with one of `but_for`, to `target`.
@@ -152,8 +159,8 @@ class _InBucket(Location):
         return _beside(_stand_in(self.name, "trainer"), "lock")
 
     @property
-    def checkpoints(self) -> Any:
-        return path_of(self.name) / CHECKPOINTS
+    def _root(self) -> Any:
+        return path_of(self.name)
 
     def take_back(self) -> None:
         """Makes `path` what the bucket has: files of the run, or nothing."""
@@ -162,7 +169,7 @@ class _InBucket(Location):
 
         def take_all_back() -> None:
             for part in _TAKEN_BACK:
-                _take_back(path_of(self.name) / part, self.path / part)
+                _take_back(self._root / part, self.path / part)
 
         bucket.asking(self.name, "read", take_all_back)
         if not (self.path / _LAST[-1]).exists():
@@ -200,30 +207,14 @@ class _InBucket(Location):
     def inside(self, *parts: str) -> str:
         return "/".join((self.name, *parts))
 
-    def names(self) -> list[str]:
-        place = path_of(self.name)
-        return bucket.asking(
-            self.name,
-            "read",
-            lambda: sorted(p.name for p in bucket.children(place)) if is_dir(place) else [],
-        )
-
     def write_text(self, name: str, text: str) -> None:
-        place = path_of(self.name) / name
+        place = self._root / name
         bucket.asking(self.name, "written to", lambda: place.write_text(text))
-
-    def read_text(self, name: str) -> str:
-        place = path_of(self.name) / name
-        return bucket.asking(self.name, "read", lambda: place.read_text())
-
-    def remove(self) -> None:
-        place = path_of(self.name)
-        bucket.asking(self.name, "written to", lambda: place.rmtree() if place.exists() else None)
 
     def set_aside(self, *, building: str, target: str, but_for: tuple[str, ...]) -> None:
         inside = self._names_but(but_for)
         with self.failures():
-            place = path_of(self.name)
+            place = self._root
             (place / building).write_text("")  # says that it is under way
             for name in inside:
                 source, goal = place / name, place / target / name
