@@ -97,6 +97,6 @@ def test_a_rate_beyond_all_numbers_ends_with_its_code(tmp_path, corpus, capsys):
     assert "lower optimizer.learning_rate" in said
     events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
     assert events[-1]["reason"] == "non-finite" and events[-1]["step"] < 20
-    assert [e["loss"] for e in events if e["event"] == "skip"] == ["nan"] * 6
+    assert [e["loss"] for e in events if e["event"] == "skip"] == ["nan"] * 7
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["loss"] is None
