@@ -189,7 +189,7 @@ class _InBucket(Location):
         return bucket.failures(self.name, "written to")
 
     def move(self, source: Any, target: Any) -> None:
-        _copy_tree(source, target)
+        copy_tree(source, target)
         # Once, at the end: a directory of a bucket is gone when the last object under it is.
         source.rmtree()
 
@@ -314,9 +314,12 @@ def _files(place: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield inner, path
 
 
-def _copy_tree(source: Any, target: Any) -> None:
+def copy_tree(source: Any, target: Any) -> None:
+    """Copies a directory, an `epath.Path`, to a place on this machine or in a bucket."""
+    if not is_address(target):
+        target.mkdir(parents=True, exist_ok=True)
     for path in bucket.children(source):
         if is_dir(path):
-            _copy_tree(path, target / path.name)
+            copy_tree(path, target / path.name)
         else:
-            path.copy(target / path.name)
+            path.copy(target / path.name, overwrite=True)

@@ -21,7 +21,7 @@ from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.files import write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
-from bert_jax.workdir import bucket, checkpoint, location, log_reader, metrics_log
+from bert_jax.workdir import checkpoint, location, log_reader, metrics_log
 from bert_jax.workdir.run_directory import CONFIG, EXPECTED, TOKENIZER
 
 
@@ -135,8 +135,9 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
         raise UsageError(_no_step(directory, step or 0, there))
     with name_map.new_directory(output) as building:
         source = origin.checkpoints / str(step)
+        target = building / checkpoint.DIRECTORY / str(step)
         with ticking(f"copying step {step} of {name}"):
-            origin.asking(lambda: _copy(source, building / checkpoint.DIRECTORY / str(step)))
+            origin.asking(lambda: location.copy_tree(source, target))
             trouble = checkpoint.problem(building, step)
         if trouble is not None:
             raise NoUsableCheckpoint(
@@ -157,16 +158,6 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
         journal.close()
         write_json(building / CONFIG, stored | {"branched_from": {"workdir": name, "step": step}})
     return step
-
-
-def _copy(source: Any, target: Path) -> None:
-    """Copies a directory, `source` an `epath.Path`, which may be in a bucket."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if bucket.is_dir(path):
-            _copy(path, target / path.name)
-        else:
-            path.copy(target / path.name, overwrite=True)
 
 
 def _clear_beyond(workdir: Path, step: int) -> list[int]:
