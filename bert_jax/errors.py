@@ -1,7 +1,7 @@
 """The errors a user can meet, each with the exit code the supervisor acts on.
 
 A message names the file, field or value that is wrong and says what to do next. Codes from 2 to 8
-mean "do not restart: a restart would meet the same error"; 42 and 75 mean "restart at will".
+mean "do not restart: a restart would meet the same error", all others "restart at will".
 """
 
 import errno

@@ -98,7 +98,9 @@ POSITIONS = Registry(
     },
 )
 # How the tokens of a sequence exchange what they know.
-MIXERS = Registry("model.mixer", {"attention": "bert_jax.model.mixers.self_attention:ATTENTION"})
+MIXERS = Registry(
+    "model.mixer", {"attention": "bert_jax.model.mixers.self_attention:SELF_ATTENTION"}
+)
 ATTENTION = Registry(
     "compute.attention",
     {

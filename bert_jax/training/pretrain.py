@@ -58,7 +58,7 @@ def pretrain(
     fresh with `allow_missing_heads`; extra tensors are one unless `ignore_unexpected` matches them.
     A resumed run has its own parameters. Steps in `profile_steps` are traced to
     `workdir/profile`. `resume_step` goes back to an earlier step, once; `allowed_changes` are
-    fields that may differ from the workdir's (resume_policy.py). `fit_memory` chooses the number
+    fields that may differ from the workdir's (each field says so). `fit_memory` chooses the number
     of microbatches, once for a run (memory/fit.py). `expect` names finished runs of its kind, or a
     study of them, whose curves this one is compared with while it trains. `started` is the
     process's beginning on the monotonic clock.

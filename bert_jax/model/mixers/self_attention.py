@@ -103,4 +103,4 @@ class SelfAttention(Mixer):
         return Kept(width=4, scores=1, distances=kind.kept_distances(model, length=length))
 
 
-ATTENTION = SelfAttention()
+SELF_ATTENTION = SelfAttention()
