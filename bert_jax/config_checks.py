@@ -190,6 +190,7 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         )
     for name, size in (
         ("num_attention_heads", model.num_attention_heads),
+        ("num_key_value_heads", model.num_key_value_heads),
         ("intermediate_size", model.intermediate_size),
     ):
         if size % max(config.mesh.tensor, 1):
@@ -205,6 +206,8 @@ def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         PARTS[part].output_bias for part in config.head.parts if part in PARTS
     ):
         yield "output_bias", f"is {config.output_bias}, but head.parts has no mlm and no generator"
+    if config.output_bias != TrainConfig.output_bias and not config.model.decoder_bias:
+        yield "output_bias", f"is {config.output_bias}, but model.decoder_bias is false"
     if set(_CLASSIFIERS) & set(config.head.parts):
         if z_loss:
             yield "optimizer.z_loss", f"is {z_loss}, which a task does not read"
@@ -212,7 +215,8 @@ def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     yield from _unread(data, "data.")
     # [CLS], and one [SEP] behind each segment.
     if config.model.type_vocab_size < 2 and data.rows in ROWS and ROWS[data.rows].num_special > 2:
-        yield "model.type_vocab_size", f"is 1; rows of {data.rows} need 2 segments"
+        there = config.model.type_vocab_size
+        yield "model.type_vocab_size", f"is {there}; rows of {data.rows} need 2 segments"
     # An objective is looked up, with all that it imports, only where there is a reason.
     is_default = objective == TrainConfig.objective and data.rows == DataConfig.rows
     if is_default or objective not in OBJECTIVES or data.rows not in ROWS:
@@ -259,6 +263,11 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
             f"is {model.num_attention_heads}, which does not divide hidden_size "
             f"{model.hidden_size}",
         )
+    heads, fewer = model.num_attention_heads, model.num_key_value_heads
+    if fewer and heads % fewer:
+        yield "model.num_key_value_heads", f"is {fewer}, no divisor of num_attention_heads {heads}"
+    if not model.masked_lm_transform and model.table_size != model.hidden_size:
+        yield "model.masked_lm_transform", "is false, but embedding_size is another width"
     yield from _unread(model, "model.")
     kind = model.position_embedding_type
     for name in ("global_attention_every_n_layers", "local_rope_theta"):

@@ -226,5 +226,7 @@ FAMILIES = Registry(
         "electra": "bert_jax.interchange.huggingface_names:ELECTRA_FAMILY",
         "roformer": "bert_jax.interchange.huggingface_names:ROFORMER_FAMILY",
         "roberta-prelayernorm": "bert_jax.interchange.huggingface_names:PRE_NORM_FAMILY",
+        "modernbert": "bert_jax.interchange.modernbert:FAMILY",
+        "eurobert": "bert_jax.interchange.eurobert:FAMILY",
     },
 )

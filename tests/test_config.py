@@ -298,7 +298,6 @@ _IMPOSSIBLE = [
             "num_attention_heads",
             "intermediate_size",
             "max_position_embeddings",
-            "type_vocab_size",
         )
     ),
     ("model.num_attention_heads=5", "model.num_attention_heads", "does not divide hidden_size 768"),

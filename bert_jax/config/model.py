@@ -19,6 +19,7 @@ from bert_jax.registry import MIXERS, PARTS, POSITIONS
 
 
 _GENERATOR = ("head.parts", "generator")
+_DROPOUT_SITES = ("embeddings", "attention", "feed_forward", "classifier")
 
 
 @section
@@ -43,6 +44,13 @@ class ModelConfig(WithOptions):
         12, SHAPE, "Heads of each block.",
         least=1, called=("heads", "num_heads", "n_heads", "n_head"), in_every_bert=True,
     )
+    # Ainslie et al. 2023.
+    num_key_value_heads: int = setting(
+        0, SHAPE,
+        "Heads of keys and values, of which each serves as many neighbouring heads of queries; a "
+        "divisor of `model.num_attention_heads`. 0: as many as those.",
+        least=0, called=("kv_heads", "num_kv_heads", "n_kv_heads"),
+    )
     intermediate_size: int = setting(
         3072, SHAPE, "Width between the two maps of the feed-forward part.",
         least=1, called=("ffn", "ffn_dim", "d_ff", "mlp_dim", "feed_forward_size"),
@@ -59,6 +67,13 @@ class ModelConfig(WithOptions):
         least=0, below=1, called=("dropout", "hidden_dropout", "dropout_rate"),
         in_every_bert=True,
     )
+    hidden_dropout_sites: tuple[str, ...] = setting(
+        _DROPOUT_SITES, RECIPE,
+        "Where `model.hidden_dropout_prob` acts: behind the `embeddings`, the `attention` and the "
+        "`feed_forward` of each block, and before `classifier`s. ModernBERT has it behind the "
+        "attention alone.",
+        choices=_DROPOUT_SITES,
+    )
     attention_probs_dropout_prob: float = setting(
         0.1, RECIPE, "Dropout of the attention weights; below 1.",
         least=0, below=1, called=("attention_dropout", "attn_dropout"), in_every_bert=True,
@@ -70,13 +85,19 @@ class ModelConfig(WithOptions):
         least=1, called=("max_positions", "n_positions"), in_every_bert=True,
     )
     type_vocab_size: int = setting(
-        2, SHAPE, "Rows of the segment table; rows of two segments need 2.", least=1,
-        in_every_bert=True,
+        2, SHAPE, "Rows of the segment table; rows of two segments need 2. 0: there is none.",
+        least=0, in_every_bert=True,
     )
     initializer_range: float = setting(
         0.02, Rule("refused", "judged"),
         "Standard deviation of the initial matrices, normal and cut at two deviations.", above=0,
         in_every_bert=True,
+    )
+    # Shoeybi et al. 2019; ModernBERT's "full_megatron".
+    scale_output_init: bool = setting(
+        False, Rule("refused", "judged"),
+        "Whether the output maps of attention and feed-forward begin smaller, by the square root "
+        "of twice `model.num_hidden_layers`.",
     )
     layer_norm_eps: float = setting(
         1e-12, SHAPE, "Added to the variance in every normalisation.", above=0,
@@ -125,6 +146,15 @@ class ModelConfig(WithOptions):
         "the output of the last one.",
         choices=("post", "pre"),
     )
+    first_norm: bool = setting(
+        True, SHAPE,
+        "Whether the first block normalises what goes into its attention; ModernBERT, whose "
+        "embeddings are normalised, leaves that out.",
+        read_by=("norm_placement", "pre"),
+    )
+    embedding_norm: bool = setting(
+        True, SHAPE, "Whether the sum of the embeddings is normalised.",
+    )
     # Zhang & Sennrich 2019.
     norm: str = setting(
         "layernorm", SHAPE, "`layernorm`, or `rmsnorm`: without mean and bias.",
@@ -170,11 +200,41 @@ class ModelConfig(WithOptions):
         0.0, SHAPE, "`model.rope_theta` of local layers; 0: the same.",
         least=0, read_by=("position_embedding_type",),
     )
+    masked_lm_transform: bool = setting(
+        True, SHAPE,
+        "Whether a map, the activation and a norm stand in the masked-LM head before the output "
+        "over the vocabulary.",
+    )
+    decoder_bias: bool = setting(
+        True, SHAPE, "Whether the masked-LM head has a bias for each word.",
+    )
+    tie_word_embeddings: bool = setting(
+        True, SHAPE,
+        "Whether the masked-LM head multiplies with the word embedding; it has a matrix of its own "
+        "else.",
+        called=("tied_embeddings", "tie_embeddings", "weight_tying"),
+    )
 
     @property
     def table_size(self) -> int:
         """Returns the width of the embedding tables."""
         return self.embedding_size or self.hidden_size
+
+    @property
+    def key_value_size(self) -> int:
+        """Returns the width of all heads of keys, and of values."""
+        heads = self.num_key_value_heads or self.num_attention_heads
+        return self.hidden_size // self.num_attention_heads * heads
+
+    @property
+    def output_init(self) -> float:
+        """Returns the deviation with which the output maps of the blocks begin."""
+        scale = (2 * self.num_hidden_layers) ** -0.5 if self.scale_output_init else 1.0
+        return scale * self.initializer_range
+
+    def dropout_at(self, site: str) -> float:
+        """Returns the rate of `hidden_dropout_prob` at one of `hidden_dropout_sites`."""
+        return self.hidden_dropout_prob if site in self.hidden_dropout_sites else 0.0
 
     def generator(self) -> "ModelConfig":
         """Returns the shape of the generator (google-research/electra run_pretraining.py,
@@ -186,6 +246,7 @@ class ModelConfig(WithOptions):
             hidden_size=width,
             num_hidden_layers=max(1, round(self.num_hidden_layers * self.generator_layers)),
             num_attention_heads=max(1, width // 64),
+            num_key_value_heads=0,
             intermediate_size=4 * width,
             embedding_size=0 if self.table_size == width else self.table_size,
         )
@@ -218,4 +279,11 @@ class HeadConfig:
         "What follows the pooler's map: `tanh` as in BERT, or `gelu` as in ELECTRA's classifiers. "
         "Fine-tuning chooses it by the checkpoint.",
         choices=("tanh", "gelu"),
+    )
+    # transformers modeling_modernbert.py, ModernBertPredictionHead.
+    transform: bool = setting(
+        False, HEAD,
+        "Whether the map, activation and norm of a masked-LM head stand before a classifier, and "
+        "for the pooler, as in ModernBERT. Fine-tuning chooses it by the checkpoint, and begins "
+        "with those of its masked-LM head.",
     )

@@ -20,7 +20,7 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.interchange import electra_pair, huggingface_config, name_map, safetensors_files
 from bert_jax.interchange import huggingface_names as names
-from bert_jax.interchange.huggingface_names import Family
+from bert_jax.interchange.family import Family, class_of, declared_parts
 from bert_jax.interchange.name_map import ImportedModel, NameMap
 from bert_jax.registry import FAMILIES, PARTS
 
@@ -33,12 +33,14 @@ _HINT = "is this a model directory?"
 
 
 def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, str]:
-    """Returns our dotted path of every parameter -> the name Hugging Face's BERT gives it, or their
-    ELECTRA where it is one.
+    """Returns our dotted path of every parameter -> the name Hugging Face's BERT gives it, or the
+    family that it is of. Parts without a name there are left out.
     """
     head = head or HeadConfig()
     family = FAMILIES[names.family_of(config, head, pair_separators=1)]
-    found = family.names_with(head.parts).names(config, head)
+    table = family.names_with(head.parts)
+    named = tuple(part for part in head.parts if part in table.roots)
+    found = table.names(config, dataclasses.replace(head, parts=named))
     return {".".join(path): name for path, name in found.items()}
 
 
@@ -48,7 +50,7 @@ def to_tensors(
     """Returns their name -> tensor in their layout, of parameters or of gradients. `pad` is the id
     of padding.
     """
-    tensors = family.names_with(params).to_tensors(params)
+    tensors = family.join(family.names_with(params).to_tensors(params))
     return family.with_rows(tensors, family.unused_rows(pad))
 
 
@@ -101,6 +103,13 @@ def refusal(config: ModelConfig, head: HeadConfig) -> str:
     return ""
 
 
+def transforms(config: ModelConfig) -> bool:
+    """Returns whether the classifiers of a model's family stand on a masked-LM head's transform."""
+    head = HeadConfig(parts=("mlm",))
+    family = FAMILIES[names.family_of(config, head, pair_separators=1)]
+    return family.transform and not refusal(config, head)
+
+
 def _write_network(
     building: Path,
     network: electra_pair.Network,
@@ -120,7 +129,7 @@ def _write_network(
         # Their class makes a table that it never reads, and says so of each file without it.
         table = np.zeros((config.max_position_embeddings, config.table_size), np.float32)
         tensors[family.position_table] = table
-    if names.class_of(head.parts) == "Model":
+    if class_of(head.parts) == "Model":
         base = f"{family.base}."
         tensors = {name.removeprefix(base): tensor for name, tensor in tensors.items()}
     halved = {name: safetensors_files.cast(name, tensor, dtype) for name, tensor in tensors.items()}
@@ -136,11 +145,7 @@ def _write_network(
         huggingface_config.config_of(config, head, dtype=dtype, pad=pad, model_type=model_type)
         | facts
     )
-    if family.default_pad is not None:
-        described |= {
-            "bos_token_id": sub_words.special.cls,
-            "eos_token_id": sub_words.special.sep,
-        }
+    described |= {n: getattr(sub_words.special, role) for n, role in family.token_ids.items()}
     text = json.dumps(described, indent=2, ensure_ascii=False)
     (building / CONFIG).write_text(text + "\n", encoding="utf-8")
     # The longest input is the model's to say, not the tokenizer's.
@@ -189,17 +194,21 @@ def _read_network(
         for name, tensor in safetensors_files.read(directory).items()
     }
     family = huggingface_config.family_of(theirs, directory / CONFIG)
-    declared = names.declared_parts(
-        huggingface_config.architectures(theirs, directory / CONFIG), family
-    )
+    tensors = family.split(tensors)
+    classes = huggingface_config.architectures(theirs, directory / CONFIG)
+    declared = declared_parts(classes, family)
     if theirs.get("add_pooling_layer") is False:
         declared -= {"pooler"}
     classifier = _classifier(family, declared, tensors)
     table = _table(family, classifier, declared, tensors)
-    untied = _untied(tensors, family.base)
+    copies = {name: original.format(base=family.base) for name, original in names.COPIES.items()}
+    copies |= family.copies
+    untied = _untied(tensors, copies) if model.tie_word_embeddings else []
     unused = family.unused_rows_of(theirs, directory / CONFIG)
     tensors = family.without_rows(tensors, unused)
-    held = table.parts(tensors, classifier=classifier)
+    # Before any classifier there stands what elsewhere would be a pooler, by the same names.
+    is_one = family.transform and table is family.pooled_names
+    held = set() if is_one else table.parts(tensors, classifier=classifier)
     # The hub's BertForMaskedLM keep the pooler and the next-sentence head of their pre-training;
     # a task's head, though, is there because the class says so.
     parts = declared | (held & _PRETRAINED if declared else held)
@@ -208,10 +217,11 @@ def _read_network(
         labels=huggingface_config.labels(theirs, directory / CONFIG) if classifier in parts else (),
         # A model of a task, or one that is to become one, stays of its family.
         pooler_act=HeadConfig.pooler_act if parts & _PRETRAINING_HEADS else family.pooler_act,
+        transform=is_one,
     )
     if problem := family.misreads(model, head):
         raise UsageError(f"{directory / CONFIG}: {problem}; bert-jax computes only one of the two")
-    ignored = [*names.COPIES, *names.COUNTERS, family.sinusoids]
+    ignored = [*copies, *names.COUNTERS, family.sinusoids]
     if table is family.pooled_names:  # some keep the pooler that its classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
     if model.position_embedding_type != "learned":  # their class makes a table, and leaves it
@@ -265,9 +275,9 @@ def _classifier(family: Family, declared: set[str], tensors: dict[str, np.ndarra
 def _table(
     family: Family, classifier: str, declared: set[str], tensors: dict[str, np.ndarray]
 ) -> NameMap:
-    is_sequence = classifier in declared or family.pooled_classifier in tensors
-    is_pooled = is_sequence and classifier == "sequence_classifier"
-    return family.pooled_names if family.pooled_names and is_pooled else family.names
+    pooled = {classifier, "span_classifier"} & family.pooled_parts & declared
+    is_sequence = classifier == "sequence_classifier" and family.pooled_classifier in tensors
+    return family.pooled_names if family.pooled_names and (pooled or is_sequence) else family.names
 
 
 def _modern_name(name: str, theirs: dict[str, Any]) -> str:
@@ -276,14 +286,14 @@ def _modern_name(name: str, theirs: dict[str, Any]) -> str:
     name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
     base = FAMILIES[theirs.get("model_type", "bert")].base
     bare = ("embeddings.", "embeddings_project.", "encoder.", "pooler.", "LayerNorm.")
+    bare += ("layers.", "final_norm.", "embed_tokens.", "norm.")
     return f"{base}.{name}" if name.startswith(bare) else name
 
 
-def _untied(tensors: dict[str, np.ndarray], base: str) -> list[str]:
-    originals = {name: original.format(base=base) for name, original in names.COPIES.items()}
+def _untied(tensors: dict[str, np.ndarray], copies: dict[str, str]) -> list[str]:
     return [
         f"{name} is not tied to its other copy"
-        for name, original in originals.items()
+        for name, original in copies.items()
         if name in tensors
         and original in tensors
         and not np.array_equal(tensors[name], tensors[original])
@@ -300,7 +310,10 @@ def _with_moments(
     trees = [
         name_map.collect(
             family.without_rows(
-                {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}, unused
+                family.split(
+                    {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}
+                ),
+                unused,
             ),
             table,
             model=foreign.model,

@@ -6,9 +6,8 @@ from typing import Any
 
 from bert_jax.config import HeadConfig, ModelConfig, from_dict
 from bert_jax.errors import UsageError, brief
-from bert_jax.interchange import huggingface_names as names
 from bert_jax.interchange import name_map
-from bert_jax.interchange.huggingface_names import Family
+from bert_jax.interchange.family import Family, class_of
 from bert_jax.registry import FAMILIES
 
 # Spellings of activations in their configs.
@@ -34,16 +33,21 @@ def config_of(
     head = head or HeadConfig()
     family, kind = FAMILIES[model_type], config.position_embedding_type
     described = {
-        "architectures": [f"{family.class_prefix}{names.class_of(head.parts)}"],
+        "architectures": [f"{family.class_prefix}{class_of(head.parts)}"],
         "model_type": model_type,
-        **{name: getattr(config, name) for name in name_map.MODEL_FIELDS},
-        "max_position_embeddings": config.max_position_embeddings + family.unused_rows(pad),
         "pad_token_id": pad,
-        **({"position_embedding_type": family.positions[kind]} if family.positions else {}),
-        **({"embedding_size": config.table_size} if "embedding_size" in family.fields else {}),
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "torch_dtype": dtype,
     }
+    if family.dialect is not None:
+        described |= family.dialect.to_theirs(config)
+    else:
+        described |= {name: getattr(config, name) for name in name_map.MODEL_FIELDS}
+        described["max_position_embeddings"] += family.unused_rows(pad)
+        if family.positions:
+            described["position_embedding_type"] = family.positions[kind]
+        if "embedding_size" in family.fields:
+            described["embedding_size"] = config.table_size
     if {"sequence_classifier", "token_classifier"} & set(head.parts):
         labels = head.labels or ("LABEL_0",)
         described["id2label"] = {str(i): label for i, label in enumerate(labels)}
@@ -51,7 +55,7 @@ def config_of(
     if "sequence_classifier" in head.parts:
         is_regression = len(head.labels) <= 1
         described["problem_type"] = "regression" if is_regression else "single_label_classification"
-    is_bare = names.class_of(head.parts) == "Model" and "pooler" not in head.parts
+    is_bare = class_of(head.parts) == "Model" and "pooler" not in head.parts
     if is_bare and family.bare:
         described["add_pooling_layer"] = False  # ours to read back; their classes take an argument
     return described
@@ -83,10 +87,13 @@ def model_of(theirs: dict[str, Any], path: Path) -> ModelConfig:
         raise UsageError(f"{path}: describes a decoder; only encoders are read")
     if theirs.get("problem_type") == "multi_label_classification":
         raise UsageError(f"{path}: multi_label_classification is not supported")
+    named = "hidden_activation" if "hidden_activation" in theirs else "hidden_act"
+    if family.dialect is not None:
+        theirs = family.dialect.to_ours(theirs, path)
     activation = theirs.get("hidden_act", "gelu")
     if activation not in list(_ACTIVATIONS):
         raise UsageError(
-            f"{path}: hidden_act {brief(activation)} is not one of {', '.join(_ACTIVATIONS)}"
+            f"{path}: {named} {brief(activation)} is not one of {', '.join(_ACTIVATIONS)}"
         )
     known, given = (*name_map.MODEL_FIELDS, *family.fields), {**family.defaults, **theirs}
     values = {name: given[name] for name in known if name in given}

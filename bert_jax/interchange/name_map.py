@@ -29,6 +29,8 @@ from bert_jax.progress import note_once
 
 Location = tuple[str, ...]
 
+_CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")
+
 # Of the tensors that do not fit in one way, so many are named: one wrong number makes hundreds.
 _NAMED = 8
 
@@ -83,6 +85,11 @@ class NameMap:
             and (transposed if isinstance(transposed, bool) else module in transposed),
         )
 
+    @property
+    def roots(self) -> set[str]:
+        """Returns the parts that have names, the encoder included."""
+        return {module.split(".")[0] for module in self.fixed}
+
     def names(self, model: ModelConfig, head: HeadConfig) -> dict[Location, str]:
         """Returns our path of every parameter -> its name here."""
         abstract = bert.abstract_params(model, head)
@@ -93,12 +100,14 @@ class NameMap:
 
         Both kinds of classifier may have one name here: `classifier` is the one it stands for.
         """
-        roots = {module.split(".")[0] for module in self.fixed}
         every = ("pooler", "mlm", "nsp", classifier, "span_classifier", "discriminator")
-        head = HeadConfig(parts=tuple(part for part in every if part in roots))
+        head = HeadConfig(parts=tuple(part for part in every if part in self.roots))
         there = set(names)
-        known = self.names(ModelConfig(num_hidden_layers=1), head)
-        return {path[0] for path, name in known.items() if name in there} - {"encoder"}
+        widest = ModelConfig(num_hidden_layers=1, tie_word_embeddings=False)
+        abstract = bert.abstract_params(widest, head)
+        del abstract["encoder"]
+        known = [path for path, _ in leaves(abstract) if ".".join(path[:-1]) in self.fixed]
+        return {path[0] for path in known if self.entry(path).name in there}
 
     def to_tensors(self, params: Any) -> dict[str, np.ndarray]:
         """Returns their name -> tensor in their layout, of parameters, moments or gradients."""
@@ -124,12 +133,15 @@ class ImportedModel:
 
 
 # The fields of a model that other systems' BERT has, by the same names; and those that none has:
-# for those formats they must be as they are by default. A generator is no part of a BERT.
+# for those formats they must be as they are by default. A generator is no part of a BERT, and how
+# a model is trained changes no output.
 MODEL_FIELDS = tuple(n for n, f in settings_of(ModelConfig).items() if f and f.in_every_bert)
 _OURS = tuple(
     name
-    for name in settings_of(ModelConfig)
+    for name, each in settings_of(ModelConfig).items()
     if name not in (*MODEL_FIELDS, *fields_read_by("head.parts", ModelConfig))
+    and each is not None
+    and each.rule.compared == "equal"
 )
 
 
@@ -144,21 +156,27 @@ def require_expressible(
     fields: Container[str] = (),
     fixed: Mapping[str, Any] = MappingProxyType({}),
     pooler_act: str = "tanh",
+    transform: bool = False,
 ) -> None:
     """Raises UsageError for a model that is no BERT, or has parts without a name in `table`.
 
     `positions` are the kinds that the format knows, `fields` those beside the fields of every BERT,
-    `fixed` those of which it knows one value, and `pooler_act` is that of its poolers. Parts in
+    `fixed` those of which it knows one value, and `pooler_act` and `transform` are those of its
+    task heads. Parts in
     `but_for` are left to the caller; those in `lacks` no class of the format has. All fields that
     are in the way are named, with the values that are not.
     """
     known = {name: (getattr(ModelConfig, name),) for name in _OURS if name not in fields}
     known |= {"position_embedding_type": tuple(positions)} if positions else {}
+    if "encoder.embeddings.token_type" in table.fixed and not model.type_vocab_size:
+        known["type_vocab_size"] = (ModelConfig.type_vocab_size,)
     known |= {name: (value,) for name, value in fixed.items()}
     unsaid = [name for name, values in known.items() if getattr(model, name) not in values]
-    named = {module.split(".")[0] for module in table.fixed} - set(lacks)
+    named = table.roots - set(lacks)
     unknown = [part for part in head.parts if part not in named and part not in but_for]
     problems, remedies = [], [f"set model.{n}={_written(known[n][0])}" for n in unsaid]
+    if "type_vocab_size" in unsaid and not known["type_vocab_size"][0]:
+        remedies.append("set data.rows=full_sentences")  # others have two segments
     otherwise = "exporting it would change the outputs"
     if unsaid:
         listed = ", ".join(f"model.{name} is {getattr(model, name)}" for name in unsaid)
@@ -172,6 +190,12 @@ def require_expressible(
             f"{otherwise}"
         )
         remedies.append(f"set head.pooler_act={pooler_act}")
+    begun = {"pooler", *_CLASSIFIERS} & {*head.parts} - {*unknown}
+    if begun and head.transform != transform:
+        problems.append(
+            f"head.transform is {head.transform}, and this format has it {transform}: {otherwise}"
+        )
+        remedies.append(f"set head.transform={_written(transform)}")
     if problems and remedies:
         problems.append(f"to export a model, train it with {' '.join(remedies)}")
     if problems:

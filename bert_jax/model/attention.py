@@ -26,6 +26,14 @@ def split_heads(x_BDL: jax.Array, num_heads: int) -> jax.Array:
     return jnp.reshape(x_BDL, shape, out_sharding=over_batch(spec_of(x_BDL)[1]))
 
 
+def repeat_heads(x_BHKL: jax.Array, num_heads: int) -> jax.Array:
+    """Returns `x` with so many heads, each one as often as it takes, next to itself."""
+    batch, heads, size, length = x_BHKL.shape
+    many = jnp.broadcast_to(x_BHKL[:, :, None], (batch, heads, num_heads // heads, size, length))
+    shape = (batch, num_heads, size, length)
+    return jnp.reshape(many, shape, out_sharding=over_batch(spec_of(x_BHKL)[1]))
+
+
 def join_heads(x_BHKL: jax.Array) -> jax.Array:
     """Returns `[B, D, L]`, the inverse of `split_heads`."""
     batch, heads, size, length = x_BHKL.shape

@@ -40,7 +40,7 @@ class Bert(nnx.Module):
     def __init__(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
         # In the order of the table, so that the same parts always begin with the same numbers.
         self.parts = tuple(name for name in PARTS.names() if name in head.parts)
-        self.dropout_rate = config.hidden_dropout_prob
+        self.dropout_rate = config.dropout_at("classifier")
         self.encoder = Encoder(config, rngs=rngs)
         for name in self.parts:
             setattr(self, name, PARTS[name].build(config, head, rngs=rngs))

@@ -42,9 +42,10 @@ class Block(nnx.Module):
         for name, module in mixing.items():
             setattr(self, name, module)
         linear = partial(Linear, config=config, rngs=rngs, has_bias=config.linear_bias)
-        self.attention_norm = Norm(width, config=config, kind=layer.norm)
+        has_norm = layer.has_attention_norm
+        self.attention_norm = Norm(width, config=config, kind=layer.norm) if has_norm else None
         self.intermediate = linear(width, config.intermediate_size)
-        self.output = linear(config.intermediate_size, width)
+        self.output = linear(config.intermediate_size, width, stddev=config.output_init)
         self.output_norm = Norm(width, config=config, kind=layer.norm)
         if layer.feed_forward == "gated":
             self.gate = linear(width, config.intermediate_size)
@@ -71,13 +72,13 @@ class Block(nnx.Module):
 
         Every position is still attended to. A dropout mask is that of a place in the result.
         """
-        is_pre_norm, rate = self.layer.norm_placement == "pre", self.config.hidden_dropout_prob
+        is_pre_norm, rate = self.layer.norm_placement == "pre", self.config.dropout_at
 
         def site(number):
             return None if key is None else key.fold(number)
 
         def before(norm, x):
-            return norm(x) if is_pre_norm else x
+            return norm(x) if is_pre_norm and norm is not None else x
 
         def after(norm, x):
             return x if is_pre_norm else norm(x)
@@ -99,10 +100,10 @@ class Block(nnx.Module):
             key=site(_MIXER),
             read_BR=read_BR,
         )
-        y_BRD = dropout(y_BRD, site(_MIXER_OUTPUT), rate=rate)
+        y_BRD = dropout(y_BRD, site(_MIXER_OUTPUT), rate=rate("attention"))
         x_BRD = after(self.attention_norm, x_BRD + y_BRD)
         y_BRD = self.output(self._inner(before(self.output_norm, x_BRD)))
-        y_BRD = dropout(y_BRD, site(_FEED_FORWARD_OUTPUT), rate=rate)
+        y_BRD = dropout(y_BRD, site(_FEED_FORWARD_OUTPUT), rate=rate("feed_forward"))
         return after(self.output_norm, x_BRD + y_BRD)
 
     def _inner(self, x_BRD: jax.Array) -> jax.Array:
@@ -116,10 +117,10 @@ class Block(nnx.Module):
 class Encoder(nnx.Module):
     """Embeddings and N blocks, each a subtree of its own: `layer_0`, `layer_1`, ...
 
-    The embeddings are normalised in every model: words and positions of a deviation of 0.02 would
-    be nothing beside what the blocks add, and training is steadier (Le Scao et al. 2022, BLOOM;
-    ModernBERT). With pre-norm the first norm of the first block then repeats it, but for its scale:
-    so all blocks are alike.
+    The embeddings are normalised by default, with pre-norm too: words and positions of a deviation
+    of 0.02 would be nothing beside what the blocks add, and training is steadier (Le Scao et al.
+    2022, BLOOM; ModernBERT). The first norm of the first block then repeats it, but for its scale:
+    `first_norm` may leave it out.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):

@@ -14,6 +14,8 @@ class LayerSpec:
     feed_forward: str
     norm_placement: str
     norm: str
+    # Whether attention has one.
+    has_attention_norm: bool
     rope_theta: float
     # Positions that a token sees, half of them on either side; None is all.
     window: int | None
@@ -31,6 +33,7 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
             feed_forward=model.feed_forward,
             norm_placement=model.norm_placement,
             norm=model.norm,
+            has_attention_norm=model.first_norm or number > 0,
             rope_theta=model.rope_theta if is_global else local_theta,
             window=None if is_global else model.attention_window,
         )

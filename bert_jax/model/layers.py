@@ -57,9 +57,11 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
         has_bias: bool = True,
         is_bias_trained: bool = True,
+        stddev: float | None = None,
     ):
+        """`stddev` stands in for `config.initializer_range`."""
         self.is_bias_trained = is_bias_trained
-        stddev = config.initializer_range
+        stddev = config.initializer_range if stddev is None else stddev
         self.kernel = truncated_normal(rngs, (inputs, outputs), stddev=stddev)
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if has_bias else None
 
@@ -168,18 +170,19 @@ def split_rows(table: jax.Array, *, fill: float) -> jax.Array:
 
 class Embeddings(nnx.Module):
     """The sum of word, position and segment embeddings, normalised, with dropout; mapped to the
-    encoder's width where that is another one.
+    encoder's width where that is another one. Norm and segments may be left out.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width = config.table_size
-        self.dropout_rate = config.hidden_dropout_prob
+        self.dropout_rate = config.dropout_at("embeddings")
         self.word = Embed(config.vocab_size, width, config=config, rngs=rngs)
         kind = POSITIONS[config.position_embedding_type]
         # Where each block has its own, nothing is left to do here.
         self.position = (POSITIONS["none"] if kind.is_per_block else kind)(config, rngs=rngs)
-        self.token_type = Embed(config.type_vocab_size, width, config=config, rngs=rngs)
-        self.layer_norm = Norm(width, config=config)
+        segments = config.type_vocab_size
+        self.token_type = Embed(segments, width, config=config, rngs=rngs) if segments else None
+        self.layer_norm = Norm(width, config=config) if config.embedding_norm else None
         if width != config.hidden_size:
             self.project = Linear(width, config.hidden_size, config=config, rngs=rngs)
 
@@ -193,8 +196,11 @@ class Embeddings(nnx.Module):
         key: DropoutKey | None,
     ) -> jax.Array:
         x_BLD = self.position.add(self.word(input_ids), position_ids)
-        x_BLD = x_BLD + self.token_type(token_type_ids)
-        x_BLD = self.layer_norm(x_BLD).astype(dtype)
+        if self.token_type is not None:
+            x_BLD = x_BLD + self.token_type(token_type_ids)
+        if self.layer_norm is not None:
+            x_BLD = self.layer_norm(x_BLD)
+        x_BLD = x_BLD.astype(dtype)
         x_BLD = dropout(x_BLD, key, rate=self.dropout_rate)
         return self.project(x_BLD) if hasattr(self, "project") else x_BLD
 

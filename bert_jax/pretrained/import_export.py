@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
+from bert_jax.config.fields import settings_of
 from bert_jax.data.tokenizer import hub
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, name_map, sentence_transformers, tf1
@@ -155,10 +156,13 @@ def _require_a_head(source: Path, foreign: ImportedModel) -> None:
 def _require_same_run(source: Path, foreign: ImportedModel, run: TrainConfig) -> None:
     for section, theirs in (("model", foreign.model), ("head", foreign.head)):
         ours = vars(getattr(run, section))
+        # Dropout and the like are how a model is trained, not what it is.
+        free = {n for n, s in settings_of(type(theirs)).items() if s and s.rule.compared != "equal"}
         differing = [
             f"{section}.{name} is {ours[name]!r}, the checkpoint's {value!r}"
             for name, value in vars(theirs).items()
             if ours[name] != value
+            and name not in free
             and not (name == "max_position_embeddings" and ours[name] > value)
         ]
         if differing:

@@ -29,6 +29,7 @@ from bert_jax.inference.forward import Forward
 from bert_jax.memory import fit as fitting
 from bert_jax.memory.fit import Demand
 from bert_jax.model import bert
+from bert_jax.model.heads.transform import from_masked_lm
 from bert_jax.model.sharding import row_shards
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained import load
@@ -341,10 +342,20 @@ def flatten_values(values: dict[str, Any]) -> dict[str, Any]:
 
 def _beginning(config: TrainConfig, source: LoadedCheckpoint) -> TrainState:
     kept = {part: source.params[part] for part in ("encoder", "pooler") if part in source.params}
+    begun = None
+    if config.head.transform and not source.config.head.transform:
+        kept.pop("pooler", None)  # another kind
+        if "mlm" in source.params:
+            begun = kept["pooler"] = from_masked_lm(source.params["mlm"])
     if "pooler" in config.head.parts and "pooler" not in kept:
         note(f"{source.directory} has no pooler: it begins at random, like the head")
     encoder_only = dataclasses.replace(source, params=kept)
     params, _ = load.with_parts(encoder_only, config, allow_missing_heads=True)
+    if begun is not None:
+        params = {
+            part: tree | {"transform": begun} if "transform" in tree else tree
+            for part, tree in params.items()
+        }
     # The step takes its arguments' memory over, and the next run begins with the same source.
     return TrainState.create(config, jax.tree.map(jnp.copy, params))
 

@@ -15,6 +15,7 @@ from bert_jax import config_loader
 from bert_jax.config import (
     CheckpointConfig,
     EvaluationConfig,
+    HeadConfig,
     ModelConfig,
     OptimizerConfig,
     PhaseConfig,
@@ -25,12 +26,13 @@ from bert_jax.config import (
 from bert_jax.config_checks import validate
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
+from bert_jax.interchange import huggingface
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
 from bert_jax.tasks import glue, results
 from bert_jax.tasks.finetune import DIVERGED, Recipe, train
-from bert_jax.tasks.task import TaskSpec
+from bert_jax.tasks.task import Task, TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import location, resume_policy, run_directory
@@ -174,12 +176,13 @@ class SweepRun:
         )
 
 
-def _pooler_act(source: LoadedCheckpoint) -> str:
-    """Returns what follows the pooler's map: GELU where the encoder is an ELECTRA, which has no
-    pooler of its own.
+def _head(task: Task, source: LoadedCheckpoint) -> HeadConfig:
+    """Returns the task's head as the classes of the checkpoint's family have it: an ELECTRA, which
+    has no pooler of its own, has GELU in it, and a ModernBERT the masked-LM head's transform.
     """
-    head = source.config.head
-    return "gelu" if "discriminator" in head.parts else head.pooler_act
+    head, model = source.config.head, source.config.model
+    act = "gelu" if "discriminator" in head.parts else head.pooler_act
+    return dataclasses.replace(task.head(), pooler_act=act, transform=huggingface.transforms(model))
 
 
 def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainConfig:
@@ -191,7 +194,7 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
         seed=run.seed,
         # A generator stays behind.
         model=source.config.model.with_generator_of(ModelConfig()),
-        head=dataclasses.replace(data.task.head(), pooler_act=_pooler_act(source)),
+        head=_head(data.task, source),
         compute=source.config.compute,
         optimizer=OptimizerConfig(
             learning_rate=run.learning_rate, warmup_steps=int(WARMUP * steps)

@@ -236,8 +236,8 @@ class AttentionProbe:
             sequences = [[([special.cls, *first, special.sep, *between], 0)]]
             sequences[0] += [([*ids, special.sep], 1) for ids in second]
         columns: list[tuple[int, int, int, int]] = []
-        # A model with one token type has no second one, as RoBERTa.
-        last_type = self._source.config.model.type_vocab_size - 1
+        # A model with one token type has no second one, as RoBERTa, or none at all.
+        last_type = max(0, self._source.config.model.type_vocab_size - 1)
         for number, segments in enumerate(sequences, 1):
             typed = [(id_, min(kind, last_type)) for ids, kind in segments for id_ in ids]
             columns += [(id_, kind, place, number) for place, (id_, kind) in enumerate(typed)]

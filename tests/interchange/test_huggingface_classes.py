@@ -14,7 +14,7 @@ from bert_jax.data.tasks.conll import Sentence
 from bert_jax.data.tasks.encode_rows import encode_words
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
-from bert_jax.interchange import huggingface, huggingface_names
+from bert_jax.interchange import family, huggingface
 from bert_jax.model import bert, sharding
 from tests.models import HEADS, SIZES, assert_same, batch, random_params, their_fields, vocabulary
 
@@ -513,4 +513,4 @@ def test_roberta_gives_our_logits(tmp_path, name, pad):
 
 
 def test_every_class_is_known():
-    assert set(huggingface_names.CLASSES) == set(HEADS)
+    assert set(family.CLASSES) == set(HEADS)

@@ -167,6 +167,10 @@ _NOT_BERT = {
     "norm_bias": False,
     "linear_bias": False,
     "feed_forward": "gated",
+    "embedding_norm": False,
+    "decoder_bias": False,
+    "tie_word_embeddings": False,
+    "type_vocab_size": 0,
 }
 
 

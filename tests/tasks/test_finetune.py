@@ -5,25 +5,28 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.config import HeadConfig
+from bert_jax.config import HeadConfig, TrainConfig
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.runtime import watchdog
 from bert_jax.tasks import finetune as task_finetune
+from bert_jax.tasks import sweep
 from bert_jax.tasks.task import task_of
 from bert_jax.tasks.task_data import base_spec, read_file
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.workdir import checkpoint, location, run_directory
 from tests import tiny_tasks
+from tests.golden import make_modernbert
 from tests.models import assert_same
 
 _FAST = ["--length", "16", "--batch-size", "16", "--learning-rate", "2e-3", "--epochs", "4"]
@@ -240,6 +243,24 @@ def test_a_fine_tuned_encoder_goes_on_to_another_task(tmp_path, classified, glue
     for part in ("pooler", "sequence_classifier"):
         old, new = (jax.tree.leaves(p[part])[-1] for p in (before, after))
         assert not np.allclose(old, new)
+
+
+@pytest.mark.parametrize("name", make_modernbert.TASKS)
+def test_a_modernbert_begins_with_its_masked_lm_head(name):
+    """As the classes of transformers do, by its names; another model has a pooler with tanh."""
+    wanted = make_modernbert.TASKS[name]
+    task = SimpleNamespace(head=lambda: dataclasses.replace(wanted, transform=False))
+    config = TrainConfig(model=make_modernbert.MODEL, head=make_modernbert.HEAD)
+    tree = make_modernbert.params()
+    source = LoadedCheckpoint(Path("theirs"), 0, config, tree, Path("theirs"))
+    assert sweep._head(task, source) == wanted
+    begun = task_finetune._beginning(dataclasses.replace(config, head=wanted), source).params
+    head = begun["pooler"] if "pooler" in begun else begun[wanted.parts[0]]["transform"]
+    assert_same(head["dense"], tree["mlm"]["transform"])
+    assert_same(head["layer_norm"], tree["mlm"]["layer_norm"])
+    assert set(begun) == {"encoder", *wanted.parts}
+    other = dataclasses.replace(config, model=dataclasses.replace(config.model, first_norm=True))
+    assert not sweep._head(task, dataclasses.replace(source, config=other)).transform
 
 
 def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue, capsys):

@@ -21,9 +21,10 @@ class ExportOptions(FromCheckpoint):
     """a Hugging Face directory, or a TF1 checkpoint"""
     model_type: str | None = None
     """NAME: the family of classes to write, hf only: bert, roberta, electra, xlm-roberta,
-    camembert, roformer or roberta-prelayernorm (default: electra for what only that has, roformer
-    for rotary positions, roberta-prelayernorm where norms come first, roberta where the tokenizer
-    puts two separators between texts, as byte-level BPE does, else bert)"""
+    camembert, roformer, roberta-prelayernorm, modernbert or eurobert (default: electra for what
+    only that has, roberta-prelayernorm where norms come first, roformer for rotary positions,
+    modernbert or eurobert for both, roberta where the tokenizer puts two separators between texts,
+    as byte-level BPE does, else bert)"""
     moments: Literal["auto", "yes", "no"] = "auto"
     """whether to write Adam's moments and the step; 'auto' does for tf1 where there are any"""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -41,7 +42,7 @@ class ExportOptions(FromCheckpoint):
 def run(options: ExportOptions) -> None:
     require_place_for_directory(output=options.output)
     from bert_jax.interchange.electra_pair import FOLDER
-    from bert_jax.interchange.huggingface_names import class_of
+    from bert_jax.interchange.family import class_of
     from bert_jax.interchange.tf1 import NAME
     from bert_jax.pretrained.import_export import export_checkpoint
     from bert_jax.progress import note

@@ -10,6 +10,7 @@ from flax import nnx
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.model.dropout import dropout
 from bert_jax.model.heads.part import EVERY, Context, Part
+from bert_jax.model.heads.transform import Transform
 from bert_jax.model.layers import Linear
 
 
@@ -29,27 +30,39 @@ class _SequenceClassifier(Part):
         return {"sequence_logits": module(pooled).astype(jnp.float32)}
 
 
+class _OfTokens(Linear):
+    """A linear map of each token, or of what a `Transform` makes of it."""
+
+    def __init__(self, outputs: int, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
+        super().__init__(config.hidden_size, outputs, config=config, rngs=rngs)
+        self.transform = Transform(config, rngs=rngs) if head.transform else None
+
+    def read(self, x_BLD: jax.Array) -> jax.Array:
+        """Returns what the map takes, before dropout."""
+        return x_BLD if self.transform is None else self.transform(x_BLD)
+
+
 class _EveryToken(Part):
     def positions(self, batch: Mapping[str, jax.Array]) -> str:
         return EVERY
 
 
 class _TokenClassifier(_EveryToken):
-    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Linear:
-        return Linear(config.hidden_size, classes(head), config=config, rngs=rngs)
+    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> _OfTokens:
+        return _OfTokens(classes(head), config, head, rngs=rngs)
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
-        dropped_BLD = dropout(x_BRD, context.key, rate=context.dropout_rate)
+        dropped_BLD = dropout(module.read(x_BRD), context.key, rate=context.dropout_rate)
         return {"token_logits": module(dropped_BLD).astype(jnp.float32)}
 
 
 class _SpanClassifier(_EveryToken):
-    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Linear:
-        return Linear(config.hidden_size, 2, config=config, rngs=rngs)
+    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> _OfTokens:
+        return _OfTokens(2, config, head, rngs=rngs)
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
         # Without dropout, as google-research/bert run_squad.py.
-        return {"span_logits": module(x_BRD).astype(jnp.float32)}
+        return {"span_logits": module(module.read(x_BRD)).astype(jnp.float32)}
 
 
 SEQUENCE_CLASSIFIER = _SequenceClassifier()

@@ -4,6 +4,7 @@ Dims: B batch, M masked positions, D width, V vocabulary.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,21 +17,30 @@ from bert_jax.model.layers import Embed, Linear, Norm, activation, split_rows
 
 
 class MaskedLMHead(nnx.Module):
-    """A transformation and the word embedding as output matrix (Devlin et al. 2019)."""
+    """A transformation, and the word embedding as output matrix (Devlin et al. 2019) or one of its
+    own.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width = config.table_size
         self.hidden_act = config.hidden_act
-        self.transform = Linear(
-            config.hidden_size, width, config=config, rngs=rngs, has_bias=config.linear_bias
-        )
-        self.layer_norm = Norm(width, config=config)
-        self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
+        linear = partial(Linear, config=config, rngs=rngs, has_bias=config.linear_bias)
+        has_transform = config.masked_lm_transform
+        self.transform = linear(config.hidden_size, width) if has_transform else None
+        self.layer_norm = Norm(width, config=config) if has_transform else None
+        words, is_tied = config.vocab_size, config.tie_word_embeddings
+        self.num_words = words
+        self.decoder = None if is_tied else Embed(words, width, config=config, rngs=rngs)
+        self.bias = nnx.Param(jnp.zeros(words, jnp.float32)) if config.decoder_bias else None
 
     def __call__(self, x_BMD: jax.Array, word: Embed) -> jax.Array:
-        h_BMD = activation(self.hidden_act, self.transform(x_BMD))
+        if self.transform is not None and self.layer_norm is not None:
+            x_BMD = self.layer_norm(activation(self.hidden_act, self.transform(x_BMD)))
+        output = word if self.decoder is None else self.decoder
+        scores_BMV = output.logits(x_BMD)
         # The sub-words that tensor parallelism adds can never be the answer.
-        return word.logits(self.layer_norm(h_BMD)) + split_rows(self.bias[...], fill=-jnp.inf)
+        bias = jnp.zeros(self.num_words) if self.bias is None else self.bias[...]
+        return scores_BMV + split_rows(bias, fill=-jnp.inf)
 
 
 class _Part(Part):

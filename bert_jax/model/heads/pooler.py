@@ -10,6 +10,7 @@ from flax import nnx
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.model.dropout import dropout
 from bert_jax.model.heads.part import Context, Part
+from bert_jax.model.heads.transform import Transform
 from bert_jax.model.layers import Linear, activation
 from bert_jax.model.sharding import over_batch
 
@@ -36,8 +37,8 @@ class Pooler(nnx.Module):
 class _Part(Part):
     """Reads the first token, or where the batch says that texts begin."""
 
-    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> Pooler:
-        return Pooler(config, head, rngs=rngs)
+    def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> nnx.Module:
+        return Transform(config, rngs=rngs) if head.transform else Pooler(config, head, rngs=rngs)
 
     def positions(self, batch: Mapping[str, jax.Array]) -> jax.Array:
         rows = batch["input_ids"].shape[0]
@@ -46,7 +47,8 @@ class _Part(Part):
         return batch.get("text_positions", pairs_BP)
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
-        pooled_BPD = module(x_BRD, context)
+        is_transform = isinstance(module, Transform)
+        pooled_BPD = module(x_BRD) if is_transform else module(x_BRD, context)
         is_packed = "text_positions" in context.batch
         return {
             "pooled": pooled_BPD if is_packed else pooled_BPD[:, 0],

@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.attention import join_heads, split_heads
+from bert_jax.model.attention import join_heads, repeat_heads, split_heads
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.layer_spec import LayerSpec
 from bert_jax.model.layers import Linear
@@ -42,17 +42,15 @@ class SelfAttention(Mixer):
         self, config: ModelConfig, layer: LayerSpec, *, rngs: nnx.Rngs
     ) -> dict[str, nnx.Module]:
         width, kind = config.hidden_size, POSITIONS[config.position_embedding_type]
-        linear = partial(
-            Linear, width, width, config=config, rngs=rngs, has_bias=config.linear_bias
-        )
+        linear = partial(Linear, width, config=config, rngs=rngs, has_bias=config.linear_bias)
         # Where no position kind says otherwise, a key's bias adds the same to all scores of a
         # query, which softmax does not see: its gradient is zero, and what could be computed would
         # be rounding.
         return {
-            "query": linear(),
-            "key": linear(is_bias_trained=kind.sees_key_bias()),
-            "value": linear(),
-            "attention_output": linear(),
+            "query": linear(width),
+            "key": linear(config.key_value_size, is_bias_trained=kind.sees_key_bias()),
+            "value": linear(config.key_value_size),
+            "attention_output": linear(width, stddev=config.output_init),
         }
 
     def __call__(
@@ -68,8 +66,12 @@ class SelfAttention(Mixer):
         read_BR: jax.Array | None,
     ) -> jax.Array:
         heads = block.config.num_attention_heads
+        fewer = block.config.num_key_value_heads or heads
         query_BHKR = split_heads(block.query.to_columns(x_BRD), heads)
-        key_BHKL = split_heads(block.key.to_columns(x_BLD), heads)
+        key_BHKL = split_heads(block.key.to_columns(x_BLD), fewer)
+        value_BHKL = split_heads(block.value.to_columns(x_BLD), fewer)
+        if fewer != heads:
+            key_BHKL, value_BHKL = (repeat_heads(x, heads) for x in (key_BHKL, value_BHKL))
         bias_BHRL = None
         if position.is_in_attention():
             where = {
@@ -81,7 +83,7 @@ class SelfAttention(Mixer):
         context_BHKR = attend(
             query_BHKR,
             key_BHKL,
-            split_heads(block.value.to_columns(x_BLD), heads),
+            value_BHKL,
             mask=mask,
             bias_BHLS=bias_BHRL,
             key=key,
@@ -92,7 +94,7 @@ class SelfAttention(Mixer):
     def flops(self, model: ModelConfig, *, length: int, queries: int) -> int:
         """A window costs what all keys do: back ends leave out scores, not products."""
         d = model.hidden_size
-        keys_and_values = 2 * length * 2 * d * d
+        keys_and_values = 2 * length * 2 * d * model.key_value_size
         attention = 2 * queries * (2 * d * d + 2 * length * d)
         kind = POSITIONS[model.position_embedding_type]
         return kind.flops(model, length=length, queries=queries) + keys_and_values + attention

@@ -1,0 +1,236 @@
+"""Families of Hugging Face's models: what tensors and fields are called, and their classes."""
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import HeadConfig, ModelConfig
+from bert_jax.errors import UsageError, brief
+from bert_jax.interchange.name_map import NameMap, require_expressible
+
+# The class that a model is written as: the first whose parts it has all of.
+OF_TASKS = {
+    "ForSequenceClassification": ("pooler", "sequence_classifier"),
+    "ForTokenClassification": ("token_classifier",),
+    "ForQuestionAnswering": ("span_classifier",),
+}
+CLASSES = {
+    **OF_TASKS,
+    "ForPreTraining": ("pooler", "mlm", "nsp"),
+    "ForMaskedLM": ("mlm",),
+    "ForNextSentencePrediction": ("pooler", "nsp"),
+    "Model": (),
+}
+ELECTRA_CLASSES = {
+    **OF_TASKS,
+    "ForPreTraining": ("discriminator",),
+    "ForMaskedLM": ("mlm",),
+    "Model": (),
+}
+
+
+class Dialect:
+    """How a `config.json` describes an encoder, where that is not by BERT's fields."""
+
+    def to_ours(self, theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """Returns the fields of `ModelConfig` that the file at `path` says.
+
+        Raises UsageError, by their name, for what no model of ours computes.
+        """
+        raise NotImplementedError
+
+    def to_theirs(self, model: ModelConfig) -> dict[str, Any]:
+        """Returns what the file says of a model that has no `problem`."""
+        raise NotImplementedError
+
+    def problem(self, model: ModelConfig) -> str:
+        """Returns what it cannot say of a model: a field, its value and why; nothing if all is
+        well.
+        """
+        raise NotImplementedError
+
+
+def checked(theirs: Mapping[str, Any], defaults: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the fields of `defaults` as the file at `path` says them, or as they are there.
+
+    Raises UsageError for a value of another type than the default.
+    """
+    values = {name: theirs.get(name, default) for name, default in defaults.items()}
+    for name, default in defaults.items():
+        kinds = (int, float) if isinstance(default, float) else type(default)
+        is_truth = not isinstance(default, bool) and isinstance(values[name], bool)
+        if is_truth or not isinstance(values[name], kinds):
+            raise UsageError(
+                f"{path}: {name} is {brief(values[name])}; expected {type(default).__name__}"
+            )
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """An entry of `registry.FAMILIES`: how the models of one `model_type` map to ours."""
+
+    # What the names of the encoder's tensors begin with, and those of the classes.
+    base: str
+    names: NameMap
+    class_prefix: str = "Bert"
+    # The names where the sentence classifier has a dense layer of its own in place of the pooler,
+    # and the tensor that only such a classifier has.
+    pooled_names: NameMap | None = None
+    pooled_classifier: str | None = None
+    # The classifiers that those are the names for, and whether they have a `Transform` before them.
+    pooled_parts: frozenset[str] = frozenset({"sequence_classifier"})
+    transform: bool = False
+    # Positions begin behind the id of padding (transformers modeling_roberta.py,
+    # `create_position_ids_from_input_ids`): with padding as id 1, two rows of the position table
+    # come before that of the first token, which our models do not have, and 512 positions are a
+    # table of 514. This is the id that a config without `pad_token_id` means; None where the first
+    # row is the first token's.
+    default_pad: int | None = None
+    # Ids of tokens that its config names beside padding -> their roles.
+    token_ids: Mapping[str, str] = field(default_factory=dict)
+    # Parts that none of its classes has.
+    lacks: frozenset[str] = frozenset()
+    # What its masked-LM head computes, whatever the config's `hidden_act` says; None: that.
+    mlm_act: str | None = None
+    # What follows the pooler's map, and whether its classes take that from `hidden_act`.
+    pooler_act: str = "tanh"
+    pooler_has_hidden_act: bool = False
+    # The parts of its classes, and of the bare model.
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CLASSES)
+    bare: frozenset[str] = frozenset({"pooler"})
+    # Fields of ours beside those of every BERT that its config has, and what it leaves out of it.
+    fields: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Fields of ours that its config does not have, and their only value.
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    # Our kinds of position -> how its config calls them; nothing where that is fixed.
+    positions: Mapping[str, str] = field(default_factory=lambda: {"learned": "absolute"})
+    # A tensor of sines that its files hold, which has nothing to learn.
+    sinusoids: str = ""
+    # How its config says the rest, where not by BERT's fields.
+    dialect: Dialect | None = None
+    # Matrices that its files hold as one -> the names of the parts, in their order. In `names` a
+    # part is called MATRIX.PART.
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Tensors that some writers store twice: name -> what it must equal.
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def unused_rows(self, pad: int) -> int:
+        """Returns how many rows of the position table no token uses, given the id of padding."""
+        return 0 if self.default_pad is None else pad + 1
+
+    def unused_rows_of(self, theirs: Mapping[str, Any], path: Path) -> int:
+        """Returns the same for the `config.json` at `path`."""
+        pad = theirs.get("pad_token_id", self.default_pad)
+        if self.default_pad is None:
+            return 0
+        if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
+            raise UsageError(
+                f"{path}: pad_token_id is {brief(pad)}; RoBERTa's positions begin behind it: give "
+                "the id of its padding token"
+            )
+        return self.unused_rows(pad)
+
+    def without_rows(self, tensors: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+        """Returns the tensors of a file without the first `rows` of its position table."""
+        name = self.position_table
+        if not rows or name not in tensors or not tensors[name].ndim:
+            return tensors
+        return tensors | {name: tensors[name][rows:]}
+
+    def with_rows(self, tensors: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+        """Returns tensors as a file has them: `rows` of zeros begin the position table."""
+        name = self.position_table
+        if not rows or name not in tensors:
+            return tensors
+        first = np.zeros((rows, *tensors[name].shape[1:]), tensors[name].dtype)
+        return tensors | {name: np.concatenate([first, tensors[name]])}
+
+    def join(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns tensors as a file has them: parts of one matrix below each other."""
+        found = dict(tensors)
+        for matrix, parts in self.joined.items():
+            first = f".{matrix}.{parts[0]}."
+            for name in [name for name in found if first in name]:
+                names = [name.replace(first, f".{matrix}.{part}.") for part in parts]
+                whole = name.replace(first, f".{matrix}.")
+                found[whole] = np.concatenate([found.pop(each) for each in names])
+        return found
+
+    def split(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the tensors of a file with such matrices cut into their parts."""
+        found = dict(tensors)
+        for matrix, parts in self.joined.items():
+            for name in [name for name in found if f".{matrix}." in name and found[name].ndim]:
+                if len(found[name]) % len(parts):
+                    continue  # of a wrong shape, which is said by who looks for the parts
+                pieces = np.split(found.pop(name), len(parts))
+                for part, piece in zip(parts, pieces, strict=True):
+                    found[name.replace(f".{matrix}.", f".{matrix}.{part}.")] = piece
+        return found
+
+    @property
+    def position_table(self) -> str:
+        return f"{self.base}.embeddings.position_embeddings.weight"
+
+    def misreads(self, model: ModelConfig, head: HeadConfig) -> str:
+        """Returns what its classes would compute otherwise than the model; nothing if all is
+        well.
+        """
+        is_pooled = self.pooler_has_hidden_act and "pooler" in head.parts
+        if is_pooled and model.hidden_act != self.pooler_act:
+            return (
+                f"hidden_act is {model.hidden_act}, which {self.class_prefix}'s classifier "
+                f"also uses, where this model uses {self.pooler_act}"
+            )
+        if self.mlm_act in (None, model.hidden_act) or "mlm" not in head.parts:
+            return ""
+        return (
+            f"hidden_act is {model.hidden_act}, but the masked-LM head of {self.class_prefix}'s "
+            f"class computes {self.mlm_act} whatever that says"
+        )
+
+    def names_with(self, parts: Container[str]) -> NameMap:
+        """Returns the names of a model with these parts."""
+        is_pooled = any(part in parts for part in self.pooled_parts)
+        return self.pooled_names if self.pooled_names and is_pooled else self.names
+
+    def require_expressible(self, model: ModelConfig, head: HeadConfig) -> None:
+        """Raises UsageError for a model that none of the family's classes computes."""
+        require_expressible(
+            model,
+            head,
+            self.names_with(head.parts),
+            positions=tuple(self.positions),
+            lacks=self.lacks,
+            fields=self.fields,
+            fixed=self.fixed,
+            pooler_act=self.pooler_act,
+            transform=self.transform,
+        )
+        if self.dialect is not None and (problem := self.dialect.problem(model)):
+            raise UsageError(f"model.{problem}")
+        if problem := self.misreads(model, head):
+            remedy = ": write it as bert, with `model_type`" if self.base == "roberta" else ""
+            raise UsageError(f"model.{problem}{remedy}")
+
+
+def class_of(parts: Sequence[str]) -> str:
+    """Returns the name, without "Bert" or the like before it, of the class that `parts` make up."""
+    classes = ELECTRA_CLASSES if "discriminator" in parts else CLASSES
+    return next(name for name, needed in classes.items() if set(needed) <= set(parts))
+
+
+def declared_parts(architectures: Sequence[str], family: Family) -> set[str]:
+    """Returns the parts of the classes a `config.json` names, as far as they are known here."""
+    found: set[str] = set()
+    for architecture in architectures:
+        for name, parts in family.classes.items():
+            if str(architecture).endswith(name):
+                found |= set(parts) or family.bare
+                break
+    return found

@@ -1,0 +1,27 @@
+"""The map, activation and norm of a masked-LM head, which ModernBERT's classifiers have, too."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.layers import Linear, Norm, activation
+
+
+class Transform(nnx.Module):
+    """A linear map, the activation of the encoder, and a norm."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        width, has_bias = config.hidden_size, config.linear_bias
+        self.hidden_act = config.hidden_act
+        self.dense = Linear(width, width, config=config, rngs=rngs, has_bias=has_bias)
+        self.layer_norm = Norm(width, config=config)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.layer_norm(activation(self.hidden_act, self.dense(x)))
+
+
+def from_masked_lm(mlm: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of the masked-LM head's own as those of a `Transform`."""
+    return {"dense": mlm["transform"], "layer_norm": mlm["layer_norm"]}
