@@ -35,19 +35,18 @@ def config_of(
     described = {
         "architectures": [f"{family.class_prefix}{class_of(head.parts)}"],
         "model_type": model_type,
-        "pad_token_id": pad,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "torch_dtype": dtype,
     }
     if family.dialect is not None:
-        described |= family.dialect.to_theirs(config)
+        described |= {**family.dialect.to_theirs(config), "pad_token_id": pad}
     else:
         described |= {name: getattr(config, name) for name in name_map.MODEL_FIELDS}
         described["max_position_embeddings"] += family.unused_rows(pad)
+        described["pad_token_id"] = pad
         if family.positions:
             described["position_embedding_type"] = family.positions[kind]
         if "embedding_size" in family.fields:
             described["embedding_size"] = config.table_size
+    described |= {"tie_word_embeddings": config.tie_word_embeddings, "torch_dtype": dtype}
     if {"sequence_classifier", "token_classifier"} & set(head.parts):
         labels = head.labels or ("LABEL_0",)
         described["id2label"] = {str(i): label for i, label in enumerate(labels)}
