@@ -15,7 +15,7 @@ def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -
 
     def block(layer: LayerSpec, queries: int) -> int:
         kernels = 3 if layer.feed_forward == "gated" else 2
-        mixing = MIXERS[layer.mixer].flops(model, length=length, queries=queries)
+        mixing = MIXERS[layer.mixer].flops(model, layer, length=length, queries=queries)
         return mixing + 2 * queries * kernels * d * f
 
     *others, last = layer_specs(model)

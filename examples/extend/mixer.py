@@ -46,7 +46,7 @@ class ShortConvolution(Mixer):
             y_BLD += jnp.where(is_near_BL[..., None], moved[0] * weights_D, 0)
         return block.filter_output(y_BLD if read_BR is None else gather_positions(y_BLD, read_BR))
 
-    def flops(self, model, *, length, queries):
+    def flops(self, model, layer, *, length, queries):
         return 2 * queries * model.hidden_size**2
 
     def kept(self, model, *, length):

@@ -23,6 +23,9 @@ class Windowed(SelfAttention):
         near = dataclasses.replace(mask, window=WINDOW)
         return super().__call__(block, x_BLD, x_BRD, mask=near, **rest)
 
+    def flops(self, model, layer, **sizes):
+        return super().flops(model, dataclasses.replace(layer, window=WINDOW), **sizes)
+
 
 MIXERS.register("windowed-attention", Windowed())
 

@@ -38,6 +38,7 @@ def product_flops(jaxpr) -> int:
         ("bert_base", 0, "scan"),
         ("bert_large", 1, "scan"),
         ("bert_base", 0, "unroll"),
+        ("bert_base", 0, "local"),
     ],
 )
 def test_the_closed_form_is_the_train_steps_products(name, phase_index, layers):
@@ -49,6 +50,10 @@ def test_the_closed_form_is_the_train_steps_products(name, phase_index, layers):
     gradient are a gather and a scatter, in neither count.
     """
     changes = [f"compute.layers={layers}"]
+    if layers == "local":  # three blocks of 8 keys for each query; layer 0 and 3 are global
+        changes = ["compute.layers=unroll", "model.num_hidden_layers=4"]
+        changes += ["model.attention_window=16", "model.global_attention_every_n_layers=3"]
+        changes += ["model.attention_probs_dropout_prob=0"]
     if layers == "unroll":  # as the first case, but for the loop; three blocks show that as well
         changes.append("model.num_hidden_layers=3")
     config = config_loader.load_config(name, changes)

@@ -81,10 +81,10 @@ class Mixer:
         """
         raise NotImplementedError
 
-    def flops(self, model: ModelConfig, *, length: int, queries: int) -> int:
+    def flops(self, model: ModelConfig, layer: LayerSpec, *, length: int, queries: int) -> int:
         """Returns the FLOPs of its matrix products for one row, of which `queries` are read."""
         raise NotImplementedError
 
     def kept(self, model: ModelConfig, *, length: int) -> Kept:
-        """Returns the arrays that one layer keeps for the backward pass."""
+        """Returns the arrays that one layer keeps for the backward pass, in the mean."""
         raise NotImplementedError

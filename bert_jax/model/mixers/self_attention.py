@@ -12,9 +12,9 @@ import jax
 from flax import nnx
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.attention import join_heads, repeat_heads, split_heads
+from bert_jax.model.attention import join_heads, near_block, repeat_heads, split_heads
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.model.layer_spec import LayerSpec
+from bert_jax.model.layer_spec import LayerSpec, layer_specs
 from bert_jax.model.layers import Linear
 from bert_jax.model.mask import Mask
 from bert_jax.model.mixers.mixer import Kept, Mixer
@@ -91,18 +91,34 @@ class SelfAttention(Mixer):
         )
         return block.attention_output.from_columns(join_heads(context_BHKR))
 
-    def flops(self, model: ModelConfig, *, length: int, queries: int) -> int:
-        """A window costs what all keys do: back ends leave out scores, not products."""
-        d = model.hidden_size
+    def flops(self, model: ModelConfig, layer: LayerSpec, *, length: int, queries: int) -> int:
+        d, keys = model.hidden_size, _keys(model, layer, length, queries)
         keys_and_values = 2 * length * 2 * d * model.key_value_size
-        attention = 2 * queries * (2 * d * d + 2 * length * d)
+        attention = 2 * queries * (2 * d * d + 2 * keys * d)
         kind = POSITIONS[model.position_embedding_type]
         return kind.flops(model, length=length, queries=queries) + keys_and_values + attention
 
     def kept(self, model: ModelConfig, *, length: int) -> Kept:
         kind = POSITIONS[model.position_embedding_type]
+        layers = layer_specs(model)
+        scores = sum(_keys(model, layer, length, length) for layer in layers)
         # Queries, keys, values and what goes into the output's map.
-        return Kept(width=4, scores=1, distances=kind.kept_distances(model, length=length))
+        return Kept(
+            width=4,
+            scores=scores / (len(layers) * length),
+            distances=kind.kept_distances(model, length=length),
+        )
+
+
+def _keys(model: ModelConfig, layer: LayerSpec, length: int, queries: int) -> int:
+    """Returns the keys with which a query is multiplied: those of three blocks where `fused`
+    computes a window, while all of a row are queries.
+    """
+    if POSITIONS[model.position_embedding_type].adds_to_scores() or queries < length:
+        return length
+    rate = model.attention_probs_dropout_prob
+    block = near_block(layer.window, length, dropout_rate=rate)
+    return 3 * block if block else length
 
 
 SELF_ATTENTION = SelfAttention()
