@@ -219,8 +219,8 @@ def _three_in_blocks(q_BHKL, k_BHKL, v_BHKL, *, block):
 
 def _near_forward(q_BHKL, k_BHKL, v_BHKL, allowed, block) -> tuple[jax.Array, Any]:
     batch, _, _, length = q_BHKL.shape
-    cut = _three_in_blocks(q_BHKL, k_BHKL, v_BHKL, block=block)
-    out, (_, _, _, exponentials, divisor, _, _) = _forward(*cut, allowed, None, 0.0)
+    q, k, v = _three_in_blocks(q_BHKL, k_BHKL, v_BHKL, block=block)
+    out, (_, _, _, exponentials, divisor, _, _) = _forward(q, k, v, allowed, None, 0.0)
     kept = (q_BHKL, k_BHKL, v_BHKL, exponentials, divisor, out)
     return _in_rows(out, batch, length), kept
 
