@@ -305,7 +305,9 @@ _CRAWL = b"".join(
         _crawled(b"warcinfo", b"a: b\r\n"),
         _crawled(b"conversion", _STORY),
         _crawled(b"response", _HTTP + b"\r\n" + _PAGE),
-        _crawled(b"response", _HTTP + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(_PAGE)),
+        _crawled(
+            b"response", _HTTP + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(_PAGE, mtime=0)
+        ),
         _crawled(b"response", _HTTP + b"Transfer-Encoding: chunked\r\n\r\n3\r\nA b\r\n0\r\n\r\n"),
     ]
 )
