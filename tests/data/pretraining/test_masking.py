@@ -192,7 +192,7 @@ def test_a_run_says_that_it_has_too_little_room(corpus, tmp_path, monkeypatch, c
     def stop(*_, **__):
         raise UsageError("far enough")
 
-    monkeypatch.setattr("bert_jax.training.pretrain._home", stop)
+    monkeypatch.setattr("bert_jax.memory.fit.settle", stop)
     # A rate that is raised, and the room of a config that was made for the old one.
     command = ["pretrain", "tiny_docs_cpu", "--corpus", str(corpus), "--workdir", str(tmp_path)]
     small = ["--set", "phases.1.max_predictions=10"]
