@@ -37,6 +37,11 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps every n-th test where BERT_JAX_EVERY=n asks for it: a sample of each file (.ci/run)."""
+    items[:] = items[:: int(os.environ.get("BERT_JAX_EVERY", "1"))]
+
+
 @pytest.fixture(autouse=True)
 def messages():
     """Shows the messages of the library on stderr, in its own words unless `main` is called.
