@@ -144,11 +144,11 @@ def _open_streams() -> None:
             setattr(sys, name, open(descriptor, mode, encoding="utf-8"))  # noqa: SIM115
 
 
-def _flush(stream: TextIO, borne: type[OSError]) -> None:
+def _flush(stream: TextIO, allowed: type[OSError]) -> None:
     """Lets go what such an error keeps from being written: at the exit, it would be the code."""
     try:
         stream.flush()
-    except borne:
+    except allowed:
         from bert_jax.cli import output
 
         output.discard(stream)

@@ -114,12 +114,11 @@ def setting_of(path: str) -> Setting | None:
     """Returns what the field at a path says, or at a path inside its value, or an option of an
     entry; none for no field.
     """
-    for name in (numbered(path), numbered(path).removesuffix(".N")):
-        if name in settings():
-            return settings()[name]
-        if name in (options := option_paths()):
-            return options[name][0]
-    return None
+    names = (numbered(path), numbered(path).removesuffix(".N"))
+    if (found := next((name for name in names if name in settings()), None)) is not None:
+        return settings()[found]
+    options = option_paths()
+    return next((options[name][0] for name in names if name in options), None)
 
 
 def option_paths() -> Mapping[str, tuple[Setting, str, list[str]]]:

@@ -8,6 +8,7 @@ section: `OptimizerConfig(kind="muon", options={"momentum": 0.95})`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -82,7 +83,8 @@ def is_open(cls: type, values: Mapping[str, Any]) -> bool:
     return any(value is not None and value not in table for value, table in chosen)
 
 
-def _tables(cls: type) -> dict[str, Registry]:
+@functools.cache
+def _tables(cls: type) -> Mapping[str, Registry]:
     """Returns the fields of a section that name one entry of a table, with the table."""
     return {
         name: each.choices

@@ -62,8 +62,8 @@ class _EuroBert(Dialect):
             {"num_key_value_heads": heads, "head_dim": width // max(heads, 1)},
             path,
         )
-        for name, only in (("attention_bias", False), ("mlp_bias", False)):
-            if values.pop(name) is not only:
+        for name in ("attention_bias", "mlp_bias"):
+            if values.pop(name):
                 raise UsageError(f"{path}: {name} is true, which is not supported")
         if more["head_dim"] * heads != width:
             raise UsageError(

@@ -190,9 +190,9 @@ def settle(
     if choose and _has_steps(directory) and MICROBATCHES not in allowed:
         stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
         fields = [path for path, each in settings().items() if each.fits_memory]
-        given, config = flatten(config), _with(config, {name: stored[name] for name in fields})
-        kept = [f"{name}={stored[name]}" for name in fields if stored[name] != given[name]]
-        note("`fit_memory`: as this run began: " + (", ".join(kept) or "as the config says"))
+        given, config = config, _with(config, {name: stored[name] for name in fields})
+        kept = _difference(given, config) or "as the config says"
+        note(f"`fit_memory`: as this run began: {kept}")
     elif choose:
         config, allowed = planner.choose(config), (*allowed, MICROBATCHES)
     needed = planner.require_room(config)

@@ -196,7 +196,7 @@ def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys)
     # Now the same command goes on, whatever is free, unless it is allowed to change.
     free(2**30)
     assert main(command) == 0
-    assert f"--fit-memory: as this run began: {fit.MICROBATCHES}=2" in capsys.readouterr().err
+    assert f"--fit-memory: as this run began: --set {fit.MICROBATCHES}=2" in capsys.readouterr().err
     assert chosen() == 2
     assert main(command[:-1]) == 3
     settled = fit.settle(_CONFIG, pretrain.demand(mesh), **here, allowed=[fit.MICROBATCHES])
