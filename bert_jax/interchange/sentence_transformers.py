@@ -10,6 +10,7 @@ Dims: N texts, W width of a vector.
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import name_map, safetensors_files
 
 MODULES = "modules.json"
+_FOLDER = "1_Pooling"
 _SETTINGS = "config_sentence_transformers.json"
 # One for each kind of encoder that it once knew (base/modules/transformer.py, `load_config`).
 _ENCODER_CONFIGS = tuple(
@@ -75,6 +77,38 @@ def normalized(vectors_NW: np.ndarray) -> np.ndarray:
 
 
 NORMALIZE = ("normalized", normalized)
+
+
+def write(directory: Path, recipe: EmbeddingRecipe, *, width: int) -> None:
+    """Adds to a directory of an encoder the files that make it an embedder of vectors of `width`.
+
+    Types and fields are the older ones: sentence-transformers 5.7 and 6.2 read them as their own
+    (modules/pooling.py, `_convert_legacy_pooling_kwargs`), earlier releases and
+    text-embeddings-inference know no others (router/src/lib.rs, `PoolConfig` and `STConfig`).
+    `pooling_mode` is beside them; `embedding_dimension` is not, which the earlier ones refuse.
+    """
+    stages = [("Transformer", ""), ("Pooling", _FOLDER)]
+    if NORMALIZE in recipe.steps:
+        stages.append(("Normalize", "2_Normalize"))  # it has no settings, and needs no folder
+    modes = {field: mode in recipe.pooling for field, mode in _MODES.items()}
+    files = {
+        MODULES: [
+            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for n, (kind, path) in enumerate(stages)
+        ],
+        f"{_FOLDER}/config.json": {
+            "word_embedding_dimension": width,
+            **modes,
+            "include_prompt": True,
+            "pooling_mode": recipe.pooling[0],
+        },
+        # The tokenizer changes case where its model wants that.
+        _ENCODER_CONFIGS[0]: {"max_seq_length": recipe.length, "do_lower_case": False},
+        _SETTINGS: {"prompts": {}, "similarity_fn_name": "cosine"},
+    }
+    (directory / _FOLDER).mkdir()
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def encoder_directory(directory: Path) -> Path:

@@ -225,6 +225,9 @@ def export_checkpoint(
     model_type: str | None = None,
     license: str | None = None,
     data_sets: Sequence[str] = (),
+    pooling: str | None = None,
+    normalize: bool = False,
+    length: int | None = None,
 ) -> ImportedModel:
     """Writes any checkpoint as a Hugging Face (`to="hf"`) or TF1 (`to="tf1"`) directory.
 
@@ -232,12 +235,20 @@ def export_checkpoint(
     its form, else BERT's. A workdir's records become a model card (README.md) there, with the hub's
     names of a `license` and of `data_sets`. `moments` True writes Adam's moments and the step, or
     raises UsageError where there are none; None writes them to TF1 where there are any.
+
+    `pooling` "mean" or "cls" makes Hugging Face's directory one of sentence-transformers, whose
+    vectors are those of `embed` with the same `pooling`, `normalize` and `length`: tokens of a text
+    at most, by default as many as the model has positions for. Raises UsageError for more.
     """
     name_map.require_free(output)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         loaded = load_checkpoint(source, mesh=mesh, ignore_unexpected=ignore_unexpected)
         config = loaded.config
+        embedder, library = None, "transformers"
+        if pooling is not None:
+            library = "sentence-transformers"
+            embedder = _embedder(config, pooling, normalize=normalize, length=length)
         foreign = ImportedModel(
             model=config.model,
             head=config.head,
@@ -262,6 +273,8 @@ def export_checkpoint(
                 model_type=model_type,
                 **({} if max_file_bytes is None else {"max_file_bytes": max_file_bytes}),
             )
+        if embedder is not None:
+            sentence_transformers.write(output, embedder, width=config.model.hidden_size)
         write_record(output, loaded)
         if checkpoint.steps(loaded.directory):
             parameters = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
@@ -271,11 +284,23 @@ def export_checkpoint(
                 config,
                 step=loaded.step,
                 parameters=parameters,
-                library=None if to == "tf1" else "transformers",
+                library=None if to == "tf1" else library,
                 license=license,
                 data_sets=data_sets,
             )
     return foreign
+
+
+def _embedder(
+    config: TrainConfig, pooling: str, *, normalize: bool, length: int | None
+) -> sentence_transformers.EmbeddingRecipe:
+    limit = config.model.max_position_embeddings
+    if length is not None and length > limit:
+        raise UsageError(f"`length` {length}: the model has {limit} positions")
+    steps = (sentence_transformers.NORMALIZE,) * normalize
+    return sentence_transformers.EmbeddingRecipe(
+        length=length or limit, pooling=(pooling,), steps=steps
+    )
 
 
 def _moments(

@@ -60,6 +60,8 @@ def _sections(
     sources = [*(stored.get("corpus") or {}).get("sources", ()), *stored.get("sources", ())]
     named = [name for source in sources if (name := hub.data_set_of(source))]
     purpose = _TASKS.get(config.head.parts[-1] if config.head.parts else "", "feature-extraction")
+    if front["library_name"] == "sentence-transformers":
+        purpose = "sentence-similarity"
     front |= {
         "language": (stored.get("corpus") or {}).get("language"),
         "datasets": [*dict.fromkeys([*named, *front["datasets"]])],

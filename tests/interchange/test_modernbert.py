@@ -271,41 +271,6 @@ def test_both_dialects_are_written(tmp_path):
     assert "token_type_ids" not in names
 
 
-# Without a default where they are read: text-embeddings-inference 0d124dc, `ModernBertConfig`;
-# llama.cpp's converter, `local_attention` and `global_attn_every_n_layers`.
-_READ_WITHOUT_DEFAULT = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "hidden_activation",
-    "max_position_embeddings",
-    "initializer_range",
-    "initializer_cutoff_factor",
-    "norm_eps",
-    "norm_bias",
-    "pad_token_id",
-    "eos_token_id",
-    "bos_token_id",
-    "cls_token_id",
-    "sep_token_id",
-    "global_rope_theta",
-    "attention_bias",
-    "attention_dropout",
-    "global_attn_every_n_layers",
-    "local_attention",
-    "local_rope_theta",
-    "classifier_activation",
-)
-
-
-def test_no_field_that_others_need_is_left_out_or_null(tmp_path):
-    described = json.loads((written(tmp_path) / "config.json").read_text())
-    assert set(_READ_WITHOUT_DEFAULT) <= set(described)
-    assert None not in described.values()
-
-
 _SHAPES = {
     "every layer global": {
         "attention_window": 0,

@@ -7,6 +7,7 @@ and normalize.py), in NumPy over the hidden states. The whole was compared once 
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -128,6 +129,79 @@ def test_a_directory_alone_is_averaged_up_to_the_length_of_its_tokenizer(exporte
 def test_what_is_not_read_is_named(layout, modules, said):
     with pytest.raises(UsageError, match=said):
         sentence_transformers.read(layout(*modules))
+
+
+_LEGACY = {
+    "word_embedding_dimension": 32,
+    "pooling_mode_cls_token": True,
+    "pooling_mode_max_tokens": False,
+    "pooling_mode_mean_tokens": False,
+    "pooling_mode_mean_sqrt_len_tokens": False,
+    "pooling_mode_weightedmean_tokens": False,
+    "pooling_mode_lasttoken": False,
+}
+
+
+def test_an_export_is_an_embedder(trained, exported, tmp_path, capsys):
+    """As the run embeds with the same options; without one nothing but the encoder is written."""
+    home = tmp_path / "embedder"
+    command = ["export", "--checkpoint", str(trained), "--output", str(home)]
+    assert main([*command, "--pooling", "cls", "--normalize", "--length", "12"]) == 0
+    assert f'sentence_transformers.SentenceTransformer("{home}")' in capsys.readouterr().out
+    added = {
+        "modules.json": [
+            {"idx": 0, "name": "0", "path": "", "type": f"{_MODULE}Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{_MODULE}Pooling"},
+            {"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{_MODULE}Normalize"},
+        ],
+        "1_Pooling/config.json": {**_LEGACY, "include_prompt": True, "pooling_mode": "cls"},
+        "sentence_bert_config.json": {"max_seq_length": 12, "do_lower_case": False},
+        "config_sentence_transformers.json": {"prompts": {}, "similarity_fn_name": "cosine"},
+    }
+    for name, content in added.items():
+        assert json.loads((home / name).read_text()) == content, name
+    plain, found = (
+        {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+        for folder in (exported, home)
+    )
+    assert found.keys() == plain.keys() | added.keys()
+    for name in plain.keys() - {"README.md"}:
+        assert found[name].read_bytes() == plain[name].read_bytes(), name
+    card = found["README.md"].read_text()
+    assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity" in card
+
+    vectors = bert_jax.load(home).embed(_TEXTS)
+    run = bert_jax.load(trained)
+    expected = run.embed(_TEXTS, pooling="cls", normalize=True, length=12)
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_by_default_an_embedder_has_the_length_of_the_model(trained, tmp_path):
+    home = tmp_path / "embedder"
+    command = ["export", "--checkpoint", str(trained), "--output", str(home), "--pooling", "mean"]
+    assert main(command) == 0
+    recipe = sentence_transformers.read(home)
+    assert (recipe.length, recipe.pooling, recipe.steps) == (48, ("mean",), ())
+    found, expected = (bert_jax.load(each).embed(_TEXTS) for each in (home, trained))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--normalize"], "--normalize is of an embedder: say how .* --pooling mean"),
+        (["--length", "9"], "--length 9 is of an embedder"),
+        (["--pooling", "mean", "--length", "2"], "--length 2: it must be at least 3"),
+        (["--pooling", "mean", "--length", "49"], "--length 49: the model has 48 positions"),
+        (["--pooling", "cls", "--format", "tf1"], "--pooling cls: --format tf1 has no such files"),
+    ],
+)
+def test_what_no_embedder_is_exported_for_is_named(trained, tmp_path, capsys, options, said):
+    command = ["export", "--checkpoint", str(trained), "--output", str(tmp_path / "out"), *options]
+    assert main(command) == 2
+    assert re.search(said, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_name_leaves_the_directory(layout):

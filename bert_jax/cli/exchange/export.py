@@ -3,8 +3,9 @@
 'hf' writes a directory that transformers loads as the class its config.json names:
 BertForPreTraining, ...ForMaskedLM, ...ForSequenceClassification, ...ForTokenClassification,
 ...ForQuestionAnswering or BertModel, whichever heads there are, or as RoBERTa's or ELECTRA's
-classes of these names; of a generator, a directory inside it. 'tf1' writes what
-google-research/bert reads, with Adam's moments and the step.
+classes of these names; of a generator, a directory inside it. With --pooling it is a directory of
+sentence-transformers, too. 'tf1' writes what google-research/bert reads, with Adam's moments and
+the step.
 """
 
 from typing import Literal
@@ -35,6 +36,14 @@ class ExportOptions(FromCheckpoint):
     data_set: tuple[str, ...] = ()
     """NAME: a data set that the model was trained on, for its card, as the hub calls it, such as
     wikimedia/wikipedia; repeat for several; those that the run's records name are there anyway"""
+    pooling: Literal["mean", "cls"] | None = None
+    """also write the files of sentence-transformers, hf only: a text's vector is the mean of its
+    tokens, or the first one's"""
+    normalize: bool = False
+    """of these: make vectors of length 1"""
+    length: int | None = None
+    """N: of these: tokens of a text, [CLS] and [SEP] included (default: as many as the model has
+    positions for)"""
     max_file_size: float = 5000
     """MB: begin a new safetensors file beyond this many million bytes"""
 
@@ -50,6 +59,15 @@ def run(options: ExportOptions) -> None:
 
     if options.format == "tf1" and options.dtype != "float32":
         raise UsageError(f"--dtype {options.dtype}: --format tf1 is float32 always")
+    if options.pooling is None and (options.normalize or options.length is not None):
+        given = "--normalize" if options.normalize else f"--length {options.length}"
+        raise UsageError(
+            f"{given} is of an embedder: say how its tokens become one, --pooling mean"
+        )
+    if options.pooling is not None and options.format == "tf1":
+        raise UsageError(f"--pooling {options.pooling}: --format tf1 has no such files")
+    if options.length is not None and options.length < 3:
+        raise UsageError(f"--length {options.length}: it must be at least 3")
     if not 0 < options.max_file_size < float("inf"):
         raise UsageError(f"--max-file-size {options.max_file_size}: it must be positive")
     if options.model_type is not None:
@@ -67,6 +85,9 @@ def run(options: ExportOptions) -> None:
         license=options.license,
         data_sets=options.data_set,
         max_file_bytes=int(options.max_file_size * 1e6),
+        pooling=options.pooling,
+        normalize=options.normalize,
+        length=options.length,
     )
     state = "with Adam's moments" if written.moments is not None else "parameters only"
     print(f"wrote {options.output} (step {written.step:,}, {state})")
@@ -95,6 +116,8 @@ def run(options: ExportOptions) -> None:
         kind = "ForPreTraining"
     loader = f"transformers.AutoModel{kind}"
     print(f'load it with\n  {loader}.from_pretrained("{options.output}")')
+    if options.pooling is not None:
+        print(f'embed texts with\n  sentence_transformers.SentenceTransformer("{options.output}")')
     if "generator" in written.head.parts:
         inside = f"{options.output}/{FOLDER}"
         print(
