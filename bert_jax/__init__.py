@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         PROBES,
         ROWS,
         SCHEDULES,
+        SCORES,
         TASK_KINDS,
         TASKS,
     )

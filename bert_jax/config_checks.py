@@ -26,6 +26,7 @@ from bert_jax.registry import (
     POSITIONS,
     ROWS,
     SCHEDULES,
+    SCORES,
     Registry,
 )
 
@@ -277,10 +278,11 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
                 f"is {value}, which only local layers read: model.attention_window",
             )
     # A mixer is looked up, with all that it imports, only where there is a reason.
-    is_default = kind == ModelConfig.position_embedding_type and model.mixer == ModelConfig.mixer
-    if not is_default and kind in POSITIONS and model.mixer in MIXERS:
-        for name, problem in MIXERS[model.mixer].problems(model):
-            yield f"model.{name}", problem
+    choosers = ("position_embedding_type", "mixer", "attention_score")
+    is_default = all(getattr(model, name) == getattr(ModelConfig, name) for name in choosers)
+    is_known = kind in POSITIONS and model.mixer in MIXERS and model.attention_score in SCORES
+    if is_known and not is_default:
+        yield from ((f"model.{n}", text) for n, text in MIXERS[model.mixer].problems(model))
 
 
 def _generator_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:

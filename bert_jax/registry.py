@@ -99,7 +99,22 @@ POSITIONS = Registry(
 )
 # How the tokens of a sequence exchange what they know.
 MIXERS = Registry(
-    "model.mixer", {"attention": "bert_jax.model.mixers.self_attention:SELF_ATTENTION"}
+    "model.mixer",
+    {
+        "attention": "bert_jax.model.mixers.self_attention:SELF_ATTENTION",
+        "convolution": "bert_jax.model.mixers.convolution:CONVOLUTION",
+        "gru": "bert_jax.model.mixers.gru:RECURRENCE",
+    },
+)
+# How well a key answers a query.
+SCORES = Registry(
+    "model.attention_score",
+    {
+        "scaled_dot_product": "bert_jax.model.mixers.scores:Score",
+        "dot_product": "bert_jax.model.mixers.scores:DotProduct",
+        "general": "bert_jax.model.mixers.scores:General",
+        "additive": "bert_jax.model.mixers.scores:Additive",
+    },
 )
 ATTENTION = Registry(
     "compute.attention",

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from bert_jax.config import TrainConfig
-from bert_jax.registry import ATTENTION, MIXERS, OPTIMIZERS, PARTS, POSITIONS, SCHEDULES
+from bert_jax.registry import ATTENTION, MIXERS, OPTIMIZERS, PARTS, POSITIONS, SCHEDULES, SCORES
 from bert_jax.update import step
 
 _MISSING = object()
@@ -28,7 +28,7 @@ def _key(config: TrainConfig, arguments: Any, objective: Any) -> Any:
         *(PARTS[name] for name in config.head.parts),
         *(OPTIMIZERS[optimizer.kind], SCHEDULES[optimizer.schedule]),
         *(POSITIONS[model.position_embedding_type], ATTENTION[config.compute.attention]),
-        MIXERS[model.mixer],
+        *(MIXERS[model.mixer], SCORES[model.attention_score]),
     )
     mesh = jax.sharding.get_abstract_mesh()
     return config, structure, shapes, objective, behind, mesh

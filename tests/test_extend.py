@@ -1,4 +1,7 @@
-"""The files of examples/extend/: each adds to the system what it did not know, from outside."""
+"""The files of examples/extend/: each adds to the system what it did not know, from outside.
+
+The built-in mixers and scores go through the same tests.
+"""
 
 import dataclasses
 import functools
@@ -34,6 +37,18 @@ _EXTEND = ROOT / "examples" / "extend"
 _FILES = sorted(_EXTEND.glob("*.py"))
 _CONFIGS = [path for path in _FILES if path.stem != "task"]
 each_config = pytest.mark.parametrize("path", _CONFIGS, ids=lambda p: p.stem)
+_BERT = "tiny_docs_cpu"
+# A config, and what is changed of it.
+_BUILT_IN = {
+    "convolution": (_BERT, ["model.mixer=convolution", "model.conv_kernel_size=5"]),
+    "gru": (_BERT, ["model.mixer=gru"]),
+    "dot_product": (_BERT, ["model.attention_score=dot_product"]),
+    "general": (_BERT, ["model.attention_score=general"]),
+    "additive": (_BERT, ["model.attention_score=additive"]),
+}
+_MIXERS = {name: (str(_EXTEND / f"{name}.py"), []) for name in ("mixer", "window")} | _BUILT_IN
+each_mixer = pytest.mark.parametrize("name", _MIXERS)
+_RUNS = {path.stem: (str(path), []) for path in _CONFIGS} | _BUILT_IN
 
 _SMALL = [
     "model.vocab_size=240", "model.num_hidden_layers=1", "model.hidden_size=32",
@@ -43,7 +58,13 @@ _SMALL = [
     "optimizer.warmup_steps=4", "log_every_steps=1", "evaluation.every_steps=12",
     "evaluation.num_examples=16", "evaluation.batch_size=16", "checkpoint.every_steps=8",
 ]  # fmt: skip
-_SET = [word for change in _SMALL for word in ("--set", change)]
+
+
+def _with(changes: list[str]) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+_SET = _with(_SMALL)
 
 
 @pytest.mark.parametrize("path", _FILES, ids=lambda p: p.stem)
@@ -58,6 +79,10 @@ def test_a_file_is_short_and_the_package_does_not_know_it(path):
         assert not any(f'"{name}"' in text for name in registered), module
 
 
+def _extend(given: str) -> list[str]:
+    return ["--extend", given] if given.endswith(".py") else []
+
+
 def _rows(workdir: Path) -> list[dict]:
     timed = {"time", "steps", "step_seconds", "tokens_per_second", "mfu", "data_wait_seconds",
              "examples_per_second"}  # fmt: skip
@@ -65,15 +90,16 @@ def _rows(workdir: Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
 
 
-@each_config
+@pytest.mark.parametrize("name", _RUNS)
 def test_it_trains_is_interrupted_resumes_evaluates_and_reports(
-    path, corpus, tmp_path, monkeypatch, capsys
+    name, corpus, tmp_path, monkeypatch, capsys
 ):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
+    given, changes = _RUNS[name]
 
     def pretrain(workdir: Path) -> int:
-        command = ["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(workdir)]
-        return main([*command, *_SET])
+        command = ["pretrain", given, "--corpus", str(corpus), "--workdir", str(workdir)]
+        return main([*command, *_SET, *_with(changes)])
 
     assert pretrain(whole) == 0
     with monkeypatch.context() as patch:
@@ -90,7 +116,7 @@ def test_it_trains_is_interrupted_resumes_evaluates_and_reports(
 
     capsys.readouterr()
     checked = ["evaluate", "--json", "--checkpoint", str(whole), "--corpus", str(corpus)]
-    assert main([*checked, "--extend", str(path)]) == 0
+    assert main([*checked, *_extend(given)]) == 0
     figures = json.loads(capsys.readouterr().out)
     last = [r for r in _rows(whole) if r.get("split")][-1]
     assert figures["loss"] == pytest.approx(last["loss"], rel=1e-6)
@@ -150,15 +176,15 @@ def test_what_fails_in_a_file_is_one_line(tmp_path):
             execute(path)
 
 
-_MIXERS = ("mixer", "window")
 _FLOAT32 = ComputeConfig(dtype="float32")
 
 
-@pytest.mark.parametrize("name", _MIXERS)
+@each_mixer
 def test_a_mixer_does_not_leak_between_packed_sequences(name):
     """Beside each sequence alone, where all positions are read and where some are."""
-    config = load_config(str(_EXTEND / f"{name}.py"), [])
-    model = dataclasses.replace(model_of("learned"), mixer=config.model.mixer, num_hidden_layers=2)
+    chosen = load_config(*_MIXERS[name]).model
+    kinds = {each: getattr(chosen, each) for each in ("mixer", "attention_score", "options")}
+    model = dataclasses.replace(model_of("learned"), num_hidden_layers=2, **kinds)
     params, arrays = random_params(model, HeadConfig()), packed_and_alone()
     for states in (True, False):
         run = functools.partial(bert.apply, config=model, compute=_FLOAT32, hidden_states=states)
@@ -172,13 +198,14 @@ def test_a_mixer_does_not_leak_between_packed_sequences(name):
         assert np.abs(changed[0, 3:] - together[0, 3:]).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", _MIXERS)
+@each_mixer
 def test_a_mixer_says_what_it_costs(name):
     """The FLOPs are those of the step's products; without attention, no scores are kept."""
-    path, sets = str(_EXTEND / f"{name}.py"), [*_SMALL, "model.num_hidden_layers=2"]
+    given, changes = _MIXERS[name]
+    sets = [*_SMALL, "model.num_hidden_layers=2"]
     estimates = []
-    for given in (path, "tiny_docs_cpu"):
-        config = load_config(given, sets)
+    for is_own in (True, False):
+        config = load_config(given, sets + changes) if is_own else load_config(_BERT, sets)
         objective, phase = OBJECTIVES[config.objective], config.phases[0]
         mesh = mesh_of((1, 8, 1))
         with jax.set_mesh(mesh):
@@ -187,23 +214,34 @@ def test_a_mixer_says_what_it_costs(name):
             jaxpr = jax.make_jaxpr(
                 lambda s, b, c=config, o=objective: train_step(s, b, config=c, objective=o)
             )(state, batch)
-        read = phase.max_predictions + 1
-        times = 2 if given == path and name == "mixer" else 1  # its own product with one-hot rows
-        picked = 2 * times * read * phase.sequence_length * config.model.hidden_size
+        read, length = phase.max_predictions + 1, phase.sequence_length
+        # Products with one-hot rows of their own: of the outputs, or of each place of a kernel.
+        times = 1 + ({"mixer": 1, "gru": 1, "convolution": 5}.get(name, 0) if is_own else 0)
+        picked = 2 * times * read * length * config.model.hidden_size
         closed = train_flops(objective, config.model, phase)
+        if is_own and name == "additive":
+            # Its sum over columns is a loop, and instead of queries and keys one column of zeros is
+            # multiplied, which has no gradient.
+            per_column = 2 * (length + read) * length * config.model.num_attention_heads
+            size = config.model.hidden_size // config.model.num_attention_heads
+            closed -= phase.global_batch_size * (3 * size - 1) * per_column
         assert product_flops(jaxpr.jaxpr) - closed == 2 * phase.global_batch_size * picked
         estimates.append(of_train_step(config, state, batch, mesh=mesh, platform="cpu").activations)
-    assert estimates[0] < estimates[1] if name == "mixer" else estimates[0] == estimates[1]
+    if name in ("window", "dot_product"):
+        assert estimates[0] == estimates[1]
+    else:
+        keeps_less = name in ("mixer", "convolution")
+        assert estimates[0] < estimates[1] if keeps_less else estimates[0] > estimates[1]
 
 
-@pytest.mark.parametrize("name", _MIXERS)
+@each_mixer
 def test_a_mixer_is_shown_and_exported_or_refused(name, corpus, tmp_path, capsys):
-    path, run = str(_EXTEND / f"{name}.py"), str(tmp_path / "run")
-    command = ["pretrain", path, "--corpus", str(corpus), "--workdir", run, *_SET]
+    (given, changes), run = _MIXERS[name], str(tmp_path / "run")
+    command = ["pretrain", given, "--corpus", str(corpus), "--workdir", run, *_SET]
     packed = ["data.packing=best_fit", "phases.0.max_predictions=-1"]
-    assert main([*command, *(word for change in packed for word in ("--set", change))]) == 0
+    assert main([*command, *_with(changes + packed)]) == 0
     capsys.readouterr()
-    ask = ["--checkpoint", run, "--extend", path]
+    ask = ["--checkpoint", run, *_extend(given)]
     shown = main(["attention", *ask, "--json", "the house of Ada " * 5])
     told = capsys.readouterr()
     if name == "window":
@@ -211,10 +249,15 @@ def test_a_mixer_is_shown_and_exported_or_refused(name, corpus, tmp_path, capsys
         weights = np.array(json.loads(told.out)["layers"][0]["heads"][0]["weights"])
         far = np.abs(np.subtract.outer(*[np.arange(len(weights))] * 2)) > 8
         assert len(weights) > 9 and not weights[far].any() and weights[~far].all()
+    elif name in ("dot_product", "general"):
+        assert shown == 0 and json.loads(told.out)["layers"][0]["heads"][0]["weights"]
     else:
+        chosen = load_config(given, changes).model
+        refused = f"model.mixer is {chosen.mixer}: it calls no attention"
+        if name == "additive":
+            refused = "model.attention_score is additive: it is no product"
         assert shown == 2
-        assert "model.mixer is short-convolution: it calls no attention" in told.err
-        assert told.err.count("\n") == 1
+        assert refused in told.err and told.err.count("\n") == 1
     out = str(tmp_path / "out")
     assert main(["export", *ask, "--format", "hf", "--output", out]) == 2
     told = capsys.readouterr()

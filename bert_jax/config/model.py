@@ -12,7 +12,7 @@ from bert_jax.config.fields import (
     section,
     setting,
 )
-from bert_jax.registry import MIXERS, PARTS, POSITIONS
+from bert_jax.registry import MIXERS, PARTS, POSITIONS, SCORES
 
 # fmt: off
 # The facts of a field stand side by side.
@@ -182,6 +182,13 @@ class ModelConfig(WithOptions):
         "How the tokens of a sequence exchange what they know "
         "([one of your own](extend.md#a-mixer)).",
         choices=MIXERS,
+    )
+    attention_score: str = setting(
+        "scaled_dot_product", SHAPE,
+        "How well a key k answers a query q: `scaled_dot_product` is q k / sqrt(K), where K is the "
+        "size of a head, `dot_product` q k, `general` q W k and `additive` v tanh(W q + U k), with "
+        "W, U and v of each head.",
+        choices=SCORES, called=("score", "scoring_function"), read_by=("mixer",),
     )
     # transformers' `local_attention`.
     attention_window: int = setting(

@@ -18,7 +18,8 @@ from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.model import sharding
 from bert_jax.model.heads.part import EVERY
-from bert_jax.registry import MIXERS, PARTS, POSITIONS
+from bert_jax.model.mixers.self_attention import adds_to_scores
+from bert_jax.registry import MIXERS, PARTS
 from bert_jax.update.state import TrainState
 
 
@@ -89,8 +90,7 @@ def of_train_step(
     if is_rematerialised(config, platform=platform):
         kept = _of_model(_REMATERIALISED[compute.remat], config.model, length)
         again = max(sizes.block(block) for sizes in networks)
-    adds_to_scores = POSITIONS[config.model.position_embedding_type].adds_to_scores()
-    is_plain = compute.attention == "plain" or adds_to_scores
+    is_plain = compute.attention == "plain" or adds_to_scores(config.model)
     if is_plain and kept.scores and platform != "cpu":
         kept = kept._replace(scores=kept.scores + _PLAIN_ATTENTION)
     activations = again

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from bert_jax.model.layers import gather_ids
 
@@ -56,6 +57,15 @@ class Mask:
             query_positions_BL=gather_ids(self.query_positions_BL, read_BR),
             is_square=False,
         )
+
+    def has_neighbour(self, ahead: int) -> jax.Array:
+        """Returns bool `[B, S]`: whether the key so many columns ahead, or behind where `ahead` is
+        negative, is as far ahead in the same sequence. Columns beyond an end are at the other one.
+        """
+        ids, positions = (
+            jnp.roll(x_BS, -ahead, axis=1) for x_BS in (self.key_ids_BS, self.key_positions_BS)
+        )
+        return (ids == self.key_ids_BS) & (positions - self.key_positions_BS == ahead)
 
     def allowed(self) -> Any:
         """Returns bool `[B, L, S]`: whether the query sees the key."""

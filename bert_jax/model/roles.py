@@ -1,11 +1,11 @@
 """The role of a parameter for the rest of the system, known by its last two names.
 
-A mixer declares roles of names of its own (`Mixer.roles`). The others follow here.
+A mixer and a score declare roles of names of their own (`Mixer.roles`). The others follow here.
 """
 
 from typing import NamedTuple
 
-from bert_jax.registry import MIXERS
+from bert_jax.registry import MIXERS, SCORES
 
 
 class Role(NamedTuple):
@@ -36,12 +36,12 @@ _FEED_FORWARD = {
 def role_of(path: tuple) -> Role | None:
     """Returns the role of the parameter at a path of a tree; None where its name has none.
 
-    Raises ValueError where two mixers disagree about a name.
+    Raises ValueError where two of them disagree about a name.
     """
     names = [str(getattr(entry, "key", None)) for entry in path[-2:]]
     name = ".".join(names)
-    declared = [MIXERS[mixer].roles for mixer in MIXERS.names()]
+    declared = [table[entry].roles for table in (MIXERS, SCORES) for entry in table.names()]
     found = {roles[name] for roles in (_FEED_FORWARD, *declared) if name in roles}
     if len(found) > 1:
-        raise ValueError(f"parameter {name} has another role in another mixer; rename it in one")
+        raise ValueError(f"parameter {name} has another role in another entry; rename it in one")
     return found.pop() if found else _BY_LAST_NAME.get(names[-1])

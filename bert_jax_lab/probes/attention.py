@@ -23,6 +23,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model import bert
 from bert_jax.model.attention import plain
 from bert_jax.pretrained.load import LoadedCheckpoint
+from bert_jax.registry import SCORES
 from bert_jax.training import device_feed
 
 
@@ -124,6 +125,12 @@ class AttentionProbe:
 
     def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer):
         config = source.config
+        score = config.model.attention_score
+        if SCORES[score].is_added:
+            raise UsageError(
+                f"model.attention_score is {score}: it is no product of a query and a key, which "
+                "is what is shown"
+            )
         # One pass, written out: what is noted down must not lie in a loop or in a backward pass.
         compute = dataclasses.replace(
             config.compute, dtype="float32", remat="none", layers="unroll"

@@ -20,12 +20,13 @@ from bert_jax.model.mask import Mask
 from bert_jax.model.mixers.mixer import Kept, Mixer
 from bert_jax.model.positions import Position
 from bert_jax.model.roles import COLUMNS, CUT_BIAS, ROWS
-from bert_jax.registry import POSITIONS
+from bert_jax.registry import POSITIONS, SCORES
 
 
 class SelfAttention(Mixer):
     """Self-attention with several heads (Vaswani et al. 2017)."""
 
+    reads = ("attention_score",)
     # Cut by heads, as in Megatron-LM (Shoeybi et al. 2019, section 3).
     roles = MappingProxyType(
         {
@@ -37,20 +38,25 @@ class SelfAttention(Mixer):
 
     def problems(self, model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield from POSITIONS[model.position_embedding_type].problems(model)
+        yield from SCORES[model.attention_score].problems(model)
 
     def build(
         self, config: ModelConfig, layer: LayerSpec, *, rngs: nnx.Rngs
     ) -> dict[str, nnx.Module]:
         width, kind = config.hidden_size, POSITIONS[config.position_embedding_type]
+        score = SCORES[config.attention_score]
         linear = partial(Linear, width, config=config, rngs=rngs, has_bias=config.linear_bias)
-        # Where no position kind says otherwise, a key's bias adds the same to all scores of a
-        # query, which softmax does not see: its gradient is zero, and what could be computed would
-        # be rounding.
+        # Where neither position nor score says otherwise, a key's bias adds the same to all scores
+        # of a query, which softmax does not see: its gradient is zero, and what could be computed
+        # would be rounding.
         return {
             "query": linear(width),
-            "key": linear(config.key_value_size, is_bias_trained=kind.sees_key_bias()),
+            "key": linear(
+                config.key_value_size, is_bias_trained=kind.sees_key_bias() or score.is_added
+            ),
             "value": linear(config.key_value_size),
             "attention_output": linear(width, stddev=config.output_init),
+            "score": score(config, rngs=rngs),
         }
 
     def __call__(
@@ -72,14 +78,16 @@ class SelfAttention(Mixer):
         value_BHKL = split_heads(block.value.to_columns(x_BLD), fewer)
         if fewer != heads:
             key_BHKL, value_BHKL = (repeat_heads(x, heads) for x in (key_BHKL, value_BHKL))
-        bias_BHRL = None
+        query_BHKR, key_BHKL, bias_BHRL = block.score(query_BHKR, key_BHKL)
         if position.is_in_attention():
             where = {
                 "query_positions_BL": mask.query_positions_BL,
                 "key_positions_BS": mask.key_positions_BS,
             }
             query_BHKR, key_BHKL = position.rotate(query_BHKR, key_BHKL, **where)
-            bias_BHRL = position.scores(query_BHKR, key_BHKL, **where)
+            more_BHRL = position.scores(query_BHKR, key_BHKL, **where)
+            if more_BHRL is not None:
+                bias_BHRL = more_BHRL if bias_BHRL is None else bias_BHRL + more_BHRL
         context_BHKR = attend(
             query_BHKR,
             key_BHKL,
@@ -94,27 +102,36 @@ class SelfAttention(Mixer):
     def flops(self, model: ModelConfig, layer: LayerSpec, *, length: int, queries: int) -> int:
         d, keys = model.hidden_size, _keys(model, layer, length, queries)
         keys_and_values = 2 * length * 2 * d * model.key_value_size
-        attention = 2 * queries * (2 * d * d + 2 * keys * d)
-        kind = POSITIONS[model.position_embedding_type]
-        return kind.flops(model, length=length, queries=queries) + keys_and_values + attention
+        attention = 2 * queries * (2 * d * d + keys * d)
+        score, kind = SCORES[model.attention_score], POSITIONS[model.position_embedding_type]
+        scores = score.flops(model, length=length, queries=queries, keys=keys)
+        scores += kind.flops(model, length=length, queries=queries)
+        return keys_and_values + attention + scores
 
     def kept(self, model: ModelConfig, *, length: int) -> Kept:
         kind = POSITIONS[model.position_embedding_type]
         layers = layer_specs(model)
         scores = sum(_keys(model, layer, length, length) for layer in layers)
+        more = SCORES[model.attention_score].kept
         # Queries, keys, values and what goes into the output's map.
         return Kept(
-            width=4,
-            scores=scores / (len(layers) * length),
+            width=4 + more.width,
+            scores=scores / (len(layers) * length) + more.scores,
             distances=kind.kept_distances(model, length=length),
         )
+
+
+def adds_to_scores(model: ModelConfig) -> bool:
+    """Returns whether something is added to the products of queries and keys: `plain` serves it."""
+    kind, score = POSITIONS[model.position_embedding_type], SCORES[model.attention_score]
+    return kind.adds_to_scores() or score.is_added
 
 
 def _keys(model: ModelConfig, layer: LayerSpec, length: int, queries: int) -> int:
     """Returns the keys with which a query is multiplied: those of three blocks where `fused`
     computes a window, while all of a row are queries.
     """
-    if POSITIONS[model.position_embedding_type].adds_to_scores() or queries < length:
+    if adds_to_scores(model) or queries < length:
         return length
     rate = model.attention_probs_dropout_prob
     block = near_block(layer.window, length, dropout_rate=rate)

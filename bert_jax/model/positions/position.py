@@ -53,6 +53,11 @@ class Position(nnx.Module):
         return cls._has("bias", "query_scores", "scores")
 
     @classmethod
+    def multiplies(cls) -> bool:
+        """Returns whether the kind is made for scores that are products of queries and keys."""
+        return cls._has("rotate", "query_scores", "scores")
+
+    @classmethod
     def sees_key_bias(cls) -> bool:
         """Returns whether scores of a query may depend on the key's bias beyond a common term.
 
