@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.model import sharding
-from bert_jax.model.heads.part import EVERY
+from bert_jax.model.heads.part import EVERY, Part
 from bert_jax.model.mixers.self_attention import adds_to_scores
 from bert_jax.registry import MIXERS, PARTS
 from bert_jax.update.state import TrainState
@@ -222,16 +222,17 @@ def _positions_read(config: TrainConfig, batch: Mapping[str, Any]) -> int:
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
     read = 0
     for name in config.head.parts:
-        if PARTS[name].needs is not None:
+        part = PARTS[name].of(config.model)
+        if part.needs is not None:
             continue
-        found = jax.eval_shape(lambda batch, name=name: _where(name, batch), shapes)
+        found = jax.eval_shape(lambda batch, part=part: _where(part, batch), shapes)
         read += shapes["input_ids"].shape[1] if found is None else found.shape[1]
     return read
 
 
-def _where(name: str, batch: Any) -> Any:
+def _where(part: Part, batch: Any) -> Any:
     """Returns the positions that a part reads; None where that is every one."""
-    where = PARTS[name].positions(batch)
+    where = part.positions(batch)
     if where is EVERY:
         return None
     return jnp.zeros((1, 0)) if where is None else where

@@ -20,7 +20,7 @@ from flax import nnx
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.encoder import Encoder, gather_early
-from bert_jax.model.heads.part import EVERY, Context
+from bert_jax.model.heads.part import EVERY, Context, Part
 from bert_jax.model.layers import gather_positions
 from bert_jax.registry import PARTS
 
@@ -40,10 +40,11 @@ class Bert(nnx.Module):
     def __init__(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
         # In the order of the table, so that the same parts always begin with the same numbers.
         self.parts = tuple(name for name in PARTS.names() if name in head.parts)
+        self.config = config
         self.dropout_rate = config.dropout_at("classifier")
         self.encoder = Encoder(config, rngs=rngs)
-        for name in self.parts:
-            setattr(self, name, PARTS[name].build(config, head, rngs=rngs))
+        for name, part in self._entries().items():
+            setattr(self, name, part.build(config, head, rngs=rngs))
 
     def __call__(
         self,
@@ -80,17 +81,21 @@ class Bert(nnx.Module):
             key=None if key is None else key.fold(_HEAD_LAYER),
             dropout_rate=self.dropout_rate,
         )
+        entries = self._entries()
         for name in read:
-            outputs |= PARTS[name](getattr(self, name), read[name], context)
-            for other in self.parts:
-                if PARTS[other].needs == name:
-                    outputs |= PARTS[other](getattr(self, other), None, context)
+            outputs |= entries[name](getattr(self, name), read[name], context)
+            for other, part in entries.items():
+                if part.needs == name:
+                    outputs |= part(getattr(self, other), None, context)
         return outputs
+
+    def _entries(self) -> dict[str, Part]:
+        return {name: PARTS[name].of(self.config) for name in self.parts}
 
     def _positions(self, batch: Mapping[str, jax.Array]) -> dict[str, Any]:
         """Returns where each part that reads the encoder itself does so."""
-        reading = [name for name in self.parts if PARTS[name].needs is None]
-        found = {name: PARTS[name].positions(batch) for name in reading}
+        entries = self._entries().items()
+        found = {name: part.positions(batch) for name, part in entries if part.needs is None}
         return {name: where for name, where in found.items() if where is not None}
 
 

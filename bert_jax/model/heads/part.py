@@ -38,6 +38,10 @@ class Part:
     # Where its parameters have a bias over the vocabulary: names that lead there. None has none.
     output_bias: tuple[str, ...] | None = None
 
+    def of(self, config: ModelConfig) -> "Part":
+        """Returns the part as a model of this config has it: this one, unless a field chooses."""
+        return self
+
     def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> nnx.Module:
         """Returns the module that holds the parameters: the subtree of the part's name."""
         raise NotImplementedError
