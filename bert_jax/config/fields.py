@@ -94,7 +94,8 @@ TASKS = "it is the task's; leave it out"
 SHAPE = Rule(
     "refused",
     "equal",
-    "the model is the checkpoint's; of it only dropout and initializer_range can be set",
+    "the model is the checkpoint's; of it only dropout, initializer_range and classifier_pooling "
+    "can be set",
 )
 HEAD = Rule("refused", "equal", TASKS)
 

@@ -207,6 +207,13 @@ class ModelConfig(WithOptions):
         0.0, SHAPE, "`model.rope_theta` of local layers; 0: the same.",
         least=0, read_by=("position_embedding_type",),
     )
+    # Fine-tuning may choose it; what is pre-trained only keeps it for that.
+    classifier_pooling: str = setting(
+        "cls", Rule("refused", "judged"),
+        "What a classifier of texts reads: `cls`, the first token (BERT); `mean`, the mean of all "
+        "(ModernBERT, as it is published); `late`, their mean behind the pooler's map (EuroBERT).",
+        choices=("cls", "mean", "late"), called=("pooling",),
+    )
     masked_lm_transform: bool = setting(
         True, SHAPE,
         "Whether a map, the activation and a norm stand in the masked-LM head before the output "

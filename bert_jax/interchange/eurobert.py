@@ -17,6 +17,9 @@ _NAMES = NameMap(
         "encoder.final_norm": "model.norm",
         "mlm": "lm_head",
         "mlm.decoder": "lm_head",
+        "pooler.dense": "dense",
+        "sequence_classifier": "classifier",
+        "token_classifier": "classifier",
     },
     layer={
         "query": "self_attn.q_proj",
@@ -49,7 +52,9 @@ _DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
     "tie_word_embeddings": False,
+    "classifier_pooling": "late",
 }
+_POOLINGS = {"bos": "cls", "mean": "mean", "late": "late"}
 _THETA = 10_000.0
 
 
@@ -71,6 +76,12 @@ class _EuroBert(Dialect):
                 "num_attention_heads"
             )
         grouped = more["num_key_value_heads"]
+        if values["classifier_pooling"] not in _POOLINGS:
+            raise UsageError(
+                f"{path}: classifier_pooling is {brief(values['classifier_pooling'])}; expected "
+                f"one of {', '.join(_POOLINGS)}"
+            )
+        values["classifier_pooling"] = _POOLINGS[values["classifier_pooling"]]
         values["layer_norm_eps"] = values.pop("rms_norm_eps")
         values["num_key_value_heads"] = 0 if grouped == heads else grouped
         values["rope_theta"] = _theta(theirs, path)
@@ -80,7 +91,9 @@ class _EuroBert(Dialect):
     def to_theirs(self, model: ModelConfig) -> dict[str, Any]:
         ours = {name: name for name in _DEFAULTS} | {"rms_norm_eps": "layer_norm_eps"}
         written = {name: getattr(model, n) for name, n in ours.items() if hasattr(model, n)}
+        theirs = {ours: name for name, ours in _POOLINGS.items()}
         return written | {
+            "classifier_pooling": theirs[model.classifier_pooling],
             "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
             "head_dim": model.hidden_size // model.num_attention_heads,
             "attention_bias": False,
@@ -112,10 +125,17 @@ FAMILY = Family(
     base="model",
     names=_NAMES,
     class_prefix="EuroBert",
-    classes={"ForMaskedLM": ("mlm",), "Model": ()},
+    pooler_act="gelu",
+    poolings=tuple(_POOLINGS.values()),
+    classes={
+        "ForSequenceClassification": ("pooler", "sequence_classifier"),
+        "ForTokenClassification": ("token_classifier",),
+        "ForMaskedLM": ("mlm",),
+        "Model": (),
+    },
     bare=frozenset(),
     token_ids={"bos_token_id": "cls", "eos_token_id": "sep", "mask_token_id": "mask"},
-    fields=("num_key_value_heads", "rope_theta", "tie_word_embeddings"),
+    fields=("classifier_pooling", "num_key_value_heads", "rope_theta", "tie_word_embeddings"),
     fixed={
         "position_embedding_type": "rotary",
         "norm_placement": "pre",

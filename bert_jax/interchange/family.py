@@ -99,6 +99,8 @@ class Family:
     # What follows the pooler's map, and whether its classes take that from `hidden_act`.
     pooler_act: str = "tanh"
     pooler_has_hidden_act: bool = False
+    # What its classifiers of texts may read (`model.classifier_pooling`).
+    poolings: tuple[str, ...] = ("cls",)
     # The parts of its classes, and of the bare model.
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CLASSES)
     bare: frozenset[str] = frozenset({"pooler"})
@@ -210,6 +212,7 @@ class Family:
             fields=self.fields,
             fixed=self.fixed,
             pooler_act=self.pooler_act,
+            poolings=self.poolings,
             transform=self.transform,
         )
         if self.dialect is not None and (problem := self.dialect.problem(model)):

@@ -103,11 +103,19 @@ def refusal(config: ModelConfig, head: HeadConfig) -> str:
     return ""
 
 
-def transforms(config: ModelConfig) -> bool:
-    """Returns whether the classifiers of a model's family stand on a masked-LM head's transform."""
-    head = HeadConfig(parts=("mlm",))
-    family = FAMILIES[names.family_of(config, head, pair_separators=1)]
-    return family.transform and not refusal(config, head)
+def with_classifier(config: ModelConfig, head: HeadConfig, of_task: HeadConfig) -> HeadConfig:
+    """Returns the head of a task as the classes of a model's family have it.
+
+    A pooler that is there, in `head`, stays what it is.
+    """
+    masked_lm = HeadConfig(parts=("mlm",))
+    family = FAMILIES[names.family_of(config, masked_lm, pair_separators=1)]
+    if refusal(config, masked_lm):
+        family = names.BERT_FAMILY
+    act = head.pooler_act if "pooler" in head.parts else family.pooler_act
+    if "discriminator" in head.parts or head.pooler_act == "gelu":
+        act = "gelu"  # an ELECTRA's
+    return dataclasses.replace(of_task, pooler_act=act, transform=family.transform)
 
 
 def _write_network(

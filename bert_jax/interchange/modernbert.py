@@ -89,6 +89,7 @@ _DEFAULTS: dict[str, Any] = {
     "mlp_bias": False,
     "classifier_bias": False,
     "classifier_activation": "gelu",
+    "classifier_pooling": "cls",
     "decoder_bias": True,
     "tie_word_embeddings": True,
 }
@@ -107,6 +108,7 @@ _ALIKE = (
 )
 # They change no output, and a run's own config says them.
 _DROPOUTS = ("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_dropout")
+_POOLINGS = ("cls", "mean")
 _THETAS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 
 
@@ -129,12 +131,10 @@ class _ModernBert(Dialect):
                 del values[name]
         if values["local_attention"] < 1:
             raise UsageError(f"{path}: local_attention is {values['local_attention']}; at least 1")
-        if theirs.get("classifier_pooling", "cls") != "cls" and "Sequence" in str(
-            theirs.get("architectures")
-        ):
+        if values["classifier_pooling"] not in _POOLINGS:
             raise UsageError(
-                f"{path}: classifier_pooling is {brief(theirs['classifier_pooling'])}; bert-jax "
-                "computes only cls"
+                f"{path}: classifier_pooling is {brief(values['classifier_pooling'])}; expected "
+                f"{' or '.join(_POOLINGS)}"
             )
         dropped = [name for name in _DROPOUTS if theirs.get(name)]
         if dropped:
@@ -166,8 +166,8 @@ class _ModernBert(Dialect):
             kind: {"rope_type": "default", "rope_theta": written[name]}
             for kind, name in _THETAS.items()
         }
-        # text-embeddings-inference starts with none of these left out.
-        written |= {"initializer_cutoff_factor": 2.0, "classifier_pooling": "cls"}
+        # text-embeddings-inference does not start without it.
+        written["initializer_cutoff_factor"] = 2.0
         return written | dict.fromkeys(_DROPOUTS, 0.0)
 
     def problem(self, model: ModelConfig) -> str:
@@ -176,6 +176,8 @@ class _ModernBert(Dialect):
                 "global_attention_every_n_layers is 0, and ModernBERT's first layer is global in "
                 "transformers 4: it is not exported"
             )
+        if model.classifier_pooling not in _POOLINGS:
+            return f"classifier_pooling is {model.classifier_pooling}, which ModernBERT lacks"
         return ""
 
 
@@ -243,6 +245,7 @@ FAMILY = Family(
     pooled_names=_TASK_NAMES,
     pooled_parts=frozenset({"sequence_classifier", "token_classifier", "span_classifier"}),
     transform=True,
+    poolings=_POOLINGS,
     classes={**OF_TASKS, "ForMaskedLM": ("mlm",), "Model": ()},
     bare=frozenset(),
     token_ids={
@@ -256,6 +259,7 @@ FAMILY = Family(
         "global_attention_every_n_layers",
         "rope_theta",
         "local_rope_theta",
+        "classifier_pooling",
         "linear_bias",
         "norm_bias",
         "decoder_bias",

@@ -156,15 +156,15 @@ def require_expressible(
     fields: Container[str] = (),
     fixed: Mapping[str, Any] = MappingProxyType({}),
     pooler_act: str = "tanh",
+    poolings: Sequence[str] = ("cls",),
     transform: bool = False,
 ) -> None:
     """Raises UsageError for a model that is no BERT, or has parts without a name in `table`.
 
     `positions` are the kinds that the format knows, `fields` those beside the fields of every BERT,
-    `fixed` those of which it knows one value, and `pooler_act` and `transform` are those of its
-    task heads. Parts in
-    `but_for` are left to the caller; those in `lacks` no class of the format has. All fields that
-    are in the way are named, with the values that are not.
+    `fixed` those of which it knows one value, and `pooler_act`, `poolings` and `transform` are
+    those of its task heads. Parts in `but_for` are left to the caller; those in `lacks` no class of
+    the format has. All fields that are in the way are named, with the values that are not.
     """
     known = {name: (getattr(ModelConfig, name),) for name in _OURS if name not in fields}
     known |= {"position_embedding_type": tuple(positions)} if positions else {}
@@ -190,6 +190,12 @@ def require_expressible(
             f"{otherwise}"
         )
         remedies.append(f"set head.pooler_act={pooler_act}")
+    if "sequence_classifier" in head.parts and model.classifier_pooling not in poolings:
+        problems.append(
+            f"model.classifier_pooling is {model.classifier_pooling}, and the classifiers of this "
+            f"format read {' or '.join(poolings)}: {otherwise}"
+        )
+        remedies.append(f"set model.classifier_pooling={poolings[0]}")
     begun = {"pooler", *_CLASSIFIERS} & {*head.parts} - {*unknown}
     if begun and head.transform != transform:
         problems.append(

@@ -15,7 +15,6 @@ from bert_jax import config_loader
 from bert_jax.config import (
     CheckpointConfig,
     EvaluationConfig,
-    HeadConfig,
     ModelConfig,
     OptimizerConfig,
     PhaseConfig,
@@ -32,7 +31,7 @@ from bert_jax.progress import note
 from bert_jax.runtime import distributed
 from bert_jax.tasks import glue, results
 from bert_jax.tasks.finetune import DIVERGED, Recipe, train
-from bert_jax.tasks.task import Task, TaskSpec
+from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import location, resume_policy, run_directory
@@ -176,15 +175,6 @@ class SweepRun:
         )
 
 
-def _head(task: Task, source: LoadedCheckpoint) -> HeadConfig:
-    """Returns the task's head as the classes of the checkpoint's family have it: an ELECTRA, which
-    has no pooler of its own, has GELU in it, and a ModernBERT the masked-LM head's transform.
-    """
-    head, model = source.config.head, source.config.model
-    act = "gelu" if "discriminator" in head.parts else head.pooler_act
-    return dataclasses.replace(task.head(), pooler_act=act, transform=huggingface.transforms(model))
-
-
 def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainConfig:
     rows = len(data.train.encoded.features)
     steps = max(1, int(rows * run.recipe.epochs / run.batch_size))
@@ -194,7 +184,7 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
         seed=run.seed,
         # A generator stays behind.
         model=source.config.model.with_generator_of(ModelConfig()),
-        head=_head(data.task, source),
+        head=huggingface.with_classifier(source.config.model, source.config.head, data.task.head()),
         compute=source.config.compute,
         optimizer=OptimizerConfig(
             learning_rate=run.learning_rate, warmup_steps=int(WARMUP * steps)

@@ -28,6 +28,7 @@ MODEL = ModelConfig(
     layer_norm_eps=1e-5,
     position_embedding_type="rotary",
     rope_theta=1_000.0,
+    classifier_pooling="late",
     norm_placement="pre",
     embedding_norm=False,
     norm="rmsnorm",

@@ -92,6 +92,27 @@ def test_a_body_without_a_head_has_no_prefix(tmp_path):
     assert_same(huggingface.read(directory).params, tree)
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [("bos", "cls"), ("mean", "mean"), ("late", "late")])
+def test_classifiers_go_both_ways(theirs, ours, tmp_path):
+    model = dataclasses.replace(MODEL, classifier_pooling=ours)
+    texts = HeadConfig(
+        parts=("pooler", "sequence_classifier"), labels=("no", "yes", "perhaps"), pooler_act="gelu"
+    )
+    tree = params(model, texts)
+    directory = written(tmp_path, model, head=texts, tree=tree)
+    described = json.loads((directory / "config.json").read_text())
+    assert described["classifier_pooling"] == theirs
+    assert described["architectures"] == ["EuroBertForSequenceClassification"]
+    back = huggingface.read(directory)
+    assert (back.model, back.head) == (model, texts)
+    assert_same(back.params, tree)
+
+
+def test_answers_have_no_class_there(tmp_path):
+    with pytest.raises(UsageError, match="this format has no name for span_classifier"):
+        written(tmp_path, MODEL, head=HeadConfig(parts=("span_classifier",)), tree={})
+
+
 def test_its_config(tmp_path):
     described = json.loads((written(tmp_path, MODEL) / "config.json").read_text())
     assert described["architectures"] == ["EuroBertForMaskedLM"]
@@ -109,6 +130,7 @@ def test_its_config(tmp_path):
         ({"rope_theta": 5.0}, r"rope_theta is 5\.0, but rope_parameters says 1000\.0"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope_parameters is .*llama3"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of"),
+        ({"classifier_pooling": "cls"}, "classifier_pooling is 'cls'; expected one of bos, mean"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; expected float"),
     ],
 )

@@ -283,6 +283,7 @@ _SHAPES = {
     "no bias of the decoder": {"decoder_bias": False},
     "a decoder of its own": {"tie_word_embeddings": False},
     "tanh": {"hidden_act": "gelu_new"},
+    "the mean of all tokens": {"classifier_pooling": "mean"},
 }
 
 
@@ -334,10 +335,8 @@ def test_heads_of_tasks_go_both_ways(task, tmp_path):
     (tmp_path / "bare").mkdir()
     with pytest.raises(UsageError, match=r"head\.transform is False.*set head\.transform=true"):
         written(tmp_path / "bare", head=bare, tree={})
-    if task == "SequenceClassification":
-        edit(directory, classifier_pooling="mean")
-        with pytest.raises(UsageError, match="classifier_pooling is 'mean'"):
-            huggingface.read(directory)
+    edit(directory, classifier_pooling="mean")
+    assert huggingface.read(directory).model.classifier_pooling == "mean"
 
 
 def test_moments_travel(tmp_path):
@@ -378,6 +377,7 @@ _REFUSED = {
         "classifier_activation": "relu",
     },
     "local_attention is 0; at least 1": {"local_attention": 0},
+    "classifier_pooling is 'max'; expected cls or mean": {"classifier_pooling": "max"},
     "norm_eps is 'small'; expected float": {"norm_eps": "small"},
     "norm_bias is 1; expected bool": {"norm_bias": 1},
     "num_hidden_layers is True; expected int": {"num_hidden_layers": True, "layer_types": None},
@@ -410,6 +410,7 @@ def test_dropout_is_the_runs_to_say(tmp_path, capsys):
         ({"feed_forward": "dense"}, r"model\.feed_forward is dense"),
         ({"embedding_norm": False}, r"model\.embedding_norm is False"),
         ({"embedding_size": 32}, r"model\.embedding_size is 32"),
+        ({"classifier_pooling": "late"}, r"model\.classifier_pooling is late, which ModernBERT"),
         (
             {"global_attention_every_n_layers": 0},
             r"model\.global_attention_every_n_layers is 0, and ModernBERT's first layer is global",

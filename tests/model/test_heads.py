@@ -11,6 +11,7 @@ import pytest
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig, TrainConfig
 from bert_jax.config_checks import validate
 from bert_jax.errors import UsageError
+from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.model.dropout import DropoutKey
 
@@ -227,3 +228,33 @@ def test_heads_that_cannot_be(head, message):
     with pytest.raises(UsageError) as caught:
         validate(TrainConfig(head=head))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "late"])
+def test_a_text_is_the_mean_of_its_own_tokens(pooling):
+    """Rows hold two texts and padding; one of padding alone has no NaN."""
+    model = dataclasses.replace(_MODEL, classifier_pooling=pooling)
+    ids = np.repeat([[1] * 5 + [2] * 4 + [0] * 3], 8, axis=0)
+    ids[7] = 0
+    places = np.tile(np.array([[0, 5]], np.int32), (8, 1))
+    extra = {"sequence_ids": ids.astype(np.int32), "text_positions": places}
+    found = outputs_of(HEADS["pooled"], model=model, extra=extra, hidden_states=True)
+    dense = bert.init_params(model, HEADS["pooled"], seed=0)["pooler"]["dense"]
+    assert found["pooled"].shape == (8, 2, 16) and np.isfinite(found["pooled"]).all()
+
+    def mapped(x):
+        return np.tanh(x @ dense["kernel"] + dense["bias"])
+
+    for row in range(7):
+        states = found["last_hidden_state"][row]
+        for number, text in enumerate((states[:5], states[5:9])):
+            mean = text.mean(axis=0)
+            expected = mapped(mean) if pooling == "mean" else mapped(text).mean(axis=0)
+            np.testing.assert_allclose(found["pooled"][row, number], expected, atol=1e-5)
+
+
+def test_what_no_format_reads_is_not_exported():
+    model = dataclasses.replace(_MODEL, classifier_pooling="mean")
+    said = "model.classifier_pooling is mean, and the classifiers of this format read cls"
+    assert said in huggingface.refusal(model, HEADS["sequence"])
+    assert not huggingface.refusal(model, HEADS["pretraining"])

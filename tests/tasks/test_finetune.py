@@ -5,7 +5,6 @@ import json
 import re
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig, TrainConfig
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
+from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
@@ -249,18 +249,18 @@ def test_a_fine_tuned_encoder_goes_on_to_another_task(tmp_path, classified, glue
 def test_a_modernbert_begins_with_its_masked_lm_head(name):
     """As the classes of transformers do, by its names; another model has a pooler with tanh."""
     wanted = make_modernbert.TASKS[name]
-    task = SimpleNamespace(head=lambda: dataclasses.replace(wanted, transform=False))
+    bare = dataclasses.replace(wanted, transform=False)
     config = TrainConfig(model=make_modernbert.MODEL, head=make_modernbert.HEAD)
     tree = make_modernbert.params()
     source = LoadedCheckpoint(Path("theirs"), 0, config, tree, Path("theirs"))
-    assert sweep._head(task, source) == wanted
+    assert huggingface.with_classifier(config.model, config.head, bare) == wanted
     begun = task_finetune._beginning(dataclasses.replace(config, head=wanted), source).params
     head = begun["pooler"] if "pooler" in begun else begun[wanted.parts[0]]["transform"]
     assert_same(head["dense"], tree["mlm"]["transform"])
     assert_same(head["layer_norm"], tree["mlm"]["layer_norm"])
     assert set(begun) == {"encoder", *wanted.parts}
-    other = dataclasses.replace(config, model=dataclasses.replace(config.model, first_norm=True))
-    assert not sweep._head(task, dataclasses.replace(source, config=other)).transform
+    other = dataclasses.replace(config.model, first_norm=True)
+    assert huggingface.with_classifier(other, config.head, bare) == bare
 
 
 def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue, capsys):
@@ -329,7 +329,6 @@ def test_runs_without_a_score_are_counted_and_the_others_are_kept(
     tmp_path, encoder, glue, capsys, monkeypatch
 ):
     """A learning rate at which the loss is no number, in one run of two: the table has both."""
-    from bert_jax.tasks import sweep
 
     monkeypatch.setattr(sweep, "_PAPER_GRID", ((16, 1e30, 1.0), (16, 3e-3, 1.0)))
     home = tmp_path / "runs"

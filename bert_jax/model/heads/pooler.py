@@ -1,4 +1,8 @@
-"""The pooler: one vector for each text, from its [CLS] token (Devlin et al. 2019)."""
+"""The pooler: one vector for each text, from its [CLS] token (Devlin et al. 2019), or from all of
+its tokens.
+
+Dims: B rows, L length, P texts of a row, D width.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +13,9 @@ from flax import nnx
 
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.model.dropout import dropout
-from bert_jax.model.heads.part import Context, Part
+from bert_jax.model.heads.part import EVERY, Context, Part
 from bert_jax.model.heads.transform import Transform
-from bert_jax.model.layers import Linear, activation
+from bert_jax.model.layers import Linear, activation, gather_ids
 from bert_jax.model.sharding import over_batch
 
 # The number of the place where dropout is drawn; the classifier's own draw takes the key itself.
@@ -34,21 +38,50 @@ class Pooler(nnx.Module):
         return activation(self.act, self.dense(dropout(x_BPD, key, rate=context.dropout_rate)))
 
 
+def _beginnings(batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns where the texts begin `[B, P]`: at the first token, or where the batch says."""
+    rows = batch["input_ids"].shape[0]
+    first_B1 = jnp.zeros((rows, 1), jnp.int32, out_sharding=over_batch())
+    pairs_BP = batch.get("nsp_positions", first_B1)
+    return batch.get("text_positions", pairs_BP)
+
+
+def _means(x_BLD: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns the mean of the tokens of each text, padding left out: `[B, P, D]`, added up in
+    float32. One without tokens has zeros.
+    """
+    ids_BL = batch["sequence_ids"]
+    ids_BP = gather_ids(ids_BL, _beginnings(batch))
+    is_of_BPL = (ids_BL[:, None] == ids_BP[..., None]) & (ids_BL[:, None] > 0)
+    sums_BPD = jnp.einsum(
+        "bpl,bld->bpd",
+        is_of_BPL.astype(x_BLD.dtype),
+        x_BLD,
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    counts_BP1 = jnp.maximum(jnp.sum(is_of_BPL, axis=-1, keepdims=True), 1)
+    return (sums_BPD / counts_BP1).astype(x_BLD.dtype)
+
+
 class _Part(Part):
     """Reads the first token, or where the batch says that texts begin."""
+
+    def of(self, config: ModelConfig) -> Part:
+        return _POOLINGS[config.classifier_pooling]
 
     def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> nnx.Module:
         return Transform(config, rngs=rngs) if head.transform else Pooler(config, head, rngs=rngs)
 
     def positions(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-        rows = batch["input_ids"].shape[0]
-        first_B1 = jnp.zeros((rows, 1), jnp.int32, out_sharding=over_batch())
-        pairs_BP = batch.get("nsp_positions", first_B1)
-        return batch.get("text_positions", pairs_BP)
+        return _beginnings(batch)
+
+    def pooled(self, module: Any, x_BRD: jax.Array, context: Context) -> jax.Array:
+        """Returns the vectors of the texts, `[B, P, D]`."""
+        return module(x_BRD) if isinstance(module, Transform) else module(x_BRD, context)
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
-        is_transform = isinstance(module, Transform)
-        pooled_BPD = module(x_BRD) if is_transform else module(x_BRD, context)
+        pooled_BPD = self.pooled(module, x_BRD, context)
         is_packed = "text_positions" in context.batch
         return {
             "pooled": pooled_BPD if is_packed else pooled_BPD[:, 0],
@@ -56,4 +89,22 @@ class _Part(Part):
         }
 
 
+class _OfMean(_Part):
+    """Reads every position, and maps the mean of each text."""
+
+    def positions(self, batch: Mapping[str, jax.Array]) -> Any:
+        return EVERY
+
+    def pooled(self, module: Any, x_BRD: jax.Array, context: Context) -> jax.Array:
+        return super().pooled(module, _means(x_BRD, context.batch), context)
+
+
+class _Late(_OfMean):
+    """Maps every position; the mean comes after that."""
+
+    def pooled(self, module: Any, x_BRD: jax.Array, context: Context) -> jax.Array:
+        return _means(_Part.pooled(self, module, x_BRD, context), context.batch)
+
+
 POOLER = _Part()
+_POOLINGS = {"cls": POOLER, "mean": _OfMean(), "late": _Late()}
