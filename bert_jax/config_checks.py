@@ -10,13 +10,13 @@ from bert_jax.config import (
     HeadConfig,
     ModelConfig,
     OptimizerConfig,
-    PhaseConfig,
     TrainConfig,
     flatten,
     settings,
 )
 from bert_jax.config.entries import entry_of, settings_chosen
 from bert_jax.config.fields import WithOptions, fields_read_by, numbered, settings_of
+from bert_jax.config.phase_checks import phase_problems
 from bert_jax.errors import UsageError, brief
 from bert_jax.registry import (
     HOOKS,
@@ -35,8 +35,11 @@ def complete(config: TrainConfig) -> TrainConfig:
     """Returns the config with what follows from other fields of it: the head that its objective
     needs, where none was chosen, and room for the predictions of each phase.
     """
-    data = config.data
-    phases = tuple(p.resolved(data.masked_lm_prob, packing=data.packing) for p in config.phases)
+    rate = config.data.masked_lm_prob
+    phases = tuple(
+        phase.resolved(rate, packing=config.in_phase(i).data.packing)
+        for i, phase in enumerate(config.phases)
+    )
     if phases != config.phases:
         config = dataclasses.replace(config, phases=phases)
     is_default = config.objective == TrainConfig.objective
@@ -158,6 +161,36 @@ def _unread(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    yield from _section_problems(config, config.schedule_span(0))
+    for hook in config.hooks:
+        if (name := hook.partition(":")[0]) not in HOOKS:
+            yield "hooks", HOOKS.problem(name)
+    if not config.phases:
+        yield "phases", "is empty; a run needs at least one phase"
+    for i, phase in enumerate(config.phases):
+        for name, text in phase_problems(i, config):
+            yield f"phases.{i}.{name}", text
+        if phase.changes:
+            changed = dataclasses.replace(config.in_phase(i), phases=(phase,))
+            span = config.schedule_span(i)
+            for problems in (_section_problems(changed, span), _warmup_problems(changed, span)):
+                yield from ((f"phases.{i}.{path}", text) for path, text in problems)
+    yield from _warmup_problems(config, config.schedule_span(0))
+    for name, size in (
+        ("num_attention_heads", config.model.num_attention_heads),
+        ("num_key_value_heads", config.model.num_key_value_heads),
+        ("intermediate_size", config.model.intermediate_size),
+    ):
+        if size % max(config.mesh.tensor, 1):
+            yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {name} {size}"
+    if config.mesh.fsdp != -1 and config.mesh.fsdp < 1:
+        yield "mesh.fsdp", "must be -1 (all devices) or at least 1"
+
+
+def _section_problems(config: TrainConfig, span: range) -> Iterator[tuple[str, str]]:
+    """Yields what is impossible in the sections that a phase may change, too. `span` are the
+    updates of the schedule.
+    """
     model, data, optimizer = config.model, config.data, config.optimizer
     yield from _value_problems(config, "")
     yield from _field_problems(config, "")
@@ -174,30 +207,18 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if 0 < optimizer.spike_factor <= 1:
         yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
     yield from _objective_problems(config)
-    yield from _optimizer_problems(optimizer, config.total_steps)
-    for hook in config.hooks:
-        if (name := hook.partition(":")[0]) not in HOOKS:
-            yield "hooks", HOOKS.problem(name)
-    if not config.phases:
-        yield "phases", "is empty; a run needs at least one phase"
-    for i, phase in enumerate(config.phases):
-        yield from ((f"phases.{i}.{name}", text) for name, text in _phase_problems(phase, config))
-    if not 0 <= optimizer.warmup_steps < max(config.total_steps, 1):
+    yield from _optimizer_problems(optimizer, len(span))
+
+
+def _warmup_problems(config: TrainConfig, span: range) -> Iterator[tuple[str, str]]:
+    warmup, steps = config.optimizer.warmup_steps, len(span)
+    if not 0 <= warmup < max(steps, 1):
+        what = "run" if span == range(config.total_steps) else "schedule"
         yield (
             "optimizer.warmup_steps",
-            f"is {optimizer.warmup_steps}, but the run has {config.total_steps} steps: the "
-            "learning rate would never come down; set optimizer.warmup_steps="
-            f"{max(config.total_steps, 0) // 10} is a tenth of them",
+            f"is {warmup}, but the {what} has {steps} steps: the learning rate would never come "
+            f"down; set optimizer.warmup_steps={steps // 10} is a tenth of them",
         )
-    for name, size in (
-        ("num_attention_heads", model.num_attention_heads),
-        ("num_key_value_heads", model.num_key_value_heads),
-        ("intermediate_size", model.intermediate_size),
-    ):
-        if size % max(config.mesh.tensor, 1):
-            yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {name} {size}"
-    if config.mesh.fsdp != -1 and config.mesh.fsdp < 1:
-        yield "mesh.fsdp", "must be -1 (all devices) or at least 1"
 
 
 def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -334,67 +355,3 @@ def _head_problems(head: HeadConfig) -> Iterator[tuple[str, str]]:
             yield "head.parts", f"has {part}, which stands on {needed}: that must be there"
     if len(set(head.labels)) < len(head.labels):
         yield "head.labels", f"is {', '.join(head.labels)}; each label once"
-
-
-# --- phases --------------------------------------------------------------------------------------
-
-
-def _phase_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yields what is impossible in a phase: the name of the field, and why."""
-    if phase.sequence_length > config.model.max_position_embeddings:
-        kind = config.model.position_embedding_type
-        has_table = POSITIONS[kind].has_table()
-        longest = "the position table" if has_table else "the model says its rows may be"
-        remedy = "enlarge the table" if has_table else f"set it higher: {kind} has no table"
-        yield (
-            "sequence_length",
-            f"is {phase.sequence_length}, longer than {longest} "
-            f"(model.max_position_embeddings = {config.model.max_position_embeddings}); "
-            f"shorten the sequence or {remedy}",
-        )
-    if phase.masked_lm_prob != -1 and not 0 <= phase.masked_lm_prob <= 1:
-        yield (
-            "masked_lm_prob",
-            f"is {phase.masked_lm_prob}; a share from 0 to 1, or -1 for data.masked_lm_prob",
-        )
-    if phase.max_predictions != -1 and not 1 <= phase.max_predictions <= phase.sequence_length - 3:
-        yield (
-            "max_predictions",
-            f"is {phase.max_predictions}; a row of {phase.sequence_length} has "
-            f"{phase.sequence_length - 3} tokens to choose from (three are [CLS] and [SEP]); "
-            "the usual value is "
-            f"{round(phase.sequence_length * phase.mask_rate(config.data.masked_lm_prob))}, and "
-            "-1 follows the mask rate",
-        )
-    yield from _packing_problems(phase, config)
-    microbatches = config.optimizer.gradient_accumulation_steps
-    if phase.global_batch_size % microbatches:
-        yield (
-            "global_batch_size",
-            f"is {phase.global_batch_size}, which gradient_accumulation_steps = {microbatches} "
-            "does not divide",
-        )
-
-
-def _packing_problems(phase: PhaseConfig, config: TrainConfig) -> Iterator[tuple[str, str]]:
-    most, data = phase.max_sequences, config.data
-    if data.packing == "none":
-        if most != -1:
-            yield "max_sequences", f"is {most}, but no rows are packed (data.packing); leave it -1"
-        return
-    if most == -1:  # not completed yet
-        return
-    if not 1 <= most <= phase.sequence_length // 3:
-        yield (
-            "max_sequences",
-            f"is {most}; a packed row of {phase.sequence_length} has room for 1 to "
-            f"{phase.sequence_length // 3} sequences, and -1 chooses",
-        )
-        return
-    needed = phase.predictions_of(data.masked_lm_prob)
-    if phase.max_predictions < needed:
-        yield (
-            "max_predictions",
-            f"is {phase.max_predictions}, but the {most} sequences that a packed row may hold have "
-            f"{needed} tokens to predict (data.packing); -1 makes room for them",
-        )

@@ -22,7 +22,16 @@ from typing import Any
 
 from bert_jax import config as configs
 from bert_jax import strict_json
-from bert_jax.config import TrainConfig, entries, field_names, flatten, from_dict, to_dict
+from bert_jax.config import (
+    PhaseConfig,
+    TrainConfig,
+    entries,
+    field_names,
+    flatten,
+    from_dict,
+    to_dict,
+)
+from bert_jax.config.fields import numbered
 from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note_once
@@ -79,6 +88,9 @@ def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
             _assign(values, path.strip(), value)
         except _UnknownField as error:
             known = (*flatten(values), *configs.option_paths())
+            if section := _changed_section(path.strip()):
+                phase = ".".join(path.strip().split(".")[:2])
+                known = [f"{phase}.{each}" for each in known if each.startswith(f"{section}.")]
             hint = field_names.suggestion(path.strip(), known, error.names)
             raise UsageError(f"override {path.strip()}: no field {error}.{hint}") from None
     return from_dict(values)
@@ -109,10 +121,12 @@ def _assign(values: Any, path: str, value: Any) -> None:
         elif not isinstance(here, dict):
             raise UsageError(f"override {path}: {'.'.join(seen)} is a value, not a section")
         elif key not in here and not _is_option(path):
-            raise _UnknownField(key, here)
+            section = _changed_section(path)
+            if not section or configs.setting_of(path) is None:
+                raise _UnknownField(last if section else key, here)
         seen.append(str(key))
         if len(seen) <= len(parents):
-            here = here[key]
+            here = here.setdefault(key, {}) if isinstance(here, dict) else here[key]
             continue
         old = here.get(key) if isinstance(here, dict) else here[key]
         if isinstance(old, dict) and not isinstance(value, dict):
@@ -129,6 +143,15 @@ def _is_option(path: str) -> bool:
     prefix, _, name = path.rpartition(".")
     section = configs.section_at(prefix)
     return section is not None and entries.owners(section, name)[0] is not None
+
+
+def _changed_section(path: str) -> str:
+    """Returns the section of which a phase changes a field: `model` of `phases.1.model.rope_theta`;
+    nothing for another path.
+    """
+    _, phase, inner = numbered(path).partition("phases.N.")
+    section, dot, _ = inner.partition(".")
+    return section if phase and dot and section in PhaseConfig.sections else ""
 
 
 def config_directory() -> Path:

@@ -1,28 +1,35 @@
-"""The first phase of Ettin's smallest encoder (Weller et al. 2025, arXiv:2507.11412; JHU-CLSP/
-ettin-encoder-vs-decoder, pretraining/): ModernBERT's recipe with 16,913,600 parameters.
+"""Ettin's smallest encoder (Weller et al. 2025, arXiv:2507.11412; JHU-CLSP/
+ettin-encoder-vs-decoder, pretraining/configs/standard/very_tiny): ModernBERT's recipe with
+16,913,600 parameters.
 
     bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
     bert-jax pretrain ettin_17m --corpus runs/corpus --workdir runs/ettin
 
-1,700 billion tokens in rows of 1,024 that are not packed, of which 30 % are predicted. The other
-sizes, by layers, width, inner width, heads, and peak rate: 32m 10, 384, 576, 6, 3e-3; 68m 19, 512,
-768, 8, 3e-3; 150m as modernbert_base; 400m 28, 1,024, 2,624, 16, 5e-4; 1b 28, 1,792, 3,840, 28,
-5e-4. The published run goes on with rows of 7,999 and both thetas at 160,000, then decays at half
-the mask rate; its batch grows over the first 125 billion tokens (docs/lineage.md).
+Rows are not packed: 1,700 billion tokens in rows of 1,024, with a batch that grows over the first
+125; 250 billion in rows of 7,999 with a theta of 160,000 in the global layers, at a rate that falls
+to a half; 50 billion with that theta in all layers, at half the mask rate and a rate that falls.
+The other sizes, by layers, width, inner width, heads, and peak rate: 32m 10, 384, 576, 6, 3e-3;
+68m 19, 512, 768, 8, 3e-3; 150m as modernbert_base; 400m 28, 1,024, 2,624, 16, 5e-4; 1b 28, 1,792,
+3,840, 28, 5e-4.
 """
 
 import dataclasses
 
-from bert_jax.config import TrainConfig
+from bert_jax.config import PhaseConfig, TrainConfig, growing
 from bert_jax.config_loader import load_config
 
-_TOKENS = 4608 * 1024
+_ROWS, _LENGTH, _LONG = 4608, 1024, 7999
+_TOKENS = _ROWS * _LENGTH
+# Four devices with microbatches of 144 rows.
+_FIRST_ROWS = 4 * 144
 _RATE = 3e-3
+# Theirs is this times the rate's share of its peak.
+_DECAY = 3e-4
+_LONG_STEPS, _LAST_STEPS = (round(tokens / (_ROWS * _LONG)) for tokens in (250e9, 50e9))
 
 
 def config() -> TrainConfig:
     base = load_config("modernbert_base")
-    (phase,) = base.phases
     return dataclasses.replace(
         base,
         name="ettin_17m",
@@ -37,13 +44,46 @@ def config() -> TrainConfig:
         optimizer=dataclasses.replace(
             base.optimizer,
             learning_rate=_RATE,
-            warmup_steps=round(4e9 / _TOKENS),
-            # Theirs is 3e-4 times the rate's share of its peak.
-            weight_decay=3e-4 / _RATE,
+            warmup_steps=round(4e9 / (_FIRST_ROWS * _LENGTH)),
+            weight_decay=_DECAY / _RATE,
         ),
         phases=(
-            dataclasses.replace(
-                phase, steps=round(1.7e12 / _TOKENS), max_predictions=-1, max_sequences=-1
+            *growing(
+                PhaseConfig(
+                    sequence_length=_LENGTH,
+                    steps=round(1.7e12 / _TOKENS),
+                    global_batch_size=_ROWS,
+                    masked_lm_prob=0.3,
+                ),
+                by=_FIRST_ROWS,
+                tokens=125e9,
+            ),
+            PhaseConfig(
+                sequence_length=_LONG,
+                steps=_LONG_STEPS,
+                global_batch_size=_ROWS,
+                masked_lm_prob=0.3,
+                changes={
+                    "model.rope_theta": 160_000.0,
+                    "model.local_rope_theta": 10_000.0,
+                    "optimizer.schedule": "warmup_stable_decay",
+                    "optimizer.warmup_steps": 0,
+                    "optimizer.decay_steps": _LONG_STEPS,
+                    "optimizer.min_lr_ratio": 0.5,
+                },
+            ),
+            PhaseConfig(
+                sequence_length=_LONG,
+                steps=_LAST_STEPS,
+                global_batch_size=_ROWS,
+                masked_lm_prob=0.15,
+                changes={
+                    "model.local_rope_theta": 160_000.0,
+                    "optimizer.learning_rate": _RATE / 2,
+                    "optimizer.weight_decay": _DECAY / (_RATE / 2),
+                    "optimizer.decay_steps": _LAST_STEPS,
+                    "optimizer.min_lr_ratio": 0.04,
+                },
             ),
         ),
     )

@@ -1,20 +1,31 @@
-"""ModernBERT-Base's first and longest phase (Warner et al. 2024, arXiv:2412.13663; AnswerDotAI/
-ModernBERT, branch `pretraining_documentation`, yamls/modernbert): 149,655,232 parameters as
-`ModernBertForMaskedLM`.
+"""ModernBERT-Base (Warner et al. 2024, arXiv:2412.13663; AnswerDotAI/ModernBERT, branch
+`pretraining_documentation`, yamls/modernbert): 149,655,232 parameters as `ModernBertForMaskedLM`.
 
     bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
     bert-jax pretrain modernbert_base --corpus runs/corpus --workdir runs/modernbert
 
-1,719 billion tokens in packed rows of 1,024, of which 30 % are predicted, at a constant rate after
-the warm-up. Both thetas are 10,000 in this phase. The published run goes on with rows of 8,192
-and a theta of 160,000 in its global layers, then decays; its batch grows from 768 rows to 4,608
-over the first 50 billion tokens (docs/lineage.md).
+Packed rows, of which 30 % are predicted; held-out rows are scored at 15 %. 1,719 billion tokens in
+rows of 1,024, at a constant rate after the warm-up, with a batch that grows over the first 50; then
+250 billion in rows of 8,192 with a theta of 160,000 in the global layers, at a lower rate; then 50
+billion at a rate that falls. Moments go on, and each of the three begins its schedule anew.
 """
 
-from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
+from bert_jax.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    TrainConfig,
+    growing,
+)
 
-_ROWS, _LENGTH = 4608, 1024
-_RATE = 8e-4
+_ROWS, _LENGTH, _LONG = 4608, 1024, 8192
+_TOKENS = _ROWS * _LENGTH  # of a step, in all phases
+_FIRST_ROWS = 768
+_RATE, _LONG_RATE = 8e-4, 3e-4
+# Theirs is this times the rate's share of its peak.
+_DECAY = 1e-5
+_DECAY_STEPS = round(50e9 / _TOKENS)
 
 
 def config() -> TrainConfig:
@@ -46,19 +57,45 @@ def config() -> TrainConfig:
             kind="stable_adamw",
             schedule="constant",
             learning_rate=_RATE,
-            warmup_steps=round(3e9 / (_ROWS * _LENGTH)),
+            warmup_steps=round(3e9 / (_FIRST_ROWS * _LENGTH)),
             beta2=0.98,
-            # Theirs is 1e-5 times the rate's share of its peak.
-            weight_decay=1e-5 / _RATE,
+            weight_decay=_DECAY / _RATE,
             clip_norm=0.0,
         ),
         phases=(
+            *growing(
+                PhaseConfig(
+                    sequence_length=_LENGTH,
+                    steps=round(1719e9 / _TOKENS),
+                    global_batch_size=_ROWS,
+                    masked_lm_prob=0.3,
+                ),
+                by=_FIRST_ROWS,
+                tokens=50e9,
+            ),
             PhaseConfig(
-                sequence_length=_LENGTH,
-                steps=round(1719e9 / (_ROWS * _LENGTH)),
-                global_batch_size=_ROWS,
-                # Held-out rows are scored at 15 %.
+                sequence_length=_LONG,
+                steps=round(250e9 / _TOKENS),
+                global_batch_size=_TOKENS // _LONG,
                 masked_lm_prob=0.3,
+                changes={
+                    "model.rope_theta": 160_000.0,
+                    "model.local_rope_theta": 10_000.0,
+                    "optimizer.learning_rate": _LONG_RATE,
+                    "optimizer.weight_decay": _DECAY / _LONG_RATE,
+                    "optimizer.warmup_steps": 0,
+                },
+            ),
+            PhaseConfig(
+                sequence_length=_LONG,
+                steps=_DECAY_STEPS,
+                global_batch_size=_TOKENS // _LONG,
+                masked_lm_prob=0.3,
+                changes={
+                    "optimizer.schedule": "warmup_stable_decay",
+                    "optimizer.decay_steps": _DECAY_STEPS,
+                    "optimizer.min_lr_ratio": 0.001,
+                },
             ),
         ),
     )

@@ -44,7 +44,8 @@ class CompiledOnce:
     def lower(self, make: Any, config: Any, first: Any, batch: Any, **options: Any) -> Any:
         if options.get("rates") is not None:
             return make(config, first, batch, **options)
-        key = (make, *_key(config, (first, batch), options["objective"]))
+        phase = options.get("phase", 0)
+        key = (make, phase, *_key(config.in_phase(phase), (first, batch), options["objective"]))
         found = self._lowered.get(key, _MISSING)
         if found is _MISSING:
             found = self._lowered[key] = make(config, first, batch, **options)

@@ -65,14 +65,8 @@ def batches(
 
 def whole_batch(pipeline: Pipeline, config: TrainConfig, step: int) -> Batch:
     """Returns the global batch of `step`, which counts from 0 over all phases."""
-    phase = config.phases[phase_at(config, step)]
+    phase = config.phases[config.phase_of(step)]
     return pipeline.batch_at(step, range(phase.global_batch_size))
-
-
-def phase_at(config: TrainConfig, step: int) -> int:
-    """Returns the number of the phase that `step` lies in."""
-    ends = np.cumsum([phase.steps for phase in config.phases])
-    return int(np.searchsorted(ends, step, side="right"))
 
 
 def show_batch(batch: Mapping[str, np.ndarray], tokenizer: Tokenizer, *, rows: int = 3) -> str:

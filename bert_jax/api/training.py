@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.api.corpora import corpus_of, phase_at, whole_batch
+from bert_jax.api.corpora import corpus_of, whole_batch
 from bert_jax.api.model import Model
 from bert_jax.config import HeadConfig, MeshConfig, PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
@@ -155,7 +155,7 @@ class Training:
         after the last step.
         """
         self._require_a_step()
-        number = phase_at(self.config, self._steps_done)
+        number = self.config.phase_of(self._steps_done)
         rows = self.config.phases[number].global_batch_size
         ranges = device_feed.local_rows(self.mesh, rows)
         host = device_feed.host_batch(self._pipeline.batch_at, self._steps_done, ranges)
@@ -163,7 +163,9 @@ class Training:
             batch = device_feed.to_global(host, mesh=self.mesh, ranges=ranges, global_rows=rows)
             if number not in self._compiled:
                 self._compiled[number] = compile_lowered(
-                    lower_train_step(self.config, self.state, batch, objective=self.objective)
+                    lower_train_step(
+                        self.config, self.state, batch, objective=self.objective, phase=number
+                    )
                 )
             self.state, metrics = self._compiled[number](self.state, batch)
         self._steps_done += 1
@@ -189,11 +191,11 @@ class Training:
         """
         if len(self.corpus.validation.document_starts) < 2:
             raise UsageError("texts have no held-out side; give the training a `corpus`")
-        number = phase_at(self.config, min(self._steps_done, self.config.total_steps - 1))
+        number = self.config.phase_of(min(self._steps_done, self.config.total_steps - 1))
         with jax.set_mesh(self.mesh):
             if number not in self._held_out:
                 self._held_out[number] = HeldOut(
-                    self.config,
+                    self.config.at_step(self.config.phase_ends[number]),
                     self.config.phases[number],
                     corpus=self.corpus,
                     mesh=self.mesh,
@@ -211,7 +213,7 @@ class Training:
             LoadedCheckpoint(
                 directory=self.corpus.directory,
                 step=self._steps_done,
-                config=self.config,
+                config=self.config.at_step(self._steps_done),
                 params=params,
                 tokenizer=self._tokenizer,
             )

@@ -6,6 +6,8 @@ stored as JSON beside the run. How a config is named and changed is in `config_l
 here imports a heavy library.
 """
 
+import bisect
+import dataclasses
 import functools
 import itertools
 import typing
@@ -15,10 +17,11 @@ from typing import Any
 
 from bert_jax.config import entries
 from bert_jax.config.compute import CheckpointConfig, ComputeConfig, EvaluationConfig, MeshConfig
-from bert_jax.config.conversion import convert, flatten, to_dict
-from bert_jax.config.data import DataConfig, PhaseConfig
+from bert_jax.config.conversion import changed, convert, flatten, to_dict
+from bert_jax.config.data import DataConfig
 from bert_jax.config.fields import (
     FREE,
+    PHASE,
     PRETRAINING,
     TASKS,
     Rule,
@@ -28,15 +31,17 @@ from bert_jax.config.fields import (
     numbered,
     section,
     setting,
+    settings_of,
 )
 from bert_jax.config.model import HeadConfig, ModelConfig
-from bert_jax.config.optimizer import OptimizerConfig
+from bert_jax.config.optimizer import SCHEDULE, OptimizerConfig
+from bert_jax.config.phase import PhaseConfig, growing
 from bert_jax.registry import OBJECTIVES, TRACKERS
 
 __all__ = [
     "CheckpointConfig", "ComputeConfig", "DataConfig", "EvaluationConfig", "HeadConfig",
     "MeshConfig", "ModelConfig", "OptimizerConfig", "PhaseConfig", "TrainConfig", "flatten",
-    "from_dict", "setting_of", "settings", "to_dict",
+    "from_dict", "growing", "setting_of", "settings", "to_dict",
 ]  # fmt: skip
 
 
@@ -101,7 +106,72 @@ class TrainConfig(WithOptions):
     def phase_ends(self) -> tuple[int, ...]:
         """The last step of each phase."""
         return tuple(itertools.accumulate(phase.steps for phase in self.phases))
+
+    def phase_of(self, update: int) -> int:
+        """Returns the number of the phase in which an update is made, counted from 0."""
+        return bisect.bisect_right(self.phase_ends, update)
+
+    def in_phase(self, number: int) -> "TrainConfig":
+        """Returns the config with what the phases up to this one change in it.
+
+        Raises UsageError for a change of what is no field.
+        """
+        config = self
+        for i, phase in enumerate(self.phases[: number + 1]):
+            if phase.changes:
+                config = changed(config, phase.changes, f"phases.{i}")
+        return config
+
+    def at_step(self, step: int) -> "TrainConfig":
+        """Returns the config with the model that a checkpoint of a step is: that of the phase
+        which made its last update.
+        """
+        model = self.in_phase(self.phase_of(max(step - 1, 0))).model
+        return dataclasses.replace(self, model=model)
+
+    def changes_of(self, number: int) -> dict[str, tuple[Any, Any]]:
+        """Returns what differs between a phase and the one before it, steps apart: the old and the
+        new value by path. The old one of an option that was not there is None.
+        """
+        if not number:
+            return {}
+        old, new = self._described(number - 1), self._described(number)
+        return {p: (old.get(p), value) for p, value in new.items() if old.get(p) != value}
+
+    def _described(self, number: int) -> dict[str, Any]:
+        """Returns all fields that may differ between phases, by path."""
+        phase, config = self.phases[number], self.in_phase(number)
+        own = {name: getattr(phase, name) for name in settings_of(PhaseConfig) if name != "steps"}
+        sections = {name: to_dict(getattr(config, name)) for name in PhaseConfig.sections}
+        own["masked_lm_prob"] = phase.mask_rate(self.data.masked_lm_prob)
+        return own | flatten(sections)
+
+    def schedule_span(self, number: int) -> range:
+        """Returns the updates of the schedule that a phase is part of.
+
+        It begins anew with each phase that changes a field or an option of the schedule.
+        """
+        if not self.phases:
+            return range(0)
+        begins = [0, *(i for i, p in enumerate(self.phases) if i and _begins_schedule(p)),
+                  len(self.phases)]  # fmt: skip
+        edges = (0, *self.phase_ends)
+        last = bisect.bisect_right(begins, number)
+        return range(edges[begins[last - 1]], edges[begins[last]])
 # fmt: on
+
+
+def _begins_schedule(phase: PhaseConfig) -> bool:
+    paths = (path.partition(".") for path in phase.changes)
+    return any(
+        name in SCHEDULE
+        or (
+            name not in settings_of(OptimizerConfig)
+            and entries.owners(OptimizerConfig, name)[1] == "schedule"
+        )
+        for section, _, name in paths
+        if section == "optimizer"
+    )
 
 
 @functools.cache
@@ -112,8 +182,12 @@ def settings() -> Mapping[str, Setting]:
 
 def setting_of(path: str) -> Setting | None:
     """Returns what the field at a path says, or at a path inside its value, or an option of an
-    entry; none for no field.
+    entry; none for no field. What a phase changes may change as the phase may.
     """
+    _, phase, inner = numbered(path).partition("phases.N.")
+    if phase and inner.partition(".")[0] in PhaseConfig.sections:
+        found = setting_of(inner)
+        return found and dataclasses.replace(found, rule=PHASE)
     names = (numbered(path), numbered(path).removesuffix(".N"))
     if (found := next((name for name in names if name in settings()), None)) is not None:
         return settings()[found]

@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config import entries
-from bert_jax.config.fields import OPTIONS, WithOptions, is_section, item_of, settings_of
+from bert_jax.config.fields import (
+    CHANGES,
+    OPTIONS,
+    WithChanges,
+    WithOptions,
+    is_section,
+    item_of,
+    settings_of,
+)
 from bert_jax.errors import UsageError, brief
 
 
@@ -27,6 +35,10 @@ def _plain(value: Any) -> Any:
     found = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, WithOptions):
         found |= {name: _plain(option) for name, option in found.pop(OPTIONS).items()}
+    if isinstance(value, WithChanges):
+        for path, change in found.pop(CHANGES).items():
+            section, _, name = path.partition(".")
+            found.setdefault(section, {})[name] = _plain(change)
     return found
 
 
@@ -56,12 +68,14 @@ def convert(value: Any, annotation: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise UsageError(f"{where}: expected a section of fields, got {brief(value)}")
         hints = typing.get_type_hints(annotation)
-        if issubclass(annotation, WithOptions):
-            del hints[OPTIONS]
+        # Neither a field: what they hold is.
+        hints = {name: hint for name, hint in hints.items() if name not in (OPTIONS, CHANGES)}
         known = {k: convert(v, hints[k], _join(path, k)) for k, v in value.items() if k in hints}
         more = {k: v for k, v in value.items() if k not in hints}
         if issubclass(annotation, WithOptions):
             known[OPTIONS] = _options(annotation, known, more, path)
+        if issubclass(annotation, WithChanges):
+            known[CHANGES] = _changes(annotation, more, path)
         for key in more:
             raise UsageError(
                 f"{_join(path, brief(key)[1:-1])}: no such field.{nearest(key, hints)}"
@@ -121,6 +135,47 @@ def _options(
                 f"only {', '.join(readers)}"
             )
     return options
+
+
+def _changes(cls: type[WithChanges], more: dict[str, Any], path: str) -> dict[str, Any]:
+    """Takes from `more` what a section changes of others, and returns it by dotted path.
+
+    What is no field there may be an option, which is known once the section is changed.
+    """
+    changes: dict[str, Any] = {}
+    for name, section in cls.sections.items():
+        values, hints = more.pop(name, {}), typing.get_type_hints(section)
+        if not isinstance(values, dict):
+            raise UsageError(
+                f"{_join(path, name)}: expected a section of fields, got {brief(values)}"
+            )
+        for key, value in values.items():
+            where = f"{_join(path, name)}.{key}"
+            is_field = key in settings_of(section)
+            changes[f"{name}.{key}"] = convert(value, hints[key], where) if is_field else value
+    return changes
+
+
+def changed(config: Any, changes: Mapping[str, Any], where: str = "") -> Any:
+    """Returns a config with other values at some paths of two names. An entry that is chosen no
+    longer takes its options with it.
+
+    `where` is what errors put before a path. Raises UsageError for no field, and another type.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for path, value in changes.items():
+        section, _, name = path.partition(".")
+        sections.setdefault(section, {})[name] = value
+    found = {}
+    for name, values in sections.items():
+        section = getattr(config, name)
+        old = to_dict(section)
+        for chooser in values:
+            if values[chooser] != getattr(section, chooser, None):
+                for option in entries.own_options(section, chooser):
+                    old.pop(option, None)
+        found[name] = convert(old | values, type(section), _join(where, name))
+    return dataclasses.replace(config, **found)
 
 
 def _join(path: str, key: str) -> str:

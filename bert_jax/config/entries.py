@@ -37,9 +37,11 @@ def options_of(config: WithOptions, found: Any) -> Any:
 
 
 def own_options(config: WithOptions, name: str) -> dict[str, Any]:
-    """Returns the options of the entry that a field names; none if no table has it."""
-    table, value = _tables(type(config))[name], getattr(config, name)
-    if value not in table or _declared(table[value]) is None:
+    """Returns the options of the entry that a field names; none if no table has it, and for a
+    field that names none.
+    """
+    table, value = _tables(type(config)).get(name), getattr(config, name, None)
+    if table is None or value not in table or _declared(table[value]) is None:
         return {}
     return dataclasses.asdict(options_of(config, table[value]))
 

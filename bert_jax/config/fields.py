@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, dataclass_transform
 
 from bert_jax.registry import Registry
 
@@ -48,6 +48,8 @@ class Setting:
     in_every_bert: bool = False
     # Whether it may be chosen by the memory that is free (memory/fit.py).
     fits_memory: bool = False
+    # Whether a phase may change it (PhaseConfig.changes), beside what may change on resumption.
+    by_phase: bool = False
     # Whether it counts steps of the run, and is fewer in a run of fewer.
     scales_with_steps: bool = False
 
@@ -99,7 +101,9 @@ SHAPE = Rule(
 )
 HEAD = Rule("refused", "equal", TASKS)
 
-_KEY, OPTIONS = "setting", "options"
+_KEY = "setting"
+# Attributes of a section that are no fields of it in JSON: what they hold is.
+OPTIONS, CHANGES = "options", "changes"
 
 
 def setting(default: Any, rule: Rule, doc: str, **facts: Any) -> Any:
@@ -126,12 +130,12 @@ def section(cls: type[_T]) -> type[_T]:
 
 def settings_of(cls: type) -> dict[str, Setting | None]:
     """Returns what each field of a section says about itself; none for a section inside it."""
-    fields = dataclasses.fields(cls)
-    return {f.name: f.metadata.get(_KEY) for f in fields if f.name != OPTIONS or _KEY in f.metadata}
+    found = {f.name: f.metadata.get(_KEY) for f in dataclasses.fields(cls)}
+    return {n: s for n, s in found.items() if s is not None or n not in (OPTIONS, CHANGES)}
 
 
-class Options(Mapping[str, Any]):
-    """The options of the entries that a section chooses, by name: a mapping that is a value."""
+class Values(Mapping[str, Any]):
+    """Values by name, in the order of the names: a mapping that can be compared and hashed."""
 
     def __init__(self, values: Mapping[str, Any] = types.MappingProxyType({})):
         self._values = dict(sorted(values.items()))
@@ -156,10 +160,22 @@ class Options(Mapping[str, Any]):
 class WithOptions:
     """The base of a section whose entries may have options (entries.py)."""
 
-    options: Mapping[str, Any] = Options()
+    options: Mapping[str, Any] = Values()
 
     def __post_init__(self):
-        object.__setattr__(self, OPTIONS, Options(self.options))
+        object.__setattr__(self, OPTIONS, Values(self.options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithChanges:
+    """The base of a section that changes fields of others, by their dotted paths."""
+
+    # The sections of which it may.
+    sections: ClassVar[Mapping[str, type]]
+    changes: Mapping[str, Any] = Values()
+
+    def __post_init__(self):
+        object.__setattr__(self, CHANGES, Values(self.changes))
 
 
 def fields_read_by(chooser: str, cls: type) -> list[str]:

@@ -137,7 +137,7 @@ class ModelConfig(WithOptions):
         10_000.0, SHAPE,
         "Of `rotary` and `rotary_interleaved`: pair i of K columns turns by `rope_theta`^(-2i / K) "
         "from token to token.",
-        above=0, read_by=("position_embedding_type",),
+        above=0, read_by=("position_embedding_type",), by_phase=True,
     )
     # Xiong et al. 2020.
     norm_placement: str = setting(
@@ -205,7 +205,7 @@ class ModelConfig(WithOptions):
     )
     local_rope_theta: float = setting(
         0.0, SHAPE, "`model.rope_theta` of local layers; 0: the same.",
-        least=0, read_by=("position_embedding_type",),
+        least=0, read_by=("position_embedding_type",), by_phase=True,
     )
     # Fine-tuning may choose it; what is pre-trained only keeps it for that.
     classifier_pooling: str = setting(

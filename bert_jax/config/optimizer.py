@@ -3,6 +3,9 @@
 from bert_jax.config.fields import FREE, RECIPE, Rule, WithOptions, section, setting
 from bert_jax.registry import OPTIMIZERS, SCHEDULES
 
+# The fields that all schedules read.
+SCHEDULE = ("schedule", "learning_rate", "warmup_steps")
+
 # fmt: off
 # The facts of a field stand side by side.
 

@@ -39,6 +39,8 @@ def require_memory(
     if needed + saved <= free:
         return
 
+    config = config.in_phase(phase)
+
     def estimated(config: TrainConfig) -> int:
         found = estimate.of_train_step(config, state, batch, mesh=mesh, platform=platform)
         return found.beside_state

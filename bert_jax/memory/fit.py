@@ -313,4 +313,7 @@ class _MemoryPlanner:
         """Returns the bytes beside the state that a step of each phase needs."""
         places = {"mesh": self._mesh, "platform": self._platform}
         with jax.set_mesh(self._mesh):
-            return [of(config, self._state, b, **places).beside_state for b in batches(config)]
+            return [
+                of(config.in_phase(i), self._state, batch, **places).beside_state
+                for i, batch in enumerate(batches(config))
+            ]

@@ -1,6 +1,7 @@
 """Reads parameters from a workdir, one step of it, or another system's model."""
 
 import contextlib
+import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
@@ -199,7 +200,7 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
     _require_trained_tokenizer(directory)
     with jax.set_mesh(mesh):
         params = checkpoint.load_params(directory, step=step, config=config, mesh=mesh)
-    return LoadedCheckpoint(directory, step, config, params, directory / TOKENIZER)
+    return LoadedCheckpoint(directory, step, config.at_step(step), params, directory / TOKENIZER)
 
 
 def _require_trained_tokenizer(directory: Path) -> None:
@@ -233,7 +234,9 @@ def write_record(directory: Path, loaded: LoadedCheckpoint) -> None:
         return
     if not {*OBJECTIVES[name].parts} <= {*loaded.config.head.parts}:
         return
-    kept = configs.to_dict(loaded.config)
+    # The model is as the step left it, and the phases say how its rows are.
+    phases = tuple(dataclasses.replace(phase, changes={}) for phase in loaded.config.phases)
+    kept = configs.to_dict(dataclasses.replace(loaded.config, phases=phases))
     record = {"step": loaded.step, "config": {name: kept[name] for name in SCORED_BY}}
     write_json(directory / RECORD, record)
 

@@ -161,6 +161,11 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
     facts = {
         "learning rate": f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of "
         f"warm-up, then `{optimizer.schedule}`{_numbers(optimizer, 'schedule')}",
+        **{
+            f"from phase {number} on": ", ".join(f"`{path}` {value}" for path, value in changes)
+            for number, phase in enumerate(config.phases)
+            if (changes := phase.changes.items())
+        },
         "optimiser": f"`{optimizer.kind}`{_numbers(optimizer, 'kind')}",
         "dropout": f"{config.model.hidden_dropout_prob:g}, of attention "
         f"{config.model.attention_probs_dropout_prob:g}",

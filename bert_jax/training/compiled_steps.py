@@ -36,7 +36,12 @@ class CompiledSteps:
             return
         job, began = self._job, time.monotonic()
         lowered = lower_train_step(
-            job.config, state, batch, objective=job.objective, rates=job.rates
+            job.config,
+            state,
+            batch,
+            objective=job.objective,
+            rates=job.rates,
+            phase=self._phase,
         )
         distributed.assert_same_program(lambda: self._facts(lowered), mesh=job.mesh)
         # Descriptions: the next step takes over the arrays' memory.

@@ -64,7 +64,12 @@ class Initialization:
         kept = {
             name: getattr(config.model, name)
             for name, described in settings_of(ModelConfig).items()
-            if described and described.rule.on_resume != "refused"
+            if described
+            and (
+                described.rule.on_resume != "refused"
+                # As a phase may, a run may begin with another one: it changes no parameter.
+                or (described.by_phase and {"model", f"model.{name}"} & set(own_fields))
+            )
         }
         fewer = theirs.max_position_embeddings
         if self._wants_more_positions(config, theirs, own_fields):

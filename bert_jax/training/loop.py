@@ -85,6 +85,7 @@ def train_phase(
     raise: NonFinite when too many updates were left out, Diverged when the loss stays far too high.
     """
     run.step, scores = step, {}
+    _announce(run, phase)
     steps, evaluation, batches = _prepare(run, state, phase, step, last_step)
     is_on_cpu = jax.default_backend() == "cpu"
     run.log.begin_phase(phase)
@@ -157,6 +158,17 @@ def _save(run: Run, state: TrainState, step: int, *, for_good: bool = False) -> 
     (run.saver.save_for_good if for_good else run.saver.save)(state, step)
     for hook in run.hooks:
         hook.on_save(step)
+
+
+def _announce(run: Run, phase: int) -> None:
+    """Says what changes with a phase."""
+    if changes := run.job.config.changes_of(phase):
+        named = (
+            f"{path} {new}" if old is None else f"{path} {old} -> {new}"
+            for path, (old, new) in changes.items()
+        )
+        note(f"phase {phase}: {', '.join(named)}")
+        run.event("phase", phase=phase, changes=changes)
 
 
 def _prepare(

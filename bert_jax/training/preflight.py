@@ -41,9 +41,9 @@ def mesh_of(config: TrainConfig) -> Mesh:
 
 def require_divisible(config: TrainConfig, mesh: Mesh) -> None:
     """Checks that every device gets the same number of rows of each phase's batches."""
-    shards = sharding.row_shards(mesh) * config.optimizer.gradient_accumulation_steps
     for number, phase in enumerate(config.phases):
-        rows = phase.global_batch_size
+        microbatches = config.in_phase(number).optimizer.gradient_accumulation_steps
+        shards, rows = sharding.row_shards(mesh) * microbatches, phase.global_batch_size
         if rows % shards:
             near = sorted({max(rows // shards, 1) * shards, (rows // shards + 1) * shards})
             raise UsageError(

@@ -166,7 +166,7 @@ class Pretraining:
             num_workers=self.config.data.num_workers,
             prefetch=self.config.data.prefetch,
         )
-        if self.config.data.packing != "none":
+        if self.config.in_phase(phase).data.packing != "none":
             fill = self._pipeline.fill(phase)
             padding = 1 - fill.tokens / self.config.phases[phase].sequence_length
             note(
@@ -180,7 +180,7 @@ class Pretraining:
 
     def evaluation(self, phase: int, params: Any) -> HeldOut:
         return HeldOut(
-            self.config,
+            self.config.at_step(self.config.phase_ends[phase]),
             self.config.phases[phase],
             corpus=self.corpus,
             mesh=self.mesh,
@@ -194,7 +194,7 @@ class Pretraining:
             "tokens_per_second": rows.global_batch_size * rows.sequence_length / seconds,
             "mfu": flops / seconds / self._peak,
         }
-        if self.config.data.packing == "none":
+        if self.config.in_phase(phase).data.packing == "none":
             return speed
         fill = self._pipeline.fill(phase)
         sequences = rows.global_batch_size * fill.sequences
@@ -218,7 +218,7 @@ def pipeline_of(config: TrainConfig, corpus: Corpus, split: Split | None = None)
         corpus.train if split is None else split,
         collator=entry_of(config, "objective"),
         vocabulary=corpus.vocabulary,
-        options=config.data,
+        options=[config.in_phase(i).data for i in range(len(config.phases))],
         phases=config.phases,
         seed=config.seed,
     )

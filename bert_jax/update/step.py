@@ -28,8 +28,9 @@ def train_step(
     config: TrainConfig,
     objective: Objective,
     rates: Any = None,
+    phase: int = 0,
 ) -> tuple[TrainState, Metrics]:
-    """Makes one update on one global batch. The metrics are float32 scalars, before the update.
+    """Makes one update of a phase on a global batch. The metrics are float32 scalars, before it.
 
     Each part of the loss is a mean over the whole global batch, whatever the mesh and however many
     microbatches the batch is cut into. A bad update (skip_updates.py) is left out: `step` goes on,
@@ -37,6 +38,8 @@ def train_step(
     the learning rate for each parameter (layer_rates.py), 0 where it is held; by default
     `optimizer.frozen_layers` alone are held.
     """
+    schedule = config.schedule_span(phase)
+    config = config.in_phase(phase)
     if rates is None and (frozen := config.optimizer.frozen_layers):
         rates = layer_rates(state.params, decay=1.0, frozen_layers=frozen)
     # Dropout knows a row by its number in the global batch.
@@ -63,7 +66,8 @@ def train_step(
     direction, opt_state = optimizers.make(config.optimizer).update(
         gradients, state.opt_state, state.params, norm=norm, should_apply=should_apply
     )
-    rate = learning_rate(state.step, config=config.optimizer, total_steps=config.total_steps)
+    step = state.step - schedule.start if schedule.start else state.step
+    rate = learning_rate(step, config=config.optimizer, total_steps=len(schedule))
 
     def moved(p, d, r=None):
         return jnp.where(should_apply, p - (rate if r is None else rate * r) * d, p)
@@ -113,15 +117,18 @@ def lower_train_step(
     *,
     objective: Objective,
     rates: Any = None,
+    phase: int = 0,
     platform: str | None = None,
 ) -> Any:
-    """Returns the step, lowered for these shapes and shardings (arrays or their descriptions).
+    """Returns a phase's step, lowered for these shapes and shardings (arrays, or descriptions).
 
     `platform` is that of the devices; none means that they are here.
     """
 
     def step(state, batch):
-        return train_step(state, batch, config=config, objective=objective, rates=rates)
+        return train_step(
+            state, batch, config=config, objective=objective, rates=rates, phase=phase
+        )
 
     return _lower(jax.jit(step, donate_argnums=0), state, batch, platform=platform)
 

@@ -79,8 +79,8 @@ def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
         raise UsageError("show rows needs --corpus DIR, a directory that prepare has made")
     split = open_corpus(options.corpus).train
     found = [
-        (phase, padding(split, options=config.data, phase=phase, seed=config.seed))
-        for phase in config.phases
+        (phase, padding(split, options=config.in_phase(i).data, phase=phase, seed=config.seed))
+        for i, phase in enumerate(config.phases)
     ]
     if options.json:
         for phase, rows in found:
@@ -100,10 +100,11 @@ def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
             for phase, rows in found
         ],
     )
-    if config.data.packing == "none":
+    packings = [config.in_phase(i).data.packing for i in range(len(config.phases))]
+    if {*packings} == {"none"}:
         print("each sequence has a row of its own; --set data.packing=best_fit packs them")
     else:
-        print(f"rows are packed: data.packing is {config.data.packing}")
+        print(f"rows are packed: data.packing is {', then '.join(dict.fromkeys(packings))}")
 
 
 def _show_sharding(options: ShowOptions, config: TrainConfig) -> None:

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from bert_jax.config import PhaseConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import SPLITS, Split, open_corpus, read_manifest
 from bert_jax.data.pretraining.padding import middle
@@ -58,7 +57,7 @@ def vocabulary(case: Case) -> Finding:
 def padding(case: Case) -> Finding:
     """The corpus makes rows for every phase, and they are mostly text."""
     assert case.config is not None and case.corpus is not None
-    shares = [_padding(case, phase) for phase in case.config.phases]
+    shares = [_padding(case, number) for number in range(len(case.config.phases))]
     text = ", ".join(
         f"{100 * share:.0f} % of {phase.sequence_length}"
         for share, phase in zip(shares, case.config.phases, strict=True)
@@ -68,7 +67,7 @@ def padding(case: Case) -> Finding:
         length = case.config.phases[worst].sequence_length
         enough = max(8, round(length * (1 - shares[worst]) * 1.2 / 8) * 8)
         remedy = f"set phases.{worst}.sequence_length={enough}"
-        if case.config.data.packing == "none":
+        if case.config.in_phase(worst).data.packing == "none":
             remedy = f"set data.packing=best_fit, or {remedy}"
         return warned(
             f"padding is {text}: that much of the computing is for nothing",
@@ -102,8 +101,8 @@ def epochs(case: Case) -> Finding:
     """The text is not seen too often."""
     assert case.config is not None and case.corpus is not None
     tokens = sum(
-        phase.steps * phase.global_batch_size * phase.sequence_length * (1 - _padding(case, phase))
-        for phase in case.config.phases
+        phase.steps * phase.global_batch_size * phase.sequence_length * (1 - _padding(case, number))
+        for number, phase in enumerate(case.config.phases)
     )
     there = int(case.corpus.train.shard_starts[-1])
     times = tokens / there
@@ -143,13 +142,14 @@ def text(case: Case) -> Finding:
     return passed(found)
 
 
-def _padding(case: Case, phase: PhaseConfig) -> float:
+def _padding(case: Case, number: int) -> float:
     """Returns the share of padding in a phase's rows.
 
     Raises UsageError where the corpus makes none.
     """
     assert case.config is not None and case.corpus is not None
-    config, corpus = case.config, case.corpus
+    config, corpus = case.config.in_phase(number), case.corpus
+    phase = config.phases[number]
     # Evaluation makes rows of the held-out documents.
     entry_of(config.data, "rows").check(corpus.validation, sequence_length=phase.sequence_length)
     found = padding_of(

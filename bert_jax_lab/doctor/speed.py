@@ -83,7 +83,7 @@ def time_steps(config: TrainConfig, mesh: Mesh, timings: list[Timing]) -> None:
         for number, phase in enumerate(config.phases):
             shapes = device_feed.abstract_batch(phase, fields=objective.fields, mesh=mesh)
             began = time.monotonic()
-            lowered = lower_train_step(config, state, shapes, objective=objective)
+            lowered = lower_train_step(config, state, shapes, objective=objective, phase=number)
             program = compile_lowered(lowered)
             timing = Timing(time.monotonic() - began)
             require_memory(

@@ -113,7 +113,8 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
     mesh = aot_compile.make_mesh(config, topology)
     preflight.require_divisible(config, mesh)
     phases = tuple(
-        _phase_plan(config, phase, mesh=mesh, topology=topology) for phase in config.phases
+        _phase_plan(config.in_phase(i), phase, mesh=mesh, topology=topology)
+        for i, phase in enumerate(config.phases)
     )
     fits = all(phase.fits for phase in phases)
     hours = overlapped = None

@@ -314,16 +314,28 @@ def _last_overrides(
 def _with_steps(config: TrainConfig, steps: int) -> tuple[str, ...]:
     """Returns the overrides that give a run so many steps in all, in the proportions it has."""
     share = steps / config.total_steps
-    phases = [max(1, round(phase.steps * share)) for phase in config.phases]
-    total = sum(phases)
-    warmup = min(int(config.optimizer.warmup_steps * share), total - 1)
-    changes = [f"phases.{number}.steps={count}" for number, count in enumerate(phases)]
-    changes.append(f"optimizer.warmup_steps={warmup}")
-    for name, value in config.optimizer.options.items():
-        described = setting_of(f"optimizer.{name}")
-        if value and described and described.scales_with_steps:
-            count = min(max(1, int(value * share)), total - warmup)
-            changes.append(f"optimizer.{name}={count}")
+    counts = [max(1, round(phase.steps * share)) for phase in config.phases]
+    changes = [f"phases.{number}.steps={count}" for number, count in enumerate(counts)]
+    phases = tuple(
+        dataclasses.replace(phase, steps=count)
+        for phase, count in zip(config.phases, counts, strict=True)
+    )
+    shorter = dataclasses.replace(config, phases=phases)
+    for number in range(len(counts)):
+        # Each schedule where it begins: those of the first one are the config's own.
+        prefix, whole = f"phases.{number}.", shorter.schedule_span(number)
+        if whole.start != sum(counts[:number]):
+            continue
+        optimizer, total = config.in_phase(number).optimizer, len(whole)
+        warmup = min(int(optimizer.warmup_steps * share), total - 1)
+        scaled = {"warmup_steps": warmup}
+        for name, value in optimizer.options.items():
+            described = setting_of(f"optimizer.{name}")
+            if value and described and described.scales_with_steps:
+                scaled[name] = min(max(1, int(value * share)), total - warmup)
+        changes += [
+            f"{prefix if number else ''}optimizer.{name}={count}" for name, count in scaled.items()
+        ]
     return tuple(changes)
 
 

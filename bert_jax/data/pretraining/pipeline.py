@@ -14,7 +14,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -60,36 +60,40 @@ class Pipeline:
         *,
         collator: Collator,
         vocabulary: Vocabulary,
-        options: DataConfig,
+        options: DataConfig | Sequence[DataConfig],
         phases: tuple[PhaseConfig, ...],
         seed: int,
     ):
-        """Costs nothing; the first batch of an epoch waits for the epoch's plan.
+        """Costs nothing; the first batch of an epoch waits for the epoch's plan. `options` are
+        those of all phases, or one for each.
 
         Raises `UsageError` if the split makes no rows, or a phase's sizes are impossible.
         """
         self._split, self._collator, self._vocabulary = split, collator, vocabulary
-        rate = options.masked_lm_prob
-        phases = tuple(phase.resolved(rate, packing=options.packing) for phase in phases)
-        self._options, self._phases, self._seed = options, phases, seed
-        # Those of each phase, which may have a mask rate of its own.
-        self._phase_options = [
-            dataclasses.replace(options, masked_lm_prob=phase.mask_rate(options.masked_lm_prob))
-            for phase in phases
+        each = [options] * len(phases) if isinstance(options, DataConfig) else options
+        pairs = list(zip(phases, each, strict=True))
+        phases = tuple(p.resolved(o.masked_lm_prob, packing=o.packing) for p, o in pairs)
+        self._phases, self._seed = phases, seed
+        # A phase may have a mask rate of its own.
+        self._options = [
+            dataclasses.replace(o, masked_lm_prob=p.mask_rate(o.masked_lm_prob)) for p, o in pairs
         ]
         # As sequences are before they are packed.
-        self._unpacked = tuple(phase.unpacked(rate) for phase in phases)
-        self._rows = entry_of(options, "rows")
-        for phase in self._unpacked:
-            _check_sizes(split, options, phase.sequence_length, phase.max_predictions)
+        self._unpacked = tuple(
+            phase.unpacked(o.masked_lm_prob) for phase, (_, o) in zip(phases, pairs, strict=True)
+        )
+        for phase, (_, o) in zip(self._unpacked, pairs, strict=True):
+            _check_sizes(split, o, phase.sequence_length, phase.max_predictions)
         self._phase_ends = list(itertools.accumulate(phase.steps for phase in phases))
         indices = range(len(phases))
         self._plans = [EpochCache(self._planner(index)) for index in indices]
-        self._packings: list[EpochCache] = []
+        # None where rows are not packed.
+        self._packings = [
+            EpochCache(self._packer(index)) if options.packing != "none" else None
+            for index, (_, options) in enumerate(pairs)
+        ]
         # Phase -> the tokens of its first epoch's examples.
         self._tokens: dict[int, int] = {}
-        if options.packing != "none":
-            self._packings = [EpochCache(self._packer(index)) for index in indices]
 
     def batch_at(self, step: int, rows: range) -> Batch:
         """Returns the given rows of the batch of `step`, which counts over all phases.
@@ -100,7 +104,8 @@ class Pipeline:
         phase = self._phases[index]
         local_step = step - (self._phase_ends[index] - phase.steps)
         numbers = local_step * phase.global_batch_size + np.arange(rows.start, rows.stop)
-        batch = self._packed(index, numbers) if self._packings else self.examples(index, numbers)
+        is_packed = self._packings[index] is not None
+        batch = self._packed(index, numbers) if is_packed else self.examples(index, numbers)
         self._plan_ahead(index, int(numbers[-1]))
         return batch
 
@@ -117,7 +122,7 @@ class Pipeline:
             sequence_length=phase.sequence_length,
             draw=Draw(
                 vocabulary=self._vocabulary,
-                options=self._phase_options[index],
+                options=self._options[index],
                 max_predictions=phase.max_predictions,
                 key=counter_rng.derive(self._seed, _Key.MASK, index),
                 example_numbers=numbers,
@@ -145,13 +150,14 @@ class Pipeline:
         return packing.Fill(examples / rows, self._tokens[phase_index] / rows)
 
     def _epochs(self, index: int) -> EpochCache:
-        return (self._packings or self._plans)[index]
+        return self._packings[index] or self._plans[index]
 
     def _planner(self, index: int) -> Callable[[int], Any]:
         def plan(epoch: int) -> Any:
-            return self._rows.plan(
+            options = self._options[index]
+            return entry_of(options, "rows").plan(
                 self._split,
-                options=self._options,
+                options=options,
                 sequence_length=self._phases[index].sequence_length,
                 key=counter_rng.derive(self._seed, _Key.PLAN, index, epoch),
             )
@@ -187,7 +193,7 @@ class Pipeline:
 
     def _packed(self, index: int, rows: np.ndarray) -> Batch:
         """Returns the phase's packed rows of the numbers `rows`, whose epochs ascend."""
-        phase, packings, found = self._phases[index], self._packings[index], []
+        phase, packings, found = self._phases[index], self._epochs(index), []
         for epoch, offsets in by_epoch(rows, packings.first_size()):
             table = packings.get(epoch)
             # As with examples: a smaller epoch begins again, a larger one leaves out a few rows.

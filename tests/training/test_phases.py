@@ -1,0 +1,208 @@
+"""Phases that differ: rate, theta, mask rate, packing and batch, by a run that is cut anywhere."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from bert_jax import config as configs
+from bert_jax.__main__ import main
+from bert_jax.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    TrainConfig,
+)
+from bert_jax.config_checks import complete
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.runtime.preemption import Preemption
+from bert_jax.training.pretrain import Pretraining
+from bert_jax.update.state import TrainState
+from bert_jax.workdir import log_reader
+from tests import tiny_corpus
+from tests.batches import mesh_of
+from tests.states import arrays_of, assert_same_bits
+
+# The last updates of the phases.
+_ENDS = (3, 5, 7, 9, 11)
+
+
+def long_config() -> TrainConfig:
+    """Rows of 128, more of them, of 512, 1,024 and 8,192 tokens, as a ModernBERT is extended."""
+    return tiny_corpus.tiny_config(
+        objective="mlm",
+        model=ModelConfig(
+            vocab_size=240,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=16,
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.0,
+            max_position_embeddings=8192,
+            type_vocab_size=0,
+            position_embedding_type="rotary",
+            norm_placement="pre",
+            attention_window=16,
+        ),
+        data=DataConfig(rows="documents"),
+        optimizer=OptimizerConfig(
+            kind="stable_adamw",
+            schedule="constant",
+            learning_rate=5e-3,
+            warmup_steps=2,
+            clip_norm=0.0,
+        ),
+        phases=(
+            PhaseConfig(sequence_length=128, steps=3, global_batch_size=8, masked_lm_prob=0.3),
+            PhaseConfig(sequence_length=128, steps=2, global_batch_size=16, masked_lm_prob=0.15),
+            PhaseConfig(
+                sequence_length=512,
+                steps=2,
+                global_batch_size=8,
+                changes={"data.packing": "best_fit", "optimizer.learning_rate": 2e-3},
+            ),
+            PhaseConfig(
+                sequence_length=1024,
+                steps=2,
+                global_batch_size=8,
+                changes={"model.rope_theta": 160_000.0, "model.hidden_dropout_prob": 0.0},
+            ),
+            PhaseConfig(
+                sequence_length=8192,
+                steps=2,
+                global_batch_size=2,
+                changes={
+                    "optimizer.schedule": "warmup_stable_decay",
+                    "optimizer.decay_steps": 2,
+                    "optimizer.min_lr_ratio": 0.001,
+                    "optimizer.warmup_steps": 0,
+                    "optimizer.learning_rate": 1e-3,
+                },
+            ),
+        ),
+        evaluation=EvaluationConfig(every_steps=0, num_examples=2, batch_size=2),
+        checkpoint=CheckpointConfig(every_steps=1, keep_last=20),
+    )
+
+
+def rows_of(workdir: Path) -> dict[int, dict]:
+    rows = log_reader.read_rows(workdir)
+    return {row["step"]: row for row in rows if row.get("split", "train") == "train"}
+
+
+def held_out(workdir: Path) -> dict[int, float]:
+    rows = log_reader.read_rows(workdir)
+    return {row["step"]: row["loss"] for row in rows if row.get("split") == "validation"}
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory) -> Path:
+    return tiny_corpus.write_config(tmp_path_factory.mktemp("phases") / "long.json", long_config())
+
+
+@pytest.fixture(scope="module")
+def whole(config_file, corpus, tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("whole") / "workdir"
+    assert main([*command_of(config_file, corpus), str(workdir)]) == 0
+    return workdir
+
+
+def command_of(config: Path, corpus: Path) -> list[str]:
+    return ["pretrain", str(config), "--corpus", str(corpus), "--workdir"]
+
+
+def test_each_phase_has_its_own_rate_on_its_own_clock(whole):
+    rates = [rows_of(whole)[step]["learning_rate"] for step in range(1, 12)]
+    # A warm-up of two updates; that of the third phase begins anew, and the fourth goes on with it.
+    constant = [0, 2.5e-3, 5e-3, 5e-3, 5e-3, 0, 1e-3, 2e-3, 2e-3]
+    decay = [1e-3, 1e-3 * (0.001 + 0.999 * (1 - 0.5**0.5))]
+    assert rates == pytest.approx([*constant, *decay], rel=1e-6)
+
+
+def test_each_phase_is_compiled_once_and_evaluated_at_its_end(whole):
+    compiled = [e["phase"] for e in log_reader.read_events(whole) if e["event"] == "compile"]
+    assert compiled == [0, 1, 2, 3, 4]
+    assert list(held_out(whole)) == list(_ENDS)
+
+
+def test_what_a_phase_changes_is_logged_and_nothing_else(whole):
+    events = [e for e in log_reader.read_events(whole) if e["event"] == "phase"]
+    assert [event["phase"] for event in events] == [1, 2, 3, 4]
+    first, second, third, last = (event["changes"] for event in events)
+    # Room for predictions and sequences follows from rate and length.
+    room = {"max_predictions", "max_sequences"}
+    assert {n: c for n, c in first.items() if n not in room} == {
+        "global_batch_size": [8, 16],
+        "masked_lm_prob": [0.3, 0.15],
+    }
+    assert {n: c for n, c in second.items() if n not in room} == {
+        "data.packing": ["none", "best_fit"],
+        "global_batch_size": [16, 8],
+        "optimizer.learning_rate": [5e-3, 2e-3],
+        "sequence_length": [128, 512],
+    }
+    assert {n: c for n, c in third.items() if n not in room} == {
+        "model.hidden_dropout_prob": [0.1, 0.0],
+        "model.rope_theta": [10_000.0, 160_000.0],
+        "sequence_length": [512, 1024],
+    }
+    assert {n: c for n, c in last.items() if n not in room} == {
+        "global_batch_size": [8, 2],
+        "optimizer.decay_steps": [None, 2],
+        "optimizer.learning_rate": [2e-3, 1e-3],
+        "optimizer.min_lr_ratio": [None, 0.001],
+        "optimizer.schedule": ["constant", "warmup_stable_decay"],
+        "optimizer.warmup_steps": [2, 0],
+        "sequence_length": [1024, 8192],
+    }
+
+
+def test_a_run_that_is_cut_in_and_at_each_boundary_has_the_same_bits(
+    whole, config_file, corpus, tmp_path
+):
+    workdir, command = tmp_path / "workdir", command_of(config_file, corpus)
+    for stop in (2, 3, 4, 5, 7, 8, 9, 10):
+        with pytest.MonkeyPatch.context() as patch:
+            reached = lambda self, stop=stop: stop in saved(workdir)  # noqa: E731
+            patch.setattr(Preemption, "requested", reached)
+            assert main([*command, str(workdir)]) == 42
+    assert main([*command, str(workdir)]) == 0
+    assert held_out(workdir) == held_out(whole)
+    for step in (*_ENDS, 10):
+        assert_same_bits(arrays_of(whole, step), arrays_of(workdir, step))
+
+
+def saved(workdir: Path) -> list[int]:
+    folder = workdir / "checkpoints"
+    return [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+
+
+def test_another_rate_of_masks_or_batch_is_no_other_evaluation(corpus):
+    """At a boundary, a phase and the one after it have the same number."""
+    config = complete(long_config())
+    with jax.set_mesh(mesh_of(2)):
+        params = TrainState.initial(config, mesh_of(2)).params
+        job = Pretraining(config, open_corpus(corpus), mesh_of(2), peak=1.0)
+        before, after = (job.evaluation(phase, params).run(params) for phase in (0, 1))
+    assert before == after
+
+
+def test_a_checkpoint_is_the_model_of_its_phase(whole):
+    for step, theta in ((7, 10_000.0), (8, 160_000.0), (11, 160_000.0)):
+        loaded = load_checkpoint(whole / "checkpoints" / str(step), mesh=mesh_of(1))
+        assert loaded.config.model.rope_theta == theta
+
+
+def test_a_phase_that_is_added_may_change_what_it_does(whole):
+    assert json.loads((whole / "config.json").read_text())["config"]["phases"][3]["model"] == {
+        "hidden_dropout_prob": 0.0,
+        "rope_theta": 160_000.0,
+    }
+    described = configs.setting_of("phases.3.model.rope_theta")
+    assert described and described.rule.on_resume == "flag"
