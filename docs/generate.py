@@ -420,7 +420,17 @@ def _together(sections: dict[str, list[str]], rule: str) -> Iterator[str]:
 def _shipped(name: str) -> tuple[str, ...]:
     config = config_loader.load_config(name)
     model, optimizer = config.model, config.optimizer
-    phases = (f"{p.global_batch_size} x {p.sequence_length}, {p.steps:,}" for p in config.phases)
+    phases = []
+    # A batch that grows stands once.
+    for length, same in itertools.groupby(config.phases, lambda phase: phase.sequence_length):
+        each = list(same)
+        rows = list(dict.fromkeys(phase.global_batch_size for phase in each))
+        if len(rows) < len(each):
+            phases += [f"{p.global_batch_size} x {length}, {p.steps:,}" for p in each]
+        else:
+            steps = sum(phase.steps for phase in each)
+            ends = " to ".join(str(size) for size in dict.fromkeys((rows[0], rows[-1])))
+            phases.append(f"{ends} x {length}, {steps:,}")
     return (
         f"`{name}`",
         f"{model.num_hidden_layers} x {model.hidden_size}, {model.num_attention_heads}",

@@ -1,6 +1,5 @@
 """A branch goes on from a step of another run: to the same bits, or with what is changed there."""
 
-import dataclasses
 import json
 import shutil
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
+from bert_jax.config import to_dict
 from bert_jax.config_loader import load_config_json
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.model import sharding
@@ -65,9 +65,7 @@ def test_a_branch_with_another_rate_and_batch(tmp_path, trained, corpus, capsys)
     assert branch(trained, tmp_path / "other", "--step", "160") == 0
     new = tmp_path / "other"
     changed = ["--set", "optimizer.learning_rate=1e-3"]
-    first, second = (
-        dataclasses.asdict(p) for p in load_config_json(trained / "config.json").phases
-    )
+    first, second = map(to_dict, load_config_json(trained / "config.json").phases)
     longer = [first, second | {"steps": 2, "global_batch_size": 16, "max_predictions": 6}]
     changed += ["--set", f"phases={json.dumps(longer)}"]
     assert go_on(new, corpus, *changed) == 3

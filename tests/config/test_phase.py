@@ -103,7 +103,7 @@ def test_what_a_phase_cannot_change(assignment, said):
 
 
 class Recipe:
-    """What a config does after so many tokens, counted in full rows."""
+    """The facts of a config after so many tokens, counted in full rows."""
 
     def __init__(self, name: str):
         self.config = load_config(name)
