@@ -51,6 +51,9 @@ def config_of(
         labels = head.labels or ("LABEL_0",)
         described["id2label"] = {str(i): label for i, label in enumerate(labels)}
         described["label2id"] = {label: i for i, label in enumerate(labels)}
+        if family.dialect is not None:
+            # text-embeddings-inference 0d124dc takes a ModernBERT without it for one of one label.
+            described["num_labels"] = len(labels)
     if "sequence_classifier" in head.parts:
         is_regression = len(head.labels) <= 1
         described["problem_type"] = "regression" if is_regression else "single_label_classification"

@@ -321,6 +321,7 @@ def test_heads_of_tasks_go_both_ways(task, tmp_path):
     directory = written(tmp_path, head=head, tree=tree)
     described = json.loads((directory / "config.json").read_text())
     assert described["architectures"] == [f"ModernBertFor{task}"]
+    assert described.get("num_labels", 0) == len(head.labels)
     names = {name for name in load_file(directory / "model.safetensors") if "model." not in name}
     assert names == {
         "head.dense.weight",
