@@ -41,6 +41,12 @@ class ComputeConfig:
         "is the formula.",
         choices=ATTENTION, called=("attn_implementation", "flash_attention"),
     )
+    loss_slices: int = setting(
+        1, FREE,
+        "In how many slices of the vocabulary the loss of masked words is computed, and its "
+        "scores again in the backward pass; 1 keeps them whole.",
+        least=1, called=("fused_linear_cross_entropy", "chunked_cross_entropy"),
+    )
 
 
 @section

@@ -199,7 +199,9 @@ class _Sizes:
         self._scores = rows * model.num_attention_heads * self._length * item / tensor
         self._read = _positions_read(config, batch)
         predictions = batch["mlm_positions"].shape[1] if "mlm_positions" in batch else 0
+        # The generator's scores are always whole.
         self.logits = rows * predictions * model.vocab_size * 4 / tensor
+        self.logits /= config.compute.loss_slices
 
     def block(self, arrays: _Arrays, *, positions: int | None = None) -> float:
         """Returns the bytes of the arrays of a block that computes so many positions of a row."""

@@ -54,6 +54,7 @@ class Bert(nnx.Module):
         key: DropoutKey | None,
         attend: Attend | None = None,
         hidden_states: bool = False,
+        loss_slices: int = 1,
     ) -> dict[str, Any]:
         outputs: dict[str, Any] = {}
         positions = self._positions(batch)
@@ -80,6 +81,7 @@ class Bert(nnx.Module):
             word=self.encoder.embeddings.word,
             key=None if key is None else key.fold(_HEAD_LAYER),
             dropout_rate=self.dropout_rate,
+            loss_slices=loss_slices,
         )
         entries = self._entries()
         for name in read:
@@ -129,6 +131,7 @@ def apply(
     key: DropoutKey | None = None,
     attend: Attend | None = None,
     hidden_states: bool = False,
+    loss_slices: int = 1,
 ) -> dict[str, Any]:
     """Returns what the parts make of a batch, by name; `key=None` means evaluation.
 
@@ -137,7 +140,8 @@ def apply(
     part: `pooled` `[B, D]`, and in float32 `nsp_logits` `[B, P, 2]`, `sequence_logits` `[B, C]`,
     `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]` (start, end), and where the batch has
     positions for it `mlm_logits` `[B, M, V]`; under tensor parallelism V is filled up to what
-    divides. Pooler and next sentence read the first token unless the batch says where; with
+    divides. With more than one of `loss_slices` they are `mlm_scores`, a `SlicedScores`. Pooler
+    and next sentence read the first token unless the batch says where; with
     `text_positions` `[B, P]`, for rows that hold several texts, `pooled` is `[B, P, D]` and
     `sequence_logits` `[B, P, C]`.
 
@@ -151,7 +155,8 @@ def apply(
     state = jax.tree.map(lambda shape: shape, empty)  # a copy: the next line writes into it
     nnx.replace_by_pure_dict(state, gather_early(params, compute))
     bert = nnx.merge(graph, state)
-    return bert(batch, compute=compute, key=key, attend=attend, hidden_states=hidden_states)
+    options = {"attend": attend, "hidden_states": hidden_states, "loss_slices": loss_slices}
+    return bert(batch, compute=compute, key=key, **options)
 
 
 @functools.cache

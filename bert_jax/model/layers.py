@@ -138,7 +138,7 @@ class Embed(nnx.Module):
         Under tensor parallelism the rows are shared out, after as many of them as it takes to
         divide; the extra rows are zero.
         """
-        table = split_rows(self.embedding[...].astype(x.dtype), fill=0)
+        table = self.columns(x.dtype)
         flat = _reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         cut = spec_of(table)[0]
         scores = jax.lax.dot_general(
@@ -150,6 +150,10 @@ class Embed(nnx.Module):
         )
         shape = (*x.shape[:-1], table.shape[0])
         return _reshape(scores, shape, *(None,) * (x.ndim - 2), cut)
+
+    def columns(self, dtype: jnp.dtype) -> jax.Array:
+        """Returns the table `[V, D]` that `logits` multiplies with."""
+        return split_rows(self.embedding[...].astype(dtype), fill=0)
 
 
 def look_up(table: jax.Array, ids_BL: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from bert_jax.model.roles import role_of
 
 AXES = ("slice", "fsdp", "tensor")
-_BATCH = ("slice", "fsdp")
+BATCH = ("slice", "fsdp")
 
 # Numbers in a parameter below which each device keeps a copy: gathering a bias costs a message and
 # saves kilobytes.
@@ -66,7 +66,7 @@ def batch_spec(*rest: Any) -> jax.P:
     """Returns the partition of an array whose first dim is rows of a batch; `rest` names further
     axes.
     """
-    return jax.P(_BATCH, *rest)
+    return jax.P(BATCH, *rest)
 
 
 def over_batch(*rest: Any) -> jax.P | None:
@@ -93,7 +93,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def row_shards(mesh: Mesh) -> int:
     """Returns into how many parts the rows of a batch are cut."""
-    return math.prod(mesh.shape[axis] for axis in _BATCH)
+    return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def rows_per_device(mesh: Mesh, rows: int) -> int:
@@ -173,6 +173,33 @@ def in_automatic_layout(function: Callable, *, like: Any) -> Callable:
         return function
     layout = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, like)
     return jax.sharding.auto_axes(function, axes=AXES, out_sharding=layout)
+
+
+def on_each_device(function: Callable, *, takes: Any, gives: Any) -> Callable:
+    """Returns `function` as each device applies it to the parts of arrays that lie on it.
+
+    `takes` and `gives` are the partitions of its arguments and of what it returns. Inside, devices
+    tell each other by the three functions below alone. Where no mesh of ours is set, that is the
+    function itself. It has no derivative: it serves in rules of derivatives.
+    """
+    if not _has_mesh():
+        return function
+    return jax.shard_map(function, in_specs=takes, out_specs=gives, check_vma=False)
+
+
+def sum_over(axes: Any, x: jax.Array) -> jax.Array:
+    """Returns the sum of what each device along some axes has as `x`."""
+    return jax.lax.psum(x, axes) if _has_mesh() else x
+
+
+def highest_over(axes: Any, x: jax.Array) -> jax.Array:
+    """Returns the highest of the same, element by element."""
+    return jax.lax.pmax(x, axes) if _has_mesh() else x
+
+
+def index_along(axis: str) -> Any:
+    """Returns the number of the device along an axis."""
+    return jax.lax.axis_index(axis) if _has_mesh() else 0
 
 
 def spec_of(x: jax.Array) -> list:

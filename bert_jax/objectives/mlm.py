@@ -21,6 +21,7 @@ class MaskedLanguageModel(Objective):
     parts = ("mlm",)
     losses = {"mlm": 1.0}
     takes_z_loss = True
+    takes_slices = True
     fields = {**INPUTS, **PREDICTIONS}
     figures = (
         Figure("mlm_loss", "MLM loss", "{:.3f} nats", "unigram entropy"),
@@ -38,14 +39,18 @@ class MaskedLanguageModel(Objective):
         """Adds up cross-entropy; its gradient is that of `z_loss` times the square of the log
         normaliser, too, which keeps the logits near zero (PaLM, Chowdhery et al. 2022, section 5).
         """
-        weights, logits, targets = batch["mlm_weights"], outputs["mlm_logits"], batch["mlm_targets"]
+        weights, targets = batch["mlm_weights"], batch["mlm_targets"]
+        if "mlm_scores" in outputs:
+            found = outputs["mlm_scores"].cross_entropy(targets)
+        elif z_loss:
+            found = cross_entropy_and_normaliser(outputs["mlm_logits"], targets)
+        else:
+            found = cross_entropy(outputs["mlm_logits"], targets)
+        loss, hits, *log_normaliser = found
         if z_loss:
-            loss, hits, log_normaliser = cross_entropy_and_normaliser(logits, targets)
-            extra = z_loss * jnp.square(log_normaliser)
+            extra = z_loss * jnp.square(log_normaliser[0])
             # Its value is left out: the logged loss stays what evaluation measures.
             loss = loss + (extra - jax.lax.stop_gradient(extra))
-        else:
-            loss, hits = cross_entropy(logits, targets)
         return {
             "mlm_loss": jnp.sum(weights * loss),
             "mlm_hits": jnp.sum(weights * hits),

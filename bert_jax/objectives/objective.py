@@ -62,6 +62,8 @@ class Objective:
     rows: tuple[str, ...] = ()
     # Whether `sums` takes `z_loss`, which is `optimizer.z_loss` in training.
     takes_z_loss: bool = False
+    # Whether `sums` takes the scores of masked words as `compute.loss_slices` has them.
+    takes_slices: bool = False
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
         """Returns the arrays of `fields` for some rows, as `data.rows` has read them.
@@ -98,6 +100,7 @@ class Objective:
             head=config.head,
             compute=config.compute,
             key=key,
+            loss_slices=config.compute.loss_slices,
         )
         if key is None or not config.optimizer.z_loss:
             return self.sums(outputs, batch)

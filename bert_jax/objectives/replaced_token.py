@@ -42,6 +42,7 @@ class ReplacedTokenDetection(MaskedLanguageModel):
     parts = ("generator", "discriminator")
     losses = {"mlm": 1.0, "rtd": _WEIGHT}
     takes_z_loss = False
+    takes_slices = False
     fields = {
         **MLM.fields,
         # 1 on tokens, 0 on padding.

@@ -97,9 +97,12 @@ def test_training_is_the_same_on_every_mesh(on_one_device, shape):
     ("mesh", "compute"),
     [
         (MeshConfig(shard_weights=False), {}),
-        (MeshConfig(), {"gather": "per_layer", "layers": "scan", "remat": "full"}),
+        (
+            MeshConfig(),
+            {"gather": "per_layer", "layers": "scan", "remat": "full", "loss_slices": 3},
+        ),
     ],
-    ids=["replicated", "fully sharded, scanned, rematerialised"],
+    ids=["replicated", "fully sharded, scanned, rematerialised, loss in slices"],
 )
 def test_modes_change_nothing(on_one_device, mesh, compute):
     compute = dataclasses.replace(_CONFIG.compute, **compute)

@@ -13,6 +13,7 @@ from flax import nnx
 
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.model.heads.part import Context, Part
+from bert_jax.model.heads.sliced_scores import SlicedScores
 from bert_jax.model.layers import Embed, Linear, Norm, activation, split_rows
 
 
@@ -34,13 +35,21 @@ class MaskedLMHead(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(words, jnp.float32)) if config.decoder_bias else None
 
     def __call__(self, x_BMD: jax.Array, word: Embed) -> jax.Array:
+        x_BMD, output, bias_V = self._factors(x_BMD, word)
+        return output.logits(x_BMD) + bias_V
+
+    def sliced(self, x_BMD: jax.Array, word: Embed, slices: int) -> SlicedScores:
+        """Returns the same scores, not yet computed."""
+        x_BMD, output, bias_V = self._factors(x_BMD, word)
+        return SlicedScores(x_BMD, output.columns(x_BMD.dtype), bias_V, slices)
+
+    def _factors(self, x_BMD: jax.Array, word: Embed) -> tuple[jax.Array, Embed, jax.Array]:
         if self.transform is not None and self.layer_norm is not None:
             x_BMD = self.layer_norm(activation(self.hidden_act, self.transform(x_BMD)))
-        output = word if self.decoder is None else self.decoder
-        scores_BMV = output.logits(x_BMD)
         # The sub-words that tensor parallelism adds can never be the answer.
         bias = jnp.zeros(self.num_words) if self.bias is None else self.bias[...]
-        return scores_BMV + split_rows(bias, fill=-jnp.inf)
+        output = word if self.decoder is None else self.decoder
+        return x_BMD, output, split_rows(bias, fill=-jnp.inf)
 
 
 class _Part(Part):
@@ -53,7 +62,9 @@ class _Part(Part):
         return batch.get("mlm_positions")
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
-        return {"mlm_logits": module(x_BRD, context.word)}
+        if context.loss_slices == 1:
+            return {"mlm_logits": module(x_BRD, context.word)}
+        return {"mlm_scores": module.sliced(x_BRD, context.word, context.loss_slices)}
 
 
 MASKED_LM = _Part()

@@ -28,6 +28,8 @@ class Context(NamedTuple):
     # The dropout key of the heads; None means evaluation.
     key: DropoutKey | None
     dropout_rate: float
+    # In how many slices a loss reads scores over the vocabulary; 1: whole.
+    loss_slices: int = 1
 
 
 class Part:
