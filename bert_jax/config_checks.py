@@ -252,12 +252,8 @@ def _objective_problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
         )
     if z_loss and not chosen.takes_z_loss:
         yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} does not read"
-    slices = config.compute.loss_slices
-    if slices > 1 and not chosen.takes_slices:
-        yield (
-            "compute.loss_slices",
-            f"is {slices}, but objective {objective} reads whole scores; leave it at 1",
-        )
+    if config.compute.loss_slices > 1 and not chosen.takes_slices:
+        yield "compute.loss_slices", f"is set, but objective {objective} reads whole scores"
 
 
 def _optimizer_problems(optimizer: OptimizerConfig, total_steps: int) -> Iterator[tuple[str, str]]:

@@ -255,12 +255,20 @@ def _rounded_once_backward(function, x, gradient):
 _rounded_once.defvjp(_rounded_once_forward, _rounded_once_backward)
 
 
+# Beyond so many positions a row, what is read of it is fetched. Up to there a product does it, for
+# which a TPU moves no single rows.
+_LONGEST_PRODUCT = 1024
+
+
 def gather_positions(x_BLD: jax.Array, positions_BR: jax.Array) -> jax.Array:
     """Returns the rows of `x_BLD` at `positions_BR`: `[B, R, D]`.
 
-    A product with one-hot rows: exact (one term is not zero), a hundredth of the encoder's work,
-    and neither it nor its transpose needs a gather or a scatter across a sharded dim.
+    In short rows by a product with one-hot rows: exact (one term is not zero), and a hundredth of
+    the encoder's work. In long ones its R x L numbers would be more than all else that is read.
+    Nothing crosses devices either way.
     """
+    if x_BLD.shape[1] > _LONGEST_PRODUCT:
+        return jnp.take_along_axis(x_BLD, positions_BR[..., None], axis=1, mode="clip")
     onehot_BRL = jax.nn.one_hot(positions_BR, x_BLD.shape[1], dtype=x_BLD.dtype)
     return jnp.einsum("brl,bld->brd", onehot_BRL, x_BLD, precision=jax.lax.Precision.HIGHEST)
 
@@ -269,5 +277,7 @@ def gather_ids(numbers_BL: jax.Array, positions_BR: jax.Array) -> jax.Array:
     """Returns the integers of `numbers_BL` at `positions_BR`: `[B, R]`, as `gather_positions` does
     it.
     """
+    if numbers_BL.shape[1] > _LONGEST_PRODUCT:
+        return jnp.take_along_axis(numbers_BL, positions_BR, axis=1, mode="clip")
     onehot_BRL = jax.nn.one_hot(positions_BR, numbers_BL.shape[1], dtype=bool)
     return jnp.sum(jnp.where(onehot_BRL, numbers_BL[:, None], 0), axis=-1)

@@ -34,6 +34,7 @@ _CHANGES = {
     "compute.remat": ("full", "free"),
     "compute.layers": ("scan", "free"),
     "compute.gather": ("per_layer", "free"),
+    "compute.loss_slices": (4, "free"),
     "data.masked_lm_prob": (0.2, "flag"),
     "data.short_seq_prob": (0.2, "flag"),
     "data.rows": ("documents", "flag"),

@@ -1,5 +1,8 @@
-"""Activations and dropout in bfloat16 beside float64, and in float32 to the bit."""
+"""Activations and dropout in bfloat16 beside float64, and in float32 to the bit; what reads some
+positions of a row.
+"""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +12,9 @@ import numpy as np
 import pytest
 from scipy import special
 
+from bert_jax.model import layers, sharding
 from bert_jax.model.layers import activation
+from tests.batches import mesh_of
 
 pytestmark = pytest.mark.core
 
@@ -85,3 +90,30 @@ def test_float32_is_the_plain_formula_to_the_bit():
             strict=True,
         ):
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_positions_of_long_rows_are_read_without_a_product(shape, monkeypatch):
+    """Equal to the bit, derivative included, and nothing crosses devices."""
+    mesh, draw = mesh_of(shape), np.random.default_rng(0)
+    x_BLD = draw.standard_normal((8, 48, 16)).astype(np.float32)
+    positions_BR = draw.permuted(np.tile(np.arange(48, dtype=np.int32), (8, 1)), axis=1)[:, :20]
+
+    def read(x_BLD, positions_BR):
+        def of(x_BLD):
+            return jnp.sum(jnp.sin(layers.gather_positions(x_BLD, positions_BR)))
+
+        ids = layers.gather_ids(positions_BR, positions_BR % 20)
+        return layers.gather_positions(x_BLD, positions_BR), ids, jax.grad(of)(x_BLD)
+
+    with jax.set_mesh(mesh):
+        arrays = jax.device_put((x_BLD, positions_BR), sharding.batch_sharding(mesh))
+        product = jax.jit(lambda *arrays: read(*arrays))(*arrays)
+        monkeypatch.setattr(layers, "_LONGEST_PRODUCT", 40)
+        fetched = jax.jit(lambda *arrays: read(*arrays)).lower(*arrays).compile()
+    for one, other in zip(product, fetched(*arrays), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.sharding.spec == other.sharding.spec
+    program = fetched.as_text()
+    assert " gather(" in program and " dot(" not in program
+    assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", program)
