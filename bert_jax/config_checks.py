@@ -294,7 +294,7 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "model.masked_lm_transform", "is false, but embedding_size is another width"
     yield from _unread(model, "model.")
     kind = model.position_embedding_type
-    for name in ("global_attention_every_n_layers", "local_rope_theta"):
+    for name in ("global_attention_every_n_layers", "first_global_layer", "local_rope_theta"):
         if (value := getattr(model, name)) and not model.attention_window:
             yield (
                 f"model.{name}",

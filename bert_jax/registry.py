@@ -243,5 +243,6 @@ FAMILIES = Registry(
         "roberta-prelayernorm": "bert_jax.interchange.huggingface_names:PRE_NORM_FAMILY",
         "modernbert": "bert_jax.interchange.modernbert:FAMILY",
         "eurobert": "bert_jax.interchange.eurobert:FAMILY",
+        "ultrabert": "bert_jax.interchange.ultrabert:FAMILY",
     },
 )

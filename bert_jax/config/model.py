@@ -203,6 +203,11 @@ class ModelConfig(WithOptions):
         "none does.",
         least=0,
     )
+    first_global_layer: int = setting(
+        0, SHAPE,
+        "The first of the layers that see all: they are f, f + n, f + 2n, ...; UltraBERT has 2.",
+        least=0,
+    )
     local_rope_theta: float = setting(
         0.0, SHAPE, "`model.rope_theta` of local layers; 0: the same.",
         least=0, read_by=("position_embedding_type",), by_phase=True,
@@ -218,6 +223,17 @@ class ModelConfig(WithOptions):
         True, SHAPE,
         "Whether a map, the activation and a norm stand in the masked-LM head before the output "
         "over the vocabulary.",
+    )
+    # transformers modeling_ultrabert.py, UltrabertPredictionHead.
+    masked_lm_inner_size: int = setting(
+        0, SHAPE,
+        "Width between two maps, each activated, that stand there in place of the map and its "
+        "norm; 0: one map and the norm.",
+        least=0,
+    )
+    masked_lm_act: str = setting(
+        "hidden_act", SHAPE, "The activation there; `hidden_act` is that of the blocks.",
+        choices=("hidden_act", "gelu", "gelu_new", "silu"),
     )
     decoder_bias: bool = setting(
         True, SHAPE, "Whether the masked-LM head has a bias for each word.",

@@ -11,7 +11,7 @@ from bert_jax.errors import UsageError, brief
 from bert_jax.interchange.family import Dialect, Family, checked
 from bert_jax.interchange.name_map import NameMap
 
-_NAMES = NameMap(
+NAMES = NameMap(
     fixed={
         "encoder.embeddings.word": "model.embed_tokens",
         "encoder.final_norm": "model.norm",
@@ -38,7 +38,7 @@ _NAMES = NameMap(
     transposed=True,
 )
 
-# What a config without a field means (configuration_eurobert.py).
+# Of configuration_eurobert.py.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 128_256,
     "hidden_size": 768,
@@ -58,9 +58,24 @@ _POOLINGS = {"bos": "cls", "mean": "mean", "late": "late"}
 _THETA = 10_000.0
 
 
-class _EuroBert(Dialect):
+class EuroBert(Dialect):
+    # What a config without a field means.
+    defaults: Mapping[str, Any] = _DEFAULTS
+
+    def rotation(self, theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """Returns the fields of ours about thetas."""
+        return {"rope_theta": _theta(theirs, path)}
+
+    def rotation_of(self, model: ModelConfig) -> dict[str, Any]:
+        """Returns the fields of theirs about thetas."""
+        # The second is what the code on the hub reads, from before transformers had the class.
+        return {
+            "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+            "rope_theta": model.rope_theta,
+        }
+
     def to_ours(self, theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        values = checked(theirs, _DEFAULTS, path)
+        values = checked(theirs, self.defaults, path)
         heads, width = values["num_attention_heads"], values["hidden_size"]
         more = checked(
             {name: value for name, value in theirs.items() if value is not None},
@@ -84,12 +99,12 @@ class _EuroBert(Dialect):
         values["classifier_pooling"] = _POOLINGS[values["classifier_pooling"]]
         values["layer_norm_eps"] = values.pop("rms_norm_eps")
         values["num_key_value_heads"] = 0 if grouped == heads else grouped
-        values["rope_theta"] = _theta(theirs, path)
+        values |= self.rotation(theirs, path)
         no_dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
         return {**values, **no_dropout}
 
     def to_theirs(self, model: ModelConfig) -> dict[str, Any]:
-        ours = {name: name for name in _DEFAULTS} | {"rms_norm_eps": "layer_norm_eps"}
+        ours = {name: name for name in self.defaults} | {"rms_norm_eps": "layer_norm_eps"}
         written = {name: getattr(model, n) for name, n in ours.items() if hasattr(model, n)}
         theirs = {ours: name for name, ours in _POOLINGS.items()}
         return written | {
@@ -99,9 +114,7 @@ class _EuroBert(Dialect):
             "attention_bias": False,
             "mlp_bias": False,
             "attention_dropout": 0.0,
-            # The second is what the code on the hub reads, from before transformers had the class.
-            "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-            "rope_theta": model.rope_theta,
+            **self.rotation_of(model),
         }
 
     def problem(self, model: ModelConfig) -> str:
@@ -123,7 +136,7 @@ def _theta(theirs: Mapping[str, Any], path: Path) -> float:
 
 FAMILY = Family(
     base="model",
-    names=_NAMES,
+    names=NAMES,
     class_prefix="EuroBert",
     pooler_act="gelu",
     poolings=tuple(_POOLINGS.values()),
@@ -148,6 +161,6 @@ FAMILY = Family(
         "decoder_bias": False,
     },
     positions={},
-    dialect=_EuroBert(),
+    dialect=EuroBert(),
     copies={"lm_head.weight": "model.embed_tokens.weight"},
 )

@@ -223,12 +223,15 @@ def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> 
     a pair: those that were imported, and those of byte-level BPE that were trained here. What
     RoBERTa's classes do not compute is a BERT, with a note unless it has a next-sentence head.
     Norms that come first make a RoBERTa-PreLayerNorm, with rotary positions a ModernBERT, or where
-    they are RMSNorm a EuroBERT, and these alone a RoFormer, whatever the tokenizer.
+    they are RMSNorm a EuroBERT (an UltraBERT with two maps in the head), and these alone a
+    RoFormer, whatever the tokenizer.
     """
     if model.norm_placement == "pre":
         if model.position_embedding_type != "rotary":
             return "roberta-prelayernorm"
-        return "eurobert" if model.norm == "rmsnorm" else "modernbert"
+        if model.norm != "rmsnorm":
+            return "modernbert"
+        return "ultrabert" if model.masked_lm_inner_size else "eurobert"
     if model.position_embedding_type == "rotary_interleaved":
         return "roformer"
     is_electra = "discriminator" in head.parts or head.pooler_act == "gelu"

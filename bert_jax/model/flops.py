@@ -28,7 +28,8 @@ def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -
 def masked_lm_flops(model: ModelConfig, *, predictions: int) -> int:
     """Returns the FLOPs of the masked language model's head at some positions of one row."""
     d, e = model.hidden_size, model.table_size
-    transform = d * e if model.masked_lm_transform else 0
+    inner = model.masked_lm_inner_size
+    transform = (d * inner + inner * e if inner else d * e) if model.masked_lm_transform else 0
     return 2 * predictions * (transform + e * model.vocab_size)
 
 

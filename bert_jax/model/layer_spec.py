@@ -23,10 +23,11 @@ class LayerSpec:
 
 def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
     """Returns the spec of each layer, from the first."""
-    every = model.global_attention_every_n_layers
+    every, layers = model.global_attention_every_n_layers, model.num_hidden_layers
+    seeing_all = range(model.first_global_layer, layers, every) if every else ()
 
     def spec(number: int) -> LayerSpec:
-        is_global = not model.attention_window or (every > 0 and number % every == 0)
+        is_global = not model.attention_window or number in seeing_all
         local_theta = model.local_rope_theta or model.rope_theta
         return LayerSpec(
             mixer=model.mixer,
@@ -38,4 +39,4 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
             window=None if is_global else model.attention_window,
         )
 
-    return tuple(spec(number) for number in range(model.num_hidden_layers))
+    return tuple(spec(number) for number in range(layers))

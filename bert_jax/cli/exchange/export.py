@@ -22,10 +22,10 @@ class ExportOptions(FromCheckpoint):
     """a Hugging Face directory, or a TF1 checkpoint"""
     model_type: str | None = None
     """NAME: the family of classes to write, hf only: bert, roberta, electra, xlm-roberta,
-    camembert, roformer, roberta-prelayernorm, modernbert or eurobert (default: electra for what
-    only that has, roberta-prelayernorm where norms come first, roformer for rotary positions,
-    modernbert or eurobert for both, roberta where the tokenizer puts two separators between texts,
-    as byte-level BPE does, else bert)"""
+    camembert, roformer, roberta-prelayernorm, modernbert, eurobert or ultrabert (default: electra
+    for what only that has, roberta-prelayernorm where norms come first, roformer for rotary
+    positions, one of the last three for both, roberta where the tokenizer puts two separators
+    between texts, as byte-level BPE does, else bert)"""
     moments: Literal["auto", "yes", "no"] = "auto"
     """whether to write Adam's moments and the step; 'auto' does for tf1 where there are any"""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"

@@ -19,16 +19,20 @@ from bert_jax.model.layers import Embed, Linear, Norm, activation, split_rows
 
 class MaskedLMHead(nnx.Module):
     """A transformation, and the word embedding as output matrix (Devlin et al. 2019) or one of its
-    own.
+    own. The transformation is a map, an activation and a norm, or two maps, each activated.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        width = config.table_size
-        self.hidden_act = config.hidden_act
+        width, inner = config.table_size, config.masked_lm_inner_size
+        act = config.masked_lm_act
+        self.act = config.hidden_act if act == "hidden_act" else act
         linear = partial(Linear, config=config, rngs=rngs, has_bias=config.linear_bias)
         has_transform = config.masked_lm_transform
-        self.transform = linear(config.hidden_size, width) if has_transform else None
-        self.layer_norm = Norm(width, config=config) if has_transform else None
+        self.transform = linear(config.hidden_size, inner or width) if has_transform else None
+        has_two = has_transform and inner > 0
+        self.transform_back = linear(inner, width) if has_two else None
+        has_norm = has_transform and not has_two
+        self.layer_norm = Norm(width, config=config) if has_norm else None
         words, is_tied = config.vocab_size, config.tie_word_embeddings
         self.num_words = words
         self.decoder = None if is_tied else Embed(words, width, config=config, rngs=rngs)
@@ -44,8 +48,12 @@ class MaskedLMHead(nnx.Module):
         return SlicedScores(x_BMD, output.columns(x_BMD.dtype), bias_V, slices)
 
     def _factors(self, x_BMD: jax.Array, word: Embed) -> tuple[jax.Array, Embed, jax.Array]:
-        if self.transform is not None and self.layer_norm is not None:
-            x_BMD = self.layer_norm(activation(self.hidden_act, self.transform(x_BMD)))
+        if self.transform is not None:
+            x_BMD = activation(self.act, self.transform(x_BMD))
+        if self.transform_back is not None:
+            x_BMD = activation(self.act, self.transform_back(x_BMD))
+        if self.layer_norm is not None:
+            x_BMD = self.layer_norm(x_BMD)
         # The sub-words that tensor parallelism adds can never be the answer.
         bias = jnp.zeros(self.num_words) if self.bias is None else self.bias[...]
         output = word if self.decoder is None else self.decoder
