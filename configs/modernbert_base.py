@@ -55,6 +55,7 @@ def config() -> TrainConfig:
         data=DataConfig(rows="documents", packing="best_fit"),
         optimizer=OptimizerConfig(
             kind="stable_adamw",
+            options={"joined_rms": True},
             schedule="constant",
             learning_rate=_RATE,
             warmup_steps=round(3e9 / (_FIRST_ROWS * _LENGTH)),

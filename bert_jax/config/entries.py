@@ -40,7 +40,7 @@ def own_options(config: WithOptions, name: str) -> dict[str, Any]:
     """Returns the options of the entry that a field names; none if no table has it, and for a
     field that names none.
     """
-    table, value = _tables(type(config)).get(name), getattr(config, name, None)
+    table, value = _tables(type(config)).get(name), getattr(config, name, "")
     if table is None or value not in table or _declared(table[value]) is None:
         return {}
     return dataclasses.asdict(options_of(config, table[value]))

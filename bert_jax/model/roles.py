@@ -16,6 +16,8 @@ class Role(NamedTuple):
     in_compute_type: bool
     # The dim that the mesh's `tensor` axis cuts; None leaves the parameter whole.
     tensor_dim: int | None = None
+    # The matrix that other systems keep it in, together with its neighbours of the same name here.
+    joined: str = ""
 
 
 _MATRIX, _VECTOR = Role(True, True), Role(False, False)
@@ -25,9 +27,9 @@ _BY_LAST_NAME = {"kernel": _MATRIX, "embedding": _MATRIX, "bias": _VECTOR, "scal
 # The feed-forward part is cut by its inner width, as in Megatron-LM (Shoeybi et al. 2019, section
 # 3).
 _FEED_FORWARD = {
-    "intermediate.kernel": COLUMNS,
+    "intermediate.kernel": COLUMNS._replace(joined="input"),
     "intermediate.bias": CUT_BIAS,
-    "gate.kernel": COLUMNS,
+    "gate.kernel": COLUMNS._replace(joined="input"),
     "gate.bias": CUT_BIAS,
     "output.kernel": ROWS,
 }

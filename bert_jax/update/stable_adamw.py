@@ -5,7 +5,7 @@ Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-
 package torch-optimi).
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ import optax
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.config.entries import entry
+from bert_jax.config.fields import RECIPE, setting
+from bert_jax.model.roles import role_of
 from bert_jax.update.optimizers import ADAMW, decay_mask
 
 
@@ -28,6 +30,13 @@ class StableAdamW:
 
     reads: ClassVar = ADAMW
 
+    joined_rms: bool = setting(
+        False,
+        RECIPE,
+        "Whether rms is one of queries, keys and values together, and one of both input maps of a "
+        "gated feed-forward part, which ModernBERT keeps as one matrix each.",
+    )
+
     def __call__(self, config: OptimizerConfig) -> optax.GradientTransformation:
         beta1, beta2, epsilon = config.beta1, config.beta2, config.epsilon
 
@@ -42,17 +51,34 @@ class StableAdamW:
             mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
             nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, updates)
 
-            def move(p, g, m, v, is_decayed):
-                rms = jnp.sqrt(jnp.mean(g * g / jnp.maximum(v, epsilon**2)))
+            def move(p, g, m, v, is_decayed, rms=None):
+                if rms is None:
+                    rms = jnp.sqrt(jnp.mean(g * g / jnp.maximum(v, epsilon**2)))
                 step = m / (jnp.sqrt(v) + epsilon)
                 if is_decayed:
                     step += config.weight_decay * p
                 return -step / jnp.maximum(1.0, rms)
 
-            moved = jax.tree.map(move, params, updates, mu, nu, decay_mask(params))
+            trees = [params, updates, mu, nu, decay_mask(params)]
+            if self.joined_rms:
+                trees.append(_joined_rms(updates, nu, epsilon))
+            moved = jax.tree.map(move, *trees)
             return moved, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
         return optax.GradientTransformation(init, update)
+
+
+def _joined_rms(gradients: Any, nu: Any, epsilon: float) -> Any:
+    """Returns the rms of each tensor, the same one for those that other systems join."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(gradients)
+    groups = [(path[:-2], role.joined) if (role := role_of(path)) and role.joined else path
+              for path, _ in leaves]  # fmt: skip
+    sums: dict[Any, Any] = {}
+    for group, (_, g), v in zip(groups, leaves, jax.tree.leaves(nu), strict=True):
+        total, size = sums.get(group, (0.0, 0))
+        sums[group] = total + jnp.sum(g * g / jnp.maximum(v, epsilon**2)), size + g.size
+    means = (total / size for total, size in (sums[group] for group in groups))
+    return jax.tree.unflatten(structure, [jnp.sqrt(mean) for mean in means])
 
 
 def _debiased(beta: float, count: jax.Array) -> jax.Array:

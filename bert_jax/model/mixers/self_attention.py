@@ -30,7 +30,10 @@ class SelfAttention(Mixer):
     # Cut by heads, as in Megatron-LM (Shoeybi et al. 2019, section 3).
     roles = MappingProxyType(
         {
-            **{f"{name}.kernel": COLUMNS for name in ("query", "key", "value")},
+            **{
+                f"{name}.kernel": COLUMNS._replace(joined="qkv")
+                for name in ("query", "key", "value")
+            },
             **{f"{name}.bias": CUT_BIAS for name in ("query", "key", "value")},
             "attention_output.kernel": ROWS,
         }
