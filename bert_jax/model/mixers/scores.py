@@ -124,8 +124,8 @@ class Additive(Score):
         columns = jnp.moveaxis(queries, 2, 0), jnp.moveaxis(keys, 2, 0), vector_HK.T
         first = jnp.zeros_like(queries[:, :, 0, :, None] + keys[:, :, 0, None])
         scores_BHLS, _ = jax.lax.scan(add, first, columns)
-        nothing_left = (jnp.zeros_like(x[:, :, :1]) for x in (q_BHKL, k_BHKS))
-        return *nothing_left, scores_BHLS
+        # All of it is in the scores.
+        return jnp.zeros_like(q_BHKL[:, :, :1]), jnp.zeros_like(k_BHKS[:, :, :1]), scores_BHLS
 
     @staticmethod
     def flops(model: ModelConfig, *, length: int, queries: int, keys: int) -> int:
