@@ -31,7 +31,7 @@ _PERIOD = 3
 
 class _UltraBert(eurobert.EuroBert):
     # Of configuration_ultrabert.py.
-    defaults = eurobert.EuroBert.defaults | {
+    defaults: Mapping[str, Any] = dict(eurobert.EuroBert.defaults) | {
         "vocab_size": 32_000,
         "hidden_size": 4096,
         "intermediate_size": 11_008,
