@@ -300,6 +300,16 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
                 f"model.{name}",
                 f"is {value}, which only local layers read: model.attention_window",
             )
+    if (first := model.first_global_layer) and not model.global_attention_every_n_layers:
+        yield (
+            "model.first_global_layer",
+            f"is {first}, but no layer is global: model.global_attention_every_n_layers",
+        )
+    if (inner := model.masked_lm_inner_size) and not model.masked_lm_transform:
+        yield (
+            "model.masked_lm_inner_size",
+            f"is {inner}, which only a head with a transform reads: model.masked_lm_transform",
+        )
     # A mixer is looked up, with all that it imports, only where there is a reason.
     choosers = ("position_embedding_type", "mixer", "attention_score")
     is_default = all(getattr(model, name) == getattr(ModelConfig, name) for name in choosers)

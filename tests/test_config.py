@@ -382,6 +382,21 @@ def test_the_impossible_is_refused_by_name(assignment, path, message):
 
 
 @pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (("attention_window=16", "first_global_layer=2"), "but no layer is global"),
+        (
+            ("masked_lm_inner_size=12", "masked_lm_transform=false"),
+            "only a head with a transform reads",
+        ),
+    ],
+)
+def test_a_field_that_another_one_makes_idle_is_refused(assignments, message):
+    with pytest.raises(UsageError, match=message):
+        validate(config_loader.override(_TWO_PHASES, [f"model.{each}" for each in assignments]))
+
+
+@pytest.mark.parametrize(
     ("assignment", "message"),
     [
         ("data.short_seq_prob=0", "which rows full_sentences does not read: only sentence_pairs"),

@@ -61,6 +61,8 @@ _THETA = 10_000.0
 class EuroBert(Dialect):
     # What a config without a field means.
     defaults: Mapping[str, Any] = _DEFAULTS
+    # Their name of what a classifier of texts reads -> ours.
+    poolings: Mapping[str, str] = _POOLINGS
 
     def rotation(self, theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """Returns the fields of ours about thetas."""
@@ -91,12 +93,12 @@ class EuroBert(Dialect):
                 "num_attention_heads"
             )
         grouped = more["num_key_value_heads"]
-        if values["classifier_pooling"] not in _POOLINGS:
+        if values["classifier_pooling"] not in self.poolings:
             raise UsageError(
                 f"{path}: classifier_pooling is {brief(values['classifier_pooling'])}; expected "
-                f"one of {', '.join(_POOLINGS)}"
+                f"one of {', '.join(self.poolings)}"
             )
-        values["classifier_pooling"] = _POOLINGS[values["classifier_pooling"]]
+        values["classifier_pooling"] = self.poolings[values["classifier_pooling"]]
         values["layer_norm_eps"] = values.pop("rms_norm_eps")
         values["num_key_value_heads"] = 0 if grouped == heads else grouped
         values |= self.rotation(theirs, path)
@@ -106,7 +108,7 @@ class EuroBert(Dialect):
     def to_theirs(self, model: ModelConfig) -> dict[str, Any]:
         ours = {name: name for name in self.defaults} | {"rms_norm_eps": "layer_norm_eps"}
         written = {name: getattr(model, n) for name, n in ours.items() if hasattr(model, n)}
-        theirs = {ours: name for name, ours in _POOLINGS.items()}
+        theirs = {ours: name for name, ours in self.poolings.items()}
         return written | {
             "classifier_pooling": theirs[model.classifier_pooling],
             "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,

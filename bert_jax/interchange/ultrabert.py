@@ -30,6 +30,7 @@ _PERIOD = 3
 
 
 class _UltraBert(eurobert.EuroBert):
+    poolings: Mapping[str, str] = {"cls": "cls", "mean": "mean"}
     # Of configuration_ultrabert.py.
     defaults: Mapping[str, Any] = dict(eurobert.EuroBert.defaults) | {
         "vocab_size": 32_000,
@@ -38,6 +39,7 @@ class _UltraBert(eurobert.EuroBert):
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "max_position_embeddings": 32_768,
+        "classifier_pooling": "cls",
         "rms_norm_eps": 1e-6,
         "sliding_window": 128,
         "prediction_head_size": 768,
@@ -109,7 +111,6 @@ class _UltraBert(eurobert.EuroBert):
                 _FULL if layer.window is None else _SLIDING for layer in layer_specs(model)
             ],
             "prediction_head_size": model.masked_lm_inner_size,
-            "classifier_pooling": "cls",
             "classifier_dropout": 0.0,
         }
 
@@ -181,5 +182,6 @@ FAMILY = dataclasses.replace(
         "masked_lm_act": "gelu_new",
     },
     dialect=_UltraBert(),
+    poolings=tuple(_UltraBert.poolings.values()),
     copies={"head.decoder.weight": "model.embed_tokens.weight"},
 )

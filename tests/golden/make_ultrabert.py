@@ -18,6 +18,7 @@ FILE = Path(__file__).parent / "ultrabert.npz"
 # A short window and thetas far apart, so that no reading of them is like another one.
 MODEL = dataclasses.replace(
     make_eurobert.MODEL,
+    classifier_pooling="cls",
     layer_norm_eps=1e-6,
     rope_theta=1_000.0,
     local_rope_theta=100.0,

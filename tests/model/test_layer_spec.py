@@ -165,6 +165,7 @@ def test_specs_by_the_fields():
     [
         ("global_attention_every_n_layers=3", "which only local layers read"),
         ("local_rope_theta=100", "does not read: only rotary"),
+        ("first_global_layer=2", "which only local layers read"),
         ("mixer=attentoin", "Did you mean 'attention'?"),
     ],
 )
