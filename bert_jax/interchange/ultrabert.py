@@ -48,9 +48,8 @@ class _UltraBert(eurobert.EuroBert):
     def rotation(self, theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
         given = theirs.get("rope_parameters") or {}
         kinds, old = _kinds(theirs, path), theirs.get("rope_theta")
-        if (
-            not given and old is not None
-        ):  # a theta for each layer, before transformers had the class
+        # A theta for each layer, from before transformers had the class.
+        if not given and old is not None:
             if not isinstance(old, list) or len(old) != len(kinds):
                 raise UsageError(f"{path}: rope_theta is {brief(old)}; expected one for each layer")
             given = {kind: {"rope_theta": theta} for kind, theta in zip(kinds, old, strict=True)}
@@ -167,6 +166,8 @@ FAMILY = dataclasses.replace(
     eurobert.FAMILY,
     names=_NAMES,
     class_prefix="Ultrabert",
+    # EuroBERT's classifiers are not known to be its own.
+    classes={"ForMaskedLM": ("mlm",), "Model": ()},
     token_ids={"bos_token_id": "cls", "eos_token_id": "sep"},
     fields=(
         *eurobert.FAMILY.fields,

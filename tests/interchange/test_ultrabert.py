@@ -177,3 +177,12 @@ def test_patterns_of_layers_are_read(kinds, every, first, tmp_path):
         **{name: value for name, value in model.items() if "global" in name or "window" in name},
     )
     assert "".join("G" if each.window is None else "L" for each in layer_specs(found)) == kinds
+
+
+@pytest.mark.parametrize("part", ["sequence_classifier", "token_classifier"])
+def test_its_classifiers_are_not_exported(part):
+    """EuroBERT has classes for them; those of UltraBERT are compared with nothing."""
+    parts = ("pooler", part) if part == "sequence_classifier" else (part,)
+    head = HeadConfig(parts=parts, labels=("a", "b"), pooler_act="gelu")
+    assert huggingface.refusal(MODEL, HEAD) == ""
+    assert part in huggingface.refusal(MODEL, head)

@@ -78,7 +78,7 @@ class _Part(Part):
 
     def pooled(self, module: Any, x_BRD: jax.Array, context: Context) -> jax.Array:
         """Returns the vectors of the texts, `[B, P, D]`."""
-        return module(x_BRD) if isinstance(module, Transform) else module(x_BRD, context)
+        return module(x_BRD, context)
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
         pooled_BPD = self.pooled(module, x_BRD, context)

@@ -6,6 +6,7 @@ import jax
 from flax import nnx
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.heads.part import Context
 from bert_jax.model.layers import Linear, Norm, activation
 
 
@@ -18,7 +19,8 @@ class Transform(nnx.Module):
         self.dense = Linear(width, width, config=config, rngs=rngs, has_bias=has_bias)
         self.layer_norm = Norm(width, config=config)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, context: Context | None = None) -> jax.Array:
+        del context  # a pooler's, which this one may stand in for
         return self.layer_norm(activation(self.hidden_act, self.dense(x)))
 
 
