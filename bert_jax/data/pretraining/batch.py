@@ -41,6 +41,8 @@ class Draw:
     max_predictions: int
     key: int
     example_numbers: np.ndarray  # int64 [R]
+    # That of a whole row, where rows come cut after the longest of them.
+    sequence_length: int = 0
 
     def row_keys(self, purpose: int) -> np.ndarray:
         """Returns a key for each row and purpose: uint64 `[R, 1]`."""

@@ -28,7 +28,7 @@ def mask_rows(rows: Batch, draw: Draw) -> Batch:
     input_ids = rows["input_ids"]
     is_candidate = candidates(input_ids, draw.vocabulary.special)
     count = wanted(rows["lengths"], is_candidate, draw)
-    positions = _choose(is_candidate, count, draw.max_predictions, draw.row_keys(ORDER))
+    positions = _choose(is_candidate, count, draw)
     return replace(input_ids, positions, count, draw)
 
 
@@ -90,30 +90,29 @@ def positions_of(is_chosen: np.ndarray, max_predictions: int) -> np.ndarray:
     return columns[:, :max_predictions].astype(np.int64)
 
 
-def _choose(
-    is_candidate: np.ndarray, count: np.ndarray, max_predictions: int, keys: np.ndarray
-) -> np.ndarray:
+def _choose(is_candidate: np.ndarray, count: np.ndarray, draw: Draw) -> np.ndarray:
     """Returns `count` of each row's candidates, without replacement, ascending: int64 `[R, M]`.
 
     Columns beyond `count` are arbitrary.
     """
-    length = is_candidate.shape[1]
-    chosen = shuffled(is_candidate, keys, most=max_predictions)
-    chosen[np.arange(max_predictions) >= count[:, None]] = length  # to the end
+    most = draw.max_predictions
+    chosen = shuffled(is_candidate, draw, most=most)
+    chosen[np.arange(most) >= count[:, None]] = is_candidate.shape[1]  # to the end
     chosen.sort(axis=1)
     return chosen
 
 
-def shuffled(is_there: np.ndarray, keys: np.ndarray, *, most: int) -> np.ndarray:
+def shuffled(is_there: np.ndarray, draw: Draw, *, most: int) -> np.ndarray:
     """Returns up to `most` of the columns that are there in each row, in random order: int64.
 
     Every column gets a random rank, the lowest ranks come first. What follows them is arbitrary.
     """
     length = is_there.shape[1]
-    # The column rides in the low bits, so that a plain sort carries it along.
-    low = np.uint64((1 << (length - 1).bit_length()) - 1)
+    # The column rides in the low bits, so that a plain sort carries it along. They are as many as
+    # a whole row needs, wherever rows are cut: the order is the same.
+    low = np.uint64((1 << (max(length, draw.sequence_length) - 1).bit_length()) - 1)
     column = np.arange(length)
-    rank = counter_rng.bits(keys, column)
+    rank = counter_rng.bits(draw.row_keys(ORDER), column)
     rank &= ~low
     rank |= column.astype(np.uint64)
     rank[~is_there] = ~np.uint64(0)

@@ -11,7 +11,7 @@ has room for.
 
 import bisect
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,8 +114,25 @@ def _kinds_of_rows(
     return done + [kind for kinds in of_room.values() for kind in kinds]
 
 
+# Sequences of at most so many tokens are masked together, and those of twice, four times, ... it.
+_SHORT = 128
+
+
+def by_width(lengths: np.ndarray, *, sequence_length: int) -> list[tuple[np.ndarray, int]]:
+    """Returns the sequences, ascending, that a table of so many columns is for, and the columns.
+
+    A row of 8,192 may hold thirty documents: in a table of 8,192 columns each, they would be
+    nearly all padding.
+    """
+    widths = [_SHORT]
+    while widths[-1] < sequence_length:
+        widths.append(min(2 * widths[-1], sequence_length))
+    kinds = np.searchsorted(widths, lengths)
+    return [(np.flatnonzero(kinds == kind), widths[kind]) for kind in np.unique(kinds)]
+
+
 def place(
-    batch: Batch,
+    parts: Sequence[tuple[np.ndarray, Batch]],
     counts: np.ndarray,
     *,
     fields: Mapping[str, Field],
@@ -124,55 +141,72 @@ def place(
     max_sequences: int,
     max_predictions: int = 0,
 ) -> Batch:
-    """Returns a batch of R rows, of which row r holds the next `counts[r]` sequences of `batch`.
+    """Returns a batch of R rows, of which row r holds the next `counts[r]` sequences.
 
-    `batch` has a sequence in each of its S rows. Columns of its tokens come one sequence after the
-    other, and its predictions, as far as they have weights, in the same order; what there is of a
-    sequence once has a column for each. Arrays whose names end with `_positions` go along with
-    their sequence. `input_ids` are filled up with `pad`, all else with 0.
+    Each of `parts` has the numbers of some of the S sequences, ascending, and a batch with one in
+    each row. Columns of its tokens come one sequence after the other, and its predictions, as far
+    as they have weights, in the same order; what there is of a sequence once has a column for each.
+    Arrays whose names end with `_positions` go along with their sequence. `input_ids` are filled
+    up with `pad`, all else with 0.
 
     Raises UsageError if the sequences do not fit.
     """
-    lengths = np.count_nonzero(batch["sequence_ids"], axis=1)
-    first = np.cumsum(counts) - counts
-    slot = np.arange(lengths.size) - np.repeat(first, counts)
-    before = np.cumsum(lengths) - lengths
-    start = (before - np.repeat(before[first], counts)).astype(np.int32)
-
-    # What of each row of `batch` is moved, by the size of an array; it is as many columns of a row
-    # from the left, in the same order.
-    is_moved = {
-        "L": batch["sequence_ids"] != 0,
-        "P": np.ones((lengths.size, 1), bool),
-    }
-    if "mlm_weights" in batch:
-        is_moved["M"] = batch["mlm_weights"] != 0
     sizes = {
         "sequence_length": sequence_length,
         "max_predictions": max_predictions,
         "max_sequences": max_sequences,
     }
-    is_filled = {}
-    for name, field in fields.items():
-        if field.size not in is_moved:
-            raise UsageError(f"the array {name!r} of the objective, of size {field.size}, cannot "
-                             "be packed (data.packing)")  # fmt: skip
-        if field.size not in is_filled:
-            room = field.columns(**sizes)
-            used = np.add.reduceat(is_moved[field.size].sum(1), first)
-            if used.max() > room:
-                raise UsageError(f"a packed row has {used.max()} columns of {name!r} and room for "
-                                 f"{room} (data.packing)")  # fmt: skip
-            is_filled[field.size] = np.arange(room) < used[:, None]
-
+    slots = {size: _slots(size, parts, counts) for size in ("L", "P", "M")}
     packed = {}
     for name, field in fields.items():
-        array = batch[name]
-        if name == "sequence_ids":
-            array = array + slot[:, None].astype(array.dtype)
-        elif name.endswith("_positions"):
-            array = array + start[:, None]
-        filled = is_filled[field.size]
-        packed[name] = np.full(filled.shape, pad if name == "input_ids" else 0, array.dtype)
-        packed[name][filled] = array[is_moved[field.size]]
+        if field.size not in slots:
+            raise UsageError(f"the array {name!r} of the objective, of size {field.size}, cannot "
+                             "be packed (data.packing)")  # fmt: skip
+        room, slot = field.columns(**sizes), slots[field.size]
+        if slot.most > room:
+            raise UsageError(f"a packed row has {slot.most} columns of {name!r} and room for "
+                             f"{room} (data.packing)")  # fmt: skip
+        filled = pad if name == "input_ids" else 0
+        out = np.full((len(counts), room), filled, parts[0][1][name].dtype)
+        for (chosen, batch), is_moved in zip(parts, slot.is_moved, strict=True):
+            array = batch[name]
+            if name == "sequence_ids":
+                array = array + slot.number[chosen, None].astype(array.dtype)
+            elif name.endswith("_positions"):
+                array = array + slots["L"].begin[chosen, None].astype(array.dtype)
+            column = np.arange(array.shape[1])
+            at = (slot.row * room + slot.begin)[chosen, None] + column
+            out.reshape(-1)[at[is_moved]] = array[is_moved]
+        packed[name] = out
     return packed
+
+
+class _Slots(NamedTuple):
+    """Where the columns of one size go."""
+
+    is_moved: list[np.ndarray]  # of each part; as many columns of a row from the left
+    row: np.ndarray  # int64 [S], the packed row of each sequence
+    number: np.ndarray  # int64 [S], which one it is in there
+    begin: np.ndarray  # int64 [S], its first column in there
+    most: int  # columns that are filled in a row
+
+
+def _slots(size: str, parts: Sequence[tuple[np.ndarray, Batch]], counts: np.ndarray) -> _Slots:
+    if size == "L":
+        is_moved = [batch["sequence_ids"] != 0 for _, batch in parts]
+    elif size == "M":
+        is_moved = [batch["mlm_weights"] != 0 for _, batch in parts if "mlm_weights" in batch]
+    else:
+        is_moved = [np.ones((chosen.size, 1), bool) for chosen, _ in parts]
+    columns = np.zeros(counts.sum(), np.int64)
+    for (chosen, _), moved in zip(parts, is_moved, strict=False):
+        columns[chosen] = moved.sum(1)
+    first = np.cumsum(counts) - counts
+    before = np.cumsum(columns) - columns
+    return _Slots(
+        is_moved,
+        row=np.repeat(np.arange(counts.size), counts),
+        number=np.arange(columns.size) - np.repeat(first, counts),
+        begin=before - np.repeat(before[first], counts),
+        most=int(np.add.reduceat(columns, first).max()),
+    )

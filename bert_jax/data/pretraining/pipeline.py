@@ -114,18 +114,24 @@ class Pipeline:
 
         Their epochs ascend.
         """
+        plan = self._planned(index, numbers)
+        return self._examples(index, plan, numbers, self._phases[index].sequence_length)
+
+    def _examples(self, index: int, plan: Any, numbers: np.ndarray, columns: int) -> Batch:
+        """Returns planned rows, of at most so many tokens, in tables of so many columns."""
         phase = self._unpacked[index]
         return _batch(
             self._split,
-            self._planned(index, numbers),
+            plan,
             collator=self._collator,
-            sequence_length=phase.sequence_length,
+            sequence_length=columns,
             draw=Draw(
                 vocabulary=self._vocabulary,
                 options=self._options[index],
-                max_predictions=phase.max_predictions,
+                max_predictions=min(phase.max_predictions, columns),
                 key=counter_rng.derive(self._seed, _Key.MASK, index),
                 example_numbers=numbers,
+                sequence_length=phase.sequence_length,
             ),
         )
 
@@ -202,8 +208,10 @@ class Pipeline:
             examples, counts = table.take(chosen)
             found.append((epoch * self.examples_per_epoch(index) + examples, counts))
         numbers, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        plan = self._planned(index, numbers)
+        widths = packing.by_width(plan.lengths, sequence_length=phase.sequence_length)
         return packing.place(
-            self.examples(index, numbers),
+            [(i, self._examples(index, plan.take(i), numbers[i], width)) for i, width in widths],
             counts,
             fields=self._collator.fields,
             pad=self._vocabulary.special.pad,

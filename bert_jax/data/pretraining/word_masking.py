@@ -53,7 +53,7 @@ def mask_words(rows: Batch, draw: Draw) -> Batch:
     is_candidate = masking.candidates(input_ids, vocabulary.special)
     most = masking.wanted(rows["lengths"], is_candidate, draw)
     words = words_of(input_ids, is_candidate, vocabulary.begins_word)
-    taken, total = _take(words, most, draw.row_keys(masking.ORDER))
+    taken, total = _take(words, most, draw)
     is_chosen = np.take_along_axis(taken, words.number, axis=1) & is_candidate
     return masking.replace(
         input_ids,
@@ -63,11 +63,11 @@ def mask_words(rows: Batch, draw: Draw) -> Batch:
     )
 
 
-def _take(words: Words, most: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _take(words: Words, most: np.ndarray, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
     """Returns which words are taken, bool `[R, L]` by number, and how many pieces they have."""
     rows, length = words.size.shape
     is_word = np.arange(length) < words.count[:, None]
-    order = masking.shuffled(is_word, keys, most=length)
+    order = masking.shuffled(is_word, draw, most=length)
     sizes = np.take_along_axis(words.size, order, axis=1)
     total, fits = np.zeros(rows, np.int64), np.zeros((rows, length), bool)
     for turn in range(int(words.count.max(initial=0))):
