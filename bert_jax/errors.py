@@ -22,6 +22,10 @@ class UsageError(BertJaxError):
     exit_code = 2
 
 
+class WorkdirTaken(UsageError):
+    """Another process trains in the workdir now: this one must write nothing there."""
+
+
 class ResumeRefused(BertJaxError):
     """The workdir holds a run whose config or corpus differs from the one asked for."""
 

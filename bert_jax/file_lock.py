@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import socket
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from bert_jax.progress import note_once
 
 # What a file system says that has no locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _HOLDER = re.compile(rb"([0-9]{1,10}) ([\w.-]{1,255})\n")
 
 
@@ -64,6 +66,20 @@ def holder(path: Path) -> str:
     except OSError:
         found = None
     return f"process {int(found[1])} on {found[2].decode()}" if found else "another process"
+
+
+def identity(descriptor: int) -> str | None:
+    """Returns what names a lock that is held, among all machines: who held it before is gone.
+
+    None where the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return None
+    machine = _BOOT.read_text().strip() if _BOOT.is_file() else f"{uuid.getnode():x}"
+    status = os.fstat(descriptor)
+    return f"{machine}:{status.st_dev}:{status.st_ino}"
 
 
 def _take(path: Path, *, waits: bool) -> int | None:

@@ -1,12 +1,17 @@
-"""Files that appear whole, written beside their place and renamed into it; and their checksums."""
+"""Files that appear whole, written beside their place and renamed into it; one that is replaced
+only as it was read; and checksums.
+"""
 
 import base64
+import contextlib
 import hashlib
 import json
+import os
 import shutil
+import time
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_jax.errors import brief
 
@@ -16,6 +21,68 @@ def write_whole(path: Path, text: str) -> None:
     building = path.with_name(f"{path.name}.new")
     building.write_text(text, encoding="utf-8")
     building.replace(path)
+
+
+class Version(NamedTuple):
+    """The text of a small file, what names this version of it, and the seconds that it is old at
+    least.
+    """
+
+    text: str
+    tag: str
+    age: float
+
+
+# Bytes. Whatever is longer was written by somebody else.
+LONGEST_VERSION = 4096
+# Seconds by which the clocks of two machines may differ.
+_CLOCK_SKEW = 60.0
+
+
+class VersionedFile:
+    """A small file in a folder that is replaced only as the version that was read.
+
+    Processes of one machine hold a lock meanwhile (file_lock.py). Two of other machines that
+    replace one version at the same time both succeed, and read afterwards who was the last.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def read(self) -> Version | None:
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(LONGEST_VERSION).decode(errors="replace")
+                age = time.time() - os.fstat(file.fileno()).st_mtime
+        except FileNotFoundError:
+            return None
+        return Version(text, text, max(0.0, age - _CLOCK_SKEW))
+
+    def replace(self, text: str, tag: str | None) -> str | None:
+        """Writes the file over the version `tag`, or where None was; returns the new tag.
+
+        None if another process has changed it.
+        """
+        if tag is None:
+            try:
+                with self._path.open("x", encoding="utf-8") as file:
+                    file.write(text)
+            except FileExistsError:
+                return None
+            return text
+        with contextlib.suppress(FileNotFoundError), self._path.open("r+b") as file:
+            if file.read(LONGEST_VERSION) == tag.encode():
+                file.seek(0)
+                file.write(text.encode())
+                file.truncate()
+                return text
+        return None
+
+    def remove(self, tag: str) -> None:
+        """Removes the file, if it is that version."""
+        found = self.read()
+        if found is not None and found.tag == tag:
+            self._path.unlink(missing_ok=True)
 
 
 def inside(folder: Any, name: object) -> Any:

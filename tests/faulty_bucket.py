@@ -2,7 +2,8 @@
 
     python -m tests.faulty_bucket PORT
 
-It is gcp-storage-emulator, with as many requests at a time as there are. `POST /control` takes
+It is gcp-storage-emulator, with as many requests at a time as there are, and with the condition
+`ifGenerationMatch`, which the emulator passes over. `POST /control` takes
 
     {"faults": {KIND: [HOW, TIMES]}, "latency": SECONDS, "stream": BYTES_PER_SECOND}
 
@@ -11,19 +12,25 @@ status such as 503, "stall" (an answer that never comes) or "drop" (the connecti
 """
 
 import collections
+import contextlib
 import io
 import json
+import socket
+import subprocess
 import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from http import server
 from typing import Any
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import parse_qs, unquote, urlparse
 
 from gcp_storage_emulator.handlers import buckets
 from gcp_storage_emulator.server import Router
 from gcp_storage_emulator.storage import Storage
+
+from tests.paths import ROOT
 
 KINDS = ("list", "metadata", "media", "insert", "delete", "copy", "bucket")
 _CHUNK = 1 << 16
@@ -110,7 +117,10 @@ class Handler(server.BaseHTTPRequestHandler):
         )
         try:
             with cloud.lock:
-                Router(self).handle(method)
+                if self._is_met(method):
+                    Router(self).handle(method)
+                else:
+                    self._answer(412, json.dumps({"error": {"code": 412}}).encode())
         finally:
             answer, self.rfile, self.wfile = self.wfile.getvalue(), rfile, wfile
         cloud.count[f"{kind} bytes in"] += len(body)
@@ -120,6 +130,17 @@ class Handler(server.BaseHTTPRequestHandler):
     @property
     def storage(self) -> Storage:
         return self.server.storage  # type: ignore[attr-defined]
+
+    def _is_met(self, method: str) -> bool:
+        """Returns whether the object is of the generation that a request asks for; 0: is not."""
+        parts = urlparse(self.path)
+        query = parse_qs(parts.query)
+        wanted = query.get("ifGenerationMatch")
+        if wanted is None or method not in ("POST", "DELETE"):
+            return True
+        name = query["name"][0] if "name" in query else unquote(parts.path.partition("/o/")[2])
+        found = self.storage.objects.get("bucket", {}).get(name, {})
+        return wanted == [found.get("generation", "0")]
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -180,6 +201,37 @@ def control(address: str, **wanted: Any) -> dict[str, int]:
     data = json.dumps(wanted).encode()
     with urllib.request.urlopen(f"{address}/control", data=data, timeout=10) as answer:
         return json.loads(answer.read())
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """Yields the address of such a server, a process of its own."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.faulty_bucket", str(port)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    try:
+        yield f"http://localhost:{port}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def environment(address: str) -> dict[str, str]:
+    """Returns the variables with which `gs://bucket` is at that address."""
+    return {
+        "STORAGE_EMULATOR_HOST": address,  # for gcsfs
+        "TENSORSTORE_GCS_HTTP_URL": address,  # for Orbax's arrays
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+    }
 
 
 if __name__ == "__main__":

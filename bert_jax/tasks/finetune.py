@@ -46,6 +46,7 @@ from bert_jax.training.run import train as train_job
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import location, resume_policy, run_directory
+from bert_jax.workdir.lease import Lease
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.resume_policy import Change
 
@@ -89,18 +90,20 @@ def train(
     *,
     mesh: Mesh,
     fit_memory: bool = False,
+    lease: Lease | None = None,
 ) -> dict[str, Any]:
     """Runs, resumes or only reports the run of `path`; returns what its `result.json` says.
 
     Of `source` the encoder is used, and the pooler where the head has one; the head is fresh, from
-    the seed. `path` may be in a bucket. `fit_memory` chooses the number of microbatches, once
+    the seed. `path` may be in a bucket. `lease` is process 0's of the sweep (workdir/lease.py).
+    `fit_memory` chooses the number of microbatches, once
     for a run (memory/fit.py). Raises NonFinite where too many updates had to be left out
     or a score is no number, ResumeRefused if `path` holds another run, Preempted after SIGTERM,
     when the state is saved.
     """
     started = time.monotonic()
     preflight.require_divisible(config, mesh)
-    place = location.opened(path, owner=f"process-{jax.process_index()}")
+    place = location.opened(path, owner=f"process-{jax.process_index()}", lease=lease)
     directory = place.path
     settled = fitting.settle(
         config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit_memory

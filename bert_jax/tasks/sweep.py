@@ -35,7 +35,7 @@ from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import location, resume_policy, run_directory
-from bert_jax.workdir.run_directory import only_trainer
+from bert_jax.workdir.lease import Lease, only_trainer
 from bert_jax.workdir.run_list import make_missing
 
 # Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
@@ -90,7 +90,7 @@ def finetune(
     if settings.restarts < 0:
         raise UsageError(f"`restarts` {settings.restarts}: it must be 0 or more")
     mesh = preflight.mesh_of(config_loader.override(TrainConfig(), list(settings.overrides)))
-    with only_trainer(workdir, mesh=mesh), jax.set_mesh(mesh):
+    with only_trainer(workdir, mesh=mesh) as lease, jax.set_mesh(mesh):
         source = load_checkpoint(
             checkpoint,
             mesh=mesh,
@@ -113,7 +113,7 @@ def finetune(
         def make(run: SweepRun, held: int, left: Sequence[SweepRun]) -> bool:
             del held, left
             path = workdir if len(runs) == 1 else place.inside("runs", run.name)
-            found[run.name] = _with_restarts(run, data, source, path, mesh=mesh)
+            found[run.name] = _with_restarts(run, data, source, path, mesh=mesh, lease=lease)
             if len(runs) > 1:
                 note(f"run {len(found)} of {len(runs)} is done")
             return True
@@ -217,6 +217,7 @@ def _with_restarts(
     workdir: Path | str,
     *,
     mesh: Mesh,
+    lease: Lease | None,
 ) -> dict[str, Any]:
     """Returns the result of the run, or of the first attempt that has learned something.
 
@@ -237,6 +238,7 @@ def _with_restarts(
                 workdir,
                 mesh=mesh,
                 fit_memory=settings.fit_memory,
+                lease=lease,
             )
             why = "is no better than one answer for all"
         except NonFinite as error:
@@ -290,5 +292,5 @@ def _set_aside(workdir: Path | str, attempt: int) -> None:
     location.at(workdir).set_aside(
         building=f"{_MOVING}{attempt}",
         target=f"{DIVERGED}{attempt}",
-        but_for=(DIVERGED, _MOVING, location.LOCK),
+        but_for=(DIVERGED, _MOVING, location.LOCK, location.LEASE),
     )

@@ -27,8 +27,8 @@ from bert_jax.training.run import RunSetup, train
 from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import location, run_directory
+from bert_jax.workdir.lease import only_trainer
 from bert_jax.workdir.location import Location
-from bert_jax.workdir.run_directory import only_trainer
 
 
 def pretrain(
@@ -80,8 +80,9 @@ def pretrain(
             note(line)
     if init_from is None and (spare := preflight.spare_rows(config, corpus)):
         note(f"warning: {'; '.join(spare)}")
-    with only_trainer(workdir_path, mesh=mesh):
-        place = location.opened(workdir_path, owner=f"process-{jax.process_index()}")
+    with only_trainer(workdir_path, mesh=mesh) as lease:
+        owner = f"process-{jax.process_index()}"
+        place = location.opened(workdir_path, owner=owner, lease=lease)
         settled = fitting.settle(
             config,
             demand(mesh),

@@ -35,7 +35,7 @@ from bert_jax.training.loop import PhaseEnd, Run, train_phase
 from bert_jax.training.saving import Saver, SaveSchedule, require_room
 from bert_jax.training.step_log import StepLog
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import checkpoint, location, log_reader, recovery, run_directory, trackers
+from bert_jax.workdir import checkpoint, log_reader, recovery, run_directory, trackers
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax.workdir.resume_policy import Change
@@ -303,4 +303,4 @@ def _close(run: Run) -> None:
     run.watchdog.at("closing")
     run.logger.close()
     if distributed.is_main():
-        location.at(run.directory).sync()
+        run.saver.location.sync()

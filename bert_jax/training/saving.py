@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import CheckpointConfig, TrainConfig
-from bert_jax.errors import StorageFailed, Unreachable
+from bert_jax.errors import StorageFailed, Unreachable, WorkdirTaken
 from bert_jax.files import free_space
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from bert_jax.training.loop import Run
 
 _PAUSE_SECONDS = 1.0
-_Failure = StorageFailed | Unreachable
+_Failure = StorageFailed | Unreachable | WorkdirTaken
 # The worse the later: where two processes fail otherwise, this is what they end with.
-_KINDS: tuple[type[_Failure], ...] = (Unreachable, StorageFailed)
+_KINDS: tuple[type[_Failure], ...] = (Unreachable, StorageFailed, WorkdirTaken)
 # Steps after which a process first asks: how long they take is roughly known then.
 _FIRST = 10
 # Share of the interval that a save may come too early, rather than ask again.
@@ -67,13 +67,16 @@ class Saver:
     ):
         """`saved_step` is the one that the run goes on from: there is nothing to save yet."""
         self._checkpoints, self._logger, self._watchdog = checkpoints, logger, watchdog
-        self._location, self._mesh, self._max_failed = location, mesh, max_failed
+        self.location, self._mesh, self._max_failed = location, mesh, max_failed
         # The step whose state is saved, or being saved; None if that has failed.
         self.saved_step: int | None = saved_step
         self._failed = 0
 
     def save(self, state: TrainState, step: int) -> None:
-        """Starts a save, after the one before it is whole."""
+        """Starts a save, after the one before it is whole.
+
+        Raises WorkdirTaken, and writes nothing, where another process trains there now.
+        """
         self.finish()
         self._watchdog.at(f"saving step {step}")
         began = time.monotonic()
@@ -81,8 +84,8 @@ class Saver:
         try:
             # Before the step is there: whoever goes on from it finds the rows that led to it.
             if distributed.is_main():
-                self._location.sync(patience=0)
-        except (StorageFailed, Unreachable) as error:
+                self.location.sync(patience=0)
+        except _KINDS as error:
             problem = error
         if not self._has_failed(problem):
             try:
@@ -131,6 +134,8 @@ class Saver:
         return worst > 0
 
     def _note(self, error: _Failure) -> None:
+        if isinstance(error, WorkdirTaken):
+            raise error
         self._failed += 1
         self.saved_step = None
         self._logger.event("save_failed", in_a_row=self._failed, message=str(error))

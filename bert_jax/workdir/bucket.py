@@ -5,7 +5,10 @@ know what is there. A request waits for seconds, not for ever; gcsfs repeats it 
 """
 
 import contextlib
+import datetime
+import email.utils
 import functools
+import json
 import logging
 import os
 import re
@@ -20,6 +23,8 @@ from bert_jax.runtime import network
 _T = TypeVar("_T")
 # Seconds without a connection, and without a byte of an answer.
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 60.0
+# Seconds for a request of a few hundred bytes, with all its repetitions.
+_BRIEF_SECONDS = 10.0
 # Our names of the checksums, and the bucket's.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _CHECKSUMS = {"crc32c": "crc32c", "md5": "md5Hash"}
@@ -134,6 +139,68 @@ def objects(place: Any) -> dict[str, Object]:
         for name, entry in found.items()
         if name.startswith(root) and entry["type"] == "file" and not name.endswith("/")
     }
+
+
+class VersionedObject:
+    """A small object that is replaced only as the version that was read: the bucket sees to it.
+
+    Does as `files.VersionedFile`; a tag is the object's generation, an age by the server's clock.
+    """
+
+    def __init__(self, address: str):
+        path_of(address)
+        self._place = address.removeprefix("gs://").partition("/")[::2]
+
+    def read(self) -> files.Version | None:
+        while True:
+            try:
+                headers, answer = self._call("GET", "b/{}/o/{}", *self._place)
+            except FileNotFoundError:
+                return None
+            found = json.loads(answer)
+            tag, text = str(found["generation"]), b""
+            with contextlib.suppress(FileNotFoundError):  # it was replaced meanwhile
+                if int(found["size"]) <= files.LONGEST_VERSION:
+                    asked = {"alt": "media", "generation": tag}
+                    _, text = self._call("GET", "b/{}/o/{}", *self._place, **asked)
+                now = email.utils.parsedate_to_datetime(headers["Date"])
+                age = now - datetime.datetime.fromisoformat(found["updated"])
+                age_seconds = max(0.0, age.total_seconds())
+                return files.Version(text.decode(errors="replace"), tag, age_seconds)
+
+    def replace(self, text: str, tag: str | None) -> str | None:
+        holder, name = self._place
+        try:
+            _, answer = self._call(
+                "POST",
+                f"{self._system.base.replace('/storage/', '/upload/storage/')}b/{{}}/o",
+                holder,
+                uploadType="media",
+                name=name,
+                ifGenerationMatch=tag or "0",
+                headers={"Content-Type": "application/octet-stream"},
+                data=text.encode(),
+            )
+        except FileExistsError:  # what gcsfs makes of "precondition failed"
+            return None
+        return json.loads(answer)["generation"]
+
+    def remove(self, tag: str) -> None:
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            self._call("DELETE", "b/{}/o/{}", *self._place, ifGenerationMatch=tag)
+
+    @property
+    def _system(self) -> Any:
+        import fsspec
+
+        return fsspec.filesystem("gcs", finalize_on_close=True)
+
+    def _call(self, *arguments: Any, **options: Any) -> tuple[Any, bytes]:
+        """Returns headers and answer of a request, whose repetitions end after some seconds."""
+        from fsspec.asyn import sync
+
+        system = self._system
+        return sync(system.loop, system._call, *arguments, timeout=_BRIEF_SECONDS, **options)
 
 
 def asking(address: str, what: str, call: Callable[[], _T], *, patience: float | None = None) -> _T:

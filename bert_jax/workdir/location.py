@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bert_jax import files
 from bert_jax.errors import UsageError
@@ -22,11 +22,14 @@ from bert_jax.runtime import network
 from bert_jax.workdir import bucket
 from bert_jax.workdir.bucket import is_address, is_dir, path_of
 
+if TYPE_CHECKING:
+    from bert_jax.workdir.lease import Lease
+
 _T = TypeVar("_T")
 
 CHECKPOINTS = "checkpoints"
-# Held by who trains there.
-LOCK = ".trainer.lock"
+# Held by who trains there: on one machine, and among all of them (workdir/lease.py).
+LOCK, LEASE = ".trainer.lock", "lease.json"
 # Ends the name of a step whose removal was cut short.
 REMOVED = ".removed"
 # What a run on another machine must have; the rest stays in the bucket.
@@ -51,6 +54,8 @@ class Location:
     """
 
     is_in_bucket = False
+    # Of the process that trains there.
+    lease: "Lease | None" = None
 
     def __init__(self, path: Path):
         self.path, self.name = path, str(path)
@@ -75,7 +80,18 @@ class Location:
         """Copies what has changed since the last time to the bucket, where the run is in one.
 
         Asks again for `patience` seconds while the network fails (default: network.PATIENCE).
+        Raises WorkdirTaken where this process trained and another one does now.
         """
+        if self.lease is not None:
+            self.lease.renew(patience=patience)
+        self._copy(patience)
+
+    def _copy(self, patience: float | None) -> None:
+        """Does what `sync` promises of a bucket."""
+
+    def versioned(self, name: str) -> files.VersionedFile | bucket.VersionedObject:
+        """Returns a small file in it, to be replaced only as it was read."""
+        return files.VersionedFile(self.path / name)
 
     def asking(self, call: Callable[[], _T], *, patience: float | None = None) -> _T:
         """Returns what `call` returns, which is made again while the network fails.
@@ -178,9 +194,12 @@ class _InBucket(Location):
             self.path.mkdir()
             _beside(self.path, "copied").unlink(missing_ok=True)
 
-    def sync(self, *, patience: float | None = None) -> None:
+    def _copy(self, patience: float | None) -> None:
         copy = functools.partial(_copy_changes, self.path, self.name)
         bucket.asking(self.name, "written to", copy, patience=patience)
+
+    def versioned(self, name: str) -> bucket.VersionedObject:
+        return bucket.VersionedObject(self.inside(name))
 
     def asking(self, call: Callable[[], _T], *, patience: float | None = None) -> _T:
         return bucket.asking(self.name, "read or written to", call, patience=patience)
@@ -239,20 +258,21 @@ def at(place: Path | str) -> Location:
     return Location(Path(place))
 
 
-def opened(place: Path | str, *, owner: str = "reader") -> Location:
+def opened(place: Path | str, *, owner: str = "reader", lease: "Lease | None" = None) -> Location:
     """Returns the location with a `path` to work in; what a bucket has is taken back first.
 
     `BERT_JAX_CACHE` (default `~/.cache/bert-jax`) says where directories are that stand for a
     bucket's. Each `owner` has its own: what a trainer writes is not to be overwritten by one who
-    only reads. Raises UsageError for an address that is not of Cloud Storage, StorageFailed if the
-    bucket cannot be read, Unreachable if the network fails for long.
+    only reads. `lease` is that of process 0 of a run. Raises UsageError for an address that is not
+    of Cloud Storage, StorageFailed if the bucket cannot be read, Unreachable if the network fails
+    for long.
     """
-    if not is_address(place):
-        return at(place)
-    address = str(place).rstrip("/")
-    path_of(address)
-    found = _InBucket(address, _stand_in(address, owner))
-    found.take_back()
+    found = at(place)
+    if is_address(place):
+        path_of(found.name)
+        found = _InBucket(found.name, _stand_in(found.name, owner))
+        found.take_back()
+    found.lease = lease
     return found
 
 

@@ -4,36 +4,25 @@ import contextlib
 import hashlib
 import json
 import shutil
-import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from bert_jax import config as configs
-from bert_jax import file_lock
 from bert_jax.config import TrainConfig
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
 from bert_jax.data.tokenizer import hub
-from bert_jax.errors import BertJaxError, UsageError, exit_code_of, reason_of, with_exit_code
+from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_json
-from bert_jax.progress import note
-from bert_jax.runtime import distributed
 from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, location, resume_policy
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
 # Curves of finished runs that the user has named, with which this one is compared.
 EXPECTED = "expected.json"
-# A process that was killed holds its lock until its last thread is gone; one of another machine
-# until the server of the file system has missed it (the lease of NFS 4 is 90 s).
-_HERE_SECONDS, _ELSEWHERE_SECONDS = 5.0, 120.0
-_POLL_SECONDS = 0.2
-_REMEDY = "wait until it has ended, end it, or choose another `workdir`"
 # What `imported_from` begins with, where it is an average of several checkpoints.
 MEAN_OF = "the mean of "
 _NEW_CONFIG = f"{CONFIG}.new"
@@ -96,7 +85,7 @@ def is_free(directory: Path, *, but_for: tuple[str, ...] = ()) -> bool:
 
     Names that begin with one of `but_for` do not count.
     """
-    but_for = (*but_for, location.LOCK)
+    but_for = (*but_for, location.LOCK, location.LEASE)
     names = {path.name for path in directory.iterdir() if not path.name.startswith(but_for)}
     return not names or (_NEW_CONFIG in names and names <= {_NEW_CONFIG, TOKENIZER})
 
@@ -224,63 +213,3 @@ def hardware() -> dict[str, Any]:
         "device_kind": devices[0].device_kind,
         "processes": jax.process_count(),
     }
-
-
-# --- one trainer -------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[None]:
-    """Holds a workdir, in process 0, until it is left or the process ends in whatever way.
-
-    With a mesh all of its processes enter together. A workdir in a bucket is held against other
-    trainers of this machine only. Raises UsageError, in all processes, where another trainer holds
-    it, and StorageFailed where nothing can be written there.
-    """
-    place = location.at(workdir)
-    lock, was_there = place.lock, place.path.exists()
-    if was_there and not place.path.is_dir():
-        yield  # whoever looks at it says so
-        return
-
-    def take(held: contextlib.ExitStack) -> None:
-        try:
-            _wait(lock, str(workdir))
-            doing = f"trains in {workdir}"
-            held.enter_context(file_lock.hold_or_refuse(lock, doing, _REMEDY))
-        except OSError as error:
-            text = f"{error.filename or lock}: {reason_of(error)}"
-            raise with_exit_code(exit_code_of(error), text) from error
-
-    try:
-        with contextlib.ExitStack() as held:
-            if mesh is None:
-                take(held)
-            else:
-                with jax.set_mesh(mesh):
-                    distributed.broadcast_from_main(lambda: take(held), mesh=mesh)
-            yield
-    finally:
-        if not was_there:
-            with contextlib.suppress(OSError):  # where something came to be in it
-                place.path.rmdir()
-
-
-def _wait(lock: Path, workdir: str) -> None:
-    """Waits until a trainer that is about to end has let go."""
-    began, is_noted = time.monotonic(), False
-    while lock.exists() and _is_held(lock):
-        by = file_lock.holder(lock)
-        is_here = by.endswith(f" on {socket.gethostname()}")
-        patience = _HERE_SECONDS if is_here else _ELSEWHERE_SECONDS
-        if time.monotonic() - began > patience:
-            return
-        if not is_noted:
-            note(f"{by} trains in {workdir}: waiting up to {patience:.0f} s for it to end")
-            is_noted = True
-        time.sleep(_POLL_SECONDS)
-
-
-def _is_held(lock: Path) -> bool:
-    with file_lock.hold(lock) as descriptor:
-        return descriptor is None

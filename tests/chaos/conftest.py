@@ -1,13 +1,11 @@
 """Makes the run that runs with faults are compared with, and a bucket with faults."""
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.runs import ROOT, Started
+from tests.chaos.runs import Started
+from tests.faulty_bucket import serving
 
 
 @pytest.fixture(scope="session")
@@ -24,18 +22,5 @@ def finished(shared, corpus) -> Path:
 @pytest.fixture(scope="module")
 def address():
     """The address of a server of tests/faulty_bucket.py."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.faulty_bucket", str(port)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert server.stdout is not None and server.stdout.readline() == "ready\n"
-    yield f"http://localhost:{port}"
-    server.kill()
-    server.communicate()
+    with serving() as found:
+        yield found

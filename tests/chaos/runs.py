@@ -48,7 +48,10 @@ class Started:
         processes: int = 1,
         devices: int = 1,
         config=CONFIG,
+        workdir: str | None = None,
+        variables: dict[str, str] | None = None,
     ):
+        """`workdir` may be in a bucket; `variables` are more of the environment's."""
         directory.mkdir(exist_ok=True, parents=True)
         self.directory, self.workdir = directory, directory / "workdir"
         named = tiny_corpus.write_config(directory / "config.json", config)
@@ -62,13 +65,15 @@ class Started:
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
             "TF_CPP_MIN_LOG_LEVEL": "3",
+            **(variables or {}),
         }
         self.processes = []
         for rank in range(processes):
             command = [sys.executable, "-m", "tests.chaos.faulty"]
             command += [*faults, *(faults_of or {}).get(rank, ()), "--", "pretrain", str(named)]
-            command += ["--corpus", str(corpus), "--workdir", str(self.workdir), *options]
-            command += [*together, "--process-id", str(rank)] if together else []
+            command += ["--corpus", str(corpus), "--workdir", workdir or str(self.workdir)]
+            command += [*options, *together]
+            command += ["--process-id", str(rank)] if together else []
             with (directory / f"log.{rank}").open("ab") as log:
                 self.processes.append(
                     subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.chaos import long_form
 from tests.chaos.runs import ROOT
-from tests.faulty_bucket import KINDS, control
+from tests.faulty_bucket import KINDS, control, environment
 
 pytestmark = pytest.mark.chaos
 
@@ -25,11 +25,9 @@ def run(address: str, tmp_path: Any, *what: Any) -> list[Any]:
         [sys.executable, "-m", "tests.chaos.in_bucket", json.dumps(what)],
         cwd=ROOT,
         env=os.environ
+        | environment(address)
         | {
-            "STORAGE_EMULATOR_HOST": address,
-            "TENSORSTORE_GCS_HTTP_URL": address,
             "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1",
-            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
             "BERT_JAX_CACHE": str(tmp_path),
         },
         capture_output=True,

@@ -20,7 +20,7 @@ from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from tests import tiny_corpus
 from tests.chaos import IS_LONG
 from tests.chaos.runs import ROOT, lines
-from tests.faulty_bucket import control
+from tests.faulty_bucket import control, environment
 
 pytestmark = pytest.mark.chaos
 
@@ -65,10 +65,8 @@ class InBucket:
                 [*command, "--workdir", f"gs://bucket/grace-{layers}"],
                 cwd=ROOT,
                 env=os.environ
+                | environment(address)
                 | {
-                    "STORAGE_EMULATOR_HOST": address,
-                    "TENSORSTORE_GCS_HTTP_URL": address,
-                    "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
                     "BERT_JAX_CACHE": str(self._cache),
                     "JAX_PLATFORMS": "cpu",
                     "JAX_NUM_CPU_DEVICES": "1",

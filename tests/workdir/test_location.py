@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,15 +15,8 @@ from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from bert_jax.errors import StorageFailed, UsageError
 from bert_jax.workdir import location
 from tests import tiny_corpus
+from tests.faulty_bucket import environment, serving
 
-_SERVER = """
-import sys
-from gcp_storage_emulator.server import create_server
-server = create_server("localhost", int(sys.argv[1]), in_memory=True, default_bucket="bucket")
-server.start()
-print("ready", flush=True)
-sys.stdin.read()
-"""
 _CONFIG = tiny_corpus.tiny_config(
     phases=(PhaseConfig(sequence_length=32, steps=120, global_batch_size=16, max_predictions=5),),
     evaluation=EvaluationConfig(every_steps=60, num_examples=20, batch_size=16),
@@ -33,30 +25,10 @@ _CONFIG = tiny_corpus.tiny_config(
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory):
+def cloud():
     """The environment in which the bucket `bucket` exists."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-c", _SERVER, str(port)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert server.stdout is not None and server.stdin is not None
-    assert server.stdout.readline() == "ready\n"
-    address = f"http://localhost:{port}"
-    yield {
-        **os.environ,
-        "STORAGE_EMULATOR_HOST": address,  # for gcsfs
-        "TENSORSTORE_GCS_HTTP_URL": address,  # for Orbax's arrays
-        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-        "JAX_NUM_CPU_DEVICES": "2",
-    }
-    server.kill()
-    server.communicate()
+    with serving() as address:
+        yield {**os.environ, **environment(address), "JAX_NUM_CPU_DEVICES": "2"}
 
 
 def run(cloud: dict, cache: Path, *words: str) -> subprocess.CompletedProcess:

@@ -46,7 +46,7 @@ def run(options: CheckpointsOptions) -> int:
     if (options.output is not None) != (options.what == "branch"):
         raise UsageError("--output DIR is the workdir of a 'branch', and is needed for one")
     from bert_jax.workdir import checkpoint, recovery, run_directory
-    from bert_jax.workdir.run_directory import only_trainer
+    from bert_jax.workdir.lease import only_trainer
 
     directory = run_directory_of(options.workdir)
     if options.output is not None:
