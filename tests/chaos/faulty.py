@@ -10,7 +10,7 @@
 | `gil=5:60` | the loader holds the interpreter's lock for 60 s at step 5 |
 | `step=0.05` | every batch takes so long |
 | `task-step=0.05` | every batch of fine-tuning does |
-| `fails=4:9` | the loader raises the error of exit code 4 at step 9 (also: `os`, `uncaught`) |
+| `fails=4:9` | the loader raises the error of code 4 at step 9 (also: `os`, `uncaught`, `kill`) |
 | `unopened=4` | the corpus cannot be opened: the error of exit code 4, before any step |
 | `save=60` | a save that is committed waits 60 s before its manifest |
 | `barrier=60` | the process comes late to where all meet |
@@ -128,6 +128,8 @@ def fails(value: str) -> None:
     def change(step: int, batch: dict) -> dict:
         if step >= int(at):
             _say(f"fails at {step}")
+            if kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
             raise _error(kind)
         return batch
 

@@ -8,6 +8,7 @@ from tests.launch.cloud import ROOT
 
 _LAUNCH = ROOT / "launch"
 _RUN = ("--config=bert_large_64core", "--corpus=gs://b/corpus", "--workdir=gs://b/run")
+_HOURS = "--max-hours=24"
 
 # What of the schema a run needs: the type of each field, the values that it may have, or a pattern.
 # From config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml of kubernetes-sigs/jobset at 08dfbdf
@@ -37,6 +38,7 @@ _POD = {
         "cloud.google.com/gke-tpu-accelerator": str,
         "cloud.google.com/gke-tpu-topology": str,
         "cloud.google.com/gke-spot": {"true"},
+        "cloud.google.com/gke-flex-start": {"true"},
     },
     "initContainers": [_CONTAINER],
     "containers": [_CONTAINER],
@@ -47,27 +49,90 @@ _JOB = {
     "completions": int,
     "completionMode": {"Indexed"},
     "backoffLimit": int,
-    "podFailurePolicy": {"rules": [{"action": {"FailJob"}, "onExitCodes": _EXIT_CODES}]},
+    "activeDeadlineSeconds": int,
+    "podFailurePolicy": {
+        "rules": [
+            {
+                "action": {"FailJob"},
+                "onExitCodes": _EXIT_CODES,
+                "onPodConditions": [{"type": {"DisruptionTarget"}, "status": {"True"}}],
+            }
+        ]
+    },
     "template": {"spec": _POD},
 }
 _RULE = {
     "name": r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
-    "action": {"FailJobSet", "RestartJobSet"},
+    "action": {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"},
     "onJobFailureReasons": [{"PodFailurePolicy", "BackoffLimitExceeded", "DeadlineExceeded"}],
+    "onJobFailureMessagePatterns": [str],
 }
 _JOBSET = {
     "apiVersion": {"jobset.x-k8s.io/v1alpha2"},
     "kind": {"JobSet"},
     "metadata": {
         "name": r"[a-z0-9]([a-z0-9-]*[a-z0-9])?",
-        "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": str},
+        # The two of Kueue are named in its pkg/controller/constants at ff69552.
+        "labels": {
+            "kueue.x-k8s.io/queue-name": r"[a-z0-9]([a-z0-9-]*[a-z0-9])?",
+            "kueue.x-k8s.io/max-exec-time-seconds": "[1-9][0-9]*",
+        },
+        "annotations": {
+            "alpha.jobset.sigs.k8s.io/exclusive-topology": str,
+            "provreq.kueue.x-k8s.io/maxRunDurationSeconds": "[1-9][0-9]*",
+        },
     },
     "spec": {
         "ttlSecondsAfterFinished": int,
-        "failurePolicy": {"maxRestarts": int, "rules": [_RULE]},
+        "failurePolicy": {
+            "maxRestarts": int,
+            "restartStrategy": {"Recreate", "BlockingRecreate", "InPlaceRestart"},
+            "rules": [_RULE],
+        },
         "replicatedJobs": [
             {"name": r"[a-z0-9-]{1,63}", "replicas": int, "template": {"spec": _JOB}}
         ],
+    },
+}
+
+# The same of config/components/crd/bases/kueue.x-k8s.io_{resourceflavors,clusterqueues,
+# localqueues}.yaml of kubernetes-sigs/kueue at ff69552 (v1beta2).
+_QUEUE_NAME = {"name": r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"}
+_QUEUES = {
+    "ResourceFlavor": {
+        "apiVersion": {"kueue.x-k8s.io/v1beta2"},
+        "kind": {"ResourceFlavor"},
+        "metadata": _QUEUE_NAME,
+        "spec": {
+            "tolerations": [
+                {
+                    "key": str,
+                    "operator": {"Equal", "Exists"},
+                    "value": str,
+                    "effect": {"NoSchedule"},
+                }
+            ]
+        },
+    },
+    "ClusterQueue": {
+        "apiVersion": {"kueue.x-k8s.io/v1beta2"},
+        "kind": {"ClusterQueue"},
+        "metadata": _QUEUE_NAME,
+        "spec": {
+            "namespaceSelector": {},
+            "resourceGroups": [
+                {
+                    "coveredResources": [str],
+                    "flavors": [{"name": str, "resources": [{"name": str, "nominalQuota": int}]}],
+                }
+            ],
+        },
+    },
+    "LocalQueue": {
+        "apiVersion": {"kueue.x-k8s.io/v1beta2"},
+        "kind": {"LocalQueue"},
+        "metadata": _QUEUE_NAME | {"namespace": str},
+        "spec": {"clusterQueue": str},
     },
 }
 
@@ -94,7 +159,7 @@ def faults(value, schema, at: str = "") -> list[str]:
 
 
 def render(cloud, *options: str):
-    arguments = ("--name=pod", "--image=example/bert-jax:1", *_RUN, *options)
+    arguments = ("--name=pod", "--image=example/bert-jax:1", *_RUN, _HOURS, *options)
     return cloud().run(_LAUNCH / "gke" / "render", *arguments)
 
 
@@ -128,22 +193,112 @@ def test_a_jobset_for_tpu7x(cloud):
     variables = {entry["name"]: entry["value"] for entry in trainer["env"]}
     assert variables["JAX_COORDINATOR_PORT"] == "8476" and "--xla" in variables["LIBTPU_INIT_ARGS"]
     assert variables["JAX_COMPILATION_CACHE_DIR"] == "gs://b/run/xla_cache"
-    # What is not worth a restart ends the job for good; all else restarts the whole set.
-    (stage,) = pod["initContainers"]
-    rules = job["podFailurePolicy"]["rules"]
-    assert {rule["action"] for rule in rules} == {"FailJob"}
-    codes = [rule["onExitCodes"] for rule in rules]
-    assert {code["containerName"]: code["values"] for code in codes} == {
-        trainer["name"]: [2, 3, 4, 5, 6, 7, 8],
-        stage["name"]: [4, 7],
-    }
-    (whole,) = jobset["spec"]["failurePolicy"]["rules"]
-    assert whole["action"] == "FailJobSet"
-    assert whole["onJobFailureReasons"] == ["PodFailurePolicy"]
-    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
     # The corpus is staged by the same script as on a TPU VM.
+    (stage,) = pod["initContainers"]
     assert stage["args"] == ["worker.sh", "stage", "gs://b/corpus", "/data/corpus"]
     assert not re.search(r"@[A-Z_]+@", done.stdout)
+
+
+# What Kubernetes says of a job that a rule of its podFailurePolicy has ended
+# (pkg/controller/job/pod_failure_policy.go).
+_BY_CODE = (
+    "Container {} for pod default/pod-slice-0-0 failed with exit code {} matching FailJob rule"
+)
+_BY_CONDITION = "Pod default/pod-slice-0-0 has condition DisruptionTarget matching FailJob rule"
+
+
+def decided(
+    jobset: dict, *, container: str = "trainer", code: int = 137, lost: bool = False
+) -> str:
+    """Returns what becomes of the set when the first container of a job ends with a code: as
+    Kubernetes and the controller of JobSet apply the rules, the first that fits.
+
+    `lost`: its machine was taken away.
+    """
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+    for rule in replicated["template"]["spec"]["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes")
+        if codes and codes["containerName"] == container and code in codes["values"]:
+            assert codes["operator"] == "In"
+            reason, message = "PodFailurePolicy", _BY_CODE.format(container, code)
+            break
+        if lost and "onPodConditions" in rule:
+            reason, message = "PodFailurePolicy", _BY_CONDITION
+            break
+    return policy(jobset, reason, message)
+
+
+def policy(jobset: dict, reason: str, message: str) -> str:
+    for rule in jobset["spec"]["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in patterns):
+            return rule["action"]
+    return "RestartJobSet"  # what is counted by maxRestarts
+
+
+def test_what_the_set_does_with_each_exit_code(cloud):
+    """2 to 8 end it. 42, 75 and 200 start it again, at the cost of hours only, as does a machine
+    that is taken away; all others are counted.
+    """
+    yaml = pytest.importorskip("yaml")
+    jobset = yaml.safe_load(render(cloud, "--type=v5litepod-64").stdout)
+    found = {code: decided(jobset, code=code) for code in range(1, 256)}
+    assert {c for c, action in found.items() if action == "FailJobSet"} == {*range(2, 9)}
+    again = {c for c, action in found.items() if action == "RestartJobSetAndIgnoreMaxRestarts"}
+    assert again == {42, 75, 200}
+    assert decided(jobset, lost=True) == "RestartJobSetAndIgnoreMaxRestarts"
+    assert decided(jobset, code=7, lost=True) == "FailJobSet"
+    assert decided(jobset, code=134, lost=False) == "RestartJobSet"
+    for code, action in ((4, "FailJobSet"), (7, "FailJobSet"), (1, "RestartJobSet")):
+        assert decided(jobset, container="stage", code=code) == action
+    assert policy(jobset, "DeadlineExceeded", "Job was active longer") == "FailJobSet"
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+
+
+def test_hours_queue_and_capacity(cloud):
+    yaml = pytest.importorskip("yaml")
+    options = ("--type=v5litepod-64", "--flex-start", "--queue=mine", "--max-hours=10")
+    jobset = yaml.safe_load(render(cloud, *options).stdout)
+    assert faults(jobset, _JOBSET) == []
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    job, metadata = replicated["template"]["spec"], jobset["metadata"]
+    assert metadata["labels"] == {
+        "kueue.x-k8s.io/queue-name": "mine", "kueue.x-k8s.io/max-exec-time-seconds": "36000"
+    }  # fmt: skip
+    assert metadata["annotations"]["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] == "36000"
+    assert job["activeDeadlineSeconds"] == 36000
+    selector = job["template"]["spec"]["nodeSelector"]
+    assert selector["cloud.google.com/gke-flex-start"] == "true"
+    assert "cloud.google.com/gke-spot" not in selector
+    for wrong, said in (
+        (["--max-hours=0"], "a whole number from 1"),
+        (["--max-hours=1e3"], "a whole number from 1"),
+        (["--max-hours=a[$(touch x)]"], "a whole number from 1"),
+        (["--max-hours=169", "--flex-start"], "flex-start has at most 168"),
+        (["--spot", "--flex-start"], "one of --spot and --flex-start"),
+        (["--queue=A B"], "small letters, digits and dashes"),
+        (["--max-hours="], "--max-hours is missing"),
+    ):
+        done = render(cloud, "--type=v5litepod-64", *wrong)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+        assert done.stdout == ""
+
+
+def test_the_queue(cloud):
+    yaml = pytest.importorskip("yaml")
+    objects = list(yaml.safe_load_all((_LAUNCH / "gke" / "queue.yaml").read_text()))
+    assert [each["kind"] for each in objects] == list(_QUEUES)
+    for each in objects:
+        assert faults(each, _QUEUES[each["kind"]]) == []
+    flavor, queue, local = objects
+    (group,) = queue["spec"]["resourceGroups"]
+    assert [each["name"] for each in group["flavors"]] == [flavor["metadata"]["name"]]
+    assert local["spec"]["clusterQueue"] == queue["metadata"]["name"]
+    # The one that runs are sent to, and what their pods ask for.
+    jobset = yaml.safe_load(render(cloud, "--type=v5litepod-64").stdout)
+    assert jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == local["metadata"]["name"]
+    assert group["coveredResources"] == ["google.com/tpu"]
 
 
 def test_the_schema_finds_faults(cloud):
