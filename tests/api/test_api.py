@@ -105,8 +105,9 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, runs, capsys, monkeypatch, l
     assert said == [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_notebook_runs(runs, capsys):
-    notebook = json.loads((_ROOT / "examples" / "python.ipynb").read_text(encoding="utf-8"))
+def run_notebook(name: str, *, change: tuple[str, str] = ("", "")) -> dict:
+    """Runs the cells of a notebook, but for those that install something; returns its names."""
+    notebook = json.loads((_ROOT / "examples" / name).read_text(encoding="utf-8"))
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     assert {"metadata", "cells"} < notebook.keys()
     ids = [cell["id"] for cell in notebook["cells"]]
@@ -116,14 +117,34 @@ def test_the_notebook_runs(runs, capsys):
         code = "".join(cell["source"])
         if cell["cell_type"] == "code":
             assert cell["outputs"] == [] and cell["execution_count"] is None
-            code = code.replace('"../runs/demo/workdir"', f'"{runs}/base"')
-            exec(compile(code, cell["id"], "exec"), found)
+            code = compile(code.replace(*change), cell["id"], "exec")
+            if "install" not in cell["metadata"].get("tags", ()):
+                exec(code, found)
+    return found
+
+
+def test_the_notebook_runs(runs, capsys):
+    found = run_notebook("python.ipynb", change=('"../runs/demo/workdir"', f'"{runs}/base"'))
     assert found["training"].steps_done == len(found["losses"])
     assert found["model"].step > 0 and found["vectors"].shape[0] == 3
     # The paths are those of the demo, as seen from the notebook's own folder.
     demo = (_ROOT / "examples" / "demo.sh").read_text(encoding="utf-8")
     assert "runs=${1:-runs/demo}" in demo and '--workdir "$runs/workdir"' in demo
-    assert "jupyter notebook examples/python.ipynb" in "".join(notebook["cells"][0]["source"])
+    text = (_ROOT / "examples" / "python.ipynb").read_text(encoding="utf-8")
+    assert "jupyter notebook examples/python.ipynb" in text
+
+
+def test_the_notebook_of_a_whole_run(tmp_path, monkeypatch, capsys):
+    """From text to vectors; the second training goes on where the first one ended."""
+    monkeypatch.chdir(tmp_path)
+    found = run_notebook("colab.ipynb")
+    assert (found["first"]["step"], found["second"]["step"]) == (100, 200)
+    losses = [found[name]["validation"]["mlm_loss"] for name in ("first", "second")]
+    assert losses[1] < losses[0] < found["second"]["unigram_entropy"] + 1
+    events = (tmp_path / "runs" / "notebook" / "workdir" / "events.jsonl").read_text()
+    assert '{"event": "resume", "step": 100' in events
+    assert found["vectors"].shape == (3, 128)
+    assert np.allclose(np.diag(found["vectors"] @ found["vectors"].T), 1, atol=1e-5)
 
 
 # --- the names ------------------------------------------------------------------------------------
