@@ -7,15 +7,15 @@
 #   worker.sh mount                                 make the data disk readable at /mnt/bert-jax
 #   worker.sh start RUN ARGUMENT...                 start `bert-jax pretrain ARGUMENT...`, unless it runs, or
 #                                                   `bert-jax doctor ARGUMENT...` finds that it would fail
-#   worker.sh limit RUN                             what ends the costs of that run, if it is running
+#   worker.sh cap FILE                              make that text what ends the costs of this host (launch/boot.sh)
 #   worker.sh state RUN                             running, the exit code, none, or other (another run is running)
 #   worker.sh stop                                  SIGTERM, and wait
 #   worker.sh logs LINES, worker.sh follow LINES
-#   worker.sh train, worker.sh guard                the units' own commands
+#   worker.sh since LINE                            what the log has had since; the last line is "@bert-jax-at LINE"
+#   worker.sh train                                 the unit's own command
 set -Eeuo pipefail
 
 UNIT=bert-jax
-GUARD=bert-jax-guard
 PLACE=${BERT_JAX_HOME:-$HOME/bert-jax}
 [[ $PLACE == /* ]] || PLACE=$HOME/$PLACE
 LOG=$PLACE/log/train.log
@@ -53,7 +53,7 @@ unit() { # NAME VERB OPTION...
     as_root systemctl reset-failed "$1" 2>/dev/null || true
     as_root systemd-run --unit="$1" --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
         --property=KillMode=mixed --property=TimeoutStopSec="${STOP_SECONDS:-300}" "${UNIT_PROPERTIES[@]}" "${@:3}" \
-        --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" \
+        --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" --setenv=PATH="$PATH" \
         /bin/bash "$PLACE/src/launch/worker.sh" "$2"
 }
 
@@ -88,7 +88,6 @@ start() { # RUN ARGUMENT...
             say "another run is running"
             return 3
         fi
-        start_guard
         say "is running already"
         return
     fi
@@ -109,14 +108,13 @@ start() { # RUN ARGUMENT...
         say "was told to stop before it began"
         return 1
     fi
-    ((code)) || unit "$UNIT" train
-    start_guard
     ((code == 0)) || return "$code"
+    unit "$UNIT" train
     say "started"
 }
 
 # Asks `bert-jax doctor` on every host, before anything is trained. What it finds to fail is kept as the exit code of the
-# run, as if that had ended with it: the supervisor stops. A doctor that is ill itself, or slow, stops nothing.
+# run, as if that had ended with it. A doctor that is ill itself, or slow, stops nothing.
 check_host() {
     local code=0
     [[ ${DOCTOR:-1} != 0 ]] || return 0
@@ -150,13 +148,15 @@ trainer_environment() {
 }
 
 train() {
-    local child='' stopping='' code
+    local child='' signs='' stopping='' code
     trap 'stopping=1; [[ ! $child ]] || kill -TERM "$child" 2>/dev/null || true' TERM INT
     # shellcheck source=/dev/null
     source "$PLACE/run.env"
     trainer_environment
     secrets
-    echo "== $(date '+%F %T') $(hostname): pretrain ${ARGUMENTS[*]}" >>"$LOG"
+    echo "== $(date '+%F %T') $(hostname): checkout $(cat "$PLACE/src/run/checkout" 2>/dev/null): pretrain ${ARGUMENTS[*]}" >>"$LOG"
+    signs &
+    signs=$!
     "$PLACE/venv/bin/python" -m bert_jax pretrain "${ARGUMENTS[@]}" >>"$LOG" 2>&1 </dev/null &
     child=$!
     [[ ! $stopping ]] || kill -TERM "$child"
@@ -167,7 +167,10 @@ train() {
     echo "== $(date '+%F %T') $(hostname): exit code $code" >>"$LOG"
     echo "$code" >"$PLACE/exit.new"
     mv "$PLACE/exit.new" "$PLACE/exit"
+    kill "$signs" 2>/dev/null || true
     keep_log
+    # Whoever gives the same command tomorrow is to make no machine for it.
+    ((code)) || ! is_first || note "$(run_of)" launched_and_done || true
     exit "$code"
 }
 
@@ -183,105 +186,50 @@ keep_log() {
     fi
 }
 
-# --- the guard -------------------------------------------------------------------------------------
+# --- what the workdir is told ----------------------------------------------------------------------
 
-# Worker 0 has a second unit beside the trainer, for runs whose workdir is in a bucket. With several slices each has one, and
-# they do the same.
-start_guard() {
-    [[ ${TPU:-} && ${WORKDIR:-} == gs://* && $(hostname) == *-w-0 ]] || return 0
-    as_root systemctl stop "$GUARD" 2>/dev/null || true
-    # In one move: a machine that restarts meanwhile finds the one before it, or this one.
-    private "$PLACE/guard.env.new"
-    keep TPU WORKDIR DELETE_WHEN_DONE MAX_MINUTES >"$PLACE/guard.env.new"
-    mv "$PLACE/guard.env.new" "$PLACE/guard.env"
-    unit "$GUARD" guard --property=Restart=on-failure --property=RestartSec=60
-}
+is_first() { [[ ${WORKDIR:-} == gs://* && $(hostname) == *-w-0 ]]; }
 
-# Sees to the end of the costs, whether or not anybody watches from elsewhere:
-# - leaves a sign of life in WORKDIR/launched_alive: RUN, the minutes that the run has had machines, and the time. A
-#   supervisor whose ssh fails then knows that the hosts are well.
-# - deletes the TPU when the run is done, some time later, so that all hosts have copied their logs;
-# - ends the run and deletes the TPU when its minutes are spent.
-guard() {
-    local run minutes done_since='' signed=-1000
-    # shellcheck source=/dev/null
-    source "$PLACE/guard.env"
-    run=$(run_of)
+# Every few minutes, while it trains: the log, in case that the host is lost, and how long the run has had machines, by the
+# account of launch/boot.sh, so that its hours are those of all its machines together.
+signs() {
+    local total never
+    exec {never}<> <(:) # a pipe that says nothing: a pause that no other process makes
     while :; do
-        minutes=$(minutes_of "$run") || {
-            # A sign that forgets the minutes of earlier machines would give the run its hours again.
-            tell "cannot read $WORKDIR/launched_alive: $(tail -n 1 "$PLACE/guard.err")"
-            sleep "${GUARD_SECONDS:-20}"
-            continue
-        }
-        if ((SECONDS - signed >= ${ALIVE_SECONDS:-240})); then
-            note "$run $minutes $(date +%FT%T.%N)" launched_alive && signed=$SECONDS
+        if is_first && read -r _ _ total _ 2>/dev/null <"${CAP_AT:-/var/lib/bert-jax}/account" && total=$(whole "$total"); then
+            note "$(run_of) $((total / 60)) $(date +%FT%T.%N)" launched_alive || true
         fi
-        if [[ ${MAX_MINUTES:-} ]] && ((minutes >= MAX_MINUTES)); then
-            tell "the run has had machines for $minutes of $MAX_MINUTES minutes: ending it, and deleting the TPU"
-            note "$run $minutes $(date +%FT%T.%N)" launched_alive || true
-            as_root systemctl stop "$UNIT" || true
-            # Until it is gone: the cloud may accept the request and fail afterwards.
-            delete_tpu || true
-            sleep "${DELETING_SECONDS:-240}"
-        elif [[ ${DELETE_WHEN_DONE:-} == 1 && $(state "$run") == 0 ]]; then
-            done_since=${done_since:-$SECONDS}
-            if ((SECONDS - done_since >= ${LAST_SECONDS:-120})); then
-                tell "the run is done: deleting the TPU"
-                # First the mark: a supervisor that finds no machine would make another one.
-                note "$run" launched_and_done && { delete_tpu || true; } && sleep "${DELETING_SECONDS:-240}"
-            fi
-        else
-            done_since=''
-        fi
-        sleep "${GUARD_SECONDS:-20}"
+        read -r -t "${ALIVE_SECONDS:-240}" -u "$never" || true
+        [[ ${WORKDIR:-} != gs://* ]] || keep_log
     done
 }
 
-tell() { echo "== $(date '+%F %T') $(hostname): guard: $*" >>"$LOG"; }
+tell() { echo "== $(date '+%F %T') $(hostname): $*" >>"$LOG"; }
 
 note() { # TEXT NAME: an object of the workdir
     echo "$1" >"$PLACE/$2"
-    timeout 60 gcloud --quiet storage cp "$PLACE/$2" "$WORKDIR/$2" </dev/null >/dev/null 2>"$PLACE/guard.err" ||
-        { tell "cannot write $WORKDIR/$2: $(tail -n 1 "$PLACE/guard.err")" && return 1; }
+    timeout 60 gcloud --quiet storage cp "$PLACE/$2" "$WORKDIR/$2" </dev/null >/dev/null 2>"$PLACE/note.err" ||
+        { tell "cannot write $WORKDIR/$2: $(tail -n 1 "$PLACE/note.err")" && return 1; }
 }
 
-# The minutes that the run has had machines: what it says in the bucket of others, and since this one was booted; or since
-# the run began here, if it is not the first one here. Returns 1 if the bucket does not say.
-minutes_of() { # RUN
-    local minutes up said try known='' began
-    if ! began=$(whole "$(cat "$PLACE/began.$1" 2>/dev/null)"); then
-        for try in 1 2 3; do
-            said=$(gcloud --quiet storage cat "$WORKDIR/launched_alive" </dev/null 2>"$PLACE/guard.err" | beginning) &&
-                known=yes && break
-            grep -qE 'matched no|not found|404' "$PLACE/guard.err" && known=yes && break
-            sleep "$try"
-        done
-        [[ $known ]] || return 1
-        minutes=$(minutes_in "$said" "$1") || {
-            tell "$WORKDIR/launched_alive was not written by a run: its hours count from here"
-            minutes=0
-        }
-        read -r up _ <"${UPTIME_FILE:-/proc/uptime}"
-        up=$(whole "${up%.*}") || up=0
-        ! compgen -G "$PLACE/began.*" >/dev/null || up=0
-        began=$(($(date +%s) - up - minutes * 60))
-        # Before 1970, says a sign with a number that nobody writes.
-        ((began > 0)) || began=0
-        echo "$began" >"$PLACE/began.$1"
-    fi
-    echo $((($(date +%s) - began) / 60))
+# What ends the costs of this host, put in place or told anew. On worker 0 it is said if this account may not even see its
+# TPU, much less delete it.
+cap() { # FILE
+    local code
+    as_root bash "$1" again
+    [[ $(hostname) == *-w-0 ]] || return 0
+    code=$(as_root bash "$1" may)
+    [[ $code != 40[13] ]] || say "warning: this TPU's service account may not delete it (HTTP $code): docs/launch.md has the role"
 }
 
-delete_tpu() {
-    local project zone name
-    IFS=/ read -r project zone name <<<"$TPU"
-    LOG_SECONDS=60 keep_log
-    gcloud --quiet "--project=$project" compute tpus queued-resources delete "$name" "--zone=$zone" --force --async \
-        </dev/null >/dev/null 2>"$PLACE/guard.err" || {
-        tell "cannot delete $name: $(tail -n 1 "$PLACE/guard.err"); its service account needs the role of docs/launch.md"
-        return 1
-    }
+since() { # LINE, or - for the last ones
+    local lines from
+    lines=$(wc -l 2>/dev/null <"$LOG") || return 0
+    if ! from=$(whole "$1") || ((from > lines)); then from=$((lines - 20)); fi
+    ((lines - from <= 1000)) || from=$((lines - 1000)) # what one look can take
+    ((from > 0)) || from=0
+    ((from == lines)) || sed -n "$((from + 1)),${lines}p" "$LOG"
+    echo "@bert-jax-at $lines"
 }
 
 # --- files -----------------------------------------------------------------------------------------
@@ -295,10 +243,6 @@ stop() {
         [[ -f $PLACE/exit ]] || rm -f "$PLACE/run"
         say "nothing runs"
     fi
-}
-
-limit() { # RUN
-    if running && [[ $(run_of) == "$1" ]]; then start_guard; fi
 }
 
 # Compares a directory with a manifest: prints what is missing or has another size, or how many bytes are still to come
@@ -400,9 +344,9 @@ stage() { # SOURCE DIRECTORY
 
 verb=${1:-}
 case $verb in
-    state | start | limit | train | guard | stop | stage | copy) shift && "$verb" "$@" ;;
+    state | start | cap | since | train | stop | stage | copy) shift && "$verb" "$@" ;;
     mount) mount_disk ;;
     logs) echo "== $(hostname)" && tail -n "${2:-50}" "$LOG" ;;
     follow) exec tail -n "${2:-50}" -F "$LOG" ;;
-    *) echo "usage: worker.sh state|start|limit|train|guard|stop|stage|copy|mount|logs|follow" >&2 && exit 2 ;;
+    *) echo "usage: worker.sh state|start|cap|since|train|stop|stage|copy|mount|logs|follow" >&2 && exit 2 ;;
 esac

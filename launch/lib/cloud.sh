@@ -3,167 +3,185 @@
 # Needs common.sh, PROJECT, ZONE, NAME and the row of the accelerator.
 
 DRY_STATE=ABSENT # what a dry run takes for the state; creating sets it
-ZONES=()         # check_settings fills it
+LEFT=''          # whether a machine, or a request for one, is there when this program ends
+RUN=''           # which run this is; need_run says
 SCRATCH=$(mktemp -d)
-trap 'rm -rf "$SCRATCH"' EXIT
+trap farewell EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# Whatever ends this program: what stays costs on, and how that is ended.
+farewell() {
+    local last=''
+    rm -rf "$SCRATCH"
+    [[ ${KEEP:-0} == 1 ]] || last=", or one has ended ${END_MINUTES:-15} minutes ago"
+    [[ ! $LEFT || $DRY_RUN ]] || log "$NAME is there without this command and costs $(hourly) an hour. It deletes itself when its \
+$MAX_HOURS hours are spent, no trainer has begun for ${START_MINUTES:-60} minutes$last. To end it now: launch/tpu delete \
+--project=$PROJECT --zone=$ZONE --name=$NAME --type=$TYPE"
+}
+
+hourly() { # in dollars, at the list price
+    [[ $CAPACITY == on-demand ]] || printf 'at most '
+    awk -v n="$((SLICES * HOSTS * CHIPS))" -v price="$(price "$GENERATION")" 'BEGIN { printf "$%.2f", n * price }'
+}
 
 # One slice is a node of the resource's own name; several are NAME-0, NAME-1, ...
 nodes() {
     if ((SLICES == 1)); then echo "$NAME"; else seq -f "$NAME-%g" 0 $((SLICES - 1)); fi
 }
 
-describe() { # FORMAT NOUN NAME -> its state; ABSENT; or ERROR, with gcloud's words in $SCRATCH/describe
-    local format=$1 code=0 state
-    shift
-    state=$(gc compute tpus "$1" describe "$2" "--zone=$ZONE" "--format=$format" 2>"$SCRATCH/describe") || code=$?
+describe() { # FORMAT NOUN NAME -> SAID: what the cloud says; ABSENT; or ERROR, with gcloud's words in $SCRATCH/describe
+    local code=0
+    SAID=$(gc compute tpus "$2" describe "$3" "--zone=$ZONE" "--format=$1" 2>"$SCRATCH/describe") || code=$?
     if [[ $DRY_RUN ]]; then
-        echo "$DRY_STATE"
-        return
-    elif ((code == 0)); then
-        echo "${state:-ERROR}" # an answer without a state is none
-    elif grep -q NOT_FOUND "$SCRATCH/describe"; then
-        echo ABSENT
-    else
-        echo ERROR
-        return
+        SAID=$DRY_STATE
+    elif ((code)) && grep -q NOT_FOUND "$SCRATCH/describe"; then
+        SAID=ABSENT
+    elif ((code)) || [[ ! $SAID ]]; then # an answer without a state is none
+        SAID=ERROR
     fi
-    touch "$SCRATCH/answered" # the cloud can be reached, and knows us
+    # The cloud can be reached, and knows us: what fails later is an outage, and worth patience.
+    [[ $SAID == ERROR ]] || ANSWERED=1
+}
+ANSWERED=''
+
+# One word, NOW, for the resource and its nodes together: absent, queued (nothing was given yet), waiting (it is being made
+# or repaired), ready, deleting, dead, error (the cloud did not answer), or unknown:STATE. A preempted node can lie in a
+# resource that still calls itself active. `other` is another run's. OWNER and KIND are the run and the type it was made for.
+look() {
+    local state node
+    describe 'csv[no-heading](state.state,tpu.nodeSpec[0].node.acceleratorType,tpu.nodeSpec[0].node.labels.bert_jax_run)' \
+        queued-resources "$NAME"
+    IFS=, read -r state KIND OWNER <<<"$SAID"
+    NOW=$(word "$state")
+    if [[ $NOW == ready ]]; then
+        for node in $(nodes); do
+            describe 'value(state)' tpu-vm "$node"
+            NOW=$(word "$SAID")
+            [[ $NOW != absent ]] || NOW=dead
+            [[ $NOW == ready ]] || break
+        done
+    fi
+    [[ ! $RUN || ! $OWNER || $OWNER == "$RUN" ]] || NOW=other
+    case $NOW in
+        absent | deleting | dead | other) LEFT='' ;;
+        error) ;;
+        *) LEFT=1 ;;
+    esac
 }
 
-# One word for the resource and its nodes together: absent, queued (nothing was given yet), waiting (it is being made,
-# repaired or deleted), ready, dead, error (the cloud did not answer), or unknown:STATE. A preempted node can lie in a
-# resource that still calls itself active.
-condition() {
-    local state node
-    state=$(describe 'value(state.state)' queued-resources "$NAME")
-    case $state in
-        ABSENT) echo absent && return ;;
-        ERROR) echo error && return ;;
-        ACCEPTED | WAITING_FOR_RESOURCES) echo queued && return ;;
-        CREATING | PROVISIONING | DELETING) echo waiting && return ;;
-        FAILED | SUSPENDING | SUSPENDED) echo dead && return ;;
-        ACTIVE) ;;
-        *) echo "unknown:$state" && return ;;
+word() { # STATE of a resource or a node
+    case $1 in
+        ABSENT) echo absent ;;
+        ERROR | '') echo error ;;
+        ACTIVE | READY) echo ready ;;
+        ACCEPTED | WAITING_FOR_RESOURCES) echo queued ;;
+        CREATING | PROVISIONING | STARTING | RESTARTING | REPAIRING | REIMAGING) echo waiting ;;
+        DELETING) echo deleting ;;
+        FAILED | SUSPENDING | SUSPENDED | PREEMPTED | TERMINATED | STOPPED | STOPPING) echo dead ;;
+        *) echo "unknown:$1" ;;
     esac
-    for node in $(nodes); do
-        state=$(describe 'value(state)' tpu-vm "$node")
-        case $state in
-            READY | ACTIVE) ;; # ACTIVE is what a dry run says
-            CREATING | STARTING | RESTARTING | REPAIRING | REIMAGING) echo waiting && return ;;
-            ABSENT | PREEMPTED | TERMINATED | STOPPED | STOPPING | DELETING) echo dead && return ;;
-            ERROR) echo error && return ;;
-            *) echo "unknown:$state" && return ;;
-        esac
-    done
-    echo ready
+}
+
+# Ends here where the machine is another run's, or another machine. After `look`.
+check_owner() {
+    [[ $NOW != other ]] || die "$EXIT_USAGE" "$NAME in $ZONE is run ${OWNER:0:12}'s, and this is $RUN: take another --name"
+    [[ ! $KIND || $KIND == "$TYPE" ]] ||
+        die "$EXIT_USAGE" "$NAME in $ZONE is a ${KIND:0:20}, not a $TYPE: give --type that, or take another --name"
 }
 
 # gcloud's words for what it could not do; and what to do about a login that has expired.
 why() {
-    local words
-    words=$(grep -v '^ *$' "$SCRATCH/describe" 2>/dev/null | tail -n 1) || true
     if grep -qE 'Reauthentication|refreshing your current auth|gcloud auth login|UNAUTHENTICATED|invalid_grant' \
         "$SCRATCH/describe" 2>/dev/null; then
-        words="the login has expired or there is none: gcloud auth login"
+        printf 'the login has expired or there is none: gcloud auth login'
+    else
+        grep -v '^ *$' "$SCRATCH/describe" 2>/dev/null | tail -n 1 || true
     fi
-    printf '%s' "$words"
 }
 
-# Whether the cloud has answered this process before. Until then an error is probably a setting that is wrong, and worth
-# an end; later it is an outage, and worth patience.
-has_answered() { [[ -e $SCRATCH/answered ]]; }
-
-# With several zones: the one that has the resource already, if any. A zone that does not answer may have it, and in
-# another one a second resource would be made.
-find_zone() {
-    local zone state try
-    ((${#ZONES[@]} > 1)) && [[ ! $DRY_RUN ]] || return 0
-    for zone in "${ZONES[@]}"; do
-        ZONE=$zone
-        for ((try = 1; ; try++)); do
-            state=$(describe 'value(state.state)' queued-resources "$NAME")
-            [[ $state == ERROR ]] || break
-            ((try < ${CLOUD_TRIES:-5})) || die "$EXIT_CLOUD" "whether $ZONE has $NAME, the cloud does not say: $(why)"
-            backoff "$try"
-        done
-        [[ $state == ABSENT ]] || return 0
-    done
-    ZONE=${ZONES[0]}
+# Writes what ends the costs of the machine, for its hosts (launch/boot.sh).
+cap() {
+    {
+        echo '#!/usr/bin/env bash'
+        printf '%s=%q\n' TPU "projects/$PROJECT/locations/$ZONE/$NAME" MAX_SECONDS "$MAX_SECONDS" \
+            START_SECONDS "$(seconds "${START_MINUTES:-60}" 60)" END_SECONDS "$(seconds "${END_MINUTES:-15}" 60)" \
+            KEEP "${KEEP:-0}" SPENT_SECONDS "$((${SPENT_MINUTES:-0} * 60))"
+        cat "$ROOT/launch/boot.sh"
+    } >"$SCRATCH/boot.sh"
 }
 
-# In all zones: one may have been left behind.
-delete_everywhere() {
-    for ZONE in "${ZONES[@]}"; do delete_resource; done
-}
-
-next_zone() {
-    local i
-    ((${#ZONES[@]} > 1)) || return 0
-    for ((i = 0; i < ${#ZONES[@]}; i++)); do [[ ${ZONES[i]} != "$ZONE" ]] || break; done
-    ZONE=${ZONES[(i + 1) % ${#ZONES[@]}]}
-    log "next zone: $ZONE"
-}
-
-# Asks for the resource, once. Returns 1 if the cloud refuses, and 2 if it will refuse that for ever.
+# Asks for the resource, once. Returns 1 if the cloud refuses, 2 if it will refuse that for ever, 3 if something has that name.
 create_resource() {
-    local more code=0 command=(compute tpus queued-resources create "$NAME")
-    # The flag exists on the alpha track only. There gcloud 528 adds a provisioning model to every request: standard, whatever
-    # --spot and --reserved say, unless it is told.
-    [[ ! ${AUTOCHECKPOINT:-} ]] || command=(alpha "${command[@]}" --autocheckpoint-enabled)
+    local more code=0 command=(compute tpus queued-resources create "$NAME" "--zone=$ZONE" "--accelerator-type=$TYPE"
+        "--runtime-version=$RUNTIME" "--valid-until-duration=${VALID_UNTIL_DURATION:-12h}")
     if ((SLICES == 1)); then
         command+=("--node-id=$NAME")
     else
         command+=("--node-count=$SLICES" "--node-prefix=$NAME")
     fi
-    command+=("--zone=$ZONE" "--accelerator-type=$TYPE" "--runtime-version=$RUNTIME")
-    case $CAPACITY in
-        spot) command+=(--spot) && [[ ! ${AUTOCHECKPOINT:-} ]] || command+=(--provisioning-model=spot) ;;
-        reserved) command+=(--reserved) && [[ ! ${AUTOCHECKPOINT:-} ]] || command+=(--provisioning-model=reservation-bound) ;;
-    esac
-    [[ ! ${VALID_UNTIL_DURATION:-} ]] || command+=("--valid-until-duration=$VALID_UNTIL_DURATION")
+    [[ ! $CAPACITY =~ ^(spot|reserved)$ ]] || command+=("--$CAPACITY")
+    # Two flags exist on the alpha track only. There gcloud 528 adds a provisioning model to every request: standard, whatever
+    # --spot and --reserved say, unless it is told.
+    if [[ ${AUTOCHECKPOINT:-} || $CAPACITY == flex-start ]]; then
+        command=(alpha "${command[@]}" ${AUTOCHECKPOINT:+--autocheckpoint-enabled})
+        case $CAPACITY in
+            reserved) command+=(--provisioning-model=reservation-bound) ;;
+            spot | flex-start) command+=("--provisioning-model=$CAPACITY") ;;
+        esac
+        # The cloud's own cap, which counts from when the machine is there.
+        [[ $CAPACITY != flex-start ]] || command+=("--max-run-duration=$((MAX_SECONDS - ${SPENT_MINUTES:-0} * 60))s")
+    fi
     # Several hosts can have a disk together only to read it.
     [[ ! ${DATA_DISK:-} ]] ||
         command+=("--data-disk=source=projects/$PROJECT/zones/$ZONE/disks/$DATA_DISK,mode=read-only")
+    cap
+    command+=("--metadata-from-file=startup-script=$SCRATCH/boot.sh" ${RUN:+"--labels=bert_jax_run=$RUN"})
     read -ra more <<<"${CREATE_FLAGS:-}"
-    command+=("${more[@]}")
-    gc "${command[@]}" 2>"$SCRATCH/create" || code=$?
+    LEFT=1 # an answer that is lost leaves a request
+    gc "${command[@]}" "${more[@]}" 2>"$SCRATCH/create" || code=$?
     DRY_STATE=ACTIVE
-    if ((code == 0)) || grep -q ALREADY_EXISTS "$SCRATCH/create"; then
-        log "asked for $NAME in $ZONE: $SLICES x $TYPE ($TOPOLOGY, $HOSTS hosts each), $CAPACITY"
+    if ((code == 0)); then
+        log "asked for $NAME in $ZONE: $SLICES x $TYPE ($TOPOLOGY, $HOSTS hosts each), $CAPACITY, $(hourly) an hour, $MAX_HOURS hours \
+at most; a request that waits for ${VALID_UNTIL_DURATION:-12h} is withdrawn"
         return
     fi
     sed 's/^/    /' "$SCRATCH/create" >&2
+    ! grep -q ALREADY_EXISTS "$SCRATCH/create" || return 3
     ! grep -qE 'PERMISSION_DENIED|INVALID_ARGUMENT|UNAUTHENTICATED|unrecognized arguments|Invalid choice' "$SCRATCH/create" ||
         return 2
     return 1
 }
 
-# Deletes the resource with its nodes and waits until it is gone: a failed or suspended one keeps its quota until then. A
-# cloud that does not answer is waited for.
+# Another zone that has a resource of this name; nothing if there is none. Returns 1 if the cloud does not say.
+elsewhere() {
+    local zones
+    zones=$(gc compute tpus queued-resources list --zone=- "--filter=name.basename()=$NAME" '--format=value(name.segment(3))' \
+        2>"$SCRATCH/describe") || return 1
+    [[ $DRY_RUN ]] || grep -vxF -m 1 "$ZONE" <<<"$zones" | tr -cd 'a-z0-9-' || true
+}
+
+# Deletes the resource with its nodes and waits until it is gone: a failed or suspended one keeps its quota until then.
 delete_resource() {
-    local try=0 state
-    while ((try < ${DELETE_POLLS:-60})); do
-        state=$(describe 'value(state.state)' queued-resources "$NAME")
-        if [[ $state == ABSENT && ! $DRY_RUN ]]; then
+    local try
+    for ((try = 0; try < ${DELETE_POLLS:-60}; try++)); do
+        describe 'value(state.state)' queued-resources "$NAME"
+        if [[ $SAID == ABSENT && ! $DRY_RUN ]]; then
+            LEFT=''
             log "$NAME is gone"
             return
-        elif [[ $state == ERROR ]] && has_answered; then
-            log "$NAME is to be deleted, and the cloud does not answer: $(why)"
-        elif [[ $state == ERROR && $(why) == *"gcloud auth login"* ]]; then
-            die "$EXIT_CLOUD" "$NAME is NOT deleted, and costs on: $(why), and then the same command"
-        else
-            try=$((try + 1))
-            [[ $state == DELETING ]] ||
-                gc compute tpus queued-resources delete "$NAME" "--zone=$ZONE" --force 2>"$SCRATCH/delete" ||
-                grep -q NOT_FOUND "$SCRATCH/delete" || log "deleting failed: $(tail -n 1 "$SCRATCH/delete")"
         fi
-        if [[ $DRY_RUN ]]; then
-            DRY_STATE=ABSENT
-            return
-        fi
+        LEFT=1
+        [[ $SAID != ERROR ]] || log "$NAME is to be deleted, and the cloud does not answer: $(why)"
+        [[ $SAID != ERROR || $ANSWERED || $(why) != *"gcloud auth login"* ]] || break
+        [[ $SAID == DELETING ]] || gc compute tpus queued-resources delete "$NAME" "--zone=$ZONE" --force 2>"$SCRATCH/delete" ||
+            grep -q NOT_FOUND "$SCRATCH/delete" || log "deleting failed: $(tail -n 1 "$SCRATCH/delete")"
+        DRY_STATE=ABSENT
+        [[ ! $DRY_RUN ]] || return 0
         pause "$POLL_SECONDS"
     done
-    die "$EXIT_CLOUD" "$NAME is still there after ${DELETE_POLLS:-60} tries to delete it"
+    die "$EXIT_CLOUD" "$NAME is NOT deleted after $((try + 1)) tries, and costs on: the same command goes on"
 }
 
 # --- hosts ---------------------------------------------------------------------------------------
@@ -177,16 +195,13 @@ forget_agent() {
 }
 
 # gcloud's ssh or scp, within SECONDS. A tunnel for hosts without external addresses exists on the alpha track only.
-tpu_vm() { # SECONDS ssh|scp NODE OPTION...
-    local seconds=$1 verb=$2 track=() flags=()
+tpu_vm() { # SECONDS ssh|scp OPTION...
+    local seconds=$1 verb=$2 flags=()
     shift 2
-    read -ra flags <<<"${SSH_FLAGS:-}"
+    read -ra flags <<<"${SSH_FLAGS:-} ${IAP:+--tunnel-through-iap}"
     # An option of ssh itself has another name for scp.
     [[ $verb != scp ]] || flags=("${flags[@]/#--ssh-flag=/--scp-flag=}")
-    if [[ ${IAP:-} ]]; then
-        track=(alpha) flags+=(--tunnel-through-iap)
-    fi
-    run timeout --foreground --kill-after=10 "$seconds" gcloud --quiet "--project=$PROJECT" "${track[@]}" \
+    run timeout --foreground --kill-after=10 "$seconds" gcloud --quiet "--project=$PROJECT" ${IAP:+alpha} \
         compute tpus tpu-vm "$verb" "$@" "--zone=$ZONE" "${flags[@]}"
 }
 
@@ -213,6 +228,7 @@ ask_workers() { # SECONDS COMMAND
         sed '/@bert-jax /d' "$SCRATCH/ssh.$node"
     done
     REPORT=$(sed '/^$/d' <<<"$REPORT" | sort -u)
+    [[ ! $REPORT ]] || LEFT=1
     (($(grep -c . <<<"$REPORT") >= SLICES * HOSTS)) || return 255
 }
 
@@ -222,11 +238,11 @@ on_workers() { # SECONDS COMMAND
     ! grep -qv ' 0$' <<<"${REPORT:- 0}"
 }
 
-to_workers() { # FILE: to the home directory of every host
+to_workers() { # FILE...: to the home directory of every host
     local node
     for node in $(nodes); do
-        retry "${CLOUD_TRIES:-5}" tpu_vm "${COPY_SECONDS:-600}" scp "$1" "$node:" --worker=all >"$SCRATCH/scp" 2>&1 || {
-            log "copying to $node failed: $(tail -n 1 "$SCRATCH/scp")"
+        retry "${CLOUD_TRIES:-5}" tpu_vm "${COPY_SECONDS:-600}" scp "$@" "$node:" --worker=all >"$SCRATCH/scp" 2>&1 || {
+            REPORT="copying to $node failed: $(tail -n 1 "$SCRATCH/scp")"
             return 1
         }
     done

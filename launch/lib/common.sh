@@ -4,14 +4,14 @@
 set -Eeuo pipefail
 
 # Exit codes of the launcher. 0 to 7 and 42 mean what they mean for `bert-jax pretrain`.
-EXIT_USAGE=2     # wrong option, unknown accelerator, a setting is missing
+EXIT_USAGE=2     # wrong option, unknown accelerator, a setting is missing, the TPU is another run's
 EXIT_CLOUD=20    # the cloud refuses: permission, argument, quota, or it cannot be reached
-EXIT_WAITED=21   # PROVISION_SECONDS are over and there is no machine
-EXIT_CRASHES=22  # too many failures in a row
+EXIT_WAITED=21   # the request was not filled
 EXIT_SETUP=23    # tpu_setup.sh or the staging of the corpus fails on a host
 EXIT_CONTACT=24  # hosts do not answer
 EXIT_HOURS=25    # the run has had its --max-hours
-export EXIT_USAGE EXIT_CLOUD EXIT_WAITED EXIT_CRASHES EXIT_SETUP EXIT_CONTACT EXIT_HOURS
+EXIT_GONE=42     # the machine is gone: the same command goes on, as after the trainer's 42
+export EXIT_USAGE EXIT_CLOUD EXIT_WAITED EXIT_SETUP EXIT_CONTACT EXIT_HOURS EXIT_GONE
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ACCELERATORS=$ROOT/launch/accelerators.tsv
@@ -58,12 +58,11 @@ pause() { # SECONDS
     [[ $DRY_RUN ]] || sleep "$1"
 }
 
-# Waits before try number N: RETRY_MS times two a try, at most a minute, and half as much again by chance, so that
-# several launchers do not knock at the same moment.
+# Waits before try number N: RETRY_MS times two a try, at most a minute, and up to as much again by chance, so that several
+# launchers do not knock at the same moment.
 backoff() { # N
     local wait=$((${RETRY_MS:-2000} << ($1 < 6 ? $1 - 1 : 5)))
-    wait=$((wait < 60000 ? wait : 60000))
-    wait=$((wait + RANDOM % (wait / 2 + 1)))
+    wait=$(((wait < 60000 ? wait : 60000) * (100 + RANDOM % 100) / 100))
     pause "$((wait / 1000)).$(printf %03d $((wait % 1000)))"
 }
 
@@ -78,11 +77,6 @@ retry() { # TRIES COMMAND...
         log "try $try of $tries failed with code $code: $1 ${2:-} ${3:-}"
         backoff "$((try++))"
     done
-}
-
-# Refuses what has a scheme and is no place in a bucket; a path has none.
-need_place() { # OPTION TEXT
-    [[ $2 != *://* ]] || is_place "$2" || die "$EXIT_USAGE" "$1 ${2@Q}: write a place in a bucket as gs://BUCKET/PATH"
 }
 
 need_gcloud() {
@@ -117,3 +111,10 @@ libtpu_flags() { # GENERATION
     awk -F'\t' -v generation="$1" '!/^#/ && $1 != "generation" && index("," $1 ",", "," generation ",") {
         printf "%s%s", gap, $2; gap = " " }' "$FLAGS"
 }
+
+# List price of a chip for an hour, on demand, in dollars: those of bert_jax_lab/planning/topologies.py, which has the sources.
+price() { # GENERATION
+    awk -v generation="$1" '$1 == generation { print $2 }' <<<$'v2 1.125\nv3 2.00\nv4 3.22\nv5e 1.20\nv5p 4.20\nv6e 2.70'
+}
+
+seconds() { awk -v number="$1" -v unit="$2" 'BEGIN { printf "%d", number * unit }'; } # NUMBER UNIT

@@ -25,8 +25,6 @@ _CASES += [(4, kind, rank) for kind in _KINDS for rank in (0, 3)]
 _SHORT = [(2, "4", 0), (2, "uncaught", 1)]
 # What the others crash with for that, or are ended by jax with.
 _FOLLOWERS = {1, 134}
-# Where `meaning` and `verdict` of launch/tpu are.
-_SCRIPTS = [ROOT / "launch" / "lib" / name for name in ("codes.sh", "supervise.sh")]
 
 
 @pytest.mark.parametrize(("processes", "kind", "rank"), _CASES if IS_LONG else _SHORT)
@@ -63,8 +61,7 @@ def ends_well(tmp_path, corpus, kind, rank, *, fault, seconds=_SECONDS, processe
 def in_shell(function: str, *codes: int) -> str:
     """Returns what a function of launch/tpu makes of the hosts' codes."""
     report = "\n".join(f"host-{number} {code}" for number, code in enumerate(codes))
-    (found,) = [path for path in _SCRIPTS if path.exists()]
-    script = f'. {found}; REPORT="$1"; {function}'
+    script = f'. {ROOT}/launch/lib/codes.sh; REPORT="$1"; {function}'
     done = subprocess.run(["bash", "-c", script, "-", report], capture_output=True, text=True)
     return done.stdout.strip()
 

@@ -6,20 +6,24 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.launch import fake_programs
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = (
-    "gcloud", "sudo", "apt-get", "systemctl", "systemd-run", "hostname", "python3",
+    "gcloud", "sudo", "apt-get", "systemctl", "systemd-run", "hostname", "python3", "curl",
 )  # fmt: skip
 NAME = "pod"
 RUN = ("--project=p", "--zone=z", f"--name={NAME}")
 # Whether that unit's process is there, and is no zombie; one that has been told to stop is not
-# active, either.
-_IS_ACTIVE = """#!/bin/sh
+# active, either. The unit of launch/boot.sh is started from its file.
+_IS_ACTIVE = """#!/bin/bash
 if [ "$1" = is-active ]; then
     inactive() { echo inactive; exit 3; }
     [ -f "$HOME/unit.pid" ] && read -r pid <"$HOME/unit.pid" || inactive
@@ -29,6 +33,21 @@ if [ "$1" = is-active ]; then
     echo active
     exit 0
 fi
+case "$*" in
+    daemon-reload | "reset-failed "*) exit 0 ;;
+    "enable bert-jax-cap") touch "$HOME/enabled"; exit 0 ;;
+    "--no-block "*" bert-jax-cap")
+        stat=Z
+        [ ! -f "$HOME/cap.pid" ] || read -r stat 2>/dev/null <"/proc/$(<"$HOME/cap.pid")/stat"
+        case $stat in
+            Z | *") Z "*) ;;
+            *) [ "$2" = restart ] || exit 0; kill -KILL "-$(<"$HOME/cap.pid")" ;;
+        esac
+        read -ra command < <(sed -n 's/^ExecStart=//p' "$CAP_UNITS/bert-jax-cap.service")
+        setsid "${command[@]}" >/dev/null 2>&1 </dev/null 3>&- 8>&- 9>&- &
+        echo $! >"$HOME/cap.pid"
+        exit 0 ;;
+esac
 """
 
 
@@ -44,12 +63,35 @@ fi
 _TYPES = {1: "v4-8", 2: "v4-16", 8: "v4-64"}
 
 
+def wait_until(condition, process=None, seconds: float = 60) -> None:
+    """Until it holds; a test fails where the process ends before, or the time does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if (process and process.poll() is not None) or time.monotonic() > deadline:
+            if process:
+                process.kill()  # or nobody would ever read the end of what it says
+            pytest.fail(f"it never came to pass: {process and process.communicate()}")
+        time.sleep(0.01)
+
+
+def end(process) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def read_until(process, text: str) -> None:
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"it ended without saying {text!r}")
+
+
 class Cloud:
     """A v4-8 has one host, a v4-16 two and a v4-64 eight, with four devices each."""
 
     def __init__(self, directory: Path, *, number_of_hosts: int = 2, **scenario: Any) -> None:
         self.directory = directory
-        self.started: list[subprocess.Popen[str]] = []
+        self.processes: list[subprocess.Popen[str]] = []
         self.hosts = tuple(f"pod-w-{number}" for number in range(number_of_hosts))
         self.options = (*RUN, f"--type={_TYPES[number_of_hosts]}")
         (directory / "bin").mkdir(parents=True)
@@ -79,12 +121,19 @@ class Cloud:
             "pip_fails": False,
             "python_fails": False,
             "sync_code": 0,
+            # Whether hosts execute the startup script when they are made; what the TPU API says
+            # to a host; where all buckets lie.
+            "boots": False,
+            "api_code": 200,
+            "location": "Z",
         }
         state = {
             "states": exists,
             "current": exists[0] if exists else "",
             # The zone that it is in; none: in any that is asked.
             "zone": scenario.pop("zone", ""),
+            "type": _TYPES[number_of_hosts],
+            "run": scenario.pop("run", ""),
             "created": 0,
             "lost_answers": scenario.pop("lost_answers", 0),
             "create_errors": scenario.pop("create_errors", []),
@@ -96,10 +145,36 @@ class Cloud:
         assert scenario.keys() <= self.scenario.keys()
         self.scenario |= scenario
         (directory / "state.json").write_text(json.dumps(state))
+        self.up(10)
+        (directory / "boot_id").write_text("b007-1\n")
         self.write_scenario()
         if exists:
             for host in self.hosts:
                 (directory / "hosts" / host / "dev").mkdir(parents=True)
+
+    def up(self, seconds: int) -> None:
+        """How long all hosts have been up, as /proc/uptime would say."""
+        (self.directory / "uptime.new").write_text(f"{seconds}.00 1.0\n")
+        (self.directory / "uptime.new").replace(self.directory / "uptime")
+
+    def reset(self) -> None:
+        """Power off, as a reset does it: nothing runs there any more."""
+        self.call("kill_units")
+
+    def boot(self, settings: dict[str, str] | None = None) -> None:
+        """Google's agent executes the startup script on each host, as at any boot."""
+        (self.directory / "boot_id").write_text(f"b007-{len(self.calls())}\n")
+        self.call("boot", settings)
+
+    def environment_of(self, host: str, settings: dict[str, str]) -> dict[str, str]:
+        return fake_programs.environment_of(self.directory, host, self.environment | settings)
+
+    def call(self, function: str, settings: dict[str, str] | None = None) -> None:
+        script = f"import {fake_programs.__name__.rpartition('.')[2]} as f; f.{function}()"
+        folder = str(Path(fake_programs.__file__).parent)
+        command = [sys.executable, "-S", "-c", script]
+        environment = self.environment | (settings or {}) | {"PYTHONPATH": folder}
+        subprocess.run(command, env=environment, check=True, timeout=60)
 
     def write_scenario(self) -> None:
         (self.directory / "scenario.json").write_text(json.dumps(self.scenario))
@@ -113,9 +188,7 @@ class Cloud:
             "FAKE_CLOUD": str(self.directory),
             "TMPDIR": str(self.directory),
             "POLL_SECONDS": "0.02",
-            "SILENT_SECONDS": "0",
             "RETRY_MS": "1",
-            "DELETE_WHEN_DONE": "0",
             "LC_ALL": "C.UTF-8",
         }
 
@@ -133,7 +206,7 @@ class Cloud:
             text=True,
             start_new_session=True,
         )
-        self.started.append(process)
+        self.processes.append(process)
         return process
 
     def run(
@@ -150,6 +223,13 @@ class Cloud:
     def tpu(self, command: str, *options: str, **settings: str):
         script = ROOT / "launch" / "tpu"
         return self.run(script, command, *self.options, *options, settings=settings)
+
+    def started(self, *options: str, **settings: str) -> subprocess.Popen[str]:
+        """Returns a `launch/tpu run` whose hosts train."""
+        command = (ROOT / "launch/tpu", "run", *self.options, *options)
+        run = self.start(*command, settings=settings)
+        wait_until(lambda: len(self.state()["starts"]) == len(self.hosts), run)
+        return run
 
     def setup(self, *options: str, home: Path, **settings: str):
         settings = {
@@ -178,6 +258,8 @@ class Cloud:
                     for key, name in _LINES.items():
                         if key in line:
                             found.append(name)
+            elif call["program"] == "curl" and "DELETE" in call["argv"]:
+                found.append("deletes itself")
         return found
 
     def state(self) -> dict:
@@ -204,20 +286,21 @@ class Cloud:
 
     def close(self) -> None:
         """Ends what a test that failed has left: launchers, and units on the hosts."""
-        for process in self.started:
+        for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
         environment = self.environment
         for host in self.hosts:
             home = self.directory / "hosts" / host
-            if home.is_dir():
-                for unit in ("bert-jax-guard", "bert-jax"):
-                    subprocess.run(
-                        [str(self.directory / "bin" / "systemctl"), "stop", unit],
-                        env=environment | {"HOME": str(home)},
-                        check=True,
-                    )
+            if pid := fake_programs.pid_of(home / "cap.pid"):
+                os.killpg(pid, signal.SIGKILL)
+            if (home / "unit.pid").exists():
+                subprocess.run(
+                    [str(self.directory / "bin" / "systemctl"), "stop", "bert-jax"],
+                    env=environment | {"HOME": str(home)},
+                    check=True,
+                )
         shutil.rmtree(self.directory / "hosts")
 
 

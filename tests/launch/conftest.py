@@ -1,10 +1,13 @@
 """A fake cloud for each test, made with the test's scenario and emptied after it."""
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.launch.cloud import Cloud
+from tests.launch.rest_api import GCLOUD, Api, settings_of
+from tests.launch.ssh_hosts import HAS_SSHD, SshHosts
 
 
 @pytest.fixture
@@ -18,3 +21,49 @@ def cloud(tmp_path) -> Iterator[Callable[..., Cloud]]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with Api() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+    assert server.faults == []
+
+
+@pytest.fixture
+def slice_of(cloud, api) -> Iterator[Callable[..., tuple[Cloud, SshHosts, dict[str, str]]]]:
+    """Returns a cloud whose hosts real ssh reaches, and the settings that lead there."""
+    made: list[SshHosts] = []
+
+    def make(**scenario) -> tuple[Cloud, SshHosts, dict[str, str]]:
+        here = cloud(**scenario)
+        settings = settings_of(here.directory, api)
+        api.machines = hosts = SshHosts(here, settings | scenario.get("environment", {}))
+        made.append(hosts)
+        return here, hosts, settings
+
+    yield make
+    for hosts in made:
+        hosts.end()
+
+
+@pytest.fixture
+def machines(cloud, request) -> Callable[..., tuple[Cloud, dict[str, str], Callable[[], None]]]:
+    """Returns a cloud, settings that lead there, and what takes its machine away.
+
+    The real gcloud and sshd are behind it where both are installed, else fakes.
+    """
+
+    def make(**scenario) -> tuple[Cloud, dict[str, str], Callable[[], None]]:
+        if GCLOUD is None or not HAS_SSHD:
+            here = cloud(**scenario)
+            return here, {}, lambda: here.set_states("SUSPENDED")
+        api = request.getfixturevalue("api")
+        here, _, settings = request.getfixturevalue("slice_of")(**scenario)
+        return here, settings, lambda: api.lose("SUSPENDED", "PREEMPTED")
+
+    return make

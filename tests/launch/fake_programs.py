@@ -7,7 +7,8 @@ library, so that a call takes milliseconds. The directory, $FAKE_CLOUD, has
     state.json       what has happened so far
     log.jsonl        every call of every program: {"program", "host", "argv"}
     buckets/         gs://BUCKET/PATH
-    hosts/NODE-w-I/  the home directory of a host; it also holds its devices and its one unit
+    hosts/NODE-w-I/  the home directory of a host; it also holds its devices and its units
+    startup          the startup script of the machine's request
 """
 
 import contextlib
@@ -62,6 +63,7 @@ def gcloud(argv: list[str]) -> int:
         ("queued-resources", "describe"): describe_resource,
         ("queued-resources", "create"): create,
         ("queued-resources", "delete"): delete,
+        ("queued-resources", "list"): list_resources,
         ("tpu-vm", "describe"): describe_node,
         ("tpu-vm", "ssh"): ssh,
         ("tpu-vm", "scp"): scp,
@@ -83,8 +85,18 @@ def describe_resource(words: list[str], argv: list[str]) -> int:
             return fail(f"NOT_FOUND: Resource {words[0]} was not found")
         if option(argv, "format") == "value(state.failedData.error.message)":
             print("There is no more capacity in the zone" if now["current"] == "FAILED" else "")
-        else:
+        elif option(argv, "format") == "value(state.state)":
             print(now["current"].partition("/")[0])
+        else:
+            print(",".join((now["current"].partition("/")[0], now["type"], now["run"])))
+    return 0
+
+
+def list_resources(words: list[str], argv: list[str]) -> int:
+    assert option(argv, "zone") == "-" and "--filter=name.basename()=pod" in argv
+    with state() as now:
+        if now["states"]:
+            print(now["zone"] or "z")
     return 0
 
 
@@ -110,10 +122,62 @@ def create(words: list[str], argv: list[str]) -> int:
         now["states"] = list(SCENARIO["creations"][number])
         now["created"] += 1
         now["zone"] = option(argv, "zone")
+        now["type"] = option(argv, "accelerator-type") or ""
+        now["run"] = (option(argv, "labels") or "").removeprefix("bert_jax_run=")
         new_hosts()
+        script = option(argv, "metadata-from-file") or ""
+        (CLOUD / "startup").write_text(Path(script.removeprefix("startup-script=")).read_text())
         if now["lost_answers"]:
             now["lost_answers"] -= 1
             return fail("Connection reset by peer")
+    if SCENARIO["boots"]:
+        boot()
+    return 0
+
+
+def boot() -> None:
+    """Google's agent executes the startup script on each host."""
+    import subprocess
+
+    for host in HOSTS:
+        environment = environment_of(CLOUD, host, os.environ | SCENARIO["environment"])
+        subprocess.run(["bash", CLOUD / "startup"], env=environment, check=True)
+
+
+def environment_of(cloud: Path, host: str, settings: dict[str, str]) -> dict[str, str]:
+    """Returns what a program on that host gets."""
+    home = cloud / "hosts" / host
+    return {
+        "UPTIME_FILE": str(cloud / "uptime"),
+        "BOOT_ID_FILE": str(cloud / "boot_id"),
+        "CAP_AT": str(home / "cap"),
+        "CAP_UNITS": str(home / "units"),
+        **settings,
+        "HOME": str(home),
+        "FAKE_HOST": host,
+        "DEVICES_AT": str(home / "dev"),
+        "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
+        "HOLDER_SECONDS": "0.1",
+    }
+
+
+def curl(argv: list[str]) -> int:
+    """Answers launch/boot.sh: a token of the metadata server, and the TPU API."""
+    url = next(word for word in argv if word.startswith("http"))
+    if "/computeMetadata/v1/instance/service-accounts/default/token" in url:
+        print('{"access_token":"t0k.en","expires_in":3599}')
+        return 0
+    assert sys.stdin.read() == 'header = "Authorization: Bearer t0k.en"\n'
+    if SCENARIO["api_code"] != 200:
+        print(SCENARIO["api_code"], end="")
+        return 0
+    with state() as now:
+        found = bool(now["states"]) and "/queuedResources/pod" in url
+        if found and "DELETE" in argv:
+            now["states"] = ["DELETING", "GONE"]
+    print(200 if found else 404, end="", flush=True)
+    if found and "DELETE" in argv:
+        kill_units()
     return 0
 
 
@@ -147,6 +211,9 @@ def _put(source: Path, target: Path) -> None:
 
 
 def storage(verb: str, words: list[str], argv: list[str]) -> int:
+    if verb == "buckets":
+        print(SCENARIO["location"])
+        return 0
     source, *rest = (
         CLOUD / "buckets" / word.removeprefix("gs://") if word.startswith("gs://") else Path(word)
         for word in words
@@ -210,18 +277,13 @@ def ssh(words: list[str], argv: list[str]) -> int:
     for number, host in enumerate(HOSTS):
         if event and number in event.get("deaf", []):
             continue
-        home = CLOUD / "hosts" / host
-        environment = {
-            **os.environ,
-            **SCENARIO["environment"],
-            "HOME": str(home),
-            "FAKE_HOST": host,
-            "DEVICES_AT": str(home / "dev"),
-            "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
-            "HOLDER_SECONDS": "0.1",
-        }
         running.append(
-            subprocess.Popen(["bash", "-c", command], cwd=home, env=environment, stdin=0)
+            subprocess.Popen(
+                ["bash", "-c", command],
+                cwd=CLOUD / "hosts" / host,
+                env=environment_of(CLOUD, host, os.environ | SCENARIO["environment"]),
+                stdin=0,
+            )
         )
     codes = [process.wait() for process in running]
     return max(codes)
@@ -239,7 +301,8 @@ def scp(words: list[str], argv: list[str]) -> int:
         shutil.copytree(Path(words[0].partition(":")[2]), words[1], dirs_exist_ok=True)
         return 0
     for host in HOSTS:
-        shutil.copy(words[0], CLOUD / "hosts" / host)
+        for file in words[:-1]:
+            shutil.copy(file, CLOUD / "hosts" / host)
     return 0
 
 
@@ -279,7 +342,7 @@ def systemd_run(argv: list[str]) -> int:
 
 
 def unit_file(unit: str) -> Path:
-    name = {"bert-jax": "unit.pid", "bert-jax-guard": "guard.pid"}[unit]
+    name = {"bert-jax": "unit.pid", "bert-jax-cap": "cap.pid"}[unit]
     return Path(os.environ["HOME"]) / name
 
 
@@ -313,10 +376,10 @@ def stop_unit(pid: int, number: int, *, seconds: float) -> None:
 
 
 def kill_units() -> None:
-    for file in (CLOUD / "hosts").glob("*/*.pid"):
-        if pid := pid_of(file):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+    found = [pid for file in (CLOUD / "hosts").glob("*/*.pid") if (pid := pid_of(file))]
+    for pid in sorted(found, key=lambda pid: pid == os.getpgrp()):  # the caller's own comes last
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 # --- Python, uv and the trainer ------------------------------------------------------------------

@@ -24,7 +24,7 @@ _DONE = {"name": "projects/p/locations/z/operations/o", "done": True, "response"
 class Machines(Protocol):
     """The hosts behind a node, as the API tells of them, and as it changes them."""
 
-    def boot(self) -> None: ...
+    def boot(self, startup_script: str) -> None: ...
 
     def end(self) -> None: ...
 
@@ -44,6 +44,7 @@ class Api(http.server.ThreadingHTTPServer):
         self.machines: Machines | None = None
         self.resources: dict[str, dict] = {}
         self.requests: list[tuple[str, str, dict]] = []
+        self.elsewhere: list[str] = []  # names of resources of other zones
         self.objects: dict[str, bytes] = {}
         self.metadata: dict[str, str] = {}
         self.faults: list[str] = []  # of this module: a client would take them for an outage
@@ -62,6 +63,8 @@ class Api(http.server.ThreadingHTTPServer):
         with self.lock:
             if "/storage/v1/" in place:
                 return self.storage(method, place, asked, data, kind)
+            if place.startswith("/computeMetadata/v1/instance/service-accounts/default/token"):
+                return 200, {"access_token": "host", "expires_in": 3599, "token_type": "Bearer"}
             body = json.loads(data or b"{}")
             self.requests.append((method, path, body))
             if place.startswith("/compute/"):
@@ -74,10 +77,20 @@ class Api(http.server.ThreadingHTTPServer):
             return 200, _DONE
         if method == "POST" and not verb:
             self.resources[asked["queuedResourceId"]] = body
-            self.states, self.metadata = ("ACTIVE", "READY"), {}
+            self.states = ("ACTIVE", "READY")
+            self.metadata = dict(body["tpu"]["nodeSpec"][0]["node"]["metadata"])
             if self.machines:
-                self.machines.boot()
+                self.machines.boot(self.metadata["startup-script"])
             return 200, _DONE
+        if name == "queuedResources":
+            kept = [
+                {"name": f"projects/p/locations/z/queuedResources/{key}", **value}
+                for key, value in self.resources.items()
+            ]
+            kept += [{"name": other} for other in self.elsewhere]
+            return 200, {"queuedResources": kept}
+        if "/nodes/" in place and name not in self.resources:
+            name = name.rpartition("-")[0]  # one of several slices
         if name not in self.resources:
             message = f"Resource 'projects/p/locations/z/{name}' was not found"
             return 404, {"error": {"code": 404, "status": "NOT_FOUND", "message": message}}
@@ -97,7 +110,7 @@ class Api(http.server.ThreadingHTTPServer):
             one = [found[int(number)] for number in body["workerIds"] if number]
             return 200, {"guestAttributes": one or found}
         if "/nodes/" not in place:
-            state: dict[str, Any] = {"state": {"state": self.states[0]}}
+            state: dict[str, Any] = self.resources[name] | {"state": {"state": self.states[0]}}
         else:
             state = {"id": "17", "apiVersion": "V2", "state": self.states[1]}
             state |= {"metadata": self.metadata, "health": "HEALTHY"}
@@ -120,7 +133,7 @@ class Api(http.server.ThreadingHTTPServer):
             self.objects[f"{bucket}/{name}"] = parts[1].removesuffix(b"\n")
             return 200, self.described(bucket, name)
         if not found[2]:
-            return 200, {"kind": "storage#bucket", "name": bucket, "id": bucket}
+            return 200, {"kind": "storage#bucket", "name": bucket, "id": bucket, "location": "Z"}
         if name:
             if f"{bucket}/{name}" not in self.objects:
                 return 404, {"error": {"code": 404, "message": f"No such object: {bucket}/{name}"}}
@@ -186,8 +199,11 @@ def settings_of(directory: Path, api: Api) -> dict[str, str]:
     (directory / "bin" / "gcloud").unlink(missing_ok=True)
     assert GCLOUD is not None
     (directory / "bin" / "gcloud").symlink_to(GCLOUD)
+    (directory / "bin" / "curl").unlink()  # the real one
     here = f"http://127.0.0.1:{api.server_port}"
     return {
+        "TPU_API": f"{here}/v2",
+        "GCE_METADATA_HOST": here.removeprefix("http://"),
         "CLOUDSDK_CONFIG": str(directory / "sdk"),
         "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{here}/",

@@ -53,26 +53,22 @@ class SshHosts:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # where sshd, as root, puts away its rights
 
-    def boot(self) -> None:
+    def boot(self, startup_script: str) -> None:
         self.boots += 1
+        # The disks are new, and Google's agent executes the startup script.
+        (self.cloud.directory / "startup").write_text(startup_script)
         for name, address in zip(self.cloud.hosts, self.addresses, strict=True):
             home = self.cloud.directory / "hosts" / name
             (home / "dev").mkdir(parents=True)
             self.sshd(name, address, home)
         for address in self.addresses:
             wait_for(address, self.port)
+        self.cloud.boot(self.settings)
 
     def sshd(self, name: str, address: str, home: Path) -> None:
         key = self.place / f"{name}.{self.boots}"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-        environment = self.cloud.environment | self.settings
-        environment |= {
-            "HOME": str(home),
-            "FAKE_HOST": name,
-            "DEVICES_AT": str(home / "dev"),
-            "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
-            "HOLDER_SECONDS": "0.1",
-        }
+        environment = self.cloud.environment_of(name, self.settings)
         exports = "\n".join(f"export {k}={shlex.quote(v)}" for k, v in environment.items())
         session = self.place / f"{name}.session"
         session.write_text(f'{exports}\ncd "$HOME" && exec bash -c "$SSH_ORIGINAL_COMMAND"\n')

@@ -32,8 +32,9 @@ def test_gcloud_knows_every_option(cloud, tmp_path):
         pytest.skip("gcloud is not installed")
     printed = ""
     for command, options in (
-        ("supervise", ("--capacity=spot", "--autocheckpoint", "--delete-when-done", *_RUN)),
-        ("create", ("--capacity=reserved", "--slices=2")),
+        ("run", ("--capacity=spot", "--autocheckpoint", *_RUN)),
+        ("create", ("--capacity=flex-start", "--max-hours=4", *_RUN)),
+        ("create", ("--capacity=reserved", "--slices=2", "--data-disk=d")),
         ("fetch", ("--workdir=gs://b/run", f"--output={tmp_path}/out")),
         ("fetch", ("--workdir=/shared/run", f"--output={tmp_path}/out")),
     ):
@@ -47,7 +48,7 @@ def test_gcloud_knows_every_option(cloud, tmp_path):
             continue
         words = words[words.index("gcloud") + 1 :]
         verbs = [word for word in words if not word.startswith("--")]
-        length = {"storage": 2, "compute": 4, "alpha": 5}[verbs[0]]
+        length = {"storage": 2, "compute": 4, "alpha": 5}[verbs[0]] + (verbs[1] == "buckets")
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         used.setdefault(tuple(verbs[:length]), set()).update(options)
     assert len(used) >= 8

@@ -1,13 +1,12 @@
 """Values from outside: of a bucket, a setting, a cloud's answer. None is executed."""
 
+import contextlib
 import json
 import re
 import subprocess
 
 from tests import hostile
 from tests.launch.cloud import ROOT
-from tests.launch.test_life_cycles import end
-from tests.launch.test_outages import wait_until
 
 _RUN = ("--config=tiny_docs_cpu", "--corpus=/data/corpus", "--workdir=gs://b/run")
 _OUTSIDE = ROOT / "launch/lib/outside.sh"
@@ -15,7 +14,7 @@ _OUTSIDE = ROOT / "launch/lib/outside.sh"
 
 def run_of(here, *options: str) -> str:
     """Returns what the launcher calls the run of these options."""
-    dry = here.tpu("supervise", *options, "--dry-run")
+    dry = here.tpu("run", *options, "--dry-run")
     (run,) = set(re.findall(r"start ([0-9a-f]{12})", dry.stdout))
     return run
 
@@ -32,30 +31,29 @@ def test_a_sign_of_life_is_not_executed_by_the_launcher(cloud):
     run = run_of(here, *_RUN)
     for value in ("ZONES[$(touch${IFS}MARK)]", "\0" * 3000, "x" * 3_000_000):
         sign(here, f"{run} {value} then\n".replace("MARK", str(mark)))
-        ended = here.tpu("supervise", *_RUN, "--max-hours=1")
+        ended = here.tpu("run", *_RUN, "--max-hours=1")
         assert not mark.exists()
         assert ended.returncode == 20 and here.commands() == [], ended.stderr
         assert ended.stderr.splitlines()[-1].count("launched_alive does not say how long") == 1
     sign(here, f"{run} 00060 then\n")
-    assert here.tpu("supervise", *_RUN, "--max-hours=1").returncode == 25
+    assert here.tpu("run", *_RUN, "--max-hours=1").returncode == 25
 
 
-def test_a_sign_of_life_is_not_executed_by_a_host(cloud):
-    """Its guard counts the hours from here, and says so."""
-    here = cloud(number_of_hosts=1, exists=["ACTIVE"])
-    mark, place = here.directory / "pwned", here.home() / "bert-jax"
-    (place / "log").mkdir(parents=True)
-    (place / "run").write_text("0123456789ab\n")
-    (place / "guard.env").write_text("export WORKDIR=gs://b/run MAX_MINUTES=60\n")
-    text = f"0123456789ab ZONES[$(touch${{IFS}}{mark})] then\n"
-    sign(here, text)
-    settings = {"HOME": str(here.home()), "FAKE_HOST": "pod-w-0"}
-    guard = here.start("bash", ROOT / "launch/worker.sh", "guard", settings=settings)
-    alive = here.directory / "buckets/b/run/launched_alive"
-    wait_until(lambda: alive.read_text() != text or mark.exists(), guard)
-    end(guard)
-    assert not mark.exists() and re.match(r"0123456789ab \d+ ", alive.read_text())
-    assert "was not written by a run" in (place / "log/train.log").read_text()
+def test_no_answer_of_the_cloud_is_executed(cloud):
+    """Owner, type, zone and state are its words, and so is the place of a bucket."""
+    here = cloud(number_of_hosts=1, location="a[$(touch${IFS}x)]")
+    value = f"a[$(touch${{IFS}}{here.directory}/pwned)]"
+    for state in ({"run": value}, {"type": value}, {"zone": value}, {"states": [value]}):
+        changed = here.state() | {"states": ["ACTIVE"], "current": "ACTIVE", "zone": ""} | state
+        (here.directory / "state.json").write_text(json.dumps(changed))
+        process = here.start(ROOT / "launch/tpu", "run", *here.options, *_RUN)
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # a state that nobody knows is waited for
+            process.communicate(timeout=3)
+        process.kill()
+        process.communicate()
+    assert not list(here.directory.rglob("x")) and not (here.directory / "pwned").exists()
 
 
 def test_only_a_whole_number_is_one(tmp_path):
@@ -77,7 +75,7 @@ def test_only_a_whole_number_is_one(tmp_path):
 
 _CHECKS = """source "$1/launch/lib/common.sh"; source "$1/launch/lib/settings.sh"; shift
     for name in $1; do for v in "${@:3}"; do
-        (unset PROJECT ZONE; printf -v "$name" %s "$2$v"; check_values) 2>err &&
+        (unset PROJECT ZONE NAME; printf -v "$name" %s "$2$v"; check_values) 2>err &&
             printf '%s took %q\\n' "$name" "$v"
         [[ ! -s err || $(wc -l <err) == 1 ]] || printf '%s said\\n' "$name"; cat err
     done; done"""
@@ -98,7 +96,11 @@ def test_no_setting_is_executed(tmp_path):
     """Each is refused in one line before anything counts with it or goes there."""
     led = [n for n in hostile.NAMES if n not in ("", "a/", "x" * 256, "a\u2028b") and "\0" not in n]
     for names, prefix, values in (
-        ("RETRY_MS DELETE_WHEN_DONE PROJECT ZONE", "x y;", hostile.COMMANDS + hostile.NUMBERS),
+        (
+            "RETRY_MS KEEP PROJECT ZONE NAME CAPACITY BERT_JAX_HOME VALID_UNTIL_DURATION",
+            "x y;",
+            hostile.COMMANDS + hostile.NUMBERS,
+        ),
         ("SLICES MAX_HOURS POLL_SECONDS", "", (*hostile.COMMANDS[:6], "0x10", "2#1", "a[0]")),
         ("CORPUS COMPILATION_CACHE", "gs://b/", (*led, "x?x=1", "a#1", "*")),
         ("WORKDIR INIT_FROM", "", ("gs://", "gs:///x", "gs://b/../x", "s3://b/x", "http://h:80/x")),
@@ -119,7 +121,7 @@ def test_no_word_of_a_run_is_executed_by_a_host(cloud):
     mark = here.directory / "mark"
     words = [v.replace("MARK", str(mark)) for v in (*hostile.COMMANDS, *hostile.ODD_NAMES[2:])]
     done = here.tpu(
-        "supervise", "--config=tiny_docs_cpu", f"--corpus=/c/$(touch {mark})", "--workdir=gs://b/run",
+        "run", "--config=tiny_docs_cpu", f"--corpus=/c/$(touch {mark})", "--workdir=gs://b/run",
         "--", *words, LIBTPU_FLAGS=words[0], DOCTOR="0",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -134,7 +136,7 @@ def test_secrets_reach_the_trainer_and_no_log(cloud):
     here = cloud(number_of_hosts=1)
     text = "# mine\nWANDB_API_KEY=s3cr3t$(touch x)\nWANDB_MODE=off"
     (here.directory / "my.env").write_text(text)
-    done = here.tpu("supervise", *_RUN, SECRETS=str(here.directory / "my.env"))
+    done = here.tpu("run", *_RUN, SECRETS=str(here.directory / "my.env"))
     assert done.returncode == 0, done.stderr
     place = here.home() / "bert-jax"
     for name in ("run.env", "src/run/secrets.env"):

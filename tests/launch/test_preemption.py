@@ -1,11 +1,13 @@
-"""From an empty cloud to a trained model: two real processes train, are preempted, and resume."""
+"""From an empty cloud to a trained model: two real processes train, are preempted, and resume.
+
+Where the Google Cloud SDK and sshd are installed, by the real gcloud over real ssh.
+"""
 
 import dataclasses
 import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ import pytest
 from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from tests import tiny_corpus
 from tests.chaos import IS_LONG
-from tests.launch.cloud import ROOT
+from tests.chaos.runs import losses, state_digest
+from tests.launch.cloud import ROOT, wait_until
 
 _STEPS = 60
 _CONFIG = tiny_corpus.tiny_config(
@@ -37,70 +40,70 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+_PROCESSES = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_NUM_CPU_DEVICES": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "PYTHONPATH": str(ROOT),
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+
+
 @pytest.mark.chaos
-def test_two_processes_train_are_preempted_and_resume(cloud, corpus, tmp_path):
-    """On a spot machine that is taken away: both processes save, a new machine goes on."""
-    here = cloud(
-        real_trainer=True,
-        # The real one compiles the step at each start; tests/lab/doctor has it, too.
-        doctor="real" if IS_LONG else [],
-        environment={
-            "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": "1",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "PYTHONPATH": str(ROOT),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        },
-    )
+def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, tmp_path):
+    """Created, trained, preempted; the same command: trained to the end, deleted; the same bits."""
+    # The real doctor compiles the step at each start; tests/lab/doctor has it, too.
+    doctor = "real" if IS_LONG else []
+    scenario = {"real_trainer": True, "environment": _PROCESSES, "doctor": doctor}
     config = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
+
+    def command(here, workdir: Path) -> list:
+        return [
+            ROOT / "launch/tpu", "run", *here.options, "--capacity=spot", f"--config={config}",
+            f"--corpus={corpus}", f"--workdir={workdir}", "--keep",
+        ]  # fmt: skip
+
+    def settings() -> dict[str, str]:
+        coordinator = f"--coordinator 127.0.0.1:{free_port()}"
+        return {
+            "DISTRIBUTED": f"{coordinator} --num-processes 2 --process-id %i",
+            "COMPILATION_CACHE": str(tmp_path / "cache"),
+            "POLL_SECONDS": "0.5",
+        }
+
+    # A run that nothing disturbs, to compare with.
+    calm = cloud(**scenario)
+    done = calm.run(*command(calm, tmp_path / "calm"), settings=settings())
+    assert done.returncode == 0, done.stderr + done.stdout
+
+    here, more, lose = machines(**scenario)
     workdir = tmp_path / "workdir"
-    command = [
-        ROOT / "launch" / "tpu", "supervise", *here.options, "--capacity=spot",
-        f"--config={config}", f"--corpus={corpus}", f"--workdir={workdir}",
-    ]  # fmt: skip
-    settings = {
-        "DISTRIBUTED": f"--coordinator 127.0.0.1:{free_port()} --num-processes 2 --process-id %i",
-        "COMPILATION_CACHE": str(tmp_path / "cache"),
-        "POLL_SECONDS": "0.5",
-    }
-    supervisor = here.start(*command, settings=settings)
-
-    def logs() -> str:
-        return "\n".join(p.read_text() for p in here.directory.glob("hosts/*/bert-jax/log/*.log"))
-
-    def wait_until(condition, seconds: float = 240) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert supervisor.poll() is None, f"{supervisor.communicate()}\n{logs()}"
-            assert time.monotonic() < deadline, logs()
-            time.sleep(0.005)
-
+    place = settings() | more
+    run = here.start(*command(here, workdir), settings=place)
+    exits = [here.home(host) / "bert-jax/exit" for host in range(2)]
     # The cloud takes the machine: its hosts shut down and stop their units, and then it is gone.
-    wait_until(lambda: len(lines_of(workdir / "metrics.jsonl")) >= 25)
+    wait_until(lambda: len(lines_of(workdir / "metrics.jsonl")) >= 25, run, seconds=240)
     for host in range(2):
         os.kill(int((here.home(host) / "unit.pid").read_text()), signal.SIGTERM)
-    exits = [here.home(host) / "bert-jax" / "exit" for host in range(2)]
-    wait_until(lambda: all(path.exists() for path in exits), 60)
-    codes = [path.read_text() for path in exits]
-    here.set_states("SUSPENDED")
-    assert codes == ["42\n", "42\n"], logs()
+    wait_until(lambda: all(path.exists() for path in exits), seconds=60)
+    assert [path.read_text() for path in exits] == ["42\n", "42\n"]
+    lose()
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 42 and "the same command goes on" in err, err
     assert max(row["step"] for row in lines_of(workdir / "metrics.jsonl")) < _STEPS
+    assert ("2 processes met" if IS_LONG else ": pretrain src/run/tiny.json") in out
 
-    says = ("2 processes met", " 0 failed") if IS_LONG else ("what the doctor says",)
-    assert all(text in logs() for text in says), logs()
-    out, err = supervisor.communicate(timeout=300)
-    assert supervisor.returncode == 0, f"{err}\n{out}\n{logs()}"
-    assert here.state()["created"] == 2
-    assert [path.read_text() for path in exits] == ["0\n", "0\n"]
+    again = here.run(*command(here, workdir), settings=place)
+    assert again.returncode == 0, again.stderr + again.stdout
+    assert "asked for pod" in again.stderr and "goes on (" in again.stderr
     # Every step once, the later ones from the saved state on; more than the last periodic save had.
     rows = [row for row in lines_of(workdir / "metrics.jsonl") if "split" not in row]
     assert [row["step"] for row in rows] == list(range(1, _STEPS + 1))
     events = lines_of(workdir / "events.jsonl")
     resumed = [event["step"] for event in events if event["event"] == "resume"]
     assert resumed and all(25 <= step < _STEPS for step in resumed)
-    assert rows[-1]["mlm_loss"] < rows[0]["mlm_loss"]
-
-    before = here.commands()
-    again = here.run(*command, settings=settings)
-    assert again.returncode == 0 and "done already" in again.stderr, again.stderr
-    assert here.commands() == before
+    assert losses(workdir) == losses(tmp_path / "calm")
+    digests = {state_digest(place, config=_CONFIG) for place in (workdir, tmp_path / "calm")}
+    assert len(digests) == 1
+    done = here.tpu("delete", "--capacity=spot", **place)
+    assert done.returncode == 0 and "pod is gone" in done.stderr

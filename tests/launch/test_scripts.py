@@ -31,8 +31,7 @@ def test_every_script_is_known():
     assert {path.relative_to(ROOT).as_posix() for path in _SCRIPTS} >= {
         "tpu_setup.sh", "examples/demo.sh", "examples/smoke.sh", "launch/tpu", "launch/worker.sh",
         "launch/lib/common.sh", "launch/lib/settings.sh", "launch/lib/cloud.sh",
-        "launch/lib/provision.sh", "launch/lib/hosts.sh", "launch/lib/supervise.sh",
-        "launch/lib/unit.sh",
+        "launch/lib/hosts.sh", "launch/lib/run.sh", "launch/lib/unit.sh", "launch/boot.sh",
         "launch/gke/render",
     }  # fmt: skip
 
@@ -50,15 +49,15 @@ def test_shellcheck_finds_nothing():
 
 def test_a_dry_run_prints_every_command_and_runs_none(cloud):
     here = cloud()
-    done = here.tpu("supervise", "--dry-run", "--capacity=spot", "--delete-when-done", *_RUN)
+    done = here.tpu("run", "--dry-run", "--capacity=spot", *_RUN)
     assert done.returncode == 0, done.stderr
     assert here.calls() == []
     lines = done.stdout.splitlines()
     assert all(line.startswith("+ ") for line in lines)
     commands = [shlex.split(line[2:]) for line in lines]
     text = "\n".join(lines)
-    order = ["queued-resources create pod", "tar -czf", "tpu-vm scp", "tpu_setup.sh --type v4-16",
-             "worker.sh stage", "worker.sh start", "worker.sh state", "storage cp",
+    order = ["tar -czf", "queued-resources create pod", "tpu-vm scp", "tpu_setup.sh --type v4-16",
+             "worker.sh stage", "worker.sh start", "worker.sh state", "run/launched_and_done",
              "queued-resources delete pod"]  # fmt: skip
     places = [text.index(part) for part in order]
     # The state is asked for before and after, so its first place does not count.
@@ -72,7 +71,7 @@ def test_a_dry_run_prints_every_command_and_runs_none(cloud):
     (here.directory / "buckets/b/corpus/tokenizer").mkdir(parents=True)
     (here.directory / "buckets/b/corpus/tokenizer/x").write_text("x")
     (here.directory / "buckets/b/corpus/corpus.json").write_text('{"files": {}}')
-    real = here.tpu("supervise", "--capacity=spot", "--delete-when-done", *_RUN)
+    real = here.tpu("run", "--capacity=spot", *_RUN)
     assert real.returncode == 0, real.stderr + real.stdout
     ran = [call["argv"] for call in here.calls() if call["program"] == "gcloud"]
     ran = [words for words in ran if "tpus" in words]
@@ -91,12 +90,12 @@ def test_a_dry_run_prints_every_command_and_runs_none(cloud):
     [
         (["create", "--type=v9-8"], "accelerator type 'v9-8' is not known; one of: v2-8 "),
         (["create", "--type=tpu7x-8"], "on GKE it is: launch/gke/render"),
-        (["create", "--capacity=cheap"], "one of on-demand, spot, reserved"),
+        (["create", "--capacity=cheap"], "one of on-demand, spot, reserved, flex-start"),
         (["create", "--name=Pod"], "small letters"),
         (["create", "--slices=0"], "a number from 1"),
         (["create", "--frob=1"], "unknown option --frob"),
         (["create", "frob"], "what is 'frob'"),
-        (["supervise"], "--config is missing"),
+        (["run"], "--config is missing"),
         (["profile", *_RUN, "--steps=5"], "--steps A:B"),
         (["dance"], "there is no command dance; launch/tpu help has them"),
     ],
@@ -106,26 +105,6 @@ def test_what_is_wrong_is_said_before_anything_is_done(cloud, options, message):
     done = here.tpu(*options)
     assert done.returncode == 2 and message in done.stderr
     assert here.commands() == []
-
-
-def test_slices_networks_and_autocheckpoint(cloud):
-    done = cloud().tpu(
-        "create", "--dry-run", "--slices=2", "--autocheckpoint",
-        CREATE_FLAGS="--internal-ips --network=n",
-    )  # fmt: skip
-    create = shlex.split(next(s for s in done.stdout.splitlines() if " create " in s))
-    assert create[1:6] == ["gcloud", "--quiet", "--project=p", "alpha", "compute"]
-    assert {"--node-count=2", "--node-prefix=pod", "--autocheckpoint-enabled", "--internal-ips",
-            "--network=n"} < set(create)  # fmt: skip
-    assert "tpu-vm describe pod-0" in done.stdout and "tpu-vm describe pod-1" in done.stdout
-
-
-@pytest.mark.parametrize(("slices", "said"), [(1, 0), (2, 1)])
-def test_the_trainer_is_told_of_its_slices(cloud, slices, said):
-    """Its mesh would be one of a single slice otherwise, which two cannot make."""
-    done = cloud().tpu("supervise", "--dry-run", f"--slices={slices}", *_RUN)
-    starts = [s for s in done.stdout.splitlines() if "worker.sh start" in s]
-    assert [s.count(f"mesh.slices={slices}") for s in starts] == [said] * slices
 
 
 def test_settings_from_a_file(cloud):
@@ -161,7 +140,7 @@ def test_status_logs_stop_profile_fetch_delete(cloud):
     results = here.directory / "results"
     assert here.tpu("fetch", *_RUN, f"--output={results}").returncode == 0
     assert {p.name for p in results.rglob("*") if p.is_file()} == {
-        "metrics.jsonl", "launched_alive", "pod-w-0.log", "pod-w-1.log"
+        "metrics.jsonl", "pod-w-0.log", "pod-w-1.log", "launched_alive"
     }  # fmt: skip
     assert here.tpu("fetch", *_RUN, f"--output={results}", "--checkpoints").returncode == 0
     assert (results / "checkpoints/10/array").exists()
@@ -232,8 +211,8 @@ def test_the_documented_dry_run_is_what_is_printed(cloud):
     here = cloud()
     (settings,) = [m[1] for m in (re.search(r"<<'END'\n(.*?)END", b, re.S) for b in blocks) if m]
     (here.directory / "run.env").write_text(settings)
-    command = ("supervise", "--dry-run", "--settings", "run.env")
-    done = here.run(ROOT / "launch" / "tpu", *command, settings={"DELETE_WHEN_DONE": ""})
+    command = ("run", "--dry-run", "--settings", "run.env")
+    done = here.run(ROOT / "launch" / "tpu", *command)
     assert done.returncode == 0, done.stderr
     printed = re.sub(r"/\S*tmp\.\w+", "$SCRATCH", done.stdout).replace(str(ROOT), ".").splitlines()
     (shown,) = [b.splitlines() for b in blocks if b.startswith("+ gcloud")]
@@ -262,5 +241,6 @@ def test_every_setting_that_the_scripts_read_is_known():
     listed = re.findall(r"_SETTINGS=\(([^)]*)\)", text)
     known = " ".join(listed).split()
     read = set(re.findall(r"\$\{([A-Z][A-Z_]+):?-", text))
-    own = {"BASH_SOURCE", "COMMAND", "REPORT", "SSH_AUTH_SOCK"}
-    assert read - own <= set(known) and len(known) == len(set(known)) > 35
+    own = {"BASH_SOURCE", "COMMAND", "REPORT", "SSH_AUTH_SOCK", "PACK", "SPENT_MINUTES",
+           "XDG_STATE_HOME"}  # fmt: skip
+    assert read - own <= set(known) and len(known) == len(set(known)) > 33

@@ -1,0 +1,344 @@
+"""`launch/tpu run` on the fake cloud: one machine, its trainer's code, the same command again."""
+
+import shlex
+import signal
+
+import pytest
+
+from tests.launch.cloud import ROOT, end, read_until, wait_until
+
+RUN = ("--config=bert_large_64core", "--corpus=/data/corpus", "--workdir=gs://b/run")
+_UP = ["scp", "setup", "start"]
+_PREEMPTED = ["SUSPENDING", "SUSPENDED"]
+_NETWORK = "Failed to establish a new connection: [Errno 101] Network is unreachable"
+_LOGIN = "There was a problem refreshing your current auth tokens: Reauthentication failed."
+
+# A scenario, the exit code, what changed something; and what the same command does then.
+_ALL = ["create", *_UP, "delete"]
+_LIVES = {
+    "ready": ({}, 0, _ALL, []),
+    "waits": (
+        {"creations": [["ACCEPTED", *["WAITING_FOR_RESOURCES"] * 2, "PROVISIONING", "ACTIVE"]]},
+        0, _ALL, [],
+    ),
+    "no capacity": ({"creations": [["PROVISIONING", "FAILED"], ["ACTIVE"]]}, 21,
+                    ["create", "delete"], _ALL),
+    "preempted before it was ready": ({"creations": [_PREEMPTED, ["ACTIVE"]]}, 21,
+                                      ["create", "delete"], _ALL),
+    "a node preempted in an active resource": (
+        {"creations": [["ACTIVE/PREEMPTED"], ["ACTIVE"]]}, 21, ["create", "delete"], _ALL),
+    "preempted during set-up": (
+        {"events": [{"match": "tpu_setup", "states": _PREEMPTED}]}, 42,
+        ["create", "scp", "setup", "delete"], _ALL,
+    ),
+    "preempted in training": (
+        {"trainer": [{"code": 42, "states": _PREEMPTED}, {"code": 0}]}, 42,
+        ["create", *_UP, "delete"], _ALL,
+    ),
+    "deleted by somebody": (
+        {"trainer": [{"code": "waits"}, {"code": 0}],
+         "events": [{"match": "worker.sh state", "times": [3], "states": ["GONE"]}]},
+        42, ["create", *_UP], _ALL,
+    ),
+    "a state nobody knows": ({"creations": [["HIBERNATING"] * 9 + ["ACTIVE"]]}, 0, _ALL, []),
+    "an answer without a state": ({"creations": [[""] * 9 + ["ACTIVE"]]}, 0, _ALL, []),
+    "an answer that is lost": ({"lost_answers": 1}, 0, _ALL, []),
+    "no room twice": ({"create_errors": ["RESOURCE_EXHAUSTED: no capacity in zone"] * 2}, 0,
+                      ["create", "create", *_ALL], []),
+    "it is refused": ({"create_errors": ["PERMISSION_DENIED: no tpu.nodes.create"]}, 20,
+                      ["create"], _ALL),
+    "a cloud that is silent for a while": ({"describe_errors": 3}, 0, _ALL, []),
+    "the first ssh fails": ({"events": [{"match": " scp |tpu_setup", "times": [1, 2]}]}, 0,
+                            ["create", *["scp"] * 3, "setup", "start", "delete"], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("life", _LIVES)
+def test_a_life_ends_where_it_should_and_the_same_command_goes_on(cloud, life):
+    scenario, code, did, then = _LIVES[life]
+    here = cloud(number_of_hosts=2 if "preempted" in life else 1, **scenario)
+    done = here.tpu("run", *RUN, "--capacity=spot")
+    assert (done.returncode, here.commands()) == (code, did), done.stderr
+    assert (here.directory / "buckets/b/run/launched_and_done").exists() == (code == 0)
+    # Nothing is left that costs, so nothing is said of it.
+    assert "costs" not in done.stderr.replace("an hour, 24 hours at most", ""), done.stderr
+    if code == 21:
+        assert done.stderr.count("There is no more capacity") == (life == "no capacity")
+        assert "the same command asks again" in done.stderr
+    if code == 42:
+        assert "the machine is gone: the same command goes on" in done.stderr
+    again = here.tpu("run", *RUN, "--capacity=spot")
+    assert (again.returncode, here.commands()) == (0, did + then), again.stderr
+    assert ("is done, says" in again.stderr) == (not then)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "said"),
+    [
+        ([4, 134], 4, "would meet the same error"),
+        ([134, 3], 3, "would meet the same error"),
+        ([200, 137], 200, "the same command goes on"),
+        ([75, 1], 75, "the same command goes on"),
+        ([42, 42], 42, "the same command goes on"),
+        ([1, "waits"], 1, "some hosts have ended and others have not"),
+    ],
+)
+def test_the_code_that_explains_the_others_comes_back(cloud, codes, code, said):
+    """The machine stays for a while; what it costs and how that ends is the last line."""
+    here = cloud(trainer=[{"codes": codes}, {"code": 0}])
+    done = here.tpu("run", *RUN, ENDING_POLLS="2")
+    assert done.returncode == code and said in done.stderr, done.stderr
+    assert here.commands() == ["create", *_UP, *["stop"] * ("waits" in codes)]
+    last = done.stderr.splitlines()[-1]
+    assert "costs $25.76 an hour" in last and "or one has ended 15 minutes ago" in last
+    command = shlex.split(last.partition("To end it now: ")[2])
+    assert here.run(ROOT / command[0], *command[1:]).returncode == 0
+    assert here.commands()[-1] == "delete" and here.state()["states"] == []
+
+
+def test_it_goes_on_on_the_machine_that_is_left(cloud):
+    here = cloud(number_of_hosts=1, trainer=[{"code": 200}, {"code": 0}])
+    assert here.tpu("run", *RUN).returncode == 200
+    assert here.tpu("run", *RUN).returncode == 0
+    assert here.commands() == ["create", *_UP, *_UP, "delete"]
+
+
+def test_every_exit_code_has_a_meaning(cloud):
+    """The table of docs/launch.md and the one in the code are the same."""
+    script = f". {ROOT}/launch/lib/codes.sh && for c in {{0..255}}; do meaning $c; done"
+    kinds = cloud().run("bash", "-c", script).stdout.split()
+    found = {kind: [code for code in range(256) if kinds[code] == kind] for kind in set(kinds)}
+    crashes = found.pop("crash")
+    assert found == {
+        "done": [0],
+        "stop": [2, 3, 4, 5, 6, 7, 8],
+        "preempted": [42],
+        "network": [75],
+        "restart": [134, 137, 143, 200],
+    }
+    assert {1, 130, 135, 139} < set(crashes)
+
+
+def test_a_fault_that_the_doctor_finds_ends_the_run(cloud):
+    """The host has the code as if it had trained; no restart would meet anything else."""
+    here = cloud(doctor=[4, 0])
+    done = here.tpu("run", *RUN)
+    assert (done.returncode, here.commands()) == (4, ["create", *_UP]), done.stderr
+    assert "not started" in done.stdout and "0" not in here.state()["starts"]
+    assert "what the doctor says" in here.tpu("logs", *RUN).stdout
+    ill = cloud(doctor=[1, 124])
+    assert ill.tpu("run", *RUN).returncode == 0
+
+
+def test_a_host_that_does_not_answer_makes_no_finding_of_the_others(cloud):
+    """Their doctors may only have missed it."""
+    here = cloud(doctor=[2, 2], events=[{"match": "worker.sh start", "times": [1], "deaf": [1]}])
+    done = here.tpu("run", *RUN)
+    assert done.returncode == 24 and "starting failed: pod-w-0 2;" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("scenario", "named"),
+    [
+        ({"pip_fails": True}, "pod-w-0 31;pod-w-1 31"),
+        ({"events": [{"match": "tpu_setup", "times": list(range(99)), "deaf": [1]}]}, "pod-w-0 0;"),
+        ({"events": [{"match": "tpu_setup", "times": list(range(99)), "silent": True}]},
+         "no host answered"),
+    ],
+)  # fmt: skip
+def test_a_host_whose_set_up_fails_is_named(cloud, scenario, named):
+    here = cloud(**scenario)
+    done = here.tpu("run", *RUN, SETUP_TRIES="2")
+    assert (done.returncode, here.commands()) == (23, ["create", *["scp", "setup"] * 2])
+    assert f"setting up failed: {named}" in done.stderr
+    assert "no trainer has begun for 60 minutes" in done.stderr.splitlines()[-1]
+
+
+def test_the_log_is_followed(cloud):
+    here = cloud(number_of_hosts=1, trainer=[{"code": "waits"}])
+    run = here.started(*RUN)
+    assert "pretrain bert_large_64core" in next(s for s in run.stdout if "pretrain" in s)
+    log = here.home() / "bert-jax/log/train.log"
+    for text in ("step 1", "loss \x1b[31m0.5\a", "@bert-jax-at 7", "step 2"):
+        with log.open("a") as file:
+            file.write(f"{text}\n")
+        wanted = text.replace("\x1b", "").replace("\a", "")
+        assert next(s for s in run.stdout if wanted in s) == f"{wanted}\n"
+    (here.directory / "done").touch()
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and out.count("step") == 0 and "exit code 0" in out, out + err
+
+
+# --- a launcher that ends, sleeps or is cut off --------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_whoever_leaves_is_told_what_stays(cloud, number):
+    here = cloud(number_of_hosts=1, trainer=[{"code": "waits"}])
+    run = here.started(*RUN)
+    run.send_signal(number)
+    _, err = run.communicate(timeout=30)
+    assert run.returncode == 128 + number
+    assert "pod is there without this command and costs $12.88 an hour" in err.splitlines()[-1]
+
+
+def test_a_run_is_found_again(cloud):
+    """Its costs may have been told another end since; another run is refused."""
+    here = cloud(trainer=[{"code": "waits"}])
+    end(here.started(*RUN))
+    did = here.commands()
+    second = here.start(ROOT / "launch/tpu", "run", *here.options, *RUN, "--max-hours=30")
+    read_until(second, "runs already")
+    cap = here.home(1) / "cap/boot.sh"
+    wait_until(lambda: "MAX_SECONDS=108000" in cap.read_text(), second)
+    other = here.tpu("run", "--config=bert_base", *RUN[1:])
+    assert other.returncode == 2 and "this is" in other.stderr, other.stderr
+    end(second)
+    assert [c for c in here.commands() if c != "scp"] == [c for c in did if c != "scp"]
+    stopped = here.tpu("stop")
+    assert stopped.returncode == 0 and "exit code 42" in stopped.stdout
+
+
+def test_no_outage_ends_a_run(cloud):
+    here = cloud(trainer=[{"code": "waits"}])
+    run = here.started(*RUN)
+    for words in (_NETWORK, _LOGIN):
+        here.cut(12, words)
+        wait_until(lambda: here.cut_calls_left() == 0, run)
+    here.set_states(*["ACTIVE/REPAIRING"] * 8, "ACTIVE")
+    wait_until(lambda: here.state()["current"] == "ACTIVE", run)
+    # The cloud calls it ready, and ssh does not get through, to one host or to all.
+    for event in ({"silent": True}, {"deaf": [1]}):
+        match = {"match": "worker.sh state", "times": list(range(9999))} | event
+        here.scenario["events"] = [match]
+        here.write_scenario()
+        more = here.state()["events"].get("0", 0) + 5
+        wait_until(lambda more=more: here.state()["events"].get("0", 0) > more, run)
+    here.scenario["events"] = []
+    here.write_scenario()
+    (here.directory / "done").touch()
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and "gcloud auth login" in err, err
+    assert here.commands() == _ALL
+
+
+@pytest.mark.parametrize("codes", [[4, "waits"], [42, "waits"]])
+def test_what_hosts_said_last_counts_when_the_machine_is_gone(cloud, codes):
+    deaf = {"match": "worker.sh state", "times": list(range(2, 99)), "deaf": [1]}
+    here = cloud(trainer=[{"codes": codes}], events=[deaf])
+    run = here.started(*RUN)
+    read_until(run, "not all hosts answer; pod: ready")
+    here.set_states("GONE")
+    assert run.wait(timeout=30) == codes[0]
+    run.communicate()
+
+
+@pytest.mark.parametrize("words", [_NETWORK, _LOGIN])
+def test_a_run_that_begins_in_an_outage_says_so(cloud, words):
+    """Nothing has ever answered: probably a setting, and worth an end. The login is named."""
+    here = cloud(exists=["ACTIVE"])
+    here.cut(99, words)
+    for command in ("run", "create"):
+        done = here.tpu(command, *RUN)
+        assert (done.returncode, here.commands()) == (20, []), done.stderr
+        assert ("gcloud auth login" in done.stderr) == (words == _LOGIN)
+
+
+# --- one machine, one checkout, one place ---------------------------------------------------------
+
+
+def test_a_machine_of_another_run_or_type_is_refused(cloud):
+    here = cloud(number_of_hosts=1, exists=["ACTIVE"], run="0123456789ab")
+    done = here.tpu("run", *RUN)
+    assert done.returncode == 2 and "pod in z is run 0123456789ab's" in done.stderr
+    here = cloud(number_of_hosts=1, exists=["ACTIVE"])
+    for command in ("run", "setup"):
+        done = here.tpu(command, *RUN, "--type=v4-64")
+        assert done.returncode == 2 and "pod in z is a v4-8, not a v4-64" in done.stderr
+    assert here.commands() == []
+
+
+def test_a_run_that_is_done_leaves_the_machine_of_another_run_alone(cloud):
+    """Also while that one is still being set up: the request says whose it is."""
+    here = cloud(number_of_hosts=1)
+    assert here.tpu("run", *RUN).returncode == 0
+    assert here.tpu("create", "--config=bert_base", *RUN[1:]).returncode == 0
+    again = here.tpu("run", *RUN)
+    assert again.returncode == 0 and "is done, says" in again.stderr
+    assert here.commands() == [*_ALL, "create"]
+
+
+def test_what_a_done_run_has_left_is_deleted(cloud):
+    here = cloud(number_of_hosts=1)
+    assert here.tpu("run", *RUN, "--keep").returncode == 0
+    assert here.state()["states"] == ["ACTIVE"]
+    assert here.tpu("run", *RUN, "--keep").returncode == 0
+    assert here.tpu("run", *RUN).returncode == 0
+    assert here.commands() == _ALL and here.state()["states"] == []
+
+
+def test_a_node_of_that_name_is_named(cloud):
+    here = cloud(number_of_hosts=1, create_errors=["ALREADY_EXISTS: node pod"] * 99)
+    done = here.tpu("run", *RUN)
+    assert done.returncode == 20 and "gcloud compute tpus tpu-vm delete pod" in done.stderr
+    assert here.commands() == ["create"] * 5
+
+
+def test_another_zone_is_asked_first(cloud):
+    """The laptop of a colleague has it there."""
+    here = cloud(number_of_hosts=1, exists=["ACTIVE"], zone="zb")
+    done = here.tpu("run", *RUN)
+    assert (done.returncode, here.commands()) == (2, [])
+    assert "pod is in zb already: --zone=zb goes on there" in done.stderr
+
+
+def test_a_run_goes_on_with_the_checkout_that_it_began_with(cloud):
+    here = cloud(number_of_hosts=1, trainer=[{"code": 42}, {"code": 42}, {"code": 0}])
+    first = here.tpu("run", *RUN)
+    assert first.returncode == 42, first.stderr
+    (pack,) = (here.directory / "home/.local/state/bert-jax").glob("*.tgz")
+    noted = here.directory / "buckets/b/run/launched_checkout"
+    run, digest = noted.read_text().split()
+    assert pack.name == f"{run}.tgz"
+    assert f"checkout {digest}: pretrain" in first.stdout
+    before = pack.read_bytes()
+    assert "this run began with goes on" in here.tpu("run", *RUN).stderr
+    assert pack.read_bytes() == before
+    # Another laptop, with another checkout.
+    noted.write_text(f"{run} {'0' * 16}\n")
+    other = {"XDG_STATE_HOME": str(here.directory / "other")}
+    refused = here.tpu("run", *RUN, **other)
+    assert refused.returncode == 2 and "with --new-checkout" in refused.stderr
+    assert here.tpu("run", *RUN, "--new-checkout", **other).returncode == 0
+    assert noted.read_text() == f"{run} {digest}\n"
+
+
+@pytest.mark.parametrize(
+    ("zone", "place", "code", "said"),
+    [
+        ("europe-west4-b", "EUROPE-WEST4", 0, None),
+        ("us-central1-a", "US", 0, "lies in us, the machine in us-central1: each GiB"),
+        ("us-central1-a", "NAM4", 0, "about $0.02"),
+        ("us-central1-a", "EUROPE-WEST4", 2, "another continent"),
+        ("asia-east1-c", "EU", 2, "about $0.05"),
+    ],
+)
+def test_the_place_of_the_bucket_is_looked_at(cloud, zone, place, code, said):
+    here = cloud(number_of_hosts=1, location=place)
+    done = here.tpu("run", *RUN, f"--zone={zone}")
+    assert done.returncode == code, done.stderr
+    assert (said or "") in done.stderr and ("GiB" in done.stderr) == (said is not None)
+    if code:
+        assert here.commands() == []
+        assert here.tpu("run", *RUN, f"--zone={zone}", "--far-bucket").returncode == 0
+
+
+def test_without_a_bucket_the_hosts_say_that_it_is_done(cloud):
+    """And the machine, on whose disk the workdir may be, stays until its hours are spent."""
+    here = cloud()
+    options = ("--config=tiny_docs_cpu", "--corpus=/c", "--workdir=/shared/run")
+    done = here.tpu("run", *options)
+    assert done.returncode == 0 and "/shared/run is in no bucket" in done.stderr
+    assert here.tpu("run", *options).returncode == 0
+    assert here.commands() == ["create", *_UP]
+    assert "KEEP=1\n" in (here.home() / "cap/boot.sh").read_text()
