@@ -54,10 +54,10 @@ CASES = {
     "answers": Case(
         "ModernBert", "QuestionAnswering", HeadConfig(parts=("span_classifier",)), "cls", True
     ),
-    "eurobert late": Case("EuroBert", "SequenceClassification", _TEXTS, "late"),
+    "eurobert late": Case("EuroBert", "SequenceClassification", _TEXTS, "late", True),
     "eurobert mean": Case("EuroBert", "SequenceClassification", _TEXTS, "mean"),
     "eurobert cls": Case("EuroBert", "SequenceClassification", _TEXTS, "cls"),
-    "eurobert tokens": Case("EuroBert", "TokenClassification", _TOKENS, "late"),
+    "eurobert tokens": Case("EuroBert", "TokenClassification", _TOKENS, "late", True),
 }
 
 

@@ -156,7 +156,8 @@ def place(
         "max_predictions": max_predictions,
         "max_sequences": max_sequences,
     }
-    slots = {size: _slots(size, parts, counts) for size in ("L", "P", "M")}
+    is_masked = "mlm_weights" in parts[0][1]
+    slots = {size: _slots(size, parts, counts) for size in ("LPM" if is_masked else "LP")}
     packed = {}
     for name, field in fields.items():
         if field.size not in slots:
@@ -195,11 +196,11 @@ def _slots(size: str, parts: Sequence[tuple[np.ndarray, Batch]], counts: np.ndar
     if size == "L":
         is_moved = [batch["sequence_ids"] != 0 for _, batch in parts]
     elif size == "M":
-        is_moved = [batch["mlm_weights"] != 0 for _, batch in parts if "mlm_weights" in batch]
+        is_moved = [batch["mlm_weights"] != 0 for _, batch in parts]
     else:
         is_moved = [np.ones((chosen.size, 1), bool) for chosen, _ in parts]
     columns = np.zeros(counts.sum(), np.int64)
-    for (chosen, _), moved in zip(parts, is_moved, strict=False):
+    for (chosen, _), moved in zip(parts, is_moved, strict=True):
         columns[chosen] = moved.sum(1)
     first = np.cumsum(counts) - counts
     before = np.cumsum(columns) - columns

@@ -57,7 +57,7 @@ class PackedBatches:
             batch["text_positions"] = np.zeros(len(rows), np.int32)
             batch |= {name: batch[name][:, None] for name in self._fields.keys() - INPUTS.keys()}
         packed = place(
-            batch,
+            [(np.arange(len(rows)), batch)],
             counts,
             fields=self._fields,
             pad=0,
