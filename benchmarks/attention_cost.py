@@ -26,7 +26,7 @@ from scipy import optimize, stats
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bert_jax.files import write_json, write_whole
-from bert_jax.model.attention import join_heads, split_heads
+from bert_jax.model.attention.heads import join_heads, split_heads
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import make_mesh
 from bert_jax.pretrained.model_card import markdown_table

@@ -64,7 +64,7 @@ def loss_alone(words: int, slices: int, turns: int) -> list[str]:
     )
     memory = [run.memory_analysis().temp_size_in_bytes for run in programs]
     del gradients, gradients_s
-    seconds = _in_turns([lambda run=run: run(x, table, bias) for run in programs], turns)
+    seconds = in_turns([lambda run=run: run(x, table, bias) for run in programs], turns)
     return [
         f"{abs(float(value_s) / float(value) - 1):.1e}",
         f"{apart:.1e}",
@@ -87,19 +87,22 @@ def step(words: int, slices: int, layers: int, turns: int) -> list[str]:
             config_loader.load_config("modernbert_base", [*changes, f"compute.loss_slices={n}"])
             for n in (1, slices)
         ]
-        whole, sliced = _in_turns([_step_of(config, mesh) for config in configs], turns)
+        whole, sliced = in_turns([step_of(config, mesh) for config in configs], turns)
     return [f"{whole:.1f}", f"{sliced:.1f}", f"{sliced / whole:.2f}"]
 
 
-def _step_of(config: TrainConfig, mesh: jax.sharding.Mesh) -> Callable[[], Any]:
-    """Returns what makes one step of a run, each time the next one, on the same batch."""
+def step_of(config: TrainConfig, mesh: jax.sharding.Mesh) -> Callable[[], Any]:
+    """Returns what makes one step of a run's first phase, each time the next one, on the same
+    batch, whose rows have one sequence each.
+    """
     phase = config.phases[0]
+    rows, length = phase.global_batch_size, phase.sequence_length
     described = device_feed.abstract_batch(phase, fields=MLM.fields, mesh=mesh)
     batch = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), described)
-    places = np.sort(np.random.default_rng(0).permutation(_LENGTH)[: phase.max_predictions])
+    places = np.sort(np.random.default_rng(0).permutation(length)[: phase.max_predictions])
     batch |= {
-        "position_ids": jnp.arange(_LENGTH, dtype=jnp.int32)[None],
-        "mlm_positions": jnp.asarray(places, jnp.int32)[None],
+        "position_ids": jnp.tile(jnp.arange(length, dtype=jnp.int32), (rows, 1)),
+        "mlm_positions": jnp.tile(jnp.asarray(places, jnp.int32), (rows, 1)),
     }
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     state = TrainState.create(config).to_mesh(mesh)
@@ -113,7 +116,7 @@ def _step_of(config: TrainConfig, mesh: jax.sharding.Mesh) -> Callable[[], Any]:
     return once
 
 
-def _in_turns(calls: list[Callable[[], Any]], turns: int) -> list[float]:
+def in_turns(calls: list[Callable[[], Any]], turns: int) -> list[float]:
     """Returns the fewest seconds of each, after a first call; they take turns."""
     seconds: list[list[float]] = [[] for _ in calls]
     for turn in range(turns + 1):

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.model import attention, dropout, encoder, sharding
+from bert_jax.model import dropout, encoder, sharding
+from bert_jax.model.attention import fused
+from bert_jax.registry import ATTENTION
 
 
 def bits(number: int) -> None:
@@ -34,7 +36,7 @@ def bits(number: int) -> None:
         parts = [(hashed >> jnp.uint32(number * i)) & mask for i in range(share)]
         return jnp.concatenate(parts, axis=dim) >= jnp.uint32(round(rate * 2**number))
 
-    dropout.keep_mask = attention.keep_mask = keep_mask
+    dropout.keep_mask = fused.keep_mask = keep_mask
 
 
 def scan_unrolled(layers: int) -> None:
@@ -69,19 +71,17 @@ def no_norm() -> None:
 def flash_attention() -> None:
     """The fused kernel of `jax.experimental.pallas.ops.tpu`, which has no dropout.
 
-    In every block but the last, whose queries are too few for its tiles. To be compared with
-    `model.attention_probs_dropout_prob=0`. What states no FLOPs of its own is charged for its bytes
-    alone, so the sum is a lower bound.
+    As `compute.attention=flash`, in every block but the last, whose queries are too few for its
+    tiles. To be compared with `model.attention_probs_dropout_prob=0`. What states no FLOPs of its
+    own is charged for its bytes alone, so the sum is a lower bound.
     """
     from jax.experimental.pallas.ops.tpu import flash_attention as kernels
-
-    fused = attention.fused
 
     def attend(q_BHKL, k_BHKS, v_BHKS, *, mask, bias_BHLS, key, dropout_rate):
         length = q_BHKL.shape[3]
         if length != k_BHKS.shape[3]:
             options = {"mask": mask, "key": key, "dropout_rate": dropout_rate}
-            return fused(q_BHKL, k_BHKS, v_BHKS, bias_BHLS=bias_BHLS, **options)
+            return fused.FUSED(q_BHKL, k_BHKS, v_BHKS, bias_BHLS=bias_BHLS, **options)
         sizes = dict.fromkeys(
             (
                 *("block_q", "block_k_major", "block_k"),
@@ -104,8 +104,7 @@ def flash_attention() -> None:
         mapped = jax.shard_map(local, in_specs=(rows,) * 5, out_specs=rows, check_vma=False)
         return mapped(q_BHKL, k_BHKS, v_BHKS, mask.query_ids_BL, mask.key_ids_BS)
 
-    # Where `compute.attention=fused` finds it (registry.ATTENTION), when it is first asked for.
-    attention.fused = attend
+    ATTENTION.register("flash", attend)
 
 
 VARIANTS: dict[str, Callable[[], None]] = {

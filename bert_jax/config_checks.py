@@ -19,6 +19,7 @@ from bert_jax.config.fields import WithOptions, fields_read_by, numbered, settin
 from bert_jax.config.phase_checks import phase_problems
 from bert_jax.errors import UsageError, brief
 from bert_jax.registry import (
+    ATTENTION,
     HOOKS,
     MIXERS,
     OBJECTIVES,
@@ -176,6 +177,11 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
             for problems in (_section_problems(changed, span), _warmup_problems(changed, span)):
                 yield from ((f"phases.{i}.{path}", text) for path, text in problems)
     yield from _warmup_problems(config, config.schedule_span(0))
+    name = config.compute.attention
+    # Looked up, with all that it imports, only where there is a reason: old runs name fused.
+    if name in ATTENTION and ATTENTION.is_builtin(name) and name not in ("auto", "fused"):
+        for text in ATTENTION[name].problems(config):
+            yield "compute.attention", f"is {name}, which {text}"
     for name, size in (
         ("num_attention_heads", config.model.num_attention_heads),
         ("num_key_value_heads", config.model.num_key_value_heads),

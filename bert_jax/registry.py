@@ -116,11 +116,16 @@ SCORES = Registry(
         "additive": "bert_jax.model.mixers.scores:Additive",
     },
 )
+# What computes attention. `auto` takes the first that can serve a layer, and pays.
 ATTENTION = Registry(
     "compute.attention",
     {
-        "fused": "bert_jax.model.attention:fused",
-        "plain": "bert_jax.model.attention:plain",
+        "auto": "bert_jax.model.attention.implementation:AUTO",
+        "local": "bert_jax.model.attention.local:LOCAL",
+        "splash": "bert_jax.model.attention.splash:SPLASH",
+        "chunked": "bert_jax.model.attention.chunked:CHUNKED",
+        "fused": "bert_jax.model.attention.fused:FUSED",
+        "plain": "bert_jax.model.attention.plain:PLAIN",
     },
 )
 OPTIMIZERS = Registry(

@@ -109,7 +109,7 @@ class Training:
         self.config = validate(complete(config))
         self.objective = entry_of(self.config, "objective")
         self.mesh = preflight.mesh_of(self.config)
-        preflight.require_divisible(self.config, self.mesh)
+        preflight.require_on_mesh(self.config, self.mesh)
         self.corpus = _corpus(texts, corpus, tokenizer, language)
         self._tokenizer = Path(tokenizer or self.corpus.directory / "tokenizer")
         preflight.require_fitting(self.config, self.corpus)

@@ -36,9 +36,9 @@ class ComputeConfig:
         choices=("per_step", "per_layer"), fits_memory=True,
     )
     attention: str = setting(
-        "fused", FREE,
-        "What computes attention: `fused` keeps one array of scores for the backward pass, `plain` "
-        "is the formula.",
+        "auto", FREE,
+        "What computes attention; `auto` chooses for each kind of layer by length, device and what "
+        "the model needs ([docs/lineage.md](lineage.md#what-computes-attention)).",
         choices=ATTENTION, called=("attn_implementation", "flash_attention"),
     )
     loss_slices: int = setting(

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.config import TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.model import sharding
+from bert_jax.model.attention.implementation import kept_scores
+from bert_jax.model.attention.need import adds_to_scores
 from bert_jax.model.heads.part import EVERY, Part
-from bert_jax.model.mixers.self_attention import adds_to_scores
 from bert_jax.registry import MIXERS, PARTS
 from bert_jax.update.state import TrainState
 
@@ -83,12 +84,12 @@ def of_train_step(
     ]
     length = batch["input_ids"].shape[1]
     block, loop = (
-        _of_model(arrays, config.model, length)
+        _of_model(arrays, config, length, mesh)
         for arrays in (_UNROLLED.get(platform, _UNROLLED_ELSEWHERE), _LOOP)
     )
     kept, again = loop if compute.layers == "scan" else block, 0.0
     if is_rematerialised(config, platform=platform):
-        kept = _of_model(_REMATERIALISED[compute.remat], config.model, length)
+        kept = _of_model(_REMATERIALISED[compute.remat], config, length, mesh)
         again = max(sizes.block(block) for sizes in networks)
     is_plain = compute.attention == "plain" or adds_to_scores(config.model)
     if is_plain and kept.scores and platform != "cpu":
@@ -117,17 +118,21 @@ def of_train_step(
     )
 
 
-def _of_model(arrays: _Arrays, model: ModelConfig, length: int) -> _Arrays:
+def _of_model(arrays: _Arrays, config: TrainConfig, length: int, mesh: Mesh) -> _Arrays:
     """Returns the arrays of a block with those of its mixer, and of the gate and what it gates."""
+    model = config.model
     if not arrays.inner:  # nothing is kept but the block's input
         return arrays
     gated = min(arrays.inner, 2) if model.feed_forward == "gated" else 0
     mixer = MIXERS[model.mixer].kept(model, length=length)
     distances = mixer.distances if arrays.scores else 0
+    device = mesh.abstract_mesh.abstract_device
+    kind = "" if device is None else device.device_kind
+    whole = kept_scores(config.compute.attention, model, length=length, device_kind=kind)
     return _Arrays(
         arrays.width + mixer.width,
         arrays.inner + gated,
-        arrays.scores * mixer.scores + distances,
+        arrays.scores * mixer.scores * whole + distances,
     )
 
 
@@ -138,7 +143,7 @@ def of_evaluation_step(
     # One network after the other, of which the encoder is the larger.
     sizes = _Sizes(config, batch, mesh=mesh, platform=platform, pieces=1)
     # The logits come when the last block has gone.
-    arrays = _of_model(_FORWARD, config.model, batch["input_ids"].shape[1])
+    arrays = _of_model(_FORWARD, config, batch["input_ids"].shape[1], mesh)
     block, logits = sizes.block(arrays), _LOGITS * sizes.logits
     return MemoryEstimate(
         weights=sharding.bytes_per_device(state.params),

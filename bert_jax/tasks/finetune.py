@@ -102,7 +102,7 @@ def train(
     when the state is saved.
     """
     started = time.monotonic()
-    preflight.require_divisible(config, mesh)
+    preflight.require_on_mesh(config, mesh)
     place = location.opened(path, owner=f"process-{jax.process_index()}", lease=lease)
     directory = place.path
     settled = fitting.settle(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bert_jax.errors import Preempted
+from bert_jax.model.attention.implementation import serving
 from bert_jax.progress import Progress, note, ticking
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
@@ -169,6 +170,14 @@ def _announce(run: Run, phase: int) -> None:
         )
         note(f"phase {phase}: {', '.join(named)}")
         run.event("phase", phase=phase, changes=changes)
+    config, rows = run.job.config.in_phase(phase), run.job.config.phases[phase]
+    kind = run.job.mesh.devices.flat[0].device_kind
+    length, name = rows.sequence_length, config.compute.attention
+    by_layers = serving(name, config.model, length=length, device_kind=kind)
+    run.event("attention", phase=phase, by_layers=by_layers)
+    if {*by_layers.values()} - {"fused"}:
+        named = (f"{layers} {entry}" for layers, entry in by_layers.items())
+        note(f"phase {phase}: attention: {', '.join(named)}")
 
 
 def _prepare(

@@ -11,6 +11,7 @@ from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
+from bert_jax.model.attention.implementation import refusal
 from bert_jax.progress import duration
 from bert_jax.update.flops import train_flops
 
@@ -39,8 +40,13 @@ def mesh_of(config: TrainConfig) -> Mesh:
     return sharding.make_mesh(slices=wanted.slices, fsdp=wanted.fsdp, tensor=wanted.tensor)
 
 
-def require_divisible(config: TrainConfig, mesh: Mesh) -> None:
-    """Checks that every device gets the same number of rows of each phase's batches."""
+def require_on_mesh(config: TrainConfig, mesh: Mesh) -> None:
+    """Checks that every device gets the same number of rows of each phase's batches, and can
+    compute attention as the config names it.
+    """
+    kind, name = mesh.devices.flat[0].device_kind, config.compute.attention
+    if (problem := refusal(name, config, device_kind=kind)) is not None:
+        raise UsageError(f"config {config.name!r}: compute.attention is {name}, which {problem}")
     for number, phase in enumerate(config.phases):
         microbatches = config.in_phase(number).optimizer.gradient_accumulation_steps
         shards, rows = sharding.row_shards(mesh) * microbatches, phase.global_batch_size

@@ -74,7 +74,7 @@ def pretrain(
     initialization.require_tokenizer_of(corpus)
     preflight.require_fitting(config, corpus)
     mesh = preflight.mesh_of(config)
-    preflight.require_divisible(config, mesh)
+    preflight.require_on_mesh(config, mesh)
     for line in (*mask_warnings(config), import_export.export_warning(config)):
         if line:
             note(line)

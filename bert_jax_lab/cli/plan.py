@@ -103,6 +103,9 @@ def _print_phase(phase: Any) -> None:
         ),
     ]
     rows += _kernels(phase)
+    if phase.attention:
+        named = (f"{entry} in {layers} layers" for layers, entry in phase.attention.items())
+        rows.append(("attention", "", ", ".join(named)))
     rows += [
         (
             traffic.kind,

@@ -75,7 +75,7 @@ def mesh(case: Case) -> Finding:
     """The mesh uses every device once, and every device gets as many rows."""
     assert case.config is not None
     found = preflight.mesh_of(case.config)
-    preflight.require_divisible(case.config, found)
+    preflight.require_on_mesh(case.config, found)
     case.mesh = found
     shape = " x ".join(f"{size} {axis}" for axis, size in found.shape.items())
     rows = ", ".join(str(phase.global_batch_size) for phase in case.config.phases)

@@ -18,6 +18,7 @@ from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.memory import estimate, fit
 from bert_jax.model import bert, sharding
+from bert_jax.model.attention.implementation import serving
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.update.flops import train_flops
@@ -56,6 +57,7 @@ class PhasePlan:
     available_bytes: int  # to one program, by the compiler
     memory: dict[str, int]
     flops_per_device: float
+    attention: dict[str, str]  # what serves each kind of layers
     # The rest is None, or empty, where the step does not fit.
     estimated_cycles: int | None = None
     kernels: tuple[aot_compile.KernelCost, ...] = ()
@@ -111,7 +113,7 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
         config, mesh=dataclasses.replace(config.mesh, slices=topology.slices)
     )
     mesh = aot_compile.make_mesh(config, topology)
-    preflight.require_divisible(config, mesh)
+    preflight.require_on_mesh(config, mesh)
     phases = tuple(
         _phase_plan(config.in_phase(i), phase, mesh=mesh, topology=topology)
         for i, phase in enumerate(config.phases)
@@ -152,6 +154,12 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
         "steps": phase.steps,
         "hbm_bytes": chip.hbm_bytes,
         "flops_per_device": flops,
+        "attention": serving(
+            config.compute.attention,
+            config.model,
+            length=phase.sequence_length,
+            device_kind=chip.device_kind,
+        ),
     }
     shape = batch_shape(config, phase, devices=mesh.size)
     figures = None

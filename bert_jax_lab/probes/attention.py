@@ -21,7 +21,7 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
-from bert_jax.model.attention import plain
+from bert_jax.model.attention.plain import plain
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.registry import SCORES
 from bert_jax.training import device_feed

@@ -131,6 +131,13 @@ def test_each_phase_is_compiled_once_and_evaluated_at_its_end(whole):
     assert list(held_out(whole)) == list(_ENDS)
 
 
+def test_what_computes_attention_is_logged_for_each_phase(whole):
+    events = [e for e in log_reader.read_events(whole) if e["event"] == "attention"]
+    assert [event["phase"] for event in events] == [0, 1, 2, 3, 4]
+    last = ["fused"] * 4 + ["chunked"]  # which computes only what is read
+    assert [e["by_layers"] for e in events] == [{"local": "local", "last": name} for name in last]
+
+
 def test_what_a_phase_changes_is_logged_and_nothing_else(whole):
     events = [e for e in log_reader.read_events(whole) if e["event"] == "phase"]
     assert [event["phase"] for event in events] == [1, 2, 3, 4]

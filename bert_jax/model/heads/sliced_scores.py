@@ -117,13 +117,14 @@ def _local_backward(
         d_NC -= jnp.where(targets_N1 == word_C, of_loss_N1, 0.0)
         rounded_NC = d_NC.astype(x_ND.dtype)
         dx_ND += _product(rounded_NC, rows_CD, 1, 0)
-        drows_CD = _product(rounded_NC, x_ND, 0, 0)
+        # Summed over devices before it is rounded, as that of whole scores is.
+        drows_CD = sum_over(BATCH, _product(rounded_NC, x_ND, 0, 0))
         return (dx_ND, _add(dtable_VD, drows_CD, begin), _add(dbias_V, d_NC.sum(0), begin)), None
 
     zeros = (jnp.zeros(x_ND.shape, jnp.float32), jnp.zeros_like(table_VD), jnp.zeros_like(bias_V))
     (dx_ND, dtable_VD, dbias_V), _ = jax.lax.scan(add, zeros, jnp.arange(slices))
     dx_BMD = sum_over("tensor", dx_ND).astype(x_BMD.dtype).reshape(x_BMD.shape)
-    return dx_BMD, sum_over(BATCH, dtable_VD), sum_over(BATCH, dbias_V)
+    return dx_BMD, dtable_VD, sum_over(BATCH, dbias_V)
 
 
 def _slice(

@@ -12,9 +12,11 @@ import jax
 from flax import nnx
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.attention import join_heads, near_block, repeat_heads, split_heads
+from bert_jax.model.attention.heads import join_heads, repeat_heads, split_heads
+from bert_jax.model.attention.local import keys_seen
+from bert_jax.model.attention.need import Need
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.model.layer_spec import LayerSpec, layer_specs
+from bert_jax.model.layer_spec import LayerSpec
 from bert_jax.model.layers import Linear
 from bert_jax.model.mask import Mask
 from bert_jax.model.mixers.mixer import Kept, Mixer
@@ -113,32 +115,18 @@ class SelfAttention(Mixer):
 
     def kept(self, model: ModelConfig, *, length: int) -> Kept:
         kind = POSITIONS[model.position_embedding_type]
-        layers = layer_specs(model)
-        scores = sum(_keys(model, layer, length, length) for layer in layers)
         more = SCORES[model.attention_score].kept
         # Queries, keys, values and what goes into the output's map.
         return Kept(
             width=4 + more.width,
-            scores=scores / (len(layers) * length) + more.scores,
+            scores=1 + more.scores,
             distances=kind.kept_distances(model, length=length),
         )
 
 
-def adds_to_scores(model: ModelConfig) -> bool:
-    """Returns whether something is added to the products of queries and keys: `plain` serves it."""
-    kind, score = POSITIONS[model.position_embedding_type], SCORES[model.attention_score]
-    return kind.adds_to_scores() or score.is_added
-
-
 def _keys(model: ModelConfig, layer: LayerSpec, length: int, queries: int) -> int:
-    """Returns the keys with which a query is multiplied: those of three blocks where `fused`
-    computes a window, while all of a row are queries.
-    """
-    if adds_to_scores(model) or queries < length:
-        return length
-    rate = model.attention_probs_dropout_prob
-    block = near_block(layer.window, length, dropout_rate=rate)
-    return 3 * block if block else length
+    """Returns the keys with which a query is multiplied."""
+    return length if queries < length else keys_seen(Need.of_layer(model, layer, length=length))
 
 
 SELF_ATTENTION = SelfAttention()

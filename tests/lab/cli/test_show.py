@@ -16,7 +16,7 @@ def test_each_field_and_each_chosen_option_says_what_it_is(capsys):
     momentum = found["optimizer.momentum"]
     assert (momentum["value"], momentum["default"]) == (0.9, 0.95)
     assert momentum["allowed"] == "at least 0, below 1" and momentum["on_resume"] == "flag"
-    assert "one of fused, plain" in found["compute.attention"]["allowed"]
+    assert "one of auto, local" in found["compute.attention"]["allowed"]
     assert not any("](" in f["meaning"] for f in found.values()), "a link is of no use here"
 
     assert main(["show", "fields", "bert_base"]) == 0

@@ -1,0 +1,100 @@
+"""Attention over whole rows, of which one array of L x S is kept.
+
+Dims: B batch, H heads, K head size, L length of the queries, S length of the keys.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.plain import FORBIDDEN
+from bert_jax.model.dropout import DropoutKey, keep_mask
+from bert_jax.model.mask import Mask
+
+
+class Fused(Implementation):
+    """Serves whole rows on every platform. A bias of the scores is left to `plain`."""
+
+    name = "fused"
+    takes_dropout = has_deputy = True
+
+    def attend(
+        self,
+        q_BHKL: jax.Array,
+        k_BHKS: jax.Array,
+        v_BHKS: jax.Array,
+        *,
+        mask: Mask,
+        bias_BHLS: jax.Array | None,
+        key: DropoutKey | None,
+        rate: float,
+    ) -> jax.Array:
+        scale = q_BHKL.shape[2] ** -0.5
+        return _attend(q_BHKL * scale, k_BHKS, v_BHKS, mask.allowed(), key, rate)
+
+
+FUSED = Fused()
+
+
+# The derivative is written out, for what passes between memory and the units that compute: one
+# array of L x S in the compute type is kept (the exponentials of the scores, not normalised), and
+# one is made in the backward pass. What jax derives keeps three. Normalising after the product with
+# v, and taking the row sums of dP * P from the output, each saves a pass over L x S (Dao et al.
+# 2022, sections 3.1 and B.2).
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate):
+    return forward(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate)[0]
+
+
+def forward(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate) -> tuple[jax.Array, Any]:
+    """Returns attention and what `backward` needs of it. Queries are scaled already."""
+    dtype = v_BHKS.dtype
+    scores_BHLS = jnp.einsum("bhkl,bhks->bhls", q_BHKL, k_BHKS, preferred_element_type=jnp.float32)
+    scores_BHLS = jnp.where(allowed_BLS[:, None], scores_BHLS, FORBIDDEN)
+    exp_BHLS = jnp.exp(scores_BHLS - jnp.max(scores_BHLS, axis=-1, keepdims=True))
+    # What the kept exponentials are divided by: their sum, before dropout, times the share kept.
+    divisor_BHL = jnp.sum(exp_BHLS, axis=-1) * (1 - rate)
+    exp_BHLS = exp_BHLS.astype(dtype)
+    out_BHKL = jnp.einsum(
+        "bhls,bhks->bhkl",
+        _dropped(exp_BHLS, key, rate),
+        v_BHKS,
+        preferred_element_type=jnp.float32,
+    )
+    out_BHKL = (out_BHKL / divisor_BHL[:, :, None]).astype(dtype)
+    return out_BHKL, (q_BHKL, k_BHKS, v_BHKS, exp_BHLS, divisor_BHL, out_BHKL, key)
+
+
+def backward(rate, residuals, g_BHKL) -> tuple:
+    """Returns the derivatives of queries, keys and values; None of the rest."""
+    q_BHKL, k_BHKS, v_BHKS, exp_BHLS, divisor_BHL, out_BHKL, key = residuals
+    dtype = v_BHKS.dtype
+    # P = exp * scale, dP is the gradient of the kept P, and dS = P (dP - rowsum(dP P)).
+    scaled_g_BHKL = g_BHKL.astype(jnp.float32) / divisor_BHL[:, :, None]
+    sums_BHL = jnp.sum(scaled_g_BHKL * out_BHKL.astype(jnp.float32), axis=2) * (1 - rate)
+    scaled_g_BHKL = scaled_g_BHKL.astype(dtype)
+    dv_BHKS = jnp.einsum("bhls,bhkl->bhks", _dropped(exp_BHLS, key, rate), scaled_g_BHKL)
+    dp_BHLS = jnp.einsum(
+        "bhkl,bhks->bhls", scaled_g_BHKL, v_BHKS, preferred_element_type=jnp.float32
+    )
+    ds_BHLS = exp_BHLS.astype(jnp.float32) * (_dropped(dp_BHLS, key, rate) - sums_BHL[..., None])
+    ds_BHLS = ds_BHLS.astype(dtype)
+    dq_BHKL = jnp.einsum("bhls,bhks->bhkl", ds_BHLS, k_BHKS)
+    dk_BHKS = jnp.einsum("bhls,bhkl->bhks", ds_BHLS, q_BHKL)
+    return dq_BHKL, dk_BHKS, dv_BHKS, None, None
+
+
+_attend.defvjp(forward, backward)
+
+
+def _dropped(x_BHLS: jax.Array, key: DropoutKey | None, rate: float) -> jax.Array:
+    """Returns `x` where the mask keeps it, not scaled."""
+    if not rate:
+        return x_BHLS
+    assert key is not None
+    return jnp.where(keep_mask(key, x_BHLS, rate=rate), x_BHLS, jnp.zeros((), x_BHLS.dtype))

@@ -1,0 +1,147 @@
+"""Attention in a window, in blocks: scores, time and memory are linear in the length.
+
+Dims: B batch, H heads, K head size, L length, N blocks of a row, C columns of a block.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.attention.fused import backward, forward
+from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.need import Need
+from bert_jax.model.dropout import DropoutKey
+from bert_jax.model.mask import Mask
+from bert_jax.model.sharding import over_batch, spec_of
+
+# Smaller blocks save nothing: a query sees three of them.
+_SMALLEST_BLOCK = 8
+
+
+class Local(Implementation):
+    """Serves windows whose row is longer than the three blocks that a query sees."""
+
+    name = "local"
+
+    def problem(self, need: Need) -> str | None:
+        if need.window is None:
+            return "serves windows alone: set model.attention_window, or choose auto"
+        if (problem := super().problem(need)) is not None:
+            return problem
+        if not need.reads_all or near_block(need.window, need.length) is None:
+            return "cuts rows that are longer than three blocks of half a window: choose auto"
+        return None
+
+    def kept(self, need: Need) -> float:
+        return keys_seen(need) / need.length
+
+    def attend(
+        self,
+        q_BHKL: jax.Array,
+        k_BHKS: jax.Array,
+        v_BHKS: jax.Array,
+        *,
+        mask: Mask,
+        bias_BHLS: jax.Array | None,
+        key: DropoutKey | None,
+        rate: float,
+    ) -> jax.Array:
+        block, scale = near_block(mask.window, k_BHKS.shape[3]), q_BHKL.shape[2] ** -0.5
+        return _attend(q_BHKL * scale, k_BHKS, v_BHKS, _near_allowed(mask, block), block)
+
+
+def near_block(window: int | None, length: int) -> int | None:
+    """Returns the columns of a block in which a window is computed; None where it takes whole rows.
+
+    A row is cut into blocks of half a window. A query sees keys of its own block and of its two
+    neighbours.
+    """
+    if window is None:
+        return None
+    block = max(window // 2, _SMALLEST_BLOCK)
+    return block if length > 3 * block else None
+
+
+def keys_seen(need: Need) -> int:
+    """Returns with how many keys a query is multiplied: those of three blocks, or of a row."""
+    block = near_block(need.window, need.length)
+    return need.length if block is None or LOCAL.problem(need) else 3 * block
+
+
+LOCAL = Local()
+
+
+def _in_blocks(x_BHKL: jax.Array, block: int, *, with_neighbours: bool) -> jax.Array:
+    """Returns `[B N, H, K, C]`: each of the N blocks of a row, with its neighbours if asked for;
+    beyond the ends of a row are zeros.
+    """
+    batch, heads, size, length = x_BHKL.shape
+    count, side = -(-length // block), block if with_neighbours else 0
+    ends = (side, count * block - length + side)
+    x_BHKL = jnp.pad(x_BHKL, ((0, 0), (0, 0), (0, 0), ends))
+    blocks = jnp.reshape(x_BHKL, (batch, heads, size, -1, block))
+    if with_neighbours:
+        near = [blocks[:, :, :, i : i + count] for i in range(3)]
+        blocks = jnp.concatenate(near, axis=-1)
+    shape = (batch * count, heads, size, blocks.shape[-1])
+    spec = over_batch(spec_of(x_BHKL)[1])
+    return jnp.reshape(jnp.moveaxis(blocks, 3, 1), shape, out_sharding=spec)
+
+
+def _in_rows(x_CHKL: jax.Array, batch: int, length: int) -> jax.Array:
+    """Returns `[B, H, K, L]`, the inverse of `_in_blocks` without neighbours."""
+    blocks, heads, size, block = x_CHKL.shape
+    shape = (batch, blocks // batch, heads, size, block)
+    spec = over_batch(None, spec_of(x_CHKL)[1])
+    x = jnp.moveaxis(jnp.reshape(x_CHKL, shape, out_sharding=spec), 1, 3)
+    return jnp.reshape(x, (batch, heads, size, -1))[..., :length]
+
+
+def _near_allowed(mask: Mask, block: int) -> jax.Array:
+    """Returns bool `[B N, C, 3 C]`: whether a query of a block sees a key of the three."""
+
+    def blocks(x_BL, *, with_neighbours):
+        # Ids count from 1, so that zeros beyond the ends are of no sequence.
+        return _in_blocks(x_BL[:, None, None], block, with_neighbours=with_neighbours)[:, 0, 0]
+
+    queries, keys = {"with_neighbours": False}, {"with_neighbours": True}
+    return dataclasses.replace(
+        mask,
+        query_ids_BL=blocks(mask.query_ids_BL, **queries),
+        query_positions_BL=blocks(mask.query_positions_BL, **queries),
+        key_ids_BS=blocks(mask.key_ids_BS, **keys),
+        key_positions_BS=blocks(mask.key_positions_BS, **keys),
+    ).allowed()
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(q_BHKL, k_BHKL, v_BHKL, allowed, block):
+    return _near_forward(q_BHKL, k_BHKL, v_BHKL, allowed, block)[0]
+
+
+def _three_in_blocks(q_BHKL, k_BHKL, v_BHKL, *, block):
+    near = [_in_blocks(x, block, with_neighbours=True) for x in (k_BHKL, v_BHKL)]
+    return _in_blocks(q_BHKL, block, with_neighbours=False), *near
+
+
+def _near_forward(q_BHKL, k_BHKL, v_BHKL, allowed, block) -> tuple[jax.Array, Any]:
+    batch, _, _, length = q_BHKL.shape
+    q, k, v = _three_in_blocks(q_BHKL, k_BHKL, v_BHKL, block=block)
+    out, (_, _, _, exponentials, divisor, _, _) = forward(q, k, v, allowed, None, 0.0)
+    kept = (q_BHKL, k_BHKL, v_BHKL, exponentials, divisor, out)
+    return _in_rows(out, batch, length), kept
+
+
+def _near_backward(block, kept, g_BHKL):
+    """Cuts the rows again: blocks with their neighbours are three times as much to keep."""
+    *whole, exponentials, divisor, out = kept
+    cut, pull = jax.vjp(partial(_three_in_blocks, block=block), *whole)
+    g = _in_blocks(g_BHKL, block, with_neighbours=False)
+    dq, dk, dv, *_ = backward(0.0, (*cut, exponentials, divisor, out, None), g)
+    return *pull((dq, dk, dv)), None
+
+
+_attend.defvjp(_near_forward, _near_backward)

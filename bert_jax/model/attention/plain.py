@@ -1,0 +1,68 @@
+"""Attention by its formula: for new ideas, and what all others are compared with.
+
+Dims: B batch, H heads, K head size, L length of the queries, S length of the keys.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.need import Need
+from bert_jax.model.dropout import DropoutKey, dropout
+from bert_jax.model.mask import Mask
+
+# What a forbidden score becomes. Finite, so that a row of padding has no NaN, and far below any
+# score, so that its softmax is exactly zero beside an allowed one.
+FORBIDDEN = -1e9
+
+
+def plain(
+    q_BHKL: jax.Array,
+    k_BHKS: jax.Array,
+    v_BHKS: jax.Array,
+    *,
+    mask: Mask,
+    bias_BHLS: jax.Array | None = None,
+    key: DropoutKey | None,
+    dropout_rate: float,
+) -> jax.Array:
+    """Returns softmax(q k^T / sqrt(K) + bias) v, in which a query sees what `mask` allows; its
+    derivative is jax's, for which three arrays of L x S are kept.
+    """
+    scale = q_BHKL.shape[2] ** -0.5
+    scores_BHLS = jnp.einsum(
+        "bhkl,bhks->bhls", q_BHKL * scale, k_BHKS, preferred_element_type=jnp.float32
+    )
+    if bias_BHLS is not None:
+        scores_BHLS = scores_BHLS + bias_BHLS
+    scores_BHLS = jnp.where(mask.allowed()[:, None], scores_BHLS, FORBIDDEN)
+    weights_BHLS = dropout(jax.nn.softmax(scores_BHLS, axis=-1), key, rate=dropout_rate)
+    return jnp.einsum("bhls,bhks->bhkl", weights_BHLS.astype(v_BHKS.dtype), v_BHKS)
+
+
+class Plain(Implementation):
+    """Serves everything, and all of it itself where a config names it."""
+
+    name = "plain"
+    takes_bias = takes_dropout = True
+
+    def chosen(self, need: Need) -> Implementation:
+        del need
+        return self
+
+    def attend(
+        self,
+        q_BHKL: jax.Array,
+        k_BHKS: jax.Array,
+        v_BHKS: jax.Array,
+        *,
+        mask: Mask,
+        bias_BHLS: jax.Array | None,
+        key: DropoutKey | None,
+        rate: float,
+    ) -> jax.Array:
+        options = {"mask": mask, "bias_BHLS": bias_BHLS, "key": key, "dropout_rate": rate}
+        return plain(q_BHKL, k_BHKS, v_BHKS, **options)
+
+
+PLAIN = Plain()

@@ -1,0 +1,56 @@
+"""Implementations of attention, forward and backward, compiled by the TPU compiler."""
+
+import importlib.util
+
+import jax
+import pytest
+
+from bert_jax.model import sharding
+from bert_jax.model.mask import Mask
+from bert_jax.registry import ATTENTION
+from bert_jax.update import compiler_options
+from bert_jax_lab.planning import topologies
+from bert_jax_lab.planning.topologies import CHIPS
+
+pytestmark = [
+    pytest.mark.tpu_compiler,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason="needs the TPU compiler: pip install 'bert-jax[plan]'",
+    ),
+]
+
+_ROWS, _HEADS, _SIZE, _LENGTH = 4, 2, 64, 2048
+
+
+@pytest.mark.parametrize("generation", CHIPS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_all_that_can_serve_long_rows_compiles_and_stores_nothing_of_their_square(
+    generation, dtype
+):
+    """The kernel is in no program for chips that it is refused for."""
+    topologies.prepare_environment()
+    shape = "2x2x1" if CHIPS[generation].is_three_dimensional else "2x2"
+    topology = topologies.parse(f"{generation}:{shape}")
+    devices = topologies.devices(topology)
+    mesh = sharding.make_mesh(fsdp=len(devices) // 2, tensor=2, devices=devices)
+
+    def all_of_them(q, k, v, ids, positions):
+        total = 0.0
+        for name, window in (("splash", None), ("chunked", None), ("local", 128)):
+            mask = Mask.of_rows(ids, positions, window=window)
+            out = ATTENTION[name](q, k, v, mask=mask, key=None, dropout_rate=0.0)
+            total += out.astype("float32").sum()
+        return total
+
+    with jax.set_mesh(mesh):
+        rows = sharding.batch_sharding(mesh)
+        by_heads = jax.NamedSharding(mesh, jax.P(rows.spec[0], "tensor", None, None))
+        x = jax.ShapeDtypeStruct((_ROWS, _HEADS, _SIZE, _LENGTH), dtype, sharding=by_heads)
+        ids = jax.ShapeDtypeStruct((_ROWS, _LENGTH), "int32", sharding=rows)
+        step = jax.jit(jax.grad(all_of_them, argnums=(0, 1, 2)))
+        lowered = step.trace(x, x, x, ids, ids).lower(lowering_platforms=("tpu",))
+        program = lowered.compile(compiler_options=compiler_options.for_platform("tpu"))
+    assert ("tpu_custom_call" in lowered.as_text()) == (generation not in ("v2", "v3"))
+    square = _ROWS / mesh.shape["fsdp"] * _LENGTH**2 * jax.numpy.dtype(dtype).itemsize
+    assert program.memory_analysis().temp_size_in_bytes < square
