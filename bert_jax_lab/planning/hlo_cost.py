@@ -155,7 +155,8 @@ def _computations(text: str) -> tuple[dict[str, list[Instruction]], str | None]:
     current: list[Instruction] | None = None
     entry = None
     for line in text.splitlines():
-        if line.startswith("}"):
+        # A kernel's metadata has lines of its own, the last of which begins with two.
+        if line.startswith("}") and not line.startswith("}}"):
             current = None
         elif current is not None:
             if instruction := _instruction(line):

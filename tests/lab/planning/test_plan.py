@@ -365,8 +365,9 @@ def test_a_plan_says_when_launched_runs_have_another_compiler(monkeypatch):
 
 def check_schema(plan: dict[str, Any]) -> None:
     def has(values: dict, kind: type, *, may_be_none: bool = False) -> None:
-        # Plans that are kept were made before saves were a part of them.
-        assert {field.name for field in dataclasses.fields(kind)} - values.keys() <= {"saving"}
+        # Plans that are kept were made before these were a part of them.
+        newer = {"saving", "attention"}
+        assert {field.name for field in dataclasses.fields(kind)} - values.keys() <= newer
         assert may_be_none or None not in values.values()
 
     has(plan, planning.Plan, may_be_none=True)

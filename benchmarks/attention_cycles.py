@@ -1,0 +1,78 @@
+"""Cycles and memory of one layer's attention, forward and backward, by the TPU compiler.
+
+    python benchmarks/attention_cycles.py v5e chunked 8192 1 [--window 128]
+
+12 heads of 64 (ModernBERT-Base) in bfloat16 on one device, rows of one sequence. Prints the
+compiler's estimate, and the cycles of its final schedule or of its bytes, whichever are more
+(benchmarks/tpu_bundles.py); kernels are in the latter alone.
+"""
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+import tpu_bundles
+
+from bert_jax_lab.planning import topologies
+from bert_jax_lab.planning.topologies import CHIPS
+
+HEADS, SIZE = 12, 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("generation", choices=CHIPS)
+    parser.add_argument("attention", help="such as chunked")
+    parser.add_argument("length", type=int)
+    parser.add_argument("rows", type=int)
+    parser.add_argument("--window", type=int)
+    arguments = parser.parse_args()
+    chip = CHIPS[arguments.generation]
+    topologies.prepare_environment()
+    with tempfile.TemporaryDirectory() as folder:
+        schedules, pages = (Path(folder) / name for name in ("schedules", "pages"))
+        schedules.mkdir()
+        os.environ["LIBTPU_INIT_ARGS"] = tpu_bundles.ARGUMENTS.format(folder=schedules)
+
+        import jax
+
+        from bert_jax.model import sharding
+        from bert_jax.model.mask import Mask
+        from bert_jax.registry import ATTENTION
+
+        entry = ATTENTION[arguments.attention]
+
+        def both_ways(q, k, v, ids_BL, places_BL, g):
+            mask = Mask.of_rows(ids_BL, places_BL, window=arguments.window)
+
+            def attend(q, k, v):
+                return entry.attend(q, k, v, mask=mask, bias_BHLS=None, key=None, rate=0.0)
+
+            out, pull = jax.vjp(attend, q, k, v)
+            return out, pull(g)
+
+        shape = "2x2x1" if chip.is_three_dimensional else "2x2"
+        topology = topologies.parse(f"{arguments.generation}:{shape}")
+        mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=topologies.devices(topology)[:1])
+        with jax.set_mesh(mesh):
+            rows = sharding.batch_sharding(mesh)
+            size = (arguments.rows, HEADS, SIZE, arguments.length)
+            x = jax.ShapeDtypeStruct(size, "bfloat16", sharding=rows)
+            ids = jax.ShapeDtypeStruct(size[::3], "int32", sharding=rows)
+            lowered = jax.jit(both_ways).trace(x, x, x, ids, ids, x)
+            program = lowered.lower(lowering_platforms=("tpu",)).compile(
+                compiler_options={"xla_dump_to": str(pages), "xla_dump_hlo_as_text": True,
+                                  "xla_dump_hlo_pass_re": ""}
+            )  # fmt: skip
+        (page,) = pages.glob("*.after_codegen.txt")
+        found = tpu_bundles.cycles(page.read_text(encoding="utf-8"), schedules, chip)
+    memory = program.memory_analysis().temp_size_in_bytes / 2**20
+    print(
+        f"{found.estimated / 1e6:.2f} M cycles estimated; {found.real / 1e6:.2f} M by schedule and "
+        f"bytes ({found.bundles / 1e6:.2f} M, {found.by_memory / 1e6:.2f} M); {memory:,.0f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

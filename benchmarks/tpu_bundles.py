@@ -1,0 +1,142 @@
+"""Cycles of a compiled TPU program by its final schedule: one bundle of instructions is one cycle.
+
+The compiler writes the schedule of each fusion and each kernel where LIBTPU_INIT_ARGS asks for it
+(`ARGUMENTS`). That it waits for memory is not in it: what an instruction takes is the larger of its
+bundles and of its bytes over the bandwidth. The compiler's own estimates, which `bert-jax plan`
+sums, are made before the schedule, and kernels have none.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax_lab.planning import hlo_cost
+from bert_jax_lab.planning.topologies import Chip
+
+ARGUMENTS = (
+    "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
+    "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
+)
+_LINE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(LB|LH|LE|PB|PF|CT)?\s*:\s*((?:>\s*)*)\{")
+_EXIT = re.compile(r"scmp\.\w+\.[us]32\.totalorder \S+, (\d+) /\* loop exit test")
+
+
+class Line(NamedTuple):
+    """A bundle: how many loops it is in, whether one begins there, and the trips it tests."""
+
+    depth: int
+    begins: bool
+    trips: int | None
+
+
+class Sum(NamedTuple):
+    """Cycles of a program or of a part of it."""
+
+    estimated: float = 0.0
+    bundles: float = 0.0
+    by_memory: float = 0.0
+    # The larger of the last two, instruction by instruction.
+    real: float = 0.0
+
+    def plus(self, other: "Sum", times: float = 1) -> "Sum":
+        return Sum(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+def cycles(text: str, folder: Path, chip: Chip) -> Sum:
+    """Returns the sums of a program's text, whose schedules are in a folder; loops count as often
+    as they run.
+    """
+    computations, entry = hlo_cost._computations(text)
+    reader, bundles = hlo_cost._Reader(computations), _of_instructions(text, folder)
+    bandwidth = chip.memory_bandwidth / chip.clock_hz
+
+    def of(name: str) -> Sum:
+        total, shapes = Sum(), {i.name: i.shape for i in computations[name]}
+        for i in computations[name]:
+            if i.op == "while":
+                total = total.plus(of(hlo_cost._attribute(i, "body")), reader._trips(i))
+            elif i.op == "call":
+                total = total.plus(of(hlo_cost._attribute(i, "to_apply")))
+            else:
+                found = re.search(r'"estimated_cycles":"?(\d+)', i.rest)
+                if not found and i.name not in bundles:
+                    continue
+                touched = [i.shape, *(shapes.get(o, "") for o in hlo_cost._operands(i))]
+                moved = sum(hlo_cost.array_bytes(s, large_memory_only=True) for s in touched)
+                estimated, own = int(found[1]) if found else 0, bundles.get(i.name, 0)
+                by_memory = moved / bandwidth
+                total = total.plus(Sum(estimated, own, by_memory, max(own, by_memory)))
+        return total
+
+    return of(entry)
+
+
+def _of_instructions(text: str, folder: Path) -> dict[str, int]:
+    """Returns the bundles of each instruction that has a schedule, or the same shape, tiles and
+    estimate as one that has: equal fusions are written once.
+    """
+    files = {
+        match[1]: path
+        for path in folder.glob("*-final_bundles.txt")
+        if (match := re.fullmatch(r"\d+-(.+)-\d+-final_bundles\.txt", path.name))
+        and "schedule-analysis" not in path.name
+    }
+    found: dict[str, int] = {}
+    alike: dict[Any, int] = {}
+    kinds: dict[str, Any] = {}
+    for line in text.splitlines():
+        match = re.match(r"\s+(?:ROOT )?%([\w.\-]+) = (.*?)(?:, metadata|$)", line)
+        if not match or ("window_config" not in line and match[1] not in files):
+            continue
+        tiles = re.search(r'"iteration_bounds":\[([^\]]*)\]', line)
+        estimate = re.search(r'"estimated_cycles":"(\d+)","estimated_scoped', line)
+        kind = (match[2].split(" ")[0], tiles and tiles[1], estimate and estimate[1])
+        kinds[match[1]] = kind
+        if match[1] in files:
+            trips = math.prod(map(int, re.findall(r"\d+", tiles[1]))) if tiles else 0
+            lines = [*_lines(files[match[1]].read_text(encoding="utf-8"))]
+            found[match[1]] = alike[kind] = _span(lines, trips=trips) if tiles else _kernel(lines)
+    return {**{name: alike[kind] for name, kind in kinds.items() if kind in alike}, **found}
+
+
+def _lines(text: str) -> Iterator[Line]:
+    for line in text.splitlines():
+        if match := _LINE.match(line):
+            test = _EXIT.search(line)
+            yield Line(match[2].count(">"), match[1] == "LB", int(test[1]) if test else None)
+
+
+def _span(lines: list[Line], *, trips: int, depth: int = 0) -> int:
+    """Returns the bundles that are executed: the outermost loop runs `trips` times, over the tiles
+    of a fusion, and a loop without them as often as the constant of its exit test says.
+    """
+    total = i = 0
+    while i < len(lines):
+        if lines[i].depth <= depth:
+            total, i = total + 1, i + 1
+            continue
+        j = i + 1
+        while j < len(lines) and lines[j].depth > depth:
+            if lines[j].begins and lines[j].depth == depth + 1:
+                break
+            j += 1
+        tests = [x.trips for x in lines[i:j] if x.depth == depth + 1 and x.trips is not None]
+        turns = trips if trips and depth == 0 else max(tests[-1] if tests else 1, 1)
+        total += turns * _span(lines[i:j], trips=trips, depth=depth + 1)
+        i = j
+    return total
+
+
+def _kernel(lines: list[Line]) -> int:
+    """Returns the same of a kernel, which is one loop over its grid, with a turn more before and
+    one after; some lines of it lack the mark, and it has no loops inside that are not unrolled.
+    """
+    first = next((i for i, line in enumerate(lines) if line.depth), len(lines))
+    tests = [(i, x.trips) for i, x in enumerate(lines) if x.depth == 1 and x.trips is not None]
+    if not tests:
+        return len(lines)
+    last, trips = tests[-1]
+    end = min(last + 3, len(lines))
+    return first + max(trips - 2, 1) * (end - first) + len(lines) - end
