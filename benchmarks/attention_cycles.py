@@ -11,6 +11,7 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import tpu_bundles
 
@@ -21,7 +22,7 @@ HEADS, SIZE = 12, 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Cycles of attention by the TPU compiler.")
     parser.add_argument("generation", choices=CHIPS)
     parser.add_argument("attention", help="such as chunked")
     parser.add_argument("length", type=int)
@@ -67,10 +68,11 @@ def main() -> None:
             )  # fmt: skip
         (page,) = pages.glob("*.after_codegen.txt")
         found = tpu_bundles.cycles(page.read_text(encoding="utf-8"), schedules, chip)
-    memory = program.memory_analysis().temp_size_in_bytes / 2**20
+    memory: Any = program.memory_analysis()
     print(
         f"{found.estimated / 1e6:.2f} M cycles estimated; {found.real / 1e6:.2f} M by schedule and "
-        f"bytes ({found.bundles / 1e6:.2f} M, {found.by_memory / 1e6:.2f} M); {memory:,.0f} MiB"
+        f"bytes ({found.bundles / 1e6:.2f} M, {found.by_memory / 1e6:.2f} M); "
+        f"{memory.temp_size_in_bytes / 2**20:,.0f} MiB"
     )
 
 

@@ -49,6 +49,7 @@ def cycles(text: str, folder: Path, chip: Chip) -> Sum:
     as they run.
     """
     computations, entry = hlo_cost._computations(text)
+    assert entry is not None, "a program has one"
     reader, bundles = hlo_cost._Reader(computations), _of_instructions(text, folder)
     bandwidth = chip.memory_bandwidth / chip.clock_hz
 

@@ -110,8 +110,8 @@ def _local_forward(q_BHKL, k_BHKS, v_BHKS, mask) -> tuple[jax.Array, jax.Array]:
         return jax.lax.map(group, (q_JNGKC, k_JGKS, v_JGKS))
 
     keys = (cut.groups(x) for x in (k_BHKS, v_BHKS))
-    found = jax.lax.map(row, (cut.chunks(q_BHKL), *keys, cut.mask(mask)))
-    return tuple(cut.rows(x) for x in found)
+    out, normaliser = jax.lax.map(row, (cut.chunks(q_BHKL), *keys, cut.mask(mask)))
+    return cut.rows(out), cut.rows(normaliser)
 
 
 def _local_backward(q_BHKL, k_BHKS, v_BHKS, mask, out_BHKL, normaliser_BHL, g_BHKL) -> tuple:

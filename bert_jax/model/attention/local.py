@@ -50,6 +50,7 @@ class Local(Implementation):
         rate: float,
     ) -> jax.Array:
         block, scale = near_block(mask.window, k_BHKS.shape[3]), q_BHKL.shape[2] ** -0.5
+        assert block is not None
         return _attend(q_BHKL * scale, k_BHKS, v_BHKS, _near_allowed(mask, block), block)
 
 

@@ -101,7 +101,8 @@ def _local(q_BHKL, k_BHKS, v_BHKS, query_ids_BL, key_ids_BS, *, window, interpre
     def row(q_HKL, k_HKS, v_HKS, query_ids_L, key_ids_S):
         by_token = (jnp.swapaxes(x, 1, 2) for x in (q_HKL, k_HKS, v_HKS))
         ids = kernels.SegmentIds(query_ids_L, key_ids_S)
-        return jnp.swapaxes(kernel(*by_token, segment_ids=ids), 1, 2)
+        out: Any = kernel(*by_token, segment_ids=ids)
+        return jnp.swapaxes(out, 1, 2)
 
     return jax.vmap(row)(q, k, v, query_ids, key_ids)[..., :length]
 

@@ -1,6 +1,7 @@
 """Implementations of attention, forward and backward, compiled by the TPU compiler."""
 
 import importlib.util
+from typing import Any
 
 import jax
 import pytest
@@ -20,14 +21,11 @@ pytestmark = [
     ),
 ]
 
-_ROWS, _HEADS, _SIZE, _LENGTH = 4, 2, 64, 2048
+_ROWS, _HEADS, _SIZE, _LENGTH = 4, 2, 64, 8192
 
 
 @pytest.mark.parametrize("generation", CHIPS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_all_that_can_serve_long_rows_compiles_and_stores_nothing_of_their_square(
-    generation, dtype
-):
+def test_what_serves_long_rows_compiles_without_their_square(generation):
     """The kernel is in no program for chips that it is refused for."""
     topologies.prepare_environment()
     shape = "2x2x1" if CHIPS[generation].is_three_dimensional else "2x2"
@@ -46,11 +44,12 @@ def test_all_that_can_serve_long_rows_compiles_and_stores_nothing_of_their_squar
     with jax.set_mesh(mesh):
         rows = sharding.batch_sharding(mesh)
         by_heads = jax.NamedSharding(mesh, jax.P(rows.spec[0], "tensor", None, None))
-        x = jax.ShapeDtypeStruct((_ROWS, _HEADS, _SIZE, _LENGTH), dtype, sharding=by_heads)
+        x = jax.ShapeDtypeStruct((_ROWS, _HEADS, _SIZE, _LENGTH), "bfloat16", sharding=by_heads)
         ids = jax.ShapeDtypeStruct((_ROWS, _LENGTH), "int32", sharding=rows)
         step = jax.jit(jax.grad(all_of_them, argnums=(0, 1, 2)))
         lowered = step.trace(x, x, x, ids, ids).lower(lowering_platforms=("tpu",))
-        program = lowered.compile(compiler_options=compiler_options.for_platform("tpu"))
+        options: Any = compiler_options.for_platform("tpu")
+        memory: Any = lowered.compile(compiler_options=options).memory_analysis()
     assert ("tpu_custom_call" in lowered.as_text()) == (generation not in ("v2", "v3"))
-    square = _ROWS / mesh.shape["fsdp"] * _LENGTH**2 * jax.numpy.dtype(dtype).itemsize
-    assert program.memory_analysis().temp_size_in_bytes < square
+    square = 2 * _LENGTH**2  # of one head of one row
+    assert memory.temp_size_in_bytes < square
