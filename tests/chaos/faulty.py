@@ -13,6 +13,7 @@
 | `fails=4:9` | the loader raises the error of code 4 at step 9 (also: `os`, `uncaught`, `kill`) |
 | `unopened=4` | the corpus cannot be opened: the error of exit code 4, before any step |
 | `save=60` | a save that is committed waits 60 s before its manifest |
+| `heartbeat=20` | nothing; a process that is gone is missed after 20 s, not 100 |
 | `barrier=60` | the process comes late to where all meet |
 | `failing-saves=2` | the first two saves find no space |
 | `compared=4` | nothing; processes are compared every 4 s, to see which is slow |
@@ -217,6 +218,13 @@ def commit_files(_: str) -> None:
     for name in ("get_default_temporary_path_class", "get_item_default_temporary_path_class"):
         assert hasattr(atomicity_defaults, name)
         setattr(atomicity_defaults, name, in_place)
+
+
+def heartbeat(value: str) -> None:
+    from bert_jax.runtime import distributed
+
+    assert hasattr(distributed, "_HEARTBEAT_TIMEOUT")
+    distributed._HEARTBEAT_TIMEOUT = int(value)
 
 
 def compared(value: str) -> None:
