@@ -200,7 +200,10 @@ class VersionedObject:
         from fsspec.asyn import sync
 
         system = self._system
-        return sync(system.loop, system._call, *arguments, timeout=_BRIEF_SECONDS, **options)
+        answered: Any = sync(
+            system.loop, system._call, *arguments, timeout=_BRIEF_SECONDS, **options
+        )
+        return answered
 
 
 def asking(address: str, what: str, call: Callable[[], _T], *, patience: float | None = None) -> _T:
