@@ -1,6 +1,8 @@
 """Time and memory of one mixer over length and width: table 1 of Vaswani et al. 2017, measured.
 
     python benchmarks/layer_cost.py --workdir runs/layer_cost
+    python benchmarks/layer_cost.py --workdir runs/local --kinds restricted --window 128 \
+        --lengths 512 1024 2048 4096 8192 --widths 256
 
 Self-attention costs O(n^2 d), restricted attention O(r n d), a convolution O(k n d^2) and a
 recurrence O(n d^2). Each is measured as a model has it, with its maps, forward and backward. A
@@ -51,7 +53,10 @@ _SHORTEST = 0.01
 Point = dict[str, Any]
 
 
-def model_of(kind: str, *, length: int, width: int) -> ModelConfig:
+def model_of(kind: str, *, length: int, width: int, window: int = WINDOW) -> ModelConfig:
+    changes = KINDS[kind][0]
+    if "attention_window" in changes:
+        changes = {"attention_window": window}
     return ModelConfig(
         hidden_size=width,
         num_attention_heads=max(1, width // HEAD_SIZE),
@@ -59,7 +64,7 @@ def model_of(kind: str, *, length: int, width: int) -> ModelConfig:
         max_position_embeddings=length,
         position_embedding_type="none",
         attention_probs_dropout_prob=0.0,
-        **KINDS[kind][0],
+        **changes,
     )
 
 
@@ -103,11 +108,11 @@ def loop_length(jaxpr: Any) -> int:
     return longest
 
 
-def ways(kind: str, *, length: int, width: int) -> tuple[int, int]:
+def ways(kind: str, *, length: int, width: int, window: int = WINDOW) -> tuple[int, int]:
     """Returns the sequential steps of one layer, and how far a token sees in it: its farthest
     column that has a gradient.
     """
-    mix, params = mixing(model_of(kind, length=length, width=width), length=length)
+    mix, params = mixing(model_of(kind, length=length, width=width, window=window), length=length)
     x_BLD = jnp.asarray(np.random.default_rng(0).standard_normal((1, length, width)), jnp.float32)
     # In a short row: a gate forgets what is far, until its gradient is rounded to zero.
     seen = jax.grad(lambda x: jnp.sum(mix(params, x)[0, 0]))(x_BLD)
@@ -115,13 +120,15 @@ def ways(kind: str, *, length: int, width: int) -> tuple[int, int]:
     return loop_length(jax.make_jaxpr(mix)(params, x_BLD).jaxpr), far
 
 
-def measure(kind: str, width: int, lengths: Sequence[int], rounds: int) -> list[Point]:
+def measure(
+    kind: str, width: int, lengths: Sequence[int], rounds: int, window: int = WINDOW
+) -> list[Point]:
     """Returns a point for each length. A round goes through all lengths, so that what else the
     machine does falls on all of them; within a point, rounds are separate measurements.
     """
     programs, points = [], []
     for length in lengths:
-        model = model_of(kind, length=length, width=width)
+        model = model_of(kind, length=length, width=width, window=window)
         mix, params = mixing(model, length=length)
         draw = np.random.default_rng(0)
         x_BLD = jnp.asarray(draw.standard_normal((1, length, width)), jnp.float32)
@@ -175,21 +182,26 @@ def exponents(points: Sequence[Point], x: str, at: dict[str, int]) -> dict[str, 
     return {**found, "rounds": (min(rounds), max(rounds))}
 
 
-def tables(points: Sequence[Point], lengths: Sequence[int], widths: Sequence[int]) -> list[str]:
+def tables(points: Sequence[Point], asked: dict[str, Any]) -> list[str]:
     """Returns the tables of steps and paths, of times, and of exponents."""
+    lengths, widths = asked["lengths"], asked["widths"]
+    kinds = {kind: KINDS[kind] for kind in asked["kinds"]}
     longest, narrowest, widest = max(lengths), min(widths), max(widths)
     steps, lines = [], []
-    for kind, (_, cost) in KINDS.items():
-        loop, far = ways(kind, length=min(lengths), width=min(widths))
+    for kind, (_, cost) in kinds.items():
+        loop, far = ways(kind, length=min(lengths), width=min(widths), window=asked["window"])
         layers = math.ceil((longest - 1) / far) if far < min(lengths) - 1 else 1
         steps.append([kind, cost, str(loop if loop == 1 else "n"), f"{far}" if layers > 1 else "n",
                       f"{layers:,}"])  # fmt: skip
-        own = [p for p in points if p["kind"] == kind]
+        own, drawn = [p for p in points if p["kind"] == kind], []
         for x, at in (
             ("length", {"width": narrowest}),
             ("length", {"width": widest}),
             ("width", {"length": longest}),
         ):
+            if len(asked[f"{x}s"]) < 3 or [x, at] in drawn:
+                continue
+            drawn.append([x, at])
             found = exponents(own, x, at)
             cells = [
                 f"{v:.2f} ({v - r:.2f} to {v + r:.2f})"
@@ -206,7 +218,7 @@ def tables(points: Sequence[Point], lengths: Sequence[int], widths: Sequence[int
             for p in points
             if (p["kind"], p["length"], p["width"]) == (kind, length, width)
         ]
-        for kind in KINDS
+        for kind in kinds
         for length in lengths
     }
     return [
@@ -232,6 +244,8 @@ def main() -> None:
     for name, default in (("lengths", LENGTHS), ("widths", WIDTHS)):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--window", type=int, default=WINDOW, help="of restricted attention")
     asked = vars(parser.parse_args())
     workdir: Path = asked.pop("workdir")
     workdir.mkdir(parents=True, exist_ok=True)
@@ -243,9 +257,9 @@ def main() -> None:
     if "points" not in held:
         held["points"] = [
             point
-            for kind in KINDS
+            for kind in asked["kinds"]
             for width in asked["widths"]
-            for point in measure(kind, width, asked["lengths"], asked["rounds"])
+            for point in measure(kind, width, asked["lengths"], asked["rounds"], asked["window"])
         ]
         held["versions"] = installed("bert-jax", "jax", "jaxlib")
         write_json(path, held)
@@ -253,7 +267,7 @@ def main() -> None:
         "# The cost of a layer over length and width",
         f"`python benchmarks/layer_cost.py --workdir {workdir}`, one row, float32, forward and "
         f"backward, the median of {asked['rounds']} rounds, on {device}.",
-        *tables(held["points"], asked["lengths"], asked["widths"]),
+        *tables(held["points"], asked),
     ]
     write_whole(workdir / "study.md", "\n\n".join(parts) + "\n")
     print(f"{workdir}/study.md has the tables")

@@ -1,0 +1,80 @@
+"""A ModernBERT-Base of one's own from 50 billion tokens, up to rows of 8,192.
+
+    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
+    bert-jax pretrain modern_base --corpus runs/corpus --workdir runs/modern
+
+The model is that of modernbert_base (Warner et al. 2024, arXiv:2412.13663), so that the result
+leaves as `ModernBertForMaskedLM`, and so are the rates, the mask rate, the optimiser and the tokens
+of an update. The tokens are a fortieth of theirs, cut anew:
+
+- 85 % in rows of 1,024, as they have it. The batch grows over the first 3 % of these (theirs: 50
+  of 1,719 billion tokens), in three steps, as each shape is compiled; the rate warms up meanwhile.
+- 5 % in rows of 8,192 at a constant rate, with a theta of 160,000 in the global layers.
+- 10 % of it all at a rate that falls as 1 - sqrt, which is what a short run wants (Hägele et al.
+  2024, arXiv:2405.18392, 10 to 20 %); theirs is 2.5 % of forty times as many.
+
+64 chips make an update in 9 microbatches of 8,192 tokens each, in rows of either length. The loss
+in 8 slices takes about as long as a whole one and keeps no scores (docs/benchmarks.md). What the
+recipe takes on a slice says bert-jax plan.
+"""
+
+import dataclasses
+
+from bert_jax.config import ComputeConfig, PhaseConfig, TrainConfig, growing
+from bert_jax.config_loader import load_config
+
+_ROWS, _LENGTH, _LONG = 4608, 1024, 8192
+_TOKENS = _ROWS * _LENGTH  # of an update, in all phases
+_FIRST_ROWS = _ROWS // 4
+_ALL, _SHORT, _FALL = 50e9, 42.5e9, 5e9
+_GROWTH = 0.03 * _SHORT
+_RATE, _LONG_RATE = 8e-4, 3e-4
+# Theirs: this times the rate's share of its peak, in either phase.
+_DECAY = 1e-5
+
+
+def config() -> TrainConfig:
+    base = load_config("modernbert_base")
+    short = PhaseConfig(
+        sequence_length=_LENGTH,
+        steps=round(_SHORT / _TOKENS),
+        global_batch_size=_ROWS,
+        masked_lm_prob=0.3,
+    )
+    fall = round(_FALL / _TOKENS)
+    extended = dataclasses.replace(
+        short,
+        sequence_length=_LONG,
+        steps=round((_ALL - _SHORT - _FALL) / _TOKENS),
+        global_batch_size=_TOKENS // _LONG,
+        changes={
+            "model.rope_theta": 160_000.0,
+            "model.local_rope_theta": 10_000.0,
+            "optimizer.learning_rate": _LONG_RATE,
+            "optimizer.weight_decay": _DECAY / _LONG_RATE,
+            "optimizer.warmup_steps": 0,
+        },
+    )
+    falling = dataclasses.replace(
+        extended,
+        steps=fall,
+        changes={
+            "optimizer.schedule": "warmup_stable_decay",
+            "optimizer.decay_steps": fall,
+            "optimizer.min_lr_ratio": 0.001,
+        },
+    )
+    *grows, whole = growing(short, by=_FIRST_ROWS, tokens=_GROWTH)
+    return dataclasses.replace(
+        base,
+        name="modern_base",
+        optimizer=dataclasses.replace(
+            base.optimizer,
+            learning_rate=_RATE,
+            warmup_steps=sum(phase.steps for phase in grows),
+            weight_decay=_DECAY / _RATE,
+            gradient_accumulation_steps=9,
+        ),
+        compute=ComputeConfig(loss_slices=8),
+        phases=(*grows, whole, extended, falling),
+    )
