@@ -35,14 +35,13 @@ run_of() { # the run that was started last
 }
 
 state() { # RUN
-    if running; then
-        if [[ $(run_of) == "$1" ]]; then echo running; else echo other; fi
-    elif [[ $(run_of) == "$1" && -f $PLACE/exit ]]; then
-        cat "$PLACE/exit"
-    elif [[ $(run_of) == "$1" ]]; then
-        echo 137 # it was started, runs no longer and left no code: the host was reset, or it was killed
+    if [[ $(run_of) != "$1" ]]; then
+        if running; then echo other; else echo none; fi
+    elif running; then
+        echo running
     else
-        echo none
+        # It was started, runs no longer and left no code: the host was reset, or it was killed.
+        cat "$PLACE/exit" 2>/dev/null || echo 137
     fi
 }
 
@@ -63,12 +62,6 @@ keep() { # VARIABLE...
     for name in "$@"; do
         [[ ! ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
     done
-}
-
-# Makes an empty file that nobody else reads, to be written to.
-private() { # FILE
-    rm -f "$1"
-    (umask 077 && : >"$1")
 }
 
 # What only the trainer is to see (SECRETS of launch/tpu): lines of NAME=value, which nothing executes or prints.
@@ -93,7 +86,8 @@ start() { # RUN ARGUMENT...
     fi
     mkdir -p "$PLACE/log"
     rm -f "$PLACE/exit"
-    private "$PLACE/run.env"
+    rm -f "$PLACE/run.env"
+    (umask 077 && : >"$PLACE/run.env") # for nobody else to read
     {
         # Worker I of N: for trainers that are given their number. Cloud TPU's host names end in -w-I.
         name=$(hostname)
@@ -292,28 +286,26 @@ mount_disk() { # not `mount`: as root, that would be called instead of the progr
     say "mounted $disk at $at"
 }
 
-copy() { # SOURCE DIRECTORY
+thrice() { # COMMAND...
     local try
-    mkdir -p "$2"
     for try in 1 2 3; do
-        if gcloud --quiet storage rsync --recursive "--exclude=$NOT_OUTSIDE" "${1%/}" "$2" </dev/null; then
-            say "copied $1 to $2"
-            return
-        fi
+        "$@" </dev/null && return
         ((try == 3)) || sleep "$((try * ${STAGE_PAUSE_SECONDS:-10}))"
     done
+    return 4
+}
+
+copy() { # SOURCE DIRECTORY
+    mkdir -p "$2"
+    thrice gcloud --quiet storage rsync --recursive "--exclude=$NOT_OUTSIDE" "${1%/}" "$2" && say "copied $1 to $2" && return
     say "$1 cannot be copied: is it there, and may this machine's service account read it?"
     return 4
 }
 
 stage() { # SOURCE DIRECTORY
-    local source=${1%/} directory=$2 new=$2/corpus.json.new read='' try why
+    local source=${1%/} directory=$2 new=$2/corpus.json.new try why
     mkdir -p "$directory"
-    for try in 1 2 3; do
-        gcloud --quiet storage cp "$source/corpus.json" "$new" </dev/null && read=yes && break
-        ((try == 3)) || sleep "$((try * ${STAGE_PAUSE_SECONDS:-10}))"
-    done
-    [[ $read ]] || {
+    thrice gcloud --quiet storage cp "$source/corpus.json" "$new" || {
         say "$source/corpus.json cannot be read: is that a corpus, and may this machine's service account read it?"
         return 4
     }

@@ -17,10 +17,7 @@ verdict() {
     local code kind
     for kind in stop network crash preempted restart 'done'; do
         while read -r _ code; do
-            if [[ $(meaning "$code") == "$kind" ]]; then
-                echo "$code"
-                return
-            fi
+            [[ $(meaning "$code") != "$kind" ]] || { echo "$code" && return; }
         done <<<"$REPORT"
     done
 }

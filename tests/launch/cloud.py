@@ -277,7 +277,7 @@ class Cloud:
         """Sets what the cloud says of the resource from now on, whatever it was about to say."""
         with (self.directory / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            changed = self.state() | {"states": states, "current": states[0]}
+            changed = self.state() | {"states": states, "current": (*states, "")[0]}
             (self.directory / "state.new").write_text(json.dumps(changed))
             (self.directory / "state.new").replace(self.directory / "state.json")
 

@@ -197,3 +197,20 @@ def test_every_command_on_the_way_of_a_run(slice_of, api):
     assert line.split() == [*key[:2], user] and user == getpass.getuser()
     made = [f"POST {_RESOURCES}", f"PATCH {_NODE}", f"DELETE {_RESOURCES}/pod"]
     assert changes(api)[:3] == made and set(changes(api)[3:]) <= {made[2], f"DELETE {_NODE}"}
+
+
+@needs_sshd
+def test_a_run_from_nothing_to_its_end(slice_of, api):
+    """By one command: its place, its checkout, its log and its marks are in the bucket's words."""
+    here, hosts, settings = slice_of(number_of_hosts=1)
+    api.objects |= _CORPUS
+    done = here.tpu("run", *_RUN, "--corpus=gs://b/corpus", **settings)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "is not known" not in done.stderr and "could not be" not in done.stderr
+    assert ": exit code 0" in done.stdout and "pod is gone" in done.stderr
+    digest = re.search(rb"^[0-9a-f]{12} ([0-9a-f]{16})$", api.objects["b/run/launched_checkout"])
+    assert digest and digest[1].decode() in done.stdout
+    assert hosts.boots == 1
+    again = here.tpu("run", *_RUN, "--corpus=gs://b/corpus", **settings)
+    assert again.returncode == 0 and "is done, says" in again.stderr
+    assert changes(api) == [f"POST {_RESOURCES}", f"PATCH {_NODE}", f"DELETE {_RESOURCES}/pod"]

@@ -1,10 +1,13 @@
 """`launch/tpu run` on the fake cloud: one machine, its trainer's code, the same command again."""
 
+import random
 import shlex
 import signal
+import time
 
 import pytest
 
+from tests.chaos import IS_LONG
 from tests.launch.cloud import ROOT, end, read_until, wait_until
 
 RUN = ("--config=bert_large_64core", "--corpus=/data/corpus", "--workdir=gs://b/run")
@@ -342,3 +345,46 @@ def test_without_a_bucket_the_hosts_say_that_it_is_done(cloud):
     assert here.tpu("run", *options).returncode == 0
     assert here.commands() == ["create", *_UP]
     assert "KEEP=1\n" in (here.home() / "cap/boot.sh").read_text()
+
+
+_ROUTER = """#!/bin/bash
+for word; do case $word in --zone=*) zone=${word#*=} ;; esac; done
+sleep "0.$(printf %02d $((RANDOM % 20)))"
+ask() { FAKE_CLOUD=CLOUDS/$1 "CLOUDS/$1/bin/gcloud" "${@:2}"; }
+if [[ $zone == - ]]; then ask za "$@" && ask zb "$@"; else ask "$zone" "$@"; fi
+"""
+
+
+def test_two_laptops_make_one_machine(cloud, tmp_path):
+    """Each in a zone by chance, at about the same moment, while machines are lost by chance."""
+    zones = {name: cloud(number_of_hosts=1) for name in ("za", "zb")}
+    (tmp_path / "router").mkdir()
+    for name, here in zones.items():
+        (tmp_path / name).symlink_to(here.directory)
+    router = tmp_path / "router" / "gcloud"
+    router.write_text(_ROUTER.replace("CLOUDS", str(tmp_path)))
+    router.chmod(0o755)
+    chance = random.Random(7)
+    ends = set()
+    for _ in range(200 if IS_LONG else 5):
+        for here in zones.values():
+            here.set_states()
+        path = f"{router.parent}:{zones['za'].environment['PATH']}"
+        laptops = []
+        for _ in range(2):
+            words = (*zones["za"].options, *RUN, f"--zone={chance.choice(tuple(zones))}")
+            laptops.append(
+                zones["za"].start(ROOT / "launch/tpu", "create", *words, settings={"PATH": path})
+            )
+            time.sleep(chance.choice((0, 0.1, 0.5)))
+        lost = zones[chance.choice(tuple(zones))] if chance.random() < 0.3 else None
+        if lost and lost.state()["states"] == ["ACTIVE"]:
+            lost.set_states("SUSPENDED")
+        said = [laptop.communicate(timeout=60)[1] for laptop in laptops]
+        codes = [laptop.returncode for laptop in laptops]
+        there = [name for name, here in zones.items() if here.state()["states"] == ["ACTIVE"]]
+        assert len(there) <= 1, said
+        # Whoever says that it is there is right; the other is told where it is, or withdraws.
+        assert set(codes) <= {0, 2, 21} and (0 not in codes or there or lost), said
+        ends.add(tuple(sorted(codes)))
+    assert (0, 2) in ends
