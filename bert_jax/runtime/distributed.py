@@ -6,6 +6,7 @@ written by all, through orbax, to a workdir that all of them see.
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -211,6 +212,22 @@ def exchange(name: str, text: str, *, seconds: float) -> list[str]:
         client.blocking_key_value_get(f"bert-jax/exchange/{name}/{rank}", int(1000 * seconds))
         for rank in range(jax.process_count())
     ]
+
+
+_endings = itertools.count()
+
+
+def all_end(*, seconds: float = 20.0) -> bool:
+    """Returns whether every process has come to the end of its run within some seconds.
+
+    Where one has not, it waits in a step for this one, which is to go: what asks all of them would
+    never return.
+    """
+    try:
+        exchange(f"end-{next(_endings)}", "", seconds=seconds)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def smallest(size: int | None, *, mesh: Mesh) -> int | None:

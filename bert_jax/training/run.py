@@ -136,6 +136,9 @@ def train(
             try:
                 end = _train_phases(run, state, resumed_from, rows)
             except (Preempted, NonFinite, Diverged) as error:
+                if not distributed.all_end():
+                    _abandoned.append(run.feed)
+                    raise
                 saver.finish()
                 if isinstance(error, Preempted):
                     logger.event("preempt", step=run.step)

@@ -108,7 +108,8 @@ def test_of_two_at_once_one_holds_it(tmp_path, address, place):
     assert not elsewhere or max(elsewhere) < lease.SECONDS + 5
 
 
-@pytest.mark.parametrize("place", ["folder", pytest.param("bucket", marks=long_form)])
+@long_form
+@pytest.mark.parametrize("place", ["folder", "bucket"])
 def test_of_two_runs_one_trains(tmp_path, corpus, address, place):
     """The real command; the one that trains is killed, and the next one goes on."""
     control(address, faults={}, latency=0.0, stream=0.0)

@@ -161,7 +161,7 @@ def test_another_machine_is_refused_while_the_lease_is_renewed(workdir, machine,
 
 def test_the_lease_of_a_dead_machine_runs_out(workdir, machine, monkeypatch):
     """Whoever wakes up afterwards has lost it, and leaves the new one alone."""
-    monkeypatch.setattr(lease, "SECONDS", 1.5)
+    monkeypatch.setattr(lease, "SECONDS", 0.9)
     machine("first")
     first = killed(workdir)
     machine("second")
@@ -194,7 +194,7 @@ def test_a_machine_takes_back_its_own(workdir, machine):
 @pytest.mark.parametrize("skew", [-60, 60])
 def test_clocks_that_differ_by_a_minute(workdir, machine, monkeypatch, skew):
     """A lease just written is not over; one that was seen to run out is."""
-    monkeypatch.setattr(lease, "SECONDS", 1.5)
+    monkeypatch.setattr(lease, "SECONDS", 0.9)
     machine("first")
     killed(workdir)
     now = time.time
@@ -230,7 +230,7 @@ def test_an_old_lease_is_over_at_once(tmp_path, machine):
 )
 def test_a_lease_that_says_nothing(workdir, machine, monkeypatch, text):
     """It names nobody, and runs out like any other."""
-    monkeypatch.setattr(lease, "SECONDS", 0.5)
+    monkeypatch.setattr(lease, "SECONDS", 0.3)
     assert lease_of(workdir).replace(text, None) is not None
     monkeypatch.setattr(lease, "_HERE_SECONDS", 0.1)
     machine("second")
