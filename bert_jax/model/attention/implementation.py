@@ -109,7 +109,7 @@ class Implementation:
 
 
 class Auto(Implementation):
-    """What `auto` names: for each need the first entry that can serve it and pays."""
+    """The entry `auto`: for each need the first entry that can serve it and pays."""
 
     name = "auto"
     takes_bias = takes_dropout = has_deputy = True

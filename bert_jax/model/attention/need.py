@@ -1,4 +1,4 @@
-"""What a layer needs of attention: all of it is known before a program is traced."""
+"""The need of a layer, by which attention is chosen: known before a program is traced."""
 
 import dataclasses
 from dataclasses import dataclass
