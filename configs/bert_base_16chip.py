@@ -1,6 +1,6 @@
 """BERT-Base on the 16 chips of the paper (a v3-32: 32 cores, 4 hosts).
 
-    launch/tpu supervise --type v3-32 --config bert_base_16chip ...      # docs/launch.md
+    launch/tpu run --type v3-32 --config bert_base_16chip ...      # docs/launch.md
     bert-jax pretrain bert_base_16chip --corpus DIR --workdir DIR --distributed    # on each host
 
 The recipe, the weights and the losses are those of `bert_base`: only the machine differs. Each

@@ -1,6 +1,6 @@
 """BERT-Large on the 64 chips of the paper (a v3-128: 128 cores, 16 hosts).
 
-    launch/tpu supervise --type v3-128 --config bert_large_64chip ...      # docs/launch.md
+    launch/tpu run --type v3-128 --config bert_large_64chip ...      # docs/launch.md
     bert-jax pretrain bert_large_64chip --corpus DIR --workdir DIR --distributed    # on each host
 
 The recipe, the weights and the losses are those of `bert_large`: only the machine differs. Each

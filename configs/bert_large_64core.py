@@ -1,6 +1,6 @@
 """BERT-Large on 64 TPU v3 cores (a v3-64: 32 chips, 8 hosts), the set-up this project is named for.
 
-    launch/tpu supervise --type v3-64 --config bert_large_64core ...      # docs/launch.md
+    launch/tpu run --type v3-64 --config bert_large_64core ...      # docs/launch.md
     bert-jax pretrain bert_large_64core --corpus DIR --workdir DIR --distributed    # on each host
 
 The recipe, the weights and the losses are those of `bert_large`: only the machine differs. Each

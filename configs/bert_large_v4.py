@@ -1,6 +1,6 @@
 """BERT-Large on 64 TPU v4 chips (a v4-128: 64 devices, 16 hosts).
 
-    launch/tpu supervise --type v4-128 --config bert_large_v4 ...      # docs/launch.md
+    launch/tpu run --type v4-128 --config bert_large_v4 ...      # docs/launch.md
     bert-jax pretrain bert_large_v4 --corpus DIR --workdir DIR --distributed    # on each host
 
 The recipe, the weights and the losses are those of `bert_large`: only the machine differs. Each

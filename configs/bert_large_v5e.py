@@ -1,6 +1,6 @@
 """BERT-Large on 64 TPU v5e chips (a v5litepod-64: 64 devices, 16 hosts).
 
-    launch/tpu supervise --type v5litepod-64 --config bert_large_v5e ...      # docs/launch.md
+    launch/tpu run --type v5litepod-64 --config bert_large_v5e ...      # docs/launch.md
     bert-jax pretrain bert_large_v5e --corpus DIR --workdir DIR --distributed    # on each host
 
 The recipe, the weights and the losses are those of `bert_large`: only the machine differs. Each

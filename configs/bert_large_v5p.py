@@ -1,6 +1,6 @@
 """BERT-Large on 64 TPU v5p chips (a v5p-128: 64 devices, 16 hosts).
 
-    launch/tpu supervise --type v5p-128 --config bert_large_v5p ...      # docs/launch.md
+    launch/tpu run --type v5p-128 --config bert_large_v5p ...      # docs/launch.md
     bert-jax pretrain bert_large_v5p --corpus DIR --workdir DIR --distributed    # on each host
 
 The recipe, the weights and the losses are those of `bert_large`: only the machine differs. Each

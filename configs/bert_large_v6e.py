@@ -1,6 +1,6 @@
 """BERT-Large on 64 TPU v6e chips (64 devices, 16 hosts).
 
-    launch/tpu supervise --type v6e-64 --config bert_large_v6e ...      # docs/launch.md
+    launch/tpu run --type v6e-64 --config bert_large_v6e ...      # docs/launch.md
     bert-jax pretrain bert_large_v6e --corpus DIR --workdir DIR --distributed    # on each host
 
 The recipe, the weights and the losses are those of `bert_large`: only the machine differs. Each

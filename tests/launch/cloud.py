@@ -196,8 +196,10 @@ class Cloud:
         self, *command: str | Path, settings: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """With a stdin that is at its end: what asks a question gets no answer."""
+        # What a shell has put into the background does not hear SIGINT, nor do its children.
+        heard = ("/usr/bin/env", "--default-signal=INT")
         process = subprocess.Popen(
-            [str(word) for word in command],
+            [str(word) for word in (*heard, *command)],
             env=self.environment | (settings or {}),
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
