@@ -1,4 +1,4 @@
-"""What a token costs in rows of 8,192 beside rows of 1,024: whole train steps of modern_base.
+"""Compares a token in rows of 8,192 with one in rows of 1,024: whole train steps of modern_base.
 
     python benchmarks/long_rows.py                          # a CPU: minutes, 6 GiB
     python benchmarks/long_rows.py --topology v5e:8x8       # by the TPU compiler
