@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from bert_jax.model.attention.implementation import Implementation
 from bert_jax.model.attention.need import Need
 from bert_jax.model.attention.plain import FORBIDDEN
-from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import on_each_device, spec_of
 
@@ -51,9 +50,7 @@ class Chunked(Implementation):
         v_BHKS: jax.Array,
         *,
         mask: Mask,
-        bias_BHLS: jax.Array | None,
-        key: DropoutKey | None,
-        rate: float,
+        **unused: object,
     ) -> jax.Array:
         return _attend(q_BHKL * q_BHKL.shape[2] ** -0.5, k_BHKS, v_BHKS, mask)
 

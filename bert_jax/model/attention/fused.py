@@ -28,9 +28,9 @@ class Fused(Implementation):
         v_BHKS: jax.Array,
         *,
         mask: Mask,
-        bias_BHLS: jax.Array | None,
         key: DropoutKey | None,
         rate: float,
+        **unused: object,
     ) -> jax.Array:
         scale = q_BHKL.shape[2] ** -0.5
         return _attend(q_BHKL * scale, k_BHKS, v_BHKS, mask.allowed(), key, rate)

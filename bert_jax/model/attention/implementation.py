@@ -104,7 +104,9 @@ class Implementation:
         key: DropoutKey | None,
         rate: float,
     ) -> jax.Array:
-        """Returns the same, computed here. The call is one that it can serve."""
+        """Returns the same, computed here. The call is one that it can serve: an entry that
+        takes no bias gets None, and one that takes no dropout a rate of 0.
+        """
         raise NotImplementedError
 
 

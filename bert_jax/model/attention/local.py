@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from bert_jax.model.attention.fused import backward, forward
 from bert_jax.model.attention.implementation import Implementation
 from bert_jax.model.attention.need import Need
-from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import over_batch, spec_of
 
@@ -45,9 +44,7 @@ class Local(Implementation):
         v_BHKS: jax.Array,
         *,
         mask: Mask,
-        bias_BHLS: jax.Array | None,
-        key: DropoutKey | None,
-        rate: float,
+        **unused: object,
     ) -> jax.Array:
         block, scale = near_block(mask.window, k_BHKS.shape[3]), q_BHKL.shape[2] ** -0.5
         assert block is not None

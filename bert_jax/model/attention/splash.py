@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from bert_jax.model.attention.implementation import Implementation, device_kind
 from bert_jax.model.attention.need import Need
-from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import on_each_device, spec_of
 
@@ -53,9 +52,7 @@ class Splash(Implementation):
         v_BHKS: jax.Array,
         *,
         mask: Mask,
-        bias_BHLS: jax.Array | None,
-        key: DropoutKey | None,
-        rate: float,
+        **unused: object,
     ) -> jax.Array:
         rows, heads, *_ = spec_of(q_BHKL)
         cut, ids = jax.P(rows, heads), jax.P(rows)
