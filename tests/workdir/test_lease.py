@@ -40,7 +40,11 @@ def workdir(request, tmp_path, monkeypatch):
         yield str(tmp_path / "run")
         return
     import gcsfs
+    from etils.epath import gpath
 
+    bucket.choose_gcsfs()
+    # A test before may have asked for a path where TensorFlow was to serve it: etils keeps that.
+    gpath._is_tf_installed.cache_clear()
     address = request.getfixturevalue("address")
     for name, value in environment(address).items():
         monkeypatch.setenv(name, value)
