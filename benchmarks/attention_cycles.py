@@ -1,10 +1,11 @@
 """Cycles and memory of one layer's attention, forward and backward, by the TPU compiler.
 
     python benchmarks/attention_cycles.py v5e chunked 8192 1 [--window 128]
+    python benchmarks/attention_cycles.py v3 fused 512 4 --heads 16 --dropout 0.1
 
-12 heads of 64 (ModernBERT-Base) in bfloat16 on one device, rows of one sequence. Prints the
-compiler's estimate, and the cycles of its final schedule or of its bytes, whichever are more
-(benchmarks/tpu_bundles.py); kernels are in the latter alone.
+12 heads of 64 (ModernBERT-Base) where nothing else is said, in bfloat16 on one device, rows of one
+sequence. Prints the compiler's estimate, and the cycles of its final schedule or of its bytes,
+whichever are more (benchmarks/tpu_bundles.py); kernels are in the latter alone.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import tpu_bundles
 from bert_jax_lab.planning import topologies
 from bert_jax_lab.planning.topologies import CHIPS
 
-HEADS, SIZE = 12, 64
+SIZE = 64
 
 
 def main() -> None:
@@ -28,6 +29,8 @@ def main() -> None:
     parser.add_argument("length", type=int)
     parser.add_argument("rows", type=int)
     parser.add_argument("--window", type=int)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--dropout", type=float, default=0.0, help="the share of weights dropped")
     arguments = parser.parse_args()
     chip = CHIPS[arguments.generation]
     topologies.prepare_environment()
@@ -37,8 +40,10 @@ def main() -> None:
         os.environ["LIBTPU_INIT_ARGS"] = tpu_bundles.ARGUMENTS.format(folder=schedules)
 
         import jax
+        import jax.numpy as jnp
 
         from bert_jax.model import sharding
+        from bert_jax.model.dropout import DropoutKey
         from bert_jax.model.mask import Mask
         from bert_jax.registry import ATTENTION
 
@@ -46,9 +51,11 @@ def main() -> None:
 
         def both_ways(q, k, v, ids_BL, places_BL, g):
             mask = Mask.of_rows(ids_BL, places_BL, window=arguments.window)
+            key = DropoutKey.create(seed=0, step=jnp.int32(0), rows_B=places_BL[:, 0])
+            options = {"bias_BHLS": None, "key": key, "rate": arguments.dropout}
 
             def attend(q, k, v):
-                return entry.attend(q, k, v, mask=mask, bias_BHLS=None, key=None, rate=0.0)
+                return entry.attend(q, k, v, mask=mask, **options)
 
             out, pull = jax.vjp(attend, q, k, v)
             return out, pull(g)
@@ -58,7 +65,7 @@ def main() -> None:
         mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=topologies.devices(topology)[:1])
         with jax.set_mesh(mesh):
             rows = sharding.batch_sharding(mesh)
-            size = (arguments.rows, HEADS, SIZE, arguments.length)
+            size = (arguments.rows, arguments.heads, SIZE, arguments.length)
             x = jax.ShapeDtypeStruct(size, "bfloat16", sharding=rows)
             ids = jax.ShapeDtypeStruct(size[::3], "int32", sharding=rows)
             lowered = jax.jit(both_ways).trace(x, x, x, ids, ids, x)

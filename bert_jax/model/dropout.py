@@ -2,9 +2,10 @@
 
 The random bits come from a short integer hash of counters, not from a generator with state and not
 from threefry: they fuse into the multiplication they gate, the backward pass computes them again
-instead of storing them, and they are the same on every mesh, since an element is known by its row
-in the *global* batch and its index in that row. Row and index are separate 32-bit words, so nothing
-repeats when a tensor has more than 2^32 elements.
+instead of storing them (but for attention, whose stored numbers have the mask in their signs), and
+they are the same on every mesh, since an element is known by its row in the *global* batch and its
+index in that row. Row and index are separate 32-bit words, so nothing repeats when a tensor has
+more than 2^32 elements.
 
 The mixing steps are those of Wellons' `lowbias32` (https://nullprogram.com/blog/2018/07/31/) with a
 second key word between its two multiplications. tests/model/test_dropout.py tests it as a

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.model import sharding
+from bert_jax.model.attention import fused
 from bert_jax.model.dropout import DropoutKey, keep_mask
 from bert_jax.model.mask import Mask
 from bert_jax.registry import ATTENTION
@@ -73,6 +74,28 @@ def test_outputs_and_derivatives_are_the_formulas(rate, name):
             for function in (ours, theirs)
         )
     assert_close(found, expected)
+
+
+def test_the_mask_of_dropout_is_drawn_once_for_both_passes(monkeypatch):
+    """Its bits are dear on chips without an integer multiplication."""
+    q, k, v, g = arrays(4)
+    key = DropoutKey.create(seed=3, step=jnp.int32(5), rows_B=jnp.arange(_ROWS))
+    drawn = []
+
+    def counting(key, x, *, rate):
+        drawn.append(x.shape)
+        return keep_mask(key, x, rate=rate)
+
+    monkeypatch.setattr(fused, "keep_mask", counting)
+
+    def both_ways(q, k, v, g):
+        mask = Mask.of_rows(sequence_ids(), sequence_ids())
+        attend = partial(ATTENTION["fused"], mask=mask, key=key, dropout_rate=0.1)
+        out, pull = jax.vjp(attend, q, k, v)
+        return out, pull(g)
+
+    jax.make_jaxpr(both_ways)(q, k, v, g)
+    assert drawn == [(_ROWS, _HEADS, _LENGTH, _LENGTH)]
 
 
 @pytest.mark.parametrize("name", _BACK_ENDS)

@@ -128,7 +128,7 @@ def _three_in_blocks(q_BHKL, k_BHKL, v_BHKL, *, block):
 def _near_forward(q_BHKL, k_BHKL, v_BHKL, allowed, block) -> tuple[jax.Array, Any]:
     batch, _, _, length = q_BHKL.shape
     q, k, v = _three_in_blocks(q_BHKL, k_BHKL, v_BHKL, block=block)
-    out, (_, _, _, exponentials, divisor, _, _) = forward(q, k, v, allowed, None, 0.0)
+    out, (_, _, _, exponentials, divisor, _) = forward(q, k, v, allowed, None, 0.0)
     kept = (q_BHKL, k_BHKL, v_BHKL, exponentials, divisor, out)
     return _in_rows(out, batch, length), kept
 
@@ -138,7 +138,7 @@ def _near_backward(block, kept, g_BHKL):
     *whole, exponentials, divisor, out = kept
     cut, pull = jax.vjp(partial(_three_in_blocks, block=block), *whole)
     g = _in_blocks(g_BHKL, block, with_neighbours=False)
-    dq, dk, dv, *_ = backward(0.0, (*cut, exponentials, divisor, out, None), g)
+    dq, dk, dv, *_ = backward(0.0, (*cut, exponentials, divisor, out), g)
     return *pull((dq, dk, dv)), None
 
 
