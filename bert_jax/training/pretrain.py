@@ -12,13 +12,16 @@ from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split, open_corpus
+from bert_jax.data.pretraining.epochs import KeptEpochs
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
 from bert_jax.memory import fit as fitting
 from bert_jax.memory.fit import Demand
 from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import import_export
 from bert_jax.progress import duration, note
+from bert_jax.runtime import distributed
 from bert_jax.training import device_feed, preflight
+from bert_jax.training.epoch_sizes import EpochSizes
 from bert_jax.training.evaluate import HeldOut, batch_shape, describe
 from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
@@ -96,7 +99,10 @@ def pretrain(
         # Measured on one device, hence before all of them are the context.
         peak = peak_flops(config.compute.dtype)
         _note_time(config, peak)
-        job = Pretraining(config, corpus, mesh, peak=peak, initialization=initialization)
+        sizes = EpochSizes(place.path, corpus=corpus.fingerprint, is_writer=distributed.is_main())
+        job = Pretraining(
+            config, corpus, mesh, peak=peak, initialization=initialization, kept=sizes
+        )
         hooks = named_hooks(config, expected_curves={"expect": expect})
         settled.set_up_allocator()
         with jax.set_mesh(mesh):
@@ -132,8 +138,11 @@ class Pretraining:
         *,
         peak: float,
         initialization: Initialization | None = None,
+        kept: KeptEpochs | None = None,
     ):
-        """`peak` is the FLOP/s that all devices together can reach."""
+        """`peak` is the FLOP/s that all devices together can reach, `kept` has the sizes of first
+        epochs.
+        """
         self.config, self.corpus, self.mesh = config, corpus, mesh
         self._initialization = initialization or Initialization(None)
         self.manifest: dict[str, Any] | None = corpus.manifest
@@ -141,7 +150,7 @@ class Pretraining:
         self.objective: Objective = entry_of(config, "objective")
         self.introduction = f"{corpus.train.shard_starts[-1] / 1e6:.1f} M training tokens"
         self._peak = peak
-        self._pipeline = pipeline_of(config, corpus)
+        self._pipeline = pipeline_of(config, corpus, kept=kept)
 
     def initial_state(self) -> TrainState:
         return self._initialization.state(self.config, self.corpus, self.mesh)
@@ -213,8 +222,16 @@ class Pretraining:
         return {"corpus": self.corpus.fingerprint}
 
 
-def pipeline_of(config: TrainConfig, corpus: Corpus, split: Split | None = None) -> Pipeline:
-    """Returns the training batches of a run; those of another split where one is given."""
+def pipeline_of(
+    config: TrainConfig,
+    corpus: Corpus,
+    split: Split | None = None,
+    *,
+    kept: KeptEpochs | None = None,
+) -> Pipeline:
+    """Returns the training batches of a run; those of another split where one is given. `kept` has
+    the sizes of first epochs of the corpus.
+    """
     return Pipeline(
         corpus.train if split is None else split,
         collator=entry_of(config, "objective"),
@@ -222,6 +239,7 @@ def pipeline_of(config: TrainConfig, corpus: Corpus, split: Split | None = None)
         options=[config.in_phase(i).data for i in range(len(config.phases))],
         phases=config.phases,
         seed=config.seed,
+        kept=kept,
     )
 
 

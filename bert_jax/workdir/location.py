@@ -36,6 +36,7 @@ REMOVED = ".removed"
 _TAKEN_BACK = (
     "tokenizer",
     "expected.json",
+    "epochs.json",
     "metrics.jsonl",
     "metrics.aside.jsonl",
     "events.jsonl",

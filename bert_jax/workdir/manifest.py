@@ -28,7 +28,7 @@ def write(step_directory: Any, **facts: Any) -> None:
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     entry = {"format": _FORMAT, "step": int(step_directory.name), "saved_at": now, **facts}
     entry["files"] = _described(step_directory)
-    text = json.dumps(entry | {"checksum": _checksum(entry)}, indent=1)
+    text = json.dumps(entry | {"checksum": checksum_of(entry)}, indent=1)
     # Whole or not at all: on a disk by the rename, in a bucket since objects appear when complete.
     if is_address(step_directory):
         (step_directory / MANIFEST).write_text(text)
@@ -53,7 +53,7 @@ def read(step_directory: Any) -> dict[str, Any]:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{MANIFEST} is damaged") from error
-    if not isinstance(values, dict) or values.pop("checksum", None) != _checksum(values):
+    if not isinstance(values, dict) or values.pop("checksum", None) != checksum_of(values):
         raise ValueError(f"{MANIFEST} is damaged")
     if values.get("format") != _FORMAT:
         raise ValueError(f"{MANIFEST} has format {values.get('format')}, not {_FORMAT}")
@@ -140,5 +140,6 @@ def _files(directory: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _checksum(values: dict[str, Any]) -> int:
+def checksum_of(values: dict[str, Any]) -> int:
+    """Returns the CRC-32 of values of JSON, whatever the order of their keys."""
     return zlib.crc32(json.dumps(values, sort_keys=True).encode())

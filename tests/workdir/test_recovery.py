@@ -72,7 +72,7 @@ def test_a_manifest_that_nobody_wrote(saved, change):
     path = step_of(saved, 8) / "manifest.json"
     values = json.loads(path.read_text()) | change
     del values["checksum"]
-    path.write_text(json.dumps(values | {"checksum": manifest._checksum(values)}))
+    path.write_text(json.dumps(values | {"checksum": manifest.checksum_of(values)}))
     assert checkpoint.problem(saved, 8) is not None
 
 

@@ -1,12 +1,60 @@
-"""Epochs of a phase: which one a number lies in, and the plans of the two used last."""
+"""Epochs of a phase: which one a number lies in, the size of the first, by which examples are
+numbered, and the plans of the two used last.
+"""
 
+import hashlib
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from bert_jax.config import DataConfig, PhaseConfig
+from bert_jax.config.fields import settings_of
+
+
+class FirstEpoch(NamedTuple):
+    """The size of a phase's epoch 0, by which the examples of all its epochs are numbered."""
+
+    examples: int
+    rows: int  # as many, where they are not packed
+    tokens: int  # of all examples; 0 where rows are not packed
+
+
+class KeptEpochs(Protocol):
+    """Sizes of first epochs that outlive the process, so that a resumed run plans its own alone."""
+
+    def get(self, phase: int, decisive: str) -> FirstEpoch | None:
+        """Returns the size that is kept for a phase, if what decided it was the same."""
+        ...
+
+    def put(self, phase: int, decisive: str, first: FirstEpoch) -> None: ...
+
+    def disagree(self, phase: int, kept: int, found: int) -> Exception:
+        """Returns the error for a phase's kept number of rows, of which the plan has others."""
+        ...
+
+
+def decisive(options: DataConfig, phase: PhaseConfig, seed: int) -> str:
+    """Returns a digest of all that a phase's first epoch is made from, but for the split and the
+    phase's number.
+    """
+    values = {
+        "seed": seed,
+        "sequence_length": phase.sequence_length,
+        "sequences": phase.sequences,
+        "own": dict(options.options),
+        **{
+            name: getattr(options, name)
+            for name, setting in settings_of(DataConfig).items()
+            if setting is not None and setting.rule.on_resume != "free"
+        },
+    }
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def by_epoch(numbers: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -25,13 +73,6 @@ class EpochCache:
         self._plan = plan
         self._lock = threading.Lock()
         self._futures: OrderedDict[int, Future[Any]] = OrderedDict()
-        self._first_size: int | None = None
-
-    def first_size(self) -> int:
-        """Returns the size of epoch 0's plan, remembered after the plan has gone."""
-        if self._first_size is None:
-            self._first_size = len(self.get(0))
-        return self._first_size
 
     def get(self, epoch: int) -> Any:
         future, is_new = self._entry(epoch)

@@ -3,7 +3,8 @@
 Example n of a phase is row n % global_batch_size of its step n // global_batch_size. It lies in
 epoch n // E, where E is the size of the phase's first epoch, and its place there goes through the
 epoch's own permutation to a row of the epoch's plan. Nothing is carried from batch to batch: a run
-resumes from its step alone, and hosts agree by asking for rows of the same step.
+resumes from its step alone, and hosts agree by asking for rows of the same step. E may be kept
+somewhere, so that it need not be counted again; it is what the plan of epoch 0 says all the same.
 
 Where rows are packed (`data.packing`), examples are numbered and made in the same way. An epoch has
 a table of packed rows, each of which names some of its E examples, and row n of a phase goes in the
@@ -25,7 +26,7 @@ from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.batch import Batch, Draw, Field
-from bert_jax.data.pretraining.epochs import EpochCache, by_epoch
+from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch, KeptEpochs, by_epoch, decisive
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 
@@ -63,9 +64,11 @@ class Pipeline:
         options: DataConfig | Sequence[DataConfig],
         phases: tuple[PhaseConfig, ...],
         seed: int,
+        kept: KeptEpochs | None = None,
     ):
-        """Costs nothing; the first batch of an epoch waits for the epoch's plan. `options` are
-        those of all phases, or one for each.
+        """Costs nothing; the first batch of an epoch waits for the epoch's plan, and for that of
+        the phase's first epoch, unless its size is `kept`. `options` are those of all phases, or
+        one for each.
 
         Raises `UsageError` if the split makes no rows, or a phase's sizes are impossible.
         """
@@ -92,8 +95,8 @@ class Pipeline:
             EpochCache(self._packer(index)) if options.packing != "none" else None
             for index, (_, options) in enumerate(pairs)
         ]
-        # Phase -> the tokens of its first epoch's examples.
-        self._tokens: dict[int, int] = {}
+        self._kept = kept
+        self._firsts: dict[int, FirstEpoch] = {}
 
     def batch_at(self, step: int, rows: range) -> Batch:
         """Returns the given rows of the batch of `step`, which counts over all phases.
@@ -138,22 +141,38 @@ class Pipeline:
     def rows_per_epoch(self, phase_index: int) -> int:
         """Returns the number of rows in one pass over the split.
 
-        Waits for the phase's first plan.
+        Waits for the phase's first plan, as the two below do, unless its size is kept.
         """
-        return self._epochs(phase_index).first_size()
+        return self._first(phase_index).rows
 
     def examples_per_epoch(self, phase_index: int) -> int:
-        """Returns the number of examples in one pass over the split: as many rows, if not packed.
-
-        Waits for the phase's first plan.
+        """Returns the number of examples in one pass over the split: as many rows, if not
+        packed.
         """
-        return self._plans[phase_index].first_size()
+        return self._first(phase_index).examples
 
     def fill(self, phase_index: int) -> packing.Fill:
-        """Returns how full the packed rows of a phase are. Waits for the phase's first plan."""
-        rows = self.rows_per_epoch(phase_index)
-        examples = self.examples_per_epoch(phase_index)
-        return packing.Fill(examples / rows, self._tokens[phase_index] / rows)
+        """Returns how full the packed rows of a phase are."""
+        first = self._first(phase_index)
+        return packing.Fill(first.examples / first.rows, first.tokens / first.rows)
+
+    def _first(self, index: int) -> FirstEpoch:
+        """Returns the size of a phase's first epoch: as it is kept, or by planning it."""
+        first = self._firsts.get(index)
+        if first is not None:
+            return first
+        digest = decisive(self._options[index], self._phases[index], self._seed)
+        if self._kept is not None:
+            first = self._kept.get(index, digest)
+        if first is None:
+            plan, packings = self._plans[index].get(0), self._packings[index]
+            rows, tokens = len(plan), 0
+            if packings is not None:
+                rows, tokens = len(packings.get(0)), int(plan.lengths.sum())
+            first = FirstEpoch(len(plan), rows, tokens)
+            if self._kept is not None:
+                self._kept.put(index, digest, first)
+        return self._firsts.setdefault(index, first)
 
     def _epochs(self, index: int) -> EpochCache:
         return self._packings[index] or self._plans[index]
@@ -161,26 +180,36 @@ class Pipeline:
     def _planner(self, index: int) -> Callable[[int], Any]:
         def plan(epoch: int) -> Any:
             options = self._options[index]
-            return entry_of(options, "rows").plan(
+            made = entry_of(options, "rows").plan(
                 self._split,
                 options=options,
                 sequence_length=self._phases[index].sequence_length,
                 key=counter_rng.derive(self._seed, _Key.PLAN, index, epoch),
             )
+            if epoch == 0 and index in self._firsts:
+                self._require(index, self._firsts[index].examples, len(made))
+            return made
 
         return plan
 
     def _packer(self, index: int) -> Callable[[int], packing.Packing]:
         def pack(epoch: int) -> packing.Packing:
-            phase, offsets = self._phases[index], np.arange(self.examples_per_epoch(index))
-            plan = self._plans[index].get(epoch)
-            lengths = plan.lengths[self._places(index, epoch, offsets, len(plan))]
-            if epoch == 0:
-                self._tokens[index] = int(lengths.sum())
+            phase, plan = self._phases[index], self._plans[index].get(epoch)
+            # Of the first epoch the plan itself says it, and the size is not known before it.
+            examples = self.examples_per_epoch(index) if epoch else len(plan)
+            lengths = plan.lengths[self._places(index, epoch, np.arange(examples), len(plan))]
             length, most = phase.sequence_length, phase.sequences
-            return packing.best_fit(lengths, length=length, most=most)
+            made = packing.best_fit(lengths, length=length, most=most)
+            if epoch == 0 and index in self._firsts:
+                self._require(index, self._firsts[index].rows, len(made))
+            return made
 
         return pack
+
+    def _require(self, index: int, kept: int, found: int) -> None:
+        """Raises the error for a first epoch that has not the size that was kept."""
+        if self._kept is not None and kept != found:
+            raise self._kept.disagree(index, kept, found)
 
     def _places(self, index: int, epoch: int, offsets: np.ndarray, size: int) -> np.ndarray:
         """Returns where in an epoch's plan, of that size, its examples stand."""
@@ -200,7 +229,7 @@ class Pipeline:
     def _packed(self, index: int, rows: np.ndarray) -> Batch:
         """Returns the phase's packed rows of the numbers `rows`, whose epochs ascend."""
         phase, packings, found = self._phases[index], self._epochs(index), []
-        for epoch, offsets in by_epoch(rows, packings.first_size()):
+        for epoch, offsets in by_epoch(rows, self.rows_per_epoch(index)):
             table = packings.get(epoch)
             # As with examples: a smaller epoch begins again, a larger one leaves out a few rows.
             key = counter_rng.derive(self._seed, _Key.PACKED_ROWS, index, epoch)
@@ -222,12 +251,11 @@ class Pipeline:
 
     def _plan_ahead(self, index: int, row: int) -> None:
         """Begins the next epoch's plan in the background, if the phase's row `row` is near it."""
-        phase, epochs = self._phases[index], self._epochs(index)
-        epoch, offset = divmod(row, epochs.first_size())
+        phase, size = self._phases[index], self.rows_per_epoch(index)
+        epoch, offset = divmod(row, size)
         last = phase.steps * phase.global_batch_size - 1
-        is_near = offset >= _PLAN_AHEAD * epochs.first_size()
-        if is_near and (epoch + 1) * epochs.first_size() <= last:
-            epochs.begin(epoch + 1)
+        if offset >= _PLAN_AHEAD * size and (epoch + 1) * size <= last:
+            self._epochs(index).begin(epoch + 1)
 
 
 class EvaluationSet:
