@@ -56,12 +56,13 @@ _MAY_IMPORT = {
     "data": set(),
     "data/language": {"errors", "progress"},
     "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
-    "data/corpus": {"data/language", "data/tokenizer"}
+    "data/sources": {"errors", "registry"},
+    "data/formats": {"data/sources", "errors", "strict_json"},
+    "data/corpus": {"data/language", "data/sources", "data/tokenizer"}
     | {"errors", "file_lock", "files", "progress", "registry", "strict_json"},
-    "data/formats": {"data/corpus", "errors", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
-    "data/tasks": {"data", "data/corpus", "data/formats", "data/pretraining", "data/tokenizer"}
+    "data/tasks": {"data", "data/formats", "data/pretraining", "data/sources", "data/tokenizer"}
     | {"errors", "progress", "strict_json"},
     "model": {"config", "registry"},
     "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry", "progress"},

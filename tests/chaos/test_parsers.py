@@ -30,7 +30,7 @@ from bert_jax import config_loader
 from bert_jax.config import HeadConfig, ModelConfig, TrainConfig
 from bert_jax.data.corpus import encode, store
 from bert_jax.data.corpus.prepare import prepare
-from bert_jax.data.corpus.sources import read_documents
+from bert_jax.data.sources.read import read_documents
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.training import train_sentencepiece
 from bert_jax.errors import BertJaxError, UsageError

@@ -10,6 +10,7 @@ other examples:
   bert-jax prepare --source texts/ --output corpus --vocab-size 8192
   bert-jax prepare --source rows.csv --text-field content --output corpus
   zcat dump.jsonl.gz | bert-jax prepare --source stdin:.jsonl --output corpus
+  bert-jax prepare --append --source new.txt --output corpus
 """
 
 import re
@@ -33,15 +34,19 @@ class PrepareOptions(Verb):
     Python documentation found on this machine) ([sources](data.md#sources)). Repeat for several"""
     output: Local
     """DIR: the corpus directory to write, go on writing, or find finished"""
-    text_field: str = "text"
+    append: bool = False
+    """add the sources to the corpus that is in --output, but for what it has already; its files and
+    its options stay ([a corpus that grows](data.md#a-corpus-that-grows))"""
+    text_field: str | None = None
     """NAME: the field or column of a record that holds its text; of several, as
     text,content,doc.text, the first that a record has; a dot goes inside of objects and structs
-    ([fields](data.md#fields))"""
-    document: Literal["blank", "line", "file"] = "blank"
+    ([fields](data.md#fields)) (default: text)"""
+    document: Literal["blank", "line", "file"] | None = None
     """a document of plain text ends at a blank line, with each line, or with the file
-    ([layouts](data.md#layouts))"""
-    paragraph: Literal["line", "blank"] = "line"
-    """a paragraph is a line, or the lines between two blank ones, joined: for wrapped text"""
+    ([layouts](data.md#layouts)) (default: blank)"""
+    paragraph: Literal["line", "blank"] | None = None
+    """a paragraph is a line, or the lines between two blank ones, joined: for wrapped text
+    (default: line)"""
     encoding: str | None = None
     """NAME: of text without a byte order mark, such as cp1252 (default: UTF-8)"""
     skip_bad: Annotated[Literal["record", "file"] | None, {"nargs": "?", "const": "file"}] = None
@@ -49,43 +54,48 @@ class PrepareOptions(Verb):
     how many (default: stop, and list all files)"""
     skip_bad_limit: float = 0.01
     """X: largest share of records that `--skip-bad record` leaves out"""
-    tokenizer: str = "wordpiece"
+    tokenizer: str | None = None
     """KIND|PATH: train 'wordpiece', 'sentencepiece' or 'bpe' (byte-level, as RoBERTa's), or load a
-    vocab.txt, tokenizer.json, vocab.json with merges.txt, .model file or tokenizer directory"""
-    vocab_size: int = 30522
-    """N: sub-words to train"""
+    vocab.txt, tokenizer.json, vocab.json with merges.txt, .model file or tokenizer directory
+    (default: wordpiece)"""
+    vocab_size: int | None = None
+    """N: sub-words to train (default: 30522)"""
     lowercase: bool | None = None
     """lower-case the text (default: yes when training, but for bpe; as the vocabulary is when
     loading)"""
-    strip_accents: Literal["auto", "yes", "no"] = "auto"
+    strip_accents: Literal["auto", "yes", "no"] | None = None
     """strip accents and other [marks](data.md#marks) from letters; auto does so when training
     wordpiece that lower-cases, unless more than 1 % of the words would lose one; a vocabulary that
-    is loaded keeps its own way"""
+    is loaded keeps its own way (default: auto)"""
     language: str | None = None
     """CODE: the language by whose rules [sentences are cut](data.md#sentences), such as de or ja
     (default: en, with a note where the text looks like another one)"""
-    validation_fraction: float = 0.01
-    """X: share of documents held out"""
+    validation_fraction: float | None = None
+    """X: share of documents held out (default: 0.01)"""
     validation_source: tuple[str, ...] = ()
     """SRC: hold out the text of this source, as --source, and draw nothing; what it shares with the
     training text is dropped there ([a held-out side of your
     own](data.md#a-held-out-side-of-your-own)). Repeat for several"""
     workers: int | None = None
     """N: processes (default: one a core)"""
-    seed: int = 0
-    """N: of the split and of the sample the tokenizer is trained on"""
+    seed: int | None = None
+    """N: of the split and of the sample the tokenizer is trained on (default: 0)"""
 
 
 def run(options: PrepareOptions) -> None:
     from bert_jax.cli.output import table
+    from bert_jax.data.corpus.append import append
     from bert_jax.data.corpus.prepare import prepare
 
     for source in (*options.source, *options.validation_source):
         _refuse_address(source)
-    given = {name: value for name, value in vars(options).items() if name != "extend"}
+    # What was not typed is as usual, or, with --append, as it is in the corpus.
+    no_options = ("extend", "append", "source", "output")
+    given = {n: v for n, v in vars(options).items() if n not in no_options and v is not None}
     given["validation_sources"] = given.pop("validation_source")
-    given["strip_accents"] = {"auto": None, "yes": True, "no": False}[options.strip_accents]
-    corpus = prepare(given.pop("source"), given.pop("output"), **given)
+    if options.strip_accents is not None:
+        given["strip_accents"] = {"auto": None, "yes": True, "no": False}[options.strip_accents]
+    corpus = (append if options.append else prepare)(options.source, options.output, **given)
     manifest = corpus.manifest
     shares = manifest.get("unknown_share", {})
     # Where no spaces are between words, white space separates none.
@@ -116,6 +126,12 @@ def run(options: PrepareOptions) -> None:
 def _remarks(corpus: Any) -> Iterator[str]:
     """Yields lines about what is not in the corpus, and about a small held-out side."""
     manifest = corpus.manifest
+    for added in manifest.get("appended", ())[-1:]:
+        train, held_out = added["documents"].values()
+        yield (
+            f"added last: {train + held_out:,} documents, of which {held_out:,} are held out, from "
+            f"{', '.join(added['sources'])}"
+        )
     total, small = manifest["counts"]["total"], manifest["counts"]["validation"]["tokens"]
     if copies := total["duplicate_documents"]:
         seen = copies + total["documents"] + total["empty_documents"]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data.corpus.document import Continuation, Document
 from bert_jax.data.corpus.identity import identify
-from bert_jax.data.corpus.source_stream import Findings, SourceOptions
-from bert_jax.data.corpus.sources import read_documents
 from bert_jax.data.corpus.store import SPLITS
+from bert_jax.data.sources.document import Continuation, Document
+from bert_jax.data.sources.read import read_documents
+from bert_jax.data.sources.stream import Findings, SourceOptions
 from bert_jax.errors import UsageError
 
 
@@ -39,8 +39,9 @@ class Survey:
     Duplicates, and which side a document is on, go by its words (`identity.py`). `decided` are the
     decisions of an earlier reading, which are taken again: to find a document's words takes as long
     as to read it. Where there are sources that are `held_out`, they are the validation side, whole,
-    and nothing is drawn; they are read first, so that what they hold is dropped elsewhere.
-    `findings` is what the readers left out or doubted.
+    and nothing is drawn; they are read first, so that what they hold is dropped elsewhere. `known`
+    are documents that are there already, as `digests` of a Survey gives them. `findings` is what
+    the readers left out or doubted.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Survey:
         reading: SourceOptions | None = None,
         decided: bytes | None = None,
         held_out: Sequence[str] = (),
+        known: np.ndarray | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.findings = Findings()
@@ -62,7 +64,7 @@ class Survey:
         self._fraction = validation_fraction
         self._salt = seed.to_bytes(8, "little")
         self._hash = hashlib.sha256()
-        self._seen = HashSet()
+        self._seen = HashSet(known)
         self._again = decided
         self._decisions = bytearray()  # one for each document that was read
         self._drawn = bytes(16)
@@ -128,10 +130,20 @@ class Survey:
         """Returns one byte for each document that was read, for a second reading."""
         return bytes(self._decisions)
 
+    @property
+    def digests(self) -> np.ndarray:
+        """Returns what the documents are known by that came for the first time: uint64, sorted."""
+        return self._seen.added()
+
     def changed(self) -> UsageError:
         """Returns the error for sources that are not what an earlier reading found."""
         where = ", ".join(self.sources)
         return UsageError(f"{where}: changed while they were read; run the same command again")
+
+    def require_text(self) -> None:
+        """Raises UsageError where no document was read."""
+        if not self._decisions:
+            raise UsageError(f"{', '.join(self.sources)}: empty: no document with text")
 
     def check(self, documents: Mapping[str, int]) -> None:
         """Refuses a split in which a document has no other; `documents` are those of each side."""
@@ -172,18 +184,22 @@ class HashSet:
 
     _RECENT = 1 << 20
 
-    def __init__(self) -> None:
-        self._sorted = np.empty(0, np.uint64)
+    def __init__(self, known: np.ndarray | None = None) -> None:
+        """`known` are hashes that are there from the beginning: uint64, sorted."""
+        none = np.empty(0, np.uint64)
+        self._known = none if known is None else known
+        self._sorted = none
         self._recent: set[int] = set()
 
     def add(self, value: int) -> bool:
         """Returns false where it was there already."""
         if value in self._recent:
             return False
-        if len(self._sorted):
-            at = int(np.searchsorted(self._sorted, np.uint64(value)))
-            if at < len(self._sorted) and int(self._sorted[at]) == value:
-                return False
+        for there in (self._sorted, self._known):
+            if len(there):
+                at = int(np.searchsorted(there, np.uint64(value)))
+                if at < len(there) and int(there[at]) == value:
+                    return False
         self._recent.add(value)
         if len(self._recent) == self._RECENT:
             recent = np.sort(np.fromiter(self._recent, np.uint64, self._RECENT))
@@ -191,6 +207,11 @@ class HashSet:
             self._sorted.sort(kind="stable")  # merges two sorted runs
             self._recent.clear()
         return True
+
+    def added(self) -> np.ndarray:
+        """Returns the hashes that were added, sorted: uint64."""
+        recent = np.fromiter(self._recent, np.uint64, len(self._recent))
+        return np.sort(np.concatenate([self._sorted, recent]))
 
 
 def sample(documents: Iterable[SourceDocument], *, budget: int) -> list[SourceDocument]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.corpus.encode import EncodedPart, TextCounts, read_part
-from bert_jax.data.corpus.store import describe_file, token_type
+from bert_jax.data.corpus.store import Corpus, describe_file, shard_files, token_counts, token_type
 from bert_jax.errors import StorageFailed
 from bert_jax.files import free_space
 from bert_jax.progress import note
@@ -20,19 +20,35 @@ COUNTS = ("documents", "sentences", "tokens", "words", "duplicate_documents", "e
 
 
 class JoinedSplit:
-    """The shards of a split, and what is counted while they are written."""
+    """The shards of a split, and what is counted while they are written.
 
-    def __init__(self, output: Path, split: str, vocab_size: int) -> None:
+    With those of `before`, the corpus that is added to, whose files stay as they are.
+    """
+
+    def __init__(
+        self, output: Path, split: str, vocab_size: int, *, before: Corpus | None = None
+    ) -> None:
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
-        self.text = TextCounts()
+        self.text = self.added = TextCounts()  # of all text, and of what is joined now
         self.token_counts = np.zeros(vocab_size, np.int64)
         self.files: dict[str, dict[str, int]] = {}
         self._output, self._split = output, split
-        self._dtype = token_type(vocab_size)
+        if before is not None:
+            self.counts.update(before.manifest["counts"][split])
+            self.text += before.manifest["text"][split].values()
+            self.token_counts += token_counts(getattr(before, split), vocab_size)
+            self.files |= shard_files(before.manifest, split)
 
     def join(self, files: Sequence[Path]) -> None:
-        """Writes consecutive parts as shards of at most SHARD_TOKENS, or of a single part."""
-        (self._output / self._split).mkdir()
+        """Writes consecutive parts as shards of at most SHARD_TOKENS, or of a single part.
+
+        Whatever else is in the split's folder goes: of a run that was cut short.
+        """
+        folder = self._output / self._split
+        folder.mkdir(exist_ok=True)
+        for file in folder.iterdir():
+            if f"{self._split}/{file.name}" not in self.files:
+                file.unlink()
         shard: list[EncodedPart] = []
         for file in files:
             part = read_part(file)
@@ -44,12 +60,13 @@ class JoinedSplit:
                 empty_documents=part.empty_documents,
             )
             self.text += part.text
+            self.added += part.text
             self.token_counts += np.bincount(part.tokens, minlength=len(self.token_counts))
             if shard and sum(len(p.tokens) for p in [*shard, part]) > SHARD_TOKENS:
                 self._write_shard(shard)
                 shard = []
             shard.append(part)
-        if self.counts["documents"]:
+        if any(len(part.documents) for part in shard):
             self._write_shard(shard)
 
     def unknown(self, unknown_id: int) -> int:
@@ -80,6 +97,31 @@ def fields_of_text(joined: Mapping[str, JoinedSplit], *, is_spaceless: bool) -> 
     if is_spaceless:
         fields["characters"] = {name: split.text.characters for name, split in joined.items()}
     return fields
+
+
+def added_to(
+    before: dict[str, Any], made: dict[str, Any], *, documents: dict[str, int]
+) -> dict[str, Any]:
+    """Returns the manifest of a corpus to which `documents` of either side were added.
+
+    `made` has the sources, what was left out of them, and the counts of all text, old and new.
+    """
+    of_all = ("counts", "unigram_entropy_nats", "unknown_share", "lost", "characters", "text",
+              "files", "digests")  # fmt: skip
+    manifest = before | {name: made[name] for name in of_all if name in made}
+    manifest["sources"] = [*before["sources"], *made["sources"]]
+    without = before.get("records_without_text", 0) + made.get("records_without_text", 0)
+    merged = {
+        "skipped_files": before.get("skipped_files", {}) | made.get("skipped_files", {}),
+        "skipped_records": dict(
+            Counter(before.get("skipped_records", {})) + Counter(made.get("skipped_records", {}))
+        ),
+        "records_without_text": without,
+    }
+    manifest |= {name: value for name, value in merged.items() if value}
+    entry = {name: made[name] for name in ("sources", "source_hash", "versions")}
+    manifest["appended"] = [*before.get("appended", []), entry | {"documents": documents}]
+    return manifest
 
 
 def _starts(lengths: list[np.ndarray]) -> np.ndarray:

@@ -4,7 +4,8 @@ The sources are read twice: once to find what is wrong with them, and the tokeni
 (`preview.py`), and once to encode. One reader, in this process, takes the documents once each,
 chooses their side of the split and groups them into parts (`dedup.py`); many processes encode the
 parts (`encode.py`) into files under OUTPUT/.parts; at the end these are joined, in the reader's
-order, to the shards of `store.py` (`join.py`). A restarted run reads the sources again and keeps
+order, to the shards of `store.py` (`join.py`), which come after those of a corpus that is added to
+(`append.py`). A restarted run reads the sources again and keeps
 the parts that it finds. The bytes of the result do not depend on the number of processes.
 """
 
@@ -17,14 +18,27 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from bert_jax import file_lock
+from bert_jax.data.corpus import digests
 from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.encode import CorpusPart, encode_parts, parts
-from bert_jax.data.corpus.join import COUNTS, JoinedSplit, entropy, fields_of_text, require_room
+from bert_jax.data.corpus.join import (
+    COUNTS,
+    JoinedSplit,
+    added_to,
+    entropy,
+    fields_of_text,
+    require_room,
+)
+from bert_jax.data.corpus.output import (
+    PARTS,
+    only_writer,
+    require_outside,
+    require_own,
+    storage_failures,
+    write_durably,
+)
 from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, preview
 from bert_jax.data.corpus.request import KINDS, Request
-from bert_jax.data.corpus.source_stream import SourceOptions, require_encoding, require_layout
-from bert_jax.data.corpus.sources import left_out
 from bert_jax.data.corpus.store import (
     FORMAT_VERSION,
     MANIFEST,
@@ -38,13 +52,13 @@ from bert_jax.data.corpus.store import (
 from bert_jax.data.corpus.trained_tokenizer import forget, train_or_find
 from bert_jax.data.language import codes, scripts
 from bert_jax.data.language.guess import note_other_language
+from bert_jax.data.sources.read import left_out
+from bert_jax.data.sources.stream import SourceOptions, require_encoding, require_layout
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown
-from bert_jax.errors import StorageFailed, UsageError, reason_of
+from bert_jax.errors import UsageError
 from bert_jax.progress import Progress, note
 
-_PARTS = ".parts"
-_LOCK = ".lock"
 _STDIN = "stdin"
 # Text that the tokenizer is trained on.
 _SAMPLE_BYTES = 64 << 20
@@ -81,8 +95,8 @@ def prepare(
 ) -> Corpus:
     """Writes the corpus directory `output`, or goes on writing it, or finds it finished.
 
-    `sources` are as `sources.read_documents` takes them; `text_field` is the field or column of
-    records that holds the text, `encoding`, `document` and `paragraph` are as in `SourceOptions`.
+    `sources` are as `read_documents` takes them; `text_field` is the field or column of records
+    that holds the text, `encoding`, `document` and `paragraph` are as in `SourceOptions`.
     Files that cannot be read are an error that lists all of them, unless `skip_bad` "file" (or
     True) leaves them out; "record" leaves out the bad records, a share of at most `skip_bad_limit`.
     `validation_sources` are the held-out side: nothing is drawn then, and what is also in the
@@ -138,12 +152,7 @@ def prepare(
         language=None if language is None else codes.canonical(language),
         strip_accents=strip_accents,
     )
-    for source in (*sources, *validation_sources):
-        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
-            raise UsageError(
-                f"`output` {output} lies in the folder `source` {source}, and would itself be read "
-                "as text; choose a place outside"
-            )
+    require_outside((*sources, *validation_sources), output)
     slip = difflib.get_close_matches(tokenizer, KINDS, n=1, cutoff=0.7)
     if slip and not request.trains and not Path(tokenizer).exists():
         raise UsageError(
@@ -154,17 +163,16 @@ def prepare(
         if request.trains
         else load_tokenizer(tokenizer, lowercase=lowercase, strip_accents=strip_accents)
     )
-    try:
+    # Where there are parts beside it, a finished corpus may be added to by another process.
+    if (output / MANIFEST).exists() and not (output / PARTS).exists():
+        with storage_failures(output):
+            return _reopen(request, output, given)
+    with storage_failures(output):
+        require_own(output)
+    with only_writer(output):
         if (output / MANIFEST).exists():
             return _reopen(request, output, given)
-        _require_own(output)
-        remedy = "wait until it has ended, or choose another `output`"
-        with file_lock.hold_or_refuse(output / _LOCK, f"is writing {output}", remedy):
-            if (output / MANIFEST).exists():  # written since
-                return _reopen(request, output, given)
-            return _write(request, output, given, workers or os.cpu_count() or 1)
-    except OSError as error:
-        raise StorageFailed(f"{error.filename or output}: {reason_of(error)}") from error
+        return write(request, output, given, workers)
 
 
 def _reopen(request: Request, output: Path, given: Tokenizer | None) -> Corpus:
@@ -179,7 +187,7 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None) -> Corpus:
     if given is not None and given.hash != manifest["tokenizer"]["hash"]:
         differences.append("its tokenizer is another one")
     if not differences:
-        stdin = output / _PARTS / _STDIN
+        stdin = output / PARTS / _STDIN
         try:
             look = preview(request, stdin, "compare sources")
         finally:
@@ -192,21 +200,25 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None) -> Corpus:
             "choose another `output`, or delete it"
         )
     corpus = open_corpus(output, verify=SPLITS)
-    shutil.rmtree(output / _PARTS, ignore_errors=True)
-    note(f"{output} is finished already, and its checksums are right: nothing to do")
+    shutil.rmtree(output / PARTS, ignore_errors=True)
+    times = len(manifest.get("appended", ()))
+    more = f", and has been added to {times} time{'s' * (times > 1)} since" if times else ""
+    note(f"{output} is finished already{more}, and its checksums are right: nothing to do")
     return corpus
 
 
-def _require_own(output: Path) -> None:
-    """Raises UsageError where there is something that `prepare` did not make."""
-    if not output.exists() or (output / _PARTS).is_dir():
-        return
-    if output.is_file() or any(path.name != _LOCK for path in output.iterdir()):
-        raise UsageError(f"{output} exists and is not a corpus: choose another `output`")
-
-
-def _write(request: Request, output: Path, given: Tokenizer | None, workers: int) -> Corpus:
-    folder = output / _PARTS
+def write(
+    request: Request,
+    output: Path,
+    given: Tokenizer | None,
+    workers: int | None = None,
+    *,
+    before: Corpus | None = None,
+) -> Corpus:
+    """Makes the corpus that is asked for, or adds to `before`, the one that is in `output`: its
+    tokenizer is `given` then, and the request has its options. In the process that holds the lock.
+    """
+    folder = output / PARTS
     folder.mkdir(parents=True, exist_ok=True)
 
     for line in left_out(request.sources, request.held_out):
@@ -217,7 +229,13 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
         "sample text" if given is None else "look through sources",
         sample_bytes=_SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
     )
-    look.survey.check(look.survey.documents)
+    if before is None:
+        look.survey.check(look.survey.documents)
+    elif not any(look.survey.documents.values()):
+        shutil.rmtree(folder, ignore_errors=True)
+        look.survey.require_text()
+        note(f"{output} has all of these documents already: nothing to do")
+        return before
     if request.language is None:
         note_other_language(look.beginning)
     if given is None:
@@ -230,22 +248,24 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
         )
     else:
         tokenizer = given
-        forget(output / "tokenizer", folder)
-        tokenizer.save(output / "tokenizer")
+        if before is None:
+            forget(output / "tokenizer", folder)
+            tokenizer.save(output / "tokenizer")
     require_room(output, folder, text_bytes=look.text_bytes, vocab_size=tokenizer.vocab_size)
     survey = request.survey(look.reading, decided=look.survey.decisions)
     total = sum(look.survey.documents.values())
+    workers = workers or os.cpu_count() or 1
     files = _encode(survey, tokenizer, output, request.rules, workers=workers, total=total)
     for error in survey.findings.files.values():  # of files that changed since the first look
         raise error
     if survey.source_hash != look.survey.source_hash:
         raise survey.changed()
-    for split in SPLITS:
-        shutil.rmtree(output / split, ignore_errors=True)
-    joined = {split: JoinedSplit(output, split, tokenizer.vocab_size) for split in SPLITS}
+    joined = {
+        split: JoinedSplit(output, split, tokenizer.vocab_size, before=before) for split in SPLITS
+    }
     for split in SPLITS:
         joined[split].join(files[split])
-        joined[split].counts["duplicate_documents"] = survey.duplicates[split]
+        joined[split].counts["duplicate_documents"] += survey.duplicates[split]
     survey.check({split: joined[split].counts["documents"] for split in SPLITS})
 
     counts = {split: joined[split].counts for split in SPLITS}
@@ -261,7 +281,9 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
             for name, split_counts in [*counts.items(), ("total", total_counts)]
         },
         "unigram_entropy_nats": entropy(joined["train"].token_counts),
+        "text": {split: joined[split].text._asdict() for split in SPLITS},
         "files": joined["train"].files | joined["validation"].files,
+        "digests": digests.add(output, before, look.survey.digests),
         "versions": {name: version(name) for name in ("sentencex", "tokenizers")},
     }
     unknown = {split: joined[split].unknown(tokenizer.special.unk) for split in SPLITS}
@@ -271,7 +293,11 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
         manifest["unknown_share"] = {
             name: round(count / counted[name]["tokens"], 6) for name, count in unknown.items()
         }
-    is_spaceless = scripts.is_mostly_spaceless(look.beginning)
+    is_spaceless = (
+        scripts.is_mostly_spaceless(look.beginning)
+        if before is None
+        else "characters" in before.manifest
+    )
     manifest |= fields_of_text(joined, is_spaceless=is_spaceless)
     noted = {
         "validation_sources": request.held_out,
@@ -280,11 +306,13 @@ def _write(request: Request, output: Path, given: Tokenizer | None, workers: int
         "records_without_text": look.survey.findings.without_text,
     }
     manifest |= {name: value for name, value in noted.items() if value}
+    if before is not None:
+        manifest = added_to(before.manifest, manifest, documents=survey.documents)
     manifest["fingerprint"] = fingerprint(manifest)
-    _write_durably(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    write_durably(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
-    text = joined["train"].text + joined["validation"].text
-    what = "the characters of the corpus"
+    text = joined["train"].added + joined["validation"].added
+    what = "the characters of the corpus" if before is None else "the characters that are added"
     remedy = _NO_UNKNOWN if given is not None else _MORE_KNOWN
     note_unknown(text.unknown_characters, text.characters, what, remedy)
     return open_corpus(output)
@@ -318,7 +346,7 @@ def _encode(
             for part in parts(
                 survey.read(),
                 tokenizer_hash=tokenizer.hash,
-                folder=output / _PARTS,
+                folder=output / PARTS,
                 language=language,
             ):
                 files[part.split].append(part.file)
@@ -335,12 +363,3 @@ def _encode(
             tokens += part_tokens
             progress.advance(part_documents)
     return files
-
-
-def _write_durably(file: Path, text: str) -> None:
-    unfinished = file.with_suffix(".tmp")
-    with unfinished.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    unfinished.replace(file)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bert_jax.data.corpus.dedup import SourceDocument, Survey, sample
 from bert_jax.data.corpus.request import Request
-from bert_jax.data.corpus.source_stream import SourceOptions
-from bert_jax.data.corpus.sources import is_stdin
+from bert_jax.data.sources.read import is_stdin
+from bert_jax.data.sources.stream import SourceOptions
 from bert_jax.errors import UsageError
 from bert_jax.progress import Progress, note
 

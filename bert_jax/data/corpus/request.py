@@ -1,11 +1,13 @@
 """The request to `prepare`: all that decides the content of a corpus."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from bert_jax.data.corpus.dedup import Survey
-from bert_jax.data.corpus.source_stream import SourceOptions
 from bert_jax.data.language import codes
+from bert_jax.data.sources.stream import SourceOptions
 
 # The kinds of tokenizers that can be trained.
 KINDS = ("wordpiece", "sentencepiece", "bpe")
@@ -27,6 +29,8 @@ class Request:
     held_out: tuple[str, ...]
     language: str | None
     strip_accents: bool | None
+    # The documents of the corpus that is added to (`Survey.digests`).
+    known: np.ndarray | None = field(default=None, compare=False)
 
     @property
     def trains(self) -> bool:
@@ -68,4 +72,5 @@ class Request:
             reading=reading,
             decided=decided,
             held_out=self.held_out,
+            known=self.known,
         )

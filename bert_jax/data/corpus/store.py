@@ -1,6 +1,7 @@
 """A tokenised corpus on disk: its format, and reading it.
 
     corpus.json               written last: counts, options, tokenizer, size and checksum of files
+    digests/00000.u64         what its documents are known by, for those that are added later
     tokenizer/                loadable by transformers.AutoTokenizer
     train/ validation/
       00000.tokens.npy        token ids of a shard, document after document, no special tokens;
@@ -92,7 +93,7 @@ def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpu
             raise _damaged(file, "is missing")
         if file.stat().st_size != entry["bytes"]:
             raise _damaged(file, f"has {file.stat().st_size} bytes, not {entry['bytes']}")
-    _verify(directory, {n: e for n, e in manifest["files"].items() if n.split("/")[0] in verify})
+    _verify(directory, {n: e for split in verify for n, e in shard_files(manifest, split).items()})
 
     expected = manifest["tokenizer"]
     folder = directory / "tokenizer"
@@ -201,6 +202,11 @@ def token_counts(split: Split, vocab_size: int) -> np.ndarray:
     return counts
 
 
+def shard_files(manifest: dict[str, Any], split: str) -> dict[str, dict[str, int]]:
+    """Returns the files of one side of the split, as the manifest has them."""
+    return {n: e for n, e in manifest["files"].items() if n.startswith(f"{split}/")}
+
+
 def describe_file(file: Path) -> dict[str, int]:
     """Returns the size and CRC-32 of a file, as the manifest keeps them."""
     return dict(zip(("bytes", "crc32"), measure(file), strict=True))
@@ -253,8 +259,8 @@ def token_type(vocab_size: int) -> np.dtype:
 def _open_split(directory: Path, name: str, manifest: dict[str, Any]) -> Split:
     stems = sorted(
         file.removesuffix(".tokens.npy")
-        for file in manifest["files"]
-        if file.startswith(f"{name}/") and file.endswith(".tokens.npy")
+        for file in shard_files(manifest, name)
+        if file.endswith(".tokens.npy")
     )
     shards, sentences, documents = (
         [_map(directory / f"{stem}.{array}.npy") for stem in stems] for array in _ARRAYS

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax.data.corpus.document import Document
-from bert_jax.data.corpus.source_stream import SourceStream
 from bert_jax.data.formats.columns import damage_named, documents_of, find_column
+from bert_jax.data.sources.document import Document
+from bert_jax.data.sources.stream import SourceStream
 from bert_jax.errors import UsageError
 
 # How the kind begins that is read in places; the other one is a stream.

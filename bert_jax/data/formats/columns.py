@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.document import Document
-from bert_jax.data.corpus.source_stream import SourceStream
 from bert_jax.data.formats.records import require_column
+from bert_jax.data.sources.document import Document
+from bert_jax.data.sources.stream import SourceStream
 from bert_jax.errors import UsageError, brief
 
 _REFUSED = "; `text_field` names another"

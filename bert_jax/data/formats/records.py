@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
-from bert_jax.data.corpus.document import Document
-from bert_jax.data.corpus.source_stream import SourceStream
 from bert_jax.data.formats import delimited
 from bert_jax.data.formats.delimited import (
     csv_rows,
@@ -17,6 +15,8 @@ from bert_jax.data.formats.delimited import (
     tab_rows,
     wrong_cells,
 )
+from bert_jax.data.sources.document import Document
+from bert_jax.data.sources.stream import SourceStream
 from bert_jax.errors import UsageError, brief
 
 _REMEDY = "; `text_field` names the one with the text"

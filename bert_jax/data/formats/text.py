@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax.data.corpus import document as limits
-from bert_jax.data.corpus.document import Continuation, Document, cut, join_lines
-from bert_jax.data.corpus.source_stream import SourceStream
+from bert_jax.data.sources import document as limits
+from bert_jax.data.sources.document import Continuation, Document, cut, join_lines
+from bert_jax.data.sources.stream import SourceStream
 from bert_jax.errors import UsageError
 
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax.data.corpus.document import Document
-from bert_jax.data.corpus.source_stream import SourceStream
+from bert_jax.data.sources.document import Document
+from bert_jax.data.sources.stream import SourceStream
 from bert_jax.errors import UsageError, brief
 
 # Of one record that are read; a page beyond is cut there, which no text of people reaches.

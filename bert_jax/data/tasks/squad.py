@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
-from bert_jax.data.corpus.document import whole_characters
+from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.tasks.tables import read_text, read_tfds
 from bert_jax.errors import UsageError
 from bert_jax.progress import note

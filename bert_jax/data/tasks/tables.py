@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
-from bert_jax.data.corpus.document import whole_characters
-from bert_jax.data.corpus.source_stream import PACKED, SourceOptions, opened, require_packages
-from bert_jax.data.corpus.sources import load_tfds
 from bert_jax.data.formats.delimited import csv_rows, find_delimiter, tab_rows, wrong_cells
+from bert_jax.data.sources.document import whole_characters
+from bert_jax.data.sources.read import load_tfds
+from bert_jax.data.sources.stream import PACKED, SourceOptions, opened, require_packages
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
 

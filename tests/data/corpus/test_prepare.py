@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from bert_jax import file_lock
-from bert_jax.data.corpus import document, identity
+from bert_jax.data.corpus import identity
 from bert_jax.data.corpus.dedup import HashSet, SourceDocument, Survey, sample
 from bert_jax.data.corpus.encode import encode_parts, parts, read_part
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import SPLITS, Split
+from bert_jax.data.sources import document
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.errors import BertJaxError, DataDamaged, StorageFailed, UsageError
@@ -505,6 +506,7 @@ def test_two_at_once_on_one_output(tmp_path, source, vocabulary):
     prepare([str(source)], output, tokenizer=str(vocabulary), workers=1)
     assert sorted(path.name for path in output.iterdir()) == [
         "corpus.json",
+        "digests",
         "tokenizer",
         "train",
         "validation",

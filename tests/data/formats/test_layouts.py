@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.__main__ import main
-from bert_jax.data.corpus import document
 from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.prepare import prepare
-from bert_jax.data.corpus.source_files import find_files
-from bert_jax.data.corpus.source_stream import Findings, SourceOptions
-from bert_jax.data.corpus.sources import left_out, read_documents
 from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.sources import document
+from bert_jax.data.sources.files import find_files
+from bert_jax.data.sources.read import left_out, read_documents
+from bert_jax.data.sources.stream import Findings, SourceOptions
 from bert_jax.errors import StorageFailed, UsageError
 
 pa = pytest.importorskip("pyarrow")

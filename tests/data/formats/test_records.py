@@ -11,12 +11,12 @@ import sys
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.data.corpus import document
 from bert_jax.data.corpus.prepare import prepare
-from bert_jax.data.corpus.source_stream import Findings, SourceOptions, require_encoding
-from bert_jax.data.corpus.sources import left_out, read_documents
 from bert_jax.data.formats import delimited
 from bert_jax.data.language.sentences import split_sentences
+from bert_jax.data.sources import document
+from bert_jax.data.sources.read import left_out, read_documents
+from bert_jax.data.sources.stream import Findings, SourceOptions, require_encoding
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
 

@@ -7,14 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from bert_jax.data.corpus import document, sources
-from bert_jax.data.corpus.source_stream import Findings, SourceOptions
-from bert_jax.data.corpus.sources import read_documents
 from bert_jax.data.formats import delimited
 from bert_jax.data.language import sentences as cutting
 from bert_jax.data.language.sentences import split_sentences
+from bert_jax.data.sources import document
+from bert_jax.data.sources.read import read_documents
+from bert_jax.data.sources.stream import Findings, SourceOptions
 from bert_jax.errors import UsageError
 
+_READ = "bert_jax.data.sources.read"
 DOCUMENTS = [
     ("The first paragraph.", "The second, with é and 漢字."),
     ("Another document.",),
@@ -98,7 +99,7 @@ def test_memory_is_bounded_by_the_limits_not_by_the_file(tmp_path):
             stream.write(b"many words and no newline " * 40330)
     script = (
         "import resource, sys\n"
-        "from bert_jax.data.corpus.sources import read_documents\n"
+        "from bert_jax.data.sources.read import read_documents\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "size = count = 0\n"
         "for document in read_documents(sys.argv[1:]):\n"
@@ -280,8 +281,8 @@ def test_tfds(tfds_folder, monkeypatch):
 def test_a_record_of_tfds_that_is_no_text_is_left_out_where_records_may_be(monkeypatch):
     texts = [b"a", b"caf\xe9", b" ", b"b"]
     data = SimpleNamespace(as_numpy_iterator=lambda: iter({"text": text} for text in texts))
-    monkeypatch.setattr(sources, "load_tfds", lambda *_: (data, SimpleNamespace(features=None)))
-    monkeypatch.setattr(sources, "_tfds_text_field", lambda *_: "text")
+    monkeypatch.setattr(f"{_READ}.load_tfds", lambda *_: (data, SimpleNamespace(features=None)))
+    monkeypatch.setattr(f"{_READ}._tfds_text_field", lambda *_: "text")
     assert "tfds:made_up, record 2: 'text' is not UTF-8" in refusal("tfds:made_up")
     findings = Findings()
     reading = SourceOptions(skips_records=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax.data.corpus.source_stream import PACKED
+from bert_jax.data.sources.stream import PACKED
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from bert_jax.data.corpus.document import Document, paragraphs_of
+from bert_jax.data.sources.document import Document, paragraphs_of
 from bert_jax.errors import UsageError, brief
 
 

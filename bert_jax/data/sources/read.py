@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from bert_jax.data.corpus.document import Document, bounded, paragraphs_of
-from bert_jax.data.corpus.source_files import describe, find_files, kind_of, kinds
-from bert_jax.data.corpus.source_stream import Findings, SourceOptions, opened, require_packages
+from bert_jax.data.sources.document import Document, bounded, paragraphs_of
+from bert_jax.data.sources.files import describe, find_files, kind_of, kinds
+from bert_jax.data.sources.stream import Findings, SourceOptions, opened, require_packages
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
 
@@ -50,7 +50,7 @@ def read_documents(
     own = None if reading.outside is None else reading.outside.resolve()
     for source in sources:
         if source == "docs:":
-            from bert_jax.data.corpus.documentation import documentation
+            from bert_jax.data.sources.documentation import documentation
 
             readers.append((source, documentation))
         elif source.startswith("tfds:"):

@@ -3,9 +3,9 @@ import warnings
 
 import pytest
 
-from bert_jax.data.corpus import documentation as module
-from bert_jax.data.corpus.documentation import documentation, prose
-from bert_jax.data.corpus.sources import read_documents
+from bert_jax.data.sources import documentation as module
+from bert_jax.data.sources.documentation import documentation, prose
+from bert_jax.data.sources.read import read_documents
 from bert_jax.errors import UsageError
 
 

@@ -1,0 +1,63 @@
+"""The directory that `prepare` writes to: whose it is, who writes there, and what is in the way."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bert_jax import file_lock
+from bert_jax.errors import StorageFailed, UsageError, reason_of
+
+# What is there while a corpus is made or added to, and goes at the end.
+PARTS, LOCK = ".parts", ".lock"
+
+
+@contextlib.contextmanager
+def storage_failures(output: Path) -> Iterator[None]:
+    """Raises StorageFailed for what goes wrong inside with the storage."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"{error.filename or output}: {reason_of(error)}") from error
+
+
+@contextlib.contextmanager
+def only_writer(output: Path) -> Iterator[None]:
+    """Holds the lock of a corpus directory; what goes wrong with the storage is StorageFailed.
+
+    Raises UsageError where another process has it.
+    """
+    remedy = "wait until it has ended, or choose another `output`"
+    with (
+        storage_failures(output),
+        file_lock.hold_or_refuse(output / LOCK, f"is writing {output}", remedy),
+    ):
+        yield
+
+
+def require_outside(sources: Sequence[str], output: Path) -> None:
+    """Raises UsageError for a corpus directory within a folder that is read."""
+    for source in sources:
+        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
+            raise UsageError(
+                f"`output` {output} lies in the folder `source` {source}, and would itself be read "
+                "as text; choose a place outside"
+            )
+
+
+def require_own(output: Path) -> None:
+    """Raises UsageError where there is something that `prepare` did not make."""
+    if not output.exists() or (output / PARTS).is_dir():
+        return
+    if output.is_file() or any(path.name != LOCK for path in output.iterdir()):
+        raise UsageError(f"{output} exists and is not a corpus: choose another `output`")
+
+
+def write_durably(file: Path, text: str) -> None:
+    """Writes a file that is whole, and on the disk, before it has its name."""
+    unfinished = file.with_suffix(".tmp")
+    with unfinished.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.replace(file)
