@@ -23,7 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -228,15 +230,22 @@ def worker(peer: str, name: str) -> None:
 class Peer:
     """A process that trains. It is left out, with the reason, once it ends or does not answer."""
 
-    def __init__(self, peer: str, name: str):
+    def __init__(
+        self,
+        peer: str,
+        name: str,
+        *,
+        script: str = __file__,
+        environment: Mapping[str, str] = MappingProxyType({"JAX_PLATFORMS": "cpu"}),
+    ):
         self.name = peer
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `end`)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", peer, name],
+            [sys.executable, script, "--worker", peer, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", **environment},
         )
 
     def turn(self, steps: int) -> float:
@@ -253,6 +262,12 @@ class Peer:
             lines = self._errors.read().strip().splitlines() or ["no word"]
             raise LeftOut(f"it ended: {lines[-1]}")
         return float(line)
+
+    def said(self, beginning: str) -> str:
+        """Returns the last line that begins so of what it wrote to its errors; "{}" if none."""
+        self._errors.seek(0)
+        found = [x for x in self._errors.read().splitlines() if x.startswith(beginning)]
+        return found[-1] if found else "{}"
 
     def end(self) -> None:
         self._process.kill()

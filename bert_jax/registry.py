@@ -123,6 +123,7 @@ ATTENTION = Registry(
         "auto": "bert_jax.model.attention.implementation:AUTO",
         "local": "bert_jax.model.attention.local:LOCAL",
         "splash": "bert_jax.model.attention.splash:SPLASH",
+        "cudnn": "bert_jax.model.attention.cudnn:CUDNN",
         "chunked": "bert_jax.model.attention.chunked:CHUNKED",
         "fused": "bert_jax.model.attention.fused:FUSED",
         "plain": "bert_jax.model.attention.plain:PLAIN",

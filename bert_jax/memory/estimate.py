@@ -128,7 +128,10 @@ def _of_model(arrays: _Arrays, config: TrainConfig, length: int, mesh: Mesh) -> 
     distances = mixer.distances if arrays.scores else 0
     device = mesh.abstract_mesh.abstract_device
     kind = "" if device is None else device.device_kind
-    whole = kept_scores(config.compute.attention, model, length=length, device_kind=kind)
+    compute = config.compute
+    whole = kept_scores(
+        compute.attention, model, length=length, device_kind=kind, dtype=compute.dtype
+    )
     return _Arrays(
         arrays.width + mixer.width,
         arrays.inner + gated,

@@ -173,7 +173,9 @@ def _announce(run: Run, phase: int) -> None:
     config, rows = run.job.config.in_phase(phase), run.job.config.phases[phase]
     kind = run.job.mesh.devices.flat[0].device_kind
     length, name = rows.sequence_length, config.compute.attention
-    by_layers = serving(name, config.model, length=length, device_kind=kind)
+    by_layers = serving(
+        name, config.model, length=length, device_kind=kind, dtype=config.compute.dtype
+    )
     run.event("attention", phase=phase, by_layers=by_layers)
     if {*by_layers.values()} - {"fused"}:
         named = (f"{layers} {entry}" for layers, entry in by_layers.items())

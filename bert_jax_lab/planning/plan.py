@@ -159,6 +159,7 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
             config.model,
             length=phase.sequence_length,
             device_kind=chip.device_kind,
+            dtype=config.compute.dtype,
         ),
     }
     shape = batch_shape(config, phase, devices=mesh.size)

@@ -89,6 +89,7 @@ class Implementation:
             has_bias=bias_BHLS is not None,
             dropout_rate=rate,
             device_kind=device_kind(),
+            dtype=q_BHKL.dtype.name,
         )
         attend = self.chosen(need).attend
         return attend(q_BHKL, k_BHKS, v_BHKS, mask=mask, bias_BHLS=bias_BHLS, key=key, rate=rate)
@@ -121,11 +122,13 @@ class Auto(Implementation):
         return next(e for e in entries if e.problem(need) is None and e.pays(need))
 
 
-def serving(name: str, model: ModelConfig, *, length: int, device_kind: str) -> dict[str, str]:
+def serving(
+    name: str, model: ModelConfig, *, length: int, device_kind: str, dtype: str
+) -> dict[str, str]:
     """Returns the entry that serves each kind of layers in training, where a config says `name`."""
     return {
         kind: chosen.name if (chosen := _chosen(name, need)) else name
-        for kind, need in needs(model, length=length, device_kind=device_kind).items()
+        for kind, need in needs(model, length=length, device_kind=device_kind, dtype=dtype).items()
     }
 
 
@@ -142,16 +145,22 @@ def refusal(name: str, config: TrainConfig, *, device_kind: str = "") -> str | N
         entry.problem(need)
         for i, phase in enumerate(config.phases)
         for need in needs(
-            config.in_phase(i).model, length=phase.sequence_length, device_kind=device_kind
+            config.in_phase(i).model,
+            length=phase.sequence_length,
+            device_kind=device_kind,
+            dtype=config.compute.dtype,
         ).values()
     ]
     return None if None in found or not found else found[0]
 
 
-def kept_scores(name: str, model: ModelConfig, *, length: int, device_kind: str) -> float:
+def kept_scores(
+    name: str, model: ModelConfig, *, length: int, device_kind: str, dtype: str
+) -> float:
     """Returns how many arrays `[B, H, L, L]` one layer's attention keeps, in the mean."""
     layers = layer_specs(model)
-    each = (Need.of_layer(model, x, length=length, device_kind=device_kind) for x in layers)
+    known = {"length": length, "device_kind": device_kind, "dtype": dtype}
+    each = (Need.of_layer(model, x, **known) for x in layers)
     return sum(c.kept(need) if (c := _chosen(name, need)) else 1 for need in each) / len(layers)
 
 

@@ -24,12 +24,19 @@ class Need:
     has_bias: bool = False
     # The share of attention's weights that is dropped.
     dropout_rate: float = 0.0
-    # `jax.Device.device_kind`; empty where that is not known yet.
+    # `jax.Device.device_kind`, and the type that is computed in; empty where not known yet.
     device_kind: str = ""
+    dtype: str = ""
 
     @classmethod
     def of_layer(
-        cls, model: ModelConfig, layer: LayerSpec, *, length: int, device_kind: str = ""
+        cls,
+        model: ModelConfig,
+        layer: LayerSpec,
+        *,
+        length: int,
+        device_kind: str = "",
+        dtype: str = "",
     ) -> "Need":
         """Returns what a layer needs in training, in rows of a length of which all is read."""
         return cls(
@@ -39,6 +46,7 @@ class Need:
             has_bias=adds_to_scores(model),
             dropout_rate=model.attention_probs_dropout_prob,
             device_kind=device_kind,
+            dtype=dtype,
         )
 
 
@@ -48,15 +56,15 @@ def adds_to_scores(model: ModelConfig) -> bool:
     return kind.adds_to_scores() or score.is_added
 
 
-def needs(model: ModelConfig, *, length: int, device_kind: str = "") -> dict[str, Need]:
+def needs(model: ModelConfig, *, length: int, **known: str) -> dict[str, Need]:
     """Returns what each kind of a model's layers needs in rows of a length: "global" ones, "local"
     ones, which have a window, and the "last" one, which computes only what is read. A model whose
-    mixer is not attention has none.
+    mixer is not attention has none. `known` is what is known of `device_kind` and `dtype`.
     """
     if model.mixer != "attention":
         return {}
     found: dict[str, Need] = {}
     for layer in layer_specs(model):
-        last = Need.of_layer(model, layer, length=length, device_kind=device_kind)
+        last = Need.of_layer(model, layer, length=length, **known)
         found["global" if layer.window is None else "local"] = last
     return found | {"last": dataclasses.replace(last, reads_all=False)}

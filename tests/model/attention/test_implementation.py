@@ -137,7 +137,7 @@ def test_names_are_those_of_the_table():
 @pytest.mark.parametrize("kind", _KINDS)
 def test_what_serves_each_kind_of_layer(kind):
     def layers(model, length, name="auto"):
-        return serving(name, model, length=length, device_kind=kind)
+        return serving(name, model, length=length, device_kind=kind, dtype="bfloat16")
 
     bert_base = dataclasses.replace(_MODERN, attention_window=0)
     for length in (128, 512):
@@ -146,8 +146,11 @@ def test_what_serves_each_kind_of_layer(kind):
     assert layers(_MODERN, 128)["local"] == "fused"
     # Two kinds of chips have the fast memory for chunks at 1,024.
     whole = "chunked" if kind in ("TPU v5 lite", "TPU v6 lite") else "fused"
-    assert layers(_MODERN, 1024) == {"global": whole, "local": "local", "last": whole}
-    assert layers(_MODERN, 8192) == {"global": "chunked", "local": "local", "last": "chunked"}
+    # NVIDIA's library serves the layers of which every column is a query.
+    library = "cudnn" if kind.startswith("NVIDIA") else None
+    assert layers(_MODERN, 1024) == {"global": library or whole, "local": "local", "last": whole}
+    whole = library or "chunked"
+    assert layers(_MODERN, 8192) == {"global": whole, "local": "local", "last": "chunked"}
     # Dropout of weights has no chunks, and what is added to scores is of L x S already.
     assert layers(ModelConfig(), 8192)["global"] == "fused"
     alibi = dataclasses.replace(_MODERN, position_embedding_type="alibi")
@@ -157,20 +160,21 @@ def test_what_serves_each_kind_of_layer(kind):
     assert {*layers(_MODERN, 8192, "plain").values()} == {"plain"}
     is_new = kind.startswith("TPU") and kind not in ("TPU v2", "TPU v3")
     found = layers(_MODERN, 8192, "splash")["global"]
-    assert found == ("splash" if is_new else "chunked")
+    assert found == ("splash" if is_new else whole)
     assert layers(dataclasses.replace(_MODERN, mixer="gru"), 128) == {}
 
 
 def test_a_function_of_ones_own_serves_everything(monkeypatch):
     monkeypatch.setitem(ATTENTION._entries, "mine", ATTENTION["plain"].attend)
-    found = serving("mine", _MODERN, length=8192, device_kind="cpu")
+    found = serving("mine", _MODERN, length=8192, device_kind="cpu", dtype="float32")
     assert {*found.values()} == {"mine"}
-    assert kept_scores("mine", _MODERN, length=8192, device_kind="cpu") == 1
+    known = {"length": 8192, "device_kind": "cpu", "dtype": "float32"}
+    assert kept_scores("mine", _MODERN, **known) == 1
 
 
 def test_what_is_kept_of_the_scores():
     def kept(name, length):
-        return kept_scores(name, _MODERN, length=length, device_kind="cpu")
+        return kept_scores(name, _MODERN, length=length, device_kind="cpu", dtype="bfloat16")
 
     # Two of four layers are local, and see three blocks of 64.
     assert kept("auto", 1024) == kept("fused", 1024) == (2 + 2 * 192 / 1024) / 4

@@ -1,0 +1,127 @@
+"""Attention by cuDNN's kernels for NVIDIA GPUs, `jax._src.cudnn.fused_attention_stablehlo`.
+
+They store nothing of L x S, and a sequence of a packed row is a call of its own, so that no work is
+done between sequences. What they do not have: float32, windows to both sides, dropout whose masks
+differ from step to step, and GPUs before Hopper for packed rows.
+
+jax's public function for them, `jax.nn.dot_product_attention`, cannot say where the sequences of a
+row begin; a mask in their place would be an array of L x S.
+
+Dims: B batch, H heads, K head size, L length, M sequences of a row.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.attention.chunked import CHUNKED
+from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.need import Need
+from bert_jax.model.mask import Mask
+from bert_jax.model.sharding import on_each_device, spec_of
+
+# Compute capability 9.0 and newer, by the beginning of the device's name.
+_NEW_ENOUGH = ("NVIDIA H", "NVIDIA GH", "NVIDIA B", "NVIDIA GB")
+# Columns for each sequence that a call has room for: a row with more and shorter ones is computed
+# by `chunked`.
+_COLUMNS_PER_SEQUENCE, _FEWEST = 32, 8
+_LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8
+# Keys of a row from which on it was seen to be faster than `fused` (docs/benchmarks.md, "GPUs").
+_PAYS_FROM = 1024
+
+
+class Cudnn(Implementation):
+    """Serves whole rows in bfloat16 and float16 of which every column is a query."""
+
+    name = "cudnn"
+
+    def problem(self, need: Need) -> str | None:
+        kind = need.device_kind
+        if kind and not kind.startswith(_NEW_ENOUGH):
+            return f"needs an NVIDIA GPU from Hopper on, and this is {kind}: choose auto"
+        if need.dtype not in ("", "bfloat16", "float16"):
+            return f"computes no {need.dtype}: set compute.dtype=bfloat16, or choose auto"
+        if need.window is not None or need.is_causal or not need.reads_all:
+            return "serves whole rows to both sides, all of which is read: choose auto"
+        if need.head_size > _LARGEST_HEAD or need.head_size % _HEAD_MULTIPLE:
+            return (
+                f"takes heads of a multiple of {_HEAD_MULTIPLE} up to {_LARGEST_HEAD} columns, "
+                f"and these have {need.head_size}: choose auto"
+            )
+        return super().problem(need)
+
+    def pays(self, need: Need) -> bool:
+        return bool(need.device_kind) and need.length >= _PAYS_FROM
+
+    def kept(self, need: Need) -> float:
+        del need
+        return 0.0
+
+    def attend(
+        self,
+        q_BHKL: jax.Array,
+        k_BHKS: jax.Array,
+        v_BHKS: jax.Array,
+        *,
+        mask: Mask,
+        **unused: object,
+    ) -> jax.Array:
+        rows, heads, *_ = spec_of(q_BHKL)
+        cut = jax.P(rows, heads)
+        kernel = on_each_device(_local, takes=(cut, cut, cut, jax.P(rows)), gives=cut)
+        return kernel(q_BHKL, k_BHKS, v_BHKS, mask)
+
+
+def _local(q_BHKL, k_BHKL, v_BHKL, mask) -> jax.Array:
+    starts_BM, lengths_BM, has_room = runs(jnp.asarray(mask.key_ids_BS))
+
+    def by_sequences(q, k, v):
+        return _by_sequences(q, k, v, starts_BM=starts_BM, lengths_BM=lengths_BM)
+
+    def whole(q, k, v):
+        return CHUNKED.attend(q, k, v, mask=mask)
+
+    return jax.lax.cond(has_room, by_sequences, whole, q_BHKL, k_BHKL, v_BHKL)
+
+
+def runs(ids_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns where equal ids in neighbouring columns begin, `[B, M + 1]`, and how many there are,
+    `[B, M]`, both int32 and filled with -1; and bool, whether M was enough for every row. Padding
+    is a sequence of its own: what its columns get must be numbers.
+    """
+    length = ids_BL.shape[1]
+    most = max(_FEWEST, length // _COLUMNS_PER_SEQUENCE)
+    begins_BL = ids_BL != jnp.roll(ids_BL, 1, axis=1)
+    begins_BL = begins_BL.at[:, 0].set(True)
+    first = partial(jnp.nonzero, size=most + 1, fill_value=length)
+    starts_BM = jax.vmap(lambda x: first(x)[0])(begins_BL).astype(jnp.int32)
+    has_room = jnp.all(starts_BM[:, most] == length)
+    lengths_BM = jnp.diff(starts_BM, axis=1)
+    return (
+        jnp.where(starts_BM < length, starts_BM, -1),
+        jnp.where(lengths_BM > 0, lengths_BM, -1),
+        has_room,
+    )
+
+
+def _by_sequences(q_BHKL, k_BHKL, v_BHKL, *, starts_BM, lengths_BM) -> jax.Array:
+    # With its imports only where it is used.
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+
+    by_token: Any = (jnp.transpose(x, (0, 3, 1, 2)) for x in (q_BHKL, k_BHKL, v_BHKL))
+    out: Any = dot_product_attention(
+        *by_token,
+        q_seqlen=lengths_BM,
+        kv_seqlen=lengths_BM,
+        q_offsets=starts_BM,
+        kv_offsets=starts_BM,
+        scale=q_BHKL.shape[2] ** -0.5,
+        mask_type=MaskType.PADDING,
+        qkv_layout="BTNH",
+    )
+    return jnp.transpose(out, (0, 2, 3, 1))
+
+
+CUDNN = Cudnn()
