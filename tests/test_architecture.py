@@ -56,7 +56,7 @@ _MAY_IMPORT = {
     "data": set(),
     "data/language": {"errors", "progress"},
     "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
-    "data/sources": {"errors", "registry"},
+    "data/sources": {"errors", "files", "registry"},
     "data/formats": {"data/sources", "errors", "strict_json"},
     "data/corpus": {"data/language", "data/sources", "data/tokenizer"}
     | {"errors", "file_lock", "files", "progress", "registry", "strict_json"},

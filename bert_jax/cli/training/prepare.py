@@ -29,7 +29,9 @@ INTERRUPTED = "the parts that are encoded are kept, and the same command goes on
 class PrepareOptions(Verb):
     source: tuple[str, ...]
     """SRC: a file, folder or glob of .txt (see --document and --paragraph), .jsonl, .csv, .tsv,
-    .parquet or .arrow (see --text-field), .warc or .wet, also as .gz, .bz2, .xz or .zst; - is text
+    .parquet or .arrow (see --text-field), .warc or .wet, also as .gz, .bz2, .xz or .zst; the same
+    at an address, such as gs://, s3:// or https:// ([addresses](data.md#addresses)); hf:NAME is a
+    data set of the hub; - is text
     on standard input, stdin:.jsonl another kind there; `tfds:NAME[/CONFIG][:SPLIT]`; or docs: (the
     Python documentation found on this machine) ([sources](data.md#sources)). Repeat for several"""
     output: Local
@@ -88,7 +90,7 @@ def run(options: PrepareOptions) -> None:
     from bert_jax.data.corpus.prepare import prepare
 
     for source in (*options.source, *options.validation_source):
-        _refuse_address(source)
+        _refuse_name(source)
     # What was not typed is as usual, or, with --append, as it is in the corpus.
     no_options = ("extend", "append", "source", "output")
     given = {n: v for n, v in vars(options).items() if n not in no_options and v is not None}
@@ -163,33 +165,14 @@ def _standard_error(split: Any) -> float:
     return float(np.sqrt(spread / max(1, 0.15 * counts.sum())))
 
 
-def _refuse_address(source: str) -> None:
-    """Raises UsageError, with the command that copies it, for what lies on another machine."""
-    if Path(source).exists():
+def _refuse_name(source: str) -> None:
+    """Raises UsageError, with what to write, for the bare name of a data set of the hub."""
+    if Path(source).exists() or source.endswith(_ENDINGS):
         return
-    scheme, colon, rest = source.partition(":")
-    named = re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None
-    if colon and scheme in ("hf", "datasets"):
-        name = rest.lstrip("/").removeprefix("datasets/")
-    elif named and not (Path(source).parent.exists() or source.endswith(_ENDINGS)):
-        name = source
-    else:
-        name = ""
-    what = "a name of the hub" if name else "an address"
-    if name:
-        remedy = f"hf download --repo-type dataset {name} --local-dir DIR"
-    elif scheme == "gs":
-        remedy = f"gcloud storage cp -r {source} DIR"
-    elif scheme == "s3":
-        remedy = f"aws s3 cp --recursive {source} DIR"
-    elif rest.startswith("//"):
-        remedy = f"curl -L -O {source}"
-    else:
-        return
-    raise UsageError(
-        f"--source {source} is {what}, which is not read yet; copy it first, and name the copy: "
-        f"{remedy}"
-    )
+    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not Path(source).parent.exists()
+    if is_name or source.startswith("datasets:"):
+        name = source.removeprefix("datasets:").strip("/")
+        raise UsageError(f"--source {source}: there is no such folder; of the hub, write hf:{name}")
 
 
 def _lost(lost: dict[str, int], *, is_trained: bool) -> Iterator[str]:

@@ -4,9 +4,12 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from bert_jax.data.sources import address
+from bert_jax.data.sources.address import AnyFile, RemoteFile
 from bert_jax.data.sources.stream import PACKED
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
@@ -46,7 +49,7 @@ def kind_of(name: str) -> tuple[str, str] | None:
 
 def find_files(
     source: str, *, is_held_out: bool = False
-) -> tuple[list[Path], dict[str, list[Path]]]:
+) -> tuple[list[AnyFile], dict[str, list[AnyFile]]]:
     """Returns the files of a source by name, and those that are left out, by the reason.
 
     A folder is read with its subfolders. Where files of a folder or glob, or the folders in it, are
@@ -56,15 +59,17 @@ def find_files(
     Raises UsageError if there is no file to read, and for a file of another kind that was named or
     matches a glob.
     """
+    left_out: dict[str, list[AnyFile]] = {}
+    if address.is_address(source) and not Path(source).exists():
+        return _find_remote(source, left_out, is_held_out=is_held_out), left_out
     path = Path(source)
-    left_out: dict[str, list[Path]] = {}
     if path.is_dir():
-        files = list(_walk(path, left_out))
+        files: list[AnyFile] = list(_walk(path, left_out))
         if not files:
             seen = f": {describe(source, left_out)}" if left_out else ""
             raise UsageError(f"{source}: no {kinds()} file in this folder{seen}")
         files = _of_split(path, files, left_out, is_held_out=is_held_out)
-        return sorted(files), {reason: sorted(names) for reason, names in left_out.items()}
+        return _sorted(files), {reason: _sorted(names) for reason, names in left_out.items()}
     if path.exists():
         if not path.is_file():
             raise UsageError(
@@ -81,21 +86,53 @@ def find_files(
             what = "no file matches" if glob.has_magic(source) else "no such file or folder"
             raise UsageError(
                 f"{source}: {what}; a source is a file, folder or glob of {kinds()}; - (standard "
-                "input); tfds:NAME[/CONFIG][:SPLIT]; or docs:"
+                "input); an address, such as gs://BUCKET/PATH or hf:NAME; "
+                "tfds:NAME[/CONFIG][:SPLIT]; or docs:"
             )
     if others := [file for file in files if kind_of(file.name) is None]:
         raise UsageError(f"{_listed(others)}: not one of {kinds()}; rename or convert it")
     return _of_split(None, files, left_out, is_held_out=is_held_out), left_out
 
 
+def _sorted(found: Sequence[Any]) -> list[AnyFile]:
+    return sorted(found)
+
+
+def _find_remote(
+    source: str, left_out: dict[str, list[AnyFile]], *, is_held_out: bool
+) -> list[AnyFile]:
+    """Does as `find_files` for an address."""
+    folder, found = address.find(source)
+    if folder is None:
+        if others := [file for file in found if kind_of(file.name) is None]:
+            raise UsageError(f"{_listed(others)}: not one of {kinds()}; rename or convert it")
+        return _of_split(None, found, left_out, is_held_out=is_held_out)
+    files: list[AnyFile] = []
+    for file in found:
+        inner = file.relative_to(folder).parts
+        if any(part.startswith(".") for part in inner[-1:]):
+            left_out.setdefault(_HIDDEN, []).append(file)
+        elif kind_of(file.name) is None:
+            left_out.setdefault(_OTHER, []).append(file)
+        else:
+            files.append(file)
+    if not files:
+        raise UsageError(f"{source}: no {kinds()} file here: {describe(source, left_out)}")
+    return _of_split(folder, files, left_out, is_held_out=is_held_out)
+
+
 def _of_split(
-    folder: Path | None, files: list[Path], left_out: dict[str, list[Path]], *, is_held_out: bool
-) -> list[Path]:
+    folder: AnyFile | None,
+    files: Sequence[AnyFile],
+    left_out: dict[str, list[AnyFile]],
+    *,
+    is_held_out: bool,
+) -> list[AnyFile]:
     """Returns the files of the split that is asked for; all where there is one split or none."""
     splits = {path: _split_of(path, folder) for path in files}
     found = set(splits.values()) - {None}
     if "train" not in found or len(found) == 1:
-        return files
+        return list(files)
     wanted = "train"
     if is_held_out:
         wanted = next(kind[0] for kind in _HELD_OUT if kind[0] in found)
@@ -107,7 +144,7 @@ def _of_split(
     return [path for path in files if splits[path] in kept]
 
 
-def _split_of(path: Path, folder: Path | None) -> str | None:
+def _split_of(path: Any, folder: AnyFile | None) -> str | None:
     """Returns the split that a file's name, or else the nearest folder inside `folder`, says."""
     parts = (path.name,) if folder is None else path.relative_to(folder).parts
     for name in reversed(parts):
@@ -117,7 +154,7 @@ def _split_of(path: Path, folder: Path | None) -> str | None:
     return None
 
 
-def _walk(folder: Path, left_out: dict[str, list[Path]]) -> Iterator[Path]:
+def _walk(folder: Path, left_out: dict[str, list[AnyFile]]) -> Iterator[Path]:
     for inner, folders, names in os.walk(folder, onerror=_refuse_folder):
         for name in folders:
             if Path(inner, name).is_symlink():
@@ -138,16 +175,14 @@ def _refuse_folder(error: OSError) -> None:
     raise UsageError(f"{error.filename}: {error.strerror}") from error
 
 
-def describe(source: str, left_out: dict[str, list[Path]]) -> str:
+def describe(source: str, left_out: dict[str, list[AnyFile]]) -> str:
     """Returns what to say of the files of a source that are left out."""
     count = sum(map(len, left_out.values()))
-    groups = "; ".join(
-        f"{_listed(files, Path(source))} ({reason})" for reason, files in left_out.items()
-    )
+    groups = "; ".join(f"{_listed(files, source)} ({reason})" for reason, files in left_out.items())
     return f"skipped {count:,} file{'s' * (count > 1)}: {groups}"
 
 
-def _listed(files: list[Path], folder: Path | None = None) -> str:
+def _listed(files: Sequence[AnyFile], folder: str = "") -> str:
     if len(files) <= _NAMED:
         return ", ".join(_relative(file, folder) for file in files)
     counts = Counter(file.suffix.lower() or "without an ending" for file in files)
@@ -158,5 +193,7 @@ def _listed(files: list[Path], folder: Path | None = None) -> str:
     return ", ".join(listed)
 
 
-def _relative(file: Path, folder: Path | None) -> str:
+def _relative(file: AnyFile, folder: str) -> str:
+    if isinstance(file, RemoteFile):
+        return str(file).removeprefix(f"{folder.rstrip('/')}/")
     return str(file.relative_to(folder) if folder and file.is_relative_to(folder) else file)

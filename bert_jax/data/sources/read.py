@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from bert_jax.data.sources.address import AnyFile, RemoteFile
 from bert_jax.data.sources.document import Document, bounded, paragraphs_of
 from bert_jax.data.sources.files import describe, find_files, kind_of, kinds
 from bert_jax.data.sources.stream import Findings, SourceOptions, opened, require_packages
@@ -35,9 +36,10 @@ def read_documents(
     name.
 
     A source is a file, a folder (read with its subfolders) or a glob of any kind of file that
-    `registry.FORMATS` lists, packed or not; `-` is standard input, plain text, and `stdin:.jsonl`
-    standard input of another kind; `tfds:NAME[/CONFIG][:SPLIT]`; or `docs:`. Documents without text
-    are passed over. What is too long is cut (see the limits above).
+    `registry.FORMATS` lists, packed or not, here or at an address (`address.py`); `-` is standard
+    input, plain text, and `stdin:.jsonl` standard input of another kind;
+    `tfds:NAME[/CONFIG][:SPLIT]`; or `docs:`. Documents without text are passed over. What is too
+    long is cut (see the limits above).
 
     Raises UsageError, naming file and line, for what is missing, damaged or no text. Sources that
     are not there, and packages that are not installed, are found before the first document is read.
@@ -46,7 +48,7 @@ def read_documents(
     """
     reading = reading or SourceOptions()
     readers: list[tuple[str, Callable[[], Iterable[Document]]]] = []
-    endings: dict[str, Path] = {}
+    endings: dict[str, AnyFile] = {}
     own = None if reading.outside is None else reading.outside.resolve()
     for source in sources:
         if source == "docs:":
@@ -64,7 +66,8 @@ def read_documents(
             readers.append((source, functools.partial(read, is_guarded=source == STDIN)))
         else:
             for path in find_files(source, is_held_out=reading.is_held_out)[0]:
-                if own is not None and path.resolve().is_relative_to(own):
+                is_local = isinstance(path, Path)
+                if own is not None and is_local and path.resolve().is_relative_to(own):
                     continue
                 kind = kind_of(path.name)
                 assert kind is not None
@@ -95,15 +98,19 @@ def left_out(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
     for source, is_held_out in [*((s, True) for s in held_out), *((s, False) for s in sources)]:
         if not (source == "docs:" or source.startswith("tfds:") or is_stdin(source)):
             files, skipped = find_files(source, is_held_out=is_held_out)
-            read |= {file.resolve() for file in files} if is_held_out else set()
+            read |= set(map(_resolved, files)) if is_held_out else set()
             skipped = {
                 reason: left
                 for reason, found in skipped.items()
-                if (left := [file for file in found if file.resolve() not in read])
+                if (left := [file for file in found if _resolved(file) not in read])
             }
             if skipped:
                 lines.append(f"{source}: {describe(source, skipped)}")
     return lines
+
+
+def _resolved(file: AnyFile) -> AnyFile:
+    return file if isinstance(file, RemoteFile) else file.resolve()
 
 
 def _read_all(
@@ -124,8 +131,8 @@ def _read_all(
 
 
 def _read_file(
-    path: Path,
-    name: Path,
+    path: AnyFile,
+    name: AnyFile,
     kind: tuple[str, str],
     reading: SourceOptions,
     findings: Findings | None = None,

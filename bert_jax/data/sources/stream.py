@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from bert_jax.data.sources.address import AnyFile
 from bert_jax.data.sources.document import Document, paragraphs_of
 from bert_jax.errors import UsageError, brief
 
@@ -75,7 +76,7 @@ class SourceStream(io.BufferedReader):
     """
 
     def __init__(
-        self, raw: Any, path: Path, reading: SourceOptions, findings: Findings | None = None
+        self, raw: Any, path: AnyFile, reading: SourceOptions, findings: Findings | None = None
     ):
         """`path` names the file in messages."""
         super().__init__(raw, buffer_size=1 << 20)
@@ -234,14 +235,19 @@ def require_encoding(name: str | None) -> None:
 
 @contextmanager
 def opened(
-    path: Path, *, name: Path, suffix: str, reading: SourceOptions, findings: Findings | None = None
+    path: AnyFile,
+    *,
+    name: AnyFile,
+    suffix: str,
+    reading: SourceOptions,
+    findings: Findings | None = None,
 ) -> Iterator[SourceStream]:
     """Opens a file that is packed as `suffix` says ("" is not at all); messages call it `name`.
 
     Raises UsageError for one that cannot be opened or, also while it is being read, is damaged.
     """
     try:
-        with io.FileIO(path) as file:
+        with io.FileIO(path) if isinstance(path, Path) else path.open() as file:
             yield SourceStream(_UNPACKERS[suffix](file), name, reading, findings)
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise _damaged(name, suffix, error) from error
@@ -252,7 +258,7 @@ def opened(
         raise UsageError(f"{name}: {error.strerror or error}") from error
 
 
-def _damaged(name: Path, suffix: str, error: Exception) -> UsageError:
+def _damaged(name: AnyFile, suffix: str, error: Exception) -> UsageError:
     tool = _TOOLS[suffix]
     return UsageError(
         f"{name}: damaged {tool} file ({brief(str(error))[1:-1]}); check it with `{tool} -t` and "
@@ -317,7 +323,7 @@ _PACKAGES = {
 }
 
 
-def require_packages(endings: dict[str, Path]) -> None:
+def require_packages(endings: dict[str, AnyFile]) -> None:
     """Raises UsageError if a package is not installed that files of such an ending need.
 
     `endings` has one file for each ending, to name it.

@@ -87,8 +87,10 @@ def source_name(source: str) -> str:
 
 def data_set_of(name: str) -> str | None:
     """Returns the hub's name of the data set that a `source_name` is from, where it says that."""
-    if name.startswith(_HUB_DATA):
-        return name.removeprefix(_HUB_DATA).partition("@")[0]
+    for start in (_HUB_DATA, "hf:"):
+        if name.startswith(start):
+            owner, *rest = name.removeprefix(start).partition("@")[0].split("/")
+            return "/".join([owner, *rest[:1]])
     return next((found for start, found in _DATA_SETS.items() if name.startswith(start)), None)
 
 

@@ -517,24 +517,6 @@ def test_lengths_that_lead_out_of_an_arrow_file_are_damage(tmp_path, kind):
         read(path, text_field="text.text" if kind == "struct" else "text")
 
 
-@pytest.mark.parametrize(
-    ("source", "remedy"),
-    [
-        ("gs://a/b", "gcloud storage cp -r gs://a/b DIR"),
-        ("s3://a/b", "aws s3 cp --recursive s3://a/b DIR"),
-        ("https://a.example/b.txt", "curl -L -O https://a.example/b.txt"),
-        ("hf://datasets/org/name", "hf download --repo-type dataset org/name --local-dir DIR"),
-        ("hf:wikitext", "hf download --repo-type dataset wikitext --local-dir DIR"),
-        ("org/name", "hf download --repo-type dataset org/name --local-dir DIR"),
-    ],
-)
-def test_an_address_is_answered_with_what_to_type(tmp_path, source, remedy, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["prepare", "--source", source, "--output", "corpus"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and said.endswith(f"{remedy}\n")
-
-
 def test_a_file_that_ends_in_the_middle_of_a_character(tmp_path):
     (tmp_path / "a.txt").write_bytes("日本\n日本".encode()[:-1])
     with pytest.raises(UsageError, match="line 2: the file ends in the middle of a character"):

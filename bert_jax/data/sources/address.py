@@ -1,0 +1,211 @@
+"""Sources on other machines, through fsspec: what an address means, and the bytes of its files.
+
+A name at an address is somebody else's: one that would lead out of the folder that was asked for is
+refused. fsspec lists and fetches; unpacking is ours (`stream.py`), which finds damage.
+"""
+
+import functools
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bert_jax import files
+from bert_jax.errors import BertJaxError, Unreachable, UsageError, brief
+
+# Kind of address -> the extra of bert-jax that has what it needs; None where it is there anyway.
+# `memory` is fsspec's own store in this process: for tests, and for text that a program has made.
+KINDS: dict[str, str | None] = {
+    "gs": "gcs", "s3": "s3", "https": "http", "http": "http", "hf": None, "memory": None,
+}  # fmt: skip
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
+_SHORT = re.compile(r"hf:(?!//)(.+)", re.DOTALL)
+# What a web server has is one file: it lists none, and `?` begins what it is asked.
+_WEB = ("https", "http")
+_MAGIC = re.compile(r"[*?[]")
+# Errors of the network by their names: the libraries that ask share no base for them.
+_OF_NETWORK = {"ClientConnectionError", "ConnectionError", "ConnectError", "TimeoutError",
+               "TimeoutException", "ServerTimeoutError", "RetriesExceeded"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file, or a folder, at an address; for the readers as a `Path` is."""
+
+    kind: str
+    path: str  # as its file system has it
+
+    def __str__(self) -> str:
+        if self.path.startswith(f"{self.kind}://"):
+            return self.path
+        return f"{self.kind}://{self.path.lstrip('/')}"
+
+    def __lt__(self, other: "RemoteFile") -> bool:
+        return self._pure < other._pure
+
+    @property
+    def _pure(self) -> PurePosixPath:
+        # What a web server is asked beside the name says nothing of the kind of file.
+        path = re.split("[?#]", self.path)[0] if self.kind in _WEB else self.path
+        return PurePosixPath(path)
+
+    @property
+    def name(self) -> str:
+        return self._pure.name
+
+    @property
+    def suffix(self) -> str:
+        return self._pure.suffix
+
+    def is_relative_to(self, folder: "RemoteFile") -> bool:
+        return self._pure.is_relative_to(folder._pure)
+
+    def relative_to(self, folder: "RemoteFile") -> PurePosixPath:
+        return self._pure.relative_to(folder._pure)
+
+    def open(self) -> io.RawIOBase:
+        """Opens the file. Reading raises UsageError, or Unreachable, for whatever goes wrong."""
+        with _failures(str(self)):
+            return _Remote(_system(self.kind).open(self.path, "rb"), str(self))
+
+
+AnyFile = Path | RemoteFile
+
+
+def is_address(source: str) -> bool:
+    """Returns whether a source is an address, or `hf:NAME`."""
+    return bool(_ADDRESS.fullmatch(source) or _SHORT.fullmatch(source))
+
+
+def find(source: str) -> tuple[RemoteFile | None, list[RemoteFile]]:
+    """Returns the folder that an address means, or None for a file or a glob; and its files.
+
+    Files of folders below it are among them, by name. Raises UsageError for an address of another
+    kind, one that is not there or may not be read, and for one whose package is not installed;
+    Unreachable where the network fails.
+    """
+    kind, place = _parts(source)
+    with _failures(source):
+        system = _system(kind)
+        path = system._strip_protocol(f"{kind}://{place}")
+        if kind in _WEB:
+            return None, [RemoteFile(kind, path)]
+        if _MAGIC.search(path):
+            root, found = _MAGIC.split(path)[0].rpartition("/")[0], system.glob(path, detail=True)
+            found = [name for name, entry in found.items() if entry["type"] == "file"]
+        elif system.isfile(path):
+            return None, [RemoteFile(kind, path)]
+        else:
+            root, found = path.rstrip("/"), system.find(path)
+    if not found:
+        what = "no file matches" if _MAGIC.search(path) else "no such file or folder"
+        raise UsageError(f"{source}: {what} at this address")
+    for name in found:
+        try:
+            files.inside(Path(), name.removeprefix(f"{root}/"))
+        except ValueError:
+            raise UsageError(
+                f"{source}: {brief(name)} is no name of a file inside of it: remove that, or name "
+                "files one by one"
+            ) from None
+    folder = None if _MAGIC.search(path) else RemoteFile(kind, root)
+    return folder, sorted(RemoteFile(kind, name) for name in found)
+
+
+def _parts(source: str) -> tuple[str, str]:
+    """Returns the kind of an address, and the rest of it."""
+    if short := _SHORT.fullmatch(source):
+        return "hf", f"datasets/{short[1].removeprefix('datasets/')}"
+    found = _ADDRESS.fullmatch(source)
+    assert found is not None, source
+    kind, place = found[1], found[2]
+    if kind not in KINDS:
+        known = ", ".join(f"{name}://" for name in KINDS)
+        raise UsageError(
+            f"{source}: addresses of the kind {kind}:// are not read, but {known} are; copy it, "
+            "and name the copy"
+        )
+    if kind in _WEB and "@" in place.partition("/")[0]:
+        raise UsageError(
+            f"{source.rpartition('@')[2]}: the address has a password, which corpus.json would "
+            "keep: fetch the file, and name the copy"
+        )
+    if not place.strip("/"):
+        raise UsageError(f"{source}: an address of nothing; name a file, a folder or a glob there")
+    return kind, place
+
+
+@functools.cache
+def _system(kind: str) -> Any:
+    import fsspec
+
+    try:
+        return fsspec.filesystem(kind)
+    except ImportError as error:
+        extra = KINDS[kind]
+        install = f"'bert-jax[{extra}]'" if extra else "huggingface-hub"
+        raise UsageError(f"{kind}:// needs a package: pip install {install}") from error
+
+
+class _failures:
+    """Raises UsageError or Unreachable for whatever goes wrong inside at an address."""
+
+    def __init__(self, address: str):
+        self._address = address
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        # Of gcsfs, aiohttp, botocore and others, which share no base.
+        if not isinstance(error, Exception):
+            return
+        if isinstance(error, BertJaxError):
+            if isinstance(error, UsageError) and self._address not in str(error):
+                raise UsageError(f"{self._address}: {error}") from error
+            return
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        # fsspec says of a server that does not answer that the file is not there, and why.
+        whys = (error, error.__cause__)
+        if _OF_NETWORK & {base.__name__ for why in whys for base in type(why).__mro__}:
+            raise Unreachable(
+                f"{self._address}: the network fails ({brief(reason)[1:-1]}); the same command "
+                "goes on once it is back"
+            ) from error
+        if isinstance(error, FileNotFoundError):
+            reason = "no such file or folder"
+        raise UsageError(
+            f"{self._address}: {brief(reason)[1:-1]}; check the address, and that you may read it"
+        ) from error
+
+
+class _Remote(io.RawIOBase):
+    """The bytes of a remote file, whose errors are ours."""
+
+    def __init__(self, file: Any, address: str):
+        self._file, self._address = file, address
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        with _failures(self._address):
+            return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        with _failures(self._address):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()

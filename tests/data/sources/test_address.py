@@ -1,0 +1,322 @@
+"""Sources at addresses: in memory, in a bucket on this machine, on a web server, in a hub."""
+
+import bz2
+import functools
+import gzip
+import lzma
+import threading
+from collections.abc import Iterator
+from http import server
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from bert_jax.__main__ import main
+from bert_jax.data.corpus.dedup import Survey
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.sources import address
+from bert_jax.data.sources.files import find_files
+from bert_jax.data.sources.read import left_out, read_documents
+from bert_jax.data.sources.stream import Findings, SourceOptions
+from bert_jax.data.tokenizer.hub import data_set_of, source_name
+from bert_jax.errors import Unreachable, UsageError
+from tests.data.formats.test_layouts import LAYOUTS, VOCABULARY, texts
+from tests.faulty_bucket import control, environment, serving
+
+zstandard = pytest.importorskip("zstandard")
+
+PACKERS = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with serving() as place, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(place).items():
+            patch.setenv(name, value)
+        address._system.cache_clear()
+        fsspec.get_filesystem_class("gs").clear_instance_cache()
+        yield place
+    address._system.cache_clear()
+    fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryFileSystem]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def written(folder: Path, layout: str) -> tuple[str, dict[str, str]]:
+    """Writes a text in a layout. Returns the name and the options with which it is read."""
+    stem, _, packing = layout.partition(" + ")
+    name, options, write = LAYOUTS[stem]
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / name, texts(30))
+    if packing:
+        packed = PACKERS[packing]((folder / name).read_bytes())
+        (folder / name).unlink()
+        name += packing
+        (folder / name).write_bytes(packed)
+    return name, options
+
+
+def hashed(source: str, options: dict[str, Any]) -> tuple[str, bytes]:
+    reading = SourceOptions(**options)
+    survey = Survey([source], validation_fraction=0.3, seed=0, reading=reading)
+    assert [document.text.decode() for document in survey.read()] == texts(30)
+    return survey.source_hash, survey.decisions
+
+
+_PACKED = [f"{layout} + {ending}" for layout in ("text", "jsonl", "csv") for ending in PACKERS]
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, *_PACKED])
+def test_one_text_has_one_hash_wherever_it_is(tmp_path, memory, bucket, layout):
+    """The hash decides the fingerprint, with the tokenizer and the options."""
+    name, options = written(tmp_path / "t", layout)
+    memory.put(str(tmp_path / "t"), "/folder", recursive=True)
+    far, place = fsspec.filesystem("gs"), f"bucket/{layout.replace(' ', '')}"
+    for file in (tmp_path / "t").rglob("*"):
+        if file.is_file():
+            far.pipe_file(f"{place}/{file.relative_to(tmp_path / 't')}", file.read_bytes())
+    sources = (str(tmp_path / "t" / name), f"memory://folder/{name}", f"gs://{place}/{name}")
+    assert len({hashed(source, options) for source in sources}) == 1
+
+
+def test_one_fingerprint(tmp_path, memory, bucket, capsys):
+    """By the command; a folder, with what is left out of it, and a glob."""
+    folder, vocabulary = tmp_path / "data", tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(VOCABULARY) + "\n")
+    parts = texts(40)
+    contents = {
+        "sub/train-00000-of-00002.txt": "\n\n".join(parts[:20]),
+        "sub/train-00001-of-00002.txt": "\n\n".join(parts[20:]),
+        "sub/test-00000-of-00001.txt": "\n\n".join(texts(5)),
+        "sub/.hidden.txt": "no", "a picture.png": "no",
+    }  # fmt: skip
+    far = fsspec.filesystem("gs")
+    for name, text in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        memory.pipe_file(f"/data/{name}", text.encode())
+        far.pipe_file(f"bucket/data/{name}", text.encode())
+    made, said = set(), set()
+    for number, root in enumerate((str(folder), "memory://data", "gs://bucket/data/")):
+        for what in (root, f"{root.rstrip('/')}/**/train-*.txt"):
+            output = tmp_path / f"c{number}{'*' in what}"
+            command = ["prepare", "--source", what, "--output", str(output), "--workers", "1"]
+            command += ["--tokenizer", str(vocabulary), "--validation-fraction", "0.3"]
+            assert main(command) == 0
+            made.add(open_corpus(output).fingerprint)
+            assert open_corpus(output).manifest["sources"] == [what]
+            assert main(command) == 0
+            assert "is finished already" in capsys.readouterr().err
+        said.add(left_out([root])[0].removeprefix(root))
+    assert len(made) == 1
+    (listed,) = said
+    assert "a picture.png (of no kind that is read)" in listed and "sub/.hidden.txt" in listed
+    assert "sub/test-00000-of-00001.txt (of another split than train)" in listed
+
+
+def test_a_corpus_grows_from_an_address(tmp_path, memory):
+    from bert_jax.data.corpus.append import append
+
+    vocabulary, parts = tmp_path / "vocab.txt", texts(40)
+    vocabulary.write_text("\n".join(VOCABULARY) + "\n")
+    memory.pipe_file("/a.txt", "\n\n".join(parts[:30]).encode())
+    memory.pipe_file("/b.txt.gz", gzip.compress("\n\n".join(parts[10:]).encode()))
+    options: dict[str, Any] = {"validation_fraction": 0.3, "workers": 1}
+    prepare(["memory://a.txt"], tmp_path / "c", tokenizer=str(vocabulary), **options)
+    grown = append(["memory://b.txt.gz"], tmp_path / "c", workers=1)
+    assert grown.manifest["counts"]["total"]["documents"] == 40
+    assert grown.manifest["sources"] == ["memory://a.txt", "memory://b.txt.gz"]
+
+
+# --- names and errors -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["../up.txt", "a/../../up.txt", "a//b.txt", "a\\b.txt", "a\nb.txt"]
+)
+@pytest.mark.parametrize("source", ["memory://data", "memory://data/*.txt"])
+def test_a_name_that_leads_out_of_its_folder_is_refused(monkeypatch, memory, name, source):
+    memory.pipe_file("/data/good.txt", b"text")
+    found = {path: {"type": "file"} for path in ("/data/good.txt", f"/data/{name}")}
+    monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: list(found))
+    monkeypatch.setattr(MemoryFileSystem, "glob", lambda *_, **__: found)
+    with pytest.raises(UsageError, match="is no name of a file inside of it"):
+        find_files(source)
+
+
+def test_a_name_from_another_folder_is_refused(monkeypatch, memory):
+    memory.pipe_file("/data/good.txt", b"text")
+    monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: ["/other/a.txt"])
+    with pytest.raises(UsageError, match="is no name of a file inside of it"):
+        find_files("memory://data")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("memory://nowhere", "memory://nowhere: no such file or folder at this address"),
+        ("memory://nowhere/*.txt", "memory://nowhere/*.txt: no file matches at this address"),
+        ("gs://bucket/nowhere.txt", "gs://bucket/nowhere.txt: no such file or folder"),
+        ("memory://", "memory://: an address of nothing"),
+        ("ftp://a.example/b.txt", "the kind ftp:// are not read, but gs://, s3://, https://"),
+        ("https://a.example/b.pdf", "https://a.example/b.pdf: not one of .txt"),
+        ("memory://pictures", "memory://pictures: no .txt, "),
+    ],
+)
+def test_what_is_not_there_is_one_line(tmp_path, memory, bucket, source, said, capsys):
+    memory.pipe_file("/pictures/a.png", b"")
+    assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+    assert not list(tmp_path.glob("c/corpus.json"))
+
+
+def test_a_password_is_not_kept(tmp_path, capsys):
+    source = "https://me:secret@a.example/b.txt"
+    assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
+    err = capsys.readouterr().err
+    assert "which corpus.json would keep" in err and "secret" not in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [("s3", "bert-jax[s3]"), ("gs", "bert-jax[gcs]"), ("https", "bert-jax[http]")],
+)
+def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, kind, extra):
+    def missing(_):
+        raise ImportError("Install it")
+
+    monkeypatch.setattr(fsspec, "filesystem", missing)
+    address._system.cache_clear()
+    source = f"{kind}://bucket/a.txt"
+    assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
+    err = capsys.readouterr().err
+    assert f"{source}: {kind}:// needs a package: pip install '{extra}'\n" in err
+    address._system.cache_clear()
+
+
+def test_damage_is_found_at_an_address(memory):
+    packed = gzip.compress("\n\n".join(texts(30)).encode())
+    memory.pipe_file("/cut.txt.gz", packed[:-20])
+    with pytest.raises(UsageError, match=r"memory://cut\.txt\.gz: damaged gzip file"):
+        list(read_documents(["memory://cut.txt.gz"]))
+    memory.pipe_file("/bad.jsonl", b'{"text": "One."}\nno JSON\n')
+    with pytest.raises(UsageError, match=r"memory://bad\.jsonl, line 2: not JSON"):
+        list(read_documents(["memory://bad.jsonl"]))
+    findings, reading = Findings(), SourceOptions(skips_records=True)
+    assert len(list(read_documents(["memory://bad.jsonl"], reading, findings=findings))) == 1
+    assert findings.records == {"memory://bad.jsonl": 1}
+
+
+class _Broken(MemoryFileSystem):
+    """A store whose files end in an error of the network, or of anything."""
+
+    error: Exception = OSError("nothing")
+
+    def _open(self, path: str, *_: Any, **__: Any) -> Any:
+        file = super()._open(path)
+        read = file.read
+
+        def broken(size: int = -1) -> bytes:
+            if file.tell() > 100:
+                raise self.error
+            return read(min(size, 101))
+
+        file.read = broken
+        return file
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionResetError(104, "Connection reset by peer"), Unreachable),
+        (TimeoutError(), Unreachable),
+        (PermissionError("Forbidden: bucket/a.txt"), UsageError),
+        (RuntimeError("strange\nand long"), UsageError),
+        (OSError("5xx"), UsageError),
+    ],
+    ids=str,
+)
+def test_a_failure_on_the_way_is_no_damage(monkeypatch, memory, ending, error, kind):
+    text = "\n\n".join(texts(300)).encode()
+    memory.pipe_file(f"/a.txt{ending}", PACKERS[ending](text) if ending else text)
+    monkeypatch.setattr(_Broken, "error", error)
+    monkeypatch.setattr(address, "_system", lambda _: _Broken(skip_instance_cache=True))
+    with pytest.raises(kind, match=r"memory://a\.txt") as caught:
+        list(read_documents([f"memory://a.txt{ending}"]))
+    assert "damaged" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_bucket_that_fails_once_is_asked_again(bucket):
+    far = fsspec.filesystem("gs")
+    far.pipe_file("bucket/again/a.txt", "\n\n".join(texts(30)).encode())
+    control(bucket, faults={"media": [503, 2]})
+    assert len(list(read_documents(["gs://bucket/again/a.txt"]))) == 30
+
+
+# --- the hub and the web --------------------------------------------------------------------------
+
+
+class _Hub(MemoryFileSystem):
+    protocol = "hf"  # pyright: ignore
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("hf://").strip("/")
+
+
+@pytest.mark.parametrize(
+    "source", ["hf:org/name", "hf://datasets/org/name", "hf:org/name/data/train-*.txt"]
+)
+def test_a_data_set_of_the_hub(monkeypatch, memory, source):
+    """By its name; the hub itself is fsspec's, and not on this machine."""
+    memory.pipe_file("/datasets/org/name/data/train-0.txt", "\n\n".join(texts(4)).encode())
+    memory.pipe_file("/datasets/org/name/data/test-0.txt", b"held out")
+    memory.pipe_file("/datasets/org/name/README.md", b"a card")
+    monkeypatch.setattr(address, "_system", {"hf": _Hub(skip_instance_cache=True)}.__getitem__)
+    found = find_files(source)[0]
+    assert [str(file) for file in found] == ["hf://datasets/org/name/data/train-0.txt"]
+    assert ["\n".join(d) for d in read_documents([source])] == texts(4)
+    assert data_set_of(source_name(source)) == "org/name"
+
+
+def test_a_bare_name_is_answered_with_what_to_type(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", "--source", "org/name", "--output", "corpus"]) == 2
+    assert capsys.readouterr().err.endswith("of the hub, write hf:org/name\n")
+
+
+def test_a_file_of_a_web_server(tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\n\n".join(texts(30)).encode()))
+    handler = functools.partial(_Quiet, directory=str(tmp_path))
+    with server.ThreadingHTTPServer(("localhost", 0), handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        place = f"http://localhost:{web.server_port}"
+        found = list(read_documents([f"{place}/a.txt.gz?version=3"]))
+        assert ["\n".join(document) for document in found] == texts(30)
+        with pytest.raises(UsageError, match=r"/b\.txt: no such file or folder; check the address"):
+            list(read_documents([f"{place}/b.txt"]))
+        web.shutdown()
+    with pytest.raises(Unreachable, match="the network fails"):
+        list(read_documents([f"{place}/a.txt.gz"]))
+
+
+class _Quiet(server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        return
