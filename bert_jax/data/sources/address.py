@@ -6,6 +6,7 @@ refused. fsspec lists and fetches; unpacking is ours (`stream.py`), which finds 
 
 import functools
 import io
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,7 @@ _SHORT = re.compile(r"hf:(?!//)(.+)", re.DOTALL)
 # What a web server has is one file: it lists none, and `?` begins what it is asked.
 _WEB = ("https", "http")
 _MAGIC = re.compile(r"[*?[]")
+_AT_ONCE = 1 << 20  # bytes
 # Errors of the network by their names: the libraries that ask share no base for them.
 _OF_NETWORK = {"ClientConnectionError", "ConnectionError", "ConnectError", "TimeoutError",
                "TimeoutException", "ServerTimeoutError", "RetriesExceeded"}  # fmt: skip
@@ -64,10 +66,12 @@ class RemoteFile:
     def relative_to(self, folder: "RemoteFile") -> PurePosixPath:
         return self._pure.relative_to(folder._pure)
 
-    def open(self) -> io.RawIOBase:
+    def open(self) -> io.BufferedReader:
         """Opens the file. Reading raises UsageError, or Unreachable, for whatever goes wrong."""
         with _failures(str(self)):
-            return _Remote(_system(self.kind).open(self.path, "rb"), str(self))
+            file = _system(self.kind).open(self.path, "rb")
+        # Unpackers ask for a few kilobytes at a time, for which fsspec takes long.
+        return io.BufferedReader(_Remote(file, str(self)), buffer_size=_AT_ONCE)
 
 
 AnyFile = Path | RemoteFile
@@ -140,6 +144,10 @@ def _parts(source: str) -> tuple[str, str]:
 def _system(kind: str) -> Any:
     import fsspec
 
+    # They say of every bucket that its kind cannot be asked for, and print each error that they
+    # raise.
+    for name in ("gcsfs", "fsspec"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         return fsspec.filesystem(kind)
     except ImportError as error:

@@ -263,6 +263,23 @@ def test_a_failure_on_the_way_is_no_damage(monkeypatch, memory, ending, error, k
     assert "damaged" not in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_bucket_is_asked_for_large_pieces(bucket):
+    """Whatever unpackers ask for."""
+    fsspec.filesystem("gs").pipe_file("bucket/once.jsonl.gz", PACKERS[".gz"](b"x" * 3_000_000))
+    control(bucket)
+    with pytest.raises(UsageError, match="not JSON"):
+        list(read_documents(["gs://bucket/once.jsonl.gz"]))
+    assert control(bucket).get("media", 0) == 1
+
+
+def test_nothing_is_said_of_the_kind_of_bucket(bucket, capfd):
+    fsspec.filesystem("gs").pipe_file("bucket/quiet/a.txt", b"text")
+    capfd.readouterr()
+    address._system.cache_clear()
+    assert len(list(read_documents(["gs://bucket/quiet"]))) == 1
+    assert capfd.readouterr().err == ""
+
+
 def test_a_bucket_that_fails_once_is_asked_again(bucket):
     far = fsspec.filesystem("gs")
     far.pipe_file("bucket/again/a.txt", "\n\n".join(texts(30)).encode())
