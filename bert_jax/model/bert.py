@@ -139,8 +139,8 @@ def apply(
     signature of `attention.plain`, computes attention in place of what `compute` names. With their
     part: `pooled` `[B, D]`, and in float32 `nsp_logits` `[B, P, 2]`, `sequence_logits` `[B, C]`,
     `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]` (start, end), and where the batch has
-    positions for it `mlm_logits` `[B, M, V]`; under tensor parallelism V is filled up to what
-    divides. With more than one of `loss_slices` they are `mlm_scores`, a `SlicedScores`. Pooler
+    positions for it `mlm_logits` `[B, M, V]`; V is filled up to what the mesh divides, where that
+    has to be. With more than one of `loss_slices` they are `mlm_scores`, a `SlicedScores`. Pooler
     and next sentence read the first token unless the batch says where; with
     `text_positions` `[B, P]`, for rows that hold several texts, `pooled` is `[B, P, D]` and
     `sequence_logits` `[B, P, C]`.

@@ -161,15 +161,15 @@ def look_up(table: jax.Array, ids_BL: jax.Array) -> jax.Array:
     return table.at[ids_BL].get(out_sharding=over_batch(), mode="clip")
 
 
-def split_rows(table: jax.Array, *, fill: float) -> jax.Array:
-    """Returns `table`, whose first dim is the vocabulary, cut over `tensor`; filled up where it
-    must be.
+def split_rows(table: jax.Array, *, fill: float, rows: int = 0) -> jax.Array:
+    """Returns `table`, whose first dim is the vocabulary, cut over `tensor`; filled up to `rows`,
+    and to what divides.
     """
-    size = mesh_size("tensor")
-    if size == 1:
-        return table
-    extra = [(0, -table.shape[0] % size)] + [(0, 0)] * (table.ndim - 1)
-    return jax.reshard(jnp.pad(table, extra, constant_values=fill), jax.P("tensor"))
+    size, rows = mesh_size("tensor"), max(rows, table.shape[0])
+    extra = [(0, rows + -rows % size - table.shape[0])] + [(0, 0)] * (table.ndim - 1)
+    if extra[0][1]:
+        table = jnp.pad(table, extra, constant_values=fill)
+    return table if size == 1 else jax.reshard(table, jax.P("tensor"))
 
 
 class Embeddings(nnx.Module):

@@ -9,7 +9,8 @@ A batch is cut over `slice` and `fsdp`. A parameter is *stored* in one layout an
   gathered for use. Its gradient comes back in the stored layout, so that master weights, moments
   and the update are spread over `fsdp` (Rajbhandari et al. 2020, ZeRO). Every slice has them whole:
   a gradient is summed across slices after it is cut, once.
-- A dim that an axis does not divide is not cut: 30,522 sub-words are 2 x 3 x 5,087.
+- A dim that an axis does not divide is not cut: 30,522 sub-words are 2 x 3 x 5,087. A TPU gathers
+  such a table with more rows than it has, of zeros; what is stored has none of them.
 
 Activations follow from these two. Axis types are explicit: every array's type carries its sharding,
 and a program whose shardings do not add up fails while it is traced. "axis" is a mesh axis, "dim" a
@@ -80,6 +81,14 @@ def over_batch(*rest: Any) -> jax.P | None:
 def mesh_size(axis: str) -> int:
     """Returns the devices along an axis of the mesh that is set; 1 where none of ours is."""
     return jax.sharding.get_abstract_mesh().shape[axis] if _has_mesh() else 1
+
+
+def device_kind() -> str:
+    """Returns the kind of the devices that the program is for: those of the mesh that is set, which
+    may be described only.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.devices()[0].device_kind if device is None else device.device_kind
 
 
 def _has_mesh() -> bool:
@@ -158,9 +167,38 @@ def to_compute_params(params: Any, *, dtype: Any) -> Any:
             leaf = leaf.astype(dtype)
         if not _has_mesh():
             return leaf
-        return jax.reshard(leaf, compute_spec(path, leaf.shape, mesh=mesh))
+        spec = compute_spec(path, leaf.shape, mesh=mesh)
+        if spec == jax.P() and _is_cut_by_columns(leaf) and _gathers_rows():
+            return _gathered_by_rows(leaf)
+        return jax.reshard(leaf, spec)
 
     return jax.tree_util.tree_map_with_path(copy, params)
+
+
+def _is_cut_by_columns(leaf: jax.Array) -> bool:
+    """Returns whether a matrix is stored in columns because its rows, of which it has more, do not
+    divide: a vocabulary.
+    """
+    return leaf.ndim == 2 and leaf.shape[0] > leaf.shape[1] and spec_of(leaf) == [None, "fsdp"]
+
+
+def _gathers_rows() -> bool:
+    """Returns whether a vocabulary is gathered by rows. On a CPU nothing is won, and the library
+    for products rounds other elements in another way where the table has other rows.
+    """
+    return device_kind().startswith("TPU")
+
+
+def _gathered_by_rows(leaf: jax.Array) -> jax.Array:
+    """Returns a whole copy of such a matrix, with as many rows of zeros as it takes to divide.
+
+    Its pieces become rows before they are gathered. A TPU lays a table of gathered columns out
+    column by column: it has to transpose it before rows are looked up, and so its gradient, which
+    is then summed whole instead of scattered. Without the last rows the copy would have such a
+    gradient, too.
+    """
+    filled = jnp.pad(leaf, ((0, -leaf.shape[0] % mesh_size("fsdp")), (0, 0)))
+    return jax.reshard(jax.reshard(filled, jax.P("fsdp")), jax.P())
 
 
 def in_automatic_layout(function: Callable, *, like: Any) -> Callable:

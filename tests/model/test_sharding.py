@@ -110,6 +110,19 @@ def test_modes_change_nothing(on_one_device, mesh, compute):
     assert_same_run(on_one_device, train(config, (1, 4, 2), steps=6))
 
 
+@pytest.mark.parametrize("shape", [(1, 8, 1), (1, 4, 2)], ids=str)
+def test_a_vocabulary_gathered_by_rows_changes_nothing(on_one_device, shape, monkeypatch):
+    """As TPUs gather one that does not divide; what is stored has the same shapes."""
+    monkeypatch.setattr(sharding, "_gathers_rows", lambda: True)
+    gathered, whole = [], sharding._gathered_by_rows
+    monkeypatch.setattr(
+        sharding, "_gathered_by_rows", lambda leaf: gathered.append(x := whole(leaf)) or x
+    )
+    assert_same_run(on_one_device, train(_CONFIG, shape, steps=6))
+    (table,) = {x.shape for x in gathered}
+    assert table == (520 if shape[1] == 8 else 516, 128)
+
+
 @pytest.mark.parametrize("shape", _MESHES, ids=str)
 def test_dropout_masks_are_identical_on_every_mesh(shape):
     """Over heads, which the tensor axis cuts, and rows, which the others cut."""
@@ -169,8 +182,11 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
 
 
 @pytest.mark.core
-def test_extra_sub_words_of_tensor_parallelism_have_no_probability():
-    mesh = mesh_of((1, 2, 4))
+@pytest.mark.parametrize(("shape", "words"), [((1, 2, 4), 516), ((1, 8, 1), 520)], ids=str)
+def test_extra_sub_words_of_a_mesh_have_no_probability(shape, words, monkeypatch):
+    """Those that tensor parallelism adds, and a table that is gathered by rows."""
+    monkeypatch.setattr(sharding, "_gathers_rows", lambda: True)
+    mesh = mesh_of(shape)
     batch = random_batch(rows=16, length=32, predictions=5, vocab_size=514)
     with jax.set_mesh(mesh):
         params = TrainState.initial(_CONFIG, mesh).params
@@ -179,7 +195,7 @@ def test_extra_sub_words_of_tensor_parallelism_have_no_probability():
             lambda p, b: bert.apply(p, b, config=_CONFIG.model, compute=_CONFIG.compute)
         )(params, batch)
     logits = np.asarray(outputs["mlm_logits"])
-    assert logits.shape == (16, 5, 516)
+    assert logits.shape == (16, 5, words)
     assert np.isneginf(logits[..., 514:]).all() and np.isfinite(logits[..., :514]).all()
 
 

@@ -12,6 +12,7 @@ from bert_jax.model.attention.need import Need, needs
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.layer_spec import layer_specs
 from bert_jax.model.mask import Mask
+from bert_jax.model.sharding import device_kind
 from bert_jax.registry import ATTENTION
 
 
@@ -168,14 +169,6 @@ def _chosen(name: str, need: Need) -> Implementation | None:
     """Returns what serves a need; None for a function of a user's own, which serves all."""
     entry = ATTENTION[name]
     return entry.chosen(need) if isinstance(entry, Implementation) else None
-
-
-def device_kind() -> str:
-    """Returns the kind of the devices that the program is for: those of the mesh that is set, which
-    may be described only.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.devices()[0].device_kind if device is None else device.device_kind
 
 
 AUTO = Auto()

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.attention.implementation import Implementation, device_kind
+from bert_jax.model.attention.implementation import Implementation
 from bert_jax.model.attention.need import Need
 from bert_jax.model.mask import Mask
-from bert_jax.model.sharding import on_each_device, spec_of
+from bert_jax.model.sharding import device_kind, on_each_device, spec_of
 
 # Columns of a register, of which the kernel's blocks are multiples; and its largest blocks here.
 _LANES, _LARGEST = 128, 1024

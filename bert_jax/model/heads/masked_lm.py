@@ -54,10 +54,10 @@ class MaskedLMHead(nnx.Module):
             x_BMD = activation(self.act, self.transform_back(x_BMD))
         if self.layer_norm is not None:
             x_BMD = self.layer_norm(x_BMD)
-        # The sub-words that tensor parallelism adds can never be the answer.
+        # The sub-words that a mesh adds can never be the answer.
         bias = jnp.zeros(self.num_words) if self.bias is None else self.bias[...]
         output = word if self.decoder is None else self.decoder
-        return x_BMD, output, split_rows(bias, fill=-jnp.inf)
+        return x_BMD, output, split_rows(bias, fill=-jnp.inf, rows=output.embedding.shape[0])
 
 
 class _Part(Part):
