@@ -5,18 +5,15 @@
 
 12 heads of 64 (ModernBERT-Base) where nothing else is said, in bfloat16 on one device, rows of one
 sequence. Prints the compiler's estimate, and the cycles of its final schedule or of its bytes,
-whichever are more (benchmarks/tpu_bundles.py); kernels are in the latter alone.
+whichever are more (bert_jax_lab/planning/schedule.py); kernels are in the latter alone.
 """
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import tpu_bundles
-
-from bert_jax_lab.planning import topologies
+from bert_jax_lab.planning import schedule, topologies
 from bert_jax_lab.planning.topologies import CHIPS
 
 SIZE = 64
@@ -35,10 +32,6 @@ def main() -> None:
     chip = CHIPS[arguments.generation]
     topologies.prepare_environment()
     with tempfile.TemporaryDirectory() as folder:
-        schedules, pages = (Path(folder) / name for name in ("schedules", "pages"))
-        schedules.mkdir()
-        os.environ["LIBTPU_INIT_ARGS"] = tpu_bundles.ARGUMENTS.format(folder=schedules)
-
         import jax
         import jax.numpy as jnp
 
@@ -70,11 +63,12 @@ def main() -> None:
             ids = jax.ShapeDtypeStruct(size[::3], "int32", sharding=rows)
             lowered = jax.jit(both_ways).trace(x, x, x, ids, ids, x)
             program = lowered.lower(lowering_platforms=("tpu",)).compile(
-                compiler_options={"xla_dump_to": str(pages), "xla_dump_hlo_as_text": True,
+                compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True,
                                   "xla_dump_hlo_pass_re": ""}
             )  # fmt: skip
-        (page,) = pages.glob("*.after_codegen.txt")
-        found = tpu_bundles.cycles(page.read_text(encoding="utf-8"), schedules, chip)
+        (page,) = Path(folder).glob("*.after_codegen.txt")
+        found = schedule.cycles(page.read_text(encoding="utf-8"), chip)
+    assert found is not None
     memory: Any = program.memory_analysis()
     print(
         f"{found.estimated / 1e6:.2f} M cycles estimated; {found.real / 1e6:.2f} M by schedule and "

@@ -102,6 +102,15 @@ def _print_phase(phase: Any) -> None:
             f"{_ms(phase.compute_seconds)} at the clock: {_largest(phase)}",
         ),
     ]
+    if phase.scheduled_cycles is not None:
+        share = phase.scheduled_cycles / phase.estimated_cycles
+        rows.append(
+            (
+                "scheduled cycles",
+                f"{phase.scheduled_cycles:,}",
+                f"{share:.2f} of these; the final schedule, bytes and products, whichever are most",
+            )
+        )
     rows += _kernels(phase)
     if phase.attention:
         named = (f"{entry} in {layers} layers" for layers, entry in phase.attention.items())

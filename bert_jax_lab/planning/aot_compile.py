@@ -27,7 +27,7 @@ from bert_jax.training import device_feed
 from bert_jax.update import compiler_options
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import lower_eval_step, lower_train_step, temporary_bytes
-from bert_jax_lab.planning import hlo_cost
+from bert_jax_lab.planning import hlo_cost, schedule, schedule_files
 from bert_jax_lab.planning.topologies import Chip, Topology, devices
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -94,6 +94,7 @@ class Figures:
 
     memory: Memory
     compiler_cycles: int
+    scheduled_cycles: int | None  # by the final schedule, bytes and products (schedule.py)
     kernels: tuple[KernelCost, ...]
     memory_traffic: int  # bytes to and from the large memory
     collectives: tuple[Traffic, ...]
@@ -163,11 +164,13 @@ def _figures(
     began = time.monotonic()
     with ticking(f"compiling for {topology.name}: {title}"):
         lowered = lower()
+        schedule_files.forget()
         try:
             program, text = _compile(lowered)
         except Exception as error:  # its type depends on the version of jax
             raise _refusal(error, topology.chip) or error from None
         cost = hlo_cost.cost(text)
+        scheduled = schedule.cycles(text, topology.chip)
     found = {name: sharding.bytes_per_device(tree) for name, tree in sizes.items()}
     sizes_seen = program.memory_analysis()
     memory = Memory(
@@ -181,6 +184,7 @@ def _figures(
     return Figures(
         memory=memory,
         compiler_cycles=cost.cycles,
+        scheduled_cycles=None if scheduled is None else round(scheduled.real),
         kernels=_kernels(cost, topology.chip),
         memory_traffic=cost.traffic + sum(k.bytes * n for k, n in cost.kernels.items()),
         collectives=_traffic(cost, mesh=mesh, chip=topology.chip),

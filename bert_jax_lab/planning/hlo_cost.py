@@ -226,7 +226,9 @@ class _Reader:
         traffic = sum(array_bytes(shape, large_memory_only=True) for shape in touched)
         total.add(Cost(cycles, traffic, by_operation={_operation(i): cycles}))
 
-    def _collectives(self, i: Instruction, shapes: dict) -> list[tuple[str, Collective]]:
+    def _collectives(
+        self, i: Instruction, shapes: dict, *, is_fused: bool = False
+    ) -> list[tuple[str, Collective]]:
         """Returns the collectives of one instruction, each with what it is known by in its
         computation.
         """
@@ -245,12 +247,10 @@ class _Reader:
                 size -= operands  # the shape of a start holds operands and results
             if kind == "reduce-scatter":
                 size = operands
-            return [
-                (
-                    f"{kind} {channel[0] if channel else i.name}",
-                    Collective(kind, size, parse_group(i.rest)),
-                )
-            ]
+            # One that runs beside the computation stands in several fusions, with one channel; each
+            # other one is its own, though all of a `shard_map` have the same channel.
+            known = channel[0] if channel and is_fused else i.name
+            return [(f"{kind} {known} {size}", Collective(kind, size, parse_group(i.rest)))]
         if i.op == "fusion":
             return self._fused(_attribute(i, "calls"))
         return []
@@ -259,11 +259,13 @@ class _Reader:
         if name not in self._inside:
             instructions = self._computations.get(name, [])
             shapes = {i.name: i.shape for i in instructions}
-            found = [pair for i in instructions for pair in self._collectives(i, shapes)]
+            found = [
+                pair for i in instructions for pair in self._collectives(i, shapes, is_fused=True)
+            ]
             if any(i.op == "dynamic-slice" for i in instructions):
                 # An all-reduce of which each device keeps its part is sent as a reduce-scatter.
                 found = [
-                    (key, Collective("reduce-scatter", c.bytes, c.group))
+                    (f"{key} {name}", Collective("reduce-scatter", c.bytes, c.group))
                     if c.kind == "all-reduce"
                     else (key, c)
                     for key, c in found

@@ -59,7 +59,8 @@ class PhasePlan:
     flops_per_device: float
     attention: dict[str, str]  # what serves each kind of layers
     # The rest is None, or empty, where the step does not fit.
-    estimated_cycles: int | None = None
+    estimated_cycles: int | None = None  # by which the compiler chooses tiles
+    scheduled_cycles: int | None = None  # by its final schedule, bytes and products
     kernels: tuple[aot_compile.KernelCost, ...] = ()
     collectives: tuple[aot_compile.Traffic, ...] = ()
     cycles_by_operation: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -194,6 +195,7 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
         available_bytes=chip.compiler_bytes,
         memory=dataclasses.asdict(figures.memory),
         estimated_cycles=figures.cycles,
+        scheduled_cycles=figures.scheduled_cycles,
         kernels=figures.kernels,
         collectives=figures.collectives,
         cycles_by_operation=figures.cycles_by_operation,

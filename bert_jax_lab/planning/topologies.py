@@ -15,6 +15,7 @@ from typing import Any
 
 from bert_jax.errors import UsageError
 from bert_jax.update.chips import PEAK_BF16
+from bert_jax_lab.planning import schedule_files
 
 _GIB, _GB = 2**30, 10**9
 PRICES_DATE = "2026-10"
@@ -262,6 +263,7 @@ def prepare_environment() -> None:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # several plans at a time
     }.items():
         os.environ.setdefault(name, value)
+    schedule_files.ask_for()
 
 
 def devices(topology: Topology) -> list[Any]:

@@ -126,6 +126,30 @@ def test_several_reduced_and_scattered_at_once():
     }
 
 
+def test_all_of_one_channel_count_as_often_as_they_stand_there():
+    """As what a `shard_map` says is written: every collective of it has channel 1."""
+    scatter = """\
+%%all-reduce-scatter.%d (a: f32[32,128]) -> f32[8,128] {
+  %%a = f32[32,128]{1,0:T(8,128)} parameter(0)
+  %%all-reduce.%d = f32[32,128]{1,0:T(8,128)} all-reduce(%%a), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%%add
+  ROOT %%d = f32[8,128]{1,0:T(8,128)} dynamic-slice(%%all-reduce.%d, %%i, %%z), dynamic_slice_sizes={8,128}
+}
+"""
+    text = program(
+        "".join(
+            f"  %all-gather.{i} = f32[32,128]{{1,0:T(8,128)}} all-gather(%p), channel_id=1, replica_groups={{{{0,1,2,3}}}}, dimensions={{0}}\n"
+            f"  %fusion.{i} = f32[8,128]{{1,0}} fusion(%all-gather.{i}), kind=kCustom, calls=%all-reduce-scatter.{i}\n"
+            for i in range(3)
+        ),
+        "".join(scatter % (i, i, i) for i in range(3)),
+    )
+    size, group = 32 * 128 * 4, (0, 1, 2, 3)
+    assert hlo_cost.cost(text).collectives == {
+        Collective("all-gather", size, group): 3,
+        Collective("reduce-scatter", size, group): 3,
+    }
+
+
 def test_what_the_compiler_cannot_estimate_is_charged_like_a_kernel():
     text = program(f"""\
   %p = f32[8,128]{{1,0:T(8,128)}} parameter(0)

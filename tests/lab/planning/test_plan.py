@@ -240,6 +240,7 @@ _NO_FIGURES = aot_compile.Figures(
     kernels=(),
     memory_traffic=0,
     collectives=(),
+    scheduled_cycles=None,
     cycles_by_operation={},
     compile_seconds=0.0,
 )
@@ -366,7 +367,7 @@ def test_a_plan_says_when_launched_runs_have_another_compiler(monkeypatch):
 def check_schema(plan: dict[str, Any]) -> None:
     def has(values: dict, kind: type, *, may_be_none: bool = False) -> None:
         # Plans that are kept were made before these were a part of them.
-        newer = {"saving", "attention"}
+        newer = {"saving", "attention", "scheduled_cycles"}
         assert {field.name for field in dataclasses.fields(kind)} - values.keys() <= newer
         assert may_be_none or None not in values.values()
 
@@ -457,6 +458,11 @@ class TestCompiled:
         plan = _plan(capsys, topology, "--slices", str(slices))
         assert plan["fits"] and plan["devices"] == 8 // (
             2 if (slices, topology) == (1, "v5e:2x2") else 1
+        )
+        phase = plan["phases"][0]
+        assert (
+            phase["product_seconds"]
+            < phase["scheduled_cycles"] / CHIPS[topology.split(":")[0]].clock_hz
         )
         kinds = {c["kind"] for c in plan["phases"][0]["collectives"]}
         assert "all-gather" in kinds, "weights are gathered, not summed with zeros"

@@ -1,24 +1,20 @@
 """Cycles of a compiled TPU program by its final schedule: one bundle of instructions is one cycle.
 
-The compiler writes the schedule of each fusion and each kernel where LIBTPU_INIT_ARGS asks for it
-(`ARGUMENTS`). That it waits for memory is not in it: what an instruction takes is the larger of its
-bundles and of its bytes over the bandwidth. The compiler's own estimates, which `bert-jax plan`
-sums, are made before the schedule, and kernels have none.
+The compiler writes the schedule of each fusion and each kernel (`schedule_files.py`). That it waits
+for memory is not in it: what an instruction takes is the largest of its bundles, of its bytes over
+the bandwidth and of its products over the peak rate. The compiler's own estimates, by which it
+chooses tiles, are made before the schedule, and kernels have none. Not seen are the latency of
+memory, what a kernel fetches itself, and what has no schedule of its own.
 """
 
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax_lab.planning import hlo_cost
+from bert_jax_lab.planning import hlo_cost, hlo_products, schedule_files
 from bert_jax_lab.planning.topologies import Chip
 
-ARGUMENTS = (
-    "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
-    "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
-)
 _LINE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(LB|LH|LE|PB|PF|CT)?\s*:\s*((?:>\s*)*)\{")
 _EXIT = re.compile(r"scmp\.\w+\.[us]32\.totalorder \S+, (\d+) /\* loop exit test")
 
@@ -37,50 +33,60 @@ class Sum(NamedTuple):
     estimated: float = 0.0
     bundles: float = 0.0
     by_memory: float = 0.0
-    # The larger of the last two, instruction by instruction.
+    by_products: float = 0.0
+    # The largest of the last three, instruction by instruction.
     real: float = 0.0
 
     def plus(self, other: "Sum", times: float = 1) -> "Sum":
         return Sum(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
-def cycles(text: str, folder: Path, chip: Chip) -> Sum:
-    """Returns the sums of a program's text, whose schedules are in a folder; loops count as often
-    as they run.
+def cycles(text: str, chip: Chip) -> Sum | None:
+    """Returns the sums of a program's text, the last one that was compiled; loops count as often as
+    they run. None where the compiler has written no schedules.
     """
     computations, entry = hlo_cost._computations(text)
     assert entry is not None, "a program has one"
-    reader, bundles = hlo_cost._Reader(computations), _of_instructions(text, folder)
+    reader, bundles = hlo_cost._Reader(computations), _of_instructions(text)
+    if not bundles:
+        return None
     bandwidth = chip.memory_bandwidth / chip.clock_hz
 
     def of(name: str) -> Sum:
-        total, shapes = Sum(), {i.name: i.shape for i in computations[name]}
-        for i in computations[name]:
+        total, shapes = Sum(), {i.name: i.shape for i in computations.get(name, [])}
+        for i in computations.get(name, []):
             if i.op == "while":
                 total = total.plus(of(hlo_cost._attribute(i, "body")), reader._trips(i))
+            elif i.op == "conditional":
+                branches = map(of, hlo_cost._branches(i))
+                total = total.plus(max(branches, key=lambda each: each.real, default=Sum()))
             elif i.op == "call":
                 total = total.plus(of(hlo_cost._attribute(i, "to_apply")))
             else:
-                found = re.search(r'"estimated_cycles":"?(\d+)', i.rest)
-                if not found and i.name not in bundles:
-                    continue
-                touched = [i.shape, *(shapes.get(o, "") for o in hlo_cost._operands(i))]
-                moved = sum(hlo_cost.array_bytes(s, large_memory_only=True) for s in touched)
-                estimated, own = int(found[1]) if found else 0, bundles.get(i.name, 0)
-                by_memory = moved / bandwidth
-                total = total.plus(Sum(estimated, own, by_memory, max(own, by_memory)))
+                total = total.plus(of_one(i, shapes))
         return total
+
+    def of_one(i: hlo_cost.Instruction, shapes: dict[str, str]) -> Sum:
+        found = hlo_cost._CYCLES.search(i.rest)
+        if not found and i.name not in bundles:
+            return Sum()
+        estimated = int(found[1]) if found else 0
+        touched = [i.shape, *(shapes.get(o, "") for o in hlo_cost._operands(i))]
+        moved = sum(hlo_cost.array_bytes(s, large_memory_only=True) for s in touched)
+        products = hlo_products.flops(i, computations) / chip.peak_flops * chip.clock_hz
+        parts = (bundles.get(i.name, 0), moved / bandwidth, products)
+        return Sum(0 if estimated >= hlo_cost._UNKNOWN else estimated, *parts, max(parts))
 
     return of(entry)
 
 
-def _of_instructions(text: str, folder: Path) -> dict[str, int]:
+def _of_instructions(text: str) -> dict[str, int]:
     """Returns the bundles of each instruction that has a schedule, or the same shape, tiles and
     estimate as one that has: equal fusions are written once.
     """
     files = {
         match[1]: path
-        for path in folder.glob("*-final_bundles.txt")
+        for path in schedule_files.written()
         if (match := re.fullmatch(r"\d+-(.+)-\d+-final_bundles\.txt", path.name))
         and "schedule-analysis" not in path.name
     }

@@ -1,0 +1,93 @@
+"""Cycles by the final schedule, of programs and schedules written here as the compiler does."""
+
+import pytest
+
+from bert_jax_lab.planning import hlo_cost, hlo_products, schedule
+from bert_jax_lab.planning.topologies import CHIPS
+
+_CHIP = CHIPS["v3"]
+_TILED = (
+    'backend_config={"window_config":{"iteration_bounds":["4"],'
+    '"estimated_cycles":"70","estimated_scoped":"0"}}'
+)
+
+# Two bundles outside, and three in a loop over the tiles of a fusion.
+_BUNDLES = """\
+  0x0   :  { %s1 = inlined }
+  0x1 LB: > { %s2 = vadd }
+  0x2   : > { %s3 = vmul }
+  0x3   : > { %s4 = scmp.ge.s32.totalorder %s2, 6 /* loop exit test */ }
+  0x4   :  { %s5 = halt }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--other=1 --xla_jf_dump_to={tmp_path} --more=2")
+    return tmp_path
+
+
+def _program(*lines: str) -> str:
+    body = "".join(f"  {line}\n" for line in lines)
+    return f"HloModule m\n\nENTRY %main (p: f32[8,128]) -> f32[8,128] {{\n{body}}}\n"
+
+
+def test_a_loop_over_tiles_counts_as_often_as_it_runs(folder):
+    """Three bundles, four times, and two; what is alike has its schedule written once."""
+    (folder / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
+    near = "f32[8,128]{1,0:T(8,128)S(1)}"
+    text = _program(
+        f"%p = {near} parameter(0)",
+        *(f"%fusion.{i} = {near} fusion(%p), kind=kLoop, calls=%c, {_TILED}" for i in (1, 2)),
+    )
+    found = schedule.cycles(text, _CHIP)
+    assert found is not None
+    assert (found.estimated, found.bundles, found.real) == (140, 28, 28)
+
+
+def test_what_waits_for_memory_is_charged_for_it(folder):
+    (folder / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
+    far = "f32[1024,1024]{1,0:T(8,128)}"
+    text = _program(
+        f"%p = {far} parameter(0)",
+        f"%fusion.1 = {far} fusion(%p), kind=kLoop, calls=%c, {_TILED}",
+    )
+    found = schedule.cycles(text, _CHIP)
+    assert found is not None
+    moved = 2 * 4 * 1024**2 / _CHIP.memory_bandwidth * _CHIP.clock_hz
+    assert found.real == found.by_memory == pytest.approx(moved)
+
+
+def test_without_schedules_nothing_is_said(folder):
+    assert schedule.cycles(_program("%p = f32[8,128]{1,0} parameter(0)"), _CHIP) is None
+
+
+@pytest.mark.parametrize(
+    ("convolution", "flops"),
+    [
+        (
+            "f32[80,512]{1,0} convolution(%a, %b), dim_labels=bf_oi->bf",
+            {"a": "bf16[80,1024]", "b": "bf16[512,1024]", "flops": 2 * 80 * 512 * 1024},
+        ),
+        (  # scores of 16 heads of 4 rows, which are dims of the window
+            "f32[4,16,128,128]{3,2,1,0} convolution(%a, %b), window={size=4x16 stride=3x15 "
+            "lhs_dilate=4x16}, dim_labels=01bf_01oi->01bf",
+            {"a": "bf16[4,16,128,64]", "b": "bf16[4,16,128,64]", "flops": 2 * 64 * 128 * 128 * 64},
+        ),
+        (  # a gradient: 4 rows are added up, one place of the window each
+            "f32[1,512,1024]{2,1,0} convolution(%a, %b), window={size=4}, dim_labels=0fb_0io->0bf",
+            {"a": "bf16[4,128,512]", "b": "bf16[4,128,1024]", "flops": 2 * 4 * 128 * 512 * 1024},
+        ),
+    ],
+    ids=["plain", "shared dims", "a dim that is summed"],
+)
+def test_flops_of_a_product(convolution, flops):
+    text = (
+        "%inside (a: f32[], b: f32[]) -> f32[] {\n"
+        f"  %a = {flops['a']}{{1,0}} parameter(0)\n  %b = {flops['b']}{{1,0}} parameter(1)\n"
+        f"  ROOT %c = {convolution}\n}}\n\n"
+    ) + _program("%fusion.1 = f32[] fusion(%x, %y), kind=kOutput, calls=%inside")
+    computations, entry = hlo_cost._computations(text)
+    assert entry is not None
+    (fusion,) = computations[entry]
+    assert hlo_products.flops(fusion, computations) == flops["flops"]
