@@ -171,6 +171,7 @@ def _figures(
             raise _refusal(error, topology.chip) or error from None
         cost = hlo_cost.cost(text)
         scheduled = schedule.cycles(text, topology.chip)
+        schedule_files.forget()
     found = {name: sharding.bytes_per_device(tree) for name, tree in sizes.items()}
     sizes_seen = program.memory_analysis()
     memory = Memory(

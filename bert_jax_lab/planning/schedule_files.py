@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,29 +13,29 @@ _ARGUMENTS = (
 )
 
 
+_folder: Path | None = None
+
+
 def ask_for() -> None:
     """Has the compiler write schedules into a folder that goes with this process. Call before it is
-    loaded; where somebody else asks for them, theirs is used.
+    loaded. Where somebody has asked for them already, they are theirs, and none are counted.
     """
-    if _folder() is None:
-        folder = tempfile.mkdtemp(prefix="bert-jax-schedules-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        others = os.environ.get(_NAME, "")
-        os.environ[_NAME] = f"{others} {_ARGUMENTS.format(folder=folder)}".strip()
+    global _folder
+    others = os.environ.get(_NAME, "")
+    if "--xla_jf_dump_to=" not in others:
+        _folder = Path(tempfile.mkdtemp(prefix="bert-jax-schedules-"))
+        atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+        os.environ[_NAME] = f"{others} {_ARGUMENTS.format(folder=_folder)}".strip()
 
 
 def forget() -> None:
-    """Removes the schedules of what was compiled before: names of instructions come again."""
+    """Removes the schedules of what was compiled before: names of instructions come again, and
+    those of a large program are hundreds of megabytes.
+    """
     for path in written():
         path.unlink()
 
 
 def written() -> list[Path]:
     """Returns those of what was compiled since."""
-    folder = _folder()
-    return [] if folder is None else [*folder.glob("*final_bundles.txt")]
-
-
-def _folder() -> Path | None:
-    match = re.search(r"--xla_jf_dump_to=(\S+)", os.environ.get(_NAME, ""))
-    return Path(match[1]) if match else None
+    return [] if _folder is None else [*_folder.glob("*final_bundles.txt")]

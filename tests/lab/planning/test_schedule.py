@@ -1,8 +1,10 @@
 """Cycles by the final schedule, of programs and schedules written here as the compiler does."""
 
+import os
+
 import pytest
 
-from bert_jax_lab.planning import hlo_cost, hlo_products, schedule
+from bert_jax_lab.planning import hlo_cost, hlo_products, schedule, schedule_files
 from bert_jax_lab.planning.topologies import CHIPS
 
 _CHIP = CHIPS["v3"]
@@ -23,7 +25,7 @@ _BUNDLES = """\
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--other=1 --xla_jf_dump_to={tmp_path} --more=2")
+    monkeypatch.setattr(schedule_files, "_folder", tmp_path)
     return tmp_path
 
 
@@ -91,3 +93,28 @@ def test_flops_of_a_product(convolution, flops):
     assert entry is not None
     (fusion,) = computations[entry]
     assert hlo_products.flops(fusion, computations) == flops["flops"]
+
+
+def test_schedules_that_somebody_else_asked_for_stay_theirs(tmp_path, monkeypatch):
+    theirs = f"--other=1 --xla_jf_dump_to={tmp_path} --more=2"
+    monkeypatch.setattr(schedule_files, "_folder", None)
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", theirs)
+    (kept := tmp_path / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
+    schedule_files.ask_for()
+    schedule_files.forget()
+    assert kept.exists() and not schedule_files.written()
+    assert os.environ["LIBTPU_INIT_ARGS"] == theirs
+
+
+def test_a_folder_of_its_own_goes_with_the_process(monkeypatch):
+    monkeypatch.setattr(schedule_files, "_folder", None)
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--other=1")
+    schedule_files.ask_for()
+    folder = schedule_files._folder
+    assert folder is not None and f"={folder} " in os.environ["LIBTPU_INIT_ARGS"]
+    (folder / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
+    assert len(schedule_files.written()) == 1
+    schedule_files.ask_for()  # the second time changes nothing
+    assert schedule_files._folder == folder
+    schedule_files.forget()
+    assert not schedule_files.written()
