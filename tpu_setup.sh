@@ -8,8 +8,7 @@
 # minute, as `make smoke` does: text to a filled-in word, with a kill on the way.
 #
 # Settings: BERT_JAX_HOME (~/bert-jax) is where everything goes. BERT_JAX_PYTHON: an interpreter to use in place of a
-# downloaded one. CHECK_CHIPS=0 leaves out the last step. FREE_CHIPS=all ends any process that holds a chip, not only what a
-# trainer has left.
+# downloaded one. CHECK_CHIPS=0 leaves out the last step.
 #
 # Exit codes: 0 ready; 2 wrong usage; 30 not a machine for this; 31 no uv; 32 no Python; 33 packages not installed;
 # 34 a trainer is running, or the chips cannot be freed; 35 JAX does not see the chips; 36 the smoke test failed.
@@ -20,16 +19,13 @@ UV_SHA256=e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984
 PYTHON_VERSION=3.12.16
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-PLACE=${BERT_JAX_HOME:-$HOME/bert-jax}
-[[ $PLACE == /* ]] || PLACE=$HOME/$PLACE
+# shellcheck source=launch/lib/unit.sh
+source "$HERE/launch/lib/unit.sh"
 LOCK=$HERE/requirements-tpu.lock
 VENV=$PLACE/venv
 DEVICES_AT=${DEVICES_AT:-/dev}
 # A path of the system: libtpu itself puts its lock there, and its error message names it.
 LIBTPU_LOCKFILE=${LIBTPU_LOCKFILE:-/tmp/libtpu_lockfile}
-
-# shellcheck source=launch/lib/unit.sh
-source "$HERE/launch/lib/unit.sh"
 
 say() { printf '%s tpu_setup: %s\n' "$(date '+%T')" "$*"; }
 
@@ -40,18 +36,9 @@ die() { # CODE MESSAGE
     exit "$code"
 }
 
-as_root() { if ((EUID == 0)); then "$@"; else sudo -n "$@"; fi; }
-
-hash_of() { cat "$@" | sha256sum | cut -c 1-16; }
-
-# A step with a stamp runs only if its hash is another than last time.
-stamped() { [[ -f $PLACE/stamp.$1 && $(cat "$PLACE/stamp.$1") == "$2" ]]; }
-stamp() { echo "$2" >"$PLACE/stamp.$1"; }
-
 check_machine() {
     [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]] ||
         die 30 "$(uname -sm): the lock is for Linux on x86_64, which all TPU hosts are"
-    [[ -f $LOCK ]] || die 2 "$LOCK is missing: run this from a checkout"
 }
 
 # Columns of the accelerator: what a host of it has.
@@ -65,17 +52,18 @@ read_type() { # TYPE
     IFS=$'\t' read -r TYPE _ _ _ HOSTS CHIPS DEVICES BOUNDS _ <<<"$row"
 }
 
+apt_get() {
+    as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -y -q -o DPkg::Lock::Timeout=600 "$@" </dev/null
+}
+
 # uv comes from PyPI, by version and hash; only pip is needed, of whatever Python the image has.
 install_uv() {
     UV=$PLACE/uv/bin/uv
     [[ ! -x $UV || $("$UV" --version) != "uv $UV_VERSION"* ]] || return 0
     if ! python3 -m pip --version >/dev/null 2>&1; then
         say "installing pip"
-        as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -y -q \
-            -o DPkg::Lock::Timeout=600 update </dev/null || say "apt-get update failed"
-        as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -y -q \
-            -o DPkg::Lock::Timeout=600 install --no-install-recommends python3-pip </dev/null ||
-            die 31 "apt-get cannot install python3-pip"
+        apt_get update || say "apt-get update failed"
+        apt_get install --no-install-recommends python3-pip || die 31 "apt-get cannot install python3-pip"
     fi
     say "installing uv $UV_VERSION"
     rm -rf "$PLACE/uv"
@@ -85,14 +73,15 @@ install_uv() {
         die 31 "pip cannot install uv $UV_VERSION: is there a way to the package index?"
 }
 
+# Made anew only if the hash of what it is made from is another than last time.
 install_environment() {
     local hash
-    hash=$(hash_of "$LOCK" "${BASH_SOURCE[0]}")
-    if stamped environment "$hash" && [[ -x $VENV/bin/python ]]; then
-        say "environment is there ($hash)"
+    hash=$(cat "$LOCK" "${BASH_SOURCE[0]}" | sha256sum)
+    if [[ $(cat "$PLACE/stamp" 2>/dev/null) == "$hash" && -x $VENV/bin/python ]]; then
+        say "environment is there"
         return
     fi
-    rm -f "$PLACE/stamp.environment" "$PLACE/stamp.package"
+    rm -f "$PLACE/stamp"
     install_uv
     say "making an environment with Python ${BERT_JAX_PYTHON:-$PYTHON_VERSION}"
     "$UV" --no-config venv --quiet --clear --python "${BERT_JAX_PYTHON:-$PYTHON_VERSION}" "$VENV" </dev/null ||
@@ -100,22 +89,13 @@ install_environment() {
     say "installing the locked packages"
     "$UV" --no-config pip sync --quiet --require-hashes --python "$VENV/bin/python" "$LOCK" </dev/null ||
         die 33 "uv cannot install $LOCK"
-    stamp environment "$hash"
+    echo "$hash" >"$PLACE/stamp"
 }
 
 install_package() {
-    local hash
-    hash=$(cd "$HERE" && find pyproject.toml bert_jax bert_jax_lab configs studies -type f -not -path '*/__pycache__/*' | LC_ALL=C sort |
-        xargs -d '\n' sha256sum | hash_of -)
-    if stamped package "$hash"; then
-        say "bert-jax is there ($hash)"
-        return
-    fi
-    UV=$PLACE/uv/bin/uv
-    "$UV" --no-config pip install --quiet --no-deps --no-build-isolation --reinstall --python "$VENV/bin/python" \
+    "$PLACE/uv/bin/uv" --no-config pip install --quiet --no-deps --no-build-isolation --reinstall --python "$VENV/bin/python" \
         "$HERE" </dev/null || die 33 "uv cannot install bert-jax from $HERE"
-    stamp package "$hash"
-    say "installed bert-jax ($hash)"
+    say "installed bert-jax"
 }
 
 holders() { # processes that have a chip open
@@ -123,15 +103,10 @@ holders() { # processes that have a chip open
         cut -d / -f 3 | sort -u
 }
 
-# What is known to be left of a trainer: it runs bert_jax, or this environment's own Python. FREE_CHIPS=all takes any.
+# What is known to be left of a trainer: it runs bert_jax, or this environment's own Python.
 is_ours() { # PID
-    [[ ${FREE_CHIPS:-} != all ]] || return 0
     [[ $(as_root readlink "/proc/$1/exe" 2>/dev/null) == "$PLACE"/* ]] ||
         tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -qE "bert[-_]jax|$VENV/"
-}
-
-named() { # PID
-    printf '%s (%s)' "$1" "$(tr '\0\n' '  ' <"/proc/$1/cmdline" 2>/dev/null | cut -c 1-80)"
 }
 
 # A trainer that died badly can leave a process that holds the chips; only then is the lock file in the way. Anything else that
@@ -142,8 +117,8 @@ free_chips() {
         mapfile -t pids < <(holders || true)
         ((${#pids[@]})) || break
         for pid in "${pids[@]}"; do
-            is_ours "$pid" || die 34 "the chips are held by process $(named "$pid"), which is not bert-jax's: end it, or set \
-FREE_CHIPS=all"
+            is_ours "$pid" || die 34 "the chips are held by process $pid \
+($(tr '\0\n' '  ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c 1-80)), which is not bert-jax's: end it"
         done
         [[ $signal ]] || die 34 "the chips are still held by ${pids[*]}"
         say "chips are held by ${pids[*]}: SIG$signal"
@@ -163,30 +138,19 @@ alone() { # SECONDS COMMAND...
         --setenv=TPU_VISIBLE_DEVICES="$(seq -s , 0 $((CHIPS - 1)))" timeout --foreground "$@"
 }
 
-# A slice of several hosts may refuse to be looked at one by one, and be well all the same: a warning, there.
-complain() { # MESSAGE
-    ((HOSTS > 1)) || die 35 "$1"
-    say "warning: $1. One host of $HOSTS was looked at alone, which may be the reason: going on"
-}
-
 check_chips() {
-    local seen
+    local seen said
     [[ ${CHECK_CHIPS:-1} != 0 ]] || return 0
     seen=$(alone 300 "$VENV/bin/python" -c 'import jax; print(jax.local_device_count())' \
-        2>"$PLACE/check.log" </dev/null) || {
-        tail -n 5 "$PLACE/check.log" >&2
-        complain "JAX finds no TPU on this host; all of its words are in $PLACE/check.log"
-        return 0
-    }
-    if [[ $seen == "$DEVICES" ]]; then
-        say "JAX sees $seen devices"
-    else
-        complain "JAX sees $seen devices on this host; a host of $TYPE has $DEVICES"
+        2>"$PLACE/check.log" </dev/null) || tail -n 5 "$PLACE/check.log" >&2
+    said="JAX sees ${seen:-no} devices on this host"
+    if [[ $seen != "$DEVICES" ]]; then
+        said+="; a host of $TYPE has $DEVICES ($PLACE/check.log)"
+        ((HOSTS > 1)) || die 35 "$said"
+        # A slice of several hosts may refuse to be looked at one by one, and be well all the same.
+        said="warning: $said. One host of $HOSTS was looked at alone, which may be the reason: going on"
     fi
-}
-
-smoke() {
-    alone 600 sh "$HERE/examples/smoke.sh" </dev/null || die 36 "the smoke test failed"
+    say "$said"
 }
 
 main() {
@@ -206,17 +170,12 @@ main() {
     chmod 700 "$PLACE" 2>/dev/null || true # what runs there may have secrets
     exec 9>"$PLACE/setup.lock"
     flock -w 1800 9 || die 34 "another tpu_setup.sh has been running for half an hour"
-    case $(systemctl is-active bert-jax 2>/dev/null) in
-        # In the last it may be saving.
-        active | activating | reloading | deactivating)
-            die 34 "a trainer is running here; stop it first (launch/tpu stop)"
-            ;;
-    esac
+    ! running || die 34 "a trainer is running here; stop it first (launch/tpu stop)"
     install_environment
     install_package
     free_chips
     check_chips
-    [[ ! $smoke ]] || smoke
+    [[ ! $smoke ]] || alone 600 sh "$HERE/examples/smoke.sh" </dev/null || die 36 "the smoke test failed"
     say "ready"
 }
 

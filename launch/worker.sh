@@ -3,32 +3,26 @@
 # its units, so the trainer gets SIGTERM, saves, and exits with 42.
 #
 #   worker.sh stage gs://BUCKET/CORPUS DIRECTORY    copy a corpus to local disk, and check it
-#   worker.sh copy gs://BUCKET/MODEL DIRECTORY      copy anything else there
-#   worker.sh mount                                 make the data disk readable at /mnt/bert-jax
-#   worker.sh start RUN ARGUMENT...                 start `bert-jax pretrain ARGUMENT...`, unless it runs, or
-#                                                   `bert-jax doctor ARGUMENT...` finds that it would fail
+#   worker.sh start RUN ARGUMENT...                 start `bert-jax pretrain ARGUMENT...`, unless it runs
 #   worker.sh cap FILE                              make that text what ends the costs of this host (launch/boot.sh)
 #   worker.sh state RUN                             running, the exit code, none, or other (another run is running)
 #   worker.sh stop                                  SIGTERM, and wait
-#   worker.sh logs LINES, worker.sh follow LINES
+#   worker.sh logs LINES
 #   worker.sh since LINE                            what the log has had since; the last line is "@bert-jax-at LINE"
 #   worker.sh train                                 the unit's own command
 set -Eeuo pipefail
 
-UNIT=bert-jax
-PLACE=${BERT_JAX_HOME:-$HOME/bert-jax}
-[[ $PLACE == /* ]] || PLACE=$HOME/$PLACE
+# Together with them in one file, on GKE.
+if ! declare -F whole >/dev/null; then
+    # shellcheck source=launch/lib/outside.sh
+    source "$(dirname "${BASH_SOURCE[0]}")/lib/outside.sh"
+    # shellcheck source=launch/lib/unit.sh
+    source "$(dirname "${BASH_SOURCE[0]}")/lib/unit.sh"
+fi
 LOG=$PLACE/log/train.log
-# Together with it in one file, on GKE.
-# shellcheck source=launch/lib/outside.sh
-declare -F whole >/dev/null || source "$(dirname "${BASH_SOURCE[0]}")/lib/outside.sh"
 
 say() { printf '%s: %s\n' "$(hostname)" "$*"; }
-
-as_root() { if ((EUID == 0)); then "$@"; else sudo -n "$@"; fi; }
-
-# Also while it is being stopped: it may be saving.
-running() { [[ $(systemctl is-active "$UNIT") =~ ^(active|activating|reloading|deactivating)$ ]]; }
+tell() { echo "== $(date '+%F %T') $(hostname): $*" >>"$LOG"; }
 
 run_of() { # the run that was started last
     [[ ! -f $PLACE/run ]] || cat "$PLACE/run"
@@ -45,18 +39,7 @@ state() { # RUN
     fi
 }
 
-# A systemd unit for this script's VERB; mixed: SIGTERM goes to this script alone, which hands it on once.
-unit() { # NAME VERB OPTION...
-    # shellcheck source=launch/lib/unit.sh
-    source "$PLACE/src/launch/lib/unit.sh"
-    as_root systemctl reset-failed "$1" 2>/dev/null || true
-    as_root systemd-run --unit="$1" --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
-        --property=KillMode=mixed --property=TimeoutStopSec="${STOP_SECONDS:-300}" "${UNIT_PROPERTIES[@]}" "${@:3}" \
-        --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" --setenv=PATH="$PATH" \
-        /bin/bash "$PLACE/src/launch/worker.sh" "$2"
-}
-
-# Writes down variables, for a unit to read.
+# Writes down variables, for the unit to read.
 keep() { # VARIABLE...
     local name
     for name in "$@"; do
@@ -74,19 +57,15 @@ secrets() {
 }
 
 start() { # RUN ARGUMENT...
-    local run=$1 name code=0
+    local run=$1 name
     shift
     if running; then
-        if [[ $(run_of) != "$run" ]]; then
-            say "another run is running"
-            return 3
-        fi
+        [[ $(run_of) == "$run" ]] || { say "another run is running" && return 3; }
         say "is running already"
         return
     fi
     mkdir -p "$PLACE/log"
-    rm -f "$PLACE/exit"
-    rm -f "$PLACE/run.env"
+    rm -f "$PLACE/exit" "$PLACE/run.env"
     (umask 077 && : >"$PLACE/run.env") # for nobody else to read
     {
         # Worker I of N: for trainers that are given their number. Cloud TPU's host names end in -w-I.
@@ -94,41 +73,16 @@ start() { # RUN ARGUMENT...
         ARGUMENTS=("${@//%i/"${TPU_WORKER_ID:-${name##*-w-}}"}")
         declare -p ARGUMENTS
         # The launcher's choices, and what it should know of the host.
-        keep LIBTPU_INIT_ARGS JAX_COMPILATION_CACHE_DIR BERT_JAX_HOME WORKDIR
+        keep LIBTPU_INIT_ARGS JAX_COMPILATION_CACHE_DIR BERT_JAX_HOME WORKDIR DOCTOR
     } >"$PLACE/run.env"
     echo "$run" >"$PLACE/run"
-    check_host || code=$?
-    if [[ $(run_of) != "$run" ]]; then
-        say "was told to stop before it began"
-        return 1
-    fi
-    ((code == 0)) || return "$code"
-    unit "$UNIT" train
+    # mixed: SIGTERM goes to this script alone, which hands it on once.
+    as_root systemctl reset-failed bert-jax 2>/dev/null || true
+    as_root systemd-run --unit=bert-jax --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
+        --property=KillMode=mixed --property=TimeoutStopSec=300 "${UNIT_PROPERTIES[@]}" \
+        --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" --setenv=PATH="$PATH" \
+        /bin/bash "$PLACE/src/launch/worker.sh" train
     say "started"
-}
-
-# Asks `bert-jax doctor` on every host, before anything is trained. What it finds to fail is kept as the exit code of the
-# run, as if that had ended with it. A doctor that is ill itself, or slow, stops nothing.
-check_host() {
-    local code=0
-    [[ ${DOCTOR:-1} != 0 ]] || return 0
-    echo "== $(date '+%F %T') $(hostname): doctor" >>"$LOG"
-    (
-        # shellcheck source=/dev/null
-        source "$PLACE/run.env"
-        trainer_environment
-        cd "$PLACE"
-        timeout "${DOCTOR_SECONDS:-600}" "$PLACE/venv/bin/python" -m bert_jax doctor "${ARGUMENTS[@]}"
-    ) >>"$LOG" 2>&1 </dev/null || code=$?
-    case $code in
-        0) ;;
-        [2-8])
-            echo "$code" >"$PLACE/exit"
-            say "not started: bert-jax doctor found what a run would end with, code $code; launch/tpu logs has it"
-            return "$code"
-            ;;
-        *) say "bert-jax doctor itself ended with code $code: going on without it" ;;
-    esac
 }
 
 trainer_environment() {
@@ -141,43 +95,57 @@ trainer_environment() {
     ulimit -n 100000 2>/dev/null || true
 }
 
+# Runs a command with the run's arguments, and hands SIGTERM on to it, once. CODE is its exit code.
+attend() { # COMMAND...
+    CODE=143 # of one that is stopped before it begins
+    [[ ! $STOPPING ]] || return 0
+    "$@" "${ARGUMENTS[@]}" >>"$LOG" 2>&1 </dev/null &
+    CHILD=$!
+    [[ ! $STOPPING ]] || kill -TERM "$CHILD"
+    # A signal ends `wait` before the child has ended; the last `wait` has the child's own code.
+    while kill -0 "$CHILD" 2>/dev/null; do wait "$CHILD" || true; done
+    CODE=0
+    wait "$CHILD" || CODE=$?
+}
+
 train() {
-    local child='' signs='' stopping='' code
-    trap 'stopping=1; [[ ! $child ]] || kill -TERM "$child" 2>/dev/null || true' TERM INT
+    local signs bert_jax=("$PLACE/venv/bin/python" -m bert_jax)
+    STOPPING='' CHILD='' CODE=0
+    trap 'STOPPING=1; [[ ! $CHILD ]] || kill -TERM "$CHILD" 2>/dev/null || true' TERM INT
     # shellcheck source=/dev/null
     source "$PLACE/run.env"
     trainer_environment
-    secrets
-    echo "== $(date '+%F %T') $(hostname): checkout $(cat "$PLACE/src/run/checkout" 2>/dev/null): pretrain ${ARGUMENTS[*]}" >>"$LOG"
     signs &
     signs=$!
-    "$PLACE/venv/bin/python" -m bert_jax pretrain "${ARGUMENTS[@]}" >>"$LOG" 2>&1 </dev/null &
-    child=$!
-    [[ ! $stopping ]] || kill -TERM "$child"
-    # A signal ends `wait` before the child has ended; the last `wait` has the child's own code.
-    while kill -0 "$child" 2>/dev/null; do wait "$child" || true; done
-    code=0
-    wait "$child" || code=$?
-    echo "== $(date '+%F %T') $(hostname): exit code $code" >>"$LOG"
-    echo "$code" >"$PLACE/exit.new"
+    # What the doctor finds to fail is the run's code, as if that had ended with it. One that is ill itself, or slow, stops
+    # nothing.
+    if [[ ${DOCTOR:-1} != 0 ]]; then
+        tell "doctor"
+        attend timeout "${DOCTOR_SECONDS:-600}" "${bert_jax[@]}" doctor
+        [[ $CODE == 0 || $CODE =~ ^[2-8]$ ]] || tell "the doctor itself ended with code $CODE: going on without it"
+    fi
+    if [[ $CODE =~ ^[2-8]$ ]]; then
+        tell "not started: this is what the run would end with"
+    else
+        secrets
+        tell "checkout $(cat "$PLACE/src/run/checkout" 2>/dev/null): pretrain ${ARGUMENTS[*]}"
+        attend "${bert_jax[@]}" pretrain
+    fi
+    tell "exit code $CODE"
+    echo "$CODE" >"$PLACE/exit.new"
     mv "$PLACE/exit.new" "$PLACE/exit"
     kill "$signs" 2>/dev/null || true
     keep_log
     # Whoever gives the same command tomorrow is to make no machine for it.
-    ((code)) || ! is_first || note "$(run_of)" launched_and_done || true
-    exit "$code"
+    ((CODE)) || ! is_first || note "$(run_of)" launched_and_done || true
+    exit "$CODE"
 }
 
-# The machine may be gone tomorrow. In a directory, only beside a run: another file would make it no free workdir.
+# The machine may be gone tomorrow.
 keep_log() {
-    local name
-    name=$(hostname).log
-    if [[ ${WORKDIR:-} == gs://* ]]; then
-        timeout "${LOG_SECONDS:-20}" gcloud --quiet storage cp "$LOG" "$WORKDIR/logs/$name" </dev/null >/dev/null 2>&1 ||
-            echo "== the log could not be copied to $WORKDIR/logs" >>"$LOG"
-    elif [[ ${WORKDIR:-} && -f $WORKDIR/config.json ]]; then
-        mkdir -p "$WORKDIR/logs" && cp "$LOG" "$WORKDIR/logs/$name" || true
-    fi
+    [[ ${WORKDIR:-} == gs://* ]] || return 0
+    timeout "${LOG_SECONDS:-20}" gcloud --quiet storage cp "$LOG" "$WORKDIR/logs/$(hostname).log" </dev/null >/dev/null 2>&1 ||
+        tell "the log could not be copied to $WORKDIR/logs"
 }
 
 # --- what the workdir is told ----------------------------------------------------------------------
@@ -194,11 +162,9 @@ signs() {
             note "$(run_of) $((total / 60)) $(date +%FT%T.%N)" launched_alive || true
         fi
         read -r -t "${ALIVE_SECONDS:-240}" -u "$never" || true
-        [[ ${WORKDIR:-} != gs://* ]] || keep_log
+        keep_log
     done
 }
-
-tell() { echo "== $(date '+%F %T') $(hostname): $*" >>"$LOG"; }
 
 note() { # TEXT NAME: an object of the workdir
     echo "$1" >"$PLACE/$2"
@@ -230,115 +196,36 @@ since() { # LINE, or - for the last ones
 
 stop() {
     if running; then
-        as_root systemctl stop "$UNIT"
+        as_root systemctl stop bert-jax
         say "stopped, exit code $(cat "$PLACE/exit" 2>/dev/null || echo none)"
     else
-        # One that has not begun yet, since its doctor is at work, does not begin.
-        [[ -f $PLACE/exit ]] || rm -f "$PLACE/run"
         say "nothing runs"
     fi
 }
 
-# Compares a directory with a manifest: prints what is missing or has another size, or how many bytes are still to come
-# and there is no room for.
-check_corpus() { # DIRECTORY MANIFEST
-    python3 - "$1" "$2" <<'PYTHON'
-import json, pathlib, shutil, sys
-directory = pathlib.Path(sys.argv[1])
-try:
-    manifest = json.loads(pathlib.Path(sys.argv[2]).read_bytes())
-    outside = [n for n in manifest["files"] if n[:1] == "/" or ".." in n.split("/") or not n.isprintable()]
-    assert all(type(entry["bytes"]) is int and entry["bytes"] >= 0 for entry in manifest["files"].values())
-except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-    sys.exit("corpus.json is not one that bert-jax prepare writes")
-if outside:
-    sys.exit(f"corpus.json names a file outside of its folder: {outside[0][:100]!r}")
-sizes = {n: (directory / n).stat().st_size if (directory / n).is_file() else None for n in manifest["files"]}
-wrong = [n for n, entry in manifest["files"].items() if sizes[n] != entry["bytes"]]
-room = shutil.disk_usage(directory).free
-needed = sum(manifest["files"][n]["bytes"] - (sizes[n] or 0) for n in wrong)
-if needed > room:
-    sys.exit(f"no room: {needed:,} bytes are to come and {room:,} are free in {directory}")
-if not (directory / "tokenizer").is_dir():
-    wrong.append("tokenizer/")
-if wrong:
-    sys.exit(f"incomplete: {len(wrong)} of {len(sizes)} files, {wrong[0]} among them")
-PYTHON
-}
-
-# The first disk beside the boot disk, to read: several hosts have it together. One with partitions is mounted by its first.
-mount_disk() { # not `mount`: as root, that would be called instead of the program
-    local at=${DATA_DISK_AT:-/mnt/bert-jax} boot disk
-    if mountpoint -q "$at"; then
-        say "$at is mounted already"
-        return
-    fi
-    boot=$(lsblk -no PKNAME "$(findmnt -nvo SOURCE /)")
-    disk=$(lsblk -lnpo NAME,TYPE,FSTYPE,PKNAME | awk -v boot="$boot" '
-        index($1, "/dev/" boot) != 1 && ($2 == "disk" || $2 == "part") && $3 != "" { print $1; exit }')
-    [[ $disk ]] || {
-        say "there is no data disk with a file system on this host"
-        return 7
-    }
-    as_root mkdir -p "$at"
-    # noload: a journal cannot be played back on a disk that others read, too.
-    as_root mount -o ro,noload "$disk" "$at" || as_root mount -o ro "$disk" "$at"
-    say "mounted $disk at $at"
-}
-
-thrice() { # COMMAND...
-    local try
-    for try in 1 2 3; do
-        "$@" </dev/null && return
-        ((try == 3)) || sleep "$((try * ${STAGE_PAUSE_SECONDS:-10}))"
-    done
-    return 4
-}
-
-copy() { # SOURCE DIRECTORY
-    mkdir -p "$2"
-    thrice gcloud --quiet storage rsync --recursive "--exclude=$NOT_OUTSIDE" "${1%/}" "$2" && say "copied $1 to $2" && return
-    say "$1 cannot be copied: is it there, and may this machine's service account read it?"
-    return 4
-}
-
+# A directory without corpus.json is not a corpus yet: it comes last. Files that are whole are not copied again. Whoever opens
+# the corpus, the doctor first, compares its sizes.
 stage() { # SOURCE DIRECTORY
-    local source=${1%/} directory=$2 new=$2/corpus.json.new try why
+    local source=${1%/} directory=$2 left
     mkdir -p "$directory"
-    thrice gcloud --quiet storage cp "$source/corpus.json" "$new" || {
-        say "$source/corpus.json cannot be read: is that a corpus, and may this machine's service account read it?"
-        return 4
-    }
-    if cmp -s "$new" "$directory/corpus.json" && check_corpus "$directory" "$new" 2>/dev/null; then
-        rm "$new"
-        say "$directory is staged already"
-        return
-    fi
-    # A directory without corpus.json is not a corpus yet: it comes last. Files that are whole are not copied again.
-    rm -f "$directory/corpus.json"
-    why=$(check_corpus "$directory" "$new" 2>&1) || true
-    if [[ $why == 'no room'* ]]; then
-        say "$why"
-        return 7
-    fi
-    for try in 1 2 3; do
-        gcloud --quiet storage rsync --recursive "--exclude=$NOT_OUTSIDE|corpus\.json" "$source" "$directory" </dev/null ||
-            say "copying was interrupted (try $try)"
-        if why=$(check_corpus "$directory" "$new" 2>&1); then
-            mv "$new" "$directory/corpus.json"
+    for left in 3 2 1 0; do
+        if gcloud --quiet storage cp "$source/corpus.json" "$directory/corpus.json.new" </dev/null &&
+            rm -f "$directory/corpus.json" &&
+            gcloud --quiet storage rsync --recursive "--exclude=$NOT_OUTSIDE|corpus\.json" "$source" "$directory" </dev/null; then
+            mv "$directory/corpus.json.new" "$directory/corpus.json"
             say "staged $source to $directory"
             return
         fi
-        say "$why"
+        say "copying was interrupted ($left tries are left)"
+        ((left == 0)) || sleep "${STAGE_PAUSE_SECONDS:-10}"
     done
+    say "$source cannot be copied: is it a corpus, has the disk room for it, and may this machine's service account read it?"
     return 4
 }
 
 verb=${1:-}
 case $verb in
-    state | start | cap | since | train | stop | stage | copy) shift && "$verb" "$@" ;;
-    mount) mount_disk ;;
+    state | start | cap | since | train | stop | stage) shift && "$verb" "$@" ;;
     logs) echo "== $(hostname)" && tail -n "${2:-50}" "$LOG" ;;
-    follow) exec tail -n "${2:-50}" -F "$LOG" ;;
-    *) echo "usage: worker.sh state|start|cap|since|train|stop|stage|copy|mount|logs|follow" >&2 && exit 2 ;;
+    *) echo "usage: worker.sh state|start|cap|since|train|stop|stage|logs" >&2 && exit 2 ;;
 esac

@@ -23,17 +23,14 @@ $MAX_HOURS hours are spent, no trainer has begun for ${START_MINUTES:-60} minute
 
 hourly() { # in dollars, at the list price
     [[ $CAPACITY == on-demand ]] || printf 'at most '
-    awk -v n="$((SLICES * HOSTS * CHIPS))" -v price="$(price "$GENERATION")" 'BEGIN { printf "$%.2f", n * price }'
+    awk -v n="$((HOSTS * CHIPS))" -v price="$(price "$GENERATION")" 'BEGIN { printf "$%.2f", n * price }'
 }
 
-# One slice is a node of the resource's own name; several are NAME-0, NAME-1, ...
-nodes() {
-    if ((SLICES == 1)); then echo "$NAME"; else seq -f "$NAME-%g" 0 $((SLICES - 1)); fi
-}
-
-describe() { # FORMAT NOUN NAME -> SAID: what the cloud says; ABSENT; or ERROR, with gcloud's words in $SCRATCH/describe
+# What the cloud says of the resource, or of its node, which has its name: SAID is that, ABSENT, or ERROR, with gcloud's words
+# in $SCRATCH/describe.
+describe() { # FORMAT [tpu-vm]
     local code=0
-    SAID=$(gc compute tpus "$2" describe "$3" "--zone=$ZONE" "--format=$1" 2>"$SCRATCH/describe") || code=$?
+    SAID=$(gc compute tpus "${2:-queued-resources}" describe "$NAME" "--zone=$ZONE" "--format=$1" 2>"$SCRATCH/describe") || code=$?
     if [[ $DRY_RUN ]]; then
         SAID=$DRY_STATE
     elif ((code)) && grep -q NOT_FOUND "$SCRATCH/describe"; then
@@ -43,25 +40,25 @@ describe() { # FORMAT NOUN NAME -> SAID: what the cloud says; ABSENT; or ERROR, 
     fi
     # The cloud can be reached, and knows us: what fails later is an outage, and worth patience.
     [[ $SAID == ERROR ]] || ANSWERED=1
+    # It would say the same each time.
+    [[ $SAID != ERROR || $(why) != 'this gcloud'* ]] || die "$EXIT_CLOUD" "$(why)"
 }
 ANSWERED=''
 
-# One word, NOW, for the resource and its nodes together: absent, queued (nothing was given yet), waiting (it is being made
+# One word, NOW, for the resource and its node together: absent, queued (nothing was given yet), waiting (it is being made
 # or repaired), ready, deleting, dead, error (the cloud did not answer), or unknown:STATE. A preempted node can lie in a
-# resource that still calls itself active. `other` is another run's. OWNER and KIND are the run and the type it was made for.
+# resource that still calls itself active. `other` is another run's. OWNER and KIND are the run and the type it was made for,
+# WORDS the cloud's own for a request that failed.
 look() {
-    local state node
-    describe 'csv[no-heading](state.state,tpu.nodeSpec[0].node.acceleratorType,tpu.nodeSpec[0].node.labels.bert_jax_run)' \
-        queued-resources "$NAME"
-    IFS=, read -r state KIND OWNER <<<"$SAID"
+    local state node='tpu.nodeSpec[0].node'
+    describe "csv[no-heading](state.state,$node.acceleratorType,$node.labels.bert_jax_run,state.failedData.error.message)"
+    # shellcheck disable=SC2034 # run.sh says the last
+    IFS=, read -r state KIND OWNER WORDS <<<"$SAID"
     NOW=$(word "$state")
     if [[ $NOW == ready ]]; then
-        for node in $(nodes); do
-            describe 'value(state)' tpu-vm "$node"
-            NOW=$(word "$SAID")
-            [[ $NOW != absent ]] || NOW=dead
-            [[ $NOW == ready ]] || break
-        done
+        describe 'value(state)' tpu-vm
+        NOW=$(word "$SAID")
+        [[ $NOW != absent ]] || NOW=dead
     fi
     [[ ! $RUN || ! $OWNER || $OWNER == "$RUN" ]] || NOW=other
     case $NOW in
@@ -91,14 +88,18 @@ check_owner() {
         die "$EXIT_USAGE" "$NAME in $ZONE is a ${KIND:0:20}, not a $TYPE: give --type that, or take another --name"
 }
 
-# gcloud's words for what it could not do; and what to do about a login that has expired.
+# gcloud's words for what it could not do; and what to do about a login that has expired, or a gcloud that does not know a
+# command: 467 brought queued resources, 468 --reserved (its RELEASE_NOTES, March 2024).
 why() {
-    if grep -qE 'Reauthentication|refreshing your current auth|gcloud auth login|UNAUTHENTICATED|invalid_grant' \
-        "$SCRATCH/describe" 2>/dev/null; then
-        printf 'the login has expired or there is none: gcloud auth login'
-    else
-        grep -v '^ *$' "$SCRATCH/describe" 2>/dev/null | tail -n 1 || true
-    fi
+    local said
+    said=$(cat "$SCRATCH/describe" 2>/dev/null) || true
+    case $said in
+        *Reauthentication* | *'refreshing your current auth'* | *'gcloud auth login'* | *UNAUTHENTICATED* | *invalid_grant*)
+            printf 'the login has expired or there is none: gcloud auth login' ;;
+        *'Invalid choice'* | *'unrecognized arguments'*)
+            printf 'this gcloud is too old, 468 or newer is needed: gcloud components update' ;;
+        *) grep -v '^ *$' <<<"$said" | tail -n 1 || true ;;
+    esac
 }
 
 # Writes what ends the costs of the machine, for its hosts (launch/boot.sh).
@@ -115,27 +116,13 @@ cap() {
 # Asks for the resource, once. Returns 1 if the cloud refuses, 2 if it will refuse that for ever, 3 if something has that name.
 create_resource() {
     local more code=0 command=(compute tpus queued-resources create "$NAME" "--zone=$ZONE" "--accelerator-type=$TYPE"
-        "--runtime-version=$RUNTIME" "--valid-until-duration=${VALID_UNTIL_DURATION:-12h}")
-    if ((SLICES == 1)); then
-        command+=("--node-id=$NAME")
-    else
-        command+=("--node-count=$SLICES" "--node-prefix=$NAME")
-    fi
-    [[ ! $CAPACITY =~ ^(spot|reserved)$ ]] || command+=("--$CAPACITY")
-    # Two flags exist on the alpha track only. There gcloud 528 adds a provisioning model to every request: standard, whatever
-    # --spot and --reserved say, unless it is told.
-    if [[ ${AUTOCHECKPOINT:-} || $CAPACITY == flex-start ]]; then
-        command=(alpha "${command[@]}" ${AUTOCHECKPOINT:+--autocheckpoint-enabled})
-        case $CAPACITY in
-            reserved) command+=(--provisioning-model=reservation-bound) ;;
-            spot | flex-start) command+=("--provisioning-model=$CAPACITY") ;;
-        esac
-        # The cloud's own cap, which counts from when the machine is there.
-        [[ $CAPACITY != flex-start ]] || command+=("--max-run-duration=$((MAX_SECONDS - ${SPENT_MINUTES:-0} * 60))s")
-    fi
-    # Several hosts can have a disk together only to read it.
-    [[ ! ${DATA_DISK:-} ]] ||
-        command+=("--data-disk=source=projects/$PROJECT/zones/$ZONE/disks/$DATA_DISK,mode=read-only")
+        "--runtime-version=$RUNTIME" "--valid-until-duration=${VALID_UNTIL_DURATION:-12h}" "--node-id=$NAME")
+    case $CAPACITY in
+        spot | reserved) command+=("--$CAPACITY") ;;
+        # On the alpha track only. The duration is the cloud's own cap, which counts from when the machine is there.
+        flex-start) command=(alpha "${command[@]}" --provisioning-model=flex-start
+            "--max-run-duration=$((MAX_SECONDS - ${SPENT_MINUTES:-0} * 60))s") ;;
+    esac
     cap
     command+=("--metadata-from-file=startup-script=$SCRATCH/boot.sh" ${RUN:+"--labels=bert_jax_run=$RUN"})
     read -ra more <<<"${CREATE_FLAGS:-}"
@@ -143,7 +130,7 @@ create_resource() {
     gc "${command[@]}" "${more[@]}" 2>"$SCRATCH/create" || code=$?
     DRY_STATE=ACTIVE
     if ((code == 0)); then
-        log "asked for $NAME in $ZONE: $SLICES x $TYPE ($TOPOLOGY, $HOSTS hosts each), $CAPACITY, $(hourly) an hour, $MAX_HOURS hours \
+        log "asked for $NAME in $ZONE: $TYPE ($TOPOLOGY, $HOSTS hosts), $CAPACITY, $(hourly) an hour, $MAX_HOURS hours \
 at most; a request that waits for ${VALID_UNTIL_DURATION:-12h} is withdrawn"
         return
     fi
@@ -165,8 +152,8 @@ elsewhere() {
 # Deletes the resource with its nodes and waits until it is gone: a failed or suspended one keeps its quota until then.
 delete_resource() {
     local try
-    for ((try = 0; try < ${DELETE_POLLS:-60}; try++)); do
-        describe 'value(state.state)' queued-resources "$NAME"
+    for ((try = 0; try < 60; try++)); do
+        describe 'value(state.state)'
         if [[ $SAID == ABSENT && ! $DRY_RUN ]]; then
             LEFT=''
             log "$NAME is gone"
@@ -205,31 +192,22 @@ tpu_vm() { # SECONDS ssh|scp OPTION...
         compute tpus tpu-vm "$verb" "$@" "--zone=$ZONE" "${flags[@]}"
 }
 
-tpu_ssh() { # SECONDS NODE WORKER COMMAND
-    tpu_vm "$1" ssh "$2" "--worker=$3" --ssh-flag=-oConnectTimeout=30 --ssh-flag=-oServerAliveInterval=30 "--command=$4"
+tpu_ssh() { # SECONDS WORKER COMMAND
+    tpu_vm "$1" ssh "$NAME" "--worker=$2" --ssh-flag=-oConnectTimeout=30 --ssh-flag=-oServerAliveInterval=30 "--command=$3"
 }
 
-# Runs a command line on every host of every slice at once, within SECONDS. Each host is to print a line
-# "@bert-jax HOST WORD"; they end up in REPORT as "HOST WORD", and all else that was printed goes to stdout.
-# Returns 255 if fewer hosts answered than there are.
+# Runs a command line on every host at once, within SECONDS. Each host is to print a line "@bert-jax HOST WORD"; they end up
+# in REPORT as "HOST WORD", and all else that was printed goes to stdout. Returns 255 if fewer hosts answered than there are.
 ask_workers() { # SECONDS COMMAND
-    local node job jobs=()
-    for node in $(nodes); do
-        tpu_ssh "$1" "$node" all "$2" >"$SCRATCH/ssh.$node" 2>&1 &
-        jobs+=($!)
-        [[ ! $DRY_RUN ]] || wait $!
-    done
-    for job in "${jobs[@]}"; do wait "$job" || true; done
     REPORT=''
+    tpu_ssh "$1" all "$2" >"$SCRATCH/ssh" 2>&1 &
+    wait $! || true # a signal is heard at once
     [[ ! $DRY_RUN ]] || return 0
-    for node in $(nodes); do
-        # Hosts print at once: a line may begin within another's.
-        REPORT+=$(sed -nE 's/.*@bert-jax ([^ ]+) ([a-z0-9]+)$/\1 \2/p' "$SCRATCH/ssh.$node")$'\n'
-        sed '/@bert-jax /d' "$SCRATCH/ssh.$node"
-    done
-    REPORT=$(sed '/^$/d' <<<"$REPORT" | sort -u)
+    # Hosts print at once: a line may begin within another's.
+    REPORT=$(sed -nE 's/.*@bert-jax ([^ ]+) ([a-z0-9]+)$/\1 \2/p' "$SCRATCH/ssh" | sort -u)
+    sed '/@bert-jax /d' "$SCRATCH/ssh"
     [[ ! $REPORT ]] || LEFT=1
-    (($(grep -c . <<<"$REPORT") >= SLICES * HOSTS)) || return 255
+    (($(grep -c . <<<"$REPORT") >= HOSTS)) || return 255
 }
 
 # The same, where a host's word is the command's exit code. Returns 1 if all answered and some code is not 0.
@@ -239,11 +217,7 @@ on_workers() { # SECONDS COMMAND
 }
 
 to_workers() { # FILE...: to the home directory of every host
-    local node
-    for node in $(nodes); do
-        retry "${CLOUD_TRIES:-5}" tpu_vm "${COPY_SECONDS:-600}" scp "$@" "$node:" --worker=all >"$SCRATCH/scp" 2>&1 || {
-            REPORT="copying to $node failed: $(tail -n 1 "$SCRATCH/scp")"
-            return 1
-        }
-    done
+    retry "${CLOUD_TRIES:-5}" tpu_vm 600 scp "$@" "$NAME:" --worker=all >"$SCRATCH/scp" 2>&1 && return
+    REPORT="copying failed: $(tail -n 1 "$SCRATCH/scp")"
+    return 1
 }

@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 # What every command of launch/tpu needs: settings, messages, dry runs, retries, and the table of accelerators.
 # Sourced; sets strict mode for whoever sources it.
 set -Eeuo pipefail
@@ -11,7 +11,6 @@ EXIT_SETUP=23    # tpu_setup.sh or the staging of the corpus fails on a host
 EXIT_CONTACT=24  # hosts do not answer
 EXIT_HOURS=25    # the run has had its --max-hours
 EXIT_GONE=42     # the machine is gone: the same command goes on, as after the trainer's 42
-export EXIT_USAGE EXIT_CLOUD EXIT_WAITED EXIT_SETUP EXIT_CONTACT EXIT_HOURS EXIT_GONE
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ACCELERATORS=$ROOT/launch/accelerators.tsv
@@ -34,8 +33,42 @@ die() { # CODE MESSAGE
     exit "$code"
 }
 
-need() { # VARIABLE OPTION WHAT
-    [[ ${!1:-} ]] || die "$EXIT_USAGE" "$2 is missing: $3"
+need() { # VARIABLE...
+    local name option
+    for name in "$@"; do
+        option=${name,,}
+        [[ ${!name:-} ]] || die "$EXIT_USAGE" "--${option//_/-} is missing; $HELP has it"
+    done
+}
+
+# Reads `--name value`, `--name=value` and `--flag` into GIVEN, as VARIABLE=value, and what follows `--` into EXTRA.
+read_options() { # "--FLAG..." "VARIABLE..." WORD...
+    local option value variable flags=" $1 " known=" $2 "
+    shift 2
+    GIVEN=() EXTRA=()
+    while (($#)); do
+        option=$1 value=1
+        shift
+        case $option in
+            --) EXTRA=("$@") && return ;;
+            --*=*) value=${option#*=} option=${option%%=*} ;;
+            --*)
+                if [[ $flags != *" $option "* ]]; then
+                    (($#)) || die "$EXIT_USAGE" "$option needs a value"
+                    value=$1 && shift
+                fi
+                ;;
+            *) die "$EXIT_USAGE" "what is '$option'? $HELP has the options" ;;
+        esac
+        variable=${option#--} variable=${variable//-/_} variable=${variable^^}
+        [[ $variable =~ ^[A-Z_]+$ && $known == *" $variable "* ]] || die "$EXIT_USAGE" "unknown option $option; $HELP has them"
+        GIVEN+=("$variable=$value")
+    done
+}
+
+take_given() {
+    local option
+    for option in "${GIVEN[@]}"; do printf -v "${option%%=*}" %s "${option#*=}"; done
 }
 
 # Runs a command, or only prints it, in a form that a shell reads. The copy of stdout is for callers that capture the
@@ -58,12 +91,9 @@ pause() { # SECONDS
     [[ $DRY_RUN ]] || sleep "$1"
 }
 
-# Waits before try number N: RETRY_MS times two a try, at most a minute, and up to as much again by chance, so that several
-# launchers do not knock at the same moment.
+# Waits before try number N: RETRY_MS times two a try, at most a minute.
 backoff() { # N
-    local wait=$((${RETRY_MS:-2000} << ($1 < 6 ? $1 - 1 : 5)))
-    wait=$(((wait < 60000 ? wait : 60000) * (100 + RANDOM % 100) / 100))
-    pause "$((wait / 1000)).$(printf %03d $((wait % 1000)))"
+    pause "$(awk -v n="$1" -v ms="${RETRY_MS:-2000}" 'BEGIN { wait = ms * 2 ^ (n - 1) / 1000; print wait < 60 ? wait : 60 }')"
 }
 
 retry() { # TRIES COMMAND...
@@ -88,22 +118,16 @@ gc() { # gcloud, which never asks
     run gcloud --quiet "--project=$PROJECT" "$@"
 }
 
-# The row of accelerators.tsv for a type, as variables. An unknown one is refused with the list.
+# The row of accelerators.tsv for a type, as variables; TYPE is its name there, for v5e-64 as everybody says it and v5e:8x8
+# as `bert-jax plan` has it, too. An unknown one is refused with the list.
 accelerator() { # TYPE
     local row
-    row=$(awk -F'\t' -v type="$1" '$1 == type' "$ACCELERATORS")
-    [[ $row ]] || die "$EXIT_USAGE" "accelerator type '$1' is not known; $(meant "$1")one of: $(
+    row=$(awk -F'\t' -v said="$1" '!/^#/ { number = $1; sub(/.*-/, "", number) }
+        !/^#/ && (said == $1 || said == $2 "-" number || said == $2 ":" $9)' "$ACCELERATORS")
+    [[ $row ]] || die "$EXIT_USAGE" "accelerator type '$1' is not known; one of: $(
         awk -F'\t' '!/^#/ && $1 != "type" { printf "%s%s", gap, $1; gap = " " }' "$ACCELERATORS"
     )"
-    IFS=$'\t' read -r _ GENERATION API RUNTIME HOSTS CHIPS DEVICES BOUNDS TOPOLOGY GKE_ACCELERATOR <<<"$row"
-    export GENERATION API RUNTIME HOSTS CHIPS DEVICES BOUNDS TOPOLOGY GKE_ACCELERATOR
-}
-
-# A hint for other names of a slice: v5e-64 as everybody says it, v5e:8x8 as `bert-jax plan` has it.
-meant() { # TYPE -> "did you mean NAME? ", or nothing
-    awk -F'\t' -v said="$1" '!/^#/ {
-        number = $1; sub(/.*-/, "", number)
-        if (said == $2 "-" number || said == $2 ":" $9) { printf "did you mean %s? ", $1; exit } }' "$ACCELERATORS"
+    IFS=$'\t' read -r TYPE GENERATION API RUNTIME HOSTS CHIPS DEVICES BOUNDS TOPOLOGY GKE_ACCELERATOR <<<"$row"
 }
 
 # LIBTPU_INIT_ARGS for a generation: what flags.tsv has for it.

@@ -18,10 +18,7 @@ note() { # NAME TEXT
         log "$WORKDIR/$1 could not be written: $(why)"
 }
 
-is_done() {
-    local mark
-    mark=$(noted launched_and_done) && [[ $mark == "$RUN" ]]
-}
+is_done() { [[ $(noted launched_and_done) == "$RUN" ]]; }
 
 # Ends here if the run is done, or has had its hours. SPENT_MINUTES is what its machines have had.
 end_if_over() {
@@ -47,24 +44,21 @@ end_if_over() {
 # Refuses a bucket on another continent than the machine, and says what another region costs. Prices of 2026-09:
 # cloud.google.com/storage/pricing, data transfer within Google Cloud.
 check_places() {
-    local place bucket seen=' ' where region=${ZONE%-*} far="each GiB between them costs about \$0.05 to \$0.15"
-    for place in "$WORKDIR" "$CORPUS" "${INIT_FROM:-}"; do
-        bucket=${place#gs://} bucket=${bucket%%/*}
-        [[ $place == gs://* && $seen != *" $bucket "* ]] || continue
-        seen+="$bucket "
+    local bucket where region=${ZONE%-*}
+    for bucket in $(printf '%s\n' "$WORKDIR" "$CORPUS" | sed -n 's|^gs://\([^/]*\).*|\1|p' | sort -u); do
         if ! where=$(gc storage buckets describe "gs://$bucket" '--format=value(location)' 2>"$SCRATCH/describe"); then
             log "where gs://$bucket lies is not known: $(why)"
             continue
         fi
         where=$(tr -cd 'a-zA-Z0-9-' <<<"${where,,}")
         [[ ! $DRY_RUN && $where != "$region" ]] || continue
-        place="gs://$bucket lies in $where, the machine in $region"
+        bucket="gs://$bucket lies in $where, the machine in $region"
         if [[ $(continent "$where") == "$(continent "$region")" ]]; then
-            log "$place: each GiB between them costs about \$0.02 to \$0.08"
-        elif [[ ${FAR_BUCKET:-} ]]; then
-            log "$place: $far"
+            log "$bucket: each GiB between them costs about \$0.02 to \$0.08"
         else
-            die "$EXIT_USAGE" "$place, which is another continent: $far. Take a bucket near the zone, or --far-bucket"
+            bucket+=", which is another continent: each GiB between them costs about \$0.05 to \$0.15"
+            [[ ${FAR_BUCKET:-} ]] || die "$EXIT_USAGE" "$bucket. Take a bucket near the zone, or --far-bucket"
+            log "$bucket"
         fi
     done
 }
@@ -97,7 +91,7 @@ ensure_ready() {
                 continue
                 ;;
             dead)
-                log "$NAME is lost ($(failure)): deleting what is left of it"
+                log "$NAME is lost (${WORDS:-no reason is given}): deleting what is left of it"
                 delete_resource
                 [[ ! $asked ]] || die "$EXIT_WAITED" "there was no machine: the cloud's words are above, and the same command asks again"
                 continue
@@ -146,19 +140,11 @@ ask_for_one() {
     }
 }
 
-# The cloud's own words for a request that failed.
-failure() {
-    local words
-    words=$(gc compute tpus queued-resources describe "$NAME" "--zone=$ZONE" \
-        '--format=value(state.failedData.error.message)' 2>/dev/null) || true
-    printf '%s' "${words:-no reason is given}"
-}
-
 # --- the run ---------------------------------------------------------------------------------------
 
 # Sets up all hosts and starts the trainer, unless it runs or is done already.
 begin() {
-    local all=yes code=0 try=1
+    local all=yes try=1
     ask_trainer || all=''
     if grep -q ' other$' <<<"$REPORT"; then
         die "$EXIT_USAGE" "another run is running on $NAME; launch/tpu stop ends it"
@@ -170,17 +156,14 @@ begin() {
     elif [[ $all && $REPORT ]] && ! grep -qv ' 0$' <<<"$REPORT"; then
         return # it is done
     fi
-    log "setting up $((SLICES * HOSTS)) hosts"
+    log "setting up $HOSTS hosts"
     until setup_hosts; do
         if ((try >= ${SETUP_TRIES:-3})) || ! look || [[ $NOW != ready ]]; then failed "$EXIT_SETUP" "setting up" && break; fi
         log "try $try failed: $(tr '\n' ';' <<<"${REPORT:-no host answered}")"
         backoff "$((try++))"
     done
     stage || failed "$EXIT_SETUP" "staging"
-    start_trainer || code=$?
-    # A host whose doctor found a fault says so as if its trainer had ended: that is its code. Where a host did not answer, the
-    # others' doctors may only have missed it.
-    [[ $code == 0 || ($code == 1 && $(meaning "$(verdict)") == stop) ]] || failed "$EXIT_CONTACT" "starting"
+    start_trainer || failed "$EXIT_CONTACT" "starting"
 }
 
 # Ends here, unless somebody else's command has started the trainer meanwhile.
@@ -188,7 +171,7 @@ failed() { # CODE WHAT
     local said=${REPORT:-no host answered}
     ! { ask_trainer && grep -q ' running$' <<<"$REPORT"; } || return 0
     look
-    [[ ! $NOW =~ ^(absent|deleting|dead|other)$ ]] || gone
+    ! is_gone || gone
     die "$1" "$2 failed: $(tr '\n' ';' <<<"$said")"
 }
 
@@ -212,7 +195,7 @@ follow() {
             look
             say_now "not all hosts answer; "
             REPORT=$heard
-            [[ ! $NOW =~ ^(absent|deleting|dead|other)$ ]] || gone
+            ! is_gone || gone
         fi
         pause "$POLL_SECONDS"
     done
@@ -223,7 +206,7 @@ AT=-
 new_lines() {
     local said
     [[ ! $DRY_RUN ]] || return 0
-    said=$(tpu_ssh "${SSH_SECONDS:-120}" "$(nodes | head -n 1)" 0 "$(on_host) since $AT" 2>/dev/null | tr -cd '\n\t\040-\377') ||
+    said=$(tpu_ssh 120 0 "$(on_host) since $AT" 2>/dev/null | tr -cd '\n\t\040-\377') ||
         return 0
     [[ ${said##*$'\n'} =~ ^@bert-jax-at\ ([0-9]{1,15})$ ]] || return 0
     AT=${BASH_REMATCH[1]}
@@ -237,29 +220,28 @@ gone() {
     if is_done; then finish 0; fi
     [[ $(meaning "$last") != stop ]] || finish "$last"
     [[ $NOW != dead ]] || delete_resource
-    die "$EXIT_GONE" "the machine is gone: the same command goes on. Its last words: launch/tpu logs"
+    die "$EXIT_GONE" "the machine is gone: the same command goes on. Its last words: gcloud storage cat '$WORKDIR/logs/*'"
 }
 
 finish() { # CODE; none is that of a dry run
     set -- "${1:-0}"
     log "the trainer ended with $1: $(meaning "$1")"
+    look # whether there is a machine yet
     case $(meaning "$1") in
         'done')
             note launched_and_done "$RUN"
             [[ ! $LEFT && ! $DRY_RUN || ${KEEP:-0} == 1 ]] || delete_resource
             ;;
-        stop)
-            look # whether there is a machine yet
-            log "the same command would meet the same error; launch/tpu logs has its words"
-            ;;
+        stop) log "the same command would meet the same error; launch/tpu logs has its words" ;;
         *)
-            look
-            [[ ! $NOW =~ ^(absent|deleting|dead|other)$ ]] || gone
+            ! is_gone || gone
             log "the same command goes on"
             ;;
     esac
     exit "$1"
 }
+
+is_gone() { [[ $NOW =~ ^(absent|deleting|dead|other)$ ]]; }
 
 run_all() {
     log "run $RUN: pretrain ${ARGUMENTS[*]}"

@@ -233,7 +233,7 @@ class Cloud:
         wait_until(lambda: len(self.state()["starts"]) == len(self.hosts), run)
         return run
 
-    def setup(self, *options: str, home: Path, **settings: str):
+    def setup(self, *options: str, home: Path, checkout: Path = ROOT, **settings: str):
         settings = {
             "HOME": str(home),
             "FAKE_HOST": "pod-w-0",
@@ -241,7 +241,7 @@ class Cloud:
             "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
             "HOLDER_SECONDS": "0.2",
         } | settings
-        return self.run(ROOT / "tpu_setup.sh", *options, settings=settings)
+        return self.run(checkout / "tpu_setup.sh", *options, settings=settings)
 
     def calls(self) -> list[dict]:
         path = self.directory / "log.jsonl"

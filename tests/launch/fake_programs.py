@@ -83,12 +83,9 @@ def describe_resource(words: list[str], argv: list[str]) -> int:
         if now["current"] == "GONE":
             now["states"] = []
             return fail(f"NOT_FOUND: Resource {words[0]} was not found")
-        if option(argv, "format") == "value(state.failedData.error.message)":
-            print("There is no more capacity in the zone" if now["current"] == "FAILED" else "")
-        elif option(argv, "format") == "value(state.state)":
-            print(now["current"].partition("/")[0])
-        else:
-            print(",".join((now["current"].partition("/")[0], now["type"], now["run"])))
+        words = "There is no more capacity in the zone" if now["current"] == "FAILED" else ""
+        found = (now["current"].partition("/")[0], now["type"], now["run"], words)
+        print(found[0] if option(argv, "format") == "value(state.state)" else ",".join(found))
     return 0
 
 
@@ -440,13 +437,13 @@ def venv_python(argv: list[str]) -> int:
 def trainer() -> int:
     """One start of the trainer: what the scenario has for it, on this host."""
     host = HOSTS.index(os.environ["FAKE_HOST"])
+    received: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     with state() as now:
         starts = now["starts"].setdefault(str(host), 0)
         now["starts"][str(host)] += 1
     entry = SCENARIO["trainer"][min(starts, len(SCENARIO["trainer"]) - 1)]
     code = entry["codes"][host] if "codes" in entry else entry["code"]
-    received: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     if code == "waits":  # for SIGTERM, or for the end of the run
         while not received:
             if (CLOUD / "done").exists():

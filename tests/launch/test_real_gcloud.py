@@ -6,13 +6,14 @@ where there is no SDK, and the lives over real ssh where there is no sshd.
 
 import getpass
 import re
+import runpy
+import shlex
 import subprocess
-import time
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.launch.cloud import ROOT
+from tests.launch.cloud import ROOT, wait_until
 from tests.launch.rest_api import GCLOUD, Api, settings_of
 from tests.launch.ssh_hosts import HAS_SSHD
 
@@ -20,93 +21,80 @@ pytestmark = pytest.mark.skipif(GCLOUD is None, reason="the Google Cloud SDK is 
 needs_sshd = pytest.mark.skipif(
     not HAS_SSHD, reason="sshd is not installed: the fake cloud has to do"
 )
+_WHAT = ("--config=tiny_docs_cpu", "--corpus=gs://b/corpus", "--workdir=gs://b/run")
 
 
 def test_a_machine_is_asked_for_looked_at_and_deleted(cloud, api):
+    """In the words of the API, by the formats and filters of the SDK. Another run, type or zone
+    is seen, and refused."""
     here = cloud(number_of_hosts=1)
     settings = settings_of(here.directory, api)
-    options = ("--capacity=spot", "--valid-until-duration=6h", "--data-disk=books")
-    made = here.tpu("create", *options, **settings)
+    made = here.tpu("create", *_WHAT, "--capacity=spot", "--valid-until-duration=6h", **settings)
     assert made.returncode == 0 and "pod: ready" in made.stderr, made.stderr
-    deleted = here.tpu("delete", **settings)
-    assert deleted.returncode == 0 and "pod is gone" in deleted.stderr, deleted.stderr
     place = "/v2/projects/p/locations/z"
-    changing = [request for request in api.requests if request[0] != "GET"]
-    ((_, posted, body), (method, removed, _)) = changing
+    looked = {path.partition("?")[0] for method, path, _ in api.requests if method == "GET"}
+    everywhere = "/v2/projects/p/locations/-/queuedResources"
+    assert looked == {f"{place}/queuedResources/pod", f"{place}/nodes/pod", everywhere}
+    ((_, posted, body),) = changing(api)
     assert posted.startswith(f"{place}/queuedResources?") and "queuedResourceId=pod" in posted
     (spec,) = body["tpu"]["nodeSpec"]
     assert (spec["nodeId"], spec["parent"]) == ("pod", "projects/p/locations/z")
     node = spec["node"]
     assert (node["acceleratorType"], node["runtimeVersion"]) == ("v4-8", "tpu-ubuntu2204-base")
-    disk = {"mode": "READ_ONLY", "sourceDisk": "projects/p/zones/z/disks/books"}
-    assert node["dataDisks"] == [disk]
     assert body["spot"] == {} and body["queueingPolicy"] == {"validUntilDuration": "21600s"}
+    run = node["labels"]["bert_jax_run"]
+    assert re.fullmatch(r"[0-9a-f]{12}", run)
     # What ends its costs is in the request, whole.
     script = node["metadata"]["startup-script"]
     assert "TPU=projects/p/locations/z/pod\nMAX_SECONDS=86400\nSTART_SECONDS=3600\n" in script
     assert script.endswith((ROOT / "launch/boot.sh").read_text())
-    assert method == "DELETE" and removed.startswith(f"{place}/queuedResources/pod?")
-    assert "force=True" in removed
-    looked = {path.partition("?")[0] for method, path, _ in api.requests if method == "GET"}
-    everywhere = "/v2/projects/p/locations/-/queuedResources"
-    assert looked == {f"{place}/queuedResources/pod", f"{place}/nodes/pod", everywhere}
 
-
-def test_another_zone_type_or_run_is_seen(cloud, api):
-    """In the words of the API, by the formats and filters of the SDK."""
-    here = cloud(number_of_hosts=1)
-    settings = settings_of(here.directory, api)
-    run = ("--config=tiny_docs_cpu", "--corpus=/c", "--workdir=gs://b/run")
-    assert here.tpu("create", *run, **settings).returncode == 0
-    (body,) = [body for method, _, body in api.requests if method == "POST"]
-    labels = body["tpu"]["nodeSpec"][0]["node"]["labels"]
-    assert re.fullmatch(r"[0-9a-f]{12}", labels["bert_jax_run"])
     for options, said in (
         (("--type=v4-64",), "pod in z is a v4-8, not a v4-64"),
-        (("--config=bert_base", *run[1:]), f"pod in z is run {labels['bert_jax_run']}'s"),
+        (("--config=bert_base", *_WHAT[1:]), f"pod in z is run {run}'s"),
     ):
         done = here.tpu("create", *options, **settings)
         assert done.returncode == 2 and said in done.stderr, done.stderr
-    assert here.tpu("create", *run, **settings).returncode == 0
-    api.resources["pod2"] = api.resources.pop("pod")  # one of another name is no matter
+    deleted = here.tpu("delete", **settings)
+    assert deleted.returncode == 0 and "pod is gone" in deleted.stderr, deleted.stderr
+    _, (method, removed, _) = changing(api)
+    assert method == "DELETE" and removed.startswith(f"{place}/queuedResources/pod?")
+    assert "force=True" in removed
+    api.resources["pod2"] = body  # one of another name is no matter
     api.elsewhere.append("projects/p/locations/zb/queuedResources/pod")
-    done = here.tpu("create", *run, **settings)
+    done = here.tpu("create", *_WHAT, **settings)
     assert done.returncode == 2 and "pod is in zb already: --zone=zb" in done.stderr, done.stderr
-    assert len([r for r in api.requests if r[0] == "POST"]) == 1
+    assert len(changing(api)) == 2
 
 
-def test_flex_start_has_its_duration(cloud, api):
-    here = cloud(number_of_hosts=1)
-    settings = settings_of(here.directory, api)
-    done = here.tpu("create", "--capacity=flex-start", "--max-hours=4", **settings)
+def printed(here, command: str, *options: str, **settings: str) -> list[list[str]]:
+    """Returns the commands of gcloud that the launcher would call."""
+    done = here.tpu(command, "--dry-run", *options, **settings)
     assert done.returncode == 0, done.stderr
-    (body,) = [body for method, _, body in api.requests if method == "POST"]
-    assert (body["provisioningModel"], body["runDuration"]) == (
-        "FLEX_START",
-        {"maxRunDuration": "14400s"},
-    )
-    assert "startup-script" in body["tpu"]["nodeSpec"][0]["node"]["metadata"]
+    words = [shlex.split(line[2:]) for line in done.stdout.splitlines()]
+    return [each[each.index("gcloud") + 1 :] for each in words if "gcloud" in each]
 
 
 @pytest.mark.parametrize(
-    ("capacity", "model"), [("spot", "SPOT"), ("reserved", "RESERVATION_BOUND")]
-)
-def test_the_alpha_track_is_told_the_model(cloud, api, capacity, model):
-    """Where it is not, the SDK writes STANDARD beside `spot`, which contradict each other."""
+    ("capacity", "expected"),
+    [
+        ("flex-start", {"provisioningModel": "FLEX_START",
+                        "runDuration": {"maxRunDuration": "14400s"}}),
+        ("reserved", {"reservationName": "projects/p/locations/z/reservations/-"}),
+    ],
+)  # fmt: skip
+def test_the_request_of_a_capacity(cloud, api, capacity, expected):
     here = cloud(number_of_hosts=1)
     settings = settings_of(here.directory, api)
-    options = ("--autocheckpoint", f"--capacity={capacity}", "--slices=2")
-    done = here.tpu("create", *options, **settings)
+    commands = printed(here, "create", f"--capacity={capacity}", "--max-hours=4")
+    (command,) = (words for words in commands if "create" in words)
+    boot = f"--metadata-from-file=startup-script={ROOT / 'launch/boot.sh'}"
+    words = [boot if word.startswith("--metadata-from") else word for word in command]
+    done = here.run("gcloud", *words, settings=settings)
     assert done.returncode == 0, done.stderr
-    (body,) = [body for method, _, body in api.requests if method == "POST"]
-    (spec,) = body["tpu"]["nodeSpec"]
-    assert body["provisioningModel"] == model
-    assert {
-        "spot": body.get("spot") == {},
-        "reserved": body.get("guaranteed") == {"reserved": True},
-    }[capacity]
-    assert spec["node"]["autocheckpointEnabled"] is True
-    assert spec["multiNodeParams"] == {"nodeCount": 2, "nodeIdPrefix": "pod"}
+    ((_, _, body),) = changing(api)
+    assert body | expected == body
+    assert "startup-script" in body["tpu"]["nodeSpec"][0]["node"]["metadata"]
 
 
 def test_a_login_that_is_missing_is_named(cloud, api):
@@ -118,6 +106,37 @@ def test_a_login_that_is_missing_is_named(cloud, api):
     assert api.requests == []
 
 
+def test_the_sdk_knows_every_option(cloud, tmp_path):
+    """By the table that it completes commands from."""
+    assert GCLOUD is not None
+    table = Path(GCLOUD).resolve().parents[1] / "data/cli/gcloud_completions.py"
+    if not table.is_file():
+        pytest.skip("this SDK has no table of its commands")
+    tree = runpy.run_path(str(table))["STATIC_COMPLETION_CLI_TREE"]
+    here = cloud()
+    used: set[tuple[str, ...]] = set()
+    for words in (
+        *printed(here, "run", *_WHAT, "--capacity=spot", SSH_FLAGS="--ssh-flag=-C"),
+        *printed(here, "create", "--capacity=flex-start", "--max-hours=4", "--iap"),
+        *printed(here, "status", *_WHAT, "--iap"),
+        *printed(here, "fetch", "--workdir=gs://b/run", f"--output={tmp_path}/out"),
+        *printed(here, "fetch", "--workdir=/shared/run", f"--output={tmp_path}/out"),
+    ):
+        node, flags = tree, set(tree["flags"])
+        verbs = [word for word in words if not word.startswith("--")]
+        path = []
+        for verb in verbs:
+            if verb not in node["commands"]:
+                break
+            node = node["commands"][verb]
+            flags |= set(node["flags"])
+            path.append(verb)
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert options <= flags, (path, options - flags)
+        used.add(tuple(path))
+    assert len(used) >= 9
+
+
 # --- lives, with real ssh -------------------------------------------------------------------------
 
 _CORPUS = {
@@ -125,7 +144,6 @@ _CORPUS = {
     "b/corpus/train.bin": b"abc",
     "b/corpus/tokenizer/vocab.txt": b"[PAD]",
 }
-_RUN = ("--config=tiny_docs_cpu", "--workdir=gs://b/run")
 _NODE = "nodes/pod"
 _RESOURCES = "queuedResources"
 
@@ -142,23 +160,15 @@ def changes(api: Api) -> list[str]:
     ]
 
 
-def until(reached: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @needs_sshd
 def test_every_command_on_the_way_of_a_run(slice_of, api):
     """By hand, on two hosts, to a run that is done, after which the machine deletes itself."""
     quick = {"TICK_SECONDS": "0.1", "ALIVE_SECONDS": "600"}
     here, hosts, settings = slice_of(trainer=[{"code": "waits"}], environment=quick)
     api.objects |= _CORPUS
-    run = (*_RUN, "--corpus=gs://b/corpus")
 
     def tpu(command: str, *options: str) -> subprocess.CompletedProcess[str]:
-        done = here.tpu(command, *run, *options, **settings)
+        done = here.tpu(command, *_WHAT, *options, **settings)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
@@ -179,11 +189,11 @@ def test_every_command_on_the_way_of_a_run(slice_of, api):
     assert b"exit code 42" in api.objects["b/run/logs/pod-w-1.log"]
     tpu("start")
     (here.directory / "done").touch()
-    until(lambda: "b/run/launched_and_done" in api.objects)
+    wait_until(lambda: "b/run/launched_and_done" in api.objects)
     here.up(3600)
-    until(lambda: not api.resources)
+    wait_until(lambda: not api.resources)
     # What is left of it is in the bucket.
-    assert tpu("logs").stdout.count("exit code 0") == 2
+    assert all(b"exit code 0" in api.objects[f"b/run/logs/{host}.log"] for host in here.hosts)
     tpu("fetch", f"--output={here.directory}/fetched")
     assert (here.directory / "fetched/launched_and_done").is_file()
 
@@ -204,13 +214,13 @@ def test_a_run_from_nothing_to_its_end(slice_of, api):
     """By one command: its place, its checkout, its log and its marks are in the bucket's words."""
     here, hosts, settings = slice_of(number_of_hosts=1)
     api.objects |= _CORPUS
-    done = here.tpu("run", *_RUN, "--corpus=gs://b/corpus", **settings)
+    done = here.tpu("run", *_WHAT, **settings)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "is not known" not in done.stderr and "could not be" not in done.stderr
     assert ": exit code 0" in done.stdout and "pod is gone" in done.stderr
     digest = re.search(rb"^[0-9a-f]{12} ([0-9a-f]{16})$", api.objects["b/run/launched_checkout"])
     assert digest and digest[1].decode() in done.stdout
     assert hosts.boots == 1
-    again = here.tpu("run", *_RUN, "--corpus=gs://b/corpus", **settings)
+    again = here.tpu("run", *_WHAT, **settings)
     assert again.returncode == 0 and "is done, says" in again.stderr
     assert changes(api) == [f"POST {_RESOURCES}", f"PATCH {_NODE}", f"DELETE {_RESOURCES}/pod"]

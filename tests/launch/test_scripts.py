@@ -92,11 +92,10 @@ def test_a_dry_run_prints_every_command_and_runs_none(cloud):
         (["create", "--type=tpu7x-8"], "on GKE it is: launch/gke/render"),
         (["create", "--capacity=cheap"], "one of on-demand, spot, reserved, flex-start"),
         (["create", "--name=Pod"], "small letters"),
-        (["create", "--slices=0"], "a number from 1"),
+        (["create", "--tail=-1"], "a number of lines"),
         (["create", "--frob=1"], "unknown option --frob"),
         (["create", "frob"], "what is 'frob'"),
         (["run"], "--config is missing"),
-        (["profile", *_RUN, "--steps=5"], "--steps A:B"),
         (["dance"], "there is no command dance; launch/tpu help has them"),
     ],
 )
@@ -115,7 +114,7 @@ def test_settings_from_a_file(cloud):
     assert "create other" in done.stdout and "--reserved" in done.stdout
 
 
-def test_status_logs_stop_profile_fetch_delete(cloud):
+def test_status_logs_stop_fetch_delete(cloud):
     here = cloud(exists=["ACTIVE"], trainer=[{"code": "waits"}])
     assert here.tpu("setup").returncode == 0
     assert here.tpu("start", *_RUN).returncode == 0
@@ -124,10 +123,9 @@ def test_status_logs_stop_profile_fetch_delete(cloud):
     assert status.stdout == "trainer on pod-w-0 running\ntrainer on pod-w-1 running\n"
     busy = here.tpu("setup")
     assert busy.returncode == 23 and "pod-w-0 34" in busy.stderr
-    assert here.tpu("profile", *_RUN, "--steps=20:25").returncode == 0
     # The two hosts have only just begun to write.
     deadline = time.monotonic() + 20
-    while (logs := here.tpu("logs", "--tail=5")).stdout.count("--profile-steps 20:25") != 2:
+    while (logs := here.tpu("logs", "--tail=5")).stdout.count("pretrain bert_large") != 2:
         assert logs.returncode == 0 and time.monotonic() < deadline, logs
         time.sleep(0.2)
     stopped = here.tpu("stop")
@@ -241,6 +239,6 @@ def test_every_setting_that_the_scripts_read_is_known():
     listed = re.findall(r"_SETTINGS=\(([^)]*)\)", text)
     known = " ".join(listed).split()
     read = set(re.findall(r"\$\{([A-Z][A-Z_]+):?-", text))
-    own = {"BASH_SOURCE", "COMMAND", "REPORT", "SSH_AUTH_SOCK", "PACK", "SPENT_MINUTES",
+    own = {"BASH_SOURCE", "COMMAND", "REPORT", "SSH_AUTH_SOCK", "SPENT_MINUTES", "WORDS",
            "XDG_STATE_HOME"}  # fmt: skip
     assert read - own <= set(known) and len(known) == len(set(known)) > 33
