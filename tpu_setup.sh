@@ -36,11 +36,6 @@ die() { # CODE MESSAGE
     exit "$code"
 }
 
-check_machine() {
-    [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]] ||
-        die 30 "$(uname -sm): the lock is for Linux on x86_64, which all TPU hosts are"
-}
-
 # Columns of the accelerator: what a host of it has.
 read_type() { # TYPE
     local type=$1 row
@@ -52,19 +47,12 @@ read_type() { # TYPE
     IFS=$'\t' read -r TYPE _ _ _ HOSTS CHIPS DEVICES BOUNDS _ <<<"$row"
 }
 
-apt_get() {
-    as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -y -q -o DPkg::Lock::Timeout=600 "$@" </dev/null
-}
-
-# uv comes from PyPI, by version and hash; only pip is needed, of whatever Python the image has.
+# uv comes from PyPI, by version and hash; only pip is needed, of the image's own Python.
 install_uv() {
     UV=$PLACE/uv/bin/uv
     [[ ! -x $UV || $("$UV" --version) != "uv $UV_VERSION"* ]] || return 0
-    if ! python3 -m pip --version >/dev/null 2>&1; then
-        say "installing pip"
-        apt_get update || say "apt-get update failed"
-        apt_get install --no-install-recommends python3-pip || die 31 "apt-get cannot install python3-pip"
-    fi
+    python3 -m pip --version >/dev/null 2>&1 ||
+        die 31 "there is no pip, which images for TPUs have: sudo apt-get install python3-pip"
     say "installing uv $UV_VERSION"
     rm -rf "$PLACE/uv"
     python3 -m pip install --quiet --no-input --no-deps --only-binary :all: --require-hashes \
@@ -164,7 +152,8 @@ main() {
         esac
         shift
     done
-    check_machine
+    [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]] ||
+        die 30 "$(uname -sm): the lock is for Linux on x86_64, which all TPU hosts are"
     read_type "$type"
     mkdir -p "$PLACE"
     chmod 700 "$PLACE" 2>/dev/null || true # what runs there may have secrets

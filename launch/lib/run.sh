@@ -78,15 +78,15 @@ continent() { # REGION, or the place of a bucket in several
 # that was lost. A cloud that has answered before may be silent for as long as it likes.
 ensure_ready() {
     local asked='' errors=0
+    look
     while :; do
-        look
         say_now
         check_owner
         case $NOW in
             ready) return ;;
             absent)
                 [[ ! $asked ]] || die "$EXIT_WAITED" "$NAME was deleted before it was ready"
-                ask_for_one
+                ask_for_one # and look
                 asked=yes
                 continue
                 ;;
@@ -94,16 +94,18 @@ ensure_ready() {
                 log "$NAME is lost (${WORDS:-no reason is given}): deleting what is left of it"
                 delete_resource
                 [[ ! $asked ]] || die "$EXIT_WAITED" "there was no machine: the cloud's words are above, and the same command asks again"
+                NOW=absent
                 continue
                 ;;
             error)
                 [[ $ANSWERED ]] || ((++errors < ${CLOUD_TRIES:-5})) || die "$EXIT_CLOUD" "the cloud does not answer: $(why)"
-                if [[ ! $ANSWERED ]]; then backoff "$errors" && continue; fi
+                [[ $ANSWERED ]] || backoff "$errors"
                 ;;
             deleting) ;;
             *) asked=yes ;; # it is waited for
         esac
         pause "$POLL_SECONDS"
+        look
     done
 }
 

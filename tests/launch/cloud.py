@@ -16,9 +16,9 @@ import pytest
 from tests.launch import fake_programs
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = (
-    "gcloud", "sudo", "apt-get", "systemctl", "systemd-run", "hostname", "python3", "curl",
-)  # fmt: skip
+PROGRAMS = ("gcloud", "systemctl", "systemd-run", "python3", "curl")
+# Called most; a shell is quicker to start.
+_SHELLS = {"hostname": 'echo "$FAKE_HOST"', "sudo": '[ "$1" = -n ] && shift && exec "$@"'}
 NAME = "pod"
 RUN = ("--project=p", "--zone=z", f"--name={NAME}")
 # Whether that unit's process is there, and is no zombie; one that has been told to stop is not
@@ -95,10 +95,22 @@ class Cloud:
         self.hosts = tuple(f"pod-w-{number}" for number in range(number_of_hosts))
         self.options = (*RUN, f"--type={_TYPES[number_of_hosts]}")
         (directory / "bin").mkdir(parents=True)
+        # What is sent to hosts is small: a file of each part that no fake program reads.
+        self.launcher = directory / "checkout/launch/tpu"
+        for part in ("launch", "configs"):
+            shutil.copytree(ROOT / part, directory / "checkout" / part,
+                            ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+        for part in ("bert_jax", "bert_jax_lab", "studies", "examples"):
+            (directory / "checkout" / part).mkdir()
+            (directory / "checkout" / part / "__init__.py").touch()
+        for part in ("tpu_setup.sh", "requirements-tpu.lock", "pyproject.toml", "README.md",
+                     "LICENSE"):  # fmt: skip
+            shutil.copy(ROOT / part, directory / "checkout" / part)
         for name in PROGRAMS:
             fake_programs.wrapper(directory / "bin" / name, name)
-        # Called most; a shell is quicker to start.
-        (directory / "bin" / "hostname").write_text('#!/bin/sh\necho "$FAKE_HOST"\n')
+        for name, text in _SHELLS.items():
+            (directory / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+            (directory / "bin" / name).chmod(0o755)
         systemctl = directory / "bin" / "systemctl"
         systemctl.write_text(_IS_ACTIVE + systemctl.read_text().removeprefix("#!/bin/sh\n"))
         gcloud = directory / "bin" / "gcloud"
@@ -196,8 +208,8 @@ class Cloud:
         self, *command: str | Path, settings: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """With a stdin that is at its end: what asks a question gets no answer."""
-        # What a shell has put into the background does not hear SIGINT, nor do its children.
-        heard = ("/usr/bin/env", "--default-signal=INT")
+        # What a shell has put into the background does not hear SIGINT, and below nohup no SIGHUP.
+        heard = ("/usr/bin/env", "--default-signal=INT,HUP")
         process = subprocess.Popen(
             [str(word) for word in (*heard, *command)],
             env=self.environment | (settings or {}),
@@ -223,13 +235,11 @@ class Cloud:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def tpu(self, command: str, *options: str, **settings: str):
-        script = ROOT / "launch" / "tpu"
-        return self.run(script, command, *self.options, *options, settings=settings)
+        return self.run(self.launcher, command, *self.options, *options, settings=settings)
 
     def started(self, *options: str, **settings: str) -> subprocess.Popen[str]:
         """Returns a `launch/tpu run` whose hosts train."""
-        command = (ROOT / "launch/tpu", "run", *self.options, *options)
-        run = self.start(*command, settings=settings)
+        run = self.start(self.launcher, "run", *self.options, *options, settings=settings)
         wait_until(lambda: len(self.state()["starts"]) == len(self.hosts), run)
         return run
 

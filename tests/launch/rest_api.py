@@ -47,6 +47,8 @@ class Api(http.server.ThreadingHTTPServer):
         self.elsewhere: list[str] = []  # names of resources of other zones
         self.objects: dict[str, bytes] = {}
         self.metadata: dict[str, str] = {}
+        self.tokens: set[str | None] = set()  # what requests to the TPU API came with
+        self.silent, self.refusal = False, 0  # no answer at all; a code for each of those requests
         self.faults: list[str] = []  # of this module: a client would take them for an outage
         self.states = ("ACTIVE", "READY")  # of each resource, and of its node
 
@@ -67,6 +69,8 @@ class Api(http.server.ThreadingHTTPServer):
                 return 200, {"access_token": "host", "expires_in": 3599, "token_type": "Bearer"}
             body = json.loads(data or b"{}")
             self.requests.append((method, path, body))
+            if self.refusal:
+                return self.refusal, {}
             if place.startswith("/compute/"):
                 return 200, {"name": "p", "commonInstanceMetadata": {"kind": "compute#metadata"}}
             return self.tpu(method, place, asked, body)
@@ -174,6 +178,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         size = int(self.headers.get("content-length") or 0)
         kind = self.headers.get("content-type") or ""
+        if self.server.silent:
+            self.close_connection = True
+            return
+        if self.path.startswith("/v2/"):
+            self.server.tokens.add(self.headers.get("Authorization"))
         try:
             code, answer = self.server.answer(self.command, self.path, self.rfile.read(size), kind)
         except Exception:

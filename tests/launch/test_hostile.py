@@ -46,7 +46,7 @@ def test_no_answer_of_the_cloud_is_executed(cloud):
     for state in ({"run": value}, {"type": value}, {"zone": value}, {"states": [value]}):
         changed = here.state() | {"states": ["ACTIVE"], "current": "ACTIVE", "zone": ""} | state
         (here.directory / "state.json").write_text(json.dumps(changed))
-        process = here.start(ROOT / "launch/tpu", "run", *here.options, *_RUN)
+        process = here.start(here.launcher, "run", *here.options, *_RUN)
         with contextlib.suppress(
             subprocess.TimeoutExpired
         ):  # a state that nobody knows is waited for

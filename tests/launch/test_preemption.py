@@ -59,7 +59,7 @@ def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, t
 
     def command(here, workdir: Path) -> list:
         return [
-            ROOT / "launch/tpu", "run", *here.options, "--capacity=spot", f"--config={config}",
+            here.launcher, "run", *here.options, "--capacity=spot", f"--config={config}",
             f"--corpus={corpus}", f"--workdir={workdir}", "--keep",
         ]  # fmt: skip
 

@@ -114,8 +114,12 @@ def test_the_sdk_knows_every_option(cloud, tmp_path):
         pytest.skip("this SDK has no table of its commands")
     tree = runpy.run_path(str(table))["STATIC_COMPLETION_CLI_TREE"]
     here = cloud()
+    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in ("launch", "engines"))
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)).replace("\\\n", "")
+    documented = re.findall(r"gcloud ((?:[^;&|'\n]|'[^']*')*)", blocks)
     used: set[tuple[str, ...]] = set()
     for words in (
+        *map(shlex.split, documented),
         *printed(here, "run", *_WHAT, "--capacity=spot", SSH_FLAGS="--ssh-flag=-C"),
         *printed(here, "create", "--capacity=flex-start", "--max-hours=4", "--iap"),
         *printed(here, "status", *_WHAT, "--iap"),
@@ -132,9 +136,9 @@ def test_the_sdk_knows_every_option(cloud, tmp_path):
             flags |= set(node["flags"])
             path.append(verb)
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
-        assert options <= flags, (path, options - flags)
+        assert {option.replace("--no-", "--") for option in options} <= flags, (path, options)
         used.add(tuple(path))
-    assert len(used) >= 9
+    assert len(used) >= 30
 
 
 # --- lives, with real ssh -------------------------------------------------------------------------
