@@ -1,27 +1,29 @@
-"""Holds a workdir until its standard input ends, as a trainer does: `python -m tests.chaos.holder
-WORKDIR SKEW`, on a machine whose clock is SKEW seconds wrong.
-"""
+"""Holds a workdir until nobody listens any more, as a trainer does, with a clock that is wrong."""
 
+import os
 import sys
 import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
 
 from bert_jax.errors import BertJaxError
 from bert_jax.workdir.lease import only_trainer
 
 
-def main(workdir: str, skew: float) -> int:
+def hold(workdir: str, skew: float, variables: Mapping[str, str], ear: Connection) -> None:
+    """A process of its own, whose clock is `skew` seconds wrong. Says what it does, and when."""
+    os.environ.update(variables)
     now = time.time
     time.time = lambda: now() + skew
-    print("begins", flush=True)
+
+    def say(text: str) -> None:
+        ear.send((time.monotonic(), text))
+
+    say("begins")
     try:
         with only_trainer(workdir):
-            print("trains", flush=True)
-            sys.stdin.read()
+            say("trains")
+            ear.poll(None)
     except BertJaxError as error:
-        print(error, flush=True)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], float(sys.argv[2])))
+        say(str(error))
+        sys.exit(error.exit_code)

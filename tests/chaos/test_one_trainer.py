@@ -2,12 +2,8 @@
 
 import itertools
 import json
-import os
-import queue
+import multiprocessing
 import re
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,7 +12,8 @@ import pytest
 from bert_jax.workdir import lease
 from bert_jax.workdir.location import LEASE
 from tests.chaos import IS_LONG, long_form
-from tests.chaos.runs import ROOT, Started, lines
+from tests.chaos.holder import hold
+from tests.chaos.runs import Started, lines
 from tests.faulty_bucket import control, environment
 
 pytestmark = pytest.mark.chaos
@@ -29,44 +26,41 @@ _NAMED = r"process \d+ on \S+ trains in \S+ since [0-9: -]+ UTC; wait until it h
 _SKEWS = itertools.cycle([(-60, 60), (0, 0), (60, -60), (60, 0)])
 
 
+# Its processes have imported the package already: each is a real one, and begins at once.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["tests.chaos.holder"])
+
+
 class Holder:
     """A process of tests/chaos/holder.py, and when it said what."""
 
     def __init__(self, workdir: str, *, skew: float = 0, cache: Path | None = None, address=""):
-        own = {"BERT_JAX_CACHE": str(cache)} if cache else {}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.holder", workdir, str(skew)],
-            cwd=ROOT,
-            env=os.environ | (environment(address) if address else {}) | own,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._said: queue.Queue[tuple[float, str]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        variables = {"BERT_JAX_CACHE": str(cache)} if cache else {}
+        if address:
+            variables |= environment(address)
+        self._mouth, ear = _PROCESSES.Pipe()
+        self.process = _PROCESSES.Process(target=hold, args=(workdir, skew, variables, ear))
+        self.process.start()
+        ear.close()
         self.began = 0.0
 
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self._said.put((time.monotonic(), line.strip()))
-        self._said.put((time.monotonic(), ""))
-
     def says(self) -> tuple[float, str]:
-        """Returns when it said its next line after "begins", and that; "" at its end."""
+        """Returns when it said its next line after "begins", and that."""
         while True:
-            at, line = self._said.get(timeout=120)
+            assert self._mouth.poll(120), "it says nothing"
+            at, line = self._mouth.recv()
             if line != "begins":
                 return at, line
             self.began = at
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.join()
 
-    def ends(self) -> int:
-        self.process.communicate(timeout=60)
-        return self.process.returncode
+    def ends(self) -> int | None:
+        self._mouth.close()
+        self.process.join(60)
+        return self.process.exitcode
 
 
 @pytest.mark.parametrize("place", ["folder", "bucket"])
@@ -86,7 +80,7 @@ def test_of_two_at_once_one_holds_it(tmp_path, address, place):
         assert re.match(_NAMED, said[loser][1]), said
         assert two[loser].ends() == 2
         refused.append(said[loser][0] - max(two[loser].began, said[winner][0]))
-        assert two[winner].process.poll() is None
+        assert two[winner].process.is_alive()
 
         killed = time.monotonic()
         two[winner].kill()
