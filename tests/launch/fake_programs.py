@@ -294,9 +294,6 @@ def scp(words: list[str], argv: list[str]) -> int:
     with state() as now:
         if not now["states"] or node_state(now) != "READY":
             return fail("scp: Connection refused", 255)
-    if ":" in words[0]:
-        shutil.copytree(Path(words[0].partition(":")[2]), words[1], dirs_exist_ok=True)
-        return 0
     for host in HOSTS:
         for file in words[:-1]:
             shutil.copy(file, CLOUD / "hosts" / host)

@@ -23,7 +23,6 @@ _WRONG = {
     "the corpus cannot be read": ({}, ("--corpus=gs://b/none",), 23, _START),
     "ssh never gets in": ({"events": [{"match": "tpu_setup|scp", "times": list(range(99)),
                                        "silent": True}]}, (), 23, _START),
-    "the laptop is shut in set-up": ({}, (), None, _START),
     "the trainer ends with 2": ({"trainer": [{"codes": [2, 134]}]}, (), 2, _END),
     "an error, and kept": ({"trainer": [{"code": 6}]}, ("--keep",), 6, _CAP),
     "it is stopped": ({"trainer": [{"code": "waits"}]}, (), None, _END),
@@ -39,9 +38,7 @@ def test_no_machine_outlives_its_cap(cloud, wrong):
     """Nobody watches afterwards, and the bucket, if it is asked, does not answer."""
     scenario, options, code, hours = _WRONG[wrong]
     here = cloud(environment=_QUICK, boots=True, **scenario)
-    if wrong == "the laptop is shut in set-up":
-        assert here.tpu("create").returncode == 0
-    elif wrong == "it is stopped":
+    if wrong == "it is stopped":
         end(here.started(*RUN))
         assert here.tpu("stop").returncode == 0
     else:
@@ -70,23 +67,6 @@ def test_a_request_that_is_granted_at_night(cloud):
     here.boot()
     here.up(_HOUR + 20)
     wait_until(lambda: gone(here))
-
-
-def test_a_host_that_is_reset_takes_its_account_along(cloud):
-    """Maintenance, with the laptop asleep: no trainer comes back, and the machine goes."""
-    here = cloud(number_of_hosts=1, environment=_QUICK, boots=True,
-                 trainer=[{"code": "waits"}, {"code": 0}])  # fmt: skip
-    end(here.started(*RUN))
-    here.up(5 * _HOUR)
-    account = here.home() / "cap/account"
-    wait_until(lambda: account.read_text().split()[2] == str(5 * _HOUR))
-    here.reset()
-    here.up(60)
-    here.boot()
-    assert not gone(here)
-    here.up(16 * 60)
-    wait_until(lambda: gone(here))
-    assert here.tpu("run", *RUN).returncode == 0  # on another one
 
 
 def test_the_machine_ends_with_the_run_while_the_laptop_sleeps(cloud):

@@ -124,7 +124,6 @@ def test_the_sdk_knows_every_option(cloud, tmp_path):
         *printed(here, "create", "--capacity=flex-start", "--max-hours=4", "--iap"),
         *printed(here, "status", *_WHAT, "--iap"),
         *printed(here, "fetch", "--workdir=gs://b/run", f"--output={tmp_path}/out"),
-        *printed(here, "fetch", "--workdir=/shared/run", f"--output={tmp_path}/out"),
     ):
         node, flags = tree, set(tree["flags"])
         verbs = [word for word in words if not word.startswith("--")]
