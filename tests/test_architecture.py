@@ -58,7 +58,8 @@ _MAY_IMPORT = {
     "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
     "data/sources": {"errors", "files", "registry"},
     "data/formats": {"data/sources", "errors", "strict_json"},
-    "data/corpus": {"data/language", "data/sources", "data/tokenizer"}
+    "data/matching": {"data", "data/language", "data/sources", "errors"},
+    "data/corpus": {"data/language", "data/matching", "data/sources", "data/tokenizer"}
     | {"errors", "file_lock", "files", "progress", "registry", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},

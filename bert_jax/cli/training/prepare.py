@@ -78,6 +78,15 @@ class PrepareOptions(Verb):
     """SRC: hold out the text of this source, as --source, and draw nothing; what it shares with the
     training text is dropped there ([a held-out side of your
     own](data.md#a-held-out-side-of-your-own)). Repeat for several"""
+    near_duplicates: float | None = None
+    """X: drop a document, too, that has this share of its runs of five words in common with one
+    that comes before it, such as 0.8 ([near duplicates](data.md#near-duplicates)) (default: only
+    equal documents are dropped)"""
+    decontaminate: tuple[str, ...] = ()
+    """SRC: drop documents that have 13 words in a row of this test set, read as --source, each line
+    of plain text a record ([test sets](data.md#test-sets-in-the-text)). Repeat for several"""
+    show_dropped: bool = False
+    """show how the first documents begin that these two drop"""
     workers: int | None = None
     """N: processes (default: one a core)"""
     seed: int | None = None
@@ -89,7 +98,7 @@ def run(options: PrepareOptions) -> None:
     from bert_jax.data.corpus.append import append
     from bert_jax.data.corpus.prepare import prepare
 
-    for source in (*options.source, *options.validation_source):
+    for source in (*options.source, *options.validation_source, *options.decontaminate):
         _refuse_name(source)
     # What was not typed is as usual, or, with --append, as it is in the corpus.
     no_options = ("extend", "append", "source", "output")
@@ -138,6 +147,12 @@ def _remarks(corpus: Any) -> Iterator[str]:
     if copies := total["duplicate_documents"]:
         seen = copies + total["documents"] + total["empty_documents"]
         yield f"dropped: {copies:,} of {seen:,} documents ({copies / seen:.0%}): duplicates"
+    for name, what in (
+        ("near_duplicate_documents", "near duplicates"),
+        ("contaminated_documents", "with text of a test set"),
+    ):
+        if name in manifest:
+            yield f"dropped: {sum(manifest[name].values()):,} documents: {what}"
     if skipped := manifest.get("skipped_files"):
         yield f"left out: {len(skipped):,} bad file(s), which corpus.json names"
     if records := manifest.get("skipped_records"):
@@ -172,7 +187,7 @@ def _refuse_name(source: str) -> None:
     is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not Path(source).parent.exists()
     if is_name or source.startswith("datasets:"):
         name = source.removeprefix("datasets:").strip("/")
-        raise UsageError(f"--source {source}: there is no such folder; of the hub, write hf:{name}")
+        raise UsageError(f"{source}: there is no such folder; of the hub, write hf:{name}")
 
 
 def _lost(lost: dict[str, int], *, is_trained: bool) -> Iterator[str]:

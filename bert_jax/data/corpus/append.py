@@ -19,6 +19,9 @@ from bert_jax.data.sources.stream import SourceOptions, require_encoding
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 
+# Options by which documents are compared that are not equal.
+_COMPARED = ("near_duplicates", "decontaminate")
+
 
 def append(
     sources: Sequence[str],
@@ -50,6 +53,12 @@ def append(
     read_manifest(output)  # before a lock is made there
     with only_writer(output):
         corpus = open_corpus(output)
+        if dropped := [n for n in _COMPARED if n in corpus.manifest["options"]]:
+            names = " and ".join(f"`{name}`" for name in dropped)
+            raise UsageError(
+                f"{output} was made with {names}, and keeps no text that new text could be "
+                "compared with: prepare all sources together, with another `output`"
+            )
         if differences := [*_differences(corpus, made_with)]:
             names = " and ".join(f"`{name}`" for name, _ in differences)
             listed = "; ".join(said for _, said in differences)
@@ -101,6 +110,10 @@ def _differences(corpus: Corpus, given: dict[str, Any]) -> Iterator[tuple[str, s
         "strip_accents": tokenizer.get("strip_accents", uncased_wordpiece),
     }
     for name, value in given.items():
+        if name in (*_COMPARED, "show_dropped"):
+            if value:
+                yield name, f"was made without `{name}`"
+            continue
         if name == "validation_sources":
             if value:
                 yield (

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data.corpus.identity import identify
 from bert_jax.data.corpus.store import SPLITS
+from bert_jax.data.matching.contamination import Contamination
+from bert_jax.data.matching.identity import identify
 from bert_jax.data.sources.document import Continuation, Document
 from bert_jax.data.sources.read import read_documents
 from bert_jax.data.sources.stream import Findings, SourceOptions
@@ -25,12 +26,13 @@ class SourceDocument:
     digest: bytes  # of the text
     split: str
     priority: int  # a seeded draw: the lowest are the tokenizer's sample; 0 where nothing is drawn
+    number: int = 0  # among all that were read
 
 
 # A larger share to hold out is not proposed.
 _MOST_HELD_OUT = 0.2
-# What is decided of a document beside its side.
-_DUPLICATE = len(SPLITS)
+# What is decided of a document: its side, and this times the number of sides.
+_KEPT, _DUPLICATE, _NEAR_DUPLICATE, _CONTAMINATED = range(4)
 
 
 class Survey:
@@ -40,8 +42,8 @@ class Survey:
     decisions of an earlier reading, which are taken again: to find a document's words takes as long
     as to read it. Where there are sources that are `held_out`, they are the validation side, whole,
     and nothing is drawn; they are read first, so that what they hold is dropped elsewhere. `known`
-    are documents that are there already, as `digests` of a Survey gives them. `findings` is what
-    the readers left out or doubted.
+    are documents that are there already, as `digests` of a Survey gives them. What `contamination`
+    finds is dropped, too. `findings` is what the readers left out or doubted.
     """
 
     def __init__(
@@ -54,13 +56,18 @@ class Survey:
         decided: bytes | None = None,
         held_out: Sequence[str] = (),
         known: np.ndarray | None = None,
+        contamination: Contamination | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.findings = Findings()
         self._held_out = tuple(held_out)
         self._reading = reading
         self.documents = dict.fromkeys(SPLITS, 0)
+        # Documents that were dropped, by the reason.
         self.duplicates = dict.fromkeys(SPLITS, 0)
+        self.near_duplicates = dict.fromkeys(SPLITS, 0)
+        self.contaminated = dict.fromkeys(SPLITS, 0)
+        self._contamination = contamination
         self._fraction = validation_fraction
         self._salt = seed.to_bytes(8, "little")
         self._hash = hashlib.sha256()
@@ -93,12 +100,21 @@ class Survey:
                 decision, priority = self._again[number], 0
             else:
                 raise self.changed()
-            side = SPLITS[decision % len(SPLITS)]
-            if decision >= _DUPLICATE:
-                self.duplicates[side] += 1
-            else:
-                self.documents[side] += 1
-                yield SourceDocument(text, digest, side, priority)
+            reason, side = divmod(decision, len(SPLITS))
+            self._counts(reason)[SPLITS[side]] += 1
+            if reason == _KEPT:
+                yield SourceDocument(text, digest, SPLITS[side], priority, number)
+
+    def _counts(self, reason: int) -> dict[str, int]:
+        return (self.documents, self.duplicates, self.near_duplicates, self.contaminated)[reason]
+
+    def drop_near_duplicates(self, numbers: Iterable[int]) -> None:
+        """Decides once more of documents that were kept."""
+        for number in numbers:
+            side = SPLITS[self._decisions[number]]
+            self.documents[side] -= 1
+            self.near_duplicates[side] += 1
+            self._decisions[number] += _NEAR_DUPLICATE * len(SPLITS)
 
     def _documents(self) -> Iterator[tuple[Document, bool]]:
         """Yields documents, and whether their source is held out."""
@@ -111,14 +127,16 @@ class Survey:
             yield document, False
 
     def _decide(self, text: bytes, goes_on: bool, is_held_out: bool) -> int:
-        """Returns the number of a document's side, with _DUPLICATE added for one that was there."""
+        """Returns the number of a document's side, and with it whether and why it is dropped."""
         identity = identify(text)
         if not goes_on:  # else it lies where its beginning does
             self._drawn = hashlib.blake2b(identity.side, digest_size=16, salt=self._salt).digest()
         draw = int.from_bytes(self._drawn[:6], "little") / 2**48
         side = int(is_held_out if self._held_out else draw < self._fraction)
         if not self._seen.add(int.from_bytes(identity.words[:8], "little")):
-            return side + _DUPLICATE
+            return side + _DUPLICATE * len(SPLITS)
+        if self._contamination and self._contamination.is_in(text):
+            return side + _CONTAMINATED * len(SPLITS)
         if draw < self._lowest[1]:
             self._lowest = sorted([self._lowest[0], draw])
         if draw > self._highest[0]:

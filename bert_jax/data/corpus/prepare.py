@@ -9,6 +9,7 @@ order, to the shards of `store.py` (`join.py`), which come after those of a corp
 the parts that it finds. The bytes of the result do not depend on the number of processes.
 """
 
+import dataclasses
 import difflib
 import json
 import os
@@ -52,6 +53,8 @@ from bert_jax.data.corpus.store import (
 from bert_jax.data.corpus.trained_tokenizer import forget, train_or_find
 from bert_jax.data.language import codes, scripts
 from bert_jax.data.language.guess import note_other_language
+from bert_jax.data.matching.contamination import Contamination
+from bert_jax.data.matching.near_duplicates import FEWEST_ALIKE
 from bert_jax.data.sources.read import left_out
 from bert_jax.data.sources.stream import SourceOptions, require_encoding, require_layout
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -92,6 +95,9 @@ def prepare(
     validation_sources: Sequence[str] = (),
     language: str | None = None,
     strip_accents: bool | None = None,
+    near_duplicates: float | None = None,
+    decontaminate: Sequence[str] = (),
+    show_dropped: bool = False,
 ) -> Corpus:
     """Writes the corpus directory `output`, or goes on writing it, or finds it finished.
 
@@ -106,7 +112,10 @@ def prepare(
     is when loading. `strip_accents` None means, when training wordpiece that lower-cases, yes
     unless more than a hundredth of the words would lose a mark, and no for the others. `language`
     is the code of the language by whose rules sentences are cut; None is English, with a note where
-    the text looks like another one. `workers` is the number of encoding processes, by default one a
+    the text looks like another one. `near_duplicates` is the similarity from which on a document is
+    dropped as one that was there (`near_duplicates.py`), `decontaminate` are test sets, and
+    documents with their text are dropped (`contamination.py`); `show_dropped` notes the first of
+    each. `workers` is the number of encoding processes, by default one a
     core.
 
     Raises UsageError for what is wrong with sources or options and where `output` holds something
@@ -120,6 +129,15 @@ def prepare(
         raise UsageError(f"`seed` {seed} is not between 0 and 2**64 - 1")
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` {workers} is less than 1")
+    if near_duplicates is not None and not FEWEST_ALIKE <= near_duplicates <= 1:
+        raise UsageError(
+            f"`near_duplicates` {near_duplicates} is not between {FEWEST_ALIKE} and 1: it is the "
+            "share of common runs of words from which on two documents count as one"
+        )
+    if show_dropped and near_duplicates is None and not decontaminate:
+        raise UsageError(
+            "`show_dropped` shows what `near_duplicates` and `decontaminate` drop: name one of them"
+        )
     require_encoding(encoding)
     require_layout(document, paragraph)
     for name, value, what in (
@@ -131,6 +149,14 @@ def prepare(
                 f"`{name}` is for wordpiece and sentencepiece: byte-level BPE keeps {what}, "
                 "as RoBERTa's does; leave it out, or change the sources"
             )
+    reading = SourceOptions(
+        text_field=text_field,
+        encoding=encoding,
+        document=document,
+        paragraph=paragraph,
+        skips_records=skip_bad == "record",
+        outside=output,
+    )
     request = Request(
         sources=tuple(sources),
         tokenizer=tokenizer,
@@ -138,19 +164,15 @@ def prepare(
         lowercase=lowercase is not False and tokenizer != "bpe",
         validation_fraction=validation_fraction,
         seed=seed,
-        reading=SourceOptions(
-            text_field=text_field,
-            encoding=encoding,
-            document=document,
-            paragraph=paragraph,
-            skips_records=skip_bad == "record",
-            outside=output,
-        ),
+        reading=reading,
         skip_bad="file" if skip_bad is True else skip_bad or None,
         skip_bad_limit=skip_bad_limit,
         held_out=tuple(validation_sources),
         language=None if language is None else codes.canonical(language),
         strip_accents=strip_accents,
+        near_duplicates=near_duplicates,
+        contamination=Contamination(decontaminate, reading) if decontaminate else None,
+        shows_dropped=show_dropped,
     )
     require_outside((*sources, *validation_sources), output)
     slip = difflib.get_close_matches(tokenizer, KINDS, n=1, cutoff=0.7)
@@ -189,7 +211,8 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None) -> Corpus:
     if not differences:
         stdin = output / PARTS / _STDIN
         try:
-            look = preview(request, stdin, "compare sources")
+            plainly = dataclasses.replace(request, near_duplicates=None, contamination=None)
+            look = preview(plainly, stdin, "compare sources")
         finally:
             stdin.unlink(missing_ok=True)
         if look.survey.source_hash != manifest.get("source_hash"):
@@ -305,6 +328,12 @@ def write(
         "skipped_records": look.bad_records,
         "records_without_text": look.survey.findings.without_text,
     }
+    if request.near_duplicates is not None:
+        noted["near_duplicate_documents"] = survey.near_duplicates
+        manifest["versions"]["rensa"] = version("rensa")
+    if request.contamination is not None:
+        noted["contaminated_documents"] = survey.contaminated
+        noted["decontaminated_of"] = request.contamination.counts()
     manifest |= {name: value for name, value in noted.items() if value}
     if before is not None:
         manifest = added_to(before.manifest, manifest, documents=survey.documents)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bert_jax.data.corpus.dedup import SourceDocument, Survey, sample
 from bert_jax.data.corpus.request import Request
+from bert_jax.data.matching.contamination import FEWEST, Contamination
+from bert_jax.data.matching.near_duplicates import NearDuplicates
 from bert_jax.data.sources.read import is_stdin
 from bert_jax.data.sources.stream import SourceOptions
 from bert_jax.errors import UsageError
@@ -55,10 +57,12 @@ def preview(request: Request, stdin: Path, title: str, *, sample_bytes: int = 0)
     bad: dict[str, str] = {}
     while True:
         survey = request.survey(reading)
+        alike = request.near_duplicates
+        near = None if alike is None else NearDuplicates(alike)
         with Progress(title, total=None) as progress:
             progress.describe = lambda progress=progress: f"{progress.done:,} documents"
             read = [0]
-            chosen = sample(_counted(survey, progress, read), budget=sample_bytes)
+            chosen = sample(_counted(survey, progress, read, near), budget=sample_bytes)
         found = survey.findings
         if not found.files:
             break
@@ -69,6 +73,11 @@ def preview(request: Request, stdin: Path, title: str, *, sample_bytes: int = 0)
         reading = dataclasses.replace(reading, without=frozenset(bad))
     _note_bad_records(survey, request.skip_bad_limit)
     _note_wrapped(found.wrapped)
+    if request.contamination is not None:
+        _note_contamination(request.contamination, shows=request.shows_dropped)
+    if near is not None:
+        dropped = _drop_near_duplicates(near, request, survey, reading)
+        chosen = [document for document in chosen if document.number not in dropped]
     return Preview(
         survey=survey,
         reading=reading,
@@ -110,12 +119,51 @@ def _note_wrapped(wrapped: dict[str, float]) -> None:
         )
 
 
-def _counted(survey: Survey, progress: Progress, read: list[int]) -> Iterator[SourceDocument]:
-    """Yields all documents; `read` counts their bytes."""
+def _counted(
+    survey: Survey, progress: Progress, read: list[int], near: NearDuplicates | None
+) -> Iterator[SourceDocument]:
+    """Yields all documents, of which `near` hears; `read` counts their bytes."""
     for document in survey.read():
         progress.advance()
         read[0] += len(document.text)
+        if near is not None:
+            near.add(document.number, document.text)
         yield document
+
+
+def _drop_near_duplicates(
+    near: NearDuplicates, request: Request, survey: Survey, reading: SourceOptions
+) -> set[int]:
+    """Returns the numbers of the documents that are dropped, by a reading of all of them."""
+    total = len(survey.decisions)
+    again = request.survey(reading, decided=survey.decisions)
+    with Progress("near duplicates", total=total) as progress:
+        progress.describe = lambda: f"{progress.done:,} documents"
+
+        def documents() -> Iterator[tuple[int, bytes]]:
+            for document in again.read():
+                progress.advance(document.number + 1 - progress.done)
+                yield document.number, document.text
+
+        dropped = near.find(documents())
+        progress.advance(total - progress.done)
+    survey.drop_near_duplicates(dropped)
+    if request.shows_dropped:
+        for found in near.examples:
+            note(f"near duplicate ({found.similarity:.2f}): {found.text!r} of {found.other!r}")
+    return dropped
+
+
+def _note_contamination(contamination: Contamination, *, shows: bool) -> None:
+    for source, counts in contamination.counts().items():
+        short = counts["records"] - counts["looked_for"]
+        aside = f" ({short:,} of fewer than {FEWEST} words are not looked for)" if short else ""
+        note(
+            f"{source}: {counts['found']:,} of {counts['records']:,} records are in the text{aside}"
+        )
+    if shows:
+        for source, text in contamination.dropped:
+            note(f"text of {source}: {text!r}")
 
 
 def _refusal(survey: Survey) -> UsageError:

@@ -7,6 +7,7 @@ import numpy as np
 
 from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.language import codes
+from bert_jax.data.matching.contamination import Contamination
 from bert_jax.data.sources.stream import SourceOptions
 
 # The kinds of tokenizers that can be trained.
@@ -29,6 +30,9 @@ class Request:
     held_out: tuple[str, ...]
     language: str | None
     strip_accents: bool | None
+    near_duplicates: float | None = None
+    contamination: Contamination | None = field(default=None, compare=False)
+    shows_dropped: bool = field(default=False, compare=False)
     # The documents of the corpus that is added to (`Survey.digests`).
     known: np.ndarray | None = field(default=None, compare=False)
 
@@ -61,6 +65,10 @@ class Request:
             options["language"] = self.rules
         if self.strip_accents is not None and self.trains:
             options["strip_accents"] = self.strip_accents
+        if self.near_duplicates is not None:
+            options["near_duplicates"] = self.near_duplicates
+        if self.contamination is not None:
+            options["decontaminate"] = self.contamination.hash
         return options
 
     def survey(self, reading: SourceOptions, *, decided: bytes | None = None) -> Survey:
@@ -73,4 +81,5 @@ class Request:
             decided=decided,
             held_out=self.held_out,
             known=self.known,
+            contamination=self.contamination,
         )

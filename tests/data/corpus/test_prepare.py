@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from bert_jax import file_lock
-from bert_jax.data.corpus import identity
 from bert_jax.data.corpus.dedup import HashSet, SourceDocument, Survey, sample
 from bert_jax.data.corpus.encode import encode_parts, parts, read_part
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import SPLITS, Split
+from bert_jax.data.matching import identity
 from bert_jax.data.sources import document
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_wordpiece

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.data.corpus import identity
 from bert_jax.data.corpus.dedup import Survey
-from bert_jax.data.corpus.identity import identify
+from bert_jax.data.matching import identity
+from bert_jax.data.matching.identity import identify
 from bert_jax.data.sources import document
 
 DIFFERENT = [

@@ -1,0 +1,145 @@
+"""Documents that are nearly another one: MinHash finds pairs to look at, and their words decide.
+
+Two documents are compared by the runs of five words in them: their Jaccard similarity is the share
+of common runs among all. A document is dropped where it is at least as similar as asked for to one
+that comes before it and stays. The signatures (Broder 1997) are those of the package `rensa`; they
+are cut into bands, and two documents that agree in a band are looked at (Leskovec, Rajaraman and
+Ullman, "Mining of Massive Datasets", section 3.4), by a reading of the sources of its own.
+"""
+
+import importlib.util
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data import counter_rng
+from bert_jax.data.matching.contamination import EXAMPLES
+from bert_jax.data.matching.shingles import shingles, words
+from bert_jax.errors import UsageError
+
+WORDS = 5
+_SEED = 1
+# Rows of a band by the similarity asked for, and how many bands: a pair that is just as similar is
+# looked at with a chance of 0.998 and more, 1 - (1 - similarity ** rows) ** bands.
+_BANDS = ((0.9, 10, 20), (0.8, 6, 24), (0.7, 4, 28), (0.5, 3, 64), (0.3, 2, 72))
+FEWEST_ALIKE = _BANDS[-1][0]
+# Documents are signed together that have so many runs of words.
+_TOGETHER = 1 << 20
+# So many that agree in a band and stay are compared with the next.
+_COMPARED = 100
+_SHOWN = 80  # characters of a document that are kept to be shown
+
+
+class Near(NamedTuple):
+    """How a document begins that is dropped, how the one does that it is nearly, and how similar
+    they are.
+    """
+
+    similarity: float
+    text: str
+    other: str
+
+
+class NearDuplicates:
+    """Looks at all documents twice: `add` takes them once, `find` takes them again.
+
+    A document is its number, which ascends, and its text in UTF-8.
+    """
+
+    def __init__(self, similarity: float) -> None:
+        """Raises UsageError where the package is not installed."""
+        self.similarity = similarity
+        self._rows, self._bands = next((r, b) for s, r, b in _BANDS if similarity >= s)
+        self._numbers: list[int] = []
+        self._waiting: list[np.ndarray] = []
+        self._waiting_runs = 0
+        self._keys: list[np.ndarray] = []  # uint64 [documents, bands]
+        self.examples: list[Near] = []
+        require_rensa()
+
+    def add(self, number: int, text: bytes) -> None:
+        self._numbers.append(number)
+        runs = _runs(text)
+        self._waiting.append(runs)
+        self._waiting_runs += len(runs)
+        if self._waiting_runs >= _TOGETHER:
+            self._sign()
+
+    def find(self, documents: Iterable[tuple[int, bytes]]) -> set[int]:
+        """Returns the numbers of those to drop; `documents` are the same ones in the same order.
+
+        `examples` has the first of them then.
+        """
+        keys = self._shared_keys()
+        kept: dict[int, tuple[np.ndarray, str]] = {}
+        there: defaultdict[int, list[int]] = defaultdict(list)  # by key, those that stay
+        dropped = set()
+        for number, text in documents:
+            if number not in keys:
+                continue
+            runs = np.unique(_runs(text))
+            others = dict.fromkeys(n for key in keys[number] for n in there[key][-_COMPARED:])
+            near = next((n for n in others if jaccard(runs, kept[n][0]) >= self.similarity), None)
+            if near is None:
+                kept[number] = runs, _beginning(text)
+                for key in keys[number]:
+                    there[key].append(number)
+                continue
+            dropped.add(number)
+            if len(self.examples) < EXAMPLES:
+                other_runs, other = kept[near]
+                self.examples.append(Near(jaccard(runs, other_runs), _beginning(text), other))
+        return dropped
+
+    def _sign(self) -> None:
+        from rensa import RMinHash
+
+        rows = np.cumsum([0, *map(len, self._waiting)], dtype=np.uint64)
+        hashes = np.concatenate([*self._waiting, np.empty(0, np.uint64)])
+        size = self._rows * self._bands
+        signed = RMinHash.digest_matrix_from_flat_token_hashes(hashes, rows, size, _SEED)
+        digests = np.array(signed.to_rows(), np.uint64).reshape(-1, self._bands, self._rows)
+        keys = counter_rng.bits(np.arange(self._bands, dtype=np.uint64)[None])
+        for row in range(self._rows):
+            keys = counter_rng.bits(keys, digests[:, :, row])
+        self._keys.append(keys)
+        self._waiting, self._waiting_runs = [], 0
+
+    def _shared_keys(self) -> dict[int, list[int]]:
+        """Returns, of each document that agrees with another one in some band, the keys of these
+        bands.
+        """
+        if self._waiting:
+            self._sign()
+        found: dict[int, list[int]] = defaultdict(list)
+        if not self._keys:
+            return found
+        numbers, keys = np.array(self._numbers), np.concatenate(self._keys)
+        self._keys = []
+        for band in keys.T:
+            _, where, counts = np.unique(band, return_inverse=True, return_counts=True)
+            for at in np.flatnonzero(counts[where] > 1):
+                found[int(numbers[at])].append(int(band[at]))
+        return found
+
+
+def _runs(text: bytes) -> np.ndarray:
+    return shingles(words(text.decode()), WORDS)
+
+
+def _beginning(text: bytes) -> str:
+    return text[: 4 * _SHOWN].decode(errors="ignore")[:_SHOWN]
+
+
+def jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    """Returns the share of common elements of two sets, sorted arrays without repetition."""
+    common = len(np.intersect1d(a, b, assume_unique=True))
+    return common / (len(a) + len(b) - common) if common else 0.0
+
+
+def require_rensa() -> None:
+    """Raises UsageError where the package that signs documents is not installed."""
+    if importlib.util.find_spec("rensa") is None:
+        raise UsageError("`near_duplicates` needs rensa: pip install 'bert-jax[near-duplicates]'")

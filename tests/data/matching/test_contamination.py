@@ -1,0 +1,79 @@
+"""Test sets whose text is in the sources: all that were planted are found, named and removed."""
+
+import json
+import random
+
+import pytest
+
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.matching.contamination import Contamination
+from bert_jax.data.sources.stream import SourceOptions
+from bert_jax.errors import UsageError
+
+VOCABULARY = [f"word{i}" for i in range(3000)]
+
+
+def text(count: int, draw: random.Random) -> str:
+    return " ".join(draw.choice(VOCABULARY) for _ in range(count))
+
+
+@pytest.fixture
+def test_sets(tmp_path):
+    """A set of 40 records of 20 words; one of 10 of 10 words and 5 of 5."""
+    draw = random.Random(3)
+    long = [text(20, draw) for _ in range(40)]
+    short = [text(10, draw) for _ in range(10)] + [text(5, draw) for _ in range(5)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in long))
+    (tmp_path / "short.txt").write_text("\n".join(short) + "\n")
+    return long, short
+
+
+def test_what_was_planted_is_found_named_and_removed(test_sets, tmp_path, capsys):
+    long, short = test_sets
+    draw = random.Random(4)
+    # Spelt otherwise; cut to 13 words; to 12, which is too few; a whole short one; a part of one.
+    planted = [
+        long[0].upper(),
+        ", ".join(long[1].split()[3:16]),
+        short[0],
+        short[2] + " " + long[2],
+    ]
+    innocent = [" ".join(long[3].split()[:12]), " ".join(short[1].split()[:9]), short[12]]
+    texts = [text(60, draw) for _ in range(100)]
+    for number, piece in enumerate(planted + innocent):
+        texts[7 * number] += f" {piece} {text(30, draw)}"
+    (tmp_path / "text.txt").write_text("\n\n".join(texts) + "\n")
+    sets = [str(tmp_path / name) for name in ("long.jsonl", "short.txt")]
+    options = {"vocab_size": 300, "validation_fraction": 0.2, "workers": 1}
+    corpus = prepare(
+        [str(tmp_path / "text.txt")], tmp_path / "c", **options,
+        decontaminate=sets, show_dropped=True,
+    )  # fmt: skip
+    said = capsys.readouterr().err
+    assert f"{sets[0]}: 3 of 40 records are in the text\n" in said
+    too_short = "(5 of fewer than 8 words are not looked for)"
+    assert f"{sets[1]}: 2 of 15 records are in the text {too_short}\n" in said
+    assert said.count("text of ") == len(planted) and texts[0][:60] in said
+    manifest = corpus.manifest
+    assert manifest["counts"]["total"]["documents"] == 100 - len(planted)
+    assert sum(manifest["contaminated_documents"].values()) == len(planted)
+    assert manifest["decontaminated_of"] == {
+        sets[0]: {"records": 40, "looked_for": 40, "found": 3},
+        sets[1]: {"records": 15, "looked_for": 10, "found": 2},
+    }
+    # Where the sets lie does not matter, and what they say does.
+    moved = tmp_path / "moved.jsonl"
+    moved.write_bytes((tmp_path / "long.jsonl").read_bytes())
+    again = prepare(
+        [str(tmp_path / "text.txt")], tmp_path / "c", **options,
+        decontaminate=[str(moved), sets[1]],
+    )  # fmt: skip
+    assert again.fingerprint == corpus.fingerprint
+    with pytest.raises(UsageError, match="its decontaminate is"):
+        prepare([str(tmp_path / "text.txt")], tmp_path / "c", **options, decontaminate=sets[:1])
+
+
+def test_a_set_of_short_records_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("one two three\nfour\n")
+    with pytest.raises(UsageError, match="no record has 8 words or more"):
+        Contamination([str(tmp_path / "short.txt")], SourceOptions())

@@ -1,0 +1,150 @@
+"""Nearly equal documents are found as the exact comparison of all pairs finds them."""
+
+import hashlib
+import random
+import re
+import unicodedata
+
+import numpy as np
+import pytest
+
+from bert_jax.data.corpus.append import append
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.matching.near_duplicates import WORDS, NearDuplicates
+from bert_jax.data.matching.shingles import shingles, words
+from bert_jax.errors import UsageError
+
+VOCABULARY = [f"word{i}" for i in range(3000)]
+TEXTS = [
+    "The well-known cat sees a dog, and the DOG sees the cat: 3.5 times a day.",
+    "the WELL known cat sees a dog and the dog sees the cat 3 5 times a day",
+    "Größe der Straße, größe DER STRASSE; Ŭ and U\u0306.",
+    "日本語のテストです。日本語のテスト",
+    "กินข้าวแล้ว กินข้าว and English words",
+    "कि का की हिन्दी में",
+    "... --- ...",
+    "",
+]
+
+
+def runs_by_python(text: str, length: int) -> set[tuple[str, ...]]:
+    """The same by a regular expression: words of letters, marks and digits, or one ideograph."""
+    text = unicodedata.normalize("NFKC", text.casefold())
+    alone = "\u0e00-\u0e7f\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u4e00-\u9fff"
+    marks = "".join(c for c in set(text) if unicodedata.category(c)[0] in "LMN")
+    letters = re.sub(f"[{alone}]", "", marks)
+    pattern = f"[{re.escape(letters)}]+" if letters else "(?!)"
+    found = re.findall(f"{pattern}|[{alone}]", text)
+    found = [word for word in found if unicodedata.category(word[0])[0] in "LMN"]
+    length = min(length, len(found))
+    return {tuple(found[i : i + length]) for i in range(len(found) - length + 1)} - {()}
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_runs_of_words_are_those_of_the_text(length):
+    for text in TEXTS:
+        wanted = runs_by_python(text, length)
+        found = set(shingles(words(text), length).tolist())
+        assert len(found) == len(wanted), text
+        for other in TEXTS:
+            common = found & set(shingles(words(other), length).tolist())
+            assert len(common) == len(wanted & runs_by_python(other, length)), (text, other)
+
+
+def edited(text: list[str], share: float, draw: random.Random) -> list[str]:
+    """Returns a copy in which a stretch of that share is other words, as an editor changes one."""
+    start = draw.randrange(int(len(text) * (1 - share)) + 1)
+    other = [draw.choice(VOCABULARY) for _ in range(int(len(text) * share))]
+    return text[:start] + other + text[start + len(other) :]
+
+
+def planted() -> list[str]:
+    """Documents of 40 to 200 words with copies at 5, 15, 30 % edits, and one reordered."""
+    draw = random.Random(7)
+    texts = []
+    for _ in range(60):
+        text = [draw.choice(VOCABULARY) for _ in range(draw.randrange(40, 200))]
+        half = len(text) // 2
+        texts += [text, *(edited(text, share, draw) for share in (0.05, 0.15, 0.3))]
+        texts.append(text[half:] + text[:half])
+    draw.shuffle(texts)
+    return [" ".join(text) for text in texts]
+
+
+def documents(texts: list[str]) -> list[tuple[int, bytes]]:
+    return [(3 * number, text.encode()) for number, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("similarity", [0.9, 0.8, 0.7, 0.5, 0.3])
+def test_planted_copies_are_found_as_by_all_pairs(similarity):
+    texts = planted()
+    near = NearDuplicates(similarity)
+    for document in documents(texts):
+        near.add(*document)
+    found = near.find(documents(texts))
+    runs = [runs_by_python(text, WORDS) for text in texts]
+    kept: list[set] = []
+    wanted = set()
+    for number, of_text in enumerate(runs):
+        if any(len(of_text & other) >= similarity * len(of_text | other) for other in kept):
+            wanted.add(3 * number)
+        else:
+            kept.append(of_text)
+    assert len(wanted) >= (24 if similarity == 0.9 else 60)
+    assert len(found & wanted) >= 0.95 * len(wanted)
+    assert len(found & wanted) >= 0.99 * len(found)
+    assert all(example.similarity >= similarity for example in near.examples)
+
+
+def test_signatures_are_what_they_were():
+    """A corpus is made again with the same documents: rensa must sign as before."""
+    near = NearDuplicates(0.8)
+    for document in documents([" ".join(VOCABULARY[i : i + 50]) for i in range(0, 1000, 40)]):
+        near.add(*document)
+    near._sign()
+    digest = hashlib.sha256(np.concatenate(near._keys).tobytes()).hexdigest()
+    assert digest[:16] == "0ca9e22b541f274d"
+
+
+# --- in `prepare` --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def text(tmp_path):
+    texts = planted()
+    (tmp_path / "text.txt").write_text("\n\n".join(texts) + "\n")
+    return tmp_path / "text.txt"
+
+
+def test_near_duplicates_are_dropped_and_counted(text, tmp_path, capsys):
+    options = {"vocab_size": 300, "validation_fraction": 0.2, "workers": 1}
+    plain = prepare([str(text)], tmp_path / "plain", **options)
+    corpus = prepare(
+        [str(text)], tmp_path / "near", **options, near_duplicates=0.5, show_dropped=True
+    )
+    said = capsys.readouterr().err
+    assert said.count("near duplicate (") == 10 and "near duplicate (0." in said
+    counts, before = corpus.manifest["counts"]["total"], plain.manifest["counts"]["total"]
+    dropped = corpus.manifest["near_duplicate_documents"]
+    assert sum(dropped.values()) == before["documents"] - counts["documents"] > 160
+    assert min(dropped.values()) > 0
+    assert corpus.manifest["options"]["near_duplicates"] == 0.5
+    again = prepare([str(text)], tmp_path / "near", **options, near_duplicates=0.5)
+    assert again.fingerprint == corpus.fingerprint != plain.fingerprint
+    with pytest.raises(UsageError, match=r"its near_duplicates is 0\.5, not None"):
+        prepare([str(text)], tmp_path / "near", **options)
+    with pytest.raises(UsageError, match="made with `near_duplicates`, and keeps no text"):
+        append([str(text)], tmp_path / "near")
+    with pytest.raises(UsageError, match="was made without `near_duplicates`"):
+        append([str(text)], tmp_path / "plain", near_duplicates=0.5)
+
+
+def test_refusals(text, tmp_path, monkeypatch):
+    for value in (0.2, 1.5):
+        with pytest.raises(UsageError, match=f"`near_duplicates` {value} is not between 0.3 and 1"):
+            prepare([str(text)], tmp_path / "c", near_duplicates=value)
+    with pytest.raises(UsageError, match="`show_dropped` shows what"):
+        prepare([str(text)], tmp_path / "c", show_dropped=True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs rensa: pip install 'bert-jax\[near-duplicates\]'"):
+        prepare([str(text)], tmp_path / "c", near_duplicates=0.8)
