@@ -13,6 +13,7 @@ from bert_jax.config import (
     TrainConfig,
     flatten,
     settings,
+    source_shares,
 )
 from bert_jax.config.entries import entry_of, settings_chosen
 from bert_jax.config.fields import WithOptions, fields_read_by, numbered, settings_of
@@ -205,6 +206,7 @@ def _section_problems(config: TrainConfig, span: range) -> Iterator[tuple[str, s
     yield from _generator_problems(config)
     if data.mask_token_prob + data.random_token_prob > 1 + 1e-9:
         yield "data.random_token_prob", "and data.mask_token_prob together exceed 1"
+    yield from ((f"data.{name}", text) for name, text in source_shares.problems(data))
     if optimizer.frozen_layers > model.num_hidden_layers:
         yield (
             "optimizer.frozen_layers",

@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import reprlib
+from collections.abc import Iterable
 
 
 class BertJaxError(Exception):
@@ -118,3 +119,9 @@ def brief(value: object) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxother = 120
     return short.repr(value)
+
+
+def some(texts: Iterable[str], most: int = 8) -> str:
+    """Returns texts as one line: the first ones, and how many more there are."""
+    found = list(texts)
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")

@@ -4,7 +4,7 @@ A run that is to survive its process is `pretrain`'s, which does the same update
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from bert_jax.api.model import Model
 from bert_jax.config import HeadConfig, MeshConfig, PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, validate
-from bert_jax.data.corpus.store import Corpus, open_corpus
+from bert_jax.data.corpus.several import open_corpora
+from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.language.codes import DEFAULT
 from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -81,7 +82,7 @@ class Training:
         start: Model | TrainConfig,
         *,
         texts: Sequence[str] | None = None,
-        corpus: Corpus | str | Path | None = None,
+        corpus: Corpus | str | Path | Mapping[str, Path] | Mapping[str, str] | None = None,
         config: TrainConfig | None = None,
         tokenizer: str | Path | None = None,
         allow_missing_heads: bool = False,
@@ -90,11 +91,11 @@ class Training:
         """`start` is a model, whose parameters are copied, or a config to start from.
 
         The data are `texts`, documents whose paragraphs are separated by newlines, or a `corpus`, a
-        directory of `bert-jax prepare`. A model is trained as `config` says, by default
-        `config_for(model)`; heads that it lacks are an error, or begin fresh with
-        `allow_missing_heads`. `tokenizer`, a directory or file, is needed for texts without a
-        model; `language` is the code of the one that texts are in. Raises UsageError where these do
-        not fit each other.
+        directory of `bert-jax prepare`, or several by the names of the sources. A model is trained
+        as `config` says, by default `config_for(model)`; heads that it lacks are an error, or begin
+        fresh with `allow_missing_heads`. `tokenizer`, a directory or file, is needed for texts
+        without a model; `language` is the code of the one that texts are in. Raises UsageError
+        where these do not fit each other.
         """
         if (texts is None) == (corpus is None):
             raise UsageError("a training needs either texts or a corpus")
@@ -226,13 +227,13 @@ class Training:
 
 def _corpus(
     texts: Sequence[str] | None,
-    corpus: Corpus | str | Path | None,
+    corpus: Corpus | str | Path | Mapping[str, Path] | Mapping[str, str] | None,
     tokenizer: str | Path | None,
     language: str,
 ) -> Corpus:
     if texts is None:
         assert corpus is not None
-        return corpus if isinstance(corpus, Corpus) else open_corpus(corpus)
+        return corpus if isinstance(corpus, Corpus) else open_corpora(corpus)
     if tokenizer is None:
         raise UsageError("texts without a model need a tokenizer, to be encoded with")
     return corpus_of(texts, load_tokenizer(tokenizer), language=language)

@@ -189,20 +189,9 @@ def local(text: str) -> Path:
     return Path(text)
 
 
-def corpus_directory(text: str) -> Path:
-    """Returns the directory of a corpus. Raises argparse's error for an address."""
-    if "://" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text} is an address, and a corpus is read from a local directory; copy it first: "
-            f"gcloud storage cp --recursive {text} ."
-        )
-    return Path(text)
-
-
-# A path that may be gs://BUCKET/PATH; one on this machine; a corpus.
+# A path that may be gs://BUCKET/PATH; one on this machine.
 Address = Annotated[Path | str, path_or_address]
 Local = Annotated[Path, local]
-CorpusDirectory = Annotated[Path, corpus_directory]
 
 
 # --- options that several verbs have --------------------------------------------------------------

@@ -68,3 +68,17 @@ class DataConfig(WithOptions):
         "is room for ([lineage.md](lineage.md#packing)).",
         choices=("none", "best_fit"),
     )
+    source_weights: str = setting(
+        "", DATA,
+        "Shares of the rows of a batch that [several corpora](data.md#several-corpora) have: "
+        "`wiki=3,code=1` names each with its weight, and 0 leaves one out. Empty: "
+        "`source_temperature` says.",
+        called=("sources", "weights", "source_weight", "mixture", "mixture_weights",
+                "train_weights", "sampling_weights", "interleave_probs"),
+    )
+    source_temperature: float = setting(
+        1.0, DATA,
+        "Without weights a source has rows in proportion to its tokens to the power of 1 / "
+        "temperature: 1 sees all text equally often, more than 1 sees small sources more often.",
+        above=0, called=("temperature", "sampling_temperature"),
+    )

@@ -235,6 +235,7 @@ def _results(
     if not curve:
         yield "## Held-out loss\n\nNot recorded."
         return
+    curve = [row for row in curve if "/" not in row["split"]]  # not those of single sources
     every = max(1, -(-len(curve) // _POINTS))
     shown = curve[::-1][::every][::-1]  # the last one is always among them
     known = config.objective in OBJECTIVES

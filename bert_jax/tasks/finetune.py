@@ -193,6 +193,10 @@ class FineTuning:
         size = self.config.phases[phase].global_batch_size
         return {"examples_per_second": size / seconds}
 
+    def epochs(self, step: int) -> dict[str, float]:
+        del step
+        return {}
+
     def describe(self, scores: Scores) -> str:
         return ", ".join(
             f"{split} {metric} {value:.4f}"

@@ -32,8 +32,8 @@ class EpochSizes:
         self._lock = threading.Lock()
         self._phases = self._read()
 
-    def get(self, phase: int, decisive: str) -> FirstEpoch | None:
-        entry = self._phases.get(str(phase))
+    def get(self, phase: str, decisive: str) -> FirstEpoch | None:
+        entry = self._phases.get(phase)
         if entry is None:
             return None
         if entry["of"] != decisive:
@@ -41,10 +41,10 @@ class EpochSizes:
             return None
         return FirstEpoch(entry["examples"], entry["rows"], entry["tokens"])
 
-    def put(self, phase: int, decisive: str, first: FirstEpoch) -> None:
+    def put(self, phase: str, decisive: str, first: FirstEpoch) -> None:
         """Writes a size down. Where that fails, which is said, the run goes on without."""
         with self._lock:
-            self._phases[str(phase)] = {"of": decisive, **first._asdict()}
+            self._phases[phase] = {"of": decisive, **first._asdict()}
             if not self._is_writer:
                 return
             values = {"corpus": self._corpus, "phases": self._phases}
@@ -54,7 +54,7 @@ class EpochSizes:
                 note(f"{self._file} cannot be written ({error.strerror}): a resumed run will plan "
                      "the first epoch again")  # fmt: skip
 
-    def disagree(self, phase: int, kept: int, found: int) -> Exception:
+    def disagree(self, phase: str, kept: int, found: int) -> Exception:
         return DataDamaged(
             f"{self._file} says that the first epoch of phase {phase} has {kept:,} rows, and it "
             f"has {found:,}: delete this file, and the same command goes on"

@@ -71,6 +71,12 @@ class TrainingJob(Protocol):
         """Returns the figures of speed of a step that takes so many seconds."""
         ...
 
+    def epochs(self, step: int) -> dict[str, float]:
+        """Returns how often the run has gone over each source by a step, as columns of the log;
+        nothing where there is one source.
+        """
+        ...
+
     def describe(self, scores: Scores) -> str:
         """Returns the scores as one line."""
         ...

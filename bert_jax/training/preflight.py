@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax import config_loader
-from bert_jax.config import TrainConfig
+from bert_jax.config import TrainConfig, source_shares
 from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import UsageError
@@ -60,7 +60,9 @@ def require_on_mesh(config: TrainConfig, mesh: Mesh) -> None:
 
 
 def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
-    """Requires that the model has the heads of its objective and a row for every token."""
+    """Requires that the model has the heads of its objective and a row for every token, and that
+    weights are those of the corpus's sources.
+    """
     objective = entry_of(config, "objective")
     if set(config.head.parts) != set(objective.parts):
         raise UsageError(
@@ -73,6 +75,9 @@ def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
             f"model.vocab_size is {config.model.vocab_size}; use "
             f"set model.vocab_size={corpus.vocab_size} or prepare with a smaller `vocab_size`"
         )
+    for number in range(len(config.phases)):
+        tokens = {name: source.train.tokens for name, source in corpus.sources.items()}
+        source_shares.shares(config.in_phase(number).data, tokens)
 
 
 def spare_rows(config: TrainConfig, corpus: Corpus) -> tuple[str, str] | None:

@@ -1,7 +1,7 @@
 """Pre-training on a corpus: the job, and all that is checked before it begins."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ from jax.sharding import Mesh
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, mask_warnings, validate
-from bert_jax.data.corpus.store import SPLITS, Corpus, Split, open_corpus
+from bert_jax.data.corpus.several import open_corpora
+from bert_jax.data.corpus.store import SPLITS, Corpus, Split
 from bert_jax.data.pretraining.epochs import KeptEpochs
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
+from bert_jax.errors import some
 from bert_jax.memory import fit as fitting
 from bert_jax.memory.fit import Demand
 from bert_jax.objectives.objective import Objective
@@ -37,7 +39,7 @@ from bert_jax.workdir.location import Location
 def pretrain(
     config: TrainConfig,
     *,
-    corpus_directory: Path | str,
+    corpus_directory: Path | str | Mapping[str, Path] | Mapping[str, str],
     workdir_path: Path | str,
     init_from: Path | str | None = None,
     allow_missing_heads: bool = False,
@@ -52,6 +54,7 @@ def pretrain(
 ) -> dict[str, Any]:
     """Runs `config` on a corpus, or resumes the run that `workdir_path` holds.
 
+    Several corpora of one tokenizer are given by the names of the sources (`data.source_weights`).
     Returns the run's closing figures: `step`, the last held-out metrics (`validation`), the last
     row of training, and the corpus's unigram entropy to compare them with. `workdir_path` may be
     in a bucket (`gs://BUCKET/PATH`). `init_from` is a checkpoint whose parameters a *new* run
@@ -73,7 +76,7 @@ def pretrain(
     config = initialization.config_of(complete(config), workdir_path, own_fields=own_fields)
     config = validate(config)
     verify = SPLITS if config.data.verify == "full" else ()
-    corpus = open_corpus(corpus_directory, verify=verify)
+    corpus = open_corpora(corpus_directory, verify=verify)
     initialization.require_tokenizer_of(corpus)
     preflight.require_fitting(config, corpus)
     mesh = preflight.mesh_of(config)
@@ -148,7 +151,9 @@ class Pretraining:
         self.manifest: dict[str, Any] | None = corpus.manifest
         self.begins_trained = self._initialization.is_trained
         self.objective: Objective = entry_of(config, "objective")
-        self.introduction = f"{corpus.train.shard_starts[-1] / 1e6:.1f} M training tokens"
+        self.introduction = f"{corpus.train.tokens / 1e6:.1f} M training tokens"
+        if corpus.sources:
+            self.introduction += f" of {len(corpus.sources)} sources"
         self._peak = peak
         self._pipeline = pipeline_of(config, corpus, kept=kept)
 
@@ -176,6 +181,9 @@ class Pretraining:
             num_workers=self.config.data.num_workers,
             prefetch=self.config.data.prefetch,
         )
+        if shares := self._pipeline.shares(phase):
+            largest = sorted(shares.items(), key=lambda item: -item[1])
+            note(f"phase {phase}: rows of {some(f'{name} {share:.1%}' for name, share in largest)}")
         if self.config.in_phase(phase).data.packing != "none":
             fill = self._pipeline.fill(phase)
             padding = 1 - fill.tokens / self.config.phases[phase].sequence_length
@@ -215,8 +223,16 @@ class Pretraining:
             "padding": 1 - fill.tokens / rows.sequence_length,
         }
 
+    def epochs(self, step: int) -> dict[str, float]:
+        return {f"epochs/{name}": times for name, times in self._pipeline.epochs(step).items()}
+
     def describe(self, scores: Scores) -> str:
-        return f"held-out {describe(self.objective, scores['validation'])}"
+        whole = f"held-out {describe(self.objective, scores['validation'])}"
+        losses = {of.partition("/")[2]: values["loss"] for of, values in scores.items()}
+        del losses[""]
+        worst = sorted(losses.items(), key=lambda item: -item[1])
+        each = some((f"{name} {loss:.3f}" for name, loss in worst), most=4)
+        return f"{whole}; loss by source: {each}" if each else whole
 
     def facts(self) -> dict[str, str]:
         return {"corpus": self.corpus.fingerprint}
@@ -239,6 +255,7 @@ def pipeline_of(
         options=[config.in_phase(i).data for i in range(len(config.phases))],
         phases=config.phases,
         seed=config.seed,
+        sources={} if split is not None else {n: c.train for n, c in corpus.sources.items()},
         kept=kept,
     )
 

@@ -69,6 +69,7 @@ class StepLog(Hook):
             row = {"step": step, **values, "step_seconds": seconds, **speed}
             row |= {"steps": steps, "time": time.time()}
             row["data_wait_seconds"] = self._waited / steps
+            row |= run.job.epochs(step)
             self._restart_row()  # before the row is written: that is part of the next step
             run.logger.row(**row)
             self._latest = row

@@ -15,15 +15,16 @@ from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import ResumeRefused, UsageError
 
 Change = tuple[str, Any, Any]
+SOURCES = "corpora"
 
 
 def classify(field: str) -> str:
     """Returns "free", "flag" or "refused" for a dotted field, as the field itself says.
 
-    Another corpus with the same tokenizer is more text: "flag". What is no field of the config
-    defines the run.
+    Another corpus with the same tokenizer is more text: "flag"; so is one of several. What is
+    no field of the config defines the run.
     """
-    if field == "corpus":
+    if field.partition(".")[0] == "corpus":
         return "flag"
     described = configs.setting_of(field)
     return described.rule.on_resume if described else "refused"
@@ -47,7 +48,7 @@ def require(
     """
     old = configs.flatten(config_loader.load_config_json(stored_path))
     new = configs.flatten(config)
-    _require_known(allowed, old.keys() | new.keys())
+    _require_known(allowed, old.keys() | new.keys() | {field for field, _, _ in others})
     changes = [c for c in differences(old, new) if classify(c[0]) != "free"] + [*others]
 
     refused = [c for c in changes if classify(c[0]) != "flag" or not is_allowed(c[0], allowed)]
@@ -81,7 +82,11 @@ def corpus_changes(
     stored = strict_json.parse_file(stored_path, stored_path.read_bytes())
     changes: list[Change] = []
     was = stored.get("corpus") or {}
-    if was.get("fingerprint") != corpus.fingerprint:
+    if SOURCES in was and corpus.sources:
+        old = {name: each["fingerprint"][:12] for name, each in was[SOURCES].items()}
+        new = {name: each.fingerprint[:12] for name, each in corpus.sources.items()}
+        changes += [(f"corpus.{name}", *values) for name, *values in differences(old, new)]
+    elif was.get("fingerprint") != corpus.fingerprint:
         changes.append(("corpus", str(was.get("fingerprint"))[:12], corpus.fingerprint[:12]))
     if "tokenizer_hash" in was and was["tokenizer_hash"] != corpus.tokenizer_hash:
         changes.append(("tokenizer", was["tokenizer_hash"][:12], corpus.tokenizer_hash[:12]))

@@ -21,6 +21,8 @@ from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, location, resume_policy
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
+# What config.json calls the corpora of a mixture, in what it says of the corpus.
+SOURCES = resume_policy.SOURCES
 # Curves of finished runs that the user has named, with which this one is compared.
 EXPECTED = "expected.json"
 # What `imported_from` begins with, where it is an average of several checkpoints.
@@ -116,8 +118,9 @@ def create(
     )
 
 
-def corpus_of(workdir: Path | str) -> Path | None:
-    """Returns where the corpus is that the run in `workdir` names; None if it names none.
+def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:
+    """Returns where the corpus is that the run in `workdir` names, or the corpora of its sources by
+    name; None if it names none.
 
     A relative path is looked for from here, as it was at the run's beginning, and from each folder
     that the workdir is in: both may have moved together. Of several the one that was trained on is
@@ -127,8 +130,13 @@ def corpus_of(workdir: Path | str) -> Path | None:
     if not (directory / CONFIG).is_file():
         return None
     stored = json.loads((directory / CONFIG).read_text(encoding="utf-8")).get("corpus") or {}
-    if stored.get("directory") is None:
-        return None
+    if SOURCES in stored:
+        return {name: _place_of(each, directory) for name, each in stored[SOURCES].items()}
+    return None if stored.get("directory") is None else _place_of(stored, directory)
+
+
+def _place_of(stored: dict[str, Any], directory: Path) -> Path:
+    """Returns where a corpus is that the run in a directory describes so."""
     named = Path(stored["directory"])
     tried = [named, Path(stored.get("absolute", named))]
     tried += [parent / named for parent in directory.resolve().parents]
@@ -168,6 +176,14 @@ def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:
 
 def _named(corpus: Corpus) -> dict[str, Any]:
     """Returns which corpus it is; and, for the model card, what it holds."""
+    if corpus.sources:
+        each = {name: _named(source) for name, source in corpus.sources.items()}
+        places = ("directory", "absolute")
+        return {k: v for k, v in _described(corpus).items() if k not in places} | {SOURCES: each}
+    return _described(corpus)
+
+
+def _described(corpus: Corpus) -> dict[str, Any]:
     manifest = corpus.manifest
     counts = {
         split: {name: manifest["counts"][split][name] for name in ("documents", "tokens")}

@@ -17,7 +17,8 @@ import time
 from typing import Any
 
 from bert_jax.cli import usage
-from bert_jax.cli.options import Address, CorpusDirectory, Positional, options
+from bert_jax.cli.corpora import Corpora, corpora
+from bert_jax.cli.options import Address, Positional, options
 from bert_jax.cli.output import in_options, table
 from bert_jax.cli.training import pretrain
 
@@ -28,9 +29,9 @@ class DoctorOptions(pretrain.PretrainOptions):
     config: Positional[str | None] = None
     """CONFIG: as for pretrain: its fields, mesh, masks, memory, compilation and hours are
     checked"""
-    corpus: CorpusDirectory | None = None
-    """DIR: a directory of bert-jax prepare: its files, vocabulary, padding, epochs and repeated
-    text are checked"""
+    corpus: Corpora = ()
+    """DIR|NAME=DIR: a directory of bert-jax prepare, or several: files, vocabulary, padding, epochs
+    and repeated text are checked"""
     workdir: Address | None = None
     """DIR: the workdir or bucket: whose run it holds, its newest checkpoint, a real save, room, and
     the time of a save are checked"""
@@ -57,7 +58,7 @@ def run(options: DoctorOptions) -> int:
         Case(
             config_name=options.config,
             overrides=options.changes(),
-            corpus_directory=options.corpus,
+            corpus_directory=corpora(options.corpus),
             workdir=options.workdir,
             topology_name=options.topology,
             init_from=options.init_from,

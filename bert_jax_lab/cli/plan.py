@@ -10,6 +10,7 @@ import dataclasses
 import json
 from typing import Any
 
+from bert_jax.cli.corpora import Corpora, corpora
 from bert_jax.cli.options import WithConfig, options
 from bert_jax.cli.output import in_options, table
 from bert_jax.errors import UsageError
@@ -21,6 +22,9 @@ class PlanOptions(WithConfig):
     """NAME: generation and chips of a slice, such as v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4"""
     slices: int | None = None
     """N: slices of that size (default: the config's `mesh.slices`)"""
+    corpus: Corpora = ()
+    """DIR|NAME=DIR: a directory of prepare, or several: say how many epochs the phases are, of each
+    source"""
     json: bool = False
     """print the plan as JSON"""
 
@@ -32,13 +36,21 @@ def run(options: PlanOptions) -> int:
     config = config_loader.load_config(options.config, options.overrides)
     topology = topologies.parse(options.topology, slices=options.slices or config.mesh.slices)
     topologies.prepare_environment()
+    from bert_jax.data.corpus.several import open_corpora
+    from bert_jax_lab.cli.sources import objects, print_sources, sources_of
     from bert_jax_lab.planning.plan import plan
 
+    place = corpora(options.corpus)
+    # Before the steps are compiled, which takes minutes.
+    sources = [] if place is None else sources_of(config, open_corpora(place))
     found = _in_options(plan(config, topology))
     if options.json:
-        print(json.dumps(found.to_json(), indent=2))
+        more = {"sources": objects(config, sources)} if sources else {}
+        print(json.dumps(found.to_json() | more, indent=2))
     else:
         _print_plan(found)
+        if sources:
+            print_sources(config, sources)
     return 0 if found.fits else UsageError.exit_code
 
 

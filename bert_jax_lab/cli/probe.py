@@ -14,7 +14,8 @@ import dataclasses
 import json
 from typing import Any
 
-from bert_jax.cli.options import CorpusDirectory, FromCheckpoint, Local, options, require_place_for
+from bert_jax.cli.corpora import CorpusDirectory
+from bert_jax.cli.options import FromCheckpoint, Local, options, require_place_for
 from bert_jax.cli.output import table
 from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_json
@@ -47,17 +48,17 @@ def run(options: ProbeOptions) -> None:
         raise UsageError(f"--word {options.word[0]}: choose --probe nearest_words with it")
     require_place_for(output=options.output)
     from bert_jax.api.model import load
-    from bert_jax.data.corpus.store import open_corpus
+    from bert_jax.data.corpus.several import open_corpora
     from bert_jax.pretrained.load import require_parts, require_same_tokenizer
     from bert_jax.workdir.run_directory import corpus_of
     from bert_jax_lab.probes import nearest_words
 
-    corpus = None if options.corpus is None else open_corpus(options.corpus)
+    corpus = None if options.corpus is None else open_corpora(options.corpus)
     model = load(options.checkpoint, ignore_unexpected=options.ignore_unexpected)
     source, tokenizer = model.source, model.tokenizer
     if corpus is None and (place := corpus_of(source.directory)) is not None:
         with contextlib.suppress(BertJaxError):  # it may be on another machine
-            found_there = open_corpus(place)
+            found_there = open_corpora(place)
             require_same_tokenizer(source, found_there)
             corpus = found_there
     if corpus is not None:

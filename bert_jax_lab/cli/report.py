@@ -95,7 +95,7 @@ def _examples(workdir: Path | str, record: Any, number: int) -> list[Any]:
     if number < 1 or record.stored.get("task"):
         return []
     from bert_jax.api.model import load
-    from bert_jax.data.corpus.store import open_corpus
+    from bert_jax.data.corpus.several import open_corpora
     from bert_jax.pretrained.load import require_same_tokenizer
     from bert_jax.workdir.run_directory import corpus_of
     from bert_jax_lab.probes.hidden_words import hidden_words
@@ -107,7 +107,7 @@ def _examples(workdir: Path | str, record: Any, number: int) -> list[Any]:
         return []
     try:
         with ticking(f"{workdir}: filling in hidden words"):
-            held_out, model = open_corpus(corpus), load(workdir)
+            held_out, model = open_corpora(corpus), load(workdir)
             # It may have been prepared again since.
             require_same_tokenizer(model.source, held_out)
             return hidden_words(model.source, model.tokenizer, held_out, number=number)

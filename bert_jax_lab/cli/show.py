@@ -3,8 +3,8 @@
 'show fields CONFIG' says what each field means, which values it may have, and whether another one
 is accepted by a run that is resumed.
 'show rows CONFIG --corpus DIR' says how many rows each phase makes of a corpus, and how much of
-them is padding, packed and not. 'show sharding CONFIG --topology NAME' lists how each parameter
-lies on its devices.
+them is padding, packed and not; of several, the rows and epochs of each. 'show sharding CONFIG
+--topology NAME' lists how each parameter lies on its devices.
 """
 
 import dataclasses
@@ -13,7 +13,8 @@ import re
 import textwrap
 from typing import Literal
 
-from bert_jax.cli.options import CorpusDirectory, Positional, WithConfig, options
+from bert_jax.cli.corpora import Corpora, corpora
+from bert_jax.cli.options import Positional, WithConfig, options
 from bert_jax.cli.output import table
 from bert_jax.config import TrainConfig, flatten, setting_of, to_dict
 from bert_jax.errors import UsageError
@@ -24,8 +25,8 @@ from bert_jax.progress import note
 class ShowOptions(WithConfig):
     what: Positional[Literal["config", "fields", "rows", "sharding"]] = "config"
     """what to show"""
-    corpus: CorpusDirectory | None = None
-    """DIR: for 'show rows': a directory of prepare"""
+    corpus: Corpora = ()
+    """DIR|NAME=DIR: for 'show rows': a directory of prepare, or several"""
     topology: str | None = None
     """NAME: for 'show sharding': generation and chips of a slice, as for plan"""
     json: bool = False
@@ -72,12 +73,21 @@ def _show_fields(options: ShowOptions, resolved: TrainConfig) -> None:
 
 def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
     """Prints what the phases' rows of a corpus hold, over an epoch."""
-    from bert_jax.data.corpus.store import open_corpus
+    from bert_jax.config.source_shares import shares
+    from bert_jax.data.corpus.several import open_corpora
     from bert_jax.data.pretraining.padding import padding
 
-    if options.corpus is None:
+    if (place := corpora(options.corpus)) is None:
         raise UsageError("show rows needs --corpus DIR, a directory that prepare has made")
-    split = open_corpus(options.corpus).train
+    corpus = open_corpora(place)
+    if corpus.sources:
+        from bert_jax_lab.cli.sources import print_sources, sources_of
+
+        print_sources(config, sources_of(config, corpus), as_json=options.json)
+        return
+    for number in range(len(config.phases)):
+        shares(config.in_phase(number).data, {})
+    split = corpus.train
     found = [
         (phase, padding(split, options=config.in_phase(i).data, phase=phase, seed=config.seed))
         for i, phase in enumerate(config.phases)
@@ -87,7 +97,7 @@ def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
             print(json.dumps({"sequence_length": phase.sequence_length, **rows._asdict()}))
         return
     table(
-        f"{config.name}: {config.data.rows} of {options.corpus}, an epoch",
+        f"{config.name}: {config.data.rows} of {place}, an epoch",
         ("length", "rows", "padding", "packed rows", "padding"),
         [
             (

@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from bert_jax.cli.options import CorpusDirectory, Local, Positional, Verb, options
+from bert_jax.cli.corpora import CorpusDirectory
+from bert_jax.cli.options import Local, Positional, Verb, options
 from bert_jax.cli.output import table
 from bert_jax.errors import Preempted, UsageError
 from bert_jax.progress import duration, note

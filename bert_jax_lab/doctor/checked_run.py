@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,7 +32,7 @@ class Case:
 
     config_name: str | None = None
     overrides: Sequence[str] = ()
-    corpus_directory: Path | None = None
+    corpus_directory: Path | Mapping[str, Path] | None = None
     workdir: Path | str | None = None
     topology_name: str | None = None
     init_from: Path | str | None = None

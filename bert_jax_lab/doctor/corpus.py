@@ -1,11 +1,14 @@
 """Checks of the corpus: its files, and what it is worth to the model and the run."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from bert_jax.config.entries import entry_of
-from bert_jax.data.corpus.store import SPLITS, Split, open_corpus, read_manifest
-from bert_jax.data.pretraining.padding import middle
-from bert_jax.data.pretraining.padding import padding as padding_of
+from bert_jax.data.corpus.several import open_corpora
+from bert_jax.data.corpus.store import SPLITS, Split, read_manifest
+from bert_jax.data.pretraining.padding import SourceRows, middle, source_rows
+from bert_jax.errors import some
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
 from bert_jax.training.pretrain import pipeline_of
@@ -26,16 +29,20 @@ _ROWS, _MOST_WITHOUT = 256, 0.02
 def files(case: Case) -> Finding:
     """Every file is there, as it was written, and of the tokenizer that lies beside it."""
     assert case.corpus_directory is not None
-    entries = read_manifest(case.corpus_directory)["files"].values()
+    place = case.corpus_directory
+    places = place.values() if isinstance(place, Mapping) else [place]
+    entries = [e for each in places for e in read_manifest(each)["files"].values()]
     size = sum(entry["bytes"] for entry in entries)
     wants_all = case.config is None or case.config.data.verify == "full"
     reads_all = wants_all and size <= _READ_WHOLE
-    found = open_corpus(case.corpus_directory, verify=SPLITS if reads_all else ())
+    found = open_corpora(place, verify=SPLITS if reads_all else ())
     case.corpus = found
     text = (
-        f"{found.train.shard_starts[-1]:,} training tokens of {found.vocab_size:,} kinds, "
+        f"{found.train.tokens:,} training tokens of {found.vocab_size:,} kinds, "
         f"{len(entries)} files, {size / 1e6:,.1f} MB"
     )
+    if found.sources:
+        text += f", in {len(found.sources)} sources of one tokenizer"
     if wants_all and not reads_all:
         return warned(
             f"{text}: too large to compare every checksum here",
@@ -100,11 +107,13 @@ def predictions(case: Case) -> Finding:
 def epochs(case: Case) -> Finding:
     """The text is not seen too often."""
     assert case.config is not None and case.corpus is not None
+    if case.corpus.sources:
+        return _epochs_by_source(case)
     tokens = sum(
         phase.steps * phase.global_batch_size * phase.sequence_length * (1 - _padding(case, number))
         for number, phase in enumerate(case.config.phases)
     )
-    there = int(case.corpus.train.shard_starts[-1])
+    there = case.corpus.train.tokens
     times = tokens / there
     text = f"the run sees {tokens:,.0f} tokens, of a corpus of {there:,}: {times:.1f} epochs"
     if times > _MOST_EPOCHS:
@@ -113,6 +122,24 @@ def epochs(case: Case) -> Finding:
             f"{text}; the original recipe has 40",
             f"prepare {times / 40:.1f} times as much text, or train fewer steps (phases.0.steps"
             f"{f' to phases.{last}.steps' if last else ''}) or a smaller model",
+        )
+    return passed(text)
+
+
+def _epochs_by_source(case: Case) -> Finding:
+    assert case.config is not None
+    times: dict[str, float] = {}
+    for number in range(len(case.config.phases)):
+        for source in _sources(case, number):
+            times[source.name] = times.get(source.name, 0.0) + source.epochs
+    most_first = sorted(times.items(), key=lambda item: -item[1])
+    text = f"epochs of each source: {some(f'{name} {each:.1f}' for name, each in most_first)}"
+    name, most = most_first[0]
+    if most > _MOST_EPOCHS:
+        return warned(
+            f"{text}; the original recipe has 40",
+            f"give {name} less weight (data.source_weights, or a lower data.source_temperature), "
+            "or prepare more of such text",
         )
     return passed(text)
 
@@ -148,18 +175,21 @@ def _padding(case: Case, number: int) -> float:
     Raises UsageError where the corpus makes none.
     """
     assert case.config is not None and case.corpus is not None
-    config, corpus = case.config.in_phase(number), case.corpus
-    phase = config.phases[number]
-    # Evaluation makes rows of the held-out documents.
-    entry_of(config.data, "rows").check(corpus.validation, sequence_length=phase.sequence_length)
-    found = padding_of(
-        corpus.train,
-        options=config.data,
-        phase=phase,
-        seed=config.seed,
-        most_documents=_DOCUMENTS,
+    sources = _sources(case, number)
+    is_packed = case.config.in_phase(number).data.packing != "none"
+    return sum(
+        each.share * (each.epoch.packed if is_packed else each.epoch.unpacked) for each in sources
     )
-    return found.unpacked if config.data.packing == "none" else found.packed
+
+
+def _sources(case: Case, number: int) -> list[SourceRows]:
+    assert case.config is not None and case.corpus is not None
+    config, corpus = case.config.in_phase(number), case.corpus
+    length = config.phases[number].sequence_length
+    for source in corpus.sources.values() or (corpus,):
+        # Evaluation makes rows of the held-out documents.
+        entry_of(config.data, "rows").check(source.validation, sequence_length=length)
+    return source_rows(case.config, corpus, number, most_documents=_DOCUMENTS)
 
 
 def _repeated(part: Split) -> float:

@@ -46,6 +46,8 @@ class RunRecord:
     def curve(self, *, held_out: bool) -> tuple[str, list[int], list[float]]:
         """Returns which loss it is, the steps, and the loss there; empty where there is none."""
         rows = [row for row in self.rows if (row.get("split") is not None) == held_out]
+        # Not those of single sources.
+        rows = [row for row in rows if "/" not in row.get("split", "")]
         for name in _LOSSES:
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
             if points:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import flatten
-from bert_jax.workdir import log_reader
+from bert_jax.workdir import log_reader, run_directory
 from bert_jax_lab.reports.curves import RunRecord
 
 # Events that say why a run is as it is, and the most of them that are kept: the last ones.
@@ -24,6 +24,8 @@ _NARROWEST = 1 / 500
 _MOST_PARTS = 400
 # What is computed from other fields of a row, and on which axis a curve may stand.
 STEP, POSITIONS, SECONDS = "step", "positions_seen", "training_seconds"
+# Where a corpus lay, and the corpora of a mixture.
+_PLACES = ("directory", "absolute", run_directory.SOURCES)
 _NOT_DRAWN = ("split", "resumed_at")
 _FILES = (
     "config.json",
@@ -86,7 +88,7 @@ def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
         "events": _events(run),
         "versions": run.stored.get("versions") or {},
         # Where it lay, and what the run began from, is nobody's business who gets the page.
-        "corpus": {k: v for k, v in corpus.items() if k not in ("directory", "absolute")},
+        "corpus": {k: v for k, v in corpus.items() if k not in _PLACES},
         "task": task.get("name"),
         "init_from": Path(began).name if began else None,
         "config": flatten(config),

@@ -144,8 +144,8 @@ def unopened(value: str) -> None:
         _say("fails")
         raise _error(value)
 
-    assert hasattr(pretrain, "open_corpus")
-    pretrain.open_corpus = refuse
+    assert hasattr(pretrain, "open_corpora")
+    pretrain.open_corpora = refuse
 
 
 def step(value: str) -> None:

@@ -8,7 +8,8 @@ the workdir of that run, which 'pretrain' continues: parameters, moments and ste
 from pathlib import Path
 from typing import Annotated, Literal
 
-from bert_jax.cli.options import CorpusDirectory, Local, Verb, options, require_place_for_directory
+from bert_jax.cli.corpora import CorpusDirectory
+from bert_jax.cli.options import Local, Verb, options, require_place_for_directory
 from bert_jax.errors import UsageError
 
 

@@ -14,10 +14,12 @@ import json
 from typing import Any
 
 from bert_jax.cli.closing import COLUMNS, figure_rows
-from bert_jax.cli.options import Address, CorpusDirectory, FromCheckpoint, Positional, options
+from bert_jax.cli.corpora import Corpora, corpora
+from bert_jax.cli.options import Address, FromCheckpoint, Positional, options
 from bert_jax.cli.output import table
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
+from bert_jax.registry import OBJECTIVES
 
 
 @options
@@ -27,9 +29,9 @@ class EvaluateOptions(FromCheckpoint):
     Face directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"""
     checkpoint: tuple[Address, ...] = ()
     """DIR: the same, as an option"""
-    corpus: CorpusDirectory | None = None
-    """DIR: a corpus made with the checkpoint's tokenizer (default: the one that a run was trained
-    on)"""
+    corpus: Corpora = ()
+    """DIR|NAME=DIR: a corpus made with the checkpoint's tokenizer (default: the one that a run was
+    trained on); repeat for [several](data.md#several-corpora)"""
     like: Address | None = None
     """RUN: score on the rows of this run: a workdir, or an export of one"""
     length: int | None = None
@@ -48,7 +50,7 @@ def run(options: EvaluateOptions) -> None:
     from bert_jax.training.evaluate import evaluate_checkpoint
     from bert_jax.workdir.run_directory import corpus_of
 
-    like, corpus = options.like, options.corpus
+    like, corpus = options.like, corpora(options.corpus)
     if len(given) > 1:
         like = like or first_run(given)
     if corpus is None and like is not None:
@@ -82,6 +84,20 @@ def _print(found: dict[str, Any]) -> None:
         f"{100 * found['masked_lm_prob']:g} % masked by {found['mask']}), the validation side of "
         f"corpus {found['corpus_fingerprint'][:12]}"
     )
+    if "sources" in found:
+        shown = OBJECTIVES[found["objective"]].figures
+        table(
+            "by source",
+            ("source", *(figure.heading for figure in shown), "unigram entropy"),
+            [
+                (
+                    name,
+                    *(figure.shown(values[figure.name]) for figure in shown),
+                    f"{values['unigram_entropy_nats']:.3f}",
+                )
+                for name, values in found["sources"].items()
+            ],
+        )
     if found["rows_of"] is None:
         note(
             "the run that made it is unknown, so its rows are those of BERT's recipe; --like RUN "

@@ -11,9 +11,9 @@ from typing import Any
 
 from bert_jax import config_loader
 from bert_jax.cli.closing import COLUMNS, figure_rows
+from bert_jax.cli.corpora import Corpora, corpora
 from bert_jax.cli.options import (
     Address,
-    CorpusDirectory,
     TrainingOptions,
     WithConfig,
     options,
@@ -27,8 +27,9 @@ from bert_jax.runtime.start import Start
 
 @options
 class PretrainOptions(WithConfig, TrainingOptions):
-    corpus: CorpusDirectory
-    """DIR: a directory of bert-jax prepare"""
+    corpus: Corpora
+    """DIR|NAME=DIR: a directory of bert-jax prepare; repeat for [several, which are trained on
+    together](data.md#several-corpora)"""
     workdir: Address
     """DIR: where the run lives: a new directory, or that of the run to go on with; it may be
     [gs://BUCKET/PATH](reliability.md#a-workdir-in-a-bucket)"""
@@ -61,6 +62,8 @@ class PretrainOptions(WithConfig, TrainingOptions):
 def run(options: PretrainOptions) -> None:
     started = time.monotonic()
     require_place_for_directory(workdir=options.workdir)
+    place = corpora(options.corpus)
+    assert place is not None
     with Start("bert-jax pretrain", **options.connection()) as start:
         # Of a run that goes on from a checkpoint the model is not known yet: it is checked later.
         resolved = config_loader.load_config(
@@ -73,7 +76,7 @@ def run(options: PretrainOptions) -> None:
 
         closing = pretrain(
             resolved,
-            corpus_directory=options.corpus,
+            corpus_directory=place,
             workdir_path=options.workdir,
             init_from=options.init_from,
             allow_missing_heads=options.allow_missing_heads,

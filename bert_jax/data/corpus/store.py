@@ -17,8 +17,8 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,11 @@ class Split:
     sentence_starts: np.ndarray  # int64[sentences + 1]
     document_starts: np.ndarray  # int64[documents + 1]
 
+    @property
+    def tokens(self) -> int:
+        """The tokens of its documents; a part of a split has the shards of all of it."""
+        return int(self.sentence_starts[-1] - self.sentence_starts[0])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
@@ -70,6 +75,9 @@ class Corpus:
     begins_word: np.ndarray
     train: Split
     validation: Split
+    # Of a mixture (several.py): the corpora that it is made of, by name, each with its parts of the
+    # splits.
+    sources: Mapping[str, "Corpus"] = field(default_factory=dict)
 
     @property
     def vocabulary(self) -> Vocabulary:

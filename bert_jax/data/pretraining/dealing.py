@@ -71,7 +71,8 @@ def _turns(part: np.ndarray, period: int) -> np.ndarray:
         next_turn = turns[step] + 1
         deadline = -(-next_turn * period // divisor)
         overlaps = next_turn * period % divisor != 0
-        free_again = -(-(-(-deadline * rest // period)) * period // rest)
+        off = -(-deadline * rest // period)  # turns that it is off before the deadline
+        free_again = -(-off * period // rest)
         free_again[2 * part < period] = 0
         is_due = (part > 0) & (turns[step] * period // divisor <= step)
         order = np.lexsort((-free_again, ~overlaps, np.where(is_due, deadline, never)))

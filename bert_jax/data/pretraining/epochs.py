@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -27,13 +27,13 @@ class FirstEpoch(NamedTuple):
 class KeptEpochs(Protocol):
     """Sizes of first epochs that outlive the process, so that a resumed run plans its own alone."""
 
-    def get(self, phase: int, decisive: str) -> FirstEpoch | None:
+    def get(self, phase: str, decisive: str) -> FirstEpoch | None:
         """Returns the size that is kept for a phase, if what decided it was the same."""
         ...
 
-    def put(self, phase: int, decisive: str, first: FirstEpoch) -> None: ...
+    def put(self, phase: str, decisive: str, first: FirstEpoch) -> None: ...
 
-    def disagree(self, phase: int, kept: int, found: int) -> Exception:
+    def disagree(self, phase: str, kept: int, found: int) -> Exception:
         """Returns the error for a phase's kept number of rows, of which the plan has others."""
         ...
 
@@ -50,7 +50,9 @@ def decisive(options: DataConfig, phase: PhaseConfig, seed: int) -> str:
         **{
             name: getattr(options, name)
             for name, setting in settings_of(DataConfig).items()
-            if setting is not None and setting.rule.on_resume != "free"
+            if setting is not None
+            and setting.rule.on_resume != "free"
+            and not name.startswith("source_")  # how many rows, not which
         },
     }
     text = json.dumps(values, sort_keys=True, default=str)
@@ -60,42 +62,43 @@ def decisive(options: DataConfig, phase: PhaseConfig, seed: int) -> str:
 def by_epoch(numbers: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yields each epoch, of `size` numbers, and the places within it of those that lie in it."""
     epochs, offsets = np.divmod(numbers, size)
-    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+    for epoch in np.unique(epochs).tolist():
         yield epoch, offsets[epochs == epoch]
 
 
 class EpochCache:
-    """The plans of the two epochs used last. A plan that several threads ask for is computed by one
-    of them.
+    """The plans of the two epochs used last, or of more. A plan that several threads ask for is
+    computed by one of them.
     """
 
-    def __init__(self, plan: Callable[[int], Any]):
-        self._plan = plan
+    def __init__(self, plan: Callable[[Any], Any], *, keep: int = 2):
+        """`plan` is called with an epoch, or another key."""
+        self._plan, self._keep = plan, keep
         self._lock = threading.Lock()
-        self._futures: OrderedDict[int, Future[Any]] = OrderedDict()
+        self._futures: OrderedDict[Hashable, Future[Any]] = OrderedDict()
 
-    def get(self, epoch: int) -> Any:
+    def get(self, epoch: Hashable) -> Any:
         future, is_new = self._entry(epoch)
         if is_new:
             self._fill(epoch, future)
         return future.result()
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: Hashable) -> None:
         """Computes in the background what is not there and not under way."""
         future, is_new = self._entry(epoch)
         if is_new:
             threading.Thread(target=self._fill, args=(epoch, future), daemon=True).start()
 
-    def _entry(self, epoch: int) -> tuple[Future[Any], bool]:
+    def _entry(self, epoch: Hashable) -> tuple[Future[Any], bool]:
         with self._lock:
             is_new = epoch not in self._futures
             future = self._futures.setdefault(epoch, Future())
             self._futures.move_to_end(epoch)
-            if len(self._futures) > 2:
+            if len(self._futures) > self._keep:
                 self._futures.popitem(last=False)
             return future, is_new
 
-    def _fill(self, epoch: int, future: Future[Any]) -> None:
+    def _fill(self, epoch: Hashable, future: Future[Any]) -> None:
         try:
             future.set_result(self._plan(epoch))
         except BaseException as error:

@@ -1,12 +1,18 @@
-"""The share of padding in the rows of a corpus, each sequence alone and packed."""
+"""The rows of a corpus before anything is trained: the share of padding, each sequence alone and
+packed, and how often the phases of a run go over each source.
+"""
 
 import dataclasses
 from typing import NamedTuple
 
-from bert_jax.config import DataConfig, PhaseConfig
+import numpy as np
+
+from bert_jax.config import DataConfig, PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
-from bert_jax.data.corpus.store import Split
+from bert_jax.config.source_shares import shares
+from bert_jax.data.corpus.store import Corpus, Split
 from bert_jax.data.pretraining import packing
+from bert_jax.data.pretraining.dealing import Dealing
 
 
 class Padding(NamedTuple):
@@ -39,6 +45,42 @@ def padding(
         unpacked=1 - tokens / (lengths.size * length),
         packed=1 - tokens / (rows * length),
     )
+
+
+class SourceRows(NamedTuple):
+    """One source of a corpus in one phase of a run."""
+
+    name: str
+    share: float  # of the rows of the phase
+    rows: int
+    epochs: float  # that these are
+    epoch: Padding  # of one epoch, of the documents that were looked at
+
+
+def source_rows(
+    config: TrainConfig, corpus: Corpus, number: int, *, most_documents: int = 0
+) -> list[SourceRows]:
+    """Returns what the phase of a number has of each source; of a corpus without sources, which is
+    one that has no name.
+
+    `most_documents` is as for `padding`. Raises UsageError where a source makes no rows, or
+    weights are not those of the sources.
+    """
+    options, phase = config.in_phase(number).data, config.phases[number]
+    splits = {name: source.train for name, source in corpus.sources.items()}
+    splits = splits or {"": corpus.train}
+    parts = shares(options, {name: split.tokens for name, split in splits.items()})
+    rows = Dealing(parts, phase.global_batch_size).before(np.array([phase.steps]))[0].tolist()
+    found = []
+    for (name, split), share, count in zip(splits.items(), parts, rows, strict=True):
+        epoch = padding(
+            split, options=options, phase=phase, seed=config.seed, most_documents=most_documents
+        )
+        looked_at = middle(split, most_documents) if most_documents else split
+        each = epoch.sequences if options.packing == "none" else epoch.packed_rows
+        epochs = count / (each * split.tokens / looked_at.tokens)
+        found.append(SourceRows(name, share, count, epochs, epoch))
+    return found
 
 
 def middle(split: Split, documents: int) -> Split:

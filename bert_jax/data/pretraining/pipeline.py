@@ -1,20 +1,16 @@
 """Batches as a pure function of (corpus, options, seed, step): pure NumPy, and tf.data around it.
 
-Example n of a phase is row n % global_batch_size of its step n // global_batch_size. It lies in
-epoch n // E, where E is the size of the phase's first epoch, and its place there goes through the
-epoch's own permutation to a row of the epoch's plan. Nothing is carried from batch to batch: a run
-resumes from its step alone, and hosts agree by asking for rows of the same step. E may be kept
-somewhere, so that it need not be counted again; it is what the plan of epoch 0 says all the same.
-
-Where rows are packed (`data.packing`), examples are numbered and made in the same way. An epoch has
-a table of packed rows, each of which names some of its E examples, and row n of a phase goes in the
-same way through a permutation of these.
+Row r of step s of a phase is row number s * global_batch_size + r of its corpus (stream.py). Of
+several sources each has the rows that it is dealt, which are numbered for each source alone
+(mixture.py). Nothing is carried from batch to batch: a run resumes from its step alone, and hosts
+agree by asking for rows of the same step.
 """
 
 import bisect
 import dataclasses
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -22,22 +18,16 @@ import numpy as np
 
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.config.entries import entry_of
+from bert_jax.config.source_shares import shares
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.batch import Batch, Draw, Field
-from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch, KeptEpochs, by_epoch, decisive
+from bert_jax.data.pretraining.epochs import KeptEpochs
+from bert_jax.data.pretraining.mixture import Mixture
+from bert_jax.data.pretraining.stream import Key, Stream, Taken
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
-
-# An epoch's plan is begun this far before the epoch itself.
-_PLAN_AHEAD = 0.8
-
-
-class _Key:
-    """The purpose of a key, its first counter after the seed: no two uses share a stream."""
-
-    PLAN, SHUFFLE, MASK, EVALUATION, PACKED_ROWS = range(5)
 
 
 class Collator(Protocol):
@@ -64,13 +54,16 @@ class Pipeline:
         options: DataConfig | Sequence[DataConfig],
         phases: tuple[PhaseConfig, ...],
         seed: int,
+        sources: Mapping[str, Split] = types.MappingProxyType({}),
         kept: KeptEpochs | None = None,
     ):
         """Costs nothing; the first batch of an epoch waits for the epoch's plan, and for that of
         the phase's first epoch, unless its size is `kept`. `options` are those of all phases, or
-        one for each.
+        one for each. Of several `sources`, of which `split` is made, each batch has the rows that
+        the options say.
 
-        Raises `UsageError` if the split makes no rows, or a phase's sizes are impossible.
+        Raises `UsageError` if the split makes no rows, a phase's sizes are impossible, or weights
+        are not those of the sources.
         """
         self._split, self._collator, self._vocabulary = split, collator, vocabulary
         each = [options] * len(phases) if isinstance(options, DataConfig) else options
@@ -85,18 +78,42 @@ class Pipeline:
         self._unpacked = tuple(
             phase.unpacked(o.masked_lm_prob) for phase, (_, o) in zip(phases, pairs, strict=True)
         )
-        for phase, (_, o) in zip(self._unpacked, pairs, strict=True):
-            _check_sizes(split, o, phase.sequence_length, phase.max_predictions)
         self._phase_ends = list(itertools.accumulate(phase.steps for phase in phases))
-        indices = range(len(phases))
-        self._plans = [EpochCache(self._planner(index)) for index in indices]
-        # None where rows are not packed.
-        self._packings = [
-            EpochCache(self._packer(index)) if options.packing != "none" else None
-            for index, (_, options) in enumerate(pairs)
+        several = sources if len(sources) > 1 else {}
+        tokens = {name: source.tokens for name, source in several.items()}
+        self._names = tuple(several)
+        self._shares = [shares(o, tokens) for o in each] if several else []
+        self._streams = [
+            self._streams_of(index, several or {"": split}, kept) for index in range(len(phases))
         ]
-        self._kept = kept
-        self._firsts: dict[int, FirstEpoch] = {}
+        # None where there is one source.
+        self._mixtures = [
+            Mixture(streams, shares=self._shares[index], phase=phases[index]) if several else None
+            for index, streams in enumerate(self._streams)
+        ]
+
+    def _streams_of(
+        self, index: int, sources: Mapping[str, Split], kept: KeptEpochs | None
+    ) -> list[Stream]:
+        options, phase, unpacked = self._options[index], self._phases[index], self._unpacked[index]
+        streams = []
+        for number, (name, split) in enumerate(sources.items()):
+            _check_sizes(split, options, unpacked.sequence_length, unpacked.max_predictions)
+            # Sources that are alike, as translations are, are not shuffled alike.
+            seed = counter_rng.derive(self._seed, Key.SOURCE, number) if number else self._seed
+            kept_as = f"{index} {name}" if name else None
+            streams.append(
+                Stream(
+                    split,
+                    options=options,
+                    phase=phase,
+                    index=index,
+                    seed=seed,
+                    kept=kept,
+                    kept_as=kept_as,
+                )
+            )
+        return streams
 
     def batch_at(self, step: int, rows: range) -> Batch:
         """Returns the given rows of the batch of `step`, which counts over all phases.
@@ -104,21 +121,83 @@ class Pipeline:
         Any ranges may be asked for, in any order; put together they are the whole batch.
         """
         index = bisect.bisect_right(self._phase_ends, step)
-        phase = self._phases[index]
+        phase, mixture = self._phases[index], self._mixtures[index]
         local_step = step - (self._phase_ends[index] - phase.steps)
+        if mixture is not None:
+            return self._made(index, mixture.take(local_step, rows))
         numbers = local_step * phase.global_batch_size + np.arange(rows.start, rows.stop)
-        is_packed = self._packings[index] is not None
-        batch = self._packed(index, numbers) if is_packed else self.examples(index, numbers)
-        self._plan_ahead(index, int(numbers[-1]))
+        (stream,) = self._streams[index]
+        batch = self._made(index, stream.take(numbers))
+        stream.plan_ahead(int(numbers[-1]), phase.steps * phase.global_batch_size - 1)
         return batch
 
     def examples(self, index: int, numbers: np.ndarray) -> Batch:
-        """Returns a phase's examples of the given numbers, each in a row of its own.
+        """Returns a phase's examples of the given numbers, each in a row of its own; those of the
+        first source, where there are several.
 
         Their epochs ascend.
         """
-        plan = self._planned(index, numbers)
+        plan = self._streams[index][0].planned(numbers)
         return self._examples(index, plan, numbers, self._phases[index].sequence_length)
+
+    def rows_per_epoch(self, phase_index: int) -> int:
+        """Returns the number of rows in one pass over the split; of all sources, each once.
+
+        Waits for the phase's first plan, as the three below do, unless its size is kept.
+        """
+        return sum(stream.first.rows for stream in self._streams[phase_index])
+
+    def examples_per_epoch(self, phase_index: int) -> int:
+        """Returns the number of examples in one pass over the split: as many rows, if not
+        packed.
+        """
+        return sum(stream.first.examples for stream in self._streams[phase_index])
+
+    def fill(self, phase_index: int) -> packing.Fill:
+        """Returns how full the packed rows of a phase are."""
+        parts = self._shares[phase_index] if self._shares else [1.0]
+        firsts = [stream.first for stream in self._streams[phase_index]]
+        each = list(zip(parts, firsts, strict=True))
+        return packing.Fill(
+            sum(part * first.examples / first.rows for part, first in each),
+            sum(part * first.tokens / first.rows for part, first in each),
+        )
+
+    def shares(self, phase_index: int) -> dict[str, float]:
+        """Returns the share of a phase's rows that each source has; nothing where there is one."""
+        each = self._shares[phase_index] if self._shares else ()
+        return dict(zip(self._names, each, strict=True))
+
+    def epochs(self, step: int) -> dict[str, float]:
+        """Returns how often the batches before `step`, over all phases, went over each source;
+        nothing where there is one.
+        """
+        found, begin = dict.fromkeys(self._names, 0.0), 0
+        for streams, mixture, end in zip(
+            self._streams, self._mixtures, self._phase_ends, strict=True
+        ):
+            if mixture is not None and step > begin:
+                rows = mixture.rows_before(min(step, end) - begin).tolist()
+                for name, stream, count in zip(self._names, streams, rows, strict=True):
+                    found[name] += count / stream.first.rows if count else 0.0
+            begin = end
+        return found
+
+    def _made(self, index: int, taken: Taken) -> Batch:
+        """Returns planned rows as a batch."""
+        phase, (plan, numbers, counts) = self._phases[index], taken
+        if counts is None:
+            return self._examples(index, plan, numbers, phase.sequence_length)
+        widths = packing.by_width(plan.lengths, sequence_length=phase.sequence_length)
+        return packing.place(
+            [(i, self._examples(index, plan.take(i), numbers[i], width)) for i, width in widths],
+            counts,
+            fields=self._collator.fields,
+            pad=self._vocabulary.special.pad,
+            sequence_length=phase.sequence_length,
+            max_predictions=phase.max_predictions,
+            max_sequences=phase.sequences,
+        )
 
     def _examples(self, index: int, plan: Any, numbers: np.ndarray, columns: int) -> Batch:
         """Returns planned rows, of at most so many tokens, in tables of so many columns."""
@@ -132,130 +211,11 @@ class Pipeline:
                 vocabulary=self._vocabulary,
                 options=self._options[index],
                 max_predictions=min(phase.max_predictions, columns),
-                key=counter_rng.derive(self._seed, _Key.MASK, index),
+                key=counter_rng.derive(self._seed, Key.MASK, index),
                 example_numbers=numbers,
                 sequence_length=phase.sequence_length,
             ),
         )
-
-    def rows_per_epoch(self, phase_index: int) -> int:
-        """Returns the number of rows in one pass over the split.
-
-        Waits for the phase's first plan, as the two below do, unless its size is kept.
-        """
-        return self._first(phase_index).rows
-
-    def examples_per_epoch(self, phase_index: int) -> int:
-        """Returns the number of examples in one pass over the split: as many rows, if not
-        packed.
-        """
-        return self._first(phase_index).examples
-
-    def fill(self, phase_index: int) -> packing.Fill:
-        """Returns how full the packed rows of a phase are."""
-        first = self._first(phase_index)
-        return packing.Fill(first.examples / first.rows, first.tokens / first.rows)
-
-    def _first(self, index: int) -> FirstEpoch:
-        """Returns the size of a phase's first epoch: as it is kept, or by planning it."""
-        first = self._firsts.get(index)
-        if first is not None:
-            return first
-        digest = decisive(self._options[index], self._phases[index], self._seed)
-        if self._kept is not None:
-            first = self._kept.get(index, digest)
-        if first is None:
-            plan, packings = self._plans[index].get(0), self._packings[index]
-            rows, tokens = len(plan), 0
-            if packings is not None:
-                rows, tokens = len(packings.get(0)), int(plan.lengths.sum())
-            first = FirstEpoch(len(plan), rows, tokens)
-            if self._kept is not None:
-                self._kept.put(index, digest, first)
-        return self._firsts.setdefault(index, first)
-
-    def _epochs(self, index: int) -> EpochCache:
-        return self._packings[index] or self._plans[index]
-
-    def _planner(self, index: int) -> Callable[[int], Any]:
-        def plan(epoch: int) -> Any:
-            options = self._options[index]
-            made = entry_of(options, "rows").plan(
-                self._split,
-                options=options,
-                sequence_length=self._phases[index].sequence_length,
-                key=counter_rng.derive(self._seed, _Key.PLAN, index, epoch),
-            )
-            if epoch == 0 and index in self._firsts:
-                self._require(index, self._firsts[index].examples, len(made))
-            return made
-
-        return plan
-
-    def _packer(self, index: int) -> Callable[[int], packing.Packing]:
-        def pack(epoch: int) -> packing.Packing:
-            phase, plan = self._phases[index], self._plans[index].get(epoch)
-            # Of the first epoch the plan itself says it, and the size is not known before it.
-            examples = self.examples_per_epoch(index) if epoch else len(plan)
-            lengths = plan.lengths[self._places(index, epoch, np.arange(examples), len(plan))]
-            length, most = phase.sequence_length, phase.sequences
-            made = packing.best_fit(lengths, length=length, most=most)
-            if epoch == 0 and index in self._firsts:
-                self._require(index, self._firsts[index].rows, len(made))
-            return made
-
-        return pack
-
-    def _require(self, index: int, kept: int, found: int) -> None:
-        """Raises the error for a first epoch that has not the size that was kept."""
-        if self._kept is not None and kept != found:
-            raise self._kept.disagree(index, kept, found)
-
-    def _places(self, index: int, epoch: int, offsets: np.ndarray, size: int) -> np.ndarray:
-        """Returns where in an epoch's plan, of that size, its examples stand."""
-        # Epochs differ a little in size. A smaller one begins again, of a larger one a few pairs,
-        # never the same, are left out.
-        key = counter_rng.derive(self._seed, _Key.SHUFFLE, index, epoch)
-        return counter_rng.permute(offsets % size, size, key)
-
-    def _planned(self, index: int, numbers: np.ndarray) -> Any:
-        """Returns the planned rows of the phase's examples `numbers`, whose epochs ascend."""
-        parts = []
-        for epoch, offsets in by_epoch(numbers, self.examples_per_epoch(index)):
-            plan = self._plans[index].get(epoch)
-            parts.append(plan.take(self._places(index, epoch, offsets, len(plan))))
-        return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
-
-    def _packed(self, index: int, rows: np.ndarray) -> Batch:
-        """Returns the phase's packed rows of the numbers `rows`, whose epochs ascend."""
-        phase, packings, found = self._phases[index], self._epochs(index), []
-        for epoch, offsets in by_epoch(rows, self.rows_per_epoch(index)):
-            table = packings.get(epoch)
-            # As with examples: a smaller epoch begins again, a larger one leaves out a few rows.
-            key = counter_rng.derive(self._seed, _Key.PACKED_ROWS, index, epoch)
-            chosen = counter_rng.permute(offsets % len(table), len(table), key)
-            examples, counts = table.take(chosen)
-            found.append((epoch * self.examples_per_epoch(index) + examples, counts))
-        numbers, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        plan = self._planned(index, numbers)
-        widths = packing.by_width(plan.lengths, sequence_length=phase.sequence_length)
-        return packing.place(
-            [(i, self._examples(index, plan.take(i), numbers[i], width)) for i, width in widths],
-            counts,
-            fields=self._collator.fields,
-            pad=self._vocabulary.special.pad,
-            sequence_length=phase.sequence_length,
-            max_predictions=phase.max_predictions,
-            max_sequences=phase.sequences,
-        )
-
-    def _plan_ahead(self, index: int, row: int) -> None:
-        """Begins the next epoch's plan in the background, if the phase's row `row` is near it."""
-        phase, size = self._phases[index], self.rows_per_epoch(index)
-        epoch, offset = divmod(row, size)
-        last = phase.steps * phase.global_batch_size - 1
-        if offset >= _PLAN_AHEAD * size and (epoch + 1) * size <= last:
-            self._epochs(index).begin(epoch + 1)
 
 
 class EvaluationSet:
@@ -279,16 +239,16 @@ class EvaluationSet:
         Raises `UsageError` if the split makes no rows, or the sizes are impossible.
         """
         _check_sizes(split, options, sequence_length, max_predictions)
-        key = counter_rng.derive(seed, _Key.EVALUATION)
+        key = counter_rng.derive(seed, Key.EVALUATION)
         plan = entry_of(options, "rows").plan(
             split,
             options=options,
             sequence_length=sequence_length,
-            key=counter_rng.derive(key, _Key.PLAN),
+            key=counter_rng.derive(key, Key.PLAN),
         )
         self.num_examples = min(num_examples, len(plan))
         self.num_batches = -(-self.num_examples // batch_size)
-        shuffle_key = counter_rng.derive(key, _Key.SHUFFLE)
+        shuffle_key = counter_rng.derive(key, Key.SHUFFLE)
         chosen = counter_rng.permute(np.arange(self.num_examples), len(plan), shuffle_key)
         self._plan = plan.take(chosen)
         self._batch_size = batch_size
@@ -300,7 +260,7 @@ class EvaluationSet:
             vocabulary=vocabulary,
             options=options,
             max_predictions=max_predictions,
-            key=counter_rng.derive(key, _Key.MASK),
+            key=counter_rng.derive(key, Key.MASK),
         )
 
     def batch_at(self, index: int, rows: range) -> Batch:

@@ -63,7 +63,7 @@ def test_no_order_of_three_sources_keeps_every_run_of_batches():
     alive: set[tuple[tuple[int, ...], ...]] = {((0, 0, 0),)}
 
     def keeps(counts: tuple[tuple[int, ...], ...]) -> bool:
-        """Whether no run that ends with the last row is a row or more off."""
+        """Says that no run that ends with the last row is a row or more off."""
         last, length = np.array(counts[-1]), len(counts) - 1
         off = [10 * (last - c) - shares * (length - i) for i, c in enumerate(counts)]
         return all((np.abs(each) < 10).all() for each in off)

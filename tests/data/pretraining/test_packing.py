@@ -163,7 +163,7 @@ def test_show_rows(corpus, tmp_path, capsys):
 def test_rows_of_an_epoch_are_not_those_of_the_next():
     made = pipeline()
     size = made.rows_per_epoch(0)
-    first, second = made._packings[0].get(0), made._packings[0].get(1)
+    first, second = made._streams[0][0].packings.get(0), made._streams[0][0].packings.get(1)
     assert not np.array_equal(first.examples[:50], second.examples[:50])
     assert rows_of(made, 0, 8)["input_ids"].tobytes() != (
         rows_of(made, size, size + 8)["input_ids"].tobytes()
@@ -271,7 +271,7 @@ def two_batches(objective: str) -> tuple[Batch, Batch]:
     kind = OBJECTIVES[objective]
     rows = (kind.rows or ("sentence_pairs",))[0]
     made = pipeline(dataclasses.replace(PACKED, rows=rows), objective=objective)
-    packed = made._packings[0].get(0)
+    packed = made._streams[0][0].packings.get(0)
     numbers, counts = packed.take(np.argsort(-np.diff(packed.starts), kind="stable")[[0, 9, 60]])
     assert len(set(counts)) > 1 < min(counts)
     phase = made._phases[0]

@@ -233,7 +233,7 @@ def test_every_pair_is_one_of_the_plan():
     split = make_split()
     pipeline = make_pipeline(split)
     (rows,) = steps_of_epoch(pipeline, split, 1, 16)
-    (cache,) = pipeline._plans
+    cache = pipeline._streams[0][0].plans
     assert set(rows) == rows_of_plan(split, cache.get(0))
 
 
@@ -354,7 +354,7 @@ def test_a_failed_plan_is_tried_again():
 def test_the_next_plan_is_computed_ahead():
     split = make_split()
     pipeline = make_pipeline(split)
-    (cache,) = pipeline._plans
+    cache = pipeline._streams[0][0].plans
     per_epoch = pipeline.examples_per_epoch(0) / 16
     pipeline.batch_at(int(0.7 * per_epoch), range(16))
     assert list(cache._futures) == [0]
@@ -369,7 +369,7 @@ def test_the_next_plan_is_computed_ahead():
         ),
     )
     last.batch_at(int(per_epoch) - 2, range(16))
-    assert list(last._plans[0]._futures) == [0]
+    assert list(last._streams[0][0].plans._futures) == [0]
 
 
 # --- evaluation ----------------------------------------------------------------------------------

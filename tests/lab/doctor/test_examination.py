@@ -201,7 +201,7 @@ def with_starts(place: Place, split: str, starts: Callable) -> None:
         part = dataclasses.replace(part, document_starts=starts(part))
         return dataclasses.replace(corpus, **{split: part})
 
-    place.patch.setattr("bert_jax_lab.doctor.corpus.open_corpus", opened)
+    place.patch.setattr("bert_jax_lab.doctor.corpus.open_corpora", opened)
 
 
 def single_sentences(place: Place) -> None:

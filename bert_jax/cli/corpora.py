@@ -1,0 +1,63 @@
+"""The option --corpus: one directory of prepare, or several with names."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from bert_jax.errors import UsageError
+
+
+def corpus_directory(text: str) -> Path:
+    """Returns the directory of a corpus. Raises argparse's error for an address."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text} is an address, and a corpus is read from a local directory; copy it first: "
+            f"gcloud storage cp --recursive {text} ."
+        )
+    return Path(text)
+
+
+class NamedCorpus(NamedTuple):
+    """One of several corpora, and what its source is called."""
+
+    name: str
+    directory: Path
+
+
+def named_corpus(text: str) -> NamedCorpus:
+    """Returns a corpus that is written as NAME=DIR, or DIR, whose last part is its name then."""
+    name, equals, place = text.partition("=")
+    if not equals or "/" in name or Path(text).exists():
+        name, place = "", text
+    directory = corpus_directory(place)
+    name = name or directory.resolve().name
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise argparse.ArgumentTypeError(
+            f"{text}: a source has a name of letters, digits and _ . -, and is written as NAME=DIR"
+        )
+    return NamedCorpus(name, directory)
+
+
+def corpora(given: Sequence[NamedCorpus]) -> Path | dict[str, Path] | None:
+    """Returns the corpus that is given, or several by name; None for none.
+
+    Raises UsageError where two have one name.
+    """
+    if len(given) < 2:
+        return given[0].directory if given else None
+    found: dict[str, Path] = {}
+    for name, directory in given:
+        if name in found:
+            raise UsageError(
+                f"--corpus {found[name]} and --corpus {directory} are both called {name}; write "
+                "them as NAME=DIR"
+            )
+        found[name] = directory
+    return found
+
+
+CorpusDirectory = Annotated[Path, corpus_directory]
+# Of an option that may be repeated.
+Corpora = tuple[Annotated[NamedCorpus, named_corpus], ...]

@@ -1,0 +1,137 @@
+"""Several corpora as one, to be trained on together: a mixture of sources.
+
+Their splits lie one after the other, and each source is a part of these: its documents, whose spans
+are those of the whole. So who reads the tokens of a row need not know its source.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data.corpus.store import SPLITS, Corpus, Split, open_corpus
+from bert_jax.errors import UsageError
+
+
+def open_corpora(
+    place: Path | str | Mapping[str, Path] | Mapping[str, str], *, verify: Collection[str] = ()
+) -> Corpus:
+    """Opens one corpus directory, or several by the names of the sources, as `open_corpus` does.
+
+    Raises UsageError, beside what that raises, where two have different tokenizers or are the same.
+    """
+    if not isinstance(place, Mapping):
+        return open_corpus(place, verify=verify)
+    found = {name: open_corpus(place[name], verify=verify) for name in sorted(place)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return mixed(found)
+
+
+def mixed(sources: Mapping[str, Corpus]) -> Corpus:
+    """Returns two corpora or more, each with its name, as one whose `sources` are these.
+
+    Its `manifest` has what is asked of one: counts, the means of entropy and unknown text over all
+    training tokens, languages and origins. Raises UsageError where they do not go together.
+    """
+    (name, first), *others = sources.items()
+    for i, (other_name, other) in enumerate(others):
+        if other.tokenizer_hash != first.tokenizer_hash:
+            raise UsageError(
+                f"the corpora {name} ({first.directory}) and {other_name} ({other.directory}) have "
+                f"different tokenizers: {first.vocab_size:,} sub-words with hash "
+                f"{first.tokenizer_hash[:12]}, and {other.vocab_size:,} with hash "
+                f"{other.tokenizer_hash[:12]}; prepare {other_name} again with "
+                f"`tokenizer` {first.directory}"
+            )
+        for before, corpus in [(name, first), *others[:i]]:
+            if corpus.fingerprint == other.fingerprint:
+                raise UsageError(
+                    f"the corpora {before} ({corpus.directory}) and {other_name} "
+                    f"({other.directory}) are the same text; name it once, with a weight "
+                    "(data.source_weights)"
+                )
+    splits = {split: _joined(split, sources) for split in SPLITS}
+    return dataclasses.replace(
+        first,
+        manifest=_manifest(sources),
+        fingerprint=_digest({name: corpus.fingerprint for name, corpus in sources.items()}),
+        begins_word=np.any([corpus.begins_word for corpus in sources.values()], axis=0),
+        train=splits["train"],
+        validation=splits["validation"],
+        sources={
+            name: dataclasses.replace(
+                corpus, **{split: _part(splits[split], split, sources, name) for split in SPLITS}
+            )
+            for name, corpus in sources.items()
+        },
+    )
+
+
+def _joined(split: str, sources: Mapping[str, Corpus]) -> Split:
+    splits: list[Split] = [getattr(corpus, split) for corpus in sources.values()]
+    return Split(
+        name=split,
+        shards=tuple(shard for each in splits for shard in each.shards),
+        shard_starts=_after([each.shard_starts for each in splits]),
+        sentence_starts=_after([each.sentence_starts for each in splits]),
+        document_starts=_after([each.document_starts for each in splits]),
+    )
+
+
+def _after(starts: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns offsets behind each other, each of which begins with 0 and ends with its size."""
+    joined = np.zeros(1 + sum(each.size - 1 for each in starts), np.int64)
+    at = 0
+    for each in starts:
+        np.add(each[1:], joined[at], out=joined[at + 1 : at + each.size])
+        at += each.size - 1
+    return joined
+
+
+def _part(whole: Split, split: str, sources: Mapping[str, Corpus], name: str) -> Split:
+    """Returns the documents of one source: their sentences are a view of the whole's."""
+    sizes = [getattr(corpus, split).document_starts.size - 1 for corpus in sources.values()]
+    place = list(sources).index(name)
+    first = sum(sizes[:place])
+    starts = whole.document_starts[first : first + sizes[place] + 1]
+    return dataclasses.replace(
+        whole,
+        name=f"{name} {split}",
+        document_starts=starts - starts[0],
+        sentence_starts=whole.sentence_starts[starts[0] : starts[-1] + 1],
+    )
+
+
+def _digest(fingerprints: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(fingerprints, sort_keys=True).encode()).hexdigest()
+
+
+def _manifest(sources: Mapping[str, Corpus]) -> dict[str, Any]:
+    manifests = [corpus.manifest for corpus in sources.values()]
+    tokens = [corpus.train.tokens for corpus in sources.values()]
+    languages = {manifest["options"].get("language") for manifest in manifests}
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.average(values, weights=tokens))
+
+    return {
+        "tokenizer": manifests[0]["tokenizer"],
+        "counts": {
+            split: {
+                name: sum(manifest["counts"][split][name] for manifest in manifests)
+                for name in ("documents", "sentences", "tokens")
+            }
+            for split in SPLITS
+        },
+        "options": {"language": languages.pop() if len(languages) == 1 else None},
+        "sources": [source for manifest in manifests for source in manifest["sources"]],
+        "unigram_entropy_nats": mean([manifest["unigram_entropy_nats"] for manifest in manifests]),
+        "unknown_share": {
+            "train": mean([(m.get("unknown_share") or {}).get("train", 0.0) for m in manifests])
+        },
+    }

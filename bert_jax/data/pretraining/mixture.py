@@ -1,0 +1,66 @@
+"""The rows of several sources in the batches of one phase.
+
+The rows of a batch are those of the first source, then those of the second, and so on
+(dealing.py). To ask each of 200 sources for one row would take longer than to read the batch, so
+the rows of several steps are planned together, and kept for these.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.config import PhaseConfig
+from bert_jax.data.pretraining.dealing import Dealing
+from bert_jax.data.pretraining.epochs import EpochCache
+from bert_jax.data.pretraining.spans import ranges
+from bert_jax.data.pretraining.stream import Stream, Taken
+
+# Rows that a source is asked for at once, on average.
+_TOGETHER = 512
+# Several threads may be at several steps, each of which asks for several ranges of rows.
+_KEPT = 8
+# The numbers of two sources' examples never meet.
+_APART = 1 << 40
+
+
+class Mixture:
+    """The planned rows of a batch, as a function of its step. Safe to use from several threads."""
+
+    def __init__(self, streams: Sequence[Stream], *, shares: Sequence[float], phase: PhaseConfig):
+        self._streams, self._phase = streams, phase
+        self._dealing = Dealing(shares, phase.global_batch_size)
+        self._runs = EpochCache(self._plan, keep=_KEPT)
+
+    def rows_before(self, step: int) -> np.ndarray:
+        """Returns how many rows each source has in the phase before a step of it: int64 `[K]`."""
+        return self._dealing.before(np.array([step]))[0]
+
+    def take(self, step: int, rows: range) -> Taken:
+        """Returns the given rows of the batch of a step, which counts within the phase."""
+        steps = -(-_TOGETHER * len(self._streams) // len(rows))
+        run, place = divmod(step, steps)
+        taken, order = self._runs.get((run * steps, (run + 1) * steps, rows.start, rows.stop))
+        return taken.rows(order[place * len(rows) : (place + 1) * len(rows)])
+
+    def _plan(self, key: tuple[int, int, int, int]) -> tuple[Taken, np.ndarray]:
+        """Returns the rows `[start, stop)` of the batches of some steps, those of a source
+        together, and where each row of the first batch is among them, of the second, and so on.
+        """
+        first, end, start, stop = key
+        steps = np.arange(first, min(end, self._phase.steps))
+        before = self._dealing.before(np.append(steps, steps[-1] + 1))
+        ends = np.cumsum(np.diff(before, axis=0), axis=1)  # of each source's rows in a batch
+        begins = ends - np.diff(before, axis=0)
+        low, high = (np.clip(edge, begins, ends) for edge in (start, stop))
+        places = (steps[:, None] - first) * (stop - start) + low - start
+        parts, at = [], []
+        for source in np.flatnonzero((high > low).any(0)).tolist():
+            stream, count = self._streams[source], (high - low)[:, source]
+            taken = stream.take(ranges((before[:-1] + low - begins)[:, source], count))
+            parts.append(taken._replace(numbers=taken.numbers + source * _APART))
+            at.append(ranges(places[:, source], count))
+            last = int(self.rows_before(self._phase.steps)[source]) - 1
+            stream.plan_ahead(int(before[-1, source]) - 1, last)
+        order = np.empty(steps.size * (stop - start), np.int64)
+        order[np.concatenate(at)] = np.arange(order.size)
+        return Taken.join(parts), order

@@ -1,0 +1,210 @@
+"""Batches of several sources: whose row each is, that they are pure, and that pairs stay apart."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.config import DataConfig, PhaseConfig
+from bert_jax.data.corpus.several import mixed
+from bert_jax.data.corpus.store import Corpus, Split
+from bert_jax.data.pretraining import dealing, mixture
+from bert_jax.data.pretraining.batch import Batch
+from bert_jax.data.pretraining.pipeline import Pipeline
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.errors import UsageError
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from tests.data.pretraining.test_pipeline import assert_same, restored
+from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split
+
+ROWS, TOKENS = 20, 4000
+PHASE = PhaseConfig(sequence_length=32, steps=40, global_batch_size=ROWS)
+PLAIN, PACKED = DataConfig(), DataConfig(packing="best_fit")
+_COUNTS = {"documents": 0, "sentences": 0, "tokens": 0}
+
+
+def corpus_of(number: int, documents: int) -> Corpus:
+    """Tokens of source k are k * TOKENS and more, each another one: a row tells its source."""
+    split = random_split(documents, seed=number, mean_tokens=6, vocab_size=None, num_shards=2)
+    assert split.tokens < TOKENS
+    shards = tuple(shard + number * TOKENS for shard in split.shards)
+    split = dataclasses.replace(split, shards=shards)
+    return Corpus(
+        directory=Path(f"corpus{number}"),
+        manifest={
+            "tokenizer": {},
+            "counts": {"train": _COUNTS, "validation": _COUNTS},
+            "options": {},
+            "sources": [],
+            "unigram_entropy_nats": float(number),
+        },
+        fingerprint=str(number),
+        tokenizer_hash="the same",
+        vocab_size=10**6,
+        special=SPECIAL,
+        begins_word=np.ones(1, bool),
+        train=split,
+        validation=dataclasses.replace(split, name="validation"),
+    )
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealing, "_LONGEST", 256)
+
+
+SOURCES = {name: corpus_of(i, 20 + 10 * i) for i, name in enumerate(("code", "talk", "wiki"))}
+
+
+def made(
+    sources: Mapping[str, Corpus] = SOURCES,
+    options: DataConfig = PLAIN,
+    phases: tuple[PhaseConfig, ...] = (PHASE,),
+    each: list[DataConfig] | None = None,
+) -> Pipeline:
+    whole = mixed(sources)
+    return Pipeline(
+        whole.train,
+        collator=MLM_NSP,
+        vocabulary=Vocabulary(SPECIAL, 10**6),
+        options=each or options,
+        phases=phases,
+        seed=3,
+        sources={name: corpus.train for name, corpus in whole.sources.items()},
+    )
+
+
+def sources_in(batch: Batch) -> list[list[int]]:
+    """The numbers of the sources that the words of each row are from."""
+    ids = restored(batch).astype(np.int64) - FIRST_WORD
+    return [np.unique(row[row >= 0] // TOKENS).tolist() for row in ids]
+
+
+def counts(pipeline: Pipeline, steps: range, sources: int = 3) -> np.ndarray:
+    found = []
+    for step in steps:
+        each = sources_in(pipeline.batch_at(step, range(ROWS)))
+        assert all(len(row) == 1 for row in each), "pairs stay within their source"
+        found.append(np.bincount(np.concatenate(each), minlength=sources))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("options", [PLAIN, PACKED], ids=["unpacked", "packed"])
+def test_a_batch_has_the_shares_and_no_row_two_sources(options):
+    options = dataclasses.replace(options, source_weights="code=1,talk=2.5,wiki=4")
+    found = counts(made(options=options), range(40))
+    exact = ROWS * np.array([1, 2.5, 4]) / 7.5
+    assert np.abs(found - exact).max() < 1
+    assert np.abs(found.cumsum(0) - exact * np.arange(1, 41)[:, None]).max() < 1
+
+
+def test_without_weights_sizes_say_and_a_temperature_evens_them_out():
+    tokens = np.array([corpus.train.tokens for corpus in SOURCES.values()])
+    for temperature in (1.0, 3.0, 1e9):
+        total = counts(made(options=DataConfig(source_temperature=temperature)), range(40)).sum(0)
+        share = tokens ** (1 / temperature)
+        assert np.abs(total - 40 * ROWS * share / share.sum()).max() < 1.01
+    assert np.ptp(total) <= 1
+
+
+@pytest.mark.parametrize("options", [PLAIN, PACKED], ids=["unpacked", "packed"])
+def test_any_hosts_at_any_time_make_the_same_batches(options):
+    """Whatever was asked before, in however many parts, and with however many rows at once."""
+    options = dataclasses.replace(options, source_weights="code=1,talk=3,wiki=7")
+    expected = {step: made(options=options).batch_at(step, range(ROWS)) for step in (0, 7, 31)}
+    again = made(options=options)
+    for step in (31, 7, 0):
+        for cuts in ((0, 20), (0, 1, 2, 20), (0, 5, 10, 15, 20)):
+            parts = [again.batch_at(step, range(*ends)) for ends in itertools.pairwise(cuts)]
+            joined = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+            assert_same(joined, expected[step])
+
+
+def test_many_sources_are_those_that_are_asked_one_by_one(monkeypatch):
+    many = {f"s{i:02}": corpus_of(i, 5 + i % 7) for i in range(60)}
+    together = [made(many).batch_at(step, range(ROWS)) for step in (0, 1, 39)]
+    monkeypatch.setattr(mixture, "_TOGETHER", 0)
+    monkeypatch.setattr(
+        mixture.Mixture, "take",
+        lambda self, step, rows: self._plan((step, step + 1, rows.start, rows.stop))[0],
+    )  # fmt: skip
+    alone = made(many)
+    for step, expected in zip((0, 1, 39), together, strict=True):
+        assert_same(alone.batch_at(step, range(ROWS)), expected)
+
+
+def test_the_first_source_has_the_rows_that_it_has_alone():
+    """Its k-th row is its k-th row in a run of its own, bit for bit."""
+    plain = Pipeline(
+        SOURCES["code"].train, collator=MLM_NSP, vocabulary=Vocabulary(SPECIAL, 10**6),
+        options=DataConfig(), phases=(PHASE,), seed=3,
+    )  # fmt: skip
+    both = made(options=DataConfig(source_weights="code=1,talk=1,wiki=2"))
+    rows = [both.batch_at(step, range(5)) for step in range(8)]
+    for name, array in plain.batch_at(0, range(ROWS)).items():
+        assert np.array_equal(np.concatenate([r[name] for r in rows])[:ROWS], array), name
+    assert plain.epochs(40) == {}
+
+
+def test_phases_may_have_weights_of_their_own_and_epochs_are_counted():
+    phases = (PHASE, dataclasses.replace(PHASE, sequence_length=48))
+    each = [DataConfig(source_weights=text) for text in ("code=1,talk=1", "code=0,talk=1")]
+    two = {name: SOURCES[name] for name in ("code", "talk")}
+    pipeline = made(two, phases=phases, each=each)
+    assert (counts(pipeline, range(40), 2) == 10).all()
+    assert (counts(pipeline, range(40, 80), 2) == [0, ROWS]).all()
+    code, talk = (stream.first.rows for stream in pipeline._streams[0])
+    later = pipeline._streams[1][1].first.rows
+    assert pipeline.epochs(0) == {"code": 0, "talk": 0}
+    assert pipeline.epochs(20) == {"code": 200 / code, "talk": 200 / talk}
+    assert pipeline.epochs(60) == {"code": 400 / code, "talk": 400 / talk + 400 / later}
+    assert pipeline.shares(1) == {"code": 0, "talk": 1}
+
+
+def test_a_part_of_a_mixture_is_its_source():
+    whole = mixed(SOURCES)
+    assert list(whole.sources) == list(SOURCES)
+    for name, source in whole.sources.items():
+        for split in ("train", "validation"):
+            part: Split = getattr(source, split)
+            own: Split = getattr(SOURCES[name], split)
+            tokens = np.concatenate(part.shards)
+            assert part.tokens == own.tokens
+            assert np.array_equal(part.document_starts, own.document_starts)
+            assert np.array_equal(np.diff(part.sentence_starts), np.diff(own.sentence_starts))
+            begin = part.sentence_starts[0]
+            assert np.array_equal(tokens[begin : begin + own.tokens], np.concatenate(own.shards))
+            assert part.name == f"{name} {split}"
+    sizes = [corpus.train.tokens for corpus in SOURCES.values()]
+    assert whole.manifest["unigram_entropy_nats"] == pytest.approx(
+        np.average([0, 1, 2], weights=sizes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ("code=1,talk=1", "has no weight for wiki"),
+        ("code=1,talk=1,wiki=1,kode=2", "names kode, which no `corpus` is called"),
+        ("talk=1,wiki=1,kode=2", "names kode.* and has no weight for code"),
+    ],
+)
+def test_weights_are_those_of_the_sources(weights: str, said: str):
+    with pytest.raises(UsageError, match=rf"data\.source_weights .*{said}"):
+        made(options=DataConfig(source_weights=weights))
+
+
+def test_what_goes_together():
+    one, other = SOURCES["code"], SOURCES["talk"]
+    for change, said in (
+        (
+            {"tokenizer_hash": "another"},
+            r"a \(corpus0\) and b \(corpus1\) have different tokenizers",
+        ),
+        ({"fingerprint": "0"}, r"a \(corpus0\) and b \(corpus1\) are the same text"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            mixed({"a": one, "b": dataclasses.replace(other, **change)})
