@@ -20,6 +20,7 @@ from bert_jax.runtime.preemption import Preemption
 from bert_jax.workdir import checkpoint
 from tests import tiny_corpus
 from tests.batches import mesh_of
+from tests.limits import HUNG
 from tests.tiny_corpus import tiny_config
 
 pytestmark = pytest.mark.core
@@ -189,7 +190,7 @@ def start(
 
 
 def wait_for(process: subprocess.Popen, log: Path, condition) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HUNG
     while not condition():
         assert process.poll() is None, f"ended early:\n{log.read_text()}"
         assert time.monotonic() < deadline, log.read_text()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax import config_loader
+from tests.limits import HUNG
 from tests.paths import ROOT
 
 _ROOT = ROOT
@@ -128,12 +129,12 @@ def test_an_interrupt_leaves_no_child(tmp_path, number):
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HUNG
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=HUNG)
     assert process.returncode == 128 + number and "interrupted at pretrain" in said
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

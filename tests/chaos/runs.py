@@ -18,6 +18,7 @@ from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig,
 from bert_jax.model import sharding
 from bert_jax.workdir import checkpoint
 from tests import tiny_corpus
+from tests.limits import HUNG
 
 ROOT = Path(__file__).parents[2]
 STEPS = 40
@@ -82,7 +83,7 @@ class Started:
     def log(self, rank: int = 0) -> str:
         return (self.directory / f"log.{rank}").read_text(errors="replace")
 
-    def until(self, reached: Callable[[], bool], seconds: float = 240) -> None:
+    def until(self, reached: Callable[[], bool], seconds: float = HUNG) -> None:
         """Waits for something to happen; the run must not end before."""
         deadline = time.monotonic() + seconds
         while not reached():
@@ -91,7 +92,7 @@ class Started:
                 raise AssertionError(self.log())
             time.sleep(0.02)
 
-    def finish(self, seconds: float = 300) -> list[int]:
+    def finish(self, seconds: float = HUNG) -> list[int]:
         """Exit codes, in the order of the ranks."""
         deadline = time.monotonic() + seconds
         try:

@@ -15,6 +15,7 @@ import pytest
 from tests.chaos import long_form
 from tests.chaos.runs import ROOT
 from tests.faulty_bucket import KINDS, control, environment
+from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
 
@@ -32,7 +33,7 @@ def run(address: str, tmp_path: Any, *what: Any) -> list[Any]:
         },
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HUNG,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -18,6 +18,7 @@ from bert_jax.config import PhaseConfig
 from tests import tiny_corpus
 from tests.chaos import long_form
 from tests.chaos.runs import CONFIG, ROOT, lines
+from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
 
@@ -99,7 +100,7 @@ class Hosts:
                 )
             )  # fmt: skip
         try:
-            said = [process.communicate(timeout=120) for process in started]
+            said = [process.communicate(timeout=HUNG) for process in started]
         finally:
             for process in started:
                 process.kill()

@@ -21,6 +21,7 @@ from tests import tiny_corpus
 from tests.chaos import IS_LONG
 from tests.chaos.runs import ROOT, lines
 from tests.faulty_bucket import control, environment
+from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
 
@@ -85,7 +86,7 @@ class InBucket:
         return [row for row in self.rows("events") if row["event"] == kind]
 
     def until_step(self, step: int) -> None:
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + HUNG
         while not any(row["step"] >= step for row in self.rows("metrics")):
             assert self.process.poll() is None and time.monotonic() < deadline, self.log()
             time.sleep(0.05)

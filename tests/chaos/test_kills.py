@@ -10,6 +10,7 @@ import pytest
 from bert_jax.workdir import checkpoint
 from tests.chaos import IS_LONG, long_form
 from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
+from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
 
@@ -44,7 +45,7 @@ def test_kills(tmp_path, corpus, request, processes, faults):
                 there = list(root.iterdir()) if root.is_dir() else []
                 return any(not (p / "manifest.json").exists() for p in there)
 
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + HUNG
             while not is_saving() and run.processes[0].poll() is None:
                 assert time.monotonic() < deadline, run.log()
                 time.sleep(0.001)

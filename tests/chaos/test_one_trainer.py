@@ -15,6 +15,7 @@ from tests.chaos import IS_LONG, long_form
 from tests.chaos.holder import hold
 from tests.chaos.runs import Started, lines
 from tests.faulty_bucket import control, environment
+from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
 
@@ -47,7 +48,7 @@ class Holder:
     def says(self) -> tuple[float, str]:
         """Returns when it said its next line after "begins", and that."""
         while True:
-            assert self._mouth.poll(120), "it says nothing"
+            assert self._mouth.poll(HUNG), "it says nothing"
             at, line = self._mouth.recv()
             if line != "begins":
                 return at, line
@@ -59,7 +60,7 @@ class Holder:
 
     def ends(self) -> int | None:
         self._mouth.close()
-        self.process.join(60)
+        self.process.join(HUNG)
         return self.process.exitcode
 
 

@@ -23,6 +23,7 @@ from bert_jax.workdir import checkpoint
 from tests import tiny_corpus, tiny_tasks
 from tests.chaos import IS_LONG
 from tests.chaos.runs import ROOT, losses
+from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
 
@@ -141,7 +142,7 @@ def test_a_signal(tmp_path, corpus, finished, files, verb, moment, number):
     output, log = tmp_path / "output", tmp_path / "log"
     words = command(verb, files, output, corpus, finished)
     process = start(words, log, fault)
-    marked, deadline = "chaos: at", time.monotonic() + 300
+    marked, deadline = "chaos: at", time.monotonic() + HUNG
     if fault.startswith("say="):
         marked = "chaos: compile" if moment == "compile" else "chaos: import"
     is_of_rows = fault.startswith("task-step")
@@ -201,7 +202,7 @@ def test_a_terminal_that_closes(tmp_path, corpus, finished, files, is_told):
         stderr=theirs,
     )
     os.close(theirs)
-    shown, deadline = b"", time.monotonic() + 300
+    shown, deadline = b"", time.monotonic() + HUNG
     while not _has_row(output):
         assert process.poll() is None and time.monotonic() < deadline, shown
         if select.select([ours], [], [], 0.02)[0]:

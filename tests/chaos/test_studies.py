@@ -14,6 +14,7 @@ from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig,
 from bert_jax.workdir import log_reader
 from tests import tiny_corpus
 from tests.chaos.runs import ROOT
+from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
 
@@ -36,7 +37,6 @@ def study():
         tasks=(StudyTask("word_order", rule="word_order", epochs=1, length=32),),
     )
 """
-_SECONDS = 240
 
 
 class Studying:
@@ -53,7 +53,7 @@ class Studying:
 
     def until_step(self, step: int) -> None:
         """Waits until the sound run has logged that step."""
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + HUNG
         run = self.workdir / "runs" / "sound.seed0"
         while not any(row["step"] >= step for row in log_reader.read_rows(run)):
             assert self.process.poll() is None, self.log.read_text()
@@ -61,7 +61,7 @@ class Studying:
             time.sleep(0.02)
 
     def code(self) -> int:
-        return self.process.wait(_SECONDS)
+        return self.process.wait(HUNG)
 
 
 def test_a_study_is_killed_told_to_go_and_begun_twice(tmp_path, corpus):

@@ -15,6 +15,7 @@ from bert_jax.cli import output
 from bert_jax.config import OptimizerConfig, PhaseConfig
 from bert_jax.progress import note
 from tests import tiny_corpus
+from tests.limits import HUNG
 from tests.tiny_corpus import tiny_config
 
 _SHORT = (PhaseConfig(sequence_length=32, steps=4, global_batch_size=16, max_predictions=5),)
@@ -434,7 +435,7 @@ def test_storage_that_is_full(tmp_path, corpus):
         env={**os.environ, **alone},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HUNG,
     )
     assert done.returncode == 7, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "error" in line]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.launch import fake_programs
+from tests.limits import HUNG
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("gcloud", "systemctl", "systemd-run", "python3", "curl")
@@ -63,7 +64,7 @@ fi
 _TYPES = {1: "v4-8", 2: "v4-16", 8: "v4-64"}
 
 
-def wait_until(condition, process=None, seconds: float = 60) -> None:
+def wait_until(condition, process=None, seconds: float = HUNG) -> None:
     """Until it holds; a test fails where the process ends before, or the time does."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -186,7 +187,7 @@ class Cloud:
         folder = str(Path(fake_programs.__file__).parent)
         command = [sys.executable, "-S", "-c", script]
         environment = self.environment | (settings or {}) | {"PYTHONPATH": folder}
-        subprocess.run(command, env=environment, check=True, timeout=60)
+        subprocess.run(command, env=environment, check=True, timeout=HUNG)
 
     def write_scenario(self) -> None:
         (self.directory / "scenario.json").write_text(json.dumps(self.scenario))
@@ -228,7 +229,7 @@ class Cloud:
     ) -> subprocess.CompletedProcess[str]:
         process = self.start(*command, settings=settings)
         try:
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=HUNG)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise

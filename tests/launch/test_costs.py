@@ -7,6 +7,7 @@ import pytest
 
 from tests.launch.cloud import end, wait_until
 from tests.launch.test_run import RUN
+from tests.limits import HUNG
 
 _HOUR = 3600
 _QUICK = {"TICK_SECONDS": "0.05", "AGAIN_SECONDS": "0.05", "LAST_SECONDS": "0",
@@ -101,7 +102,7 @@ def test_hours_are_those_of_all_machines_together(cloud):
     wait_until(lambda: alive.read_text().split()[1] == "61", run)
     here.set_states("SUSPENDED")
     here.reset()
-    assert run.wait(timeout=60) == 42
+    assert run.wait(timeout=HUNG) == 42
     run.communicate()
     here.up(60)
     run = here.started(*RUN, "--max-hours=1.5")
@@ -110,7 +111,7 @@ def test_hours_are_those_of_all_machines_together(cloud):
     wait_until(lambda: alive.read_text().split()[1] == "89", run)
     here.up(30 * 60)
     # The trainer is told first, and saves.
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=HUNG)
     assert run.returncode == 42, err
     assert "exit code 42" in out + (bucket / "logs/pod-w-0.log").read_text()
     wait_until(lambda: gone(here))

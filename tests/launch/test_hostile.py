@@ -7,6 +7,7 @@ import subprocess
 
 from tests import hostile
 from tests.launch.cloud import ROOT
+from tests.limits import HUNG
 
 _RUN = ("--config=tiny_docs_cpu", "--corpus=/data/corpus", "--workdir=gs://b/run")
 _OUTSIDE = ROOT / "launch/lib/outside.sh"
@@ -86,7 +87,7 @@ def checked(folder, names: str, prefix: str, values: list[str]) -> str:
     words = [v.replace("MARK", str(folder / "mark"))[:10_000] for v in values if "\0" not in v]
     done = subprocess.run(
         ["bash", "-c", _CHECKS, "-", ROOT, names, prefix, *words],
-        capture_output=True, text=True, cwd=folder, timeout=60,
+        capture_output=True, text=True, cwd=folder, timeout=HUNG,
     )  # fmt: skip
     assert done.stderr == "" and [p.name for p in folder.iterdir()] == ["err"]
     return done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.cloud import ROOT, wait_until
+from tests.limits import HUNG
 
 _TYPE = "--type=v4-16"
 
@@ -114,7 +115,7 @@ def test_stale_holders_of_chips_are_ended(cloud, home, device, manner):
     done = here.setup(_TYPE, home=home)
     assert done.returncode == 0, done.stderr
     end = signal.SIGTERM if manner == "polite" else signal.SIGKILL
-    assert stale.wait(timeout=10) == -end
+    assert stale.wait(timeout=HUNG) == -end
     assert not (home / "libtpu_lockfile").exists()
     assert bystander.poll() is None
     bystander.kill()

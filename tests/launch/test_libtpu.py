@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.launch.cloud import ROOT
+from tests.limits import HUNG
 
 pytestmark = [
     pytest.mark.tpu_compiler,
@@ -40,7 +41,7 @@ def load(generation: str, flags: str) -> subprocess.CompletedProcess[str]:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
     }
     command = [sys.executable, "-c", _LOAD, f"{generation}:{_SMALLEST[generation]}"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HUNG)
 
 
 def flags_of(generation: str) -> str:

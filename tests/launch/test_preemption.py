@@ -17,6 +17,7 @@ from tests import tiny_corpus
 from tests.chaos import IS_LONG
 from tests.chaos.runs import losses, state_digest
 from tests.launch.cloud import ROOT, wait_until
+from tests.limits import HUNG
 
 _STEPS = 60
 _CONFIG = tiny_corpus.tiny_config(
@@ -82,13 +83,13 @@ def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, t
     run = here.start(*command(here, workdir), settings=place)
     exits = [here.home(host) / "bert-jax/exit" for host in range(2)]
     # The cloud takes the machine: its hosts shut down and stop their units, and then it is gone.
-    wait_until(lambda: len(lines_of(workdir / "metrics.jsonl")) >= 25, run, seconds=240)
+    wait_until(lambda: len(lines_of(workdir / "metrics.jsonl")) >= 25, run)
     for host in range(2):
         os.kill(int((here.home(host) / "unit.pid").read_text()), signal.SIGTERM)
-    wait_until(lambda: all(path.exists() for path in exits), seconds=60)
+    wait_until(lambda: all(path.exists() for path in exits))
     assert [path.read_text() for path in exits] == ["42\n", "42\n"]
     lose()
-    out, err = run.communicate(timeout=120)
+    out, err = run.communicate(timeout=HUNG)
     assert run.returncode == 42 and "the same command goes on" in err, err
     assert max(row["step"] for row in lines_of(workdir / "metrics.jsonl")) < _STEPS
     assert ("2 processes met" if IS_LONG else ": pretrain src/run/tiny.json") in out

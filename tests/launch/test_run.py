@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos import IS_LONG
 from tests.launch.cloud import ROOT, end, read_until, wait_until
+from tests.limits import HUNG
 
 RUN = ("--config=bert_large_64core", "--corpus=/data/corpus", "--workdir=gs://b/run")
 _UP = ["scp", "setup", "start"]
@@ -169,7 +170,7 @@ def test_the_log_is_followed(cloud):
         wanted = text.replace("\x1b", "").replace("\a", "")
         assert next(s for s in run.stdout if wanted in s) == f"{wanted}\n"
     (here.directory / "done").touch()
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=HUNG)
     assert run.returncode == 0 and out.count("step") == 0 and "exit code 0" in out, out + err
 
 
@@ -181,7 +182,7 @@ def test_whoever_leaves_is_told_what_stays(cloud, number):
     here = cloud(number_of_hosts=1, trainer=[{"code": "waits"}])
     run = here.started(*RUN)
     run.send_signal(number)
-    _, err = run.communicate(timeout=30)
+    _, err = run.communicate(timeout=HUNG)
     assert run.returncode == 128 + number
     assert "pod is there without this command and costs $12.88 an hour" in err.splitlines()[-1]
 
@@ -221,7 +222,7 @@ def test_no_outage_ends_a_run(cloud):
     here.scenario["events"] = []
     here.write_scenario()
     (here.directory / "done").touch()
-    _, err = run.communicate(timeout=60)
+    _, err = run.communicate(timeout=HUNG)
     assert run.returncode == 0 and "gcloud auth login" in err, err
     assert here.commands() == _ALL
 
@@ -233,7 +234,7 @@ def test_what_hosts_said_last_counts_when_the_machine_is_gone(cloud, codes):
     run = here.started(*RUN)
     read_until(run, "not all hosts answer; pod: ready")
     here.set_states("GONE")
-    assert run.wait(timeout=30) == codes[0]
+    assert run.wait(timeout=HUNG) == codes[0]
     run.communicate()
 
 
@@ -388,7 +389,7 @@ def test_two_laptops_make_one_machine(cloud, tmp_path):
         lost = zones[chance.choice(tuple(zones))] if chance.random() < 0.3 else None
         if lost and lost.state()["states"] == ["ACTIVE"]:
             lost.set_states("SUSPENDED")
-        said = [laptop.communicate(timeout=60)[1] for laptop in laptops]
+        said = [laptop.communicate(timeout=HUNG)[1] for laptop in laptops]
         codes = [laptop.returncode for laptop in laptops]
         there = [name for name, here in zones.items() if here.state()["states"] == ["ACTIVE"]]
         assert len(there) <= 1, said

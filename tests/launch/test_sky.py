@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.launch.cloud import ROOT
+from tests.limits import HUNG
 
 _FILE = ROOT / "launch" / "sky.yaml"
 _ENVS = {"CORPUS": "gs://b/corpus", "WORKDIR": "gs://b/run"}
@@ -94,7 +95,7 @@ def run(task, tmp_path):
             env=env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HUNG,
         )
 
     return call

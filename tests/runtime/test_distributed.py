@@ -17,6 +17,7 @@ from bert_jax.errors import UsageError
 from bert_jax.runtime.distributed import Connection
 from tests import distributed_worker, tiny_corpus
 from tests.chaos import long_form
+from tests.limits import HUNG
 from tests.paths import ROOT
 
 _ROOT = ROOT
@@ -70,7 +71,7 @@ def start(
     return started
 
 
-def finish(directory: Path, processes: list[subprocess.Popen], seconds: float = 240) -> list[int]:
+def finish(directory: Path, processes: list[subprocess.Popen], seconds: float = HUNG) -> list[int]:
     deadline = time.monotonic() + seconds
     try:
         return [p.wait(max(1, deadline - time.monotonic())) for p in processes]

@@ -20,6 +20,7 @@ from bert_jax.training.evaluate import HeldOut
 from bert_jax.workdir import checkpoint, log_reader
 from bert_jax.workdir.metrics_log import MetricsLogger
 from tests import tiny_corpus
+from tests.limits import HUNG
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,7 @@ def test_a_second_interrupt_ends_at_once(codes, capsys):
         assert str(preemption_error) == "interrupted; step 3 is saved" and codes.empty()
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
-        assert codes.get(timeout=10) == 130
+        assert codes.get(timeout=HUNG) == 130
     said = capsys.readouterr().err
     assert (
         "interrupted: saves and ends after this: the step in hand (a step takes 6 min); Ctrl-C "
@@ -107,7 +108,7 @@ def test_what_ends_at_once_says_so_once(number, words, codes, capsys):
     with Preemption() as preemption:
         preemption.is_idle = True
         os.kill(os.getpid(), number)
-        assert codes.get(timeout=10) == 42
+        assert codes.get(timeout=HUNG) == 42
     assert capsys.readouterr().err.startswith(
         f"{words}; nothing is lost, and the same command goes on\n"
     )

@@ -15,6 +15,7 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.tasks import finetune
 from tests import tiny_tasks
+from tests.limits import HUNG
 from tests.paths import ROOT
 from tests.states import arrays_of, assert_same_bits
 
@@ -142,7 +143,7 @@ def test_sigterm_to_any_process_saves_and_the_same_command_goes_on(files, tmp_pa
     assert finish(one, start(files, one, processes=1, slow=False)) == [0]
     cut = tmp_path / "cut"
     started = start(files, cut, processes=processes, slow=True)
-    metrics, deadline = cut / "metrics.jsonl", time.monotonic() + 200
+    metrics, deadline = cut / "metrics.jsonl", time.monotonic() + HUNG
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
         assert time.monotonic() < deadline and all(p.poll() is None for p in started)
         time.sleep(0.05)

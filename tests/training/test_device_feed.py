@@ -12,6 +12,7 @@ from bert_jax.model import sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.training import device_feed
 from tests.batches import mesh_of, random_batch
+from tests.limits import HUNG
 from tests.tiny_corpus import tiny_config
 
 _ROWS = 16
@@ -86,7 +87,7 @@ def test_ahead_keeps_order_and_depth(depth):
     seen = []
     for future in device_feed.ahead(source(), depth=depth):
         # `depth` batches, this one among them, are under way when it is handed out.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HUNG
         while len(made) < min(len(seen) + depth, 6) and time.monotonic() < deadline:
             time.sleep(0.001)
         assert len(made) == min(len(seen) + depth, 6)

@@ -19,6 +19,7 @@ from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint, recovery
 from bert_jax.workdir.checkpoint import Checkpoints
 from tests.batches import mesh_of
+from tests.limits import HUNG
 from tests.tiny_corpus import tiny_config, write_config
 
 pytestmark = pytest.mark.core
@@ -196,7 +197,7 @@ def load_apart(tmp_path, config: TrainConfig, workdirs: list) -> dict[str, list]
         env={**os.environ, "JAX_NUM_CPU_DEVICES": "8"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HUNG,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -16,6 +16,7 @@ from bert_jax.errors import StorageFailed, UsageError
 from bert_jax.workdir import location
 from tests import tiny_corpus
 from tests.faulty_bucket import environment, serving
+from tests.limits import HUNG
 
 _CONFIG = tiny_corpus.tiny_config(
     phases=(PhaseConfig(sequence_length=32, steps=120, global_batch_size=16, max_predictions=5),),
@@ -37,7 +38,7 @@ def run(cloud: dict, cache: Path, *words: str) -> subprocess.CompletedProcess:
         env=cloud | {"BERT_JAX_CACHE": str(cache)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HUNG,
     )
 
 
@@ -59,7 +60,7 @@ def run_in_turn(cloud: dict, cache: Path, *commands: tuple[str, ...]) -> list[tu
         env=cloud | {"BERT_JAX_CACHE": str(cache)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HUNG,
     )
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
@@ -104,7 +105,7 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus)
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + HUNG
     while True:
         assert first.poll() is None, first.communicate()[1]
         assert time.monotonic() < deadline

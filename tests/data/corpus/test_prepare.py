@@ -24,6 +24,7 @@ from bert_jax.data.sources import document
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.errors import BertJaxError, DataDamaged, StorageFailed, UsageError
+from tests.limits import HUNG
 from tests.paths import ROOT
 
 WORDS = ["the", "a", "red", "blue", "old", "new", "cat", "dog", "bird", "sees", "hears", "likes"]
@@ -254,7 +255,7 @@ def test_a_killed_run_leaves_no_process_and_is_continued(tmp_path, source, vocab
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HUNG
     while len(list(output.glob(".parts/*.npz"))) < 3:
         assert running.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)

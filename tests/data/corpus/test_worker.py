@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from tests.limits import HUNG
+
 _PARENT = """
 import concurrent.futures, multiprocessing, os, signal, sys, time
 from bert_jax.data.corpus import worker
@@ -26,7 +28,7 @@ def test_a_closed_terminal_leaves_no_traceback():
         [sys.executable, "-c", _PARENT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HUNG,
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -18,6 +18,7 @@ from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from tests.batches import check_batch
+from tests.limits import HUNG
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split, split_from_lengths
 
 SMALL = PhaseConfig(sequence_length=32, steps=100, global_batch_size=16, max_predictions=5)
@@ -360,7 +361,7 @@ def test_the_next_plan_is_computed_ahead():
     assert list(cache._futures) == [0]
     pipeline.batch_at(int(0.9 * per_epoch), range(16))
     assert list(cache._futures) == [0, 1]
-    assert len(cache._futures[1].result(timeout=10)) > 0
+    assert len(cache._futures[1].result(timeout=HUNG)) > 0
     # Not beyond the last epoch the phase will see.
     last = make_pipeline(
         split,

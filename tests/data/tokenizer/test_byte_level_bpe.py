@@ -17,6 +17,7 @@ from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
+from tests.limits import HUNG
 from tests.paths import GOLDEN as GOLDEN_FILES
 from tests.paths import ROOT
 
@@ -186,7 +187,7 @@ def test_training_gives_the_same_bytes_in_every_process(tmp_path):
         folder = tmp_path / seed
         command = [sys.executable, "-c", _TRAIN, str(folder)]
         root = ROOT
-        subprocess.run(command, check=True, env=environment, cwd=root, timeout=60)
+        subprocess.run(command, check=True, env=environment, cwd=root, timeout=HUNG)
         written.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert written[0] == written[1]
     assert set(written[0]) >= {"vocab.json", "merges.txt", "tokenizer.json"}

@@ -16,6 +16,7 @@ import tokenizers
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer, sentencepiece_model
 from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
 from bert_jax.errors import UsageError
+from tests.limits import HUNG
 from tests.paths import GOLDEN as GOLDEN_FILES
 from tests.paths import ROOT
 
@@ -460,7 +461,7 @@ def test_training_gives_the_same_bytes_in_every_process(wordpiece, sentencepiece
         there = tmp_path / f"seed{seed}"
         root = ROOT
         command = [sys.executable, "-c", TRAIN, str(there)]
-        subprocess.run(command, check=True, env=environment, cwd=root, timeout=60)
+        subprocess.run(command, check=True, env=environment, cwd=root, timeout=HUNG)
         for kind in ("w", "s"):
             assert contents(there / kind) == contents(tmp_path / "here" / kind)
 
@@ -635,4 +636,4 @@ def test_importing_is_light_and_encoding_needs_no_transformers(tmp_path):
     )
     root = ROOT
     command = [sys.executable, "-c", code, str(tmp_path)]
-    subprocess.run(command, check=True, cwd=root, timeout=60)
+    subprocess.run(command, check=True, cwd=root, timeout=HUNG)
