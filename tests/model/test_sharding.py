@@ -49,8 +49,9 @@ def train(config: TrainConfig, shape, *, steps: int = 20):
     mesh = mesh_of(shape)
     rows = []
     sixth = None
+    # Outside of the mesh: what it computes one operation at a time is compiled once for all meshes.
+    state = TrainState.initial(config, mesh)
     with jax.set_mesh(mesh):
-        state = TrainState.initial(config, mesh)
         layout = sharding.batch_sharding(mesh)
         step = None
         for number in range(steps):
