@@ -1,0 +1,150 @@
+"""A run over several corpora: cut and gone on with, scored by source, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    PhaseConfig,
+)
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.runtime.preemption import Preemption
+from bert_jax.workdir import log_reader
+from tests import tiny_corpus
+from tests.states import arrays_of, assert_same_bits
+
+_STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory) -> dict[str, Path]:
+    """Two texts, one vocabulary; and a third text, to be taken for the second."""
+    folder, found = tmp_path_factory.mktemp("corpora"), {}
+    for seed, (name, stories) in enumerate({"tales": 40, "notes": 20, "other": 20}.items()):
+        text = tiny_corpus.write(folder / f"{name}.txt", number=stories, seed=seed)
+        vocabulary = {"tokenizer": str(folder / "tales")} if found else {"vocab_size": 200}
+        prepare([str(text)], folder / name, validation_fraction=0.2, workers=1, **vocabulary)
+        found[name] = folder / name
+    return found
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory) -> Path:
+    """Shares of 3 to 1, and of half and half from the fourth update on."""
+    phase = PhaseConfig(sequence_length=32, steps=3, global_batch_size=8, max_predictions=5)
+    even = PhaseConfig(
+        sequence_length=32, steps=3, global_batch_size=8, max_predictions=5,
+        changes={"data.source_weights": "notes=1,tales=1"},
+    )  # fmt: skip
+    config = tiny_corpus.tiny_config(
+        data=DataConfig(source_weights="tales=3,notes=1"),
+        phases=(phase, even),
+        evaluation=EvaluationConfig(every_steps=3, num_examples=16, batch_size=16),
+        checkpoint=CheckpointConfig(every_steps=1, keep_last=9),
+        optimizer=OptimizerConfig(learning_rate=5e-3, schedule="constant", warmup_steps=0),
+    )
+    return tiny_corpus.write_config(tmp_path_factory.mktemp("config") / "tiny.json", config)
+
+
+def command(config: Path, workdir: Path, **sources: Path) -> list[str]:
+    named = [f"--corpus={name}={directory}" for name, directory in sources.items()]
+    return ["pretrain", str(config), *named, "--workdir", str(workdir)]
+
+
+@pytest.fixture(scope="module")
+def whole(config_file, corpora, tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("whole") / "workdir"
+    tales, notes = corpora["tales"], corpora["notes"]
+    assert main(command(config_file, workdir, tales=tales, notes=notes)) == 0
+    return workdir
+
+
+def rows(workdir: Path) -> list[dict]:
+    timed = ("time", "seconds", "per_second", "mfu")
+    return [
+        {name: value for name, value in row.items() if not any(word in name for word in timed)}
+        for row in log_reader.read_rows(workdir)
+    ]
+
+
+def test_a_run_that_is_cut_goes_on_with_the_same_bits(whole, config_file, corpora, tmp_path):
+    """Whatever the order in which the sources are typed."""
+    workdir = tmp_path / "workdir"
+    tales, notes = corpora["tales"], corpora["notes"]
+    again = command(config_file, workdir, notes=notes, tales=tales)
+    for stop in (2, 3, 5):
+        with pytest.MonkeyPatch.context() as patch:
+            saved = workdir / "checkpoints" / str(stop)
+            patch.setattr(Preemption, "requested", lambda self, saved=saved: saved.is_dir())
+            assert main(again) == 42
+    assert main(again) == 0
+    assert rows(workdir) == rows(whole)
+    assert_same_bits(arrays_of(whole, _STEPS), arrays_of(workdir, _STEPS))
+
+
+def test_epochs_of_each_source_are_logged(whole):
+    trained = [row for row in rows(whole) if row.get("split", "train") == "train"]
+    assert [row["step"] for row in trained] == list(range(1, _STEPS + 1))
+    for name in ("notes", "tales"):
+        epochs = [row[f"epochs/{name}"] for row in trained]
+        assert epochs == sorted(epochs) and epochs[0] > 0
+    # 6 and 2 rows of each batch in the first phase, 4 and 4 in the second, whose epochs have
+    # other sizes.
+    tales = [row["epochs/tales"] for row in trained]
+    assert tales[2] / 18 == pytest.approx((tales[5] - tales[2]) / 12, rel=0.2)
+
+
+def test_the_losses_of_the_sources_add_up_to_the_whole(whole, corpora, capsys):
+    scores = {row["split"]: row for row in rows(whole) if row["step"] == _STEPS and "split" in row}
+    assert set(scores) >= {"validation", "validation/tales", "validation/notes"}
+    each = [scores["validation/tales"], scores["validation/notes"]]
+    for loss in ("mlm", "nsp"):
+        count = sum(row[f"{loss}_count"] for row in each)
+        mean = sum(row[f"{loss}_count"] * row[f"{loss}_loss"] for row in each) / count
+        assert mean == pytest.approx(scores["validation"][f"{loss}_loss"], rel=1e-6)
+    # `evaluate` knows the corpora from the workdir, and finds the same.
+    capsys.readouterr()
+    assert main(["evaluate", str(whole), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for name in ("tales", "notes"):
+        assert found["sources"][name]["loss"] == pytest.approx(scores[f"validation/{name}"]["loss"])
+
+
+def test_another_text_of_a_source_is_refused_by_its_name(whole, config_file, corpora, capsys):
+    tales, other = corpora["tales"], corpora["other"]
+    assert main(command(config_file, whole, tales=tales, notes=other)) == 3
+    said = capsys.readouterr().err
+    assert "corpus.notes" in said and "corpus.tales" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--set=data.source_weights=tales=1"], "has no weight for notes (0 leaves it out)"),
+        (["--set=data.source_weights=tales=1,notes=1,wiki=1"], "names wiki, which no"),
+        (["--set=data.source_weights=tales=-1,notes=1"], "none is negative"),
+        (["--set=data.source_weights=tales=0,notes=0"], "no source has any rows"),
+        (["--set=data.source_weights=tales,notes=0"], "tales is no weight"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_sources(
+    options, said, config_file, corpora, tmp_path, capsys
+):
+    sources = {name: corpora[name] for name in ("tales", "notes")}
+    assert main([*command(config_file, tmp_path / "w", **sources), *options]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "w").exists()
+
+
+def test_names_of_sources(config_file, corpora, tmp_path, capsys):
+    tales, notes = corpora["tales"], corpora["notes"]
+    twice = ["pretrain", str(config_file), "--workdir", str(tmp_path / "w")]
+    assert main([*twice, f"--corpus=a={tales}", f"--corpus=a={notes}"]) == 2
+    assert "are both called a; write them as NAME=DIR" in capsys.readouterr().err
+    assert main([*twice, f"--corpus=a={tales}", f"--corpus=b={tales}"]) == 2
+    assert "are the same text; name it once" in capsys.readouterr().err
