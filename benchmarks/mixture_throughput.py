@@ -9,14 +9,15 @@ seconds of the whole process, too, since other work on the machine does not chan
 
 import argparse
 import dataclasses
+import itertools
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from pipeline_throughput import LENGTH, ROWS, SPECIAL, VOCAB_SIZE, synthetic_split
 
-from benchmarks.pipeline_throughput import LENGTH, ROWS, SPECIAL, VOCAB_SIZE, synthetic_split
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
@@ -28,7 +29,7 @@ def parts(split: Split, number: int) -> dict[str, Split]:
     """Returns the documents of a split as so many sources."""
     edges = np.linspace(0, split.document_starts.size - 1, number + 1).astype(np.int64)
     found = {}
-    for i, (first, end) in enumerate(zip(edges, edges[1:], strict=False)):
+    for i, (first, end) in enumerate(itertools.pairwise(edges)):
         starts = split.document_starts[first : end + 1]
         found[f"s{i:03}"] = dataclasses.replace(
             split,

@@ -175,10 +175,13 @@ def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention)
     params, theirs = _both_sides(tmp_path, model, head)
     features, rows = data.train.encoded.features, np.arange(size)
     packed, apart = PackedBatches(features, size=size)(rows), Batches(features, size=size)(rows)
+    # Rows and their numbers lie where those of a run do: masks are laid out as the numbers are.
+    mesh = _one_device()
+    rows_B = jnp.arange(len(packed["input_ids"]), dtype=jnp.uint32)
+    packed, rows_B = jax.device_put((packed, rows_B), sharding.batch_sharding(mesh))
 
     @jax.jit
-    def gradient(step):
-        rows_B = jnp.arange(len(packed["input_ids"]), dtype=jnp.uint32)
+    def gradient(step, packed, rows_B):
         key = DropoutKey.create(seed=0, step=step, rows_B=rows_B)
 
         def loss(params):
@@ -190,9 +193,9 @@ def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention)
         return jax.grad(loss)(params)
 
     ours, torchs = [], []
-    with jax.set_mesh(_one_device()):
+    with jax.set_mesh(mesh):
         for step in range(draws):
-            ours.append(huggingface.to_tensors(gradient(jnp.int32(step))))
+            ours.append(huggingface.to_tensors(gradient(jnp.int32(step), packed, rows_B)))
     for _ in range(draws):
         theirs.zero_grad()
         theirs(**_inputs(apart), labels=_long(apart["labels"])).loss.backward()
