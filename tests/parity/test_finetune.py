@@ -107,6 +107,14 @@ def test_the_losses_are_those_of_transformers(tmp_path):
     assert np.max(apart) < 1e-3
 
 
+def _placed(batch, mesh):
+    """Returns a batch and the numbers of its rows where those of a run lie: masks lie as the
+    numbers do.
+    """
+    rows_B = jnp.arange(len(batch["input_ids"]), dtype=jnp.uint32)
+    return jax.device_put((batch, rows_B), sharding.batch_sharding(mesh))
+
+
 def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
     """Outputs vary from mask to mask alike, in examples that share rows here and not there.
 
@@ -127,16 +135,20 @@ def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
     batch = PackedBatches(features, size=size)(np.arange(size))
     assert len(batch["input_ids"]) < size
 
+    mesh = _one_device()
+    placed, rows_B = _placed(batch, mesh)
+
     @jax.jit
-    def pooled(step):
-        rows_B = jnp.arange(len(batch["input_ids"]), dtype=jnp.uint32)
+    def pooled(step, batch, rows_B):
         key = DropoutKey.create(seed=0, step=step, rows_B=rows_B)
         return bert.apply(
             params, batch, config=model, head=head, compute=ComputeConfig(dtype="float32"), key=key
         )["pooled"]
 
-    with jax.set_mesh(_one_device()):
-        ours = np.stack([np.asarray(pooled(jnp.int32(step))) for step in range(draws)])
+    with jax.set_mesh(mesh):
+        ours = np.stack(
+            [np.asarray(pooled(jnp.int32(step), placed, rows_B)) for step in range(draws)]
+        )
     is_text = batch["weights"] > 0
     ours = ours[:, is_text][:, np.argsort(batch["labels"][is_text])]
     apart = Batches(features, size=size)(np.arange(size))
@@ -175,10 +187,8 @@ def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention)
     params, theirs = _both_sides(tmp_path, model, head)
     features, rows = data.train.encoded.features, np.arange(size)
     packed, apart = PackedBatches(features, size=size)(rows), Batches(features, size=size)(rows)
-    # Rows and their numbers lie where those of a run do: masks are laid out as the numbers are.
     mesh = _one_device()
-    rows_B = jnp.arange(len(packed["input_ids"]), dtype=jnp.uint32)
-    packed, rows_B = jax.device_put((packed, rows_B), sharding.batch_sharding(mesh))
+    packed, rows_B = _placed(packed, mesh)
 
     @jax.jit
     def gradient(step, packed, rows_B):
