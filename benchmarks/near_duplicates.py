@@ -60,7 +60,7 @@ def main() -> None:
             for number, text in texts:
                 near.add(number, text)
         else:
-            dropped = near.find(texts)
+            dropped = {found.number for found in near.find(texts)}
         seconds = time.process_time() - began - making[0]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"| {name} | {seconds:.1f} | {peak:,.0f} |", flush=True)

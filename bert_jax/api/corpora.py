@@ -8,7 +8,7 @@ import numpy as np
 from bert_jax.config import TrainConfig
 from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.encode import split_of
-from bert_jax.data.corpus.several import open_corpora
+from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import Corpus, token_counts
 from bert_jax.data.language.codes import DEFAULT, canonical
 from bert_jax.data.pretraining.batch import Batch
@@ -46,7 +46,7 @@ def corpus_of(texts: Sequence[str], tokenizer: Tokenizer, *, language: str = DEF
 
 
 def batches(
-    corpus: Corpus | str | Path | Mapping[str, Path] | Mapping[str, str],
+    corpus: Corpus | CorpusPlace,
     config: TrainConfig,
     *,
     start: int = 0,
@@ -55,9 +55,9 @@ def batches(
     """Yields the global batches of the steps `[start, stop)` of a run, as NumPy arrays by name.
 
     They are those that `pretrain` trains on, whatever was asked for before: a batch is a function
-    of corpus, config and step. Several corpora are given by the names of the sources.
-    `stop` is the end of the run by default. Raises UsageError if the
-    config is impossible or does not fit the corpus, or the run has no such steps.
+    of corpus, config and step. Several corpora are given by the names of the sources. `stop` is the
+    end of the run by default. Raises UsageError if the config is impossible or does not fit the
+    corpus, or the run has no such steps.
     """
     config = validate(complete(config))
     corpus = corpus if isinstance(corpus, Corpus) else open_corpora(corpus)

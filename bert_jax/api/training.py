@@ -4,7 +4,7 @@ A run that is to survive its process is `pretrain`'s, which does the same update
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from bert_jax.api.model import Model
 from bert_jax.config import HeadConfig, MeshConfig, PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, validate
-from bert_jax.data.corpus.several import open_corpora
+from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.language.codes import DEFAULT
 from bert_jax.data.pretraining.batch import Batch
@@ -82,7 +82,7 @@ class Training:
         start: Model | TrainConfig,
         *,
         texts: Sequence[str] | None = None,
-        corpus: Corpus | str | Path | Mapping[str, Path] | Mapping[str, str] | None = None,
+        corpus: Corpus | CorpusPlace | None = None,
         config: TrainConfig | None = None,
         tokenizer: str | Path | None = None,
         allow_missing_heads: bool = False,
@@ -227,7 +227,7 @@ class Training:
 
 def _corpus(
     texts: Sequence[str] | None,
-    corpus: Corpus | str | Path | Mapping[str, Path] | Mapping[str, str] | None,
+    corpus: Corpus | CorpusPlace | None,
     tokenizer: str | Path | None,
     language: str,
 ) -> Corpus:

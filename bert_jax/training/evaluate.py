@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
-from bert_jax.data.corpus.several import open_corpora
+from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
 from bert_jax.errors import UsageError
@@ -149,7 +149,7 @@ def describe(objective: Objective, values: Mapping[str, float]) -> str:
 
 def evaluate_checkpoint(
     checkpoint: Path | str,
-    corpus_directory: Path | Mapping[str, Path] | None = None,
+    corpus_directory: CorpusPlace | None = None,
     *,
     like: Path | str | None = None,
     length: int | None = None,
@@ -215,7 +215,7 @@ def evaluate_checkpoint(
     }
 
 
-def _open(place: Path | Mapping[str, Path]) -> Corpus:
+def _open(place: CorpusPlace) -> Corpus:
     return open_corpora(place, verify=("validation",))
 
 

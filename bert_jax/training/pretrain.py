@@ -1,7 +1,7 @@
 """Pre-training on a corpus: the job, and all that is checked before it begins."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, mask_warnings, validate
-from bert_jax.data.corpus.several import open_corpora
+from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split
 from bert_jax.data.pretraining.epochs import KeptEpochs
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
@@ -39,7 +39,7 @@ from bert_jax.workdir.location import Location
 def pretrain(
     config: TrainConfig,
     *,
-    corpus_directory: Path | str | Mapping[str, Path] | Mapping[str, str],
+    corpus_directory: CorpusPlace,
     workdir_path: Path | str,
     init_from: Path | str | None = None,
     allow_missing_heads: bool = False,

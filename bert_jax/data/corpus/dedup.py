@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.data.corpus.store import SPLITS
 from bert_jax.data.matching.contamination import Contamination
-from bert_jax.data.matching.identity import identify
+from bert_jax.data.matching.identity import beginning, identify
 from bert_jax.data.sources.document import Continuation, Document
 from bert_jax.data.sources.read import read_documents
 from bert_jax.data.sources.stream import Findings, SourceOptions
@@ -67,6 +67,8 @@ class Survey:
         self.duplicates = dict.fromkeys(SPLITS, 0)
         self.near_duplicates = dict.fromkeys(SPLITS, 0)
         self.contaminated = dict.fromkeys(SPLITS, 0)
+        # Of each document with text of a test set how it begins, and the records that it has.
+        self.found_in: list[tuple[str, set[int]]] = []
         self._contamination = contamination
         self._fraction = validation_fraction
         self._salt = seed.to_bytes(8, "little")
@@ -135,13 +137,19 @@ class Survey:
         side = int(is_held_out if self._held_out else draw < self._fraction)
         if not self._seen.add(int.from_bytes(identity.words[:8], "little")):
             return side + _DUPLICATE * len(SPLITS)
-        if self._contamination and self._contamination.is_in(text):
+        if self._contamination and (records := self._contamination.records_in(text)):
+            self.found_in.append((beginning(text), records))
             return side + _CONTAMINATED * len(SPLITS)
         if draw < self._lowest[1]:
             self._lowest = sorted([self._lowest[0], draw])
         if draw > self._highest[0]:
             self._highest = sorted([self._highest[1], draw])
         return side
+
+    @property
+    def found_records(self) -> set[int]:
+        """Returns the records of test sets that were found."""
+        return set().union(*(records for _, records in self.found_in))
 
     @property
     def decisions(self) -> bytes:

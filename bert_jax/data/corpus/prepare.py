@@ -333,7 +333,7 @@ def write(
         manifest["versions"]["rensa"] = version("rensa")
     if request.contamination is not None:
         noted["contaminated_documents"] = survey.contaminated
-        noted["decontaminated_of"] = request.contamination.counts()
+        noted["decontaminated_of"] = request.contamination.counts(look.survey.found_records)
     manifest |= {name: value for name, value in noted.items() if value}
     if before is not None:
         manifest = added_to(before.manifest, manifest, documents=survey.documents)

@@ -17,6 +17,8 @@ from bert_jax.progress import Progress, note
 
 # Bad files that are listed; of more, how many they are.
 _LISTED = 100
+# Documents that are shown of those that were dropped for one reason.
+_EXAMPLES = 10
 # Text that says which language and which script it is in.
 LOOKED_AT_BYTES = 1 << 20
 
@@ -74,7 +76,7 @@ def preview(request: Request, stdin: Path, title: str, *, sample_bytes: int = 0)
     _note_bad_records(survey, request.skip_bad_limit)
     _note_wrapped(found.wrapped)
     if request.contamination is not None:
-        _note_contamination(request.contamination, shows=request.shows_dropped)
+        _note_contamination(request.contamination, survey, shows=request.shows_dropped)
     if near is not None:
         dropped = _drop_near_duplicates(near, request, survey, reading)
         chosen = [document for document in chosen if document.number not in dropped]
@@ -145,25 +147,24 @@ def _drop_near_duplicates(
                 progress.advance(document.number + 1 - progress.done)
                 yield document.number, document.text
 
-        dropped = near.find(documents())
+        found = list(near.find(documents()))
         progress.advance(total - progress.done)
+    dropped = {each.number for each in found}
     survey.drop_near_duplicates(dropped)
-    if request.shows_dropped:
-        for found in near.examples:
-            note(f"near duplicate ({found.similarity:.2f}): {found.text!r} of {found.other!r}")
+    for each in found[:_EXAMPLES] if request.shows_dropped else ():
+        note(f"near duplicate ({each.similarity:.2f}): {each.text!r} of {each.other!r}")
     return dropped
 
 
-def _note_contamination(contamination: Contamination, *, shows: bool) -> None:
-    for source, counts in contamination.counts().items():
+def _note_contamination(contamination: Contamination, survey: Survey, *, shows: bool) -> None:
+    for source, counts in contamination.counts(survey.found_records).items():
         short = counts["records"] - counts["looked_for"]
         aside = f" ({short:,} of fewer than {FEWEST} words are not looked for)" if short else ""
         note(
             f"{source}: {counts['found']:,} of {counts['records']:,} records are in the text{aside}"
         )
-    if shows:
-        for source, text in contamination.dropped:
-            note(f"text of {source}: {text!r}")
+    for text, records in survey.found_in[:_EXAMPLES] if shows else ():
+        note(f"text of {contamination.source_of[min(records)]}: {text!r}")
 
 
 def _refusal(survey: Survey) -> UsageError:

@@ -16,11 +16,12 @@ import numpy as np
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split, open_corpus
 from bert_jax.errors import UsageError
 
+# A corpus directory, or several by the names of the sources.
+CorpusPlace = Path | str | Mapping[str, Path] | Mapping[str, str]
 
-def open_corpora(
-    place: Path | str | Mapping[str, Path] | Mapping[str, str], *, verify: Collection[str] = ()
-) -> Corpus:
-    """Opens one corpus directory, or several by the names of the sources, as `open_corpus` does.
+
+def open_corpora(place: CorpusPlace, *, verify: Collection[str] = ()) -> Corpus:
+    """Opens one corpus, or several as one, as `open_corpus` does.
 
     Raises UsageError, beside what that raises, where two have different tokenizers or are the same.
     """

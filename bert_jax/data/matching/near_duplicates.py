@@ -9,13 +9,13 @@ Ullman, "Mining of Massive Datasets", section 3.4), by a reading of the sources 
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.data import counter_rng
-from bert_jax.data.matching.contamination import EXAMPLES
+from bert_jax.data.matching.identity import beginning
 from bert_jax.data.matching.shingles import shingles, words
 from bert_jax.errors import UsageError
 
@@ -29,17 +29,17 @@ FEWEST_ALIKE = _BANDS[-1][0]
 _TOGETHER = 1 << 20
 # So many that agree in a band and stay are compared with the next.
 _COMPARED = 100
-_SHOWN = 80  # characters of a document that are kept to be shown
 
 
 class Near(NamedTuple):
-    """How a document begins that is dropped, how the one does that it is nearly, and how similar
-    they are.
+    """A document to drop: its number, how it begins, how the one before it does that it is nearly,
+    and how similar they are.
     """
 
-    similarity: float
+    number: int
     text: str
     other: str
+    similarity: float
 
 
 class NearDuplicates:
@@ -56,7 +56,6 @@ class NearDuplicates:
         self._waiting: list[np.ndarray] = []
         self._waiting_runs = 0
         self._keys: list[np.ndarray] = []  # uint64 [documents, bands]
-        self.examples: list[Near] = []
         require_rensa()
 
     def add(self, number: int, text: bytes) -> None:
@@ -67,31 +66,25 @@ class NearDuplicates:
         if self._waiting_runs >= _TOGETHER:
             self._sign()
 
-    def find(self, documents: Iterable[tuple[int, bytes]]) -> set[int]:
-        """Returns the numbers of those to drop; `documents` are the same ones in the same order.
-
-        `examples` has the first of them then.
-        """
+    def find(self, documents: Iterable[tuple[int, bytes]]) -> Iterator[Near]:
+        """Yields those to drop; `documents` are the same ones in the same order."""
         keys = self._shared_keys()
         kept: dict[int, tuple[np.ndarray, str]] = {}
         there: defaultdict[int, list[int]] = defaultdict(list)  # by key, those that stay
-        dropped = set()
         for number, text in documents:
             if number not in keys:
                 continue
             runs = np.unique(_runs(text))
             others = dict.fromkeys(n for key in keys[number] for n in there[key][-_COMPARED:])
-            near = next((n for n in others if jaccard(runs, kept[n][0]) >= self.similarity), None)
-            if near is None:
-                kept[number] = runs, _beginning(text)
+            for other_runs, other in map(kept.__getitem__, others):
+                similarity = jaccard(runs, other_runs)
+                if similarity >= self.similarity:
+                    yield Near(number, beginning(text), other, similarity)
+                    break
+            else:
+                kept[number] = runs, beginning(text)
                 for key in keys[number]:
                     there[key].append(number)
-                continue
-            dropped.add(number)
-            if len(self.examples) < EXAMPLES:
-                other_runs, other = kept[near]
-                self.examples.append(Near(jaccard(runs, other_runs), _beginning(text), other))
-        return dropped
 
     def _sign(self) -> None:
         from rensa import RMinHash
@@ -127,10 +120,6 @@ class NearDuplicates:
 
 def _runs(text: bytes) -> np.ndarray:
     return shingles(words(text.decode()), WORDS)
-
-
-def _beginning(text: bytes) -> str:
-    return text[: 4 * _SHOWN].decode(errors="ignore")[:_SHOWN]
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:

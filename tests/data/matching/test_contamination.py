@@ -77,3 +77,37 @@ def test_a_set_of_short_records_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("one two three\nfour\n")
     with pytest.raises(UsageError, match="no record has 8 words or more"):
         Contamination([str(tmp_path / "short.txt")], SourceOptions())
+
+
+def test_what_is_found_in_a_file_that_is_left_out_does_not_count(test_sets, tmp_path, capsys):
+    long, _ = test_sets
+    draw = random.Random(5)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("\n\n".join(text(60, draw) for _ in range(40)) + "\n")
+    (folder / "b.jsonl").write_text(json.dumps({"text": long[0]}) + "\n{no record\n")
+    corpus = prepare(
+        [str(folder)], tmp_path / "c", vocab_size=300, validation_fraction=0.2, workers=1,
+        skip_bad="file", decontaminate=[str(tmp_path / "long.jsonl")],
+    )  # fmt: skip
+    assert corpus.manifest["skipped_files"]
+    (counts,) = corpus.manifest["decontaminated_of"].values()
+    assert counts["found"] == 0 and sum(corpus.manifest["contaminated_documents"].values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("letters", "enough"),
+    [("日本語の文章を学習する機械と辞書", 26), ("กขคงจฉชซญฎฏฐฑฒณดตถทธนบปผฝพฟภมยรลวศษสหฬอฮ", 52)],
+    ids=["Japanese", "Thai"],
+)
+def test_a_word_without_spaces_has_several_characters(letters, enough, tmp_path):
+    """13 characters are an everyday phrase; as many as 13 words have are not."""
+    draw = random.Random(6)
+    record = "".join(draw.choice(letters) for _ in range(80))
+    (tmp_path / "set.txt").write_text(f"{record}\n")
+    found = Contamination([str(tmp_path / "set.txt")], SourceOptions())
+
+    def is_in(part: str) -> bool:
+        return bool(found.records_in(f"before {part} and after".encode()))
+
+    assert is_in(record[7 : 7 + enough]) and not is_in(record[7 : 6 + enough])
