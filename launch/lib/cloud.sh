@@ -117,12 +117,18 @@ cap() {
 create_resource() {
     local more code=0 command=(compute tpus queued-resources create "$NAME" "--zone=$ZONE" "--accelerator-type=$TYPE"
         "--runtime-version=$RUNTIME" "--valid-until-duration=${VALID_UNTIL_DURATION:-12h}" "--node-id=$NAME")
-    case $CAPACITY in
-        spot | reserved) command+=("--$CAPACITY") ;;
-        # On the alpha track only. The duration is the cloud's own cap, which counts from when the machine is there.
-        flex-start) command=(alpha "${command[@]}" --provisioning-model=flex-start
-            "--max-run-duration=$((MAX_SECONDS - ${SPENT_MINUTES:-0} * 60))s") ;;
-    esac
+    [[ ! $CAPACITY =~ ^(spot|reserved)$ ]] || command+=("--$CAPACITY")
+    # Both are on the alpha track only. There gcloud 528 adds a provisioning model to every request: standard, whatever --spot
+    # and --reserved say, unless it is told.
+    if [[ $CAPACITY == flex-start || " ${CREATE_FLAGS:-} " == *' --autocheckpoint-enabled '* ]]; then
+        command=(alpha "${command[@]}")
+        case $CAPACITY in
+            reserved) command+=(--provisioning-model=reservation-bound) ;;
+            spot | flex-start) command+=("--provisioning-model=$CAPACITY") ;;
+        esac
+    fi
+    # The cloud's own cap, which counts from when the machine is there.
+    [[ $CAPACITY != flex-start ]] || command+=("--max-run-duration=$((MAX_SECONDS - ${SPENT_MINUTES:-0} * 60))s")
     cap
     command+=("--metadata-from-file=startup-script=$SCRATCH/boot.sh" ${RUN:+"--labels=bert_jax_run=$RUN"})
     read -ra more <<<"${CREATE_FLAGS:-}"

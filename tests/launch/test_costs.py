@@ -155,6 +155,8 @@ def test_a_machine_that_was_made_by_hand_gets_its_cap_at_set_up(cloud):
          {"CREATE_FLAGS": "--internal-ips --network=n"},
          {"--reserved", "--internal-ips", "--network=n", "--accelerator-type=v5litepod-64"}),
         (("--type=v6e:8x8",), {}, {"--accelerator-type=v6e-64"}),
+        (("--capacity=spot",), {"CREATE_FLAGS": "--autocheckpoint-enabled"},
+         {"alpha", "--autocheckpoint-enabled", "--spot", "--provisioning-model=spot"}),
     ],
 )  # fmt: skip
 def test_the_request_has_its_options(cloud, options, settings, words):

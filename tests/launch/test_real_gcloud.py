@@ -76,17 +76,21 @@ def printed(here, command: str, *options: str, **settings: str) -> list[list[str
 
 
 @pytest.mark.parametrize(
-    ("capacity", "expected"),
+    ("capacity", "flags", "expected"),
     [
-        ("flex-start", {"provisioningModel": "FLEX_START",
-                        "runDuration": {"maxRunDuration": "14400s"}}),
-        ("reserved", {"reservationName": "projects/p/locations/z/reservations/-"}),
+        ("flex-start", "", {"provisioningModel": "FLEX_START",
+                            "runDuration": {"maxRunDuration": "14400s"}}),
+        ("reserved", "", {"reservationName": "projects/p/locations/z/reservations/-"}),
+        ("spot", "--autocheckpoint-enabled", {"provisioningModel": "SPOT"}),
+        ("reserved", "--autocheckpoint-enabled", {"provisioningModel": "RESERVATION_BOUND"}),
+        ("on-demand", "--autocheckpoint-enabled", {"provisioningModel": "STANDARD"}),
     ],
 )  # fmt: skip
-def test_the_request_of_a_capacity(cloud, api, capacity, expected):
+def test_the_request_of_a_capacity(cloud, api, capacity, flags, expected):
     here = cloud(number_of_hosts=1)
     settings = settings_of(here.directory, api)
-    commands = printed(here, "create", f"--capacity={capacity}", "--max-hours=4")
+    options = (f"--capacity={capacity}", "--max-hours=4")
+    commands = printed(here, "create", *options, **({"CREATE_FLAGS": flags} if flags else {}))
     (command,) = (words for words in commands if "create" in words)
     boot = f"--metadata-from-file=startup-script={ROOT / 'launch/boot.sh'}"
     words = [boot if word.startswith("--metadata-from") else word for word in command]
@@ -94,7 +98,9 @@ def test_the_request_of_a_capacity(cloud, api, capacity, expected):
     assert done.returncode == 0, done.stderr
     ((_, _, body),) = changing(api)
     assert body | expected == body
-    assert "startup-script" in body["tpu"]["nodeSpec"][0]["node"]["metadata"]
+    node = body["tpu"]["nodeSpec"][0]["node"]
+    assert "startup-script" in node["metadata"]
+    assert node.get("autocheckpointEnabled", False) == bool(flags)
 
 
 def test_a_login_that_is_missing_is_named(cloud, api):
