@@ -165,9 +165,10 @@ delete_resource() {
             log "$NAME is gone"
             return
         fi
+        [[ $SAID != ERROR || $ANSWERED || $(why) != *"gcloud auth login"* ]] ||
+            die "$EXIT_CLOUD" "whether $NAME is there and costs, the cloud does not say: $(why)"
         LEFT=1
         [[ $SAID != ERROR ]] || log "$NAME is to be deleted, and the cloud does not answer: $(why)"
-        [[ $SAID != ERROR || $ANSWERED || $(why) != *"gcloud auth login"* ]] || break
         [[ $SAID == DELETING ]] || gc compute tpus queued-resources delete "$NAME" "--zone=$ZONE" --force 2>"$SCRATCH/delete" ||
             grep -q NOT_FOUND "$SCRATCH/delete" || log "deleting failed: $(tail -n 1 "$SCRATCH/delete")"
         DRY_STATE=ABSENT

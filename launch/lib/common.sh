@@ -18,9 +18,10 @@ FLAGS=$ROOT/launch/flags.tsv
 source "$ROOT/launch/lib/outside.sh"
 DRY_RUN=${DRY_RUN:-}
 
-# Messages go to stderr; stdout is for what was asked for. A dry run has no times, so that two can be compared.
+# Messages go to stderr; stdout is for what was asked for. A dry run says that it is one, and has no times, so that two can be
+# compared.
 log() {
-    local time=''
+    local time='dry run: '
     [[ $DRY_RUN ]] || time="$(date '+%F %T') "
     local text=$*
     printf '%s%s\n' "$time" "${text//[[:cntrl:]]/ }" >&2 # one line, whatever it quotes
@@ -34,12 +35,21 @@ die() { # CODE MESSAGE
 }
 
 need() { # VARIABLE...
-    local name option
-    for name in "$@"; do
-        option=${name,,}
-        [[ ${!name:-} ]] || die "$EXIT_USAGE" "--${option//_/-} is missing; $HELP has it"
+    local name missing=''
+    for name in "$@"; do [[ ${!name:-} ]] || missing+=" --${name,,}"; done
+    [[ ! $missing ]] || die "$EXIT_USAGE" "missing:${missing//_/-}; $HELP has them"
+}
+
+# Refuses a variable that is not as the table on stdin says: NAME PATTERN WHAT.
+check_table() {
+    local name pattern what
+    while read -r name pattern what; do
+        [[ ! ${!name:-} || ${!name} =~ ^($pattern)$ ]] || die "$EXIT_USAGE" "$name=${!name@Q}: $what"
     done
 }
+
+# Whether a config is a path, or the name of a shipped one.
+is_config() { [[ $1 == */* || -f $ROOT/configs/$1.py ]]; }
 
 # Reads `--name value`, `--name=value` and `--flag` into GIVEN, as VARIABLE=value, and what follows `--` into EXTRA.
 read_options() { # "--FLAG..." "VARIABLE..." WORD...
@@ -51,6 +61,7 @@ read_options() { # "--FLAG..." "VARIABLE..." WORD...
         shift
         case $option in
             --) EXTRA=("$@") && return ;;
+            -h | --help) usage && exit ;;
             --*=*) value=${option#*=} option=${option%%=*} ;;
             --*)
                 if [[ $flags != *" $option "* ]]; then

@@ -63,6 +63,14 @@ check_places() {
     done
 }
 
+# A corpus that is nowhere is found out before a machine is asked for. One that this account may not see, the TPU's may.
+check_corpus() {
+    [[ $CORPUS != gs://* ]] || gc storage ls "$CORPUS/corpus.json" >/dev/null 2>"$SCRATCH/describe" ||
+        ! grep -qE 'matched no objects|404' "$SCRATCH/describe" ||
+        die "$EXIT_USAGE" "$CORPUS has no corpus.json: a directory that bert-jax prepare has made is copied there by" \
+            "gcloud storage rsync --recursive runs/corpus $CORPUS"
+}
+
 continent() { # REGION, or the place of a bucket in several
     case $1 in
         us* | nam* | northamerica-*) echo america ;;
@@ -249,6 +257,7 @@ run_all() {
     log "run $RUN: pretrain ${ARGUMENTS[*]}"
     end_if_over
     check_places
+    check_corpus
     take_checkout
     ensure_ready
     begin

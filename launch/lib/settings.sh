@@ -12,10 +12,8 @@ TUNING_SETTINGS=(CREATE_FLAGS SSH_FLAGS DISTRIBUTED COMPILATION_CACHE LIBTPU_FLA
 # Numbers are numbers, names are names, and places in a bucket lead nowhere else, before anything counts with them or goes
 # there.
 check_values() {
-    local name pattern what number
-    while read -r name pattern what; do
-        [[ ! ${!name:-} || ${!name} =~ ^($pattern)$ ]] || die "$EXIT_USAGE" "$name=${!name@Q}: $what"
-    done <<'VALUES'
+    local name number
+    check_table <<'VALUES'
 PROJECT [a-z0-9]([a-z0-9.:-]{0,99}[a-z0-9])? the project's id, of small letters, digits and dashes
 ZONE [a-z0-9-]+ one zone, such as europe-west4-b; engines try several (docs/engines.md)
 NAME [a-z]([a-z0-9-]{0,40}[a-z0-9])? small letters, digits and dashes
@@ -50,9 +48,9 @@ read_settings() { # FILE
     local known=" ${RUN_SETTINGS[*]} ${TUNING_SETTINGS[*]} ${COUNT_SETTINGS[*]} ${TIME_SETTINGS[*]} "
     [[ -f $1 ]] || die "$EXIT_USAGE" "--settings $1: no such file"
     while IFS= read -r text || [[ $text ]]; do
-        line=$((line + 1))
+        line=$((line + 1)) text=${text%$'\r'} # of an editor on Windows
         [[ ! $text =~ ^[[:space:]]*(#.*)?$ ]] || continue
-        [[ $text =~ ^(export )?([A-Z][A-Z0-9_]*)=(.*)$ ]] || die "$EXIT_USAGE" "$1, line $line: its lines are NAME=value"
+        [[ $text =~ ^(export )?([A-Z][A-Z0-9_]*)=(.*)$ ]] || die "$EXIT_USAGE" "$1, line $line: its lines are NAME=value, without blanks around ="
         name=${BASH_REMATCH[2]} value=${BASH_REMATCH[3]}
         [[ ! $value =~ ^\"([^\"]*)\"$ && ! $value =~ ^\'([^\']*)\'$ ]] || value=${BASH_REMATCH[1]}
         if [[ $name =~ ^(CLOUDSDK|GOOGLE)_ ]]; then
@@ -61,7 +59,7 @@ read_settings() { # FILE
             printf -v "$name" %s "$value"
         else
             near=$(compgen -W "$known" -- "${name:0:5}" | tr '\n' ' ') || true
-            die "$EXIT_USAGE" "$1, line $line: there is no setting $name${near:+; did you mean ${near% }?}; launch/tpu help has them"
+            die "$EXIT_USAGE" "$1, line $line: there is no setting $name${near:+; did you mean ${near% }?}; docs/launch.md has them"
         fi
     done <"$1"
 }

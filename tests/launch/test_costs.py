@@ -39,6 +39,8 @@ def test_no_machine_outlives_its_cap(cloud, wrong):
     """Nobody watches afterwards, and the bucket, if it is asked, does not answer."""
     scenario, options, code, hours = _WRONG[wrong]
     here = cloud(environment=_QUICK, boots=True, **scenario)
+    # It is seen there from here, and cannot be copied by a host.
+    (here.directory / "buckets/b/none/corpus.json").mkdir(parents=True)
     if wrong == "it is stopped":
         end(here.started(*RUN))
         assert here.tpu("stop").returncode == 0
@@ -197,6 +199,24 @@ def test_what_else_hosts_are_told(cloud):
 # --- what is wrong is one line -------------------------------------------------------------------
 
 
+def test_a_corpus_that_is_nowhere_costs_no_machine(cloud):
+    here = cloud()
+    done = here.tpu("run", *RUN, "--corpus=gs://b/corpsu")
+    assert done.returncode == 2 and "create" not in here.commands()
+    assert "gs://b/corpsu has no corpus.json" in done.stderr.splitlines()[-1]
+
+
+def test_without_a_login_nothing_is_said_to_cost(cloud):
+    """And what was to be copied or deleted is not tried again and again."""
+    here = cloud()
+    here.cut(9, "Please run: gcloud auth login")
+    for command in ("delete", "fetch"):
+        done = here.tpu(command, "--workdir=gs://b/run", f"--output={here.directory}/out")
+        assert done.returncode == 20 and done.stderr.count("\n") == 1, done.stderr
+        assert "or there is none: gcloud auth login" in done.stderr
+        assert "an hour" not in done.stderr
+
+
 def test_without_gcloud_nothing_waits(cloud):
     here = cloud()
     (here.directory / "bin" / "gcloud").unlink()
@@ -221,9 +241,10 @@ def test_without_gcloud_nothing_waits(cloud):
         ("CAPACITY=flex-start\nMAX_HOURS=200", "a flex-start machine has 168 at most"),
         ("CAPACITY=cheap", "one of on-demand, spot, reserved, flex-start"),
         ("CONFIG=bert_bas", "--config bert_bas: neither a file here nor a shipped config"),
-        ("WORKDIR gs://b/r", "run.env, line 8: its lines are NAME=value"),
+        ("WORKDIR gs://b/r", "run.env, line 8: its lines are NAME=value, without"),
         ("ZONE=za,zb", "one zone, such as europe-west4-b; engines try several"),
         ("TYPE=v4-8 # ) (", "'v4-8 # ) (' is not known"),
+        ("TYPE=v4-9\r", "'v4-9' is not known"),
         ("VALID_UNTIL_DURATION=2w", "a number and s, m, h or d"),
         ("NAME=$(touch x)", "small letters"),
     ],

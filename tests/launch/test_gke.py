@@ -250,7 +250,9 @@ def test_hours_queue_and_capacity(cloud):
         (["--max-hours=169", "--flex-start"], "flex-start has at most 168"),
         (["--spot", "--flex-start"], "one of --spot and --flex-start"),
         (["--queue=A B"], "small letters, digits and dashes"),
-        (["--max-hours="], "--max-hours is missing"),
+        (["--max-hours="], "missing: --max-hours;"),
+        (["--config=bert_bas"], "nor a shipped config"),
+        (["--slices=", "--queue="], "missing: --slices --queue; launch/gke/render --help"),
         (["--type=v2-8"], "has no accelerator name on GKE"),
         (["--type=v9"], "'v9' is not known"),
     ):

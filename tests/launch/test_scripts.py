@@ -45,6 +45,7 @@ def test_a_dry_run_prints_every_command_and_runs_none(cloud):
     assert here.calls() == []
     lines = done.stdout.splitlines()
     assert all(line.startswith("+ ") for line in lines)
+    assert all(line.startswith("dry run: ") for line in done.stderr.splitlines())
     commands = [shlex.split(line[2:]) for line in lines]
     text = "\n".join(lines)
     order = ["tar -czf", "queued-resources create pod", "tpu-vm scp", "tpu_setup.sh --type v4-16",
@@ -82,7 +83,9 @@ def test_a_dry_run_prints_every_command_and_runs_none(cloud):
         (["create", "--type=tpu7x-8"], "on GKE it is: launch/gke/render"),
         (["create", "--frob=1"], "unknown option --frob"),
         (["create", "frob"], "what is 'frob'"),
-        (["run"], "--config is missing"),
+        (["run"], "missing: --config --corpus --workdir; launch/tpu help"),
+        (["--type=v4-8", "run"], "the command comes before --type=v4-8: launch/tpu COMMAND"),
+        (["run", *_RUN[::2], "--corpus=runs/corpus"], "rsync --recursive runs/corpus gs://"),
         (["dance"], "there is no command dance; launch/tpu help has them"),
     ],
 )
@@ -91,6 +94,19 @@ def test_what_is_wrong_is_said_before_anything_is_done(cloud, options, message):
     done = here.tpu(*options)
     assert done.returncode == 2 and message in done.stderr
     assert here.commands() == []
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_printed_wherever_it_is_asked_for(cloud, option):
+    here = cloud()
+    for words, said in (
+        ((here.launcher, "run"), "usage: launch/tpu COMMAND"),
+        ((here.launcher,), "usage: launch/tpu COMMAND"),
+        ((_LAUNCH / "gke/render",), "Prints the JobSet of a run"),
+    ):
+        done = here.run(*words, option)
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(said)
+        assert "--config CONFIG" in done.stdout and "shellcheck" not in done.stdout
 
 
 def test_status_logs_stop_fetch_delete(cloud):
