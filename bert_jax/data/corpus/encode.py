@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -190,9 +189,9 @@ def encode_documents(
     unknown_characters = 0
     for start in range(0, len(sentences), _SENTENCES_PER_CALL):
         called = sentences[start : start + _SENTENCES_PER_CALL]
-        ids = tokenizer.encode_sentences(called)
-        lengths.append(np.fromiter(map(len, ids), np.uint32, len(ids)))
-        tokens.append(np.fromiter(chain.from_iterable(ids), dtype, int(lengths[-1].sum())))
+        ids, counts = tokenizer.encode_running_text(called)
+        lengths.append(counts.astype(np.uint32))
+        tokens.append(ids.astype(dtype))
         # Few have any, and only for those the tokenizer has to say where its tokens stand.
         (unknown,) = np.nonzero(tokens[-1] == tokenizer.special.unk)
         which = np.unique(np.searchsorted(np.cumsum(lengths[-1]), unknown, side="right"))

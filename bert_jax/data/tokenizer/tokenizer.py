@@ -17,6 +17,7 @@ import numpy as np
 from bert_jax.data.tokenizer import (
     byte_level_bpe,
     casing,
+    chunk_cache,
     hub,
     sentencepiece_model,
     special_tokens,
@@ -118,6 +119,22 @@ class Tokenizer:
         """
         encodings = self._backend.encode_batch_fast(sentences, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_running_text(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids that `encode_sentences` gives, one sentence after the other, and how many
+        each has: int64. Faster where there is much text, whose words it remembers.
+        """
+        if self._chunks is None:
+            return chunk_cache.flat(self.encode_sentences(sentences))
+        return self._chunks.encode(sentences)
+
+    @cached_property
+    def _chunks(self) -> chunk_cache.ChunkCache | None:
+        tokens = [t.content for t in self._backend.get_added_tokens_decoder().values()]
+        if self.kind != "wordpiece" or any(len(token.split()) > 1 for token in tokens):
+            return None
+        is_bert = _is_bert(json.loads(self._backend.to_str()))
+        return chunk_cache.ChunkCache(self.encode_sentences, tokens) if is_bert else None
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `[CLS] text [SEP]`."""

@@ -1,0 +1,75 @@
+"""Running text has the ids that the library gives its sentences, whatever was there before."""
+
+import random
+
+import numpy as np
+import pytest
+
+from bert_jax.data.tokenizer import chunk_cache
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_PIECES = [*"abcdeszABCß,.'[]?-", "é", "Σ", "σ", "中", "国", "i", "ı", "the", "unused"]
+_SIGNS = [
+    *"abcdez ABC ß,.'[]é Σς İıi 中国日",
+    "\u0301",
+    "\u00a0",
+    "\u3000",
+    "\t",
+    "\u200b",
+    "\0",
+    "[mask]",
+    "\u0301 ",
+    "\ufeff",
+    "[MASK]",
+    "[SEP] ",
+    "the",
+    " unused",
+    "\U0010fffd",
+    "x" * 120,
+]
+
+
+@pytest.fixture(params=[True, False], ids=["uncased", "cased"])
+def tokenizer(request, tmp_path) -> Tokenizer:
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join([*_SPECIAL, *_PIECES, *(f"##{piece}" for piece in _PIECES)]) + "\n"
+    )
+    return load_tokenizer(tmp_path / "vocab.txt", lowercase=request.param)
+
+
+def test_the_ids_are_those_of_the_library(tokenizer, monkeypatch):
+    monkeypatch.setattr(chunk_cache, "_MOST_CHUNKS", 300)
+    monkeypatch.setattr(chunk_cache, "_MOST_WORDS", 20)
+    draw, forgotten = random.Random(0), 0
+    for _ in range(60):
+        sentences = [
+            "".join(draw.choices(_SIGNS, k=draw.randrange(50))) for _ in range(draw.randrange(12))
+        ]
+        if draw.random() < 0.1:
+            sentences.append("a b\nc the")
+        before = len(tokenizer._chunks._known)
+        ids, lengths = tokenizer.encode_running_text(sentences)
+        forgotten += len(tokenizer._chunks._known) < before
+        expected = tokenizer.encode_sentences(sentences)
+        assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == expected
+        assert len(lengths) == len(sentences)
+    assert forgotten and not any(
+        len(c) > chunk_cache._LONGEST_CHUNK for c in tokenizer._chunks._known
+    )
+
+
+def test_a_chunk_is_encoded_once(tokenizer, monkeypatch):
+    asked: list[str] = []
+    encode = tokenizer.encode_sentences
+    monkeypatch.setattr(tokenizer, "encode_sentences", lambda s: asked.extend(s) or encode(s))
+    for _ in range(2):
+        tokenizer.encode_running_text(["the cab, the bad", "a cab, the"])
+    assert sorted(asked) == [",", "a", "bad", "cab", "the"]
+
+
+def test_a_token_with_a_space_is_found(tokenizer):
+    """It is no chunk: the whole sentence has to be asked."""
+    tokenizer._backend.add_tokens(["a b"])
+    ids, _ = tokenizer.encode_running_text(["c a b c"])
+    assert tokenizer.tokens(ids.tolist()) == ["c", "a b", "c"] and tokenizer._chunks is None
