@@ -7,18 +7,18 @@
 # TYPE is as in launch/accelerators.tsv; without it the machine is asked. --smoke trains on this host alone at the end, a
 # minute, as `make smoke` does: text to a filled-in word, with a kill on the way.
 #
-# Settings: BERT_JAX_HOME (~/bert-jax) is where everything goes. BERT_JAX_PYTHON: an interpreter to use in place of a
-# downloaded one. CHECK_CHIPS=0 leaves out the last step.
+# Settings: BERT_JAX_HOME (~/bert-jax) is where everything goes. CHECK_CHIPS=0 leaves out the look at the chips.
 #
 # Exit codes: 0 ready; 2 wrong usage; 30 not a machine for this; 31 no uv; 32 no Python; 33 packages not installed;
 # 34 a trainer is running, or the chips cannot be freed; 35 JAX does not see the chips; 36 the smoke test failed.
-set -Eeuo pipefail
 
 UV_VERSION=0.13.8
 UV_SHA256=e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984
 PYTHON_VERSION=3.12.16
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=launch/lib/common.sh
+source "$HERE/launch/lib/common.sh"
 # shellcheck source=launch/lib/unit.sh
 source "$HERE/launch/lib/unit.sh"
 LOCK=$HERE/requirements-tpu.lock
@@ -27,25 +27,9 @@ DEVICES_AT=${DEVICES_AT:-/dev}
 # A path of the system: libtpu itself puts its lock there, and its error message names it.
 LIBTPU_LOCKFILE=${LIBTPU_LOCKFILE:-/tmp/libtpu_lockfile}
 
+usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
 say() { printf '%s tpu_setup: %s\n' "$(date '+%T')" "$*"; }
-
-die() { # CODE MESSAGE
-    local code=$1
-    shift
-    say "error: $*" >&2
-    exit "$code"
-}
-
-# Columns of the accelerator: what a host of it has.
-read_type() { # TYPE
-    local type=$1 row
-    [[ $type ]] || type=$(curl -sf -m 5 -H 'Metadata-Flavor: Google' \
-        http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type) ||
-        die 30 "this machine does not say that it is a TPU host; if it is one, give --type TYPE"
-    row=$(awk -F'\t' -v type="$type" '$1 == type' "$HERE/launch/accelerators.tsv")
-    [[ $row ]] || die 2 "accelerator type '$type' is not in launch/accelerators.tsv"
-    IFS=$'\t' read -r TYPE _ _ _ HOSTS CHIPS DEVICES BOUNDS _ <<<"$row"
-}
 
 # uv comes from PyPI, by version and hash; only pip is needed, of the image's own Python.
 install_uv() {
@@ -71,8 +55,8 @@ install_environment() {
     fi
     rm -f "$PLACE/stamp"
     install_uv
-    say "making an environment with Python ${BERT_JAX_PYTHON:-$PYTHON_VERSION}"
-    "$UV" --no-config venv --quiet --clear --python "${BERT_JAX_PYTHON:-$PYTHON_VERSION}" "$VENV" </dev/null ||
+    say "making an environment with Python $PYTHON_VERSION"
+    "$UV" --no-config venv --quiet --clear --python "$PYTHON_VERSION" "$VENV" </dev/null ||
         die 32 "uv cannot get Python $PYTHON_VERSION: is there a way out? (UV_PYTHON_INSTALL_MIRROR names another source)"
     say "installing the locked packages"
     "$UV" --no-config pip sync --quiet --require-hashes --python "$VENV/bin/python" "$LOCK" </dev/null ||
@@ -142,19 +126,15 @@ check_chips() {
 }
 
 main() {
-    local type='' smoke=''
-    while (($#)); do
-        case $1 in
-            --type) type=${2:-} && shift $(($# > 1)) ;;
-            --type=*) type=${1#--type=} ;;
-            --smoke) smoke=yes ;;
-            *) die 2 "unknown argument $1; usage: tpu_setup.sh [--type TYPE] [--smoke]" ;;
-        esac
-        shift
-    done
+    TYPE='' SMOKE='' HELP='tpu_setup.sh --help'
+    read_options --smoke "TYPE SMOKE" "$@"
+    take_given
     [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]] ||
         die 30 "$(uname -sm): the lock is for Linux on x86_64, which all TPU hosts are"
-    read_type "$type"
+    [[ $TYPE ]] || TYPE=$(curl -sf -m 5 -H 'Metadata-Flavor: Google' \
+        http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type) ||
+        die 30 "this machine does not say that it is a TPU host; if it is one, give --type TYPE"
+    accelerator "$TYPE"
     mkdir -p "$PLACE"
     chmod 700 "$PLACE" 2>/dev/null || true # what runs there may have secrets
     exec 9>"$PLACE/setup.lock"
@@ -164,7 +144,7 @@ main() {
     install_package
     free_chips
     check_chips
-    [[ ! $smoke ]] || alone 600 sh "$HERE/examples/smoke.sh" </dev/null || die 36 "the smoke test failed"
+    [[ ! $SMOKE ]] || alone 600 sh "$HERE/examples/smoke.sh" </dev/null || die 36 "the smoke test failed"
     say "ready"
 }
 

@@ -21,8 +21,9 @@ $MAX_HOURS hours are spent, no trainer has begun for ${START_MINUTES:-60} minute
 --project=$PROJECT --zone=$ZONE --name=$NAME --type=$TYPE"
 }
 
-hourly() { # in dollars, at the list price
+hourly() { # in dollars, at the list price in the US
     [[ $CAPACITY == on-demand ]] || printf 'at most '
+    [[ ! $ZONE =~ ^(us-south1|europe|asia) ]] || printf 'at US prices '
     awk -v n="$((HOSTS * CHIPS))" -v price="$(price "$GENERATION")" 'BEGIN { printf "$%.2f", n * price }'
 }
 

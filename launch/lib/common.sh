@@ -62,17 +62,18 @@ read_options() { # "--FLAG..." "VARIABLE..." WORD...
         case $option in
             --) EXTRA=("$@") && return ;;
             -h | --help) usage && exit ;;
-            --*=*) value=${option#*=} option=${option%%=*} ;;
-            --*)
-                if [[ $flags != *" $option "* ]]; then
-                    (($#)) || die "$EXIT_USAGE" "$option needs a value"
-                    value=$1 && shift
-                fi
-                ;;
+            --*) ;;
             *) die "$EXIT_USAGE" "what is '$option'? $HELP has the options" ;;
         esac
-        variable=${option#--} variable=${variable//-/_} variable=${variable^^}
-        [[ $variable =~ ^[A-Z_]+$ && $known == *" $variable "* ]] || die "$EXIT_USAGE" "unknown option $option; $HELP has them"
+        variable=${option%%=*} variable=${variable#--} variable=${variable//-/_} variable=${variable^^}
+        [[ $variable =~ ^[A-Z_]+$ && $known == *" $variable "* ]] ||
+            die "$EXIT_USAGE" "unknown option ${option%%=*}; $HELP has them"
+        if [[ $option == *=* ]]; then
+            value=${option#*=}
+        elif [[ $flags != *" $option "* ]]; then
+            (($#)) || die "$EXIT_USAGE" "$option needs a value"
+            value=$1 && shift
+        fi
         GIVEN+=("$variable=$value")
     done
 }

@@ -22,7 +22,6 @@ MAX_HOURS [0-9]{0,5}[1-9][0-9]{0,4}(\.[0-9]{1,9})?|0\.0{0,8}[1-9][0-9]{0,8} a nu
 VALID_UNTIL_DURATION [1-9][0-9]{0,8}[smhd] a number and s, m, h or d, such as 12h
 KEEP [01] 0 or 1
 BERT_JAX_HOME [A-Za-z0-9_./][A-Za-z0-9_./-]* letters, digits and _ . / - only
-TAIL [0-9]{1,9} a number of lines
 VALUES
     [[ /${BERT_JAX_HOME:-x}/ != */../* ]] || die "$EXIT_USAGE" "BERT_JAX_HOME $BERT_JAX_HOME has .. in it"
     for name in "${COUNT_SETTINGS[@]}" TAIL; do

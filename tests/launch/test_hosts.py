@@ -34,7 +34,7 @@ def test_setting_up_again_installs_what_is_another(cloud, home, tmp_path):
     here = cloud(sync_code=1)
     copy = tmp_path / "checkout"
     for name in ("tpu_setup.sh", "requirements-tpu.lock", "launch/accelerators.tsv",
-                 "launch/lib/unit.sh"):  # fmt: skip
+                 *(f"launch/lib/{part}.sh" for part in ("common", "outside", "unit"))):  # fmt: skip
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     assert here.setup(_TYPE, home=home, checkout=copy).returncode == 33
@@ -66,8 +66,9 @@ def test_setting_up_again_installs_what_is_another(cloud, home, tmp_path):
 @pytest.mark.parametrize(
     ("code", "message", "scenario", "option"),
     [
-        (2, "unknown argument --frob", {}, "--frob"),
-        (2, "accelerator type 'v9-8' is not in", {}, "--type=v9-8"),
+        (2, "unknown option --frob; tpu_setup.sh --help", {}, "--frob"),
+        (0, "34 a trainer is running", {}, "--help"),
+        (2, "accelerator type 'v9-8' is not known", {}, "--type=v9-8"),
         (31, "pip cannot install uv", {"pip_fails": True}, _TYPE),
         (30, "this machine does not say that it is a TPU host", {}, "--smoke"),
         (32, "uv cannot get Python", {"python_fails": True}, _TYPE),

@@ -81,7 +81,8 @@ def test_a_dry_run_prints_every_command_and_runs_none(cloud):
     ("options", "message"),
     [
         (["create", "--type=tpu7x-8"], "on GKE it is: launch/gke/render"),
-        (["create", "--frob=1"], "unknown option --frob"),
+        (["create", "--frob=1"], "unknown option --frob;"),
+        (["create", "--frob"], "unknown option --frob;"),
         (["create", "frob"], "what is 'frob'"),
         (["run"], "missing: --config --corpus --workdir; launch/tpu help"),
         (["--type=v4-8", "run"], "the command comes before --type=v4-8: launch/tpu COMMAND"),
@@ -171,12 +172,15 @@ def test_flags_name_known_generations_once():
     assert {generation for generation, _ in seen} == generations
 
 
-def test_the_flags_of_a_generation_reach_the_trainer(cloud):
+def test_the_flags_and_the_price_of_a_generation(cloud):
     here = cloud()
     for type_, flags in (("v3-64", 1), ("v5litepod-64", 5)):
         done = here.tpu("start", "--dry-run", *_RUN, f"--type={type_}")
         line = next(s for s in done.stdout.splitlines() if "worker.sh start" in s)
         assert line.count("--xla_") == flags
+    for zone, cost in (("us-west4-a", "$25.76"), ("europe-west4-b", "at US prices $25.76")):
+        done = here.tpu("create", "--dry-run", f"--zone={zone}")
+        assert f"on-demand, {cost} an hour" in done.stderr, done.stderr
 
 
 def test_the_lock_pins_by_hash_what_belongs_together():
