@@ -24,9 +24,7 @@ LOG=$PLACE/log/train.log
 say() { printf '%s: %s\n' "$(hostname)" "$*"; }
 tell() { echo "== $(date '+%F %T') $(hostname): $*" >>"$LOG"; }
 
-run_of() { # the run that was started last
-    [[ ! -f $PLACE/run ]] || cat "$PLACE/run"
-}
+run_of() { cat "$PLACE/run" 2>/dev/null || true; } # the run that was started last
 
 state() { # RUN
     if [[ $(run_of) != "$1" ]]; then
@@ -37,14 +35,6 @@ state() { # RUN
         # It was started, runs no longer and left no code: the host was reset, or it was killed.
         cat "$PLACE/exit" 2>/dev/null || echo 137
     fi
-}
-
-# Writes down variables, for the unit to read.
-keep() { # VARIABLE...
-    local name
-    for name in "$@"; do
-        [[ ! ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
-    done
 }
 
 # What only the trainer is to see (SECRETS of launch/tpu): lines of NAME=value, which nothing executes or prints.
@@ -73,7 +63,9 @@ start() { # RUN ARGUMENT...
         ARGUMENTS=("${@//%i/"${TPU_WORKER_ID:-${name##*-w-}}"}")
         declare -p ARGUMENTS
         # The launcher's choices, and what it should know of the host.
-        keep LIBTPU_INIT_ARGS JAX_COMPILATION_CACHE_DIR BERT_JAX_HOME WORKDIR DOCTOR
+        for name in LIBTPU_INIT_ARGS JAX_COMPILATION_CACHE_DIR BERT_JAX_HOME WORKDIR DOCTOR; do
+            [[ ! ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
+        done
     } >"$PLACE/run.env"
     echo "$run" >"$PLACE/run"
     # mixed: SIGTERM goes to this script alone, which hands it on once.

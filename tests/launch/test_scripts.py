@@ -194,34 +194,24 @@ def test_the_lock_pins_by_hash_what_belongs_together():
     assert all("--hash=sha256:" in package for package in packages)
 
 
-def test_the_documented_dry_run_is_what_is_printed(cloud):
-    """The lines shown are some of those printed, in their order."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "docs/launch.md").read_text(), re.M | re.S)
-    here = cloud()
-    (settings,) = [m[1] for m in (re.search(r"<<'END'\n(.*?)END", b, re.S) for b in blocks) if m]
-    (here.directory / "run.env").write_text(settings)
-    command = ("run", "--dry-run", "--settings", "run.env")
-    done = here.run(here.launcher, *command)
-    assert done.returncode == 0, done.stderr
-    printed = re.sub(r"/\S*tmp\.\w+", "$SCRATCH", done.stdout).splitlines()
-    (shown,) = [b.splitlines() for b in blocks if b.startswith("+ gcloud")]
-    places = [printed.index(line) for line in shown]
-    assert len(shown) >= 4 and places == sorted(places)
-
-
 def test_every_command_of_the_page_is_one(cloud):
-    """From an empty project on, each `launch/tpu` line runs dry, with the settings of the page."""
+    """Each `launch/tpu` line runs dry, with the settings of the page; the lines that are shown are
+    some of those printed, in their order.
+    """
     here = cloud()
     text = (ROOT / "docs/launch.md").read_text()
-    match = re.search(r"<<'END'\n(.*?)END", text, re.S)
-    assert match
-    (here.directory / "run.env").write_text(match[1])
-    lines = re.findall(r"^launch/tpu .+$", text, re.M)
-    assert len(lines) >= 4
-    for line in lines:
-        words = shlex.split(line)[1:]
-        done = here.run(here.launcher, *words, "--dry-run")
+    (settings,) = re.findall(r"<<'END'\n(.*?)END", text, re.S)
+    (here.directory / "run.env").write_text(settings)
+    printed = {}
+    for line in re.findall(r"^launch/tpu .+$", text, re.M):
+        done = here.run(here.launcher, *shlex.split(line)[1:], "--dry-run")
         assert done.returncode == 0 and done.stdout.startswith("+ "), line + done.stderr
+        printed[line] = re.sub(r"/\S*tmp\.\w+", "$SCRATCH", done.stdout).splitlines()
+    assert len(printed) >= 5
+    dry = printed["launch/tpu run --dry-run --settings run.env"]
+    (shown,) = re.findall(r"^```\n(\+ gcloud.*?)^```", text, re.M | re.S)
+    places = [dry.index(each) for each in shown.splitlines()]
+    assert len(places) >= 4 and places == sorted(places)
 
 
 def test_every_setting_that_the_scripts_read_is_known():
