@@ -1,49 +1,45 @@
-"""The documents of the sources as `prepare` takes them: once each, and on a side of the split."""
+"""The documents of the sources as `prepare` takes them: once each, and on a side of the split.
 
-import dataclasses
+Decided in one process, of all documents in their order, from what `survey.py` found of them.
+"""
+
 import hashlib
-import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.data.corpus.store import SPLITS
-from bert_jax.data.matching.contamination import Contamination
-from bert_jax.data.matching.identity import beginning, identify
-from bert_jax.data.sources.document import Continuation, Document
-from bert_jax.data.sources.read import read_documents
-from bert_jax.data.sources.stream import Findings, SourceOptions
+from bert_jax.data.corpus.survey import Found, Lowest, Place, Unit
+from bert_jax.data.sources.stream import Findings
 from bert_jax.errors import UsageError
 
-
-@dataclass(frozen=True)
-class SourceDocument:
-    """A document on its way to the encoders."""
-
-    text: bytes  # UTF-8, paragraphs separated by newlines
-    digest: bytes  # of the text
-    split: str
-    priority: int  # a seeded draw: the lowest are the tokenizer's sample; 0 where nothing is drawn
-    number: int = 0  # among all that were read
-
-
+# A part of a shard has at least so much text: where shards end depends on it.
+PART_BYTES = 4 << 20
 # A larger share to hold out is not proposed.
 _MOST_HELD_OUT = 0.2
 # What is decided of a document: its side, and this times the number of sides.
 _KEPT, _DUPLICATE, _NEAR_DUPLICATE, _CONTAMINATED = range(4)
 
 
-class Survey:
-    """Reads sources, drops duplicates, splits by seeded hash, and counts what it saw.
+class Order(NamedTuple):
+    """The documents of a unit that are encoded, and where parts end."""
 
-    Duplicates, and which side a document is on, go by its words (`identity.py`). `decided` are the
-    decisions of an earlier reading, which are taken again: to find a document's words takes as long
-    as to read it. Where there are sources that are `held_out`, they are the validation side, whole,
-    and nothing is drawn; they are read first, so that what they hold is dropped elsewhere. `known`
-    are documents that are there already, as `digests` of a Survey gives them. What `contamination`
-    finds is dropped, too. `findings` is what the readers left out or doubted.
+    decisions: bytes  # one of each document: below the number of sides, it is kept, on that side
+    first_part: dict[str, int]  # the number of the part that goes on with the unit
+    ends: dict[str, list[int]]  # the numbers, in the unit, of the documents that end a part
+    digest: bytes  # SHA-256 of the digests of all documents
+
+
+class Survey:
+    """Decides which documents are kept, and on which side, and counts what it saw.
+
+    Duplicates, and which side a document is on, go by its words (`identity.py`). Where there are
+    sources that are `held_out`, they are the validation side, whole, and nothing is drawn; they are
+    taken first, so that what they hold is dropped elsewhere. `known` are documents that are there
+    already, as `digests` of a Survey gives them. `budget` is how much text the tokenizer's sample
+    has, in bytes. `findings` is what the readers left out or doubted.
     """
 
     def __init__(
@@ -51,17 +47,12 @@ class Survey:
         sources: Sequence[str],
         *,
         validation_fraction: float,
-        seed: int,
-        reading: SourceOptions | None = None,
-        decided: bytes | None = None,
         held_out: Sequence[str] = (),
         known: np.ndarray | None = None,
-        contamination: Contamination | None = None,
+        budget: int = 0,
     ) -> None:
         self.sources = tuple(sources)
         self.findings = Findings()
-        self._held_out = tuple(held_out)
-        self._reading = reading
         self.documents = dict.fromkeys(SPLITS, 0)
         # Documents that were dropped, by the reason.
         self.duplicates = dict.fromkeys(SPLITS, 0)
@@ -69,14 +60,17 @@ class Survey:
         self.contaminated = dict.fromkeys(SPLITS, 0)
         # Of each document with text of a test set how it begins, and the records that it has.
         self.found_in: list[tuple[str, set[int]]] = []
-        self._contamination = contamination
+        self.text_bytes = 0  # of the documents that are kept
+        self.sample = Lowest(budget)
+        self.places: dict[int, Place] = {}  # of texts that are written down
+        self.starts = [0]  # the number of the first document of each unit, and of all
+        self._held_out = tuple(held_out)
         self._fraction = validation_fraction
-        self._salt = seed.to_bytes(8, "little")
         self._hash = hashlib.sha256()
         self._seen = HashSet(known)
-        self._again = decided
-        self._decisions = bytearray()  # one for each document that was read
-        self._drawn = bytes(16)
+        self._decisions: list[np.ndarray] = []  # of each unit, a byte a document
+        self._sizes: list[np.ndarray] = []
+        self._unit_hashes: list[bytes] = []
         # The two lowest and the two highest draws: which fractions would give either side two.
         self._lowest, self._highest = [1.0, 1.0], [0.0, 0.0]
 
@@ -85,27 +79,53 @@ class Survey:
         """Returns the hash of all documents that were read, in their order."""
         return self._hash.hexdigest()
 
-    def read(self) -> Iterator[SourceDocument]:
-        """Yields every document when it comes for the first time.
+    @property
+    def total(self) -> int:
+        """Returns how many documents were read."""
+        return self.starts[-1]
 
-        Raises UsageError for sources that are not there, or that have changed since the decisions.
-        """
-        for number, (document, is_held_out) in enumerate(self._documents()):
-            text = "\n".join(document).encode()
-            digest = hashlib.blake2b(text, digest_size=16).digest()
-            self._hash.update(digest)
-            if self._again is None:
-                decision = self._decide(text, isinstance(document, Continuation), is_held_out)
-                self._decisions.append(decision)
-                priority = int.from_bytes(self._drawn[8:], "little")
-            elif number < len(self._again):
-                decision, priority = self._again[number], 0
-            else:
-                raise self.changed()
-            reason, side = divmod(decision, len(SPLITS))
-            self._counts(reason)[SPLITS[side]] += 1
-            if reason == _KEPT:
-                yield SourceDocument(text, digest, SPLITS[side], priority, number)
+    def take(self, unit: Unit, found: Found) -> np.ndarray:
+        """Takes what was found in the next unit. Returns which documents are kept, as places."""
+        digests = found.digests.tobytes()
+        self._hash.update(digests)
+        self._unit_hashes.append(hashlib.sha256(digests).digest())
+        self.findings.add(found.findings)
+        draws = found.draws / 2.0**48
+        is_held_out = (
+            np.full(len(draws), unit.is_held_out) if self._held_out else draws < self._fraction
+        )
+        decisions = is_held_out.astype(np.uint8)
+        is_new = self._seen.add(found.words)
+        decisions[~is_new] += _DUPLICATE * len(SPLITS)
+        for number, (beginning, records) in found.records.items():
+            if is_new[number]:
+                self.found_in.append((beginning, records))
+                decisions[number] += _CONTAMINATED * len(SPLITS)
+        for reason in (_KEPT, _DUPLICATE, _CONTAMINATED):
+            for side, split in enumerate(SPLITS):
+                count = int((decisions == side + reason * len(SPLITS)).sum())
+                self._counts(reason)[split] += count
+        kept = np.flatnonzero(decisions < len(SPLITS))
+        self._lowest = sorted([*self._lowest, *np.sort(draws[kept])[:2].tolist()])[:2]
+        self._highest = sorted([*self._highest, *np.sort(draws[kept])[-2:].tolist()])[-2:]
+        self.text_bytes += int(found.sizes[kept].sum())
+        self._decisions.append(decisions)
+        self._sizes.append(found.sizes.copy())
+        self._choose(found, np.flatnonzero(decisions == SPLITS.index("train")))
+        self.starts.append(self.total + len(decisions))
+        return kept
+
+    def _choose(self, found: Found, places: np.ndarray) -> None:
+        """Takes training documents for the sample."""
+        if self.sample.highest is not None:
+            places = places[found.priorities[places] <= self.sample.highest]
+        for at in places.tolist():
+            number = self.total + at
+            if (place := found.texts.get(at)) is not None:
+                self.places[number] = place
+            digest, size = found.digests[at].tobytes(), int(found.sizes[at])
+            for gone in self.sample.add(int(found.priorities[at]), digest, size, number):
+                self.places.pop(gone, None)
 
     def _counts(self, reason: int) -> dict[str, int]:
         return (self.documents, self.duplicates, self.near_duplicates, self.contaminated)[reason]
@@ -113,38 +133,36 @@ class Survey:
     def drop_near_duplicates(self, numbers: Iterable[int]) -> None:
         """Decides once more of documents that were kept."""
         for number in numbers:
-            side = SPLITS[self._decisions[number]]
+            unit = int(np.searchsorted(self.starts, number, side="right")) - 1
+            decisions, at = self._decisions[unit], number - self.starts[unit]
+            side = SPLITS[decisions[at]]
             self.documents[side] -= 1
             self.near_duplicates[side] += 1
-            self._decisions[number] += _NEAR_DUPLICATE * len(SPLITS)
+            decisions[at] += _NEAR_DUPLICATE * len(SPLITS)
 
-    def _documents(self) -> Iterator[tuple[Document, bool]]:
-        """Yields documents, and whether their source is held out."""
-        reading = self._reading or SourceOptions()
-        if self._held_out:
-            held_out = dataclasses.replace(reading, is_held_out=True)
-            for document in read_documents(self._held_out, held_out, findings=self.findings):
-                yield document, True
-        for document in read_documents(self.sources, reading, findings=self.findings):
-            yield document, False
+    def orders(self) -> list[Order]:
+        """Returns of each unit what is to be encoded of it.
 
-    def _decide(self, text: bytes, goes_on: bool, is_held_out: bool) -> int:
-        """Returns the number of a document's side, and with it whether and why it is dropped."""
-        identity = identify(text)
-        if not goes_on:  # else it lies where its beginning does
-            self._drawn = hashlib.blake2b(identity.side, digest_size=16, salt=self._salt).digest()
-        draw = int.from_bytes(self._drawn[:6], "little") / 2**48
-        side = int(is_held_out if self._held_out else draw < self._fraction)
-        if not self._seen.add(int.from_bytes(identity.words[:8], "little")):
-            return side + _DUPLICATE * len(SPLITS)
-        if self._contamination and (records := self._contamination.records_in(text)):
-            self.found_in.append((beginning(text), records))
-            return side + _CONTAMINATED * len(SPLITS)
-        if draw < self._lowest[1]:
-            self._lowest = sorted([self._lowest[0], draw])
-        if draw > self._highest[0]:
-            self._highest = sorted([self._highest[1], draw])
-        return side
+        The documents of a side, of all units, are cut into parts where PART_BYTES are full.
+        """
+        orders: list[Order] = []
+        begun, parts = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+        for decisions, sizes, known in zip(
+            self._decisions, self._sizes, self._unit_hashes, strict=True
+        ):
+            order = Order(decisions.tobytes(), {}, {}, known)
+            for side, split in enumerate(SPLITS):
+                where = np.flatnonzero(decisions == side)
+                ends = begun[split] + np.cumsum(sizes[where], dtype=np.int64)
+                order.first_part[split], order.ends[split] = parts[split], []
+                done = 0
+                while (at := int(np.searchsorted(ends, done + PART_BYTES))) < len(ends):
+                    order.ends[split].append(int(where[at]))
+                    done = int(ends[at])
+                parts[split] += len(order.ends[split])
+                begun[split] = int(ends[-1] if len(ends) else begun[split]) - done
+            orders.append(order)
+        return orders
 
     @property
     def found_records(self) -> set[int]:
@@ -152,23 +170,13 @@ class Survey:
         return set().union(*(records for _, records in self.found_in))
 
     @property
-    def decisions(self) -> bytes:
-        """Returns one byte for each document that was read, for a second reading."""
-        return bytes(self._decisions)
-
-    @property
     def digests(self) -> np.ndarray:
         """Returns what the documents are known by that came for the first time: uint64, sorted."""
         return self._seen.added()
 
-    def changed(self) -> UsageError:
-        """Returns the error for sources that are not what an earlier reading found."""
-        where = ", ".join(self.sources)
-        return UsageError(f"{where}: changed while they were read; run the same command again")
-
     def require_text(self) -> None:
         """Raises UsageError where no document was read."""
-        if not self._decisions:
+        if not self.total:
             raise UsageError(f"{', '.join(self.sources)}: empty: no document with text")
 
     def check(self, documents: Mapping[str, int]) -> None:
@@ -208,51 +216,28 @@ class HashSet:
     Among a hundred million documents, two different ones share a hash with a chance of 3 in 10,000.
     """
 
-    _RECENT = 1 << 20
-
     def __init__(self, known: np.ndarray | None = None) -> None:
         """`known` are hashes that are there from the beginning: uint64, sorted."""
-        none = np.empty(0, np.uint64)
-        self._known = none if known is None else known
-        self._sorted = none
-        self._recent: set[int] = set()
+        self._known = np.empty(0, np.uint64) if known is None else known
+        self._runs: list[np.ndarray] = []  # sorted, each more than twice as long as the next
 
-    def add(self, value: int) -> bool:
-        """Returns false where it was there already."""
-        if value in self._recent:
-            return False
-        for there in (self._sorted, self._known):
-            if len(there):
-                at = int(np.searchsorted(there, np.uint64(value)))
-                if at < len(there) and int(there[at]) == value:
-                    return False
-        self._recent.add(value)
-        if len(self._recent) == self._RECENT:
-            recent = np.sort(np.fromiter(self._recent, np.uint64, self._RECENT))
-            self._sorted = np.concatenate([self._sorted, recent])
-            self._sorted.sort(kind="stable")  # merges two sorted runs
-            self._recent.clear()
-        return True
+    def add(self, values: np.ndarray) -> np.ndarray:
+        """Returns which of the values were not there, nor before them among these: bool."""
+        unique, first = np.unique(values, return_index=True)
+        is_new = np.ones(len(unique), bool)
+        for run in (self._known, *self._runs):
+            at = np.searchsorted(run, unique)
+            inside = at < len(run)
+            is_new[inside] &= run[at[inside]] != unique[inside]
+        run = unique[is_new]
+        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+            run = np.concatenate([self._runs.pop(), run])
+            run.sort(kind="stable")  # merges two sorted runs
+        self._runs.append(run)
+        found = np.zeros(len(values), bool)
+        found[first[is_new]] = True
+        return found
 
     def added(self) -> np.ndarray:
         """Returns the hashes that were added, sorted: uint64."""
-        recent = np.fromiter(self._recent, np.uint64, len(self._recent))
-        return np.sort(np.concatenate([self._sorted, recent]))
-
-
-def sample(documents: Iterable[SourceDocument], *, budget: int) -> list[SourceDocument]:
-    """Returns the training documents of lowest priority, up to and with the one that fills the
-    budget.
-
-    `budget` is in bytes of text, and bounds the memory. The same documents in another order give
-    the same sample in the same order.
-    """
-    heap: list[tuple[int, bytes, SourceDocument]] = []  # the highest priority on top
-    size = 0
-    for document in documents:
-        if document.split == "train":
-            heapq.heappush(heap, (-document.priority, document.digest, document))
-            size += len(document.text)
-            while heap and size - len(heap[0][2].text) >= budget:
-                size -= len(heapq.heappop(heap)[2].text)
-    return [document for _, _, document in sorted(heap, key=lambda entry: entry[:2], reverse=True)]
+        return np.sort(np.concatenate([*self._runs, np.empty(0, np.uint64)]))

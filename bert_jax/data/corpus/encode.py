@@ -1,51 +1,73 @@
-"""Parts, a few megabytes of documents each, encoded by as many processes as there are cores.
+"""The second reading of a unit: its documents, encoded in pieces of a few megabytes.
 
-A part is written under a name that is the hash of all that decides its content: documents,
+A piece is written under a name that is the hash of all that decides its content: documents,
 tokenizer, segmenter, format. If the file is there, it is the right one, and whole.
 """
 
-import concurrent.futures
 import functools
 import hashlib
 import json
-import multiprocessing
 import os
+import shutil
+import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus import worker
-from bert_jax.data.corpus.dedup import SourceDocument
+from bert_jax.data.corpus.dedup import Order
+from bert_jax.data.corpus.pool import Pool, Task, count
 from bert_jax.data.corpus.store import FORMAT_VERSION, SPLITS, Split, token_type
+from bert_jax.data.corpus.survey import Unit, texts_of
 from bert_jax.data.language import marks
 from bert_jax.data.language.codes import DEFAULT
 from bert_jax.data.language.sentences import cut, whole_sentences
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.errors import BertJaxError, DataDamaged
+from bert_jax.errors import DataDamaged, UsageError
+from bert_jax.progress import Progress
 
-_PART_BYTES = 4 << 20
 # Sentences in one call of the tokenizer: while it runs, a token takes hundreds of bytes.
 _SENTENCES_PER_CALL = 1024
 
 
 @dataclass(frozen=True)
-class CorpusPart:
-    """Documents of one split, and the file that their ids belong in."""
+class Encoding:
+    """The choices of encoding, for all units."""
+
+    tokenizer: Path
+    tokenizer_hash: str
+    folder: Path  # of the pieces
+    language: str = DEFAULT
+
+    @property
+    def decisive(self) -> bytes:
+        """Returns what decides the content of a piece beside its documents."""
+        others = [self.language] if self.language != DEFAULT else []
+        counted = len(TextCounts._fields)
+        versions = [FORMAT_VERSION, version("sentencex"), self.tokenizer_hash, counted]
+        return json.dumps([*versions, *others]).encode()
+
+    @property
+    def waiting(self) -> Path:
+        """Returns the folder of texts that any process may encode."""
+        return self.folder / "waiting"
+
+
+class Piece(NamedTuple):
+    """Documents of one unit and one part: where their ids are."""
 
     split: str
+    part: int
     file: Path
-    texts: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """The content of a part's file. Sentences and documents that encode to nothing are gone."""
+    """The content of a piece's file. Sentences and documents that encode to nothing are gone."""
 
     tokens: np.ndarray  # uint16 or uint32 [tokens]
     sentences: np.ndarray  # tokens of each sentence, uint32 [sentences]
@@ -67,73 +89,111 @@ class TextCounts(NamedTuple):
         return TextCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def parts(
-    documents: Iterable[SourceDocument],
-    *,
-    tokenizer_hash: str,
-    folder: Path,
-    language: str = DEFAULT,
-) -> Iterator[CorpusPart]:
-    """Yields the documents of each split, in order, cut where a part is full."""
-    waiting: dict[str, list[SourceDocument]] = {split: [] for split in SPLITS}
-    sizes = dict.fromkeys(SPLITS, 0)
-    others = [language] if language != DEFAULT else []
-    counted = len(TextCounts._fields)
-    decisive = json.dumps(
-        [FORMAT_VERSION, version("sentencex"), tokenizer_hash, counted, *others]
-    ).encode()
+def encode_unit(
+    _: Any, encoding: Encoding, unit: Unit, order: Order, at_most_waiting: int
+) -> list[Piece]:
+    """Makes sure that the pieces of a unit are on disk, or the texts of them in the folder of what
+    waits for other processes, which has at most so many. Returns the pieces in order.
 
-    def close(split: str) -> CorpusPart:
-        digests = b"".join(document.digest for document in waiting[split])
-        key = hashlib.blake2b(decisive + digests, digest_size=16).hexdigest()
-        texts = tuple(document.text for document in waiting[split])
-        waiting[split].clear()
-        sizes[split] = 0
-        return CorpusPart(split, folder / f"{key}.npz", texts)
-
-    for document in documents:
-        waiting[document.split].append(document)
-        sizes[document.split] += len(document.text)
-        if sizes[document.split] >= _PART_BYTES:
-            yield close(document.split)
-    yield from (close(split) for split in SPLITS if waiting[split])
-
-
-def encode_parts(
-    parts: Iterable[CorpusPart], *, tokenizer: Path, workers: int, language: str = DEFAULT
-) -> Iterator[tuple[int, int]]:
-    """Writes every part; yields (documents, tokens) of each as it is done, in any order.
-
-    At most two parts a process are in memory. With one worker there is no process but this one.
+    Raises UsageError where the unit is not what it was when it was looked through.
     """
-    if workers == 1:
-        loaded = load_tokenizer(tokenizer)
-        yield from (_encode_to_file(part, loaded, language) for part in parts)
-        return
-    worker.prepare_for_workers()
-    pool = concurrent.futures.ProcessPoolExecutor(
-        workers,
-        # A forked copy of a process that runs threads (tokenizers, jax) can deadlock.
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-    )
-    running: set[concurrent.futures.Future[tuple[int, int]]] = set()
-    try:
-        for part in parts:
-            running.add(pool.submit(_encode_in_worker, part, tokenizer, language))
-            if len(running) == 2 * workers:
-                done, running = concurrent.futures.wait(
-                    running, return_when=concurrent.futures.FIRST_COMPLETED
-                )
-                yield from (future.result() for future in done)
-        yield from (future.result() for future in concurrent.futures.as_completed(running))
-    except BrokenProcessPool as error:
-        raise BertJaxError(
-            "an encoding process was killed, perhaps for lack of memory; the same command goes on "
-            f"where this one stopped, and takes less memory with fewer than `workers` {workers}"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    pieces: list[Piece] = []
+    texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+    digests: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+    decisive, all_digests = encoding.decisive, hashlib.sha256()
+
+    def close(split: str) -> None:
+        key = hashlib.blake2b(decisive + b"".join(digests[split]), digest_size=16).hexdigest()
+        part = order.first_part[split] + sum(piece.split == split for piece in pieces)
+        piece = Piece(split, part, encoding.folder / f"{key}.npz")
+        pieces.append(piece)
+        if piece.file.exists():
+            count(len(texts[split]), 0, len(texts[split]))
+        elif at_most_waiting and len(os.listdir(encoding.waiting)) < at_most_waiting:
+            packed = json.dumps([text.decode() for text in texts[split]]).encode()
+            _write(encoding.waiting / key, lambda stream: stream.write(packed))
+        else:
+            _encode_to_file(encoding, texts[split], piece.file)
+        texts[split], digests[split] = [], []
+
+    ends = {split: set(order.ends[split]) for split in SPLITS}
+    number = -1
+    for number, text in enumerate(texts_of(unit)):
+        digest = hashlib.blake2b(text, digest_size=16).digest()
+        all_digests.update(digest)
+        if number >= len(order.decisions):
+            break
+        if (decision := order.decisions[number]) < len(SPLITS):
+            split = SPLITS[decision]
+            texts[split].append(text)
+            digests[split].append(digest)
+            if number in ends[split]:
+                close(split)
+    if number + 1 != len(order.decisions) or all_digests.digest() != order.digest:
+        names = ", ".join(reader.name for reader in unit.readers[:3])
+        raise UsageError(f"{names}: changed while they were read; run the same command again")
+    for split in SPLITS:
+        if texts[split]:
+            close(split)
+    return pieces
+
+
+def encode_waiting(_: Any, encoding: Encoding, file: Path) -> None:
+    """Encodes the texts of a file that `encode_unit` has left to any process."""
+    texts = [text.encode() for text in json.loads(file.read_bytes())]
+    _encode_to_file(encoding, texts, encoding.folder / f"{file.name.removesuffix('.taken')}.npz")
+    file.unlink()
+
+
+def encode_units(
+    pool: Pool, encoding: Encoding, units: Sequence[Unit], orders: Sequence[Order], total: int
+) -> dict[str, list[list[Path]]]:
+    """Makes sure that every piece is on disk. Returns the files of each part of either side.
+
+    A process that has no unit left takes texts of another's, so that one large file is encoded by
+    all of them.
+    """
+    shutil.rmtree(encoding.waiting, ignore_errors=True)
+    encoding.waiting.mkdir(parents=True)
+    files: dict[str, list[list[Path]]] = {split: [] for split in SPLITS}
+    started = time.monotonic()
+    with Progress("prepare", total=total) as progress:
+
+        def describe() -> str:
+            seconds = time.monotonic() - started
+            documents, tokens, kept = pool.counts
+            return (
+                f"{documents:,} documents ({(documents - kept) / seconds:,.0f}/s), "
+                f"{tokens:,} tokens ({tokens / seconds:,.0f}/s)"
+                + (f", {kept:,} documents from before" if kept else "")
+            )
+
+        def look() -> None:
+            progress.advance(pool.counts[0] - progress.done)
+
+        def jobs() -> Iterator[tuple[Any, ...]]:
+            for unit, order in zip(units, orders, strict=True):
+                # The last ones, beside which processes have nothing to do.
+                shares = pool.workers > 1 and unit.number + pool.workers >= len(units)
+                yield encoding, unit, order, 2 * pool.workers if shares else 0
+
+        def waiting() -> Iterator[Task]:
+            for entry in os.scandir(encoding.waiting):
+                if not entry.name.endswith((".taken", ".tmp")):
+                    taken = Path(f"{entry.path}.taken")
+                    Path(entry.path).replace(taken)
+                    yield encode_waiting, (encoding, taken)
+
+        progress.describe = describe
+        for pieces in pool.map(
+            encode_unit, jobs(), is_here=lambda job: job[1].is_here, more=waiting, look=look
+        ):
+            for piece in pieces:
+                if piece.part == len(files[piece.split]):
+                    files[piece.split].append([])
+                files[piece.split][piece.part].append(piece.file)
+        look()
+    return files
 
 
 def read_part(file: Path) -> EncodedPart:
@@ -231,30 +291,21 @@ def split_of(
     )
 
 
-def _encode_to_file(part: CorpusPart, tokenizer: Tokenizer, language: str) -> tuple[int, int]:
-    encoded = encode_documents(part.texts, tokenizer, language=language)
-    unfinished = part.file.with_suffix(f".{os.getpid()}.tmp")
+def _encode_to_file(encoding: Encoding, texts: Sequence[bytes], file: Path) -> None:
+    encoded = encode_documents(texts, _load_once(encoding.tokenizer), language=encoding.language)
+    counts = np.array([encoded.words, encoded.empty_documents, *encoded.text])
+    arrays = {name: getattr(encoded, name) for name in ("tokens", "sentences", "documents")}
+    _write(file, lambda stream: np.savez(stream, counts=counts, **arrays))
+    count(len(texts), len(encoded.tokens))
+
+
+def _write(file: Path, write: Callable[[Any], object]) -> None:
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     with unfinished.open("wb") as stream:
-        np.savez(
-            stream,
-            tokens=encoded.tokens,
-            sentences=encoded.sentences,
-            documents=encoded.documents,
-            counts=np.array([encoded.words, encoded.empty_documents, *encoded.text]),
-        )
-    unfinished.replace(part.file)
-    return len(part.texts), len(encoded.tokens)
+        write(stream)
+    unfinished.replace(file)
 
 
-def _start_worker() -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    worker.begin()
-
-
-def _encode_in_worker(part: CorpusPart, tokenizer: Path, language: str) -> tuple[int, int]:
-    return _encode_to_file(part, _load_once(tokenizer), language)
-
-
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _load_once(tokenizer: Path) -> Tokenizer:
     return load_tokenizer(tokenizer)

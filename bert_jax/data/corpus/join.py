@@ -39,8 +39,9 @@ class JoinedSplit:
             self.token_counts += token_counts(getattr(before, split), vocab_size)
             self.files |= shard_files(before.manifest, split)
 
-    def join(self, files: Sequence[Path]) -> None:
-        """Writes consecutive parts as shards of at most SHARD_TOKENS, or of a single part.
+    def join(self, parts: Sequence[Sequence[Path]]) -> None:
+        """Writes consecutive parts, each of some files, as shards of at most SHARD_TOKENS, or of a
+        single part.
 
         Whatever else is in the split's folder goes: of a run that was cut short.
         """
@@ -50,8 +51,8 @@ class JoinedSplit:
             if f"{self._split}/{file.name}" not in self.files:
                 file.unlink()
         shard: list[EncodedPart] = []
-        for file in files:
-            part = read_part(file)
+        for files in parts:
+            part = _joined([read_part(file) for file in files])
             self.counts.update(
                 documents=len(part.documents),
                 sentences=len(part.sentences),
@@ -122,6 +123,20 @@ def added_to(
     entry = {name: made[name] for name in ("sources", "source_hash", "versions")}
     manifest["appended"] = [*before.get("appended", []), entry | {"documents": documents}]
     return manifest
+
+
+def _joined(pieces: list[EncodedPart]) -> EncodedPart:
+    """Returns consecutive pieces as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return EncodedPart(
+        tokens=np.concatenate([piece.tokens for piece in pieces]),
+        sentences=np.concatenate([piece.sentences for piece in pieces]),
+        documents=np.concatenate([piece.documents for piece in pieces]),
+        words=sum(piece.words for piece in pieces),
+        empty_documents=sum(piece.empty_documents for piece in pieces),
+        text=sum((piece.text for piece in pieces), TextCounts()),
+    )
 
 
 def _starts(lengths: list[np.ndarray]) -> np.ndarray:

@@ -1,12 +1,13 @@
 """Sources -> tokenizer -> corpus directory.
 
 The sources are read twice: once to find what is wrong with them, and the tokenizer's sample
-(`preview.py`), and once to encode. One reader, in this process, takes the documents once each,
-chooses their side of the split and groups them into parts (`dedup.py`); many processes encode the
-parts (`encode.py`) into files under OUTPUT/.parts; at the end these are joined, in the reader's
-order, to the shards of `store.py` (`join.py`), which come after those of a corpus that is added to
-(`append.py`). A restarted run reads the sources again and keeps
-the parts that it finds. The bytes of the result do not depend on the number of processes.
+(`preview.py`), and once to encode. Both times by many processes (`pool.py`), a unit of files each
+(`survey.py`): this one hears of digests and sizes, takes the documents once each, in their order,
+and chooses their side of the split and the parts that they lie in (`dedup.py`). The processes
+encode (`encode.py`) into files under OUTPUT/.parts; at the end these are joined, in that order, to
+the shards of `store.py` (`join.py`), which come after those of a corpus that is added to
+(`append.py`). A restarted run reads the sources again and keeps the pieces that it finds. The bytes
+of the result do not depend on the number of processes.
 """
 
 import dataclasses
@@ -14,14 +15,12 @@ import difflib
 import json
 import os
 import shutil
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from bert_jax.data.corpus import digests
-from bert_jax.data.corpus.dedup import Survey
-from bert_jax.data.corpus.encode import CorpusPart, encode_parts, parts
+from bert_jax.data.corpus.encode import Encoding, encode_units
 from bert_jax.data.corpus.join import (
     COUNTS,
     JoinedSplit,
@@ -38,7 +37,8 @@ from bert_jax.data.corpus.output import (
     storage_failures,
     write_durably,
 )
-from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, preview
+from bert_jax.data.corpus.pool import Pool
+from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, STDIN, preview
 from bert_jax.data.corpus.request import KINDS, Request
 from bert_jax.data.corpus.store import (
     FORMAT_VERSION,
@@ -60,9 +60,8 @@ from bert_jax.data.sources.stream import SourceOptions, require_encoding, requir
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown
 from bert_jax.errors import UsageError
-from bert_jax.progress import Progress, note
+from bert_jax.progress import note
 
-_STDIN = "stdin"
 # Text that the tokenizer is trained on.
 _SAMPLE_BYTES = 64 << 20
 # What to do where the vocabulary does not fit the text.
@@ -188,16 +187,20 @@ def prepare(
     # Where there are parts beside it, a finished corpus may be added to by another process.
     if (output / MANIFEST).exists() and not (output / PARTS).exists():
         with storage_failures(output):
-            return _reopen(request, output, given)
+            return _reopen(request, output, given, workers)
     with storage_failures(output):
         require_own(output)
     with only_writer(output):
         if (output / MANIFEST).exists():
-            return _reopen(request, output, given)
+            return _reopen(request, output, given, workers)
         return write(request, output, given, workers)
 
 
-def _reopen(request: Request, output: Path, given: Tokenizer | None) -> Corpus:
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _reopen(request: Request, output: Path, given: Tokenizer | None, workers: int | None) -> Corpus:
     """Returns the finished corpus that is there, if it is the one asked for."""
     manifest = read_manifest(output)
     theirs, ours = manifest["options"], request.options
@@ -209,10 +212,10 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None) -> Corpus:
     if given is not None and given.hash != manifest["tokenizer"]["hash"]:
         differences.append("its tokenizer is another one")
     if not differences:
-        stdin = output / PARTS / _STDIN
+        stdin = output / PARTS / STDIN
         try:
             plainly = dataclasses.replace(request, near_duplicates=None, contamination=None)
-            look = preview(plainly, stdin, "compare sources")
+            look = preview(plainly, stdin.parent, "compare sources", workers=workers or _cores())
         finally:
             stdin.unlink(missing_ok=True)
         if look.survey.source_hash != manifest.get("source_hash"):
@@ -244,19 +247,22 @@ def write(
     folder = output / PARTS
     folder.mkdir(parents=True, exist_ok=True)
 
+    workers = workers or _cores()
     for line in left_out(request.sources, request.held_out):
         note(line)
     look = preview(
         request,
-        folder / _STDIN,
+        folder,
         "sample text" if given is None else "look through sources",
+        workers=workers,
         sample_bytes=_SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
     )
+    survey = look.survey
     if before is None:
-        look.survey.check(look.survey.documents)
-    elif not any(look.survey.documents.values()):
+        survey.check(survey.documents)
+    elif not any(survey.documents.values()):
         shutil.rmtree(folder, ignore_errors=True)
-        look.survey.require_text()
+        survey.require_text()
         note(f"{output} has all of these documents already: nothing to do")
         return before
     if request.language is None:
@@ -267,22 +273,18 @@ def write(
             look.sample,
             output / "tokenizer",
             folder,
-            documents=look.survey.documents["train"],
+            documents=survey.documents["train"],
         )
     else:
         tokenizer = given
         if before is None:
             forget(output / "tokenizer", folder)
             tokenizer.save(output / "tokenizer")
-    require_room(output, folder, text_bytes=look.text_bytes, vocab_size=tokenizer.vocab_size)
-    survey = request.survey(look.reading, decided=look.survey.decisions)
-    total = sum(look.survey.documents.values())
-    workers = workers or os.cpu_count() or 1
-    files = _encode(survey, tokenizer, output, request.rules, workers=workers, total=total)
-    for error in survey.findings.files.values():  # of files that changed since the first look
-        raise error
-    if survey.source_hash != look.survey.source_hash:
-        raise survey.changed()
+    require_room(output, folder, text_bytes=survey.text_bytes, vocab_size=tokenizer.vocab_size)
+    encoding = Encoding(output / "tokenizer", tokenizer.hash, folder, request.rules)
+    with Pool(workers) as pool:
+        total = sum(survey.documents.values())
+        files = encode_units(pool, encoding, look.units, survey.orders(), total)
     joined = {
         split: JoinedSplit(output, split, tokenizer.vocab_size, before=before) for split in SPLITS
     }
@@ -306,7 +308,7 @@ def write(
         "unigram_entropy_nats": entropy(joined["train"].token_counts),
         "text": {split: joined[split].text._asdict() for split in SPLITS},
         "files": joined["train"].files | joined["validation"].files,
-        "digests": digests.add(output, before, look.survey.digests),
+        "digests": digests.add(output, before, survey.digests),
         "versions": {name: version(name) for name in ("sentencex", "tokenizers")},
     }
     unknown = {split: joined[split].unknown(tokenizer.special.unk) for split in SPLITS}
@@ -325,15 +327,15 @@ def write(
     noted = {
         "validation_sources": request.held_out,
         "skipped_files": look.bad,
-        "skipped_records": look.bad_records,
-        "records_without_text": look.survey.findings.without_text,
+        "skipped_records": dict(survey.findings.records),
+        "records_without_text": survey.findings.without_text,
     }
     if request.near_duplicates is not None:
         noted["near_duplicate_documents"] = survey.near_duplicates
         manifest["versions"]["rensa"] = version("rensa")
     if request.contamination is not None:
         noted["contaminated_documents"] = survey.contaminated
-        noted["decontaminated_of"] = request.contamination.counts(look.survey.found_records)
+        noted["decontaminated_of"] = request.contamination.counts(survey.found_records)
     manifest |= {name: value for name, value in noted.items() if value}
     if before is not None:
         manifest = added_to(before.manifest, manifest, documents=survey.documents)
@@ -345,50 +347,3 @@ def write(
     remedy = _NO_UNKNOWN if given is not None else _MORE_KNOWN
     note_unknown(text.unknown_characters, text.characters, what, remedy)
     return open_corpus(output)
-
-
-def _encode(
-    survey: Survey,
-    tokenizer: Tokenizer,
-    output: Path,
-    language: str,
-    *,
-    workers: int,
-    total: int,
-) -> dict[str, list[Path]]:
-    """Makes sure that every part is on disk. Returns the files of each split, in order."""
-    files: dict[str, list[Path]] = {split: [] for split in SPLITS}
-    started = time.monotonic()
-    tokens = kept = 0
-    with Progress("prepare", total=total) as progress:
-
-        def describe() -> str:
-            seconds = time.monotonic() - started
-            return (
-                f"{progress.done:,} documents ({(progress.done - kept) / seconds:,.0f}/s), "
-                f"{tokens:,} tokens ({tokens / seconds:,.0f}/s)"
-                + (f", {kept:,} documents from before" if kept else "")
-            )
-
-        def missing() -> Iterator[CorpusPart]:
-            nonlocal kept
-            for part in parts(
-                survey.read(),
-                tokenizer_hash=tokenizer.hash,
-                folder=output / PARTS,
-                language=language,
-            ):
-                files[part.split].append(part.file)
-                if part.file.exists():
-                    kept += len(part.texts)
-                    progress.advance(len(part.texts))
-                else:
-                    yield part
-
-        progress.describe = describe
-        for part_documents, part_tokens in encode_parts(
-            missing(), tokenizer=output / "tokenizer", language=language, workers=workers
-        ):
-            tokens += part_tokens
-            progress.advance(part_documents)
-    return files

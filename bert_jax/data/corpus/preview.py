@@ -1,20 +1,24 @@
 """The first reading of the sources: what is wrong with them is found before anything is made."""
 
+import bisect
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.data.corpus.dedup import SourceDocument, Survey, sample
+from bert_jax.data.corpus.dedup import Survey
+from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.request import Request
+from bert_jax.data.corpus.survey import Unit, gather, look_through
 from bert_jax.data.matching.contamination import FEWEST, Contamination
 from bert_jax.data.matching.near_duplicates import NearDuplicates
 from bert_jax.data.sources.read import is_stdin
-from bert_jax.data.sources.stream import SourceOptions
 from bert_jax.errors import UsageError
 from bert_jax.progress import Progress, note
 
+# The file that standard input is copied to.
+STDIN = "stdin"
 # Bad files that are listed; of more, how many they are.
 _LISTED = 100
 # Documents that are shown of those that were dropped for one reason.
@@ -28,66 +32,90 @@ class Preview:
     """The findings of the first reading."""
 
     survey: Survey  # of all documents, those of bad files left out
-    reading: SourceOptions  # without the bad files
+    units: list[Unit]  # without the bad files
     bad: dict[str, str]  # the files that were left out, and why
-    bad_records: dict[str, int]  # how many of each file were left out
-    sample: list[SourceDocument]
-    text_bytes: int  # of all documents, in UTF-8
+    sample: list[bytes]
 
     @property
     def beginning(self) -> str:
         """Returns the first megabyte or so of the sample."""
         size, texts = 0, []
-        for document in self.sample:
-            texts.append(document.text.decode())
-            size += len(document.text)
+        for text in self.sample:
+            texts.append(text.decode())
+            size += len(text)
             if size >= LOOKED_AT_BYTES:
                 break
         return "\n".join(texts)
 
 
-def preview(request: Request, stdin: Path, title: str, *, sample_bytes: int = 0) -> Preview:
+def preview(
+    request: Request, folder: Path, title: str, *, workers: int, sample_bytes: int = 0
+) -> Preview:
     """Reads all sources to their end, and takes a sample of `sample_bytes` of training text.
 
-    Standard input is kept as the file `stdin`. Raises UsageError that lists all files that cannot
-    be read. With `skip_bad` "file" they are left out: what they hold before the place that cannot
-    be read, too, so that it is read once more. With "record" the bad records are, unless more than
-    the share `skip_bad_limit` of all is bad.
+    In `folder`, which is there, standard input and texts are kept. Raises UsageError that lists all
+    files that cannot be read. With `skip_bad` "file" they are left out, and what they hold before
+    the place that cannot be read, too. With "record" the bad records are, unless more than the
+    share `skip_bad_limit` of all is bad.
     """
-    kept = keep_standard_input(request.sources, stdin)
-    reading = dataclasses.replace(request.reading, stdin=kept)
-    bad: dict[str, str] = {}
-    while True:
-        survey = request.survey(reading)
-        alike = request.near_duplicates
-        near = None if alike is None else NearDuplicates(alike)
+    kept = keep_standard_input(request.sources, folder / STDIN)
+    units = request.units(dataclasses.replace(request.reading, stdin=kept))
+    looked = request.looked(folder, sample_bytes)
+    survey = request.survey(sample_bytes)
+    alike = request.near_duplicates
+    near = None if alike is None else NearDuplicates(alike)
+    with Pool(workers, looked) as pool:
         with Progress(title, total=None) as progress:
-            progress.describe = lambda progress=progress: f"{progress.done:,} documents"
-            read = [0]
-            chosen = sample(_counted(survey, progress, read, near), budget=sample_bytes)
-        found = survey.findings
-        if not found.files:
-            break
-        if request.skip_bad != "file":
-            raise _refusal(survey)
-        bad |= {name: str(error) for name, error in found.files.items()}
-        note(_listed(found.files, "left out, since they cannot be read"))
-        reading = dataclasses.replace(reading, without=frozenset(bad))
-    _note_bad_records(survey, request.skip_bad_limit)
-    _note_wrapped(found.wrapped)
-    if request.contamination is not None:
-        _note_contamination(request.contamination, survey, shows=request.shows_dropped)
+            progress.describe = lambda: f"{progress.done:,} documents"
+            for unit, found in zip(
+                units,
+                pool.map(
+                    look_through,
+                    ((unit, survey.sample.highest) for unit in units),
+                    is_here=lambda job: job[0].is_here,
+                    look=lambda: progress.advance(pool.counts[0] - progress.done),
+                ),
+                strict=True,
+            ):
+                chosen = survey.take(unit, found)
+                if near is not None and found.keys is not None:
+                    near.extend((survey.starts[-2] + chosen).tolist(), found.keys[chosen])
+            progress.advance(pool.counts[0] - progress.done)
+        bad = {name: str(error) for name, error in survey.findings.files.items()}
+        if bad:
+            if request.skip_bad != "file":
+                raise _refusal(survey)
+            note(_listed(survey.findings.files, "left out, since they cannot be read"))
+            units = [unit.without(frozenset(bad)) for unit in units]
+        _note_bad_records(survey, request.skip_bad_limit)
+        _note_wrapped(survey.findings.wrapped)
+        if request.contamination is not None:
+            _note_contamination(request.contamination, survey, shows=request.shows_dropped)
+        sample = survey.sample.numbers()
+        _gather(pool, survey, units, {*sample, *(near.shared if near is not None else ())})
     if near is not None:
-        dropped = _drop_near_duplicates(near, request, survey, reading)
-        chosen = [document for document in chosen if document.number not in dropped]
-    return Preview(
-        survey=survey,
-        reading=reading,
-        bad=bad,
-        bad_records=dict(found.records),
-        sample=chosen,
-        text_bytes=read[0],
-    )
+        dropped = _drop_near_duplicates(near, request, survey)
+        sample = [number for number in sample if number not in dropped]
+    texts = [survey.places[number].read() for number in sample]
+    for kind in ("sample", "texts"):
+        for file in folder.glob(f"*.{kind}"):
+            file.unlink()
+    return Preview(survey=survey, units=units, bad=bad, sample=texts)
+
+
+def _gather(pool: Pool, survey: Survey, units: Sequence[Unit], numbers: Iterable[int]) -> None:
+    """Has texts written down that are not yet, by one more reading of their units."""
+    wanted: dict[int, list[int]] = {}
+    for number in numbers:
+        if number not in survey.places:
+            unit = bisect.bisect_right(survey.starts, number) - 1
+            wanted.setdefault(unit, []).append(number - survey.starts[unit])
+    jobs = [(units[unit], frozenset(inside)) for unit, inside in sorted(wanted.items())]
+    for (unit, _), places in zip(
+        jobs, pool.map(gather, jobs, is_here=lambda job: job[0].is_here), strict=True
+    ):
+        start = survey.starts[unit.number]
+        survey.places.update({start + at: place for at, place in places.items()})
 
 
 def _note_bad_records(survey: Survey, limit: float) -> None:
@@ -96,7 +124,7 @@ def _note_bad_records(survey: Survey, limit: float) -> None:
     bad = sum(found.records.values())
     if not bad:
         return
-    total = bad + len(survey.decisions) + found.without_text
+    total = bad + survey.total + found.without_text
     files = [
         f"  {count:,} in {name}; the first: {found.first_bad[name]}"
         for name, count in found.records.most_common(_LISTED)
@@ -121,34 +149,18 @@ def _note_wrapped(wrapped: dict[str, float]) -> None:
         )
 
 
-def _counted(
-    survey: Survey, progress: Progress, read: list[int], near: NearDuplicates | None
-) -> Iterator[SourceDocument]:
-    """Yields all documents, of which `near` hears; `read` counts their bytes."""
-    for document in survey.read():
-        progress.advance()
-        read[0] += len(document.text)
-        if near is not None:
-            near.add(document.number, document.text)
-        yield document
-
-
-def _drop_near_duplicates(
-    near: NearDuplicates, request: Request, survey: Survey, reading: SourceOptions
-) -> set[int]:
-    """Returns the numbers of the documents that are dropped, by a reading of all of them."""
-    total = len(survey.decisions)
-    again = request.survey(reading, decided=survey.decisions)
-    with Progress("near duplicates", total=total) as progress:
+def _drop_near_duplicates(near: NearDuplicates, request: Request, survey: Survey) -> set[int]:
+    """Returns the numbers of the documents that are dropped."""
+    numbers = sorted(near.shared)
+    with Progress("near duplicates", total=len(numbers)) as progress:
         progress.describe = lambda: f"{progress.done:,} documents"
 
         def documents() -> Iterator[tuple[int, bytes]]:
-            for document in again.read():
-                progress.advance(document.number + 1 - progress.done)
-                yield document.number, document.text
+            for number in numbers:
+                yield number, survey.places[number].read()
+                progress.advance()
 
         found = list(near.find(documents()))
-        progress.advance(total - progress.done)
     dropped = {each.number for each in found}
     survey.drop_near_duplicates(dropped)
     for each in found[:_EXAMPLES] if request.shows_dropped else ():

@@ -1,11 +1,14 @@
 """The request to `prepare`: all that decides the content of a corpus."""
 
+import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.data.corpus.dedup import Survey
+from bert_jax.data.corpus.survey import Looked, Unit, units_of
 from bert_jax.data.language import codes
 from bert_jax.data.matching.contamination import Contamination
 from bert_jax.data.sources.stream import SourceOptions
@@ -71,15 +74,30 @@ class Request:
             options["decontaminate"] = self.contamination.hash
         return options
 
-    def survey(self, reading: SourceOptions, *, decided: bytes | None = None) -> Survey:
-        """Returns a reading of the sources; `decided` are the decisions of an earlier one."""
+    def survey(self, budget: int) -> Survey:
+        """Returns what decides of the documents; the sample has a `budget` of bytes."""
         return Survey(
             self.sources,
             validation_fraction=self.validation_fraction,
-            seed=self.seed,
-            reading=reading,
-            decided=decided,
             held_out=self.held_out,
             known=self.known,
+            budget=budget,
+        )
+
+    def looked(self, folder: Path, budget: int) -> Looked:
+        """Returns how the sources are looked through; texts are written to `folder`."""
+        return Looked(
+            fraction=self.validation_fraction,
+            salt=self.seed.to_bytes(8, "little"),
+            folder=folder,
+            budget=budget,
+            draws=not self.held_out,
+            skips_files=self.skip_bad == "file",
+            near_duplicates=self.near_duplicates,
             contamination=self.contamination,
         )
+
+    def units(self, reading: SourceOptions) -> list[Unit]:
+        """Returns the units of all sources, those that are held out first."""
+        held_out = dataclasses.replace(reading, is_held_out=True)
+        return units_of([(self.held_out, held_out), (self.sources, reading)])

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax.data.corpus.dedup import SourceDocument
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.language import marks
 from bert_jax.data.language.sentences import split_sentences
@@ -24,7 +23,7 @@ _FEW_MARKED = 0.01
 
 def train_or_find(
     request: Request,
-    sample: Sequence[SourceDocument],
+    sample: Sequence[bytes],
     folder: Path,
     parts: Path,
     *,
@@ -37,13 +36,13 @@ def train_or_find(
     """
     kind, strip_accents = request.tokenizer, request.strip_accents
     key = hashlib.sha256(json.dumps(request.options, sort_keys=True).encode())
-    for document in sample:
-        key.update(document.digest)
+    for text in sample:
+        key.update(hashlib.blake2b(text, digest_size=16).digest())
     marker = parts / f"tokenizer-{key.hexdigest()}"
     if marker.exists():
         return load_tokenizer(folder)
 
-    size = sum(len(document.text) for document in sample)
+    size = sum(map(len, sample))
     note(
         f"train {kind} on {size / 1e6:.1f} MB of text "
         f"({len(sample):,} of {documents:,} training documents)"
@@ -52,8 +51,8 @@ def train_or_find(
     before = " " if kind == "bpe" else ""
     sentences = [
         before + sentence
-        for document in sample
-        for paragraph in document.text.decode().split("\n")
+        for text in sample
+        for paragraph in text.decode().split("\n")
         for sentence in split_sentences(paragraph, request.rules)
     ]
     if strip_accents is None and kind == "wordpiece" and request.lowercase:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 
 
 def prepare_for_workers() -> None:
@@ -22,8 +23,9 @@ def prepare_for_workers() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL if heard is None else heard)
 
 
-def begin() -> None:
-    """Prepares a worker process: a pool's initializer calls it first.
+def begin(alive: Connection | None = None) -> None:
+    """Prepares a worker process: a pool's initializer calls it first. It ends with its parent, or
+    when that closes the other end of `alive`.
 
     Ctrl-C and a terminal that closes reach every process there. They are the parent's, which ends;
     a worker that waits for work would not notice that, nor that its parent was killed.
@@ -34,7 +36,7 @@ def begin() -> None:
     def leave_with_parent() -> None:
         parent = multiprocessing.parent_process()
         assert parent is not None
-        parent.join()
+        wait([parent.sentinel] if alive is None else [parent.sentinel, alive])
         os._exit(1)
 
     threading.Thread(target=leave_with_parent, daemon=True).start()

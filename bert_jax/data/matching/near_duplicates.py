@@ -10,6 +10,7 @@ Ullman, "Mining of Massive Datasets", section 3.4), by a reading of the sources 
 import importlib.util
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class Near(NamedTuple):
 
 
 class NearDuplicates:
-    """Looks at all documents twice: `add` takes them once, `find` takes them again.
+    """Looks at documents twice: `add` takes all, `find` takes those again that are `shared`.
 
     A document is its number, which ascends, and its text in UTF-8.
     """
@@ -66,9 +67,30 @@ class NearDuplicates:
         if self._waiting_runs >= _TOGETHER:
             self._sign()
 
+    def signed(self) -> np.ndarray:
+        """Returns what was taken since, for `extend` in another process: uint64 [documents, bands].
+
+        It is forgotten here.
+        """
+        if self._waiting:
+            self._sign()
+        keys = np.concatenate([*self._keys, np.empty((0, self._bands), np.uint64)])
+        self._keys, self._numbers = [], []
+        return keys
+
+    def extend(self, numbers: Iterable[int], keys: np.ndarray) -> None:
+        """Takes documents that were signed elsewhere, as `add` does."""
+        self._numbers += numbers
+        self._keys.append(keys)
+
+    @cached_property
+    def shared(self) -> dict[int, list[int]]:
+        """Returns the documents that may be alike: those whose texts `find` needs."""
+        return self._shared_keys()
+
     def find(self, documents: Iterable[tuple[int, bytes]]) -> Iterator[Near]:
-        """Yields those to drop; `documents` are the same ones in the same order."""
-        keys = self._shared_keys()
+        """Yields those to drop; `documents` are those of `shared`, or more, in order."""
+        keys = self.shared
         kept: dict[int, tuple[np.ndarray, str]] = {}
         there: defaultdict[int, list[int]] = defaultdict(list)  # by key, those that stay
         for number, text in documents:

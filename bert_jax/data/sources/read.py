@@ -6,9 +6,11 @@ at the limits below.
 """
 
 import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +26,28 @@ _TFDS = re.compile(r"tfds:(?P<name>[^:]+(:\d+\.\d+\.\d+)?)(:(?P<split>.+))?")
 
 STDIN = "-"
 _STDIN_OF_KIND = "stdin:"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A file or data set of the sources. Can be pickled: another process may read it."""
+
+    name: str  # that messages give it
+    read: Callable[..., Iterable[Document]]
+    size: int = 0  # bytes of the file, 0 where that is not known
+    is_here: bool = False  # no other process has what it reads, or as soon
+
+    def documents(self, findings: Findings | None = None) -> Iterator[Document]:
+        """Yields its documents. Raises UsageError where it cannot be read; with `findings`, a file
+        that cannot goes in there, with the reason.
+        """
+        try:
+            yield from bounded(self.read(findings=findings))
+        except UsageError as error:
+            # A data set that cannot be loaded is no file among many.
+            if findings is None or self.name.startswith("tfds:"):
+                raise
+            findings.files[self.name] = error
 
 
 def read_documents(
@@ -46,24 +70,34 @@ def read_documents(
     With `findings`, a file that cannot be read goes in there, with the reason, and the next one is
     read.
     """
+    found = readers_of(sources, reading)
+    return itertools.chain.from_iterable(reader.documents(findings) for reader in found)
+
+
+def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> list[Reader]:
+    """Returns what reads the files and data sets of sources, in the order of `read_documents`.
+
+    Raises UsageError as that does before the first document is read.
+    """
     reading = reading or SourceOptions()
-    readers: list[tuple[str, Callable[[], Iterable[Document]]]] = []
+    readers: list[Reader] = []
     endings: dict[str, AnyFile] = {}
     own = None if reading.outside is None else reading.outside.resolve()
     for source in sources:
         if source == "docs:":
-            from bert_jax.data.sources.documentation import documentation
-
-            readers.append((source, documentation))
+            # Here it is read once for all readings.
+            readers.append(Reader(source, _read_documentation, is_here=True))
         elif source.startswith("tfds:"):
-            readers.append((source, functools.partial(_read_tfds, source, reading, findings)))
+            readers.append(Reader(source, functools.partial(_read_tfds, source, reading)))
         elif is_stdin(source):
             name, kind = Path("standard input"), _kind_of_stdin(source)
             endings.update(dict.fromkeys(kind, name))
             if reading.stdin is None:
                 raise UsageError(f"{source}: standard input cannot be read here")
-            read = functools.partial(_read_file, reading.stdin, name, kind, reading, findings)
-            readers.append((source, functools.partial(read, is_guarded=source == STDIN)))
+            read = functools.partial(
+                _read_file, reading.stdin, name, kind, reading, is_guarded=source == STDIN
+            )
+            readers.append(Reader(source, read))
         else:
             for path in find_files(source, is_held_out=reading.is_held_out)[0]:
                 is_local = isinstance(path, Path)
@@ -72,10 +106,19 @@ def read_documents(
                 kind = kind_of(path.name)
                 assert kind is not None
                 endings.update(dict.fromkeys(kind, path))
-                read = functools.partial(_read_file, path, path, kind, reading, findings)
-                readers.append((str(path), read))
+                read = functools.partial(_read_file, path, path, kind, reading)
+                size = _size(path) if is_local else 0
+                is_here = not is_local and path.kind == "memory"
+                readers.append(Reader(str(path), read, size, is_here))
     require_packages(endings)
-    return bounded(_read_all(readers, reading.without, findings))
+    return [reader for reader in readers if reader.name not in reading.without]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # reading it says why
+        return 0
 
 
 def is_stdin(source: str) -> bool:
@@ -113,21 +156,10 @@ def _resolved(file: AnyFile) -> AnyFile:
     return file if isinstance(file, RemoteFile) else file.resolve()
 
 
-def _read_all(
-    readers: Sequence[tuple[str, Callable[[], Iterable[Document]]]],
-    without: frozenset[str],
-    findings: Findings | None,
-) -> Iterator[Document]:
-    for name, read in readers:
-        if name in without:
-            continue
-        try:
-            yield from read()
-        except UsageError as error:
-            # A data set that cannot be loaded is no file among many.
-            if findings is None or name.startswith("tfds:"):
-                raise
-            findings.files[name] = error
+def _read_documentation(findings: Findings | None = None) -> Iterable[Document]:
+    from bert_jax.data.sources.documentation import documentation
+
+    return documentation()
 
 
 def _read_file(

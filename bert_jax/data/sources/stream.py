@@ -67,6 +67,14 @@ class Findings:
         self.first_bad.setdefault(name, str(error))
         self.records[name] += 1
 
+    def add(self, other: "Findings") -> None:
+        """Adds those of files that were read after these."""
+        self.files |= other.files
+        self.first_bad = other.first_bad | self.first_bad
+        self.records += other.records
+        self.without_text += other.without_text
+        self.wrapped |= other.wrapped
+
 
 class SourceStream(io.BufferedReader):
     """A file's bytes, unpacked, past a UTF-8 byte order mark.

@@ -29,7 +29,7 @@ _SAME = ("counts", "unknown_share", "lost", "text", "options", "characters")
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr("bert_jax.data.corpus.encode._PART_BYTES", 3000)
+    monkeypatch.setattr("bert_jax.data.corpus.dedup.PART_BYTES", 3000)
     monkeypatch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 3000)
 
 
@@ -270,7 +270,7 @@ def test_damaged_digests_are_noticed(tmp_path, files, vocabulary, damage):
 # --- interrupted, and at once ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["encode_parts", "digests.add", "write_durably"])
+@pytest.mark.parametrize("moment", ["encode_units", "digests.add", "write_durably"])
 def test_an_interrupted_addition_leaves_the_corpus_as_it_was(
     tmp_path, files, vocabulary, monkeypatch, moment
 ):
@@ -287,7 +287,7 @@ def test_an_interrupted_addition_leaves_the_corpus_as_it_was(
             append(files[3:9], output, workers=1)
     left = files_of(output)
     assert {name: left[name] for name in before} == before
-    assert len(left) > len(before) or moment == "encode_parts"
+    assert len(left) > len(before) or moment == "encode_units"
     assert open_corpus(output, verify=SPLITS).fingerprint == old.fingerprint
     # With other text, of which there is less: nothing is left of the first attempt.
     grown = append(files[3:4], output, workers=1)
@@ -300,16 +300,17 @@ def test_an_interrupted_addition_leaves_the_corpus_as_it_was(
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from bert_jax.data.corpus import append, encode, join, prepare as module
+from bert_jax.data.corpus import append, dedup, encode, join
 
-encode._PART_BYTES = join.SHARD_TOKENS = 3000
+dedup.PART_BYTES = join.SHARD_TOKENS = 3000
+encode_to_file = encode._encode_to_file
+
+def slowly(*arguments):
+    time.sleep(0.4)
+    return encode_to_file(*arguments)
+
+encode._encode_to_file = slowly
 if __name__ == "__main__":
-    parts = module.parts
-    def slowly(documents):
-        for document in documents:
-            time.sleep(0.02)
-            yield document
-    module.parts = lambda documents, **options: parts(slowly(documents), **options)
     append.append(sys.argv[2:], Path(sys.argv[1]), workers=2)
 """
 

@@ -15,15 +15,19 @@ import numpy as np
 import pytest
 
 from bert_jax import file_lock
-from bert_jax.data.corpus.dedup import HashSet, SourceDocument, Survey, sample
-from bert_jax.data.corpus.encode import encode_parts, parts, read_part
+from bert_jax.data.corpus.dedup import HashSet
+from bert_jax.data.corpus.encode import read_part
+from bert_jax.data.corpus.pool import Pool, count
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import SPLITS, Split
+from bert_jax.data.corpus.survey import Looked, Lowest, gather, look_through, texts_of, units_of
 from bert_jax.data.matching import identity
 from bert_jax.data.sources import document
+from bert_jax.data.sources.stream import SourceOptions
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.errors import BertJaxError, DataDamaged, StorageFailed, UsageError
+from tests.data.surveyed import survey
 from tests.limits import HUNG
 from tests.paths import ROOT
 
@@ -61,7 +65,7 @@ def vocabulary(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr("bert_jax.data.corpus.encode._PART_BYTES", 4000)
+    monkeypatch.setattr("bert_jax.data.corpus.dedup.PART_BYTES", 4000)
     monkeypatch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 4000)
 
 
@@ -146,8 +150,7 @@ def test_the_fingerprint_is_of_the_content_alone(tmp_path, source, vocabulary):
 
 def test_the_split_is_by_content_and_disjoint(source):
     def split_of(sources, seed=0):
-        survey = Survey(sources, validation_fraction=0.3, seed=seed)
-        return {document.text: document.split for document in survey.read()}
+        return dict(survey(sources, validation_fraction=0.3, seed=seed)[1])
 
     first = split_of([str(source)])
     assert 0.2 < sum(split == "validation" for split in first.values()) / 300 < 0.4
@@ -203,21 +206,21 @@ def test_another_given_tokenizer_is_another_corpus(tmp_path, source, vocabulary)
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from bert_jax.data.corpus import encode, join, prepare as module
+from bert_jax.data.corpus import dedup, encode, join, prepare as module
 
-encode._PART_BYTES = 4000
+dedup.PART_BYTES = 4000
 join.SHARD_TOKENS = 4000
 
+if sys.argv[3] == "slowly":
+    encode_to_file = encode._encode_to_file
+
+    def slowly(*arguments):
+        time.sleep(0.4)
+        return encode_to_file(*arguments)
+
+    encode._encode_to_file = slowly
+
 def main():
-    if sys.argv[3] == "slowly":
-        parts = module.parts
-
-        def slowly(documents):
-            for document in documents:
-                time.sleep(0.02)
-                yield document
-
-        module.parts = lambda documents, **options: parts(slowly(documents), **options)
     corpus = module.prepare(
         [sys.argv[1]], Path(sys.argv[2]), tokenizer=sys.argv[4], vocab_size=120,
         validation_fraction=0.1, workers=2,
@@ -314,7 +317,7 @@ def test_a_trained_tokenizer_is_taken_again_unless_the_request_changed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
+        patch.setattr("bert_jax.data.corpus.prepare.encode_units", stop)
         with pytest.raises(KeyboardInterrupt):
             run(120)
     trained = []
@@ -326,7 +329,7 @@ def test_a_trained_tokenizer_is_taken_again_unless_the_request_changed(
 
     monkeypatch.setattr("bert_jax.data.corpus.trained_tokenizer.train_wordpiece", watched)
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
+        patch.setattr("bert_jax.data.corpus.prepare.encode_units", stop)
         with pytest.raises(KeyboardInterrupt):
             run(120)
         assert trained == []
@@ -347,7 +350,7 @@ def test_a_given_tokenizer_between_two_runs_that_train(tmp_path, source, vocabul
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.data.corpus.prepare.encode_parts", stop)
+        patch.setattr("bert_jax.data.corpus.prepare.encode_units", stop)
         for options in ({"vocab_size": 120}, {"tokenizer": str(vocabulary)}):
             with pytest.raises(KeyboardInterrupt):
                 run(**options)
@@ -399,12 +402,14 @@ def test_a_damaged_part_is_removed_and_made_again(tmp_path, source, vocabulary, 
     assert run().manifest["counts"]["total"]["documents"] == 300
 
 
+def _refuses(_: object, name: str) -> None:
+    raise UsageError(f"tokenizer {name} is missing")
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_of_a_worker_is_the_users(tmp_path, workers):
-    document = SourceDocument(b"Some text.", b"digest", "train", 0)
-    to_encode = parts([document], tokenizer_hash="", folder=tmp_path)
-    with pytest.raises(UsageError, match=r"tokenizer .*missing"):
-        list(encode_parts(to_encode, tokenizer=tmp_path / "missing", workers=workers))
+def test_an_error_of_a_worker_is_the_users(workers):
+    with Pool(workers) as pool, pytest.raises(UsageError, match="tokenizer a is missing"):
+        list(pool.map(_refuses, [("a",)] * 9))
 
 
 def test_an_error_of_the_reader_stops_the_workers(tmp_path, source, vocabulary):
@@ -415,22 +420,79 @@ def test_an_error_of_the_reader_stops_the_workers(tmp_path, source, vocabulary):
     assert not (tmp_path / "c/corpus.json").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_killed_worker_is_reported(tmp_path, vocabulary):
-    load_tokenizer(vocabulary).save(tmp_path / "tokenizer")
-    me = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+def _dies(_: object, number: int) -> int:
+    if number == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
 
-    def documents():
-        before = set(Path(me).read_text().split())
-        for number in range(1000):
-            yield SourceDocument(b"The cat sees. " * 400, number.to_bytes(16), "train", 0)
-            if number == 10:
-                for child in set(Path(me).read_text().split()) - before:
-                    os.kill(int(child), signal.SIGKILL)
 
-    to_encode = parts(documents(), tokenizer_hash="", folder=tmp_path)
-    with pytest.raises(BertJaxError, match="an encoding process was killed"):
-        list(encode_parts(to_encode, tokenizer=tmp_path / "tokenizer", workers=2))
+def test_a_killed_worker_is_reported():
+    with Pool(2) as pool, pytest.raises(BertJaxError, match="a worker process was killed"):
+        list(pool.map(_dies, ((number,) for number in range(1000))))
+
+
+def _sleeps(_: object, seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_workers_end_at_once_with_an_error_here():
+    """Whatever they do: a file of a hundred gigabytes is one task."""
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Pool(2) as pool:
+        for _ in pool.map(_sleeps, [(0,), (HUNG,), (HUNG,)]):
+            raise KeyboardInterrupt
+    assert time.monotonic() - begun < HUNG / 2
+
+
+def _counts_and_sleeps(_: object, number: int) -> int:
+    count(1, number)
+    return number
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_order_and_what_tasks_count_is_seen(workers):
+    """A task of this process alone is among them, whose place is kept."""
+    with Pool(workers) as pool:
+        for _ in range(2):
+            jobs = [(number,) for number in range(30)]
+            found = pool.map(_counts_and_sleeps, jobs, is_here=lambda job: job[0] % 7 == 3)
+            assert list(found) == [*range(30)]
+            assert pool.counts == [30, sum(range(30)), 0]
+
+
+def test_texts_that_were_not_kept_are_read_again(tmp_path, source):
+    (unit,) = units_of([([str(source)], SourceOptions())])
+    looked = Looked(
+        fraction=0.0, salt=bytes(8), folder=tmp_path, budget=2000, draws=True, skips_files=False
+    )
+    found = look_through(looked, unit, None)
+    texts = [*texts_of(unit)]
+    chosen = sorted(range(300), key=lambda n: (found.priorities[n], found.digests[n].tobytes()))
+    places = found.texts
+    assert [places[n].read() for n in chosen[: len(places)]] == [
+        texts[n] for n in chosen[: len(places)]
+    ]
+    assert sum(len(texts[n]) for n in places) >= 2000 > len(places)
+    again = gather(looked, unit, frozenset(chosen[-9:]))
+    assert {n: place.read() for n, place in again.items()} == {n: texts[n] for n in chosen[-9:]}
+
+
+def test_one_file_is_encoded_by_all_processes(tmp_path, vocabulary, monkeypatch):
+    """The one that reads it leaves texts to the others."""
+    monkeypatch.setattr("bert_jax.data.corpus.dedup.PART_BYTES", 4000)
+    (tmp_path / "a.txt").write_text(text_of(3000))
+    taken, replace = [], Path.replace
+
+    def watched(self, target):
+        taken.append(Path(target).suffix == ".taken")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    options = {"tokenizer": str(vocabulary), "validation_fraction": 0.1}
+    shared = prepare([str(tmp_path / "a.txt")], tmp_path / "shared", workers=3, **options)
+    assert any(taken)
+    alone = prepare([str(tmp_path / "a.txt")], tmp_path / "alone", workers=1, **options)
+    assert files_of(shared.directory) == files_of(alone.directory)
 
 
 @pytest.mark.parametrize(
@@ -545,33 +607,48 @@ def test_a_large_vocabulary_is_stored_in_32_bits(tmp_path, source, vocabulary):
 
 def test_the_sample_is_the_same_in_any_order():
     draw = np.random.default_rng(0)
+    sizes = draw.integers(1, 50, 400).tolist()
     documents = [
-        SourceDocument(bytes(size), number.to_bytes(16), "train", int(draw.integers(100)))
-        for number, size in enumerate(draw.integers(1, 50, 400).tolist())
+        (int(draw.integers(100)), number.to_bytes(16), size, number)
+        for number, size in enumerate(sizes)
     ]
-    documents += [SourceDocument(b"held out", b"x", "validation", 0)]
-    chosen = sample(documents, budget=1000)
-    size = sum(len(document.text) for document in chosen)
+
+    def chosen_of(entries, budget):
+        lowest = Lowest(budget)
+        left = set()
+        for entry in entries:
+            left.add(entry[-1])
+            left -= {*lowest.add(*entry)}
+        assert left == {*lowest.numbers()}
+        return lowest.numbers()
+
+    chosen = chosen_of(documents, 1000)
+    size = sum(sizes[number] for number in chosen)
     assert 1000 <= size < 1050
-    assert size - len(chosen[-1].text) < 1000
-    in_order = sorted(documents[:-1], key=lambda document: (document.priority, document.digest))
-    assert {document.priority for document in chosen} == {
-        document.priority for document in in_order[: len(chosen)]
-    }
+    assert size - sizes[chosen[-1]] < 1000
+    in_order = [priority for priority, *_ in sorted(documents)]
+    assert [documents[number][0] for number in chosen] == in_order[: len(chosen)]
     for _ in range(5):
         shuffled = [documents[i] for i in draw.permutation(len(documents))]
-        assert sample(shuffled, budget=1000) == chosen
-    assert len(sample(documents, budget=10**9)) == 400
+        assert chosen_of(shuffled, 1000) == chosen
+    assert len(chosen_of(documents, 10**9)) == 400
 
 
-def test_the_hash_set_is_a_set(monkeypatch):
-    monkeypatch.setattr(HashSet, "_RECENT", 64)
-    ours, reference = HashSet(), set()
-    for value in np.random.default_rng(0).integers(0, 1500, 4000).tolist():
-        value = value * (2**64 // 1500)
-        assert ours.add(value) == (value not in reference)
-        reference.add(value)
-    assert len(ours._recent) < 64 < len(ours._sorted)
+def test_the_hash_set_is_a_set():
+    draw = np.random.default_rng(0)
+    known = np.arange(0, 300, 3, dtype=np.uint64) * np.uint64(2**64 // 1500)
+    ours, reference = HashSet(known), set(known.tolist())
+    before = len(reference)
+    for _ in range(60):
+        values = draw.integers(0, 1500, int(draw.integers(90))).astype(np.uint64)
+        values *= np.uint64(2**64 // 1500)
+        expected = []
+        for value in values.tolist():
+            expected.append(value not in reference)
+            reference.add(value)
+        assert ours.add(values).tolist() == expected
+    assert ours.added().tolist() == sorted(reference - {*known.tolist()})
+    assert len(reference) > before + 500 and 1 < len(ours._runs) < 12
 
 
 # --- held out -------------------------------------------------------------------------------------

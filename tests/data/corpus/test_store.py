@@ -37,7 +37,7 @@ def built(tmp_path_factory, vocabulary):
     source = folder / "source.txt"
     source.write_text("\n\n".join(" ".join(document) for document in documents))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.data.corpus.encode._PART_BYTES", 200)
+        patch.setattr("bert_jax.data.corpus.dedup.PART_BYTES", 200)
         patch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 500)
         prepare(
             [str(source)],

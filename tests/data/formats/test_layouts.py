@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.__main__ import main
-from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.sources import document
@@ -23,6 +22,7 @@ from bert_jax.data.sources.files import find_files
 from bert_jax.data.sources.read import left_out, read_documents
 from bert_jax.data.sources.stream import Findings, SourceOptions
 from bert_jax.errors import StorageFailed, UsageError
+from tests.data.surveyed import survey
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("fastwarc")
@@ -150,14 +150,13 @@ def test_one_text_has_one_hash(tmp_path, layout):
     """The hash of all documents decides the fingerprint, with the tokenizer and the options."""
     name, options, write = LAYOUTS[layout]
     write(tmp_path / name, texts(30))
-    survey = Survey(
+    decided, kept = survey(
         [str(tmp_path / name)], validation_fraction=0.3, seed=0, reading=SourceOptions(**options)
     )
-    assert [document.text.decode() for document in survey.read()] == texts(30)
+    assert [text for text, _ in kept] == texts(30)
     (tmp_path / "plain.txt").write_text("\n\n".join(texts(30)))
-    plain = Survey([str(tmp_path / "plain.txt")], validation_fraction=0.3, seed=0)
-    list(plain.read())
-    assert (survey.source_hash, survey.decisions) == (plain.source_hash, plain.decisions)
+    plain, expected = survey([str(tmp_path / "plain.txt")], validation_fraction=0.3, seed=0)
+    assert (decided.source_hash, kept) == (plain.source_hash, expected)
 
 
 @pytest.fixture

@@ -430,7 +430,7 @@ def test_too_few_documents_are_said_before_anything_is_encoded(tmp_path, monkeyp
     def encoded(*_, **__):
         raise AssertionError("encoded")
 
-    monkeypatch.setattr("bert_jax.data.corpus.prepare.encode_parts", encoded)
+    monkeypatch.setattr("bert_jax.data.corpus.prepare.encode_units", encoded)
     monkeypatch.setattr("bert_jax.data.corpus.trained_tokenizer.train_wordpiece", encoded)
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nThree.\n")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one"]

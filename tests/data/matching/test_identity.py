@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.matching import identity
 from bert_jax.data.matching.identity import identify
 from bert_jax.data.sources import document
+from tests.data.surveyed import survey
 
 DIFFERENT = [
     "The cat sees a dog.",
@@ -101,15 +101,10 @@ def test_no_twin_lies_on_the_other_side(tmp_path):
     twins = [text.upper().replace(", ", " ; ").replace("-", " ") for text in texts]
     file = tmp_path / "a.txt"
     file.write_text(documents_of(texts + twins + [f"{text}  " for text in twins]))
-    survey = Survey([str(file)], validation_fraction=0.3, seed=1)
-    kept = list(survey.read())
-    assert [document.text.decode() for document in kept] == texts
-    assert sum(survey.duplicates.values()) == 600
-    # A second reading takes the decisions of the first one.
-    again = Survey([str(file)], validation_fraction=0.3, seed=1, decided=survey.decisions)
-    assert [(d.text, d.split) for d in again.read()] == [(d.text, d.split) for d in kept]
-    assert (again.duplicates, again.documents) == (survey.duplicates, survey.documents)
-    assert again.source_hash == survey.source_hash
+    decided, kept = survey([str(file)], validation_fraction=0.3, seed=1)
+    assert [text for text, _ in kept] == texts
+    assert sum(decided.duplicates.values()) == 600
+    assert sum(side == "train" for _, side in kept) == decided.documents["train"]
 
 
 def test_all_pieces_of_a_record_are_on_one_side(tmp_path, monkeypatch):
@@ -122,8 +117,8 @@ def test_all_pieces_of_a_record_are_on_one_side(tmp_path, monkeypatch):
         file = tmp_path / name
         file.write_text(text)
         pieces: dict[bytes, list[str]] = {}
-        for found in Survey([str(file)], validation_fraction=0.5, seed=3).read():
-            pieces.setdefault(found.text.split()[5], []).append(found.split)
+        for found, side in survey([str(file)], validation_fraction=0.5, seed=3)[1]:
+            pieces.setdefault(found.encode().split()[5], []).append(side)
         assert all(len(p) > 3 and len(set(p)) == 1 for p in pieces.values())
         return [pieces[str(record).encode()][0] for record in range(12)]
 

@@ -15,7 +15,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from bert_jax.__main__ import main
-from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.sources import address
@@ -25,6 +24,7 @@ from bert_jax.data.sources.stream import Findings, SourceOptions
 from bert_jax.data.tokenizer.hub import data_set_of, source_name
 from bert_jax.errors import Unreachable, UsageError
 from tests.data.formats.test_layouts import LAYOUTS, VOCABULARY, texts
+from tests.data.surveyed import survey
 from tests.faulty_bucket import control, environment, serving
 
 zstandard = pytest.importorskip("zstandard")
@@ -71,11 +71,11 @@ def written(folder: Path, layout: str) -> tuple[str, dict[str, str]]:
     return name, options
 
 
-def hashed(source: str, options: dict[str, Any]) -> tuple[str, bytes]:
+def hashed(source: str, options: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
     reading = SourceOptions(**options)
-    survey = Survey([source], validation_fraction=0.3, seed=0, reading=reading)
-    assert [document.text.decode() for document in survey.read()] == texts(30)
-    return survey.source_hash, survey.decisions
+    decided, kept = survey([source], validation_fraction=0.3, seed=0, reading=reading)
+    assert [text for text, _ in kept] == texts(30)
+    return decided.source_hash, tuple(kept)
 
 
 _PACKED = [f"{layout} + {ending}" for layout in ("text", "jsonl", "csv") for ending in PACKERS]
