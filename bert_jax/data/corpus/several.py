@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpus.store import SPLITS, Corpus, Split, open_corpus
+from bert_jax.data.corpus.offsets import Offsets
+from bert_jax.data.corpus.store import SPLITS, Corpus, Split, Starts, open_corpus
 from bert_jax.errors import UsageError
 
 # A corpus directory, or several by the names of the sources.
@@ -78,33 +79,33 @@ def _joined(split: str, sources: Mapping[str, Corpus]) -> Split:
     return Split(
         name=split,
         shards=tuple(shard for each in splits for shard in each.shards),
-        shard_starts=_after([each.shard_starts for each in splits]),
+        shard_starts=Offsets.join([each.shard_starts for each in splits])[:],
         sentence_starts=_after([each.sentence_starts for each in splits]),
         document_starts=_after([each.document_starts for each in splits]),
     )
 
 
-def _after(starts: Sequence[np.ndarray]) -> np.ndarray:
+def _after(starts: Sequence[Starts]) -> Starts:
     """Returns offsets behind each other, each of which begins with 0 and ends with its size."""
-    joined = np.zeros(1 + sum(each.size - 1 for each in starts), np.int64)
-    at = 0
-    for each in starts:
-        np.add(each[1:], joined[at], out=joined[at + 1 : at + each.size])
-        at += each.size - 1
-    return joined
+    joined = Offsets.join(starts)
+    return joined if any(isinstance(each, Offsets) for each in starts) else joined[:]
 
 
 def _part(whole: Split, split: str, sources: Mapping[str, Corpus], name: str) -> Split:
-    """Returns the documents of one source: their sentences are a view of the whole's."""
-    sizes = [getattr(corpus, split).document_starts.size - 1 for corpus in sources.values()]
+    """Returns the documents of one source, whose sentences are those of the whole."""
+    splits: list[Split] = [getattr(corpus, split) for corpus in sources.values()]
     place = list(sources).index(name)
-    first = sum(sizes[:place])
-    starts = whole.document_starts[first : first + sizes[place] + 1]
+    own, before = splits[place].sentence_starts, splits[:place]
+    if isinstance(own, Offsets):
+        sentence_starts = own.shifted(sum(each.tokens for each in before))
+    else:  # a view, unless there is none of the whole
+        first = sum(each.sentence_starts.size - 1 for each in before)
+        sentence_starts = whole.sentence_starts[first : first + own.size]
     return dataclasses.replace(
         whole,
         name=f"{name} {split}",
-        document_starts=starts - starts[0],
-        sentence_starts=whole.sentence_starts[starts[0] : starts[-1] + 1],
+        document_starts=splits[place].document_starts,
+        sentence_starts=sentence_starts,
     )
 
 

@@ -10,7 +10,8 @@
       00000.documents.npy     which of the shard's sentences each of its documents starts with,
                               and the end
 
-A shard holds whole documents. Tokens are memory-mapped; offsets are read, and made global.
+A shard holds whole documents. Tokens are memory-mapped. Offsets are read, and made global; those of
+a large split when they are asked for (offsets.py).
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax import strict_json
+from bert_jax.data.corpus.offsets import Offsets
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Tokenizer, Vocabulary, load_tokenizer
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.errors import DataDamaged, UsageError
@@ -40,6 +42,12 @@ _BY_PIECE = "pieces"
 _STEM = re.compile(rf"({'|'.join(SPLITS)})/[0-9]{{5,}}")
 
 
+# Of a large split they are no array, and can be used as one.
+Starts = np.ndarray | Offsets
+# Offsets of a split that are read at once: 128 MiB.
+_READ_AT_ONCE = 1 << 24
+
+
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """The documents of one side of the split.
@@ -53,13 +61,17 @@ class Split:
     name: str
     shards: tuple[np.ndarray, ...]  # 1-D memory maps, uint16 or uint32
     shard_starts: np.ndarray  # int64[shards + 1]
-    sentence_starts: np.ndarray  # int64[sentences + 1]
-    document_starts: np.ndarray  # int64[documents + 1]
+    sentence_starts: Starts  # int64[sentences + 1]
+    document_starts: Starts  # int64[documents + 1]
 
     @property
     def tokens(self) -> int:
         """The tokens of its documents; a part of a split has the shards of all of it."""
         return int(self.sentence_starts[-1] - self.sentence_starts[0])
+
+    def starts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `sentence_starts` and `document_starts` as arrays, read whole."""
+        return np.asarray(self.sentence_starts), np.asarray(self.document_starts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,17 +296,10 @@ def _open_split(directory: Path, name: str, manifest: dict[str, Any]) -> Split:
     )
 
 
-def _globally(offsets: list[np.ndarray]) -> np.ndarray:
-    """Returns each shard's offsets shifted past those before it; int64[sum of (length - 1), +
-    1].
-    """
-    starts = np.zeros(1 + sum(len(local) - 1 for local in offsets), np.int64)
-    at = 0
-    for local in offsets:
-        # In place: the offsets of a large corpus are gigabytes.
-        np.add(local[1:], starts[at], out=starts[at + 1 : at + len(local)], casting="unsafe")
-        at += len(local) - 1
-    return starts
+def _globally(offsets: list[np.ndarray]) -> Starts:
+    """Returns each shard's offsets shifted past those before it."""
+    found = Offsets(offsets)
+    return found if found.size > _READ_AT_ONCE else found[:]
 
 
 def _map(file: Path) -> np.ndarray:

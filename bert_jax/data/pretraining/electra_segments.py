@@ -38,7 +38,7 @@ class ElectraSegments(SpanRows):
         self, split: Split, *, options: DataConfig, sequence_length: int, key: int
     ) -> SpanPlan:
         """Returns the rows of one epoch. Another `key` gives another epoch."""
-        starts, documents = split.sentence_starts, split.document_starts
+        starts, documents = split.starts()
         sentences = starts.size - 1
 
         def ends(begin: int, end: int) -> np.ndarray:

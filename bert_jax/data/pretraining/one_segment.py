@@ -33,7 +33,8 @@ class OneSegment(SpanRows):
     ) -> SpanPlan:
         """Returns the rows of one epoch, which are the same for every key."""
         begins = self._begins(split, sequence_length - self.num_special)
-        documents = split.sentence_starts[split.document_starts]
+        sentences, documents = split.starts()
+        documents = sentences[documents]
         start = np.union1d(begins, documents[:-1])
         length = np.diff(start, append=documents[-1])
         row = np.searchsorted(begins, start, side="right") - 1
@@ -53,14 +54,16 @@ def doc_sentences(split: Split, room: int) -> np.ndarray:
 
 def documents(split: Split, room: int) -> np.ndarray:
     """Cuts each document into full rows and a rest, wherever sentences end."""
-    return _cut(split.sentence_starts[split.document_starts], room)[0][:-1]
+    sentences, documents = split.starts()
+    return _cut(sentences[documents], room)[0][:-1]
 
 
 def _gather(split: Split, room: int, *, between: int) -> np.ndarray:
     """Returns the first token of each row. Two documents of a row cost `between` tokens more: no
     row has two where that is more than there is room for.
     """
-    starts, first_piece = _cut(split.sentence_starts, room)
+    sentence_starts, document_starts = split.starts()
+    starts, first_piece = _cut(sentence_starts, room)
     sentences = first_piece.size - 1
     if starts.size > first_piece.size:
         cut = np.count_nonzero(np.diff(first_piece) > 1)
@@ -68,7 +71,7 @@ def _gather(split: Split, room: int, *, between: int) -> np.ndarray:
             f"{split.name}: {cut:,} of {sentences:,} sentences are cut, being longer than the "
             f"{room} tokens that a row has room for"
         )
-    openings = first_piece[split.document_starts]  # of the pieces, those that begin a document
+    openings = first_piece[document_starts]  # of the pieces, those that begin a document
 
     def ends(begin: int, end: int) -> np.ndarray:
         # A row has no more pieces than room, since none is empty.

@@ -8,6 +8,7 @@ both segments of a pair are spans, and truncating one moves its ends. Where this
 original is listed in docs/data.md.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -198,8 +199,10 @@ class SentencePairs(SpanRows):
         comes from another document than segment a; otherwise it follows it.
         """
         max_tokens = sequence_length - self.num_special
+        sentences, documents = split.starts()
+        split = dataclasses.replace(split, sentence_starts=sentences, document_starts=documents)
         lanes = _lanes(split, options, max_tokens, key)
-        chunks = _walk(split.sentence_starts, lanes, options.random_next_prob)
+        chunks = _walk(sentences, lanes, options.random_next_prob)
         pairs = chunks.lane.size
         start, length = np.empty((pairs, 2), np.int64), np.empty((pairs, 2), np.int32)
         for begin in range(0, pairs, _BLOCK):
