@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, mask_warnings, validate
+from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split
 from bert_jax.data.pretraining.epochs import KeptEpochs
@@ -104,7 +105,13 @@ def pretrain(
         _note_time(config, peak)
         sizes = EpochSizes(place.path, corpus=corpus.fingerprint, is_writer=distributed.is_main())
         job = Pretraining(
-            config, corpus, mesh, peak=peak, initialization=initialization, kept=sizes
+            config,
+            corpus,
+            mesh,
+            peak=peak,
+            initialization=initialization,
+            kept=sizes,
+            blocks=run_directory.blocks_of(place.path),
         )
         hooks = named_hooks(config, expected_curves={"expect": expect})
         settled.set_up_allocator()
@@ -142,9 +149,10 @@ class Pretraining:
         peak: float,
         initialization: Initialization | None = None,
         kept: KeptEpochs | None = None,
+        blocks: Blocks = BLOCKS,
     ):
         """`peak` is the FLOP/s that all devices together can reach, `kept` has the sizes of first
-        epochs.
+        epochs, a corpus of more than one of the `blocks` is planned in pieces.
         """
         self.config, self.corpus, self.mesh = config, corpus, mesh
         self._initialization = initialization or Initialization(None)
@@ -155,7 +163,7 @@ class Pretraining:
         if corpus.sources:
             self.introduction += f" of {len(corpus.sources)} sources"
         self._peak = peak
-        self._pipeline = pipeline_of(config, corpus, kept=kept)
+        self._pipeline = pipeline_of(config, corpus, kept=kept, blocks=blocks)
 
     def initial_state(self) -> TrainState:
         return self._initialization.state(self.config, self.corpus, self.mesh)
@@ -244,9 +252,10 @@ def pipeline_of(
     split: Split | None = None,
     *,
     kept: KeptEpochs | None = None,
+    blocks: Blocks = BLOCKS,
 ) -> Pipeline:
     """Returns the training batches of a run; those of another split where one is given. `kept` has
-    the sizes of first epochs of the corpus.
+    the sizes of first epochs of the corpus, which is cut into pieces by the sizes of `blocks`.
     """
     return Pipeline(
         corpus.train if split is None else split,
@@ -257,6 +266,7 @@ def pipeline_of(
         seed=config.seed,
         sources={} if split is not None else {n: c.train for n, c in corpus.sources.items()},
         kept=kept,
+        blocks=blocks,
     )
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import jax
 
 from bert_jax import config as configs
+from bert_jax import strict_json
 from bert_jax.config import TrainConfig
+from bert_jax.data.corpus.pieces import BLOCKS, UNCUT, Blocks
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
 from bert_jax.data.tokenizer import hub
 from bert_jax.errors import BertJaxError, UsageError
@@ -28,6 +30,8 @@ EXPECTED = "expected.json"
 # What `imported_from` begins with, where it is an average of several checkpoints.
 MEAN_OF = "the mean of "
 _NEW_CONFIG = f"{CONFIG}.new"
+# What config.json calls the sizes by which a large corpus is cut (data/corpus/pieces.py).
+_BLOCKS = "blocks"
 
 
 def holds_run(
@@ -115,7 +119,24 @@ def create(
         corpus=_named(corpus),
         init_from=None if init_from is None else str(init_from),
         **({} if imported_from is None else {"imported_from": str(imported_from)}),
+        **{_BLOCKS: BLOCKS._asdict()},
     )
+
+
+def blocks_of(directory: Path) -> Blocks:
+    """Returns by which sizes the run in `directory` cuts its corpus: a run from before corpora were
+    cut goes on with whole epochs. A run that is not there yet has the usual ones.
+    """
+    if not (directory / CONFIG).is_file():
+        return BLOCKS
+    stored = strict_json.parse_file(directory / CONFIG, (directory / CONFIG).read_bytes())
+    try:
+        sizes = Blocks(*(stored[_BLOCKS][name] for name in Blocks._fields))
+    except (KeyError, TypeError):
+        return UNCUT
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise UsageError(f"{directory / CONFIG}: {_BLOCKS} are no sizes: {stored[_BLOCKS]!r}")
+    return sizes
 
 
 def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:

@@ -1,16 +1,14 @@
-"""Epochs of a phase: which one a number lies in, the size of the first, by which examples are
-numbered, and the plans of the two used last.
+"""Epochs of a phase: the size of the first, by which examples are numbered, and the plans of those
+used last.
 """
 
 import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
-
-import numpy as np
 
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.config.fields import settings_of
@@ -59,13 +57,6 @@ def decisive(options: DataConfig, phase: PhaseConfig, seed: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def by_epoch(numbers: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields each epoch, of `size` numbers, and the places within it of those that lie in it."""
-    epochs, offsets = np.divmod(numbers, size)
-    for epoch in np.unique(epochs).tolist():
-        yield epoch, offsets[epochs == epoch]
-
-
 class EpochCache:
     """The plans of the two epochs used last, or of more. A plan that several threads ask for is
     computed by one of them.
@@ -76,18 +67,39 @@ class EpochCache:
         self._plan, self._keep = plan, keep
         self._lock = threading.Lock()
         self._futures: OrderedDict[Hashable, Future[Any]] = OrderedDict()
+        # Of those that are to be computed in the background, what nobody has begun.
+        self._waiting: dict[Hashable, Future[Any]] = {}
+        self._is_working = False
 
     def get(self, epoch: Hashable) -> Any:
         future, is_new = self._entry(epoch)
+        with self._lock:
+            is_new |= self._waiting.pop(epoch, None) is not None
         if is_new:
             self._fill(epoch, future)
         return future.result()
 
     def begin(self, epoch: Hashable) -> None:
-        """Computes in the background what is not there and not under way."""
+        """Computes in the background what is not there and not under way, one after the other."""
         future, is_new = self._entry(epoch)
-        if is_new:
-            threading.Thread(target=self._fill, args=(epoch, future), daemon=True).start()
+        if not is_new:
+            return
+        with self._lock:
+            self._waiting[epoch] = future
+            if self._is_working:
+                return
+            self._is_working = True
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_working = False
+                    return
+                epoch = next(iter(self._waiting))
+                future = self._waiting.pop(epoch)
+            self._fill(epoch, future)
 
     def _entry(self, epoch: Hashable) -> tuple[Future[Any], bool]:
         with self._lock:

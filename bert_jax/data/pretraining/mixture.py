@@ -56,11 +56,11 @@ class Mixture:
         parts, at = [], []
         for source in np.flatnonzero((high > low).any(0)).tolist():
             stream, count = self._streams[source], (high - low)[:, source]
-            taken = stream.take(ranges((before[:-1] + low - begins)[:, source], count))
+            numbers = ranges((before[:-1] + low - begins)[:, source], count)
+            taken = stream.take(numbers)
             parts.append(taken._replace(numbers=taken.numbers + source * _APART))
             at.append(ranges(places[:, source], count))
-            last = int(self.rows_before(self._phase.steps)[source]) - 1
-            stream.plan_ahead(int(before[-1, source]) - 1, last)
+            stream.plan_ahead(numbers, int(self.rows_before(self._phase.steps)[source]) - 1)
         order = np.empty(steps.size * (stop - start), np.int64)
         order[np.concatenate(at)] = np.arange(order.size)
         return Taken.join(parts), order

@@ -20,6 +20,7 @@ from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.config.source_shares import shares
 from bert_jax.data import counter_rng
+from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.batch import Batch, Draw, Field
@@ -56,11 +57,12 @@ class Pipeline:
         seed: int,
         sources: Mapping[str, Split] = types.MappingProxyType({}),
         kept: KeptEpochs | None = None,
+        blocks: Blocks = BLOCKS,
     ):
         """Costs nothing; the first batch of an epoch waits for the epoch's plan, and for that of
         the phase's first epoch, unless its size is `kept`. `options` are those of all phases, or
         one for each. Of several `sources`, of which `split` is made, each batch has the rows that
-        the options say.
+        the options say. A source that is larger than a block is planned in pieces.
 
         Raises `UsageError` if the split makes no rows, a phase's sizes are impossible, or weights
         are not those of the sources.
@@ -84,7 +86,8 @@ class Pipeline:
         self._names = tuple(several)
         self._shares = [shares(o, tokens) for o in each] if several else []
         self._streams = [
-            self._streams_of(index, several or {"": split}, kept) for index in range(len(phases))
+            self._streams_of(index, several or {"": split}, kept, blocks)
+            for index in range(len(phases))
         ]
         # None where there is one source.
         self._mixtures = [
@@ -93,9 +96,10 @@ class Pipeline:
         ]
 
     def _streams_of(
-        self, index: int, sources: Mapping[str, Split], kept: KeptEpochs | None
+        self, index: int, sources: Mapping[str, Split], kept: KeptEpochs | None, blocks: Blocks
     ) -> list[Stream]:
         options, phase, unpacked = self._options[index], self._phases[index], self._unpacked[index]
+        parts = self._shares[index] if self._shares else [1.0]
         streams = []
         for number, (name, split) in enumerate(sources.items()):
             _check_sizes(split, options, unpacked.sequence_length, unpacked.max_predictions)
@@ -109,6 +113,8 @@ class Pipeline:
                     phase=phase,
                     index=index,
                     seed=seed,
+                    rows=max(1, int(parts[number] * phase.global_batch_size)),
+                    blocks=blocks,
                     kept=kept,
                     kept_as=kept_as,
                 )
@@ -128,7 +134,7 @@ class Pipeline:
         numbers = local_step * phase.global_batch_size + np.arange(rows.start, rows.stop)
         (stream,) = self._streams[index]
         batch = self._made(index, stream.take(numbers))
-        stream.plan_ahead(int(numbers[-1]), phase.steps * phase.global_batch_size - 1)
+        stream.plan_ahead(numbers, phase.steps * phase.global_batch_size - 1)
         return batch
 
     def examples(self, index: int, numbers: np.ndarray) -> Batch:

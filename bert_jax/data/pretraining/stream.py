@@ -1,14 +1,22 @@
 """The rows of one source in one phase: its epochs, and which planned row a number means.
 
-Number n lies in epoch n // E, where E is the size of the source's first epoch in the phase, and its
-place there goes through the epoch's own permutation to a row of the epoch's plan. E may be kept
-somewhere, so that it need not be counted again; it is what the plan of epoch 0 says all the same.
+Rows come from *units*, each of which is planned alone. A unit is an epoch, and row n lies in unit
+n // E, where E is the size of the first one. The row's place there goes through the unit's own
+permutation to a row of its plan. E may be kept somewhere, so that it need not be counted again; it
+is what the plan of unit 0 says all the same.
 
-Where rows are packed (`data.packing`), examples are numbered and planned in the same way. An epoch
-has a table of packed rows, each of which names some of its E examples, and row n of a phase goes in
+A source of more than a block (pieces.py) has smaller units. An epoch takes the source's pieces in
+an order of its own, a block of them at a time. The rows of a step are dealt to *lanes*, at most 64,
+as many as divide them, and a unit is what a lane has of a block: some of its pieces. So a host
+plans the units of the lanes of its rows alone, and any number of hosts has the same batches. E is
+then the mean of some units. Of a larger unit a few rows are left out, a smaller one begins again.
+
+Where rows are packed (`data.packing`), examples are numbered and planned in the same way. A unit
+has a table of packed rows, each of which names some of its E examples, and a row of a unit goes in
 the same way through a permutation of these.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -17,19 +25,23 @@ import numpy as np
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.data import counter_rng
+from bert_jax.data.corpus.pieces import Blocks, Pieces
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
-from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch, KeptEpochs, by_epoch, decisive
+from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch, KeptEpochs, decisive
 from bert_jax.data.pretraining.spans import ranges
 
-# An epoch's plan is begun this far before the epoch itself.
+# An epoch's plan is begun this far before the epoch itself. A unit of an epoch is small, and is
+# begun at once.
 _PLAN_AHEAD = 0.8
+# The share of a block whose units have E examples on average.
+_SAMPLE = 1 / 4
 
 
 class Key:
     """The purpose of a key, its first counter after the seed: no two uses share a stream."""
 
-    PLAN, SHUFFLE, MASK, EVALUATION, PACKED_ROWS, SOURCE = range(6)
+    PLAN, SHUFFLE, MASK, EVALUATION, PACKED_ROWS, SOURCE, PIECES = range(7)
 
 
 class Taken(NamedTuple):
@@ -67,33 +79,38 @@ class Stream:
         phase: PhaseConfig,
         index: int,
         seed: int,
+        rows: int,
+        blocks: Blocks,
         kept: KeptEpochs | None = None,
         kept_as: str | None = None,
     ):
-        """`index` is the phase's number. A size of the first epoch is kept by that, or `kept_as`
-        another name.
+        """`index` is the phase's number, `rows` how many the source has of a step, on average. A
+        size of the first epoch is kept by the phase's number, or `kept_as` another name.
         """
-        self._split, self._options, self._phase = split, options, phase
-        self._index, self._seed = index, seed
+        self._options, self._phase = options, phase
+        self._index, self._seed, self._rows = index, seed, rows
         self._kept, self._kept_as = kept, str(index) if kept_as is None else kept_as
+        self._pieces = Pieces(split, blocks)
+        self._lanes = math.gcd(rows, self._pieces.lanes)
+        self._units = self._lanes * self._pieces.blocks  # of an epoch
         self._first: FirstEpoch | None = None
-        self.plans = EpochCache(self._plan)
+        # Threads are at several steps, one of which may need units of two blocks.
+        keep = 2 if self._units == 1 else 3 * self._lanes
+        self.plans = EpochCache(self._plan, keep=keep)
         # None where rows are not packed.
-        self.packings = EpochCache(self._pack) if options.packing != "none" else None
+        self.packings = EpochCache(self._pack, keep=keep) if options.packing != "none" else None
 
     @property
     def first(self) -> FirstEpoch:
-        """The size of the first epoch: as it is kept, or by planning it."""
+        """The size of the first epoch: as it is kept, or by planning it, or a sample of it."""
         if self._first is not None:
             return self._first
         digest = decisive(self._options, self._phase, self._seed)
+        if self._units > 1:
+            digest += f" {self._lanes} lanes of {len(self._pieces)} pieces"
         first = None if self._kept is None else self._kept.get(self._kept_as, digest)
         if first is None:
-            plan = self.plans.get(0)
-            rows, tokens = len(plan), 0
-            if self.packings is not None:
-                rows, tokens = len(self.packings.get(0)), int(plan.lengths.sum())
-            first = FirstEpoch(len(plan), rows, tokens)
+            first = self._counted()
             if self._kept is not None:
                 self._kept.put(self._kept_as, digest, first)
         self._first = first
@@ -101,55 +118,117 @@ class Stream:
 
     def take(self, numbers: np.ndarray) -> Taken:
         """Returns the rows of the numbers, which ascend."""
+        units, offsets = self._places_of(numbers)
+        order = np.argsort(units, kind="stable")
+        taken = self._taken(units[order], offsets[order])
+        return taken if self._lanes == 1 else taken.rows(np.argsort(order, kind="stable"))
+
+    def planned(self, numbers: np.ndarray) -> Any:
+        """Returns the planned examples of the numbers, whose units ascend."""
+        parts = []
+        for unit, offsets in _by_unit(*np.divmod(numbers, self._unit.examples)):
+            plan = self.plans.get(unit)
+            parts.append(plan.take(self._shuffled(unit, offsets, len(plan))))
+        return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
+
+    def plan_ahead(self, numbers: np.ndarray, last: int) -> None:
+        """Begins the plans of the units that come after those of the rows, in the background, if
+        these are near their end and `last`, the last row of the phase, is not before them.
+        """
+        units, offsets = self._places_of(numbers)
+        near = 0 if self._pieces.is_cut else _PLAN_AHEAD * self._unit.rows
+        for unit in np.unique(units[offsets >= near]).tolist():
+            if self._first_row(unit + self._lanes) <= last:
+                (self.packings or self.plans).begin(unit + self._lanes)
+
+    @property
+    def _unit(self) -> FirstEpoch:
+        """The size of a unit."""
+        return FirstEpoch(*(count // self._units for count in self.first))
+
+    def _places_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the unit of each row, and its place there."""
+        a_lane = self._rows // self._lanes  # rows of a step
+        step, row = np.divmod(numbers, self._rows)
+        lane, within = np.divmod(row, a_lane)
+        turn, offsets = np.divmod(step * a_lane + within, self._unit.rows)
+        return turn * self._lanes + lane, offsets
+
+    def _first_row(self, unit: int) -> int:
+        turn, lane = divmod(unit, self._lanes)
+        a_lane = self._rows // self._lanes
+        step, within = divmod(turn * self._unit.rows, a_lane)
+        return step * self._rows + lane * a_lane + within
+
+    def _taken(self, units: np.ndarray, offsets: np.ndarray) -> Taken:
+        """Returns rows of units, which ascend."""
+        size = self._unit.examples
         if self.packings is None:
+            numbers = units * size + offsets
             return Taken(self.planned(numbers), numbers, None)
-        found, first = [], self.first
-        for epoch, offsets in by_epoch(numbers, first.rows):
-            table = self.packings.get(epoch)
-            # As with examples: a smaller epoch begins again, a larger one leaves out a few rows.
-            key = counter_rng.derive(self._seed, Key.PACKED_ROWS, self._index, epoch)
-            chosen = counter_rng.permute(offsets % len(table), len(table), key)
+        found = []
+        for unit, places in _by_unit(units, offsets):
+            table = self.packings.get(unit)
+            # As with examples: a smaller unit begins again, a larger one leaves out a few rows.
+            key = counter_rng.derive(self._seed, Key.PACKED_ROWS, self._index, unit)
+            chosen = counter_rng.permute(places % len(table), len(table), key)
             examples, counts = table.take(chosen)
-            # The table has 32 bits, which the epochs of a long run exceed.
-            found.append((epoch * first.examples + examples.astype(np.int64), counts))
+            # The table has 32 bits, which the units of a long run exceed.
+            found.append((unit * size + examples.astype(np.int64), counts))
         examples, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return Taken(self.planned(examples), examples, counts)
 
-    def planned(self, numbers: np.ndarray) -> Any:
-        """Returns the planned examples of the numbers, whose epochs ascend."""
-        parts = []
-        for epoch, offsets in by_epoch(numbers, self.first.examples):
-            plan = self.plans.get(epoch)
-            parts.append(plan.take(self._places(epoch, offsets, len(plan))))
-        return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
+    def _counted(self) -> FirstEpoch:
+        """Returns the size of an epoch by its first units."""
+        examples = rows = self._examples
+        tokens = 0
+        if self.packings is not None:
+            made = [len(self.packings.get(unit)) for unit in self._sample]
+            rows = sum(made) // len(made)
+            counts = [int(self.plans.get(unit).lengths.sum()) for unit in self._sample]
+            tokens = sum(counts) // len(counts)
+        return FirstEpoch(examples * self._units, rows * self._units, tokens * self._units)
 
-    def plan_ahead(self, row: int, last: int) -> None:
-        """Begins the next epoch's plan in the background, if the source's row `row` is near it and
-        `last`, the last one of the phase, in it.
-        """
-        size = self.first.rows
-        epoch, offset = divmod(row, size)
-        if offset >= _PLAN_AHEAD * size and (epoch + 1) * size <= last:
-            (self.packings or self.plans).begin(epoch + 1)
+    @property
+    def _sample(self) -> range:
+        """The units of which E is a mean."""
+        return range(math.ceil(_SAMPLE * self._lanes))
 
-    def _plan(self, epoch: int) -> Any:
-        made = entry_of(self._options, "rows").plan(
-            self._split,
+    @property
+    def _examples(self) -> int:
+        """E, the number of examples of a unit."""
+        if self._first is not None:
+            return self._first.examples // self._units
+        sizes = [len(self.plans.get(unit)) for unit in self._sample]
+        return sum(sizes) // len(sizes)
+
+    def _plan(self, unit: int) -> Any:
+        epoch, place = divmod(unit, self._units)
+        key = counter_rng.derive(self._seed, Key.PLAN, self._index, epoch)
+        if not self._pieces.is_cut:
+            made = self._plan_of(0, key)
+            if epoch == 0 and self._first is not None:
+                self._require(self._first.examples, len(made))
+            return made
+        size = len(self._pieces) // self._units
+        order = counter_rng.derive(self._seed, Key.PIECES, self._index, epoch)
+        chosen = counter_rng.permute(place * size + np.arange(size), len(self._pieces), order)
+        plans = [self._plan_of(piece, counter_rng.derive(key, piece)) for piece in chosen.tolist()]
+        return plans[0] if size == 1 else type(plans[0]).join(plans)
+
+    def _plan_of(self, piece: int, key: int) -> Any:
+        return entry_of(self._options, "rows").plan(
+            self._pieces[piece],
             options=self._options,
             sequence_length=self._phase.sequence_length,
-            key=counter_rng.derive(self._seed, Key.PLAN, self._index, epoch),
+            key=key,
         )
-        if epoch == 0 and self._first is not None:
-            self._require(self._first.examples, len(made))
-        return made
 
-    def _pack(self, epoch: int) -> packing.Packing:
-        phase, plan = self._phase, self.plans.get(epoch)
-        # Of the first epoch the plan itself says it, and the size is not known before it.
-        examples = self.first.examples if epoch else len(plan)
-        lengths = plan.lengths[self._places(epoch, np.arange(examples), len(plan))]
+    def _pack(self, unit: int) -> packing.Packing:
+        phase, plan = self._phase, self.plans.get(unit)
+        lengths = plan.lengths[self._shuffled(unit, np.arange(self._examples), len(plan))]
         made = packing.best_fit(lengths, length=phase.sequence_length, most=phase.sequences)
-        if epoch == 0 and self._first is not None:
+        if unit == 0 and self._units == 1 and self._first is not None:
             self._require(self._first.rows, len(made))
         return made
 
@@ -158,9 +237,15 @@ class Stream:
         if self._kept is not None and kept != found:
             raise self._kept.disagree(self._kept_as, kept, found)
 
-    def _places(self, epoch: int, offsets: np.ndarray, size: int) -> np.ndarray:
-        """Returns where in an epoch's plan, of that size, its examples stand."""
-        # Epochs differ a little in size. A smaller one begins again, of a larger one a few pairs,
+    def _shuffled(self, unit: int, offsets: np.ndarray, size: int) -> np.ndarray:
+        """Returns where in a unit's plan, of that size, its examples stand."""
+        # Units differ a little in size. A smaller one begins again, of a larger one a few pairs,
         # never the same, are left out.
-        key = counter_rng.derive(self._seed, Key.SHUFFLE, self._index, epoch)
+        key = counter_rng.derive(self._seed, Key.SHUFFLE, self._index, unit)
         return counter_rng.permute(offsets % size, size, key)
+
+
+def _by_unit(units: np.ndarray, offsets: np.ndarray) -> Sequence[tuple[int, np.ndarray]]:
+    """Returns each unit, of units that ascend, and the offsets that lie in it."""
+    edges = np.flatnonzero(np.diff(units, prepend=-1))
+    return list(zip(units[edges].tolist(), np.split(offsets, edges[1:]), strict=True))

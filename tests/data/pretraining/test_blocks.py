@@ -1,0 +1,208 @@
+"""Batches of a split that is planned in pieces, a block of them at a time."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from bert_jax.config import DataConfig, PhaseConfig
+from bert_jax.data.corpus.pieces import Blocks, Pieces
+from bert_jax.data.corpus.store import Split
+from bert_jax.data.pretraining.pipeline import Pipeline
+from bert_jax.data.pretraining.sentence_pairs import SentencePairs
+from bert_jax.data.pretraining.stream import Stream
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.objectives.mlm import MLM
+from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.training.epoch_sizes import EpochSizes
+from tests.limits import HUNG
+from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split
+
+BLOCKS = Blocks(tokens=8_000, lanes=8, pieces=16)
+# Every token is another id, so that a row tells which tokens of the split it holds.
+SPLIT = random_split(360, mean_tokens=8, vocab_size=None, num_shards=3)
+ROWS = 16
+PAIRS = DataConfig()
+KINDS = {
+    "pairs": PAIRS,
+    "packed pairs": DataConfig(packing="best_fit"),
+    "documents": DataConfig(rows="documents"),
+    "packed documents": DataConfig(rows="documents", packing="best_fit"),
+    "full sentences": DataConfig(rows="full_sentences"),
+}
+
+
+def made(options: DataConfig = PAIRS, *, rows: int = ROWS, blocks: Blocks = BLOCKS, **kw):
+    most = -1 if options.packing != "none" else 5
+    phase = PhaseConfig(
+        sequence_length=32, steps=10**6, global_batch_size=rows, max_predictions=most
+    )
+    return Pipeline(
+        SPLIT,
+        collator=MLM_NSP if options.rows == "sentence_pairs" else MLM,
+        vocabulary=Vocabulary(SPECIAL, FIRST_WORD + SPLIT.tokens),
+        options=options,
+        phases=(phase,),
+        seed=0,
+        blocks=blocks,
+        **kw,
+    )
+
+
+@pytest.fixture
+def nothing_ahead(monkeypatch) -> None:
+    monkeypatch.setattr(Stream, "plan_ahead", lambda *_: None)
+
+
+def bits_of(batch) -> list[bytes]:
+    return [batch[name].tobytes() for name in sorted(batch)]
+
+
+def first_tokens(pipeline: Pipeline, steps) -> np.ndarray:
+    """The place in the split of the first token of each row: int `[steps, ROWS]`."""
+    found = []
+    for step in steps:
+        batch = pipeline.batch_at(step, range(ROWS))
+        ids = batch["input_ids"].copy()
+        np.put_along_axis(ids, batch["mlm_positions"], batch["mlm_targets"], axis=1)
+        found.append(ids[:, 1] - FIRST_WORD)
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [*((kind, 16) for kind in KINDS), ("pairs", 6), ("pairs", 7), ("packed documents", 6)],
+)
+def test_any_hosts_and_any_order_have_the_same_rows(kind, rows):
+    """16 rows have eight lanes, 6 have two, 7 have one."""
+    whole = made(KINDS[kind], rows=rows)
+    assert whole._streams[0][0]._lanes == {16: 8, 6: 2, 7: 1}[rows]
+    size = whole.rows_per_epoch(0)
+    steps = [0, 1, *range(size // rows // 4 - 1, 2 * size // rows, size // rows // 4)]
+    expected = {step: whole.batch_at(step, range(rows)) for step in steps}
+    for first, end in itertools.pairwise([0, 1, rows // 2, rows]):
+        host = made(KINDS[kind], rows=rows)
+        for step in reversed(steps):
+            for name, array in host.batch_at(step, range(first, end)).items():
+                assert np.array_equal(array, expected[step][name][first:end]), (step, name)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "documents", "full sentences"])
+def test_a_pass_sees_nearly_all_rows_once(kind):
+    """Units differ in size: of a larger one a few rows are left out, a smaller begins again."""
+    pipeline = made(KINDS[kind])
+    stream = pipeline._streams[0][0]
+    units = [stream.plans.get(unit) for unit in range(stream._units)]
+    planned = {int(start) for plan in units for start in plan.start[plan.bounds[:-1]]}
+    assert sum(map(len, units)) == pytest.approx(pipeline.rows_per_epoch(0), rel=0.05)
+    seen = first_tokens(pipeline, range(pipeline.rows_per_epoch(0) // ROWS)).ravel()
+    if kind != "pairs":  # of which some have had tokens taken from their front
+        assert set(seen.tolist()) <= planned
+    assert len(np.unique(seen)) > 0.9 * len(planned)
+    # The rows of two passes are in different order.
+    steps = pipeline.rows_per_epoch(0) // ROWS
+    again = first_tokens(pipeline, range(steps, 2 * steps)).ravel()
+    assert (seen[: again.size] == again[: seen.size]).mean() < 0.05
+
+
+@pytest.mark.usefixtures("nothing_ahead")
+def test_a_host_plans_the_pieces_of_its_rows_alone(monkeypatch, tmp_path):
+    planned: list[int] = []
+    take = Pieces.__getitem__
+    monkeypatch.setattr(Pieces, "__getitem__", lambda self, n: planned.append(n) or take(self, n))
+    kept = EpochSizes(tmp_path, corpus="one", is_writer=True)
+    steps = made(kept=kept).rows_per_epoch(0) // ROWS
+    assert len(planned) == 4, "a sample: two lanes of eight"
+    there = len(Pieces(SPLIT, BLOCKS))
+    by_host = []
+    for host in range(4):
+        planned.clear()
+        pipeline = made(kept=EpochSizes(tmp_path, corpus="one", is_writer=False))
+        for step in range(steps):
+            pipeline.batch_at(step, range(4 * host, 4 * host + 4))
+        by_host.append(sorted(planned))
+    # In whole, each piece once.
+    assert sorted(itertools.chain.from_iterable(by_host)) == list(range(there))
+    assert {len(each) for each in by_host} == {there // 4}
+
+
+@pytest.mark.usefixtures("nothing_ahead")
+def test_a_resumed_run_plans_its_block_alone(monkeypatch, tmp_path):
+    planned: list[int] = []
+    plan = SentencePairs.plan
+
+    def counted(self, split, **kw):
+        planned.append(split.tokens)
+        return plan(self, split, **kw)
+
+    monkeypatch.setattr(SentencePairs, "plan", counted)
+    first = made(kept=EpochSizes(tmp_path, corpus="one", is_writer=True))
+    step = int(2.5 * first.rows_per_epoch(0) / ROWS)
+    expected = bits_of(first.batch_at(step, range(ROWS)))
+    planned.clear()
+    again = made(kept=EpochSizes(tmp_path, corpus="one", is_writer=True))
+    assert bits_of(again.batch_at(step, range(ROWS))) == expected
+    assert len(planned) == BLOCKS.pieces < len(Pieces(SPLIT, BLOCKS))
+    # What other lanes have counted is not taken for these.
+    assert made(rows=6, kept=EpochSizes(tmp_path, corpus="one", is_writer=True)).batch_at(
+        0, range(6)
+    )
+
+
+def test_the_units_of_the_next_block_are_planned_ahead():
+    stream = made()._streams[0][0]
+    rows = stream._unit.rows * 8  # of a block
+    third = np.arange(2 * rows, 2 * rows + 4)  # two of its lanes
+    stream.plan_ahead(third, last=10 * rows)
+    for unit in (24, 25):
+        stream.plans._futures[unit].result(timeout=HUNG)
+    assert 26 not in stream.plans._futures, "another host's"
+    # Not beyond the last block that the phase will see.
+    stream.plan_ahead(third + rows, last=4 * rows - 1)
+    assert 32 not in stream.plans._futures
+
+
+def test_batches_are_as_varied_as_independent_draws_from_a_block():
+    """The mean of anything over a batch varies no more than over as many draws of its block.
+
+    Of the 40 random properties, each of which all rows of a piece share, the mean ratio of the
+    two variances is at most 1.1, and so is that of the place of rows in the split.
+    """
+    pipeline = made(DataConfig(rows="documents"))
+    stream, pieces = pipeline._streams[0][0], Pieces(SPLIT, BLOCKS)
+    edges = np.array([int(pieces[number].sentence_starts[0]) for number in range(len(pieces))])
+    steps = stream._unit.rows / 2  # of a block: a lane has two rows of each
+    draw, ratios, places = np.random.default_rng(0), [], []
+    for block in range(pieces.blocks):
+        within = range(math.ceil(block * steps), int((block + 1) * steps))
+        tokens = first_tokens(pipeline, within)
+        piece = np.searchsorted(edges, tokens, side="right") - 1
+        assert len(np.unique(piece)) == BLOCKS.pieces
+        for value in draw.normal(size=(40, len(pieces))):
+            of_rows = value[piece]
+            ratios.append(of_rows.mean(1).var() / (of_rows.var() / ROWS))
+        places.append(tokens.mean(1).var() / (tokens.var() / ROWS))
+    assert np.mean(ratios) <= 1.1 and np.mean(places) <= 1.1
+
+
+def test_a_mixture_of_large_and_small_sources_is_the_same_for_any_hosts():
+    def part(first: int, end: int) -> Split:
+        starts = np.asarray(SPLIT.document_starts)[first : end + 1]
+        sentences = SPLIT.sentence_starts[starts[0] : starts[-1] + 1]
+        return dataclasses.replace(
+            SPLIT, document_starts=starts - starts[0], sentence_starts=sentences
+        )
+
+    sources = {"large": part(0, 300), "small": part(300, 360)}
+    assert len(Pieces(sources["large"], BLOCKS)) > 1
+    options = DataConfig(source_weights="large=5,small=3")
+    whole = made(options, sources=sources)
+    steps = [0, 1, 90, 91, 500, 1200]
+    expected = {step: whole.batch_at(step, range(ROWS)) for step in steps}
+    for first, end in ((0, 5), (5, 16)):
+        host = made(options, sources=sources)
+        for step in reversed(steps):
+            for name, array in host.batch_at(step, range(first, end)).items():
+                assert np.array_equal(array, expected[step][name][first:end]), (step, name)
