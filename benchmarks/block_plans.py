@@ -29,9 +29,9 @@ import numpy as np
 
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data import counter_rng
-from bert_jax.data.corpus.offsets import Offsets
 from bert_jax.data.corpus.pieces import BLOCKS, UNCUT, Blocks
 from bert_jax.data.corpus.store import Split, open_corpus
+from bert_jax.data.offsets import Offsets
 from bert_jax.data.pretraining.epochs import KeptEpochs
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary

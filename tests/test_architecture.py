@@ -45,6 +45,7 @@ _MAY_IMPORT = {
     "file_lock": {"errors", "progress"},
     "files": {"errors"},
     "versions": set(),
+    "worker": set(),
     "strict_json": {"errors"},
     # Its entries are strings: what they name is imported when it is asked for.
     "registry": {"errors"},
@@ -59,8 +60,8 @@ _MAY_IMPORT = {
     "data/sources": {"errors", "files", "registry"},
     "data/formats": {"data/sources", "errors", "strict_json"},
     "data/matching": {"data", "data/language", "data/sources", "errors"},
-    "data/corpus": {"data/language", "data/matching", "data/sources", "data/tokenizer"}
-    | {"errors", "file_lock", "files", "progress", "registry", "strict_json"},
+    "data/corpus": {"data", "data/language", "data/matching", "data/sources", "data/tokenizer"}
+    | {"errors", "file_lock", "files", "progress", "registry", "strict_json", "worker"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
     "data/tasks": {"data", "data/formats", "data/pretraining", "data/sources", "data/tokenizer"}
@@ -101,7 +102,7 @@ _MAY_IMPORT = {
     | {"runtime", "workdir", "pretrained", "training", "lab/planning"},
     "lab/studies": _COMMON
     | {"data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir", "pretrained"}
-    | {"training", "lab/reports", "lab/doctor"},
+    | {"training", "lab/reports", "lab/doctor", "worker"},
     "lab": set(),
 }
 _CORE = {room for room in _MAY_IMPORT if not room.startswith("lab")}

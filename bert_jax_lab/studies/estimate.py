@@ -10,9 +10,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config_loader
+from bert_jax import config_loader, worker
 from bert_jax.config import TrainConfig, to_dict
-from bert_jax.data.corpus import worker
 from bert_jax.errors import UsageError
 from bert_jax.files import write_json
 from bert_jax.progress import duration, note

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Any, Self
 
-from bert_jax.data.corpus import worker
+from bert_jax import worker
 from bert_jax.errors import BertJaxError
 
 # Results that wait for an earlier one, for each process: they are tens of bytes a document.

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpus.offsets import Offsets
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split, Starts, open_corpus
+from bert_jax.data.offsets import Offsets
 from bert_jax.errors import UsageError
 
 # A corpus directory, or several by the names of the sources.

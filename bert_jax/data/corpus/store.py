@@ -11,7 +11,7 @@
                               and the end
 
 A shard holds whole documents. Tokens are memory-mapped. Offsets are read, and made global; those of
-a large split when they are asked for (offsets.py).
+a large split when they are asked for (data/offsets.py).
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax import strict_json
-from bert_jax.data.corpus.offsets import Offsets
+from bert_jax.data.offsets import Offsets
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Tokenizer, Vocabulary, load_tokenizer
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.errors import DataDamaged, UsageError

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus.offsets import Offsets
 from bert_jax.data.corpus.pieces import UNCUT, Blocks, Pieces
 from bert_jax.data.corpus.store import Split
+from bert_jax.data.offsets import Offsets
 from tests.synthetic_corpus import random_split, split_from_lengths
 
 LONG = split_from_lengths(np.full(3000, 7), np.array([3, 2400, 1, 596]))

@@ -8,7 +8,7 @@ from tests.limits import HUNG
 
 _PARENT = """
 import concurrent.futures, multiprocessing, os, signal, sys, time
-from bert_jax.data.corpus import worker
+from bert_jax import worker
 
 signal.signal(signal.SIGHUP, lambda *_: sys.exit(42))
 worker.prepare_for_workers()

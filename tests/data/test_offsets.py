@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.corpus import store
-from bert_jax.data.corpus.offsets import Offsets
+from bert_jax.data.offsets import Offsets
 
 RNG = np.random.default_rng(0)
 SHARDS = [
