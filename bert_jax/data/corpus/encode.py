@@ -4,6 +4,7 @@ A piece is written under a name that is the hash of all that decides its content
 tokenizer, segmenter, format. If the file is there, it is the right one, and whole.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -198,19 +199,35 @@ def encode_units(
 
 def read_part(file: Path) -> EncodedPart:
     """Raises DataDamaged, with the file removed, where it does not agree with its checksums."""
+    with _sound(file), np.load(file, allow_pickle=False) as arrays:
+        words, empty_documents, *text = map(int, arrays["counts"])
+        return EncodedPart(
+            arrays["tokens"],
+            arrays["sentences"],
+            arrays["documents"],
+            words,
+            empty_documents,
+            TextCounts(*text),
+        )
+
+
+def tokens_of(file: Path) -> int:
+    """Returns how many tokens a part has, of which it reads the beginning alone.
+
+    Raises DataDamaged, with the file removed, where that is no part's.
+    """
+    with _sound(file), zipfile.ZipFile(file) as arrays, arrays.open("tokens.npy") as tokens:
+        np.lib.format.read_magic(tokens)
+        ((size,), _, _) = np.lib.format.read_array_header_1_0(tokens)
+        return size
+
+
+@contextlib.contextmanager
+def _sound(file: Path) -> Iterator[None]:
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            words, empty_documents, *text = map(int, arrays["counts"])
-            return EncodedPart(
-                arrays["tokens"],
-                arrays["sentences"],
-                arrays["documents"],
-                words,
-                empty_documents,
-                TextCounts(*text),
-            )
+        yield
     except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
-        file.unlink()
+        file.unlink(missing_ok=True)
         raise DataDamaged(
             f"{file} was damaged and is removed now: run the same command again"
         ) from error

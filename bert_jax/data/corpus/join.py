@@ -1,19 +1,22 @@
-"""Encoded parts become the shards of a split, in the reader's order, and are counted."""
+"""Encoded parts become the shards of a split, in the order of the sources, and are counted."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.encode import EncodedPart, TextCounts, read_part
+from bert_jax.data.corpus.encode import TextCounts, read_part, tokens_of
+from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.store import Corpus, describe_file, shard_files, token_counts, token_type
 from bert_jax.errors import StorageFailed
 from bert_jax.files import free_space
-from bert_jax.progress import note
+from bert_jax.progress import Progress, note
 
 SHARD_TOKENS = 32 << 20
+# Shards that take some seconds.
+_WORTH_A_BAR = 8
 # How far the estimate of what is written may be from the truth.
 _SURELY = 2
 COUNTS = ("documents", "sentences", "tokens", "words", "duplicate_documents", "empty_documents")
@@ -39,9 +42,9 @@ class JoinedSplit:
             self.token_counts += token_counts(getattr(before, split), vocab_size)
             self.files |= shard_files(before.manifest, split)
 
-    def join(self, parts: Sequence[Sequence[Path]]) -> None:
+    def join(self, parts: Sequence[Sequence[Path]], pool: Pool) -> None:
         """Writes consecutive parts, each of some files, as shards of at most SHARD_TOKENS, or of a
-        single part.
+        single part; several shards at once, in the processes of a pool.
 
         Whatever else is in the split's folder goes: of a run that was cut short.
         """
@@ -50,40 +53,76 @@ class JoinedSplit:
         for file in folder.iterdir():
             if f"{self._split}/{file.name}" not in self.files:
                 file.unlink()
-        shard: list[EncodedPart] = []
-        for files in parts:
-            part = _joined([read_part(file) for file in files])
-            self.counts.update(
-                documents=len(part.documents),
-                sentences=len(part.sentences),
-                tokens=len(part.tokens),
-                words=part.words,
-                empty_documents=part.empty_documents,
-            )
-            self.text += part.text
-            self.added += part.text
-            self.token_counts += np.bincount(part.tokens, minlength=len(self.token_counts))
-            if shard and sum(len(p.tokens) for p in [*shard, part]) > SHARD_TOKENS:
-                self._write_shard(shard)
-                shard = []
-            shard.append(part)
-        if any(len(part.documents) for part in shard):
-            self._write_shard(shard)
+        first = len(self.files) // 3
+        jobs = [
+            (self._output, f"{self._split}/{number:05}", shard, len(self.token_counts))
+            for number, shard in enumerate(_shards(parts), first)
+        ]
+        with Progress(
+            f"join {self._split}", total=len(jobs), hidden=len(jobs) < _WORTH_A_BAR
+        ) as progress:
+            progress.describe = lambda: f"{progress.done:,} shards"
+            for shard in pool.map(_write_shard, jobs):
+                self.counts.update(shard.counts)
+                self.text += shard.text
+                self.added += shard.text
+                self.token_counts += shard.token_counts
+                self.files |= shard.files
+                progress.advance()
 
     def unknown(self, unknown_id: int) -> int:
         """Returns how many tokens are the unknown one."""
         return int(self.token_counts[unknown_id])
 
-    def _write_shard(self, shard: list[EncodedPart]) -> None:
-        stem = f"{self._split}/{len(self.files) // 3:05}"
+
+class _Shard(NamedTuple):
+    """The counts of a shard, and its files, if it has documents."""
+
+    counts: dict[str, int]
+    text: TextCounts
+    token_counts: np.ndarray
+    files: dict[str, dict[str, int]]
+
+
+def _shards(parts: Sequence[Sequence[Path]]) -> Iterator[list[Path]]:
+    """Yields the files of the parts of each shard."""
+    shard: list[Path] = []
+    tokens = 0
+    for files in parts:
+        size = sum(map(tokens_of, files))
+        if shard and tokens + size > SHARD_TOKENS:
+            yield shard
+            shard, tokens = [], 0
+        shard += files
+        tokens += size
+    if shard:
+        yield shard
+
+
+def _write_shard(_: Any, output: Path, stem: str, files: Sequence[Path], vocab_size: int) -> _Shard:
+    parts = [read_part(file) for file in files]
+    counts = {
+        "documents": sum(len(part.documents) for part in parts),
+        "sentences": sum(len(part.sentences) for part in parts),
+        "tokens": sum(len(part.tokens) for part in parts),
+        "words": sum(part.words for part in parts),
+        "empty_documents": sum(part.empty_documents for part in parts),
+    }
+    token_counts = np.zeros(vocab_size, np.int64)
+    for part in parts:
+        token_counts += np.bincount(part.tokens, minlength=vocab_size)
+    text = sum((part.text for part in parts), TextCounts())
+    made: dict[str, dict[str, int]] = {}
+    if counts["documents"]:
         for name, array in {
-            "tokens": np.concatenate([part.tokens for part in shard]),
-            "sentences": _starts([part.sentences for part in shard]),
-            "documents": _starts([part.documents for part in shard]),
+            "tokens": np.concatenate([part.tokens for part in parts]),
+            "sentences": _starts([part.sentences for part in parts]),
+            "documents": _starts([part.documents for part in parts]),
         }.items():
             file = f"{stem}.{name}.npy"
-            np.save(self._output / file, array)
-            self.files[file] = describe_file(self._output / file)
+            np.save(output / file, array)
+            made[file] = describe_file(output / file)
+    return _Shard(counts, text, token_counts, made)
 
 
 def fields_of_text(joined: Mapping[str, JoinedSplit], *, is_spaceless: bool) -> dict[str, Any]:
@@ -123,20 +162,6 @@ def added_to(
     entry = {name: made[name] for name in ("sources", "source_hash", "versions")}
     manifest["appended"] = [*before.get("appended", []), entry | {"documents": documents}]
     return manifest
-
-
-def _joined(pieces: list[EncodedPart]) -> EncodedPart:
-    """Returns consecutive pieces as one."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return EncodedPart(
-        tokens=np.concatenate([piece.tokens for piece in pieces]),
-        sentences=np.concatenate([piece.sentences for piece in pieces]),
-        documents=np.concatenate([piece.documents for piece in pieces]),
-        words=sum(piece.words for piece in pieces),
-        empty_documents=sum(piece.empty_documents for piece in pieces),
-        text=sum((piece.text for piece in pieces), TextCounts()),
-    )
 
 
 def _starts(lengths: list[np.ndarray]) -> np.ndarray:

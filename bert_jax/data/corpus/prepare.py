@@ -285,12 +285,13 @@ def write(
     with Pool(workers) as pool:
         total = sum(survey.documents.values())
         files = encode_units(pool, encoding, look.units, survey.orders(), total)
-    joined = {
-        split: JoinedSplit(output, split, tokenizer.vocab_size, before=before) for split in SPLITS
-    }
-    for split in SPLITS:
-        joined[split].join(files[split])
-        joined[split].counts["duplicate_documents"] += survey.duplicates[split]
+        joined = {
+            split: JoinedSplit(output, split, tokenizer.vocab_size, before=before)
+            for split in SPLITS
+        }
+        for split in SPLITS:
+            joined[split].join(files[split], pool)
+            joined[split].counts["duplicate_documents"] += survey.duplicates[split]
     survey.check({split: joined[split].counts["documents"] for split in SPLITS})
 
     counts = {split: joined[split].counts for split in SPLITS}
