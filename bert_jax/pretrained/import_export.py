@@ -65,11 +65,7 @@ def import_checkpoint(
     )
     if not allow_missing_heads:
         _require_a_head(source, foreign)
-    if (hub.located(source) / sentence_transformers.MODULES).is_file():
-        note(
-            f"{source}: its pooling and what follows it ({sentence_transformers.MODULES}) are not "
-            "imported; embed from there, or give its `length`, `pooling` and `normalize`"
-        )
+    _note_pooling(source, "imported")
     run = config or recorded(directory, foreign)[1] or imported_config(foreign)
     if config is not None:
         _require_same_run(source, foreign, config)
@@ -246,7 +242,9 @@ def export_checkpoint(
         loaded = load_checkpoint(source, mesh=mesh, ignore_unexpected=ignore_unexpected)
         config = loaded.config
         embedder, library = None, "transformers"
-        if pooling is not None:
+        if pooling is None:
+            _note_pooling(source, "exported")
+        else:
             library = "sentence-transformers"
             embedder = _embedder(config, pooling, normalize=normalize, length=length)
         foreign = ImportedModel(
@@ -289,6 +287,15 @@ def export_checkpoint(
                 data_sets=data_sets,
             )
     return foreign
+
+
+def _note_pooling(source: Path | str, verb: str) -> None:
+    """Says what an embedder loses that is read as an encoder."""
+    if (hub.located(source) / sentence_transformers.MODULES).is_file():
+        note(
+            f"{source}: its pooling and what follows it ({sentence_transformers.MODULES}) are not "
+            f"{verb}; embed from there, or give its `length`, `pooling` and `normalize`"
+        )
 
 
 def _embedder(

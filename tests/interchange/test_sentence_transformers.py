@@ -75,11 +75,11 @@ def test_every_pooling_is_that_of_its_formula(exported, layout, caplog, capsys):
             states[-1],
         ]
         np.testing.assert_allclose(row, np.concatenate(expected), atol=1e-5)
-    command = ["import", "--checkpoint", str(home), "--output", str(home.parent / "run")]
-    assert main(command) == 0
-    assert (
-        "its pooling and what follows it (modules.json) are not imported" in capsys.readouterr().err
-    )
+    for verb, options in (("import", ()), ("export", ("--format=hf",))):
+        output = home.parent / f"{verb}ed"
+        assert main([verb, "--checkpoint", str(home), "--output", str(output), *options]) == 0
+        lost = f"its pooling and what follows it (modules.json) are not {verb}ed"
+        assert lost in capsys.readouterr().err
 
 
 def test_what_follows_the_pooling_is_done(exported, layout):
