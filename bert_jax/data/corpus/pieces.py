@@ -67,9 +67,9 @@ class Pieces:
             starts = np.insert(starts, 1, first + np.clip(middle, 1, end - first - 1))
         return dataclasses.replace(
             self._split,
-            name=f"a piece of {self._split.name}",
             sentence_starts=sentences,
             document_starts=starts - first,
+            is_piece=True,
         )
 
     def _edge(self, number: int) -> int:

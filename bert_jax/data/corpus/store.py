@@ -63,6 +63,7 @@ class Split:
     shard_starts: np.ndarray  # int64[shards + 1]
     sentence_starts: Starts  # int64[sentences + 1]
     document_starts: Starts  # int64[documents + 1]
+    is_piece: bool = False  # of a split, of which others are planned apart
 
     @property
     def tokens(self) -> int:

@@ -67,8 +67,10 @@ def _gather(split: Split, room: int, *, between: int) -> np.ndarray:
     sentences = first_piece.size - 1
     if starts.size > first_piece.size:
         cut = np.count_nonzero(np.diff(first_piece) > 1)
+        # Of each piece, the figures would be another line.
+        how_many = "some" if split.is_piece else f"{cut:,} of {sentences:,}"
         note_once(
-            f"{split.name}: {cut:,} of {sentences:,} sentences are cut, being longer than the "
+            f"{split.name}: {how_many} sentences are cut, being longer than the "
             f"{room} tokens that a row has room for"
         )
     openings = first_piece[document_starts]  # of the pieces, those that begin a document

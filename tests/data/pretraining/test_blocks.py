@@ -187,6 +187,14 @@ def test_batches_are_as_varied_as_independent_draws_from_a_block():
     assert np.mean(ratios) <= 1.1 and np.mean(places) <= 1.1
 
 
+def test_sentences_that_are_cut_are_said_once(capsys):
+    pipeline = made(DataConfig(rows="full_sentences"))
+    for step in range(0, 200, 20):
+        pipeline.batch_at(step, range(ROWS))
+    said = [line for line in capsys.readouterr().err.splitlines() if "are cut" in line]
+    assert len(said) == 1 and said[0].startswith("train: some sentences are cut, being longer")
+
+
 def test_a_mixture_of_large_and_small_sources_is_the_same_for_any_hosts():
     def part(first: int, end: int) -> Split:
         starts = np.asarray(SPLIT.document_starts)[first : end + 1]
