@@ -130,10 +130,12 @@ def blocks_of(directory: Path) -> Blocks:
     if not (directory / CONFIG).is_file():
         return BLOCKS
     stored = strict_json.parse_file(directory / CONFIG, (directory / CONFIG).read_bytes())
-    try:
-        sizes = Blocks(*(stored[_BLOCKS][name] for name in Blocks._fields))
-    except (KeyError, TypeError):
+    if _BLOCKS not in stored:
         return UNCUT
+    try:
+        sizes = Blocks(**stored[_BLOCKS])
+    except TypeError:
+        sizes = Blocks(0, 0, 0)
     if not all(type(size) is int and size > 0 for size in sizes):
         raise UsageError(f"{directory / CONFIG}: {_BLOCKS} are no sizes: {stored[_BLOCKS]!r}")
     return sizes

@@ -90,9 +90,7 @@ class TextCounts(NamedTuple):
         return TextCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def encode_unit(
-    _: Any, encoding: Encoding, unit: Unit, order: Order, at_most_waiting: int
-) -> list[Piece]:
+def encode_unit(encoding: Encoding, unit: Unit, order: Order, at_most_waiting: int) -> list[Piece]:
     """Makes sure that the pieces of a unit are on disk, or the texts of them in the folder of what
     waits for other processes, which has at most so many. Returns the pieces in order.
 
@@ -139,7 +137,7 @@ def encode_unit(
     return pieces
 
 
-def encode_waiting(_: Any, encoding: Encoding, file: Path) -> None:
+def encode_waiting(encoding: Encoding, file: Path) -> None:
     """Encodes the texts of a file that `encode_unit` has left to any process."""
     texts = [text.encode() for text in json.loads(file.read_bytes())]
     _encode_to_file(encoding, texts, encoding.folder / f"{file.name.removesuffix('.taken')}.npz")
@@ -147,13 +145,15 @@ def encode_waiting(_: Any, encoding: Encoding, file: Path) -> None:
 
 
 def encode_units(
-    pool: Pool, encoding: Encoding, units: Sequence[Unit], orders: Sequence[Order], total: int
+    pool: Pool, units: Sequence[Unit], orders: Sequence[Order], total: int
 ) -> dict[str, list[list[Path]]]:
-    """Makes sure that every piece is on disk. Returns the files of each part of either side.
+    """Makes sure that every piece is on disk, encoded as the pool's `shared` Encoding says. Returns
+    the files of each part of either side.
 
     A process that has no unit left takes texts of another's, so that one large file is encoded by
     all of them.
     """
+    encoding: Encoding = pool.shared
     shutil.rmtree(encoding.waiting, ignore_errors=True)
     encoding.waiting.mkdir(parents=True)
     files: dict[str, list[list[Path]]] = {split: [] for split in SPLITS}
@@ -176,18 +176,18 @@ def encode_units(
             for unit, order in zip(units, orders, strict=True):
                 # The last ones, beside which processes have nothing to do.
                 shares = pool.workers > 1 and unit.number + pool.workers >= len(units)
-                yield encoding, unit, order, 2 * pool.workers if shares else 0
+                yield unit, order, 2 * pool.workers if shares else 0
 
         def waiting() -> Iterator[Task]:
             for entry in os.scandir(encoding.waiting):
                 if not entry.name.endswith((".taken", ".tmp")):
                     taken = Path(f"{entry.path}.taken")
                     Path(entry.path).replace(taken)
-                    yield encode_waiting, (encoding, taken)
+                    yield encode_waiting, (taken,)
 
         progress.describe = describe
         for pieces in pool.map(
-            encode_unit, jobs(), is_here=lambda job: job[1].is_here, more=waiting, look=look
+            encode_unit, jobs(), is_here=lambda job: job[0].is_here, more=waiting, look=look
         ):
             for piece in pieces:
                 if piece.part == len(files[piece.split]):

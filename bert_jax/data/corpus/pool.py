@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from types import TracebackType
 from typing import Any, Self
 
 from bert_jax import worker
@@ -36,7 +35,7 @@ class Pool:
     """
 
     def __init__(self, workers: int, shared: Any = None) -> None:
-        self.workers, self._given = workers, shared
+        self.workers, self.shared = workers, shared
         self._context = multiprocessing.get_context("spawn")
         self._executor: concurrent.futures.ProcessPoolExecutor | None = None
         self._own = [0, 0, 0]
@@ -44,14 +43,9 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._executor is not None:
-            if error is not None:
+            if kind is not None:
                 self._alive.close()  # they end at once, whatever they do
             self._executor.shutdown(cancel_futures=True)
             self._alive.close()
@@ -81,7 +75,7 @@ class Pool:
             self._own[:] = [0, 0, 0]
             _counts, _look = self._own, look
             for each in arguments:
-                yield function(self._given, *each)
+                yield function(self.shared, *each)
             return
         try:
             yield from self._map(function, iter(arguments), is_here, more, look)
@@ -113,7 +107,7 @@ class Pool:
                 if each is None:
                     are_over = True
                 elif is_here(each):
-                    waiting.append(_in_thread(function, self._given, *each))
+                    waiting.append(_in_thread(function, self.shared, *each))
                 else:
                     waiting.append(executor.submit(_call, function, each))
             others |= {executor.submit(_call, *task) for task in more()}
@@ -142,7 +136,7 @@ class Pool:
                 # A forked copy of a process that runs threads (tokenizers, jax) can deadlock.
                 mp_context=self._context,
                 initializer=_begin,
-                initargs=(heard, self._given, self._counter),
+                initargs=(heard, self.shared, self._counter),
             )
         return self._executor
 

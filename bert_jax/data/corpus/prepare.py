@@ -282,9 +282,12 @@ def write(
             tokenizer.save(output / "tokenizer")
     require_room(output, folder, text_bytes=survey.text_bytes, vocab_size=tokenizer.vocab_size)
     encoding = Encoding(output / "tokenizer", tokenizer.hash, folder, request.rules)
-    with Pool(workers) as pool:
+    # More processes would have nothing to do: those of a short text begin later than it is encoded.
+    orders = survey.orders()
+    parts = sum(len(ends) for order in orders for ends in order.ends.values())
+    with Pool(min(workers, max(len(look.units), parts)), encoding) as pool:
         total = sum(survey.documents.values())
-        files = encode_units(pool, encoding, look.units, survey.orders(), total)
+        files = encode_units(pool, look.units, orders, total)
         joined = {
             split: JoinedSplit(output, split, tokenizer.vocab_size, before=before)
             for split in SPLITS

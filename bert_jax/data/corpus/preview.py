@@ -64,7 +64,7 @@ def preview(
     survey = request.survey(sample_bytes)
     alike = request.near_duplicates
     near = None if alike is None else NearDuplicates(alike)
-    with Pool(workers, looked) as pool:
+    with Pool(max(1, min(workers, len(units))), looked) as pool:
         with Progress(title, total=None) as progress:
             progress.describe = lambda: f"{progress.done:,} documents"
             for unit, found in zip(

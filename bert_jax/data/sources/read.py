@@ -111,7 +111,7 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
                 is_here = not is_local and path.kind == "memory"
                 readers.append(Reader(str(path), read, size, is_here))
     require_packages(endings)
-    return [reader for reader in readers if reader.name not in reading.without]
+    return readers
 
 
 def _size(path: Path) -> int:

@@ -38,8 +38,6 @@ class SourceOptions:
     encoding: str | None = None
     # The file that standard input was copied to.
     stdin: Path | None = None
-    # Files that cannot be read, by the names that messages give them.
-    without: frozenset[str] = frozenset()
     # The directory of the corpus, whose own files a glob may match.
     outside: Path | None = None
 
