@@ -39,9 +39,12 @@ class ChunkCache:
     def encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of all sentences, one after the other, and how many each has: int64."""
         text = f" {_END} ".join(sentences)
-        if text.count(_END) >= max(len(sentences), 1):  # one of them has a line end itself
-            return flat(self._encode(sentences))
         chunks = [*text.split(" "), _END] if sentences else []
+        has_line_end = text.count(_END) >= max(len(sentences), 1)  # one of them itself
+        if has_line_end or len(text) > _LONGEST_CHUNK * (
+            len(chunks) - len(sentences)
+        ):  # or nothing will come again
+            return flat(self._encode(sentences))
         new = set(chunks).difference(self._known, [_END])
         if len(self._known) + len(new) > _MOST_CHUNKS:
             self._known.clear()

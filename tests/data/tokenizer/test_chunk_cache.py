@@ -68,6 +68,17 @@ def test_a_chunk_is_encoded_once(tokenizer, monkeypatch):
     assert sorted(asked) == [",", "a", "bad", "cab", "the"]
 
 
+def test_text_without_spaces_is_not_remembered(tokenizer):
+    """A sentence of it does not come again, and to look for its chunks would cost time."""
+    sentences = ["中国日" * 12 + "。"] * 3
+    ids, lengths = tokenizer.encode_running_text(sentences)
+    assert (
+        ids.tolist() == [id_ for ids in tokenizer.encode_sentences(sentences) for id_ in ids]
+        and len(lengths) == 3
+    )
+    assert not tokenizer._chunks._known
+
+
 def test_a_token_with_a_space_is_found(tokenizer):
     """It is no chunk: the whole sentence has to be asked."""
     tokenizer._backend.add_tokens(["a b"])
