@@ -15,7 +15,7 @@ from bert_jax.data.corpus.survey import Found, Lowest, Place, Unit
 from bert_jax.data.sources.stream import Findings
 from bert_jax.errors import UsageError
 
-# A part of a shard has at least so much text: where shards end depends on it.
+# Shards have whole parts of so much text: where they end depends on it.
 PART_BYTES = 4 << 20
 # A larger share to hold out is not proposed.
 _MOST_HELD_OUT = 0.2
@@ -24,35 +24,63 @@ _KEPT, _DUPLICATE, _NEAR_DUPLICATE, _CONTAMINATED = range(4)
 
 
 class Order(NamedTuple):
-    """The documents of a unit that are encoded, and where parts end."""
+    """The documents of a unit that are encoded, and the parts that they lie in."""
 
     decisions: bytes  # one of each document: below the number of sides, it is kept, on that side
-    first_part: dict[str, int]  # the number of the part that goes on with the unit
-    ends: dict[str, list[int]]  # the numbers, in the unit, of the documents that end a part
+    # Of each side: the number, in the unit, of a part's last document there -> that of the part.
+    parts: dict[str, dict[int, int]]
     digest: bytes  # SHA-256 of the digests of all documents
 
 
-class Survey:
-    """Decides which documents are kept, and on which side, and counts what it saw.
+def decide(unit: Unit, found: Found, is_new: np.ndarray, fraction: float | None) -> np.ndarray:
+    """Returns what becomes of the documents of a unit: uint8 [documents].
 
-    Duplicates, and which side a document is on, go by its words (`identity.py`). Where there are
-    sources that are `held_out`, they are the validation side, whole, and nothing is drawn; they are
-    taken first, so that what they hold is dropped elsewhere. `known` are documents that are there
-    already, as `digests` of a Survey gives them. `budget` is how much text the tokenizer's sample
-    has, in bytes. `findings` is what the readers left out or doubted.
+    `is_new` says which are no duplicates of earlier ones. Of those a `fraction` is drawn for the
+    validation side; with None, the unit is on one side, whole.
+    """
+    if fraction is None:
+        decisions = np.full(len(found.draws), unit.is_held_out, np.uint8)
+    else:
+        decisions = (found.draws / 2.0**48 < fraction).astype(np.uint8)
+    decisions[~is_new] += _DUPLICATE * len(SPLITS)
+    contaminated = [number for number in found.records if is_new[number]]
+    decisions[contaminated] += _CONTAMINATED * len(SPLITS)
+    return decisions
+
+
+def kept_bytes(decisions: np.ndarray, sizes: np.ndarray) -> dict[str, int]:
+    """Returns how much text of either side is kept of a unit."""
+    return {split: int(sizes[decisions == side].sum()) for side, split in enumerate(SPLITS)}
+
+
+def order_of(
+    decisions: np.ndarray, sizes: np.ndarray, begun: Mapping[str, int], digest: bytes
+) -> Order:
+    """Returns what is to be encoded of a unit, before which `begun` bytes of either side are kept.
+
+    The text of a side, of all units, is cut into parts of PART_BYTES: a document belongs to the one
+    that it begins in.
+    """
+    parts: dict[str, dict[int, int]] = {}
+    for side, split in enumerate(SPLITS):
+        (where,) = np.nonzero(decisions == side)
+        starts = begun[split] + np.cumsum(sizes[where], dtype=np.int64) - sizes[where]
+        part = starts // PART_BYTES
+        last = np.append(part[1:] != part[:-1], [True])[: len(part)]
+        parts[split] = dict(zip(where[last].tolist(), part[last].tolist(), strict=True))
+    return Order(decisions.tobytes(), parts, digest)
+
+
+class Totals:
+    """Counts of the documents of some units, or of all.
+
+    `sources` are those of the command, and `held_out` those that are the validation side.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[str],
-        *,
-        validation_fraction: float,
-        held_out: Sequence[str] = (),
-        known: np.ndarray | None = None,
-        budget: int = 0,
-    ) -> None:
-        self.sources = tuple(sources)
-        self.findings = Findings()
+    def __init__(self, sources: Sequence[str], held_out: Sequence[str] = ()) -> None:
+        self.sources, self._held_out = tuple(sources), tuple(held_out)
+        self.findings = Findings()  # what the readers left out or doubted
+        self.total = 0  # documents that were read
         self.documents = dict.fromkeys(SPLITS, 0)
         # Documents that were dropped, by the reason.
         self.duplicates = dict.fromkeys(SPLITS, 0)
@@ -61,118 +89,51 @@ class Survey:
         # Of each document with text of a test set how it begins, and the records that it has.
         self.found_in: list[tuple[str, set[int]]] = []
         self.text_bytes = 0  # of the documents that are kept
-        self.sample = Lowest(budget)
-        self.places: dict[int, Place] = {}  # of texts that are written down
-        self.starts = [0]  # the number of the first document of each unit, and of all
-        self._held_out = tuple(held_out)
-        self._fraction = validation_fraction
-        self._hash = hashlib.sha256()
-        self._seen = HashSet(known)
-        self._decisions: list[np.ndarray] = []  # of each unit, a byte a document
-        self._sizes: list[np.ndarray] = []
-        self._unit_hashes: list[bytes] = []
         # The two lowest and the two highest draws: which fractions would give either side two.
         self._lowest, self._highest = [1.0, 1.0], [0.0, 0.0]
 
-    @property
-    def source_hash(self) -> str:
-        """Returns the hash of all documents that were read, in their order."""
-        return self._hash.hexdigest()
-
-    @property
-    def total(self) -> int:
-        """Returns how many documents were read."""
-        return self.starts[-1]
-
-    def take(self, unit: Unit, found: Found) -> np.ndarray:
-        """Takes what was found in the next unit. Returns which documents are kept, as places."""
-        digests = found.digests.tobytes()
-        self._hash.update(digests)
-        self._unit_hashes.append(hashlib.sha256(digests).digest())
+    def count(self, found: Found, decisions: np.ndarray) -> None:
+        """Counts the next unit."""
         self.findings.add(found.findings)
-        draws = found.draws / 2.0**48
-        is_held_out = (
-            np.full(len(draws), unit.is_held_out) if self._held_out else draws < self._fraction
-        )
-        decisions = is_held_out.astype(np.uint8)
-        is_new = self._seen.add(found.words)
-        decisions[~is_new] += _DUPLICATE * len(SPLITS)
-        for number, (beginning, records) in found.records.items():
-            if is_new[number]:
-                self.found_in.append((beginning, records))
-                decisions[number] += _CONTAMINATED * len(SPLITS)
-        for reason in (_KEPT, _DUPLICATE, _CONTAMINATED):
-            for side, split in enumerate(SPLITS):
-                count = int((decisions == side + reason * len(SPLITS)).sum())
-                self._counts(reason)[split] += count
-        kept = np.flatnonzero(decisions < len(SPLITS))
-        self._lowest = sorted([*self._lowest, *np.sort(draws[kept])[:2].tolist()])[:2]
-        self._highest = sorted([*self._highest, *np.sort(draws[kept])[-2:].tolist()])[-2:]
-        self.text_bytes += int(found.sizes[kept].sum())
-        self._decisions.append(decisions)
-        self._sizes.append(found.sizes.copy())
-        self._choose(found, np.flatnonzero(decisions == SPLITS.index("train")))
-        self.starts.append(self.total + len(decisions))
-        return kept
-
-    def _choose(self, found: Found, places: np.ndarray) -> None:
-        """Takes training documents for the sample."""
-        if self.sample.highest is not None:
-            places = places[found.priorities[places] <= self.sample.highest]
-        for at in places.tolist():
-            number = self.total + at
-            if (place := found.texts.get(at)) is not None:
-                self.places[number] = place
-            digest, size = found.digests[at].tobytes(), int(found.sizes[at])
-            for gone in self.sample.add(int(found.priorities[at]), digest, size, number):
-                self.places.pop(gone, None)
-
-    def _counts(self, reason: int) -> dict[str, int]:
-        return (self.documents, self.duplicates, self.near_duplicates, self.contaminated)[reason]
-
-    def drop_near_duplicates(self, numbers: Iterable[int]) -> None:
-        """Decides once more of documents that were kept."""
-        for number in numbers:
-            unit = int(np.searchsorted(self.starts, number, side="right")) - 1
-            decisions, at = self._decisions[unit], number - self.starts[unit]
-            side = SPLITS[decisions[at]]
-            self.documents[side] -= 1
-            self.near_duplicates[side] += 1
-            decisions[at] += _NEAR_DUPLICATE * len(SPLITS)
-
-    def orders(self) -> list[Order]:
-        """Returns of each unit what is to be encoded of it.
-
-        The documents of a side, of all units, are cut into parts where PART_BYTES are full.
-        """
-        orders: list[Order] = []
-        begun, parts = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
-        for decisions, sizes, known in zip(
-            self._decisions, self._sizes, self._unit_hashes, strict=True
+        self.total += len(decisions)
+        for reason, counts in (
+            (_KEPT, self.documents),
+            (_DUPLICATE, self.duplicates),
+            (_CONTAMINATED, self.contaminated),
         ):
-            order = Order(decisions.tobytes(), {}, {}, known)
             for side, split in enumerate(SPLITS):
-                where = np.flatnonzero(decisions == side)
-                ends = begun[split] + np.cumsum(sizes[where], dtype=np.int64)
-                order.first_part[split], order.ends[split] = parts[split], []
-                done = 0
-                while (at := int(np.searchsorted(ends, done + PART_BYTES))) < len(ends):
-                    order.ends[split].append(int(where[at]))
-                    done = int(ends[at])
-                parts[split] += len(order.ends[split])
-                begun[split] = int(ends[-1] if len(ends) else begun[split]) - done
-            orders.append(order)
-        return orders
+                counts[split] += int((decisions == side + reason * len(SPLITS)).sum())
+        contaminated = decisions // len(SPLITS) == _CONTAMINATED
+        self.found_in += [found.records[n] for n in found.records if contaminated[n]]
+        kept = decisions < len(SPLITS)
+        draws = np.sort(found.draws[kept] / 2.0**48)
+        self._extremes(draws[:2].tolist(), draws[-2:].tolist())
+        self.text_bytes += sum(kept_bytes(decisions, found.sizes).values())
+
+    def add(self, other: "Totals") -> None:
+        """Adds the counts of units that come after these."""
+        self.findings.add(other.findings)
+        self.total += other.total
+        for name in ("documents", "duplicates", "near_duplicates", "contaminated"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            mine.update({split: mine[split] + theirs[split] for split in SPLITS})
+        self.found_in += other.found_in
+        self.text_bytes += other.text_bytes
+        self._extremes(other._lowest, other._highest)
+
+    def _extremes(self, lowest: list[float], highest: list[float]) -> None:
+        self._lowest = sorted([*self._lowest, *lowest])[:2]
+        self._highest = sorted([*self._highest, *highest])[-2:]
+
+    @property
+    def parts(self) -> int:
+        """Returns how many parts are full."""
+        return self.text_bytes // PART_BYTES
 
     @property
     def found_records(self) -> set[int]:
         """Returns the records of test sets that were found."""
         return set().union(*(records for _, records in self.found_in))
-
-    @property
-    def digests(self) -> np.ndarray:
-        """Returns what the documents are known by that came for the first time: uint64, sorted."""
-        return self._seen.added()
 
     def require_text(self) -> None:
         """Raises UsageError where no document was read."""
@@ -208,6 +169,94 @@ class Survey:
                     f"{where}: {split} would get {documents[split]} of {total} documents and needs "
                     f"at least 2: {remedy}"
                 )
+
+
+class Survey(Totals):
+    """Decides which documents are kept, and on which side, and counts what it saw.
+
+    Duplicates, and which side a document is on, go by its words (`identity.py`). Where there are
+    sources that are `held_out`, they are the validation side, whole, and nothing is drawn; they are
+    taken first, so that what they hold is dropped elsewhere. `known` are documents that are there
+    already, as `digests` of a Survey gives them. `budget` is how much text the tokenizer's sample
+    has, in bytes.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        *,
+        validation_fraction: float,
+        held_out: Sequence[str] = (),
+        known: np.ndarray | None = None,
+        budget: int = 0,
+    ) -> None:
+        super().__init__(sources, held_out)
+        self.sample = Lowest(budget)
+        self.places: dict[int, Place] = {}  # of texts that are written down
+        self.starts = [0]  # the number of the first document of each unit, and of all
+        self._fraction = None if held_out else validation_fraction
+        self._hash = hashlib.sha256()
+        self._seen = HashSet(known)
+        self._decisions: list[np.ndarray] = []  # of each unit, a byte a document
+        self._sizes: list[np.ndarray] = []
+        self._unit_hashes: list[bytes] = []
+
+    @property
+    def source_hash(self) -> str:
+        """Returns the hash of all documents that were read, in their order."""
+        return self._hash.hexdigest()
+
+    def take(self, unit: Unit, found: Found) -> np.ndarray:
+        """Takes what was found in the next unit. Returns which documents are kept, as places."""
+        digests = found.digests.tobytes()
+        self._hash.update(digests)
+        self._unit_hashes.append(hashlib.sha256(digests).digest())
+        decisions = decide(unit, found, self._seen.add(found.words), self._fraction)
+        self.count(found, decisions)
+        self._decisions.append(decisions)
+        self._sizes.append(found.sizes.copy())
+        self._choose(found, np.flatnonzero(decisions == SPLITS.index("train")))
+        self.starts.append(self.total)
+        return np.flatnonzero(decisions < len(SPLITS))
+
+    def _choose(self, found: Found, places: np.ndarray) -> None:
+        """Takes training documents for the sample."""
+        if self.sample.highest is not None:
+            places = places[found.priorities[places] <= self.sample.highest]
+        for at in places.tolist():
+            number = self.starts[-1] + at
+            if (place := found.texts.get(at)) is not None:
+                self.places[number] = place
+            digest, size = found.digests[at].tobytes(), int(found.sizes[at])
+            for gone in self.sample.add(int(found.priorities[at]), digest, size, number):
+                self.places.pop(gone, None)
+
+    def drop_near_duplicates(self, numbers: Iterable[int]) -> None:
+        """Decides once more of documents that were kept."""
+        for number in numbers:
+            unit = int(np.searchsorted(self.starts, number, side="right")) - 1
+            decisions, at = self._decisions[unit], number - self.starts[unit]
+            side = SPLITS[decisions[at]]
+            self.documents[side] -= 1
+            self.near_duplicates[side] += 1
+            decisions[at] += _NEAR_DUPLICATE * len(SPLITS)
+
+    def orders(self) -> list[Order]:
+        """Returns of each unit what is to be encoded of it."""
+        orders: list[Order] = []
+        begun = dict.fromkeys(SPLITS, 0)
+        for decisions, sizes, digest in zip(
+            self._decisions, self._sizes, self._unit_hashes, strict=True
+        ):
+            orders.append(order_of(decisions, sizes, begun, digest))
+            for split, size in kept_bytes(decisions, sizes).items():
+                begun[split] += size
+        return orders
+
+    @property
+    def digests(self) -> np.ndarray:
+        """Returns what the documents are known by that came for the first time: uint64, sorted."""
+        return self._seen.added()
 
 
 class HashSet:

@@ -90,32 +90,23 @@ class TextCounts(NamedTuple):
         return TextCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def encode_unit(encoding: Encoding, unit: Unit, order: Order, at_most_waiting: int) -> list[Piece]:
-    """Makes sure that the pieces of a unit are on disk, or the texts of them in the folder of what
-    waits for other processes, which has at most so many. Returns the pieces in order.
+class Texts(NamedTuple):
+    """Documents of one unit and one part, and the name that their piece has."""
+
+    split: str
+    part: int
+    key: str
+    documents: list[bytes]
+
+
+def texts_by_piece(encoding: Encoding, unit: Unit, order: Order) -> Iterator[Texts]:
+    """Yields the texts of a unit that are encoded, as they lie in its pieces.
 
     Raises UsageError where the unit is not what it was when it was looked through.
     """
-    pieces: list[Piece] = []
     texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     digests: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     decisive, all_digests = encoding.decisive, hashlib.sha256()
-
-    def close(split: str) -> None:
-        key = hashlib.blake2b(decisive + b"".join(digests[split]), digest_size=16).hexdigest()
-        part = order.first_part[split] + sum(piece.split == split for piece in pieces)
-        piece = Piece(split, part, encoding.folder / f"{key}.npz")
-        pieces.append(piece)
-        if piece.file.exists():
-            count(len(texts[split]), 0, len(texts[split]))
-        elif at_most_waiting and len(os.listdir(encoding.waiting)) < at_most_waiting:
-            packed = json.dumps([text.decode() for text in texts[split]]).encode()
-            _write(encoding.waiting / key, lambda stream: stream.write(packed))
-        else:
-            _encode_to_file(encoding, texts[split], piece.file)
-        texts[split], digests[split] = [], []
-
-    ends = {split: set(order.ends[split]) for split in SPLITS}
     number = -1
     for number, text in enumerate(texts_of(unit)):
         digest = hashlib.blake2b(text, digest_size=16).digest()
@@ -126,21 +117,37 @@ def encode_unit(encoding: Encoding, unit: Unit, order: Order, at_most_waiting: i
             split = SPLITS[decision]
             texts[split].append(text)
             digests[split].append(digest)
-            if number in ends[split]:
-                close(split)
+            if (part := order.parts[split].get(number)) is not None:
+                key = hashlib.blake2b(decisive + b"".join(digests[split]), digest_size=16)
+                yield Texts(split, part, key.hexdigest(), texts[split])
+                texts[split], digests[split] = [], []
     if number + 1 != len(order.decisions) or all_digests.digest() != order.digest:
         names = ", ".join(reader.name for reader in unit.readers[:3])
         raise UsageError(f"{names}: changed while they were read; run the same command again")
-    for split in SPLITS:
-        if texts[split]:
-            close(split)
+
+
+def encode_unit(encoding: Encoding, unit: Unit, order: Order, at_most_waiting: int) -> list[Piece]:
+    """Makes sure that the pieces of a unit are on disk, or the texts of them in the folder of what
+    waits for other processes, which has at most so many. Returns the pieces in order.
+    """
+    pieces: list[Piece] = []
+    for split, part, key, texts in texts_by_piece(encoding, unit, order):
+        piece = Piece(split, part, encoding.folder / f"{key}.npz")
+        pieces.append(piece)
+        if piece.file.exists():
+            count(len(texts), 0, len(texts))
+        elif at_most_waiting and len(os.listdir(encoding.waiting)) < at_most_waiting:
+            packed = json.dumps([text.decode() for text in texts]).encode()
+            _write(encoding.waiting / key, lambda stream, packed=packed: stream.write(packed))
+        else:
+            encode_to_file(encoding, texts, piece.file)
     return pieces
 
 
 def encode_waiting(encoding: Encoding, file: Path) -> None:
     """Encodes the texts of a file that `encode_unit` has left to any process."""
     texts = [text.encode() for text in json.loads(file.read_bytes())]
-    _encode_to_file(encoding, texts, encoding.folder / f"{file.name.removesuffix('.taken')}.npz")
+    encode_to_file(encoding, texts, encoding.folder / f"{file.name.removesuffix('.taken')}.npz")
     file.unlink()
 
 
@@ -156,7 +163,7 @@ def encode_units(
     encoding: Encoding = pool.shared
     shutil.rmtree(encoding.waiting, ignore_errors=True)
     encoding.waiting.mkdir(parents=True)
-    files: dict[str, list[list[Path]]] = {split: [] for split in SPLITS}
+    files: dict[str, dict[int, list[Path]]] = {split: {} for split in SPLITS}
     started = time.monotonic()
     with Progress("prepare", total=total) as progress:
 
@@ -190,11 +197,9 @@ def encode_units(
             encode_unit, jobs(), is_here=lambda job: job[0].is_here, more=waiting, look=look
         ):
             for piece in pieces:
-                if piece.part == len(files[piece.split]):
-                    files[piece.split].append([])
-                files[piece.split][piece.part].append(piece.file)
+                files[piece.split].setdefault(piece.part, []).append(piece.file)
         look()
-    return files
+    return {split: [*parts.values()] for split, parts in files.items()}
 
 
 def read_part(file: Path) -> EncodedPart:
@@ -308,7 +313,8 @@ def split_of(
     )
 
 
-def _encode_to_file(encoding: Encoding, texts: Sequence[bytes], file: Path) -> None:
+def encode_to_file(encoding: Encoding, texts: Sequence[bytes], file: Path) -> None:
+    """Encodes documents into the file of a piece."""
     encoded = encode_documents(texts, _load_once(encoding.tokenizer), language=encoding.language)
     counts = np.array([encoded.words, encoded.empty_documents, *encoded.text])
     arrays = {name: getattr(encoded, name) for name in ("tokens", "sentences", "documents")}

@@ -15,20 +15,12 @@ import difflib
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bert_jax.data.corpus import digests
 from bert_jax.data.corpus.encode import Encoding, encode_units
-from bert_jax.data.corpus.join import (
-    COUNTS,
-    JoinedSplit,
-    added_to,
-    entropy,
-    fields_of_text,
-    require_room,
-)
+from bert_jax.data.corpus.join import JoinedSplit, manifest_of, require_room
 from bert_jax.data.corpus.output import (
     PARTS,
     only_writer,
@@ -41,12 +33,9 @@ from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, STDIN, preview
 from bert_jax.data.corpus.request import KINDS, Request
 from bert_jax.data.corpus.store import (
-    FORMAT_VERSION,
     MANIFEST,
     SPLITS,
     Corpus,
-    describe_tokenizer,
-    fingerprint,
     open_corpus,
     read_manifest,
 )
@@ -283,11 +272,9 @@ def write(
     require_room(output, folder, text_bytes=survey.text_bytes, vocab_size=tokenizer.vocab_size)
     encoding = Encoding(output / "tokenizer", tokenizer.hash, folder, request.rules)
     # More processes would have nothing to do: those of a short text begin later than it is encoded.
-    orders = survey.orders()
-    parts = sum(len(ends) for order in orders for ends in order.ends.values())
-    with Pool(min(workers, max(len(look.units), parts)), encoding) as pool:
+    with Pool(min(workers, max(len(look.units), survey.parts)), encoding) as pool:
         total = sum(survey.documents.values())
-        files = encode_units(pool, look.units, orders, total)
+        files = encode_units(pool, look.units, survey.orders(), total)
         joined = {
             split: JoinedSplit(output, split, tokenizer.vocab_size, before=before)
             for split in SPLITS
@@ -297,57 +284,30 @@ def write(
             joined[split].counts["duplicate_documents"] += survey.duplicates[split]
     survey.check({split: joined[split].counts["documents"] for split in SPLITS})
 
-    counts = {split: joined[split].counts for split in SPLITS}
-    total_counts = counts["train"] + counts["validation"]
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "tokenizer": describe_tokenizer(tokenizer, joined["train"].token_counts),
-        "sources": request.sources,
-        "source_hash": survey.source_hash,
-        "options": request.options,
-        "counts": {
-            name: {key: split_counts[key] for key in COUNTS}
-            for name, split_counts in [*counts.items(), ("total", total_counts)]
-        },
-        "unigram_entropy_nats": entropy(joined["train"].token_counts),
-        "text": {split: joined[split].text._asdict() for split in SPLITS},
-        "files": joined["train"].files | joined["validation"].files,
-        "digests": digests.add(output, before, survey.digests),
-        "versions": {name: version(name) for name in ("sentencex", "tokenizers")},
-    }
-    unknown = {split: joined[split].unknown(tokenizer.special.unk) for split in SPLITS}
-    unknown["total"] = sum(unknown.values())
-    if unknown["total"]:
-        counted = manifest["counts"]
-        manifest["unknown_share"] = {
-            name: round(count / counted[name]["tokens"], 6) for name, count in unknown.items()
-        }
-    is_spaceless = (
-        scripts.is_mostly_spaceless(look.beginning)
-        if before is None
-        else "characters" in before.manifest
+    manifest = manifest_of(
+        request,
+        tokenizer,
+        joined,
+        survey,
+        source_hash=survey.source_hash,
+        digests=digests.add(output, before, survey.digests),
+        skipped_files=look.bad,
+        is_spaceless=(
+            scripts.is_mostly_spaceless(look.beginning)
+            if before is None
+            else "characters" in before.manifest
+        ),
+        before=before,
     )
-    manifest |= fields_of_text(joined, is_spaceless=is_spaceless)
-    noted = {
-        "validation_sources": request.held_out,
-        "skipped_files": look.bad,
-        "skipped_records": dict(survey.findings.records),
-        "records_without_text": survey.findings.without_text,
-    }
-    if request.near_duplicates is not None:
-        noted["near_duplicate_documents"] = survey.near_duplicates
-        manifest["versions"]["rensa"] = version("rensa")
-    if request.contamination is not None:
-        noted["contaminated_documents"] = survey.contaminated
-        noted["decontaminated_of"] = request.contamination.counts(survey.found_records)
-    manifest |= {name: value for name, value in noted.items() if value}
-    if before is not None:
-        manifest = added_to(before.manifest, manifest, documents=survey.documents)
-    manifest["fingerprint"] = fingerprint(manifest)
     write_durably(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
-    text = joined["train"].added + joined["validation"].added
     what = "the characters of the corpus" if before is None else "the characters that are added"
-    remedy = _NO_UNKNOWN if given is not None else _MORE_KNOWN
-    note_unknown(text.unknown_characters, text.characters, what, remedy)
+    note_what_is_unknown(joined, what, is_trained=given is None)
     return open_corpus(output)
+
+
+def note_what_is_unknown(joined: Mapping[str, JoinedSplit], what: str, *, is_trained: bool) -> None:
+    """Notes where the tokenizer does not know much of the text that was joined now."""
+    text = joined["train"].added + joined["validation"].added
+    remedy = _MORE_KNOWN if is_trained else _NO_UNKNOWN
+    note_unknown(text.unknown_characters, text.characters, what, remedy)

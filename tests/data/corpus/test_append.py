@@ -303,13 +303,13 @@ from pathlib import Path
 from bert_jax.data.corpus import append, dedup, encode, join
 
 dedup.PART_BYTES = join.SHARD_TOKENS = 3000
-encode_to_file = encode._encode_to_file
+encode_to_file = encode.encode_to_file
 
 def slowly(*arguments):
     time.sleep(0.4)
     return encode_to_file(*arguments)
 
-encode._encode_to_file = slowly
+encode.encode_to_file = slowly
 if __name__ == "__main__":
     append.append(sys.argv[2:], Path(sys.argv[1]), workers=2)
 """
@@ -350,9 +350,9 @@ def test_a_killed_addition_goes_on_and_meets_no_other(tmp_path, files, vocabular
     with pytest.MonkeyPatch.context() as patch:
         from bert_jax.data.corpus import encode
 
-        real = encode._encode_to_file
+        real = encode.encode_to_file
         patch.setattr(
-            encode, "_encode_to_file", lambda part, *rest: encoded.append(1) or real(part, *rest)
+            encode, "encode_to_file", lambda part, *rest: encoded.append(1) or real(part, *rest)
         )
         grown = append(files[2:], output, workers=1)
     whole = prepare(files, tmp_path / "whole", tokenizer=vocabulary, **options)

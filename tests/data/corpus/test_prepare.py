@@ -212,13 +212,13 @@ dedup.PART_BYTES = 4000
 join.SHARD_TOKENS = 4000
 
 if sys.argv[3] == "slowly":
-    encode_to_file = encode._encode_to_file
+    encode_to_file = encode.encode_to_file
 
     def slowly(*arguments):
         time.sleep(0.4)
         return encode_to_file(*arguments)
 
-    encode._encode_to_file = slowly
+    encode.encode_to_file = slowly
 
 def main():
     corpus = module.prepare(
