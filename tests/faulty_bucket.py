@@ -26,10 +26,13 @@ from http import server
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
 
+import fsspec
+import pytest
 from gcp_storage_emulator.handlers import buckets
 from gcp_storage_emulator.server import Router
 from gcp_storage_emulator.storage import Storage
 
+from bert_jax.data.sources import address
 from tests.paths import ROOT
 
 KINDS = ("list", "metadata", "media", "insert", "delete", "copy", "bucket")
@@ -225,11 +228,25 @@ def serving() -> Iterator[str]:
         process.communicate()
 
 
-def environment(address: str) -> dict[str, str]:
+@contextlib.contextmanager
+def reached() -> Iterator[str]:
+    """Yields the address of such a server, at which this process looks for `gs://bucket`."""
+    gs = fsspec.get_filesystem_class("gs")
+    with serving() as place, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(place).items():
+            patch.setenv(name, value)
+        address.file_system.cache_clear()
+        gs.clear_instance_cache()
+        yield place
+    address.file_system.cache_clear()
+    gs.clear_instance_cache()
+
+
+def environment(place: str) -> dict[str, str]:
     """Returns the variables with which `gs://bucket` is at that address."""
     return {
-        "STORAGE_EMULATOR_HOST": address,  # for gcsfs
-        "TENSORSTORE_GCS_HTTP_URL": address,  # for Orbax's arrays
+        "STORAGE_EMULATOR_HOST": place,  # for gcsfs
+        "TENSORSTORE_GCS_HTTP_URL": place,  # for Orbax's arrays
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
     }
 

@@ -62,6 +62,8 @@ _MAY_IMPORT = {
     "data/matching": {"data", "data/language", "data/sources", "errors"},
     "data/corpus": {"data", "data/language", "data/matching", "data/sources", "data/tokenizer"}
     | {"errors", "file_lock", "files", "progress", "registry", "strict_json", "worker"},
+    "data/cluster": {"data/corpus", "data/language", "data/sources", "data/tokenizer"}
+    | {"errors", "files", "progress"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
     "data/tasks": {"data", "data/formats", "data/pretraining", "data/sources", "data/tokenizer"}
@@ -122,6 +124,7 @@ _ONLY_IN = {
     "tensorflow": ("bert_jax/data/", "bert_jax/interchange/tf1.py"),
     "tensorflow_datasets": ("bert_jax/data/",),
     "torch": (),
+    "apache_beam": ("bert_jax/data/cluster/graph.py", "bert_jax/data/cluster/run.py"),
     "pickle": (),
 }
 # What a pure module neither imports nor calls.

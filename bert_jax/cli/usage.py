@@ -97,6 +97,10 @@ _OTHERWISE = {
 }  # fmt: skip
 
 
+# Verbs that hand over what is after `--`, and the option that it is.
+_WITH_OTHERS = {"prepare": "runner_options"}
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are two lines: what the verb needs, and what to type instead."""
 
@@ -169,7 +173,11 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         parser.error(f"there is no verb {verb!r}{hint}")
     if verb in verbs:
         verbs[verb].words = words[1:]
-    found, extra = parser.parse_known_args(words)
+    # argparse takes what is after `--` for arguments only where none could be before.
+    at = words.index("--") if "--" in words and verb in _WITH_OTHERS else len(words)
+    found, extra = parser.parse_known_args(words[:at])
+    if others := words[at + 1 :]:
+        setattr(found, _WITH_OTHERS[verb], [*others])
     if extra:
         verbs[found.verb].error(f"unrecognized arguments: {' '.join(extra)}")
     return found

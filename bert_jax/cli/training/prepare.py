@@ -11,6 +11,9 @@ other examples:
   bert-jax prepare --source rows.csv --text-field content --output corpus
   zcat dump.jsonl.gz | bert-jax prepare --source stdin:.jsonl --output corpus
   bert-jax prepare --append --source new.txt --output corpus
+by many machines (see docs/cluster.md):
+  bert-jax prepare --runner DataflowRunner --source gs://BUCKET/crawl --output gs://BUCKET/corpus \
+      -- --project NAME --region NAME --temp_location gs://BUCKET/tmp
 """
 
 import re
@@ -18,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from bert_jax.cli.options import Local, Verb, options
+from bert_jax.cli.options import Address, Positional, Verb, options
 from bert_jax.data.language.sentences import LONGEST_SENTENCE
 from bert_jax.errors import UsageError
 
@@ -34,8 +37,9 @@ class PrepareOptions(Verb):
     data set of the hub; - is text
     on standard input, stdin:.jsonl another kind there; `tfds:NAME[/CONFIG][:SPLIT]`; or docs: (the
     Python documentation found on this machine) ([sources](data.md#sources)). Repeat for several"""
-    output: Local
-    """DIR: the corpus directory to write, go on writing, or find finished"""
+    output: Address
+    """DIR: the corpus directory to write, go on writing, or find finished; with --runner it may be
+    at an address"""
     append: bool = False
     """add the sources to the corpus that is in --output, but for what it has already; its files and
     its options stay ([a corpus that grows](data.md#a-corpus-that-grows))"""
@@ -89,6 +93,11 @@ class PrepareOptions(Verb):
     """show how the first documents begin that these two drop"""
     workers: int | None = None
     """N: processes (default: one a core)"""
+    runner: str | None = None
+    """NAME: have it made by many machines: a [runner of Apache Beam](cluster.md), such as
+    DataflowRunner, FlinkRunner, PortableRunner or DirectRunner (default: by this machine)"""
+    runner_options: Positional[tuple[str, ...]] = ()
+    """OPTIONS: those of the runner, after --"""
     seed: int | None = None
     """N: of the split and of the sample the tokenizer is trained on (default: 0)"""
 
@@ -101,14 +110,25 @@ def run(options: PrepareOptions) -> None:
     for source in (*options.source, *options.validation_source, *options.decontaminate):
         _refuse_name(source)
     # What was not typed is as usual, or, with --append, as it is in the corpus.
-    no_options = ("extend", "append", "source", "output")
+    no_options = ("extend", "append", "source", "output", "runner", "runner_options")
     given = {n: v for n, v in vars(options).items() if n not in no_options and v is not None}
     given["validation_sources"] = given.pop("validation_source")
     if options.strip_accents is not None:
         given["strip_accents"] = {"auto": None, "yes": True, "no": False}[options.strip_accents]
-    corpus = (append if options.append else prepare)(options.source, options.output, **given)
-    manifest = corpus.manifest
-    shares = manifest.get("unknown_share", {})
+    if options.runner is not None:
+        corpus, manifest = _by_runner(options.runner, options, given)
+    elif options.runner_options:
+        raise UsageError(f"unrecognized arguments: {' '.join(options.runner_options)}")
+    elif isinstance(options.output, str):
+        raise UsageError(
+            f"{options.output} is an address, and this is written to a local directory; copy it "
+            "there afterwards, with gcloud storage cp --recursive, or name a `runner`, which can "
+            "write there"
+        )
+    else:
+        corpus = (append if options.append else prepare)(options.source, options.output, **given)
+        manifest = corpus.manifest
+    shares, tokenizer = manifest.get("unknown_share", {}), manifest["tokenizer"]
     # Where no spaces are between words, white space separates none.
     by_characters = manifest.get("characters")
     last = "characters" if by_characters else "words"
@@ -119,24 +139,39 @@ def run(options: PrepareOptions) -> None:
         numbers = [*(counts[name] for name in _COUNTS), size]
         share = f"{100 * shares.get(split, 0):.2f} %"
         rows.append((split, *(f"{number:,}" for number in numbers), share))
-    table(f"corpus {corpus.directory}", ("split", *_COUNTS, last, "[UNK]"), rows)
+    table(f"corpus {options.output}", ("split", *_COUNTS, last, "[UNK]"), rows)
     print(
-        f"tokenizer: {manifest['tokenizer']['kind']}, {corpus.vocab_size:,} sub-words; "
+        f"tokenizer: {tokenizer['kind']}, {tokenizer['vocab_size']:,} sub-words; "
         f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "
-        f"fingerprint {corpus.fingerprint[:16]}"
+        f"fingerprint {manifest['fingerprint'][:16]}"
     )
     is_trained = manifest["options"]["tokenizer"] != "given"
     for line in _lost(manifest.get("lost", {}), is_trained=is_trained):
         print(line)
-    if text := _padding(corpus):
+    if corpus is not None and (text := _padding(corpus)):
         print(text)
-    for line in _remarks(corpus):
+    for line in _remarks(manifest, corpus):
         print(line)
 
 
-def _remarks(corpus: Any) -> Iterator[str]:
+def _by_runner(
+    runner: str, options: PrepareOptions, given: dict[str, Any]
+) -> tuple[Any | None, dict[str, Any]]:
+    """Returns the corpus that a runner has made, if it is on this machine, and its manifest."""
+    from bert_jax.data.cluster.run import prepare_on
+    from bert_jax.data.corpus.store import open_corpus
+
+    if options.append:
+        raise UsageError("`append` is done by one machine: leave it or `runner` out")
+    output = str(options.output)
+    manifest = prepare_on(runner, options.runner_options, options.source, output, **given)
+    if isinstance(options.output, str):
+        return None, manifest
+    return open_corpus(options.output), manifest
+
+
+def _remarks(manifest: dict[str, Any], corpus: Any | None) -> Iterator[str]:
     """Yields lines about what is not in the corpus, and about a small held-out side."""
-    manifest = corpus.manifest
     for added in manifest.get("appended", ())[-1:]:
         train, held_out = added["documents"].values()
         yield (
@@ -159,7 +194,7 @@ def _remarks(corpus: Any) -> Iterator[str]:
         yield f"left out: {sum(records.values()):,} bad record(s); corpus.json has them by file"
     if without := manifest.get("records_without_text"):
         yield f"skipped: {without:,} record(s) without text"
-    if small < _FEW_TOKENS:
+    if corpus is not None and small < _FEW_TOKENS:
         yield (
             f"validation is small, {small:,} tokens: its loss is off by chance by about "
             f"{_standard_error(corpus.validation):.2f} nats; --validation-fraction or "

@@ -44,6 +44,7 @@ from bert_jax.data.language import codes, scripts
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.matching.contamination import Contamination
 from bert_jax.data.matching.near_duplicates import FEWEST_ALIKE
+from bert_jax.data.sources.address import is_address
 from bert_jax.data.sources.read import left_out
 from bert_jax.data.sources.stream import SourceOptions, require_encoding, require_layout
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -52,7 +53,7 @@ from bert_jax.errors import UsageError
 from bert_jax.progress import note
 
 # Text that the tokenizer is trained on.
-_SAMPLE_BYTES = 64 << 20
+SAMPLE_BYTES = 64 << 20
 # What to do where the vocabulary does not fit the text.
 _NO_UNKNOWN = (
     "the vocabulary is not for this text, or was altered: take another `tokenizer`, such as "
@@ -109,14 +110,73 @@ def prepare(
     Raises UsageError for what is wrong with sources or options and where `output` holds something
     else, StorageFailed where it cannot be written, DataDamaged where what is there is damaged.
     """
+    if workers is not None and workers < 1:
+        raise UsageError(f"`workers` {workers} is less than 1")
+    request, given = asked(
+        sources,
+        output,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        lowercase=lowercase,
+        validation_fraction=validation_fraction,
+        seed=seed,
+        text_field=text_field,
+        encoding=encoding,
+        document=document,
+        paragraph=paragraph,
+        skip_bad=skip_bad,
+        skip_bad_limit=skip_bad_limit,
+        validation_sources=validation_sources,
+        language=language,
+        strip_accents=strip_accents,
+        near_duplicates=near_duplicates,
+        decontaminate=decontaminate,
+        show_dropped=show_dropped,
+    )
+    # Where there are parts beside it, a finished corpus may be added to by another process.
+    if (output / MANIFEST).exists() and not (output / PARTS).exists():
+        with storage_failures(output):
+            return _reopen(request, output, given, workers)
+    with storage_failures(output):
+        require_own(output)
+    with only_writer(output):
+        if (output / MANIFEST).exists():
+            return _reopen(request, output, given, workers)
+        return write(request, output, given, workers)
+
+
+def asked(
+    sources: Sequence[str],
+    output: Path | str,
+    *,
+    tokenizer: str,
+    vocab_size: int,
+    lowercase: bool | None,
+    validation_fraction: float,
+    seed: int,
+    text_field: str,
+    encoding: str | None,
+    document: str,
+    paragraph: str,
+    skip_bad: str | bool | None,
+    skip_bad_limit: float,
+    validation_sources: Sequence[str],
+    language: str | None,
+    strip_accents: bool | None,
+    near_duplicates: float | None,
+    decontaminate: Sequence[str],
+    show_dropped: bool,
+) -> tuple[Request, Tokenizer | None]:
+    """Returns what `prepare` is asked for, and the tokenizer, if it is given.
+
+    Raises UsageError for options that are wrong or do not go together.
+    """
     if not sources:
         raise UsageError("no `source` given")
     if not 0 < validation_fraction < 1:
         raise UsageError(f"`validation_fraction` {validation_fraction} is not between 0 and 1")
     if not 0 <= seed < 2**64:
         raise UsageError(f"`seed` {seed} is not between 0 and 2**64 - 1")
-    if workers is not None and workers < 1:
-        raise UsageError(f"`workers` {workers} is less than 1")
     if near_duplicates is not None and not FEWEST_ALIKE <= near_duplicates <= 1:
         raise UsageError(
             f"`near_duplicates` {near_duplicates} is not between {FEWEST_ALIKE} and 1: it is the "
@@ -143,7 +203,7 @@ def prepare(
         document=document,
         paragraph=paragraph,
         skips_records=skip_bad == "record",
-        outside=output,
+        outside=None if is_address(str(output)) else Path(output),
     )
     request = Request(
         sources=tuple(sources),
@@ -162,7 +222,8 @@ def prepare(
         contamination=Contamination(decontaminate, reading) if decontaminate else None,
         shows_dropped=show_dropped,
     )
-    require_outside((*sources, *validation_sources), output)
+    if reading.outside is not None:
+        require_outside((*sources, *validation_sources), reading.outside)
     slip = difflib.get_close_matches(tokenizer, KINDS, n=1, cutoff=0.7)
     if slip and not request.trains and not Path(tokenizer).exists():
         raise UsageError(
@@ -173,16 +234,7 @@ def prepare(
         if request.trains
         else load_tokenizer(tokenizer, lowercase=lowercase, strip_accents=strip_accents)
     )
-    # Where there are parts beside it, a finished corpus may be added to by another process.
-    if (output / MANIFEST).exists() and not (output / PARTS).exists():
-        with storage_failures(output):
-            return _reopen(request, output, given, workers)
-    with storage_failures(output):
-        require_own(output)
-    with only_writer(output):
-        if (output / MANIFEST).exists():
-            return _reopen(request, output, given, workers)
-        return write(request, output, given, workers)
+    return request, given
 
 
 def _cores() -> int:
@@ -244,7 +296,7 @@ def write(
         folder,
         "sample text" if given is None else "look through sources",
         workers=workers,
-        sample_bytes=_SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
+        sample_bytes=SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
     )
     survey = look.survey
     if before is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.data.corpus.dedup import Survey
+from bert_jax.data.corpus.dedup import Survey, Totals
 from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.survey import Unit, gather, look_through
@@ -38,14 +38,18 @@ class Preview:
 
     @property
     def beginning(self) -> str:
-        """Returns the first megabyte or so of the sample."""
-        size, texts = 0, []
-        for text in self.sample:
-            texts.append(text.decode())
-            size += len(text)
-            if size >= LOOKED_AT_BYTES:
-                break
-        return "\n".join(texts)
+        return beginning(self.sample)
+
+
+def beginning(sample: Iterable[bytes]) -> str:
+    """Returns the first megabyte or so of a sample."""
+    size, texts = 0, []
+    for text in sample:
+        texts.append(text.decode())
+        size += len(text)
+        if size >= LOOKED_AT_BYTES:
+            break
+    return "\n".join(texts)
 
 
 def preview(
@@ -81,16 +85,9 @@ def preview(
                 if near is not None and found.keys is not None:
                     near.extend((survey.starts[-2] + chosen).tolist(), found.keys[chosen])
             progress.advance(pool.counts[0] - progress.done)
+        note_findings(request, survey)
         bad = {name: str(error) for name, error in survey.findings.files.items()}
-        if bad:
-            if request.skip_bad != "file":
-                raise _refusal(survey)
-            note(_listed(survey.findings.files, "left out, since they cannot be read"))
-            units = [unit.without(frozenset(bad)) for unit in units]
-        _note_bad_records(survey, request.skip_bad_limit)
-        _note_wrapped(survey.findings.wrapped)
-        if request.contamination is not None:
-            _note_contamination(request.contamination, survey, shows=request.shows_dropped)
+        units = [unit.without(frozenset(bad)) for unit in units]
         sample = survey.sample.numbers()
         _gather(pool, survey, units, {*sample, *(near.shared if near is not None else ())})
     if near is not None:
@@ -118,13 +115,29 @@ def _gather(pool: Pool, survey: Survey, units: Sequence[Unit], numbers: Iterable
         survey.places.update({start + at: place for at, place in places.items()})
 
 
-def _note_bad_records(survey: Survey, limit: float) -> None:
+def note_findings(request: Request, totals: Totals) -> None:
+    """Notes what the readers left out or doubted, and what is in test sets.
+
+    Raises UsageError for files that cannot be read, unless they may be left out, and for more bad
+    records than may be.
+    """
+    if bad := totals.findings.files:
+        if request.skip_bad != "file":
+            raise _refusal(totals)
+        note(_listed(bad, "left out, since they cannot be read"))
+    _note_bad_records(totals, request.skip_bad_limit)
+    _note_wrapped(totals.findings.wrapped)
+    if request.contamination is not None:
+        _note_contamination(request.contamination, totals, shows=request.shows_dropped)
+
+
+def _note_bad_records(totals: Totals, limit: float) -> None:
     """Notes the records that were left out. Raises UsageError where they are too many."""
-    found = survey.findings
+    found = totals.findings
     bad = sum(found.records.values())
     if not bad:
         return
-    total = bad + survey.total + found.without_text
+    total = bad + totals.total + found.without_text
     files = [
         f"  {count:,} in {name}; the first: {found.first_bad[name]}"
         for name, count in found.records.most_common(_LISTED)
@@ -168,24 +181,24 @@ def _drop_near_duplicates(near: NearDuplicates, request: Request, survey: Survey
     return dropped
 
 
-def _note_contamination(contamination: Contamination, survey: Survey, *, shows: bool) -> None:
-    for source, counts in contamination.counts(survey.found_records).items():
+def _note_contamination(contamination: Contamination, totals: Totals, *, shows: bool) -> None:
+    for source, counts in contamination.counts(totals.found_records).items():
         short = counts["records"] - counts["looked_for"]
         aside = f" ({short:,} of fewer than {FEWEST} words are not looked for)" if short else ""
         note(
             f"{source}: {counts['found']:,} of {counts['records']:,} records are in the text{aside}"
         )
-    for text, records in survey.found_in[:_EXAMPLES] if shows else ():
+    for text, records in totals.found_in[:_EXAMPLES] if shows else ():
         note(f"text of {contamination.source_of[min(records)]}: {text!r}")
 
 
-def _refusal(survey: Survey) -> UsageError:
-    bad = survey.findings.files
+def _refusal(totals: Totals) -> UsageError:
+    bad = totals.findings.files
     (first, *others) = bad.values()
     if others:
         listed = _listed(bad, "cannot be read")
         return UsageError(f"{listed}\nfix them, or leave them out with `skip_bad`")
-    rest = "; `skip_bad` leaves the file out" if any(survey.documents.values()) else ""
+    rest = "; `skip_bad` leaves the file out" if any(totals.documents.values()) else ""
     return UsageError(f"{first}{rest}")
 
 

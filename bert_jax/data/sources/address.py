@@ -68,8 +68,8 @@ class RemoteFile:
 
     def open(self) -> io.BufferedReader:
         """Opens the file. Reading raises UsageError, or Unreachable, for whatever goes wrong."""
-        with _failures(str(self)):
-            file = _system(self.kind).open(self.path, "rb")
+        with failures(str(self)):
+            file = file_system(self.kind).open(self.path, "rb")
         # Unpackers ask for a few kilobytes at a time, for which fsspec takes long.
         return io.BufferedReader(_Remote(file, str(self)), buffer_size=_AT_ONCE)
 
@@ -90,8 +90,8 @@ def find(source: str) -> tuple[RemoteFile | None, list[RemoteFile]]:
     Unreachable where the network fails.
     """
     kind, place = _parts(source)
-    with _failures(source):
-        system = _system(kind)
+    with failures(source):
+        system = file_system(kind)
         path = system._strip_protocol(f"{kind}://{place}")
         if kind in _WEB:
             return None, [RemoteFile(kind, path)]
@@ -141,7 +141,8 @@ def _parts(source: str) -> tuple[str, str]:
 
 
 @functools.cache
-def _system(kind: str) -> Any:
+def file_system(kind: str) -> Any:
+    """Returns fsspec's file system of a kind of address. Raises UsageError without its package."""
     import fsspec
 
     # They say of every bucket that its kind cannot be asked for, and print each error that they
@@ -156,7 +157,7 @@ def _system(kind: str) -> Any:
         raise UsageError(f"{kind}:// needs a package: pip install {install}") from error
 
 
-class _failures:
+class failures:
     """Raises UsageError or Unreachable for whatever goes wrong inside at an address."""
 
     def __init__(self, address: str):
@@ -201,14 +202,14 @@ class _Remote(io.RawIOBase):
         return self._file.seekable()
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        with _failures(self._address):
+        with failures(self._address):
             return self._file.seek(offset, whence)
 
     def tell(self) -> int:
         return self._file.tell()
 
     def readinto(self, buffer: Any) -> int:
-        with _failures(self._address):
+        with failures(self._address):
             data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

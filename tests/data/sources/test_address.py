@@ -25,7 +25,7 @@ from bert_jax.data.tokenizer.hub import data_set_of, source_name
 from bert_jax.errors import Unreachable, UsageError
 from tests.data.formats.test_layouts import LAYOUTS, VOCABULARY, texts
 from tests.data.surveyed import survey
-from tests.faulty_bucket import control, environment, serving
+from tests.faulty_bucket import control, reached
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -39,14 +39,8 @@ PACKERS = {
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    with serving() as place, pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(place).items():
-            patch.setenv(name, value)
-        address._system.cache_clear()
-        fsspec.get_filesystem_class("gs").clear_instance_cache()
+    with reached() as place:
         yield place
-    address._system.cache_clear()
-    fsspec.get_filesystem_class("gs").clear_instance_cache()
 
 
 @pytest.fixture
@@ -202,12 +196,12 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, kind, extra):
         raise ImportError("Install it")
 
     monkeypatch.setattr(fsspec, "filesystem", missing)
-    address._system.cache_clear()
+    address.file_system.cache_clear()
     source = f"{kind}://bucket/a.txt"
     assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
     assert f"{source}: {kind}:// needs a package: pip install '{extra}'\n" in err
-    address._system.cache_clear()
+    address.file_system.cache_clear()
 
 
 def test_damage_is_found_at_an_address(memory):
@@ -257,7 +251,7 @@ def test_a_failure_on_the_way_is_no_damage(monkeypatch, memory, ending, error, k
     text = "\n\n".join(texts(300)).encode()
     memory.pipe_file(f"/a.txt{ending}", PACKERS[ending](text) if ending else text)
     monkeypatch.setattr(_Broken, "error", error)
-    monkeypatch.setattr(address, "_system", lambda _: _Broken(skip_instance_cache=True))
+    monkeypatch.setattr(address, "file_system", lambda _: _Broken(skip_instance_cache=True))
     with pytest.raises(kind, match=r"memory://a\.txt") as caught:
         list(read_documents([f"memory://a.txt{ending}"]))
     assert "damaged" not in str(caught.value) and "\n" not in str(caught.value)
@@ -275,7 +269,7 @@ def test_a_bucket_is_asked_for_large_pieces(bucket):
 def test_nothing_is_said_of_the_kind_of_bucket(bucket, capfd):
     fsspec.filesystem("gs").pipe_file("bucket/quiet/a.txt", b"text")
     capfd.readouterr()
-    address._system.cache_clear()
+    address.file_system.cache_clear()
     assert len(list(read_documents(["gs://bucket/quiet"]))) == 1
     assert capfd.readouterr().err == ""
 
@@ -306,7 +300,7 @@ def test_a_data_set_of_the_hub(monkeypatch, memory, source):
     memory.pipe_file("/datasets/org/name/data/train-0.txt", "\n\n".join(texts(4)).encode())
     memory.pipe_file("/datasets/org/name/data/test-0.txt", b"held out")
     memory.pipe_file("/datasets/org/name/README.md", b"a card")
-    monkeypatch.setattr(address, "_system", {"hf": _Hub(skip_instance_cache=True)}.__getitem__)
+    monkeypatch.setattr(address, "file_system", {"hf": _Hub(skip_instance_cache=True)}.__getitem__)
     found = find_files(source)[0]
     assert [str(file) for file in found] == ["hf://datasets/org/name/data/train-0.txt"]
     assert ["\n".join(d) for d in read_documents([source])] == texts(4)

@@ -1,0 +1,146 @@
+"""The signs that machines of a job give to the one that has begun it: that they live, their notes
+for the person watching, and the error that ends the job.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from bert_jax import errors
+from bert_jax.data.cluster.shared import Shared
+from bert_jax.errors import BertJaxError
+
+# Seconds between two signs of life of a process.
+BEAT = 5.0
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_ERROR, _GOES_ON = "error.json", "job"
+# Of a job: how many of its stages this process is at.
+_at_stages: Counter[Shared] = Counter()
+_beating: set[Shared] = set()
+# Lines that this process has logged itself, which are notes of its own stages.
+_logged: set[str] = set()
+
+
+def reported(stage: _Function) -> _Function:
+    """Makes a stage, whose first argument is its Job, report to the job's folder."""
+
+    @functools.wraps(stage)
+    def call(job: Any, *arguments: Any) -> Any:
+        folder = job.folder / "reports"
+        lines: list[str] = []
+        try:
+            with _at_work(folder), _noted(lines):
+                return stage(job, *arguments)
+        except BertJaxError as error:
+            said = {"kind": type(error).__name__, "text": str(error)}
+            folder.write(_ERROR, json.dumps(said).encode())
+            raise
+        finally:
+            if lines:
+                name = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+                (folder / "notes").write(f"{name}.json", json.dumps(lines).encode())
+
+    return call  # pyright: ignore
+
+
+def error_of(folder: Shared) -> BertJaxError | None:
+    """Returns the error that a stage has reported, if one has."""
+    if not (folder / "reports").has(_ERROR):
+        return None
+    said = json.loads((folder / "reports").read(_ERROR))
+    kind = getattr(errors, str(said["kind"]), None)
+    if not (isinstance(kind, type) and issubclass(kind, BertJaxError)):
+        kind = BertJaxError
+    return kind(_plain(said["text"]))
+
+
+def _plain(text: object) -> str:
+    """Returns a text without characters that a terminal acts on: whoever writes to the folder could
+    have written it.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in str(text))
+
+
+class Reports:
+    """The reports of a job, as they come; those of an earlier one go."""
+
+    def __init__(self, folder: Shared) -> None:
+        self._folder = folder / "reports"
+        self._shown: set[str] = set()
+        self._folder.remove_all()
+        self._folder.write(_GOES_ON, b"")
+
+    def notes(self) -> Iterator[str]:
+        """Yields the lines that came since it was called last."""
+        for name in sorted((self._folder / "notes").names().keys() - self._shown):
+            self._shown.add(name)
+            for line in json.loads((self._folder / "notes").read(name)):
+                if line not in _logged:
+                    yield _plain(line)
+
+    def alive(self) -> dict[str, Any]:
+        """Returns the processes that are at work, and of each what a sign of life changes."""
+        return (self._folder / "alive").names()
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.INFO)
+        self._lines, self._thread = lines, threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:  # a process may run several stages at once
+            self._lines.append(record.getMessage())
+            _logged.add(record.getMessage())
+
+
+@contextlib.contextmanager
+def _noted(lines: list[str]) -> Iterator[None]:
+    logger, heard = logging.getLogger("bert_jax"), _Lines(lines)
+    level = logger.level
+    logger.addHandler(heard)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(heard)
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _at_work(folder: Shared) -> Iterator[None]:
+    """Has this process give signs of life meanwhile: a file that is written again and again, and
+    that goes, a little later, when it is at no stage any more.
+    """
+    _at_stages[folder] += 1
+    if folder not in _beating:
+        _beating.add(folder)
+        threading.Thread(target=_beat, args=(folder,), daemon=True).start()
+    try:
+        yield
+    finally:
+        _at_stages[folder] -= 1
+
+
+def _beat(folder: Shared) -> None:
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    with contextlib.suppress(BertJaxError, OSError):
+        for number in itertools.count():
+            if _at_stages[folder]:
+                (folder / "alive").write(name, str(number).encode())
+            else:
+                (folder / "alive").remove([name])
+            time.sleep(BEAT)
+            if not folder.has(_GOES_ON):
+                break
+    _beating.discard(folder)

@@ -1,0 +1,247 @@
+"""Jobs run by Apache Beam, in processes of this machine: `make beam`, in an environment that has
+what a worker has.
+"""
+
+import base64
+import binascii
+import bz2
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bert_jax.data.cluster import run
+from bert_jax.data.cluster.shared import Shared
+from bert_jax.data.cluster.values import Job
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.errors import BertJaxError
+from tests.data.corpus.test_prepare import files_of, text_of
+from tests.limits import HUNG
+from tests.paths import ROOT
+
+pytest.importorskip("apache_beam")
+pytestmark = pytest.mark.beam
+
+PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+STAGES = ("look", "encode", "write")
+if os.environ.get("BERT_JAX_CHAOS") == "long":
+    STAGES += ("losers", "decide_unit", "assign", "gather_unit", "vocabulary", "finish")
+# Parts, shards and units of little text, everywhere.
+SMALL = {"dedup.PART_BYTES": 6000, "join.SHARD_TOKENS": 6000, "survey._UNIT_BYTES": 12_000}
+# What every Python process of a job begins with. The first worker that begins a stage is killed.
+BEGINNING = f"""
+import os, sys
+from bert_jax.data.cluster import run, stages
+from bert_jax.data.corpus import dedup, join, survey
+run._PATIENCE = 12
+{"; ".join(f"{name} = {value}" for name, value in SMALL.items())}
+stage, marker = os.environ.get("FAULT_STAGE"), os.environ.get("FAULT_MARKER")
+if stage and "sdk_worker" in " ".join(sys.orig_argv):
+    real = getattr(stages, stage)
+    def dies(*arguments):
+        try:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return real(*arguments)
+        os.kill(os.getpid(), 9)
+    setattr(stages, stage, dies)
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(text_of(200, seed=number) + "\n\n" + text_of(40))
+    return [str(folder)]
+
+
+OPTIONS = {"vocab_size": 140, "validation_fraction": 0.05}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory, sources) -> Path:
+    output = tmp_path_factory.mktemp("here") / "corpus"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SMALL.items():
+            patch.setattr(f"bert_jax.data.corpus.{name}", value)
+        corpus = prepare(sources, output, workers=1, **OPTIONS)
+    assert len(corpus.train.shards) > 2
+    return output
+
+
+@pytest.fixture(scope="module")
+def beginning(tmp_path_factory) -> dict[str, str]:
+    """Returns the environment of the processes of a job."""
+    folder = tmp_path_factory.mktemp("beginning")
+    (folder / "sitecustomize.py").write_text(BEGINNING)
+    path = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join(path),  # a pool begins `python`
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+    }
+
+
+def is_equal(output: Path, here: Path) -> bool:
+    def all_of(folder: Path) -> dict[str, bytes]:
+        return {name: data for name, data in files_of(folder).items() if name != ".lock"}
+
+    return all_of(output) == all_of(here)
+
+
+def command(
+    sources: list[str], output: Path, runner: str, *flags: str, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", runner]
+    words += ["--source", *sources, "--output", str(output)]
+    words += ["--vocab-size", "140", "--validation-fraction", "0.05", "--", *flags]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HUNG)
+
+
+@pytest.mark.parametrize("flags", [(), PROCESSES], ids=["one process", "two processes"])
+def test_beam_makes_the_bytes_of_one_machine(tmp_path, sources, here, beginning, flags):
+    done = command(sources, tmp_path / "c", "DirectRunner", *flags, environment=beginning)
+    assert done.returncode == 0, done.stderr
+    assert is_equal(tmp_path / "c", here)
+    assert done.stderr.count("train wordpiece on") == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_worker_that_is_killed(tmp_path, sources, here, beginning, stage):
+    """The job ends, with an error; the same command makes the corpus, and keeps the pieces."""
+    output, marker = tmp_path / "c", tmp_path / "marker"
+    fault = {"FAULT_STAGE": stage, "FAULT_MARKER": str(marker)}
+    began = time.monotonic()
+    died = command(sources, output, "DirectRunner", *PROCESSES, environment=beginning | fault)
+    assert marker.exists() and died.returncode == 1
+    assert time.monotonic() - began < 60
+    # Threads of the engine may say something after it.
+    said = [line for line in died.stderr.splitlines() if line.startswith("bert-jax prepare: error")]
+    assert len(said) == 1
+    assert re.search("the same command goes on where (it|this one) stopped", said[0])
+    pieces = output / ".parts/pieces"
+    kept = {piece.name for piece in pieces.iterdir()} if pieces.exists() else set()
+    if stage in ("write", "finish"):
+        assert len(kept) > 10
+        # One that encoded a piece again would die of it.
+        beginning = beginning | {"FAULT_STAGE": "encode_to_file", "FAULT_MARKER": str(marker) + "2"}
+    again = command(sources, output, "DirectRunner", *PROCESSES, environment=beginning)
+    assert again.returncode == 0, again.stderr
+    assert is_equal(output, here)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def service(beginning) -> Iterator[tuple[str, ...]]:
+    """Yields the options of a job service and of a pool of workers, processes of their own."""
+    jobs, pool = free_port(), free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"apache_beam.runners.{name}", flag, str(port)],
+            env=beginning,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for name, flag, port in (
+            ("portability.local_job_service_main", "-p", jobs),
+            ("worker.worker_pool_main", "--service_port", pool),
+        )
+    ]
+    try:
+        for port in (jobs, pool):
+            until = time.monotonic() + HUNG
+            while time.monotonic() < until:
+                with socket.socket() as asked:
+                    if asked.connect_ex(("localhost", port)) == 0:
+                        break
+                time.sleep(0.1)
+        yield (f"--job_endpoint=localhost:{jobs}", "--environment_type=EXTERNAL",
+               f"--environment_config=localhost:{pool}")  # fmt: skip
+    finally:
+        for process in started:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_job_service_and_a_pool_of_workers(tmp_path, sources, here, beginning, service):
+    done = command(sources, tmp_path / "c", "PortableRunner", *service, environment=beginning)
+    assert done.returncode == 0, done.stderr
+    assert is_equal(tmp_path / "c", here)
+
+
+def test_a_pool_whose_workers_do_not_begin(tmp_path, sources, service, monkeypatch):
+    """It takes the jobs, and nothing comes of them."""
+    monkeypatch.setattr(run, "_PATIENCE", 8.0)
+    with socket.create_server(("localhost", 0)) as silent:
+        port = silent.getsockname()[1]
+        flags = [*service[:2], f"--environment_config=localhost:{port}"]
+        began = time.monotonic()
+        with pytest.raises(BertJaxError, match="no worker has begun for more than 8 s: see that"):
+            run.prepare_on("PortableRunner", flags, sources, str(tmp_path / "c"), **OPTIONS)
+        assert time.monotonic() - began < 40
+
+
+# --- Dataflow -------------------------------------------------------------------------------------
+
+
+def test_the_description_of_a_dataflow_job(tmp_path, sources):
+    """No text is in it; one worker has what four steps need, and no other."""
+    pytest.importorskip("google.cloud.storage")
+    pytest.importorskip("apache_beam.runners.dataflow.internal.apiclient")
+    tests = tmp_path / "tests.txt"
+    tests.write_text(text_of(5, seed=7))
+    options = {**OPTIONS, "decontaminate": [str(tests)]}
+    request, _ = run.request_of(sources, "gs://bucket/corpus", options)
+    job = Job(request=request, output=Shared("gs://bucket/corpus"), sample_bytes=1000, ranges=4)
+    flags = ("--project=some-project", "--region=europe-west4", "--temp_location=gs://bucket/tmp",
+             "--dry_run=True", "--no_auth")  # fmt: skip
+    units = request.units(request.reading)
+    pipeline, patience = run._pipeline(job, units, "DataflowRunner", flags, tmp_path)
+    assert patience == float("inf")
+    proto = pipeline.run().job.proto_pipeline
+
+    transforms = proto.components.transforms.values()
+    payloads = [each.spec.payload for each in transforms]
+    assert sum(map(len, payloads)) < 300_000
+    functions = [each for payload in payloads for each in unpacked(payload)]
+    assert sum(b"bert_jax.data.cluster.graph" in each for each in functions) > 10
+    for payload in [*payloads, *functions]:
+        for word in (b"hears", b"likes", b"river"):
+            assert word not in payload
+    grouped = {each.unique_name.partition("/")[0] for each in transforms
+               if each.spec.urn in (COMBINE, GROUP)}  # fmt: skip
+    alone = {each.unique_name.partition("/")[0] for each in transforms if each.spec.urn == COMBINE}
+    assert alone == {"lines", "sample", "gathered", "pieces", "written"}
+    assert grouped - alone == {"words by range", "duplicates by unit", "units of the sample",
+                               "all of a unit", "spread units", "spread shards"}  # fmt: skip
+    (environment,) = proto.components.environments.values()
+    staged = [dependency.type_payload for dependency in environment.dependencies]
+    assert any(re.search(rb"bert_jax-.*\.whl", each) for each in staged)
+    assert not any(b"main_session" in each for each in staged)
+
+
+COMBINE, GROUP = "beam:transform:combine_per_key:v1", "beam:transform:group_by_key:v1"
+
+
+def unpacked(payload: bytes) -> Iterator[bytes]:
+    """Yields what the functions of a step are pickled to."""
+    for packed in re.findall(rb"[A-Za-z0-9+/]{40,}=*", payload):
+        for unpack in (zlib.decompress, bz2.decompress):
+            with contextlib.suppress(binascii.Error, OSError, ValueError, zlib.error):
+                yield unpack(base64.b64decode(packed))

@@ -1,0 +1,343 @@
+"""The stages of a job, run without an engine, against `prepare` of one machine."""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import errors
+from bert_jax.data.cluster import package, reports, run, stages
+from bert_jax.data.cluster.shared import Shared
+from bert_jax.data.cluster.values import SAMPLED, Candidates, Job
+from bert_jax.data.corpus import dedup
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import SPLITS, open_corpus
+from bert_jax.data.corpus.survey import Lowest, Unit
+from bert_jax.errors import BertJaxError, UsageError
+from tests.data.cluster.plain import make
+from tests.data.corpus.test_prepare import files_of, text_of
+from tests.faulty_bucket import reached
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr("bert_jax.data.corpus.dedup.PART_BYTES", 1500)
+    monkeypatch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 800)
+    monkeypatch.setattr("bert_jax.data.corpus.survey._UNIT_BYTES", 5000)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Files of several kinds, of which some documents are in several."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt").write_text(text_of(90))
+    (folder / "b.txt.gz").write_bytes(gzip.compress(text_of(60, seed=1).encode()))
+    again = [*text_of(90).split("\n\n")[10:40], *text_of(60, seed=2).split("\n\n")]
+    rows = [{"text": text} for text in again] + [{"text": None}]
+    (folder / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "d.txt").write_text(text_of(60, seed=1)[:4000] + "\n\n" + "long " * 900)
+    return folder
+
+
+def job_of(
+    sources: Path, output: str, *, ranges: int = 1, sample_bytes: int = 1 << 20, **options
+) -> tuple[Job, list[Unit]]:
+    request, given = run.request_of([str(sources)], output, options)
+    job = Job(request=request, output=Shared(output), sample_bytes=sample_bytes, ranges=ranges)
+    if given is not None:
+        stages.keep_tokenizer(job, given)
+    return job, request.units(request.reading)
+
+
+OPTIONS = {
+    "given": {},
+    "wordpiece": {"vocab_size": 140},
+    "held out": {"vocab_size": 140, "validation_sources": ["held.txt"]},
+    "test set": {"vocab_size": 140, "decontaminate": ["tests.txt"]},
+    "bad file": {"vocab_size": 140, "skip_bad": "file"},
+    "bad record": {"vocab_size": 140, "skip_bad": "record", "skip_bad_limit": 0.2},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_job_makes_the_bytes_of_one_machine(tmp_path, sources, monkeypatch, name):
+    """With ranges of hashes or without, each stage once or three times, in any order."""
+    monkeypatch.chdir(tmp_path)
+    options = {"validation_fraction": 0.1} | OPTIONS[name]
+    Path("held.txt").write_text(text_of(20, seed=5) + "\n\n" + text_of(90)[:900])
+    Path("tests.txt").write_text(text_of(90).split("\n\n")[3].replace("\n", " ") + " and more")
+    if name.startswith("bad"):
+        broken = (sources / "c.jsonl").read_text() + "{broken\n"
+        (sources / "c.jsonl").write_text(broken)
+    if name == "given":
+        prepare([str(sources)], Path("first"), vocab_size=140, validation_fraction=0.1)
+        options["tokenizer"] = "first/tokenizer"
+    here = prepare([str(sources)], Path("here"), workers=1, **options)
+    assert here.manifest["counts"]["total"]["duplicate_documents"] > 30
+    assert len(here.train.shards) > 3
+    for number, (ranges, times) in enumerate(((1, 1), (7, 1), (3, 3))):
+        job, units = job_of(sources, f"there{number}", ranges=ranges, **options)
+        assert len(units) > 2
+        assert make(job, units, times=times, seed=number) == here.fingerprint
+        job.folder.remove_all()
+        assert files_of(Path(f"there{number}")) == {
+            name: content for name, content in files_of(Path("here")).items() if name != ".lock"
+        }
+
+
+def test_only_what_is_lost_is_encoded_again(tmp_path, sources, monkeypatch):
+    job, units = job_of(sources, str(tmp_path / "c"), vocab_size=140, validation_fraction=0.1)
+    first = make(job, units)
+    pieces = sorted((tmp_path / "c/.parts/pieces").iterdir())
+    pieces[0].unlink()
+    pieces[1].write_bytes(b"damaged")
+    encoded = []
+    real = stages.encode_to_file
+    monkeypatch.setattr(
+        stages, "encode_to_file", lambda *of: encoded.append(of[2].name) or real(*of)
+    )
+    trained = []
+    monkeypatch.setattr(
+        "bert_jax.data.corpus.trained_tokenizer.train_wordpiece",
+        lambda *_, **__: trained.append(1),
+    )
+    assert make(job, units) == first
+    assert sorted(encoded) == [piece.name for piece in pieces[:2]] and not trained
+
+
+def test_a_tokenizer_of_another_job_is_not_taken(tmp_path, sources):
+    """Nor do its files stay beside those of the right one."""
+    output = str(tmp_path / "c")
+    first = {"vocab_size": 140, "validation_fraction": 0.1}
+    here = prepare([str(sources)], tmp_path / "here", **first)
+    for options in (first, first | {"tokenizer": "sentencepiece", "vocab_size": 50}, first):
+        fingerprint = make(*job_of(sources, output, **options))
+        (tmp_path / "c/corpus.json").unlink()
+    assert fingerprint == here.fingerprint
+    prepare([str(sources)], tmp_path / "other", tokenizer="bpe", vocab_size=400, workers=1)
+    given = {"tokenizer": str(tmp_path / "other/tokenizer"), "validation_fraction": 0.1}
+    make(*job_of(sources, output, **given))
+    assert not (tmp_path / "c/.parts/trained").exists() or not [
+        *(tmp_path / "c/.parts/trained").iterdir()
+    ]
+    names = {file.name for file in (tmp_path / "c/tokenizer").iterdir()}
+    assert names == {file.name for file in (tmp_path / "other/tokenizer").iterdir()}
+
+
+def test_parts_do_not_depend_on_where_units_end():
+    draw = np.random.default_rng(0)
+    decisions = draw.choice([0, 0, 0, 1, 2], 500).astype(np.uint8)
+    sizes = draw.integers(1, 4000, 500).astype(np.uint32)
+
+    def parts(cuts: list[int]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {split: [] for split in SPLITS}
+        begun = dict.fromkeys(SPLITS, 0)
+        for start, end in zip([0, *cuts], [*cuts, 500], strict=True):
+            of, text = decisions[start:end], sizes[start:end]
+            order = dedup.order_of(of, text, begun, b"")
+            for side, split in enumerate(SPLITS):
+                last = -1
+                for at, part in order.parts[split].items():
+                    found[split] += [part] * int((of[last + 1 : at + 1] == side).sum())
+                    last = at
+                assert not (of[last + 1 :] == side).any()
+                begun[split] += dedup.kept_bytes(of, text)[split]
+        return found
+
+    whole = parts([])
+    assert whole["train"][-1] > 100
+    starts = np.cumsum(sizes[decisions == 0], dtype=np.int64) - sizes[decisions == 0]
+    assert whole["train"] == (starts // dedup.PART_BYTES).tolist()
+    for _ in range(20):
+        assert parts(sorted(draw.choice(500, draw.integers(0, 40)).tolist())) == whole
+
+
+@pytest.mark.parametrize("budget", [0, 1, 300, 5000, 10**6])
+def test_the_sample_is_that_of_one_machine(budget):
+    draw = np.random.default_rng(1)
+    rows = np.zeros(200, SAMPLED)
+    rows["priority"] = draw.permutation(10_000)[:200]
+    rows["size"], rows["number"] = draw.integers(1, 60, 200), np.arange(200)
+    lowest = Lowest(budget)
+    for row in rows:
+        lowest.add(int(row["priority"]), b"", int(row["size"]), int(row["number"]))
+    parts = [Candidates(part.tobytes()) for part in np.split(draw.permutation(rows), [20, 21, 150])]
+    some = Candidates.lowest(budget, parts[:2])
+    found = Candidates.lowest(budget, [parts[3], some, parts[2]])
+    assert found.array["number"].tolist() == lowest.numbers()
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory", "bucket"])
+def test_a_folder_that_all_see(tmp_path, kind):
+    with reached() as _:
+        place = {"disk": str(tmp_path), "memory": "memory://shared", "bucket": "gs://bucket/shared"}
+        folder = Shared(place[kind]) / "of"
+        assert folder.names() == {} and not folder.has("a")
+        folder.write("a", b"one")
+        (folder / "inner").write("b", b"two")
+        before = folder.names()
+        assert before.keys() == {"a"} and folder.has("a") and folder.read("a") == b"one"
+        folder.write("a", b"three")
+        assert folder.names() != before and folder.read("a") == b"three"
+        assert folder.fetch("a", tmp_path).read_bytes() == b"three"
+        folder.remove(["a", "never"])
+        assert not folder.has("a") and (folder / "inner").has("b")
+        folder.remove_all()
+        assert not (folder / "inner").has("b")
+        folder.remove_all()
+
+
+def test_a_job_in_a_bucket(tmp_path, sources):
+    here = prepare([str(sources)], tmp_path / "here", vocab_size=140, validation_fraction=0.1)
+    with reached() as _:
+        job, units = job_of(sources, "gs://bucket/c", vocab_size=140, validation_fraction=0.1)
+        assert make(job, units, times=2) == here.fingerprint
+        job.folder.remove_all()
+        for name in files_of(tmp_path / "here"):
+            if name != ".lock":
+                file = tmp_path / "copy" / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(job.output.read(name))
+    assert open_corpus(tmp_path / "copy", verify=SPLITS).fingerprint == here.fingerprint
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+def test_an_error_of_a_stage_is_the_error_of_the_job(tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"a\xff")
+    job, units = job_of(tmp_path / "bad.txt", str(tmp_path / "c"), vocab_size=140)
+    with pytest.raises(UsageError) as raised:
+        make(job, units)
+    found = reports.error_of(job.folder)
+    assert type(found) is UsageError and str(found) == str(raised.value)
+    assert "bad.txt, line 1: not UTF-8" in str(found)
+
+
+@pytest.mark.parametrize("kind", ["os", "errno", "Exception", "brief", "NoSuch", "__builtins__"])
+def test_an_error_that_is_none_of_ours_is_a_plain_one(tmp_path, kind):
+    said = json.dumps({"kind": kind, "text": "words"}).encode()
+    (Shared(str(tmp_path)) / "reports").write("error.json", said)
+    found = reports.error_of(Shared(str(tmp_path)))
+    assert type(found) is BertJaxError and str(found) == "words"
+    assert hasattr(errors, kind) or kind in ("Exception", "NoSuch")
+
+
+def test_notes_reach_the_one_who_waits(tmp_path, sources):
+    (sources / "d.txt").write_text("Eine Zeile über Häuser und Bäume, die nicht endet " * 400)
+    job, units = job_of(sources, str(tmp_path / "c"), vocab_size=400, validation_fraction=0.1)
+    heard = reports.Reports(job.folder)
+    assert [*heard.notes()] == [] and heard.alive() == {}
+    make(job, units)
+    reports._logged.clear()  # as in another process
+    notes = [*heard.notes()]
+    assert any("train wordpiece on" in note for note in notes)
+    assert [*heard.notes()] == [] and len(heard.alive()) == 1
+    (job.folder / "reports/notes").write("0.json", json.dumps(["\x1b]0;title\x07"]).encode())
+    assert [*heard.notes()] == ["\ufffd]0;title\ufffd"]
+
+
+def test_workers_that_are_gone_are_missed():
+    """A process that another one replaced is not, nor one that is slow."""
+    lost = run.Hope(60).lost
+    assert lost(0, {}, 0) is None and lost(60, {}, 0) is None
+    assert lost(61, {}, 0) == "no worker has begun"
+
+    silent = "a worker at work has given no sign of life"
+    lost = run.Hope(60).lost
+    for now in range(0, 1000, 10):
+        assert lost(now, {"a": now, "b": now}, 0) is None
+    assert lost(1040, {"a": 1040, "b": 990}, 0) is None
+    assert lost(1060, {"a": 1060, "b": 990}, 0) == silent
+    assert lost(1070, {"a": 1070, "b": 990}, 1) is None  # the other one goes on
+    assert lost(1100, {"b": 990}, 1) is None
+    assert lost(1170, {"b": 990}, 1) == silent
+    assert lost(1180, {"b": 990, "c": 1}, 1) is None  # another process
+    for now in range(1180, 1500, 10):
+        assert lost(now, {"b": 990, "c": now}, 1) is None
+    assert lost(1510, {"b": 990}, 1) is None
+    assert lost(1810, {"b": 990}, 1) is None
+    assert lost(1811, {"b": 990}, 1) == "no worker has been at work"
+    assert lost(1820, {}, 2) is None
+    assert lost(2121, {}, 2) == "no worker has been at work"
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("runner", "sources", "output", "options", "message"),
+    [
+        ("DirectRunner", ["a.txt"], "c", {"near_duplicates": 0.8}, "`near_duplicates` compares"),
+        ("DirectRunner", ["a.txt"], "c", {"workers": 2}, "its own options say after --"),
+        ("DirectRunner", ["-"], "c", {}, "`source` - is of this machine alone"),
+        ("DirectRunner", ["docs:"], "c", {}, "`source` docs: is of this machine alone"),
+        ("DataflowRunner", ["a.txt"], "gs://b/c", {}, "`source` a.txt: Dataflow reads from"),
+        ("DataflowRunner", ["gs://b/a.txt"], "c", {}, "`output` c: Dataflow writes to"),
+        ("DirectRunner", [], "c", {}, "no `source` given"),
+        ("DirectRunner", ["none.txt"], "c", {}, "none.txt: no such file"),
+    ],
+)
+def test_what_a_job_cannot_have(tmp_path, monkeypatch, runner, sources, output, options, message):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text(text_of(30))
+    with pytest.raises(UsageError, match=message):
+        run.prepare_on(runner, (), sources, output, **options)
+
+
+def test_another_corpus_is_not_written_over(tmp_path, sources):
+    output = tmp_path / "c"
+    corpus = prepare([str(sources)], output, vocab_size=140, validation_fraction=0.1)
+    before = files_of(output)
+    found = run.prepare_on(
+        "DirectRunner", (), [str(sources)], str(output), vocab_size=140, validation_fraction=0.1
+    )
+    assert found == corpus.manifest
+    with pytest.raises(UsageError, match="holds another corpus"):
+        run.prepare_on("DirectRunner", (), [str(sources)], str(output), vocab_size=110)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/letter.doc").touch()
+    with pytest.raises(UsageError, match="exists and is not a corpus"):
+        run.prepare_on("DirectRunner", (), [str(sources)], str(tmp_path / "mine"))
+    assert files_of(output) == before
+
+
+# --- the package of the workers -------------------------------------------------------------------
+
+
+def test_the_package_of_the_workers(tmp_path):
+    wheel = package.write_wheel(tmp_path, ["gcs"])
+    first = wheel.read_bytes()
+    assert package.write_wheel(tmp_path, ["gcs"]).read_bytes() == first
+    with zipfile.ZipFile(wheel) as archive:
+        (record,) = (name for name in archive.namelist() if name.endswith("/RECORD"))
+        rows = [*csv.reader(io.StringIO(archive.read(record).decode()))]
+        assert {row[0] for row in rows} == {*archive.namelist()}
+        for name, digest, size in rows:
+            if name != record:
+                content = archive.read(name)
+                sha = urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+                assert (digest, int(size)) == (f"sha256={sha}", len(content))
+        metadata = archive.read(record.replace("RECORD", "METADATA")).decode()
+        archive.extractall(tmp_path / "there")
+    assert "Requires-Dist: tokenizers==" in metadata and "gcsfs" in metadata
+    assert "Requires-Dist: jax" not in metadata and "tensorflow" not in metadata
+    code = (
+        "import sys, bert_jax.data.cluster.stages as s;"
+        "assert s.__file__.startswith(sys.argv[1]), s.__file__;"
+        "assert not {'jax', 'tensorflow', 'apache_beam'} & sys.modules.keys()"
+    )
+    there = str(tmp_path / "there")
+    subprocess.run(
+        [sys.executable, "-c", code, there], env={"PYTHONPATH": there}, cwd=tmp_path, check=True
+    )
