@@ -63,7 +63,7 @@ _MAY_IMPORT = {
     "data/corpus": {"data", "data/language", "data/matching", "data/sources", "data/tokenizer"}
     | {"errors", "file_lock", "files", "progress", "registry", "strict_json", "worker"},
     "data/cluster": {"data/corpus", "data/language", "data/sources", "data/tokenizer"}
-    | {"errors", "files", "progress"},
+    | {"errors", "files", "progress", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
     "data/tasks": {"data", "data/formats", "data/pretraining", "data/sources", "data/tokenizer"}

@@ -109,10 +109,15 @@ class Parser(argparse.ArgumentParser):
     def shorten_usage(self) -> None:
         """Leaves in the line of usage what a command cannot do without; the options are below."""
         formatter = self._get_formatter()
-        formatter.add_usage(None, [a for a in self._actions if not a.option_strings], [], prefix="")
+        formatter.add_usage(None, self._arguments(), [], prefix="")
         needed = [a for a in self._actions if a.required and a.option_strings]
         options = "".join(f" {a.option_strings[-1]} {a.metavar or 'VALUE'}" for a in needed)
         self.usage = f"{' '.join(formatter.format_help().split())}{options} [options]"
+
+    def _arguments(self) -> list[argparse.Action]:
+        """Returns what has no dashes before it, but what stands after `--`."""
+        after = _WITH_OTHERS.values()
+        return [a for a in self._actions if not a.option_strings and a.dest not in after]
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong, after the usage, and ends with code 2."""
@@ -176,8 +181,9 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     # argparse takes what is after `--` for arguments only where none could be before.
     at = words.index("--") if "--" in words and verb in _WITH_OTHERS else len(words)
     found, extra = parser.parse_known_args(words[:at])
-    if others := words[at + 1 :]:
-        setattr(found, _WITH_OTHERS[verb], [*others])
+    if verb in _WITH_OTHERS:
+        extra = [*getattr(found, _WITH_OTHERS[verb]), *extra]
+        setattr(found, _WITH_OTHERS[verb], [*words[at + 1 :]])
     if extra:
         verbs[found.verb].error(f"unrecognized arguments: {' '.join(extra)}")
     return found

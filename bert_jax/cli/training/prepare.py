@@ -118,7 +118,7 @@ def run(options: PrepareOptions) -> None:
     if options.runner is not None:
         corpus, manifest = _by_runner(options.runner, options, given)
     elif options.runner_options:
-        raise UsageError(f"unrecognized arguments: {' '.join(options.runner_options)}")
+        raise UsageError("what is after -- is for a `runner`, of which none is named")
     elif isinstance(options.output, str):
         raise UsageError(
             f"{options.output} is an address, and this is written to a local directory; copy it "
@@ -163,6 +163,8 @@ def _by_runner(
 
     if options.append:
         raise UsageError("`append` is done by one machine: leave it or `runner` out")
+    if options.extend:
+        raise UsageError("`extend` is not executed by other machines: leave it or `runner` out")
     output = str(options.output)
     manifest = prepare_on(runner, options.runner_options, options.source, output, **given)
     if isinstance(options.output, str):

@@ -27,18 +27,20 @@ _ERROR, _GOES_ON = "error.json", "job"
 # Of a job: how many of its stages this process is at.
 _at_stages: Counter[Shared] = Counter()
 _beating: set[Shared] = set()
+_lock = threading.Lock()
 # Lines that this process has logged itself, which are notes of its own stages.
 _logged: set[str] = set()
 
 
 def reported(stage: _Function) -> _Function:
-    """Makes a stage, whose first argument is its Job, report to the job's folder."""
+    """Makes a stage, whose first argument is its Job, report to the folder of this try."""
 
     @functools.wraps(stage)
     def call(job: Any, *arguments: Any) -> Any:
-        folder = job.folder / "reports"
+        folder = job.scratch / "reports"
         lines: list[str] = []
         try:
+            job.require_versions()
             with _at_work(folder), _noted(lines):
                 return stage(job, *arguments)
         except BertJaxError as error:
@@ -72,12 +74,11 @@ def _plain(text: object) -> str:
 
 
 class Reports:
-    """The reports of a job, as they come; those of an earlier one go."""
+    """The reports of a job, as they come. `folder` is that of the try."""
 
     def __init__(self, folder: Shared) -> None:
         self._folder = folder / "reports"
         self._shown: set[str] = set()
-        self._folder.remove_all()
         self._folder.write(_GOES_ON, b"")
 
     def notes(self) -> Iterator[str]:
@@ -122,25 +123,29 @@ def _at_work(folder: Shared) -> Iterator[None]:
     """Has this process give signs of life meanwhile: a file that is written again and again, and
     that goes, a little later, when it is at no stage any more.
     """
-    _at_stages[folder] += 1
-    if folder not in _beating:
-        _beating.add(folder)
-        threading.Thread(target=_beat, args=(folder,), daemon=True).start()
+    with _lock:
+        _at_stages[folder] += 1
+        if folder not in _beating:
+            _beating.add(folder)
+            threading.Thread(target=_beat, args=(folder,), daemon=True).start()
     try:
         yield
     finally:
-        _at_stages[folder] -= 1
+        with _lock:
+            _at_stages[folder] -= 1
 
 
 def _beat(folder: Shared) -> None:
     name = f"{socket.gethostname()}-{os.getpid()}"
-    with contextlib.suppress(BertJaxError, OSError):
+    try:
         for number in itertools.count():
-            if _at_stages[folder]:
-                (folder / "alive").write(name, str(number).encode())
-            else:
-                (folder / "alive").remove([name])
+            with contextlib.suppress(BertJaxError, OSError):  # the next one may succeed
+                if number and not folder.has(_GOES_ON):
+                    break
+                if _at_stages[folder]:
+                    (folder / "alive").write(name, str(number).encode())
+                else:
+                    (folder / "alive").remove([name])
             time.sleep(BEAT)
-            if not folder.has(_GOES_ON):
-                break
-    _beating.discard(folder)
+    finally:
+        _beating.discard(folder)

@@ -5,6 +5,7 @@ import inspect
 import json
 import logging
 import math
+import secrets
 import tempfile
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax import strict_json
 from bert_jax.data.cluster import stages
 from bert_jax.data.cluster.package import write_wheel
 from bert_jax.data.cluster.reports import Reports, error_of
@@ -26,7 +28,7 @@ from bert_jax.data.corpus.survey import Unit
 from bert_jax.data.sources.address import KINDS, is_address
 from bert_jax.data.sources.read import is_stdin, left_out
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-from bert_jax.errors import BertJaxError, UsageError
+from bert_jax.errors import BertJaxError, DataDamaged, UsageError
 from bert_jax.progress import Progress, note
 
 # Units of whose documents one range has the words; and the most ranges.
@@ -36,6 +38,8 @@ _UNITS_A_RANGE, _MOST_RANGES = 64, 1024
 _PATIENCE, _PATIENCE_OF_CONTAINERS = 60.0, 600.0
 # An engine may group for so many times longer, while no worker has anything to do.
 _IDLE = 5
+# Seconds for which the job's folder may be out of reach from here.
+_UNHEARD = 900.0
 _WITHOUT_CONTAINERS = ("EXTERNAL", "PROCESS", "LOOPBACK")
 # Seconds between two looks at the job.
 _NEAR, _FAR = 0.5, 5.0
@@ -62,13 +66,16 @@ def prepare_on(
         )
     request, given = request_of(sources, output, options)
     _require_for_many(request, runner, output)
-    place = Shared(output)
+    # A worker may have begun in another folder.
+    place = Shared(output if is_address(output) else str(Path(output).absolute()))
     with contextlib.ExitStack() as held:
         if not place.is_address:
             with storage_failures(Path(output)):
                 if not place.has(MANIFEST):
                     require_own(Path(output))
             held.enter_context(only_writer(Path(output)))
+        elif place.is_foreign((MANIFEST, PARTS)):
+            raise UsageError(f"{output} exists and is not a corpus: choose another `output`")
         if place.has(MANIFEST):
             return _finished(request, place, given)
         return _make(request, place, given, runner, flags)
@@ -99,24 +106,38 @@ def _require_for_many(request: Request, runner: str, output: str) -> None:
                 f"`source` {source} is of this machine alone: name files that all workers see, in "
                 "a bucket, say"
             )
-        if runner == _DATAFLOW and not is_address(source) and not source.startswith("tfds:"):
+        if runner == _DATAFLOW and not is_address(source):
             raise UsageError(f"`source` {source}: Dataflow reads from addresses, such as gs://")
+        folder = source.partition("**")[0].rstrip("/")
+        if is_address(output) and f"{output.rstrip('/')}/".startswith(f"{folder}/"):
+            raise UsageError(
+                f"`output` {output} lies in the folder `source` {source}, and would itself be read "
+                "as text; choose a place outside"
+            )
     if runner == _DATAFLOW and not is_address(output):
         raise UsageError(f"`output` {output}: Dataflow writes to an address, such as gs://")
 
 
 def _finished(request: Request, output: Shared, given: Tokenizer | None) -> dict[str, Any]:
     """Returns the content of the corpus.json that is there, if it is of the corpus asked for."""
-    manifest = json.loads(output.read(MANIFEST))
+    try:
+        manifest = strict_json.parse(output.read(MANIFEST))
+        theirs = manifest["tokenizer"]["hash"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataDamaged(f"{output}/{MANIFEST} cannot be read: delete {output}") from error
     is_same = (
         manifest.get("options") == json.loads(json.dumps(request.options))
         and tuple(manifest.get("sources", ())) == request.sources
-        and (given is None or manifest["tokenizer"]["hash"] == given.hash)
+        and tuple(manifest.get("validation_sources", ())) == request.held_out
+        and (given is None or theirs == given.hash)
     )
     if not is_same:
         raise UsageError(f"{output} holds another corpus: choose another `output`, or delete it")
     (output / PARTS).remove_all()
-    note(f"{output} is finished already: nothing to do")
+    note(
+        f"{output} is finished already: nothing to do (whether its sources have other text now was "
+        "not looked at)"
+    )
     return manifest
 
 
@@ -131,17 +152,24 @@ def _make(
         output=output,
         sample_bytes=SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
         ranges=max(1, min(_MOST_RANGES, len(units) // _UNITS_A_RANGE)),
+        attempt=secrets.token_hex(8),
     )
-    # Pieces stay, and a tokenizer that was trained: of an earlier try.
-    for name in ("found", "known", "texts"):
-        (job.folder / name).remove_all()
-    if given is not None:
-        stages.keep_tokenizer(job, given)
     with tempfile.TemporaryDirectory() as folder:
         pipeline, patience = _pipeline(job, units, runner, flags, Path(folder))
-        _run(job, pipeline, runner, len(units), patience)
+        if not output.is_address:  # in a bucket, nobody knows that no other command is at work
+            for left in Path(job.folder.place).glob("try-*"):
+                Shared(str(left)).remove_all()
+        reports = Reports(job.scratch)
+        if given is not None:
+            stages.keep_tokenizer(job, given)
+        try:
+            _run(job, pipeline, reports, runner, len(units), patience)
+        finally:  # pieces stay, and a tokenizer that was trained
+            with contextlib.suppress(BertJaxError, OSError):
+                job.scratch.remove_all()
     manifest = json.loads(output.read(MANIFEST))
     job.folder.remove_all()
+    output.remove_unfinished()
     return manifest
 
 
@@ -172,7 +200,13 @@ def _pipeline(
     named = _LOCAL if runner == "DirectRunner" else runner
     # What this process has in memory is nothing that a stage needs.
     usual: dict[str, Any] = {"runner": named, "save_main_session": False}
-    kind = PipelineOptions(flags).view_as(PortableOptions).environment_type
+    options = PipelineOptions(flags)
+    every = options.get_all_options(retain_unknown_options=True)
+    # Those of Flink and Spark may be known to their own programs alone.
+    unknown = sorted(every.keys() - options.get_all_options().keys())
+    if unknown and runner in (_DATAFLOW, "DirectRunner"):
+        raise UsageError(f"`runner` {runner} has no option {', '.join(unknown)}")
+    kind = options.view_as(PortableOptions).environment_type
     is_near = named == _LOCAL or kind in _WITHOUT_CONTAINERS
     if not is_near and not any(flag.lstrip("-").startswith(_WITH_PACKAGE) for flag in flags):
         usual["extra_packages"] = [str(write_wheel(folder, _extras(job)))]
@@ -181,13 +215,20 @@ def _pipeline(
     except ValueError as error:  # of an option that is wrong, or missing
         reason = " ".join(str(error).split())
         raise UsageError(f"`runner` {runner}: {reason}; write its options after --") from error
+    except ImportError as error:
+        raise UsageError(
+            f"`runner` {runner} needs more of Apache Beam ({error}): pip install "
+            "'bert-jax[dataflow]'"
+        ) from error
     build(pipeline, job, units)
     if runner == _DATAFLOW:  # which looks after its own
         return pipeline, math.inf
     return pipeline, _PATIENCE if is_near else _PATIENCE_OF_CONTAINERS
 
 
-def _run(job: Job, pipeline: Any, runner: str, units: int, patience: float) -> None:
+def _run(
+    job: Job, pipeline: Any, reports: Reports, runner: str, units: int, patience: float
+) -> None:
     """Runs the job to its end. Raises BertJaxError where it fails, and cancels it where this
     process is to end.
     """
@@ -204,26 +245,27 @@ def _run(job: Job, pipeline: Any, runner: str, units: int, patience: float) -> N
         except BaseException as error:
             ended.append(error)
 
-    reports = Reports(job.folder)
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         _wait(job, reports, thread, units, patience)
     except BaseException:
         for job_there in running:  # or it would go on, and bill
-            with contextlib.suppress(Exception):
+            try:
                 job_there.cancel()
+            except Exception as error:
+                note(f"the job could not be cancelled, and may go on: {error}")
         raise
     (error,) = ended
     if error is None:
         return
-    if reported := error_of(job.folder):
+    if reported := error_of(job.scratch):
         raise reported
-    (job.folder / "reports").write(_FAILURE, f"{type(error).__name__}: {error}\n".encode())
+    job.folder.write(_FAILURE, f"{type(error).__name__}: {error}\n".encode())
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raise BertJaxError(
-        f"{runner} failed: {lines[-1] if lines else type(error).__name__} ({job.folder}/reports/"
-        f"{_FAILURE} has all of it); the same command goes on where it stopped"
+        f"{runner} failed: {lines[-1] if lines else type(error).__name__} ({job.folder}/{_FAILURE} "
+        f"has all of it); the same command goes on where it stopped"
     ) from error
 
 
@@ -240,8 +282,8 @@ def _wait(
     """Waits for the thread, and shows how far the job is. Raises BertJaxError where no worker gives
     a sign of life for so many seconds.
     """
-    hope = Hope(patience)
-    seconds = _FAR if job.output.is_address else _NEAR
+    hope, heard = Hope(patience), time.monotonic()
+    usual = seconds = _FAR if job.output.is_address else _NEAR
     with Progress("prepare", total=None) as progress:
         found = pieces = shards = 0
         progress.describe = lambda: (
@@ -250,13 +292,26 @@ def _wait(
         )
         while thread.is_alive():
             thread.join(seconds)
-            for line in reports.notes():
-                note(line)
-            found = len((job.folder / "found").names())
-            pieces = len((job.folder / "pieces").names())
-            shards = len((job.output / "train").names()) // 3
+            began = time.monotonic()
+            try:
+                for line in reports.notes():
+                    note(line)
+                found = len((job.scratch / "found").names())
+                pieces = len((job.folder / "pieces").names())
+                shards = len((job.output / "train").names()) // 3
+                signs = reports.alive()
+            except (
+                BertJaxError,
+                OSError,
+            ):  # the job may be well, where this machine's network fails
+                if time.monotonic() - heard > _UNHEARD:
+                    raise
+                continue
+            heard = time.monotonic()
             progress.advance(0)
-            if who := hope.lost(time.monotonic(), reports.alive(), (found, pieces, shards)):
+            # In a bucket, many pieces take long to list.
+            seconds = max(usual, 10 * (time.monotonic() - began))
+            if who := hope.lost(time.monotonic(), signs, (found, pieces, shards)):
                 raise BertJaxError(
                     f"{who} for more than {patience:.0f} s: see that they run, have bert-jax "
                     f"installed, and can write to {job.folder}; the same command goes on where "

@@ -1,14 +1,22 @@
 """The folder that all machines of a job see: in a bucket, or on a disk that they share."""
 
+import contextlib
 import os
 import shutil
+import socket
 import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_jax import files
 from bert_jax.data.sources import address
+
+# Files on a disk that are being written.
+_UNFINISHED = ".new"
+_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,12 @@ class Shared:
             folder = Path(self.place)
             if not folder.is_dir():
                 return {}
-            found = [entry for entry in os.scandir(folder) if not entry.name.endswith(".new")]
-            return {entry.name: entry.stat().st_mtime_ns for entry in found if entry.is_file()}
+            found: dict[str, Any] = {}
+            for entry in os.scandir(folder):
+                with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                    if entry.is_file() and not entry.name.endswith(_UNFINISHED):
+                        found[entry.name] = entry.stat().st_mtime_ns
+            return found
         with address.failures(self.place):
             try:
                 listed = self._system.ls(self._remote(""), detail=True)
@@ -68,18 +80,47 @@ class Shared:
         with address.failures(f"{self.place}/{name}"):
             return self._system.cat_file(self._remote(name))
 
+    def read_several(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Yields the content of files, of which some are read at once."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for start in range(0, len(names), _AT_ONCE):
+                yield from pool.map(self.read, names[start : start + _AT_ONCE])
+
     def write(self, name: str, data: bytes) -> None:
         """Writes a file."""
         if self.is_address:
             with address.failures(f"{self.place}/{name}"):
                 self._system.pipe_file(self._remote(name), data)
-            return
+        else:
+            self._place(name, lambda unfinished: unfinished.write_bytes(data))
+
+    def _place(self, name: str, write: Callable[[Path], object]) -> None:
         file = self._local(name)
         file.parent.mkdir(parents=True, exist_ok=True)
         # Two machines may write it at once.
-        unfinished = file.with_name(f"{file.name}.{os.getpid()}.{time.monotonic_ns()}.new")
-        unfinished.write_bytes(data)
+        own = f"{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        unfinished = file.with_name(f"{file.name}.{own}{_UNFINISHED}")
+        write(unfinished)
         unfinished.replace(file)
+
+    def remove_unfinished(self) -> None:
+        """Removes what a process has left on a disk that ended while it wrote."""
+        if not self.is_address:
+            for file in Path(self.place).rglob(f"*{_UNFINISHED}"):
+                file.unlink(missing_ok=True)
+
+    def is_foreign(self, own: Collection[str]) -> bool:
+        """Returns whether there is something, and nothing of these names."""
+        if not self.is_address:
+            folder = Path(self.place)
+            found = [*folder.iterdir()] if folder.is_dir() else []
+            return bool(found) and not any(file.name in own for file in found)
+        with address.failures(self.place):
+            try:
+                found = self._system.ls(self._remote(""), detail=False)
+            except FileNotFoundError:
+                return False
+        return bool(found) and not {name.rstrip("/").rpartition("/")[2] for name in found} & {*own}
 
     def fetch(self, name: str, folder: Path) -> Path:
         """Copies a file to a folder of this machine. Returns its place there."""
@@ -89,7 +130,11 @@ class Shared:
 
     def keep(self, name: str, file: Path) -> None:
         """Copies a file of this machine there."""
-        self.write(name, file.read_bytes())
+        if self.is_address:
+            with address.failures(f"{self.place}/{name}"):
+                self._system.put_file(str(file), self._remote(name))
+        else:
+            self._place(name, lambda unfinished: shutil.copyfile(file, unfinished))
 
     def remove(self, names: list[str]) -> None:
         """Removes files, of which some may be gone."""

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from bert_jax.data.language import scripts
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.sources.stream import Findings
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.errors import DataDamaged, UsageError
+from bert_jax.errors import BertJaxError, DataDamaged, UsageError
 
 
 @reported
@@ -71,7 +71,7 @@ def look(job: Job, unit: Unit) -> list[tuple[int, Hashes]]:
         **{name: getattr(found, name) for name in _ARRAYS},
         noted=np.frombuffer(json.dumps(noted).encode(), np.uint8),
     )
-    job.folder.write(_found(unit.number), packed.getvalue())
+    job.scratch.write(_found(unit.number), packed.getvalue())
     # The ranges ascend, as the hashes in them do.
     top = found.words >> np.uint64(32)
     where = (top * np.uint64(job.ranges) >> np.uint64(32)).astype(np.int64)
@@ -95,7 +95,7 @@ def _known(of: int) -> str:
 
 
 def _read_found(job: Job, unit: int) -> Found:
-    with np.load(io.BytesIO(job.folder.read(_found(unit))), allow_pickle=False) as packed:
+    with np.load(io.BytesIO(job.scratch.read(_found(unit))), allow_pickle=False) as packed:
         arrays = {name: packed[name] for name in _ARRAYS}
         noted = json.loads(packed["noted"].tobytes())
     findings = Findings()
@@ -120,11 +120,8 @@ def losers(job: Job, of: int, words: Iterable[Hashes]) -> list[tuple[int, bytes]
     order = np.lexsort((numbers, units, hashes))
     hashes, numbers, units = hashes[order], numbers[order], units[order]
     is_first = np.append(True, hashes[1:] != hashes[:-1])
-    job.folder.write(_known(of), hashes[is_first].astype("<u8").tobytes())
-    return [
-        (unit, numbers[~is_first & (units == unit)].tobytes())
-        for unit in np.unique(units[~is_first]).tolist()
-    ]
+    job.scratch.write(_known(of), hashes[is_first].astype("<u8").tobytes())
+    return [(unit, lost.tobytes()) for unit, lost in _by_unit(units[~is_first], numbers[~is_first])]
 
 
 @reported
@@ -141,6 +138,7 @@ def decide_unit(job: Job, unit: Unit, duplicates: Iterable[bytes]) -> Decided:
     trained_on = np.flatnonzero(decisions == SPLITS.index("train"))
     rows = np.empty(len(trained_on), SAMPLED)
     rows["priority"], rows["size"] = found.priorities[trained_on], found.sizes[trained_on]
+    rows["digest"] = np.ascontiguousarray(found.digests[trained_on]).view(">u8")
     rows["unit"], rows["number"] = unit.number, trained_on
     return Decided(
         unit.number,
@@ -172,10 +170,14 @@ def assign(job: Job, lines: Iterable[UnitCounts]) -> Whole:
 def wanted(sample: Candidates) -> list[tuple[int, list[int]]]:
     """Returns the documents of the sample by unit."""
     rows = sample.array
-    return [
-        (unit, rows["number"][rows["unit"] == unit].tolist())
-        for unit in np.unique(rows["unit"]).tolist()
-    ]
+    return [(unit, numbers.tolist()) for unit, numbers in _by_unit(rows["unit"], rows["number"])]
+
+
+def _by_unit(units: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields each unit, and the numbers of its documents among those that are given."""
+    order = np.argsort(units, kind="stable")
+    found, starts = np.unique(units[order], return_index=True)
+    return zip(found.tolist(), np.split(numbers[order], starts)[1:], strict=True)
 
 
 @reported
@@ -185,7 +187,7 @@ def gather_unit(job: Job, unit: Unit, numbers: Sequence[int]) -> dict[tuple[int,
     with tempfile.TemporaryDirectory() as folder:
         places = gather(job.looked(Path(folder)), unit, frozenset(numbers))
         for file in {place.file for place in places.values()}:
-            job.folder.keep(_texts(unit.number), file)
+            job.scratch.keep(_texts(unit.number), file)
     return {(unit.number, n): (place.offset, place.size) for n, place in places.items()}
 
 
@@ -200,7 +202,7 @@ def vocabulary(
     """Trains the tokenizer on the sample, or takes the one that is given."""
     request = job.request
     places = {at: place for found in gathered for at, place in found.items()}
-    files: dict[int, bytes] = {unit: job.folder.read(_texts(unit)) for unit, _ in places}
+    files: dict[int, bytes] = {unit: job.scratch.read(_texts(unit)) for unit, _ in places}
     texts: list[bytes] = []
     for row in sample.array:
         offset, size = places[int(row["unit"]), int(row["number"])]
@@ -257,6 +259,8 @@ def _tokenizer_here(output: Shared, of: SharedTokenizer) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name in of.files:
         (output / TOKENIZER).fetch(name, folder)
+    if load_tokenizer(folder).hash != of.hash:
+        raise BertJaxError(f"{output / TOKENIZER} is written by another job: run the command again")
     return folder
 
 
@@ -326,8 +330,16 @@ def write(job: Job, stem: str, keys: Sequence[str], of: SharedTokenizer) -> tupl
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / stem).parent.mkdir()
-        there = [(job.folder / "pieces").fetch(_piece(key), folder) for key in keys]
-        shard = write_shard(None, folder, stem, there, of.size)
+        pieces = job.folder / "pieces"
+        there = [pieces.fetch(_piece(key), folder) for key in keys]
+        try:
+            shard = write_shard(None, folder, stem, there, of.size)
+        except DataDamaged as error:  # which removes the copy
+            damaged = [file.name for file in there if not file.exists()]
+            pieces.remove(damaged)
+            raise DataDamaged(
+                f"{pieces}/{damaged[0]} was damaged and is removed now: run the same command again"
+            ) from error
         for made in shard.files:
             job.output.keep(made, folder / made)
     return stem, shard
@@ -346,13 +358,17 @@ def finish(
         joined[split].counts["duplicate_documents"] += totals.duplicates[split]
     totals.check({split: joined[split].counts["documents"] for split in SPLITS})
     hashed = hashlib.sha256()
-    for unit in sorted(whole.begun):
-        hashed.update(_read_found(job, unit).digests.tobytes())
+    for found in job.scratch.read_several([_found(unit) for unit in sorted(whole.begun)]):
+        with np.load(io.BytesIO(found), allow_pickle=False) as packed:
+            hashed.update(packed["digests"].tobytes())
     with tempfile.TemporaryDirectory() as folder:
         digests = Path(folder, "00000.u64")
+        known = job.scratch / "known"
         with digests.open("wb") as stream:
-            for name in sorted((job.folder / "known").names()):
-                stream.write((job.folder / "known").read(name))
+            for hashes in known.read_several(sorted(known.names())):
+                stream.write(hashes)
+            if stream.tell() != 8 * (totals.total - sum(totals.duplicates.values())):
+                raise BertJaxError(f"{job.folder} is written by another job: run the command again")
         job.output.keep(f"digests/{digests.name}", digests)
         described = {f"digests/{digests.name}": describe_file(digests)}
     tokenizer = load_tokenizer(_tokenizer_here(job.output, of))

@@ -1,7 +1,9 @@
 """Values of a job: what it is, and what goes from stage to stage."""
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +14,18 @@ from bert_jax.data.corpus.dedup import Totals, kept_bytes
 from bert_jax.data.corpus.output import PARTS
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.survey import Looked
+from bert_jax.errors import UsageError
 
 # The folder of the tokenizer, in the output.
 TOKENIZER = "tokenizer"
+
+
+@functools.cache
+def _versions() -> Mapping[str, str]:
+    """Returns the versions of the packages that decide the bytes of a corpus."""
+    return {
+        name: version(name) for name in ("bert-jax", "sentencex", "sentencepiece", "tokenizers")
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,11 +36,28 @@ class Job:
     output: Shared
     sample_bytes: int
     ranges: int  # of hashes, in each of which duplicates are found at once: at most 2**32
+    # A name that no other try has: what a worker of an earlier one still writes is not read.
+    attempt: str = "1"
+    versions: Mapping[str, str] = dataclasses.field(default_factory=lambda: dict(_versions()))
 
     @property
     def folder(self) -> Shared:
-        """Returns the folder of what the stages leave for each other."""
+        """Returns the folder of what the stages leave for each other, and for later tries."""
         return self.output / PARTS
+
+    @property
+    def scratch(self) -> Shared:
+        """Returns the folder of this try."""
+        return self.folder / f"try-{self.attempt}"
+
+    def require_versions(self) -> None:
+        """Raises UsageError where this machine has other packages than the one of the command."""
+        for name, theirs in self.versions.items():
+            if (ours := _versions().get(name)) != theirs:
+                raise UsageError(
+                    f"a worker has {name} {ours}, and the command {theirs}, which decides the "
+                    "bytes of the corpus: install the same there"
+                )
 
     def looked(self, folder: Path) -> Looked:
         # Which documents are the sample, all units together say.
@@ -98,7 +126,8 @@ class EncodedPiece(NamedTuple):
     tokens: int
 
 
-SAMPLED = np.dtype([("priority", "<u8"), ("size", "<u4"), ("unit", "<u4"), ("number", "<u4")])
+SAMPLED = np.dtype([("priority", "<u8"), ("digest", "<u8", 2), ("size", "<u4"), ("unit", "<u4"),
+                    ("number", "<u4")])  # fmt: skip
 
 
 class Candidates(NamedTuple):
@@ -112,7 +141,9 @@ class Candidates(NamedTuple):
         `survey.Lowest` keeps them; the lowest come first.
         """
         rows = np.concatenate([np.empty(0, SAMPLED), *(each.array for each in several)])
-        rows = rows[np.lexsort((rows["number"], rows["unit"], rows["priority"]))]
+        # Pieces of one long document have one priority.
+        high, low = rows["digest"].T
+        rows = rows[np.lexsort((~low, ~high, rows["priority"]))]
         before = np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
         return cls(rows[before < budget].tobytes())
 

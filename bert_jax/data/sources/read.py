@@ -106,7 +106,9 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
                 kind = kind_of(path.name)
                 assert kind is not None
                 endings.update(dict.fromkeys(kind, path))
-                read = functools.partial(_read_file, path, path, kind, reading)
+                # Another process may be in another folder.
+                place = path.absolute() if is_local else path
+                read = functools.partial(_read_file, place, path, kind, reading)
                 size = _size(path) if is_local else 0
                 is_here = not is_local and path.kind == "memory"
                 readers.append(Reader(str(path), read, size, is_here))

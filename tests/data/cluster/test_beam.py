@@ -42,7 +42,7 @@ BEGINNING = f"""
 import os, sys
 from bert_jax.data.cluster import run, stages
 from bert_jax.data.corpus import dedup, join, survey
-run._PATIENCE = 12
+run._PATIENCE = 40
 {"; ".join(f"{name} = {value}" for name, value in SMALL.items())}
 stage, marker = os.environ.get("FAULT_STAGE"), os.environ.get("FAULT_MARKER")
 if stage and "sdk_worker" in " ".join(sys.orig_argv):
@@ -124,7 +124,7 @@ def test_a_worker_that_is_killed(tmp_path, sources, here, beginning, stage):
     began = time.monotonic()
     died = command(sources, output, "DirectRunner", *PROCESSES, environment=beginning | fault)
     assert marker.exists() and died.returncode == 1
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150
     # Threads of the engine may say something after it.
     said = [line for line in died.stderr.splitlines() if line.startswith("bert-jax prepare: error")]
     assert len(said) == 1

@@ -1,6 +1,7 @@
 """The stages of a job, run without an engine, against `prepare` of one machine."""
 
 import csv
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -22,7 +23,7 @@ from bert_jax.data.corpus import dedup
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import SPLITS, open_corpus
 from bert_jax.data.corpus.survey import Lowest, Unit
-from bert_jax.errors import BertJaxError, UsageError
+from bert_jax.errors import BertJaxError, DataDamaged, UsageError
 from tests.data.cluster.plain import make
 from tests.data.corpus.test_prepare import files_of, text_of
 from tests.faulty_bucket import reached
@@ -134,6 +135,59 @@ def test_a_tokenizer_of_another_job_is_not_taken(tmp_path, sources):
     assert names == {file.name for file in (tmp_path / "other/tokenizer").iterdir()}
 
 
+def test_a_piece_that_is_damaged_is_made_again(tmp_path, sources):
+    """Also where its beginning is whole."""
+    job, units = job_of(sources, str(tmp_path / "c"), vocab_size=140, validation_fraction=0.1)
+    first = make(job, units)
+    (piece, *_) = sorted((tmp_path / "c/.parts/pieces").iterdir())
+    damaged = bytearray(piece.read_bytes())
+    with zipfile.ZipFile(piece) as archive:
+        end = archive.start_dir
+    damaged[end - 2] ^= 1  # of the last array, of which the number of tokens says nothing
+    piece.write_bytes(damaged)
+    with pytest.raises(DataDamaged, match=rf"{piece} was damaged and is removed now: run the same"):
+        make(job, units)
+    assert not piece.exists()
+    assert make(job, units) == first
+
+
+def test_long_documents_are_those_of_one_machine(tmp_path, monkeypatch):
+    """Their pieces are on one side, and in the sample in the same order."""
+    monkeypatch.setattr("bert_jax.data.sources.document.LONGEST_DOCUMENT_BYTES", 3000)
+    source = tmp_path / "long.txt"
+    source.write_text("\n\n".join(text_of(60, seed=n).replace("\n\n", "\n") for n in range(12)))
+    options = {"vocab_size": 140, "validation_fraction": 0.3}
+    here = prepare([str(source)], tmp_path / "here", workers=1, **options)
+    assert make(*job_of(source, str(tmp_path / "c"), **options)) == here.fingerprint
+
+
+def test_what_a_late_worker_writes_is_not_read(tmp_path, sources, monkeypatch):
+    """That of an earlier try, which had more ranges."""
+    output = str(tmp_path / "c")
+    options = {"vocab_size": 140, "validation_fraction": 0.1}
+    job, units = job_of(sources, output, ranges=9, **options)
+    first = make(job, units)
+    again = dataclasses.replace(job, ranges=2, attempt="2")
+    assert make(again, units) == first
+    real = stages.losers
+
+    def late(job, of, words):
+        (job.scratch / "known").write("999999.u64", bytes(8))
+        return real(job, of, words)
+
+    monkeypatch.setattr(stages, "losers", late)
+    with pytest.raises(BertJaxError, match="is written by another job"):
+        make(dataclasses.replace(job, attempt="3"), units)
+
+
+@pytest.mark.parametrize("name", ["tokenizers", "bert-jax"])
+def test_a_worker_with_other_packages_is_refused(tmp_path, sources, name):
+    job, units = job_of(sources, str(tmp_path / "c"), vocab_size=140)
+    other = dataclasses.replace(job, versions={**job.versions, name: "0.0.1"})
+    with pytest.raises(UsageError, match=f"a worker has {name} .*, and the command 0.0.1"):
+        make(other, units)
+
+
 def test_parts_do_not_depend_on_where_units_end():
     draw = np.random.default_rng(0)
     decisions = draw.choice([0, 0, 0, 1, 2], 500).astype(np.uint8)
@@ -166,11 +220,14 @@ def test_parts_do_not_depend_on_where_units_end():
 def test_the_sample_is_that_of_one_machine(budget):
     draw = np.random.default_rng(1)
     rows = np.zeros(200, SAMPLED)
-    rows["priority"] = draw.permutation(10_000)[:200]
+    # Pieces of a long document have one priority.
+    rows["priority"] = draw.permutation(10_000)[:200] // 50 * 50
+    rows["digest"] = draw.integers(0, 2**64 - 1, (200, 2), np.uint64)
     rows["size"], rows["number"] = draw.integers(1, 60, 200), np.arange(200)
     lowest = Lowest(budget)
     for row in rows:
-        lowest.add(int(row["priority"]), b"", int(row["size"]), int(row["number"]))
+        digest = row["digest"].astype(">u8").tobytes()
+        lowest.add(int(row["priority"]), digest, int(row["size"]), int(row["number"]))
     parts = [Candidates(part.tobytes()) for part in np.split(draw.permutation(rows), [20, 21, 150])]
     some = Candidates.lowest(budget, parts[:2])
     found = Candidates.lowest(budget, [parts[3], some, parts[2]])
@@ -219,7 +276,7 @@ def test_an_error_of_a_stage_is_the_error_of_the_job(tmp_path):
     job, units = job_of(tmp_path / "bad.txt", str(tmp_path / "c"), vocab_size=140)
     with pytest.raises(UsageError) as raised:
         make(job, units)
-    found = reports.error_of(job.folder)
+    found = reports.error_of(job.scratch)
     assert type(found) is UsageError and str(found) == str(raised.value)
     assert "bad.txt, line 1: not UTF-8" in str(found)
 
@@ -236,14 +293,14 @@ def test_an_error_that_is_none_of_ours_is_a_plain_one(tmp_path, kind):
 def test_notes_reach_the_one_who_waits(tmp_path, sources):
     (sources / "d.txt").write_text("Eine Zeile über Häuser und Bäume, die nicht endet " * 400)
     job, units = job_of(sources, str(tmp_path / "c"), vocab_size=400, validation_fraction=0.1)
-    heard = reports.Reports(job.folder)
+    heard = reports.Reports(job.scratch)
     assert [*heard.notes()] == [] and heard.alive() == {}
     make(job, units)
     reports._logged.clear()  # as in another process
     notes = [*heard.notes()]
     assert any("train wordpiece on" in note for note in notes)
     assert [*heard.notes()] == [] and len(heard.alive()) == 1
-    (job.folder / "reports/notes").write("0.json", json.dumps(["\x1b]0;title\x07"]).encode())
+    (job.scratch / "reports/notes").write("0.json", json.dumps(["\x1b]0;title\x07"]).encode())
     assert [*heard.notes()] == ["\ufffd]0;title\ufffd"]
 
 
@@ -283,7 +340,10 @@ def test_workers_that_are_gone_are_missed():
         ("DirectRunner", ["-"], "c", {}, "`source` - is of this machine alone"),
         ("DirectRunner", ["docs:"], "c", {}, "`source` docs: is of this machine alone"),
         ("DataflowRunner", ["a.txt"], "gs://b/c", {}, "`source` a.txt: Dataflow reads from"),
+        ("DataflowRunner", ["tfds:wiki"], "gs://b/c", {}, "`source` tfds:wiki: Dataflow reads"),
         ("DataflowRunner", ["gs://b/a.txt"], "c", {}, "`output` c: Dataflow writes to"),
+        ("DirectRunner", ["gs://b/d/"], "gs://b/d/c", {}, "lies in the folder `source` gs://b/d/"),
+        ("DirectRunner", ["gs://b/**/a.txt"], "gs://b/c", {}, "lies in the folder `source`"),
         ("DirectRunner", [], "c", {}, "no `source` given"),
         ("DirectRunner", ["none.txt"], "c", {}, "none.txt: no such file"),
     ],
@@ -303,13 +363,24 @@ def test_another_corpus_is_not_written_over(tmp_path, sources):
         "DirectRunner", (), [str(sources)], str(output), vocab_size=140, validation_fraction=0.1
     )
     assert found == corpus.manifest
-    with pytest.raises(UsageError, match="holds another corpus"):
-        run.prepare_on("DirectRunner", (), [str(sources)], str(output), vocab_size=110)
+    for other in ({"vocab_size": 110}, {"vocab_size": 140, "validation_sources": ["gs://b/v"]}):
+        with pytest.raises(UsageError, match="holds another corpus"):
+            run.prepare_on("DirectRunner", (), [str(sources)], str(output), **other)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.doc").touch()
     with pytest.raises(UsageError, match="exists and is not a corpus"):
         run.prepare_on("DirectRunner", (), [str(sources)], str(tmp_path / "mine"))
     assert files_of(output) == before
+
+
+def test_other_files_in_a_bucket_are_left_alone(sources):
+    mine = Shared("memory://mine/train")
+    mine.write("images.tar", b"")
+    with pytest.raises(UsageError, match="memory://mine exists and is not a corpus"):
+        run.prepare_on("DirectRunner", (), [str(sources)], "memory://mine")
+    assert mine.has("images.tar")
+    assert not Shared("memory://mine").is_foreign(("train",))
+    assert not Shared("memory://nothing").is_foreign(("train",))
 
 
 # --- the package of the workers -------------------------------------------------------------------
