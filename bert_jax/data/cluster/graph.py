@@ -30,16 +30,16 @@ class Sample(beam.CombineFn):
     def add_input(
         self, mutable_accumulator: list[Candidates], element: Candidates
     ) -> list[Candidates]:
-        return self._merged([*mutable_accumulator, element], _KEPT)
+        return self._merged([*mutable_accumulator, element])
 
     def merge_accumulators(self, accumulators: Iterable[list[Candidates]]) -> list[Candidates]:
-        return self._merged([each for several in accumulators for each in several], _KEPT)
+        return self._merged([each for several in accumulators for each in several])
 
     def extract_output(self, accumulator: list[Candidates]) -> Candidates:
         return Candidates.lowest(self._budget, accumulator)
 
-    def _merged(self, several: list[Candidates], at_most: int) -> list[Candidates]:
-        if len(several) <= at_most:
+    def _merged(self, several: list[Candidates]) -> list[Candidates]:
+        if len(several) <= _KEPT:
             return several
         return [Candidates.lowest(self._budget, several)]
 

@@ -101,11 +101,8 @@ def _require_for_many(request: Request, runner: str, output: str) -> None:
     if request.shows_dropped:
         raise UsageError("`show_dropped` shows text, which stays where it is read: leave it out")
     for source in (*request.sources, *request.held_out):
-        if is_stdin(source) or source == "docs:" or source.startswith("memory:"):
-            raise UsageError(
-                f"`source` {source} is of this machine alone: name files that all workers see, in "
-                "a bucket, say"
-            )
+        if is_stdin(source):
+            raise _of_this_machine(source)
         if runner == _DATAFLOW and not is_address(source):
             raise UsageError(f"`source` {source}: Dataflow reads from addresses, such as gs://")
         folder = source.partition("**")[0].rstrip("/")
@@ -116,6 +113,13 @@ def _require_for_many(request: Request, runner: str, output: str) -> None:
             )
     if runner == _DATAFLOW and not is_address(output):
         raise UsageError(f"`output` {output}: Dataflow writes to an address, such as gs://")
+
+
+def _of_this_machine(source: str) -> UsageError:
+    return UsageError(
+        f"`source` {source} is of this machine alone: name files that all workers see, in a "
+        "bucket, say"
+    )
 
 
 def _finished(request: Request, output: Shared, given: Tokenizer | None) -> dict[str, Any]:
@@ -147,6 +151,8 @@ def _make(
     for line in left_out(request.sources, request.held_out):
         note(line)
     units = request.units(request.reading)
+    for reader in (reader for unit in units for reader in unit.readers if reader.is_here):
+        raise _of_this_machine(reader.name)
     job = Job(
         request=request,
         output=output,
@@ -265,7 +271,7 @@ def _run(
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raise BertJaxError(
         f"{runner} failed: {lines[-1] if lines else type(error).__name__} ({job.folder}/{_FAILURE} "
-        f"has all of it); the same command goes on where it stopped"
+        "has all of it); the same command goes on where it stopped"
     ) from error
 
 
@@ -300,10 +306,8 @@ def _wait(
                 pieces = len((job.folder / "pieces").names())
                 shards = len((job.output / "train").names()) // 3
                 signs = reports.alive()
-            except (
-                BertJaxError,
-                OSError,
-            ):  # the job may be well, where this machine's network fails
+            except (BertJaxError, OSError):
+                # The job may be well, where this machine's network fails.
                 if time.monotonic() - heard > _UNHEARD:
                     raise
                 continue

@@ -110,11 +110,7 @@ class Shared:
                 file.unlink(missing_ok=True)
 
     def is_foreign(self, own: Collection[str]) -> bool:
-        """Returns whether there is something, and nothing of these names."""
-        if not self.is_address:
-            folder = Path(self.place)
-            found = [*folder.iterdir()] if folder.is_dir() else []
-            return bool(found) and not any(file.name in own for file in found)
+        """Returns whether there is something at an address, and nothing of these names."""
         with address.failures(self.place):
             try:
                 found = self._system.ls(self._remote(""), detail=False)
