@@ -33,6 +33,7 @@ from bert_jax.progress import Progress
 
 # Sentences in one call of the tokenizer: while it runs, a token takes hundreds of bytes.
 _SENTENCES_PER_CALL = 1024
+_ASCII_SPACES = bytes(code for code in range(128) if chr(code).isspace())
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,7 @@ def encode_documents(
     sentence_counts: list[int] = []
     words: list[int] = []
     characters = marks_lost = cut_sentences = 0
+    strips_accents = tokenizer.strips_accents
     for text in texts:
         before = len(sentences)
         decoded = text.decode()
@@ -262,8 +264,12 @@ def encode_documents(
                     sentences.append(sentence if is_first else tokenizer.word_prefix + sentence)
         sentence_counts.append(len(sentences) - before)
         words.append(len(text.split()))
-        characters += sum(map(len, decoded.split()))
-        if tokenizer.strips_accents and not text.isascii():
+        characters += (
+            len(text.translate(None, _ASCII_SPACES))
+            if text.isascii()
+            else sum(map(len, decoded.split()))
+        )
+        if strips_accents and not text.isascii():
             marks_lost += marks.lost(decoded)
 
     dtype = token_type(tokenizer.vocab_size)

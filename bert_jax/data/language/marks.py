@@ -6,6 +6,7 @@ the vowels of Thai and Hindi, and what tells が from か.
 
 import functools
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from bert_jax.data.language import scripts
 
 _LINES_AT_ONCE = 8192
+_ASCII = bytes(range(128))
 # They choose between two pictures of one sign, and belong to no letter.
 _VARIATION_SELECTORS = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
 
@@ -32,8 +34,8 @@ class MarkCounts(NamedTuple):
 
 def lost(text: str) -> int:
     """Returns how many marks a text loses where accents are stripped."""
-    counts = np.bincount(scripts.points(text))
-    return sum(_marks(point) * int(counts[point]) for point in np.flatnonzero(counts).tolist())
+    counts = Counter(text.encode().translate(None, _ASCII).decode())
+    return sum(_marks(ord(character)) * count for character, count in counts.items())
 
 
 def words(lines: Sequence[str]) -> MarkCounts:

@@ -43,8 +43,10 @@ def whole_sentences(paragraph: str, language: str = DEFAULT) -> Iterator[str]:
 
         # The stub leaves it out.
         segment = sentencex.segment  # pyright: ignore[reportAttributeAccessIssue]
-        risky = _INITIAL if language == DEFAULT else _BEFORE_STOP
-        found = segment(language, risky.sub(_ascii_space, paragraph))
+        if not paragraph.isascii():
+            risky = _INITIAL if language == DEFAULT else _BEFORE_STOP
+            paragraph = risky.sub(_ascii_space, paragraph)
+        found = segment(language, paragraph)
     else:
         found = (
             re.findall(f"[^{signs}]*[{signs}]+|[^{signs}]+", paragraph) if signs else [paragraph]

@@ -39,24 +39,43 @@ def tokenizer(request, tmp_path) -> Tokenizer:
 
 
 def test_the_ids_are_those_of_the_library(tokenizer, monkeypatch):
-    monkeypatch.setattr(chunk_cache, "_MOST_CHUNKS", 300)
-    monkeypatch.setattr(chunk_cache, "_MOST_WORDS", 20)
-    draw, forgotten = random.Random(0), 0
-    for _ in range(60):
+    monkeypatch.setattr(chunk_cache, "_MOST_CHARACTERS", 3000)
+    draw, generations, interrupted = random.Random(0), [], 0
+    encode = tokenizer.encode_sentences
+    for _ in range(90):
         sentences = [
             "".join(draw.choices(_SIGNS, k=draw.randrange(50))) for _ in range(draw.randrange(12))
         ]
         if draw.random() < 0.1:
             sentences.append("a b\nc the")
-        before = len(tokenizer._chunks._known)
+        if draw.random() < 0.1:
+            with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+                patch.setattr(tokenizer._chunks, "_encode", _interrupted)
+                tokenizer.encode_running_text([*sentences, f"{'a' * 50} the cab", " , "])
+            interrupted += 1
         ids, lengths = tokenizer.encode_running_text(sentences)
-        forgotten += len(tokenizer._chunks._known) < before
-        expected = tokenizer.encode_sentences(sentences)
-        assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == expected
+        generations.append(tokenizer._chunks._known)
+        assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == encode(
+            sentences
+        )
         assert len(lengths) == len(sentences)
-    assert forgotten and not any(
-        len(c) > chunk_cache._LONGEST_CHUNK for c in tokenizer._chunks._known
-    )
+    assert len({*map(id, generations)}) > interrupted + 10
+    assert max(len(known.numbers) for known in generations) < 300
+
+
+def _interrupted(_):
+    raise KeyboardInterrupt
+
+
+def test_what_comes_again_is_kept_and_the_rest_forgotten(tokenizer, monkeypatch):
+    monkeypatch.setattr(chunk_cache, "_MOST_CHARACTERS", 1000)
+    asked: list[str] = []
+    encode = tokenizer.encode_sentences
+    monkeypatch.setattr(tokenizer, "encode_sentences", lambda s: asked.extend(s) or encode(s))
+    for number in range(100):
+        tokenizer.encode_running_text([f"the cab {number}", f"{number:05} the"])
+    tokenizer.encode_running_text(["the cab 0"])
+    assert (asked.count("the"), asked.count("cab"), asked.count("0")) == (1, 1, 2)
 
 
 def test_a_chunk_is_encoded_once(tokenizer, monkeypatch):
@@ -76,7 +95,7 @@ def test_text_without_spaces_is_not_remembered(tokenizer):
         ids.tolist() == [id_ for ids in tokenizer.encode_sentences(sentences) for id_ in ids]
         and len(lengths) == 3
     )
-    assert not tokenizer._chunks._known
+    assert [*tokenizer._chunks._known.numbers] == ["\n"]  # which ends a sentence
 
 
 def test_a_token_with_a_space_is_found(tokenizer):
