@@ -81,7 +81,7 @@ compiler: $(VENV)-libtpu/.there  ## steps compiled for TPUs, by the real compile
 $(VENV)-beam/.there: $(VENV)/.dev
 	rm -rf $(@D)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile "$$($(BIN)/python -m bert_jax.data.cluster.package $(@D) gcs)" 'apache-beam[gcp]' pytest rich
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile "$$($(BIN)/python -m bert_jax.data.cluster.package $(@D) gcs near-duplicates)" 'apache-beam[gcp]' pytest rich
 	touch $@
 
 beam: $(VENV)-beam/.there  ## corpora made by Apache Beam: equal bytes, workers killed, none there

@@ -62,7 +62,13 @@ _MAY_IMPORT = {
     "data/matching": {"data", "data/language", "data/sources", "errors"},
     "data/corpus": {"data", "data/language", "data/matching", "data/sources", "data/tokenizer"}
     | {"errors", "file_lock", "files", "progress", "registry", "strict_json", "worker"},
-    "data/cluster": {"data/corpus", "data/language", "data/sources", "data/tokenizer"}
+    "data/cluster": {
+        "data/corpus",
+        "data/language",
+        "data/matching",
+        "data/sources",
+        "data/tokenizer",
+    }
     | {"errors", "files", "progress", "strict_json"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},

@@ -25,6 +25,7 @@ from bert_jax.data.corpus.preview import LOOKED_AT_BYTES
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.store import MANIFEST
 from bert_jax.data.corpus.survey import Unit
+from bert_jax.data.matching.near_duplicates import require_rensa
 from bert_jax.data.sources.address import KINDS, is_address
 from bert_jax.data.sources.read import is_stdin, left_out
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
@@ -93,11 +94,8 @@ def request_of(
 
 def _require_for_many(request: Request, runner: str, output: str) -> None:
     """Raises UsageError for what other machines do not have, or a job does not do."""
-    if request.near_duplicates is not None:
-        raise UsageError(
-            "`near_duplicates` compares texts on one machine: leave it out, or prepare without "
-            "`runner`"
-        )
+    if request.near_duplicates is not None:  # workers are to have the same one
+        require_rensa()
     if request.shows_dropped:
         raise UsageError("`show_dropped` shows text, which stays where it is read: leave it out")
     for source in (*request.sources, *request.held_out):
@@ -276,9 +274,10 @@ def _run(
 
 
 def _extras(job: Job) -> list[str]:
-    """Returns the extras of bert-jax that the addresses of a job need."""
+    """Returns the extras of bert-jax that a job needs."""
     places = (*job.request.sources, *job.request.held_out, str(job.output))
     extras = [KINDS.get(place.partition(":")[0]) for place in places]
+    extras += ["near-duplicates"] if job.request.near_duplicates is not None else []
     return sorted({extra for extra in extras if extra is not None})
 
 

@@ -9,17 +9,17 @@ import atexit
 import contextlib
 import functools
 import hashlib
-import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax.data.cluster.found import keep_found, read_digests, read_found
 from bert_jax.data.cluster.reports import reported
 from bert_jax.data.cluster.shared import Shared
 from bert_jax.data.cluster.values import (
@@ -33,6 +33,8 @@ from bert_jax.data.cluster.values import (
     SharedTokenizer,
     UnitCounts,
     Whole,
+    by_range,
+    by_unit,
 )
 from bert_jax.data.corpus.dedup import Totals, decide, order_of
 from bert_jax.data.corpus.encode import Encoding, encode_to_file, texts_by_piece, tokens_of
@@ -40,13 +42,12 @@ from bert_jax.data.corpus.join import JoinedSplit, Shard, manifest_of, shards, w
 from bert_jax.data.corpus.prepare import note_what_is_unknown
 from bert_jax.data.corpus.preview import beginning, note_findings
 from bert_jax.data.corpus.store import MANIFEST, SPLITS, describe_file
-from bert_jax.data.corpus.survey import Found, Unit, gather, look_through
+from bert_jax.data.corpus.survey import Unit, gather, look_through
 from bert_jax.data.corpus.trained_tokenizer import train_or_find
 from bert_jax.data.language import scripts
 from bert_jax.data.language.guess import note_other_language
-from bert_jax.data.sources.stream import Findings
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.errors import BertJaxError, DataDamaged, UsageError
+from bert_jax.errors import BertJaxError, DataDamaged
 
 
 @reported
@@ -56,55 +57,16 @@ def look(job: Job, unit: Unit) -> list[tuple[int, Hashes]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         found = look_through(job.looked(Path(folder)), unit, None)
-    noted = {
-        "files": {name: str(error) for name, error in found.findings.files.items()},
-        "first_bad": found.findings.first_bad,
-        "records": found.findings.records,
-        "without_text": found.findings.without_text,
-        "wrapped": found.findings.wrapped,
-        # How a document begins that has text of a test set is text, and stays where it was read.
-        "contaminated": {number: sorted(of) for number, (_, of) in found.records.items()},
-    }
-    packed = io.BytesIO()
-    np.savez(
-        packed,
-        **{name: getattr(found, name) for name in _ARRAYS},
-        noted=np.frombuffer(json.dumps(noted).encode(), np.uint8),
-    )
-    job.scratch.write(_found(unit.number), packed.getvalue())
-    # The ranges ascend, as the hashes in them do.
-    top = found.words >> np.uint64(32)
-    where = (top * np.uint64(job.ranges) >> np.uint64(32)).astype(np.int64)
-    by_range: list[tuple[int, Hashes]] = []
-    for of in np.unique(where).tolist():
-        (numbers,) = np.nonzero(where == of)
-        hashes = found.words[numbers].tobytes()
-        by_range.append((of, Hashes(unit.number, numbers.astype(np.uint32).tobytes(), hashes)))
-    return by_range
-
-
-_ARRAYS = ("digests", "words", "draws", "priorities", "sizes")
-
-
-def _found(unit: int) -> str:
-    return f"found/{unit:06}.npz"
+    keep_found(job, unit.number, found)
+    hashes = found.words
+    return [
+        (of, Hashes(unit.number, at.astype(np.uint32).tobytes(), hashes[at].tobytes()))
+        for of, at in by_range(job, hashes)
+    ]
 
 
 def _known(of: int) -> str:
     return f"known/{of:06}.u64"
-
-
-def _read_found(job: Job, unit: int) -> Found:
-    with np.load(io.BytesIO(job.scratch.read(_found(unit))), allow_pickle=False) as packed:
-        arrays = {name: packed[name] for name in _ARRAYS}
-        noted = json.loads(packed["noted"].tobytes())
-    findings = Findings()
-    findings.files = {name: UsageError(why) for name, why in noted["files"].items()}
-    findings.first_bad, findings.wrapped = noted["first_bad"], noted["wrapped"]
-    findings.records.update(noted["records"])
-    findings.without_text = noted["without_text"]
-    records = {int(number): ("", set(of)) for number, of in noted["contaminated"].items()}
-    return Found(findings=findings, records=records, keys=None, texts={}, **arrays)
 
 
 @reported
@@ -121,13 +83,13 @@ def losers(job: Job, of: int, words: Iterable[Hashes]) -> list[tuple[int, bytes]
     hashes, numbers, units = hashes[order], numbers[order], units[order]
     is_first = np.append(True, hashes[1:] != hashes[:-1])
     job.scratch.write(_known(of), hashes[is_first].astype("<u8").tobytes())
-    return [(unit, lost.tobytes()) for unit, lost in _by_unit(units[~is_first], numbers[~is_first])]
+    return [(unit, lost.tobytes()) for unit, lost in by_unit(units[~is_first], numbers[~is_first])]
 
 
 @reported
 def decide_unit(job: Job, unit: Unit, duplicates: Iterable[bytes]) -> Decided:
     """Decides what becomes of the documents of a unit, of which some are duplicates."""
-    request, found = job.request, _read_found(job, unit.number)
+    request, found = job.request, read_found(job, unit.number)
     is_new = np.ones(len(found.words), bool)
     for numbers in duplicates:
         is_new[np.frombuffer(numbers, np.uint32)] = False
@@ -139,7 +101,7 @@ def decide_unit(job: Job, unit: Unit, duplicates: Iterable[bytes]) -> Decided:
     rows = np.empty(len(trained_on), SAMPLED)
     rows["priority"], rows["size"] = found.priorities[trained_on], found.sizes[trained_on]
     rows["digest"] = np.ascontiguousarray(found.digests[trained_on]).view(">u8")
-    rows["unit"], rows["number"] = unit.number, trained_on
+    rows["unit"], rows["number"], rows["is_dropped"] = unit.number, trained_on, False
     return Decided(
         unit.number,
         decisions.tobytes(),
@@ -170,20 +132,13 @@ def assign(job: Job, lines: Iterable[UnitCounts]) -> Whole:
 def wanted(sample: Candidates) -> list[tuple[int, list[int]]]:
     """Returns the documents of the sample by unit."""
     rows = sample.array
-    return [(unit, numbers.tolist()) for unit, numbers in _by_unit(rows["unit"], rows["number"])]
-
-
-def _by_unit(units: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields each unit, and the numbers of its documents among those that are given."""
-    order = np.argsort(units, kind="stable")
-    found, starts = np.unique(units[order], return_index=True)
-    return zip(found.tolist(), np.split(numbers[order], starts)[1:], strict=True)
+    return [(unit, numbers.tolist()) for unit, numbers in by_unit(rows["unit"], rows["number"])]
 
 
 @reported
 def gather_unit(job: Job, unit: Unit, numbers: Sequence[int]) -> dict[tuple[int, int], Any]:
     """Leaves the texts of some documents of a unit. Returns where each is: offset and size."""
-    unit = unit.without(frozenset(_read_found(job, unit.number).findings.files))
+    unit = unit.without(frozenset(read_found(job, unit.number).findings.files))
     with tempfile.TemporaryDirectory() as folder:
         places = gather(job.looked(Path(folder)), unit, frozenset(numbers))
         for file in {place.file for place in places.values()}:
@@ -358,9 +313,8 @@ def finish(
         joined[split].counts["duplicate_documents"] += totals.duplicates[split]
     totals.check({split: joined[split].counts["documents"] for split in SPLITS})
     hashed = hashlib.sha256()
-    for found in job.scratch.read_several([_found(unit) for unit in sorted(whole.begun)]):
-        with np.load(io.BytesIO(found), allow_pickle=False) as packed:
-            hashed.update(packed["digests"].tobytes())
+    for digests in read_digests(job, sorted(whole.begun)):
+        hashed.update(digests)
     with tempfile.TemporaryDirectory() as folder:
         digests = Path(folder, "00000.u64")
         known = job.scratch / "known"

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,11 +21,18 @@ TOKENIZER = "tokenizer"
 
 
 @functools.cache
-def _versions() -> Mapping[str, str]:
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _versions(request: Request) -> dict[str, str | None]:
     """Returns the versions of the packages that decide the bytes of a corpus."""
-    return {
-        name: version(name) for name in ("bert-jax", "sentencex", "sentencepiece", "tokenizers")
-    }
+    packages = ["bert-jax", "sentencex", "sentencepiece", "tokenizers"]
+    packages += ["rensa"] if request.near_duplicates is not None else []
+    return {name: _version(name) for name in packages}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +45,11 @@ class Job:
     ranges: int  # of hashes, in each of which duplicates are found at once: at most 2**32
     # A name that no other try has: what a worker of an earlier one still writes is not read.
     attempt: str = "1"
-    versions: Mapping[str, str] = dataclasses.field(default_factory=lambda: dict(_versions()))
+    versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.versions:
+            object.__setattr__(self, "versions", _versions(self.request))
 
     @property
     def folder(self) -> Shared:
@@ -53,7 +64,7 @@ class Job:
     def require_versions(self) -> None:
         """Raises UsageError where this machine has other packages than the one of the command."""
         for name, theirs in self.versions.items():
-            if (ours := _versions().get(name)) != theirs:
+            if (ours := _version(name)) != theirs:
                 raise UsageError(
                     f"a worker has {name} {ours}, and the command {theirs}, which decides the "
                     "bytes of the corpus: install the same there"
@@ -70,6 +81,14 @@ class Hashes(NamedTuple):
     unit: int
     numbers: bytes  # of the documents, uint32
     hashes: bytes  # that they are known by, uint64
+
+
+def by_range(job: Job, hashes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields each range that some hashes lie in, and their places. Ranges ascend as hashes do."""
+    top = hashes >> np.uint64(32)
+    where = (top * np.uint64(job.ranges) >> np.uint64(32)).astype(np.int64)
+    for of in np.unique(where).tolist():
+        yield of, np.flatnonzero(where == of)
 
 
 class Decided(NamedTuple):
@@ -127,7 +146,7 @@ class EncodedPiece(NamedTuple):
 
 
 SAMPLED = np.dtype([("priority", "<u8"), ("digest", "<u8", 2), ("size", "<u4"), ("unit", "<u4"),
-                    ("number", "<u4")])  # fmt: skip
+                    ("number", "<u4"), ("is_dropped", "?")])  # fmt: skip
 
 
 class Candidates(NamedTuple):
@@ -140,7 +159,7 @@ class Candidates(NamedTuple):
         """Returns those of the lowest priority, up to and with the one that fills a budget, as
         `survey.Lowest` keeps them; the lowest come first.
         """
-        rows = np.concatenate([np.empty(0, SAMPLED), *(each.array for each in several)])
+        rows = np.concatenate([np.empty(0, SAMPLED), *(each.all for each in several)])
         # Pieces of one long document have one priority.
         high, low = rows["digest"].T
         rows = rows[np.lexsort((~low, ~high, rows["priority"]))]
@@ -148,5 +167,23 @@ class Candidates(NamedTuple):
         return cls(rows[before < budget].tobytes())
 
     @property
-    def array(self) -> np.ndarray:
+    def all(self) -> np.ndarray:
+        """Returns also those that are dropped as near duplicates, for which no other one comes."""
         return np.frombuffer(self.rows, SAMPLED)
+
+    @property
+    def array(self) -> np.ndarray:
+        return self.all[~self.all["is_dropped"]]
+
+    def without(self, numbers: np.ndarray) -> "Candidates":
+        """Returns those of one unit, of which documents of these numbers are dropped."""
+        rows = self.all.copy()
+        rows["is_dropped"] |= np.isin(rows["number"], numbers)
+        return Candidates(rows.tobytes())
+
+
+def by_unit(units: np.ndarray, of_each: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields each unit, and what is given of its documents."""
+    order = np.argsort(units, kind="stable")
+    found, starts = np.unique(units[order], return_index=True)
+    return zip(found.tolist(), np.split(of_each[order], starts)[1:], strict=True)

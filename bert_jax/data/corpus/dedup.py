@@ -5,7 +5,7 @@ Decided in one process, of all documents in their order, from what `survey.py` f
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -109,6 +109,14 @@ class Totals:
         draws = np.sort(found.draws[kept] / 2.0**48)
         self._extremes(draws[:2].tolist(), draws[-2:].tolist())
         self.text_bytes += sum(kept_bytes(decisions, found.sizes).values())
+
+    def count_near_duplicates(self, decisions: np.ndarray, places: np.ndarray) -> None:
+        """Drops documents of a unit that was counted, which are kept in its decisions."""
+        for side, split in enumerate(SPLITS):
+            dropped = int((decisions[places] == side).sum())
+            self.documents[split] -= dropped
+            self.near_duplicates[split] += dropped
+        decisions[places] += _NEAR_DUPLICATE * len(SPLITS)
 
     def add(self, other: "Totals") -> None:
         """Adds the counts of units that come after these."""
@@ -231,15 +239,13 @@ class Survey(Totals):
             for gone in self.sample.add(int(found.priorities[at]), digest, size, number):
                 self.places.pop(gone, None)
 
-    def drop_near_duplicates(self, numbers: Iterable[int]) -> None:
+    def drop_near_duplicates(self, numbers: Sequence[int]) -> None:
         """Decides once more of documents that were kept."""
-        for number in numbers:
-            unit = int(np.searchsorted(self.starts, number, side="right")) - 1
-            decisions, at = self._decisions[unit], number - self.starts[unit]
-            side = SPLITS[decisions[at]]
-            self.documents[side] -= 1
-            self.near_duplicates[side] += 1
-            decisions[at] += _NEAR_DUPLICATE * len(SPLITS)
+        found = np.array(numbers, np.int64)
+        units = np.searchsorted(self.starts, found, side="right") - 1
+        for unit in np.unique(units).tolist():
+            places = found[units == unit] - self.starts[unit]
+            self.count_near_duplicates(self._decisions[unit], places)
 
     def orders(self) -> list[Order]:
         """Returns of each unit what is to be encoded of it."""

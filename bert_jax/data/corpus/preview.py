@@ -175,7 +175,7 @@ def _drop_near_duplicates(near: NearDuplicates, request: Request, survey: Survey
 
         found = list(near.find(documents()))
     dropped = {each.number for each in found}
-    survey.drop_near_duplicates(dropped)
+    survey.drop_near_duplicates(sorted(dropped))
     for each in found[:_EXAMPLES] if request.shows_dropped else ():
         note(f"near duplicate ({each.similarity:.2f}): {each.text!r} of {each.other!r}")
     return dropped

@@ -9,7 +9,7 @@ Ullman, "Mining of Massive Datasets", section 3.4), by a reading of the sources 
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ class NearDuplicates:
 
     def add(self, number: int, text: bytes) -> None:
         self._numbers.append(number)
-        runs = _runs(text)
+        runs = runs_of(text)
         self._waiting.append(runs)
         self._waiting_runs += len(runs)
         if self._waiting_runs >= _TOGETHER:
@@ -90,23 +90,16 @@ class NearDuplicates:
 
     def find(self, documents: Iterable[tuple[int, bytes]]) -> Iterator[Near]:
         """Yields those to drop; `documents` are those of `shared`, or more, in order."""
-        keys = self.shared
-        kept: dict[int, tuple[np.ndarray, str]] = {}
-        there: defaultdict[int, list[int]] = defaultdict(list)  # by key, those that stay
-        for number, text in documents:
-            if number not in keys:
-                continue
-            runs = np.unique(_runs(text))
-            others = dict.fromkeys(n for key in keys[number] for n in there[key][-_COMPARED:])
-            for other_runs, other in map(kept.__getitem__, others):
-                similarity = jaccard(runs, other_runs)
-                if similarity >= self.similarity:
-                    yield Near(number, beginning(text), other, similarity)
-                    break
-            else:
-                kept[number] = runs, beginning(text)
-                for key in keys[number]:
-                    there[key].append(number)
+        keys, beginnings = self.shared, dict[int, str]()
+
+        def shared() -> Iterator[tuple[int, Sequence[int], np.ndarray]]:
+            for number, text in documents:
+                if number in keys:
+                    beginnings[number] = beginning(text)
+                    yield number, keys[number], runs_of(text)
+
+        for number, other, similarity in nearly(shared(), self.similarity):
+            yield Near(number, beginnings.pop(number), beginnings[other], similarity)
 
     def _sign(self) -> None:
         from rensa import RMinHash
@@ -140,7 +133,31 @@ class NearDuplicates:
         return found
 
 
-def _runs(text: bytes) -> np.ndarray:
+def nearly(
+    documents: Iterable[tuple[int, Iterable[int], np.ndarray]], similarity: float
+) -> Iterator[tuple[int, int, float]]:
+    """Yields documents to drop, with the one before it that each nearly is, and how similar they
+    are.
+
+    A document is its number, its keys and its runs of words; two that share no key are not
+    compared.
+    """
+    kept: dict[int, np.ndarray] = {}
+    there: defaultdict[int, list[int]] = defaultdict(list)  # by key, those that stay
+    for number, keys, all_runs in documents:
+        keys, runs = [*keys], np.unique(all_runs)
+        for other in dict.fromkeys(n for key in keys for n in there[key][-_COMPARED:]):
+            if (found := jaccard(runs, kept[other])) >= similarity:
+                yield number, other, found
+                break
+        else:
+            kept[number] = runs
+            for key in keys:
+                there[key].append(number)
+
+
+def runs_of(text: bytes) -> np.ndarray:
+    """Returns a hash of each run of words of a text in UTF-8: uint64."""
     return shingles(words(text.decode()), WORDS)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.cluster import stages
-from bert_jax.data.cluster.values import Candidates, Job, UnitCounts
+from bert_jax.data.cluster import alike, stages
+from bert_jax.data.cluster.values import Candidates, Decided, Job, UnitCounts
 from bert_jax.data.corpus.survey import Unit
 
 
@@ -36,6 +36,8 @@ def make(job: Job, units: Sequence[Unit], *, times: int = 1, seed: int = 0) -> s
         for unit, numbers in found:
             duplicates[unit].append(numbers)
     decided = each(stages.decide_unit, [(unit, duplicates[unit.number]) for unit in units])
+    if job.request.near_duplicates is not None:
+        decided = _without_near_duplicates(job, each, of_number, decided)
     lines = [UnitCounts(of.unit, of.kept, of.totals) for of in decided]
     whole = one(stages.assign, lines)
     halves = [Candidates.lowest(job.sample_bytes, [of.sample]) for of in decided]
@@ -49,3 +51,27 @@ def make(job: Job, units: Sequence[Unit], *, times: int = 1, seed: int = 0) -> s
     shards = stages.cut_shards(piece for pieces in encoded for piece in pieces)
     written = each(stages.write, [(*shard, vocabulary) for shard in shards])
     return one(stages.finish, written, vocabulary, whole)
+
+
+def _without_near_duplicates(
+    job: Job,
+    each: Callable[..., list[Any]],
+    of_number: dict[int, Unit],
+    decided: list[Decided],
+) -> list[Decided]:
+    keys = defaultdict(list)
+    for found in each(alike.keys, [(of,) for of in decided]):
+        for of, several in found:
+            keys[of].append(several)
+    pairs = each(alike.pairs, keys.items())
+    groups = alike.groups([alike.groups(pairs[::2]), alike.groups(pairs[1::2])])
+    runs = defaultdict(list)
+    wanted = [(of_number[unit], rows) for unit, rows in alike.groups_by_unit(groups)]
+    for found in each(alike.runs, wanted):
+        for group, of in found:
+            runs[group].insert(0, of)
+    dropped = defaultdict(list)
+    for found in each(alike.near, runs.items()):
+        for unit, numbers in found:
+            dropped[unit].append(numbers)
+    return [alike.drop(of, dropped[of.unit]) for of in decided]

@@ -100,11 +100,16 @@ def is_equal(output: Path, here: Path) -> bool:
 
 
 def command(
-    sources: list[str], output: Path, runner: str, *flags: str, environment: dict[str, str]
+    sources: list[str],
+    output: Path,
+    runner: str,
+    *flags: str,
+    environment: dict[str, str],
+    options: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", runner]
     words += ["--source", *sources, "--output", str(output)]
-    words += ["--vocab-size", "140", "--validation-fraction", "0.05", "--", *flags]
+    words += ["--vocab-size", "140", "--validation-fraction", "0.05", *options, "--", *flags]
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HUNG)
 
 
@@ -114,6 +119,25 @@ def test_beam_makes_the_bytes_of_one_machine(tmp_path, sources, here, beginning,
     assert done.returncode == 0, done.stderr
     assert is_equal(tmp_path / "c", here)
     assert done.stderr.count("train wordpiece on") == 1 and "Traceback" not in done.stderr
+
+
+def test_near_duplicates_are_those_of_one_machine(tmp_path, sources, beginning, monkeypatch):
+    pytest.importorskip("rensa")
+    for name, value in SMALL.items():
+        monkeypatch.setattr(f"bert_jax.data.corpus.{name}", value)
+    texts = text_of(200).split("\n\n")
+    (tmp_path / "edited.txt").write_text(
+        "\n\n".join(f"{text} edit{number}" for number, text in enumerate(texts))
+    )
+    sources = [*sources, str(tmp_path / "edited.txt")]
+    here = prepare(sources, tmp_path / "here", workers=1, near_duplicates=0.7, **OPTIONS)
+    assert sum(here.manifest["near_duplicate_documents"].values()) > 20
+    done = command(
+        sources, tmp_path / "c", "DirectRunner", *PROCESSES,
+        environment=beginning, options=("--near-duplicates", "0.7"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert is_equal(tmp_path / "c", tmp_path / "here")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -201,12 +225,12 @@ def test_a_pool_whose_workers_do_not_begin(tmp_path, sources, service, monkeypat
 
 
 def test_the_description_of_a_dataflow_job(tmp_path, sources):
-    """No text is in it; one worker has what four steps need, and no other."""
+    """No text is in it; one worker has what six steps need, and no other."""
     pytest.importorskip("google.cloud.storage")
     pytest.importorskip("apache_beam.runners.dataflow.internal.apiclient")
     tests = tmp_path / "tests.txt"
     tests.write_text(text_of(5, seed=7))
-    options = {**OPTIONS, "decontaminate": [str(tests)]}
+    options = {**OPTIONS, "decontaminate": [str(tests)], "near_duplicates": 0.8}
     request, _ = run.request_of(sources, "gs://bucket/corpus", options)
     job = Job(request=request, output=Shared("gs://bucket/corpus"), sample_bytes=1000, ranges=4)
     flags = ("--project=some-project", "--region=europe-west4", "--temp_location=gs://bucket/tmp",
@@ -227,9 +251,12 @@ def test_the_description_of_a_dataflow_job(tmp_path, sources):
     grouped = {each.unique_name.partition("/")[0] for each in transforms
                if each.spec.urn in (COMBINE, GROUP)}  # fmt: skip
     alone = {each.unique_name.partition("/")[0] for each in transforms if each.spec.urn == COMBINE}
-    assert alone == {"lines", "sample", "gathered", "pieces", "written"}
-    assert grouped - alone == {"words by range", "duplicates by unit", "units of the sample",
-                               "all of a unit", "spread units", "spread shards"}  # fmt: skip
+    assert alone == {"lines", "groups", "sample", "gathered", "pieces", "written"}
+    assert grouped - alone == {
+        "words by range", "duplicates by unit", "keys by range", "groups by unit", "runs by group",
+        "near duplicates by unit", "units of the sample", "all of a unit", "spread units",
+        "spread shards",
+    }  # fmt: skip
     (environment,) = proto.components.environments.values()
     staged = [dependency.type_payload for dependency in environment.dependencies]
     assert any(re.search(rb"bert_jax-.*\.whl", each) for each in staged)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bert_jax import errors
-from bert_jax.data.cluster import package, reports, run, stages
+from bert_jax.data.cluster import alike, package, reports, run, stages
 from bert_jax.data.cluster.shared import Shared
 from bert_jax.data.cluster.values import SAMPLED, Candidates, Job
 from bert_jax.data.corpus import dedup
@@ -65,6 +65,14 @@ OPTIONS = {
     "wordpiece": {"vocab_size": 140},
     "held out": {"vocab_size": 140, "validation_sources": ["held.txt"]},
     "test set": {"vocab_size": 140, "decontaminate": ["tests.txt"]},
+    "near": {"vocab_size": 140, "near_duplicates": 0.5},
+    "near, held out, bad file": {
+        "vocab_size": 140,
+        "near_duplicates": 0.5,
+        "decontaminate": ["tests.txt"],
+        "validation_sources": ["held.txt"],
+        "skip_bad": "file",
+    },
     "bad file": {"vocab_size": 140, "skip_bad": "file"},
     "bad record": {"vocab_size": 140, "skip_bad": "record", "skip_bad_limit": 0.2},
 }
@@ -77,7 +85,10 @@ def test_a_job_makes_the_bytes_of_one_machine(tmp_path, sources, monkeypatch, na
     options = {"validation_fraction": 0.1} | OPTIONS[name]
     Path("held.txt").write_text(text_of(20, seed=5) + "\n\n" + text_of(90)[:900])
     Path("tests.txt").write_text(text_of(90).split("\n\n")[3].replace("\n", " ") + " and more")
-    if name.startswith("bad"):
+    if "near" in name:
+        near = [edited(text, number) for number, text in enumerate(text_of(90).split("\n\n"))]
+        (sources / "e.txt").write_text("\n\n".join(near))
+    if "bad" in name:
         broken = (sources / "c.jsonl").read_text() + "{broken\n"
         (sources / "c.jsonl").write_text(broken)
     if name == "given":
@@ -86,6 +97,8 @@ def test_a_job_makes_the_bytes_of_one_machine(tmp_path, sources, monkeypatch, na
     here = prepare([str(sources)], Path("here"), workers=1, **options)
     assert here.manifest["counts"]["total"]["duplicate_documents"] > 30
     assert len(here.train.shards) > 3
+    if "near" in name:
+        assert sum(here.manifest["near_duplicate_documents"].values()) > 30
     for number, (ranges, times) in enumerate(((1, 1), (7, 1), (3, 3))):
         job, units = job_of(sources, f"there{number}", ranges=ranges, **options)
         assert len(units) > 2
@@ -94,6 +107,33 @@ def test_a_job_makes_the_bytes_of_one_machine(tmp_path, sources, monkeypatch, na
         assert files_of(Path(f"there{number}")) == {
             name: content for name, content in files_of(Path("here")).items() if name != ".lock"
         }
+
+
+def edited(text: str, number: int) -> str:
+    """Returns a text with another word in one place in thirty or so, or in one in three."""
+    words, step = text.split(" "), (37, 31, 29, 3)[number % 4]
+    for place in range(number % step, len(words), step):
+        words[place] = f"word{number}"
+    return " ".join(words)
+
+
+def test_groups_hang_together_by_any_number_of_steps():
+    """Against a search from document to document."""
+    draw = np.random.default_rng(0)
+    for size in (0, 1, 5, 40, 300):
+        pairs = draw.integers(0, 200, (size, 2), dtype=np.uint64) << np.uint64(31)
+        near = {int(each): {int(each)} for each in pairs.ravel()}
+        for a, b in pairs.tolist():
+            together = near[a] | near[b]
+            near.update(dict.fromkeys(together, together))
+        expected = {place: min(together) for place, together in near.items()}
+        parts = [alike.groups([part.tobytes()]) for part in np.array_split(pairs, 4)]
+        for found in (alike.groups([pairs.tobytes()]), alike.groups(parts)):
+            rows = np.frombuffer(found, np.uint64).reshape(-1, 2)
+            assert dict(rows.tolist()) == expected
+        by_unit = alike.groups_by_unit(found)
+        assert [unit for unit, _ in by_unit] == sorted({place >> 32 for place in expected})
+        assert sum(len(of) for _, of in by_unit) == len(found)
 
 
 def test_only_what_is_lost_is_encoded_again(tmp_path, sources, monkeypatch):
@@ -335,7 +375,6 @@ def test_workers_that_are_gone_are_missed():
 @pytest.mark.parametrize(
     ("runner", "sources", "output", "options", "message"),
     [
-        ("DirectRunner", ["a.txt"], "c", {"near_duplicates": 0.8}, "`near_duplicates` compares"),
         ("DirectRunner", ["a.txt"], "c", {"workers": 2}, "its own options say after --"),
         ("DirectRunner", ["-"], "c", {}, "`source` - is of this machine alone"),
         ("DirectRunner", ["docs:"], "c", {}, "`source` docs: is of this machine alone"),
