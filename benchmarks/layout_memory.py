@@ -13,7 +13,7 @@ import gzip
 import lzma
 import multiprocessing
 import os
-import resource
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -42,11 +42,13 @@ def _prepare(source: str, options: dict[str, str], tokenizer: str) -> tuple[str,
         began = time.process_time()
         corpus = prepare([source], Path(folder, "c"), tokenizer=tokenizer, workers=1, **options)  # pyright: ignore
         seconds = time.process_time() - began
-        return corpus.fingerprint, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # The one of getrusage begins with that of the process that began this one.
+        (peak,) = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        return corpus.fingerprint, seconds, int(peak)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text", metavar="TEXT")
     whole = [name for name in LAYOUTS if name not in (*_OF_MANY_FILES, *_ONE_BYTE)]
     packed = [f"{name}{ending}" for name in ("text", "jsonl", "csv") for ending in _PACKERS]
