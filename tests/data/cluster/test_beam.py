@@ -108,7 +108,8 @@ def command(
     options: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", runner]
-    words += ["--source", *sources, "--output", str(output)]
+    words += [word for source in sources for word in ("--source", source)]
+    words += ["--output", str(output)]
     words += ["--vocab-size", "140", "--validation-fraction", "0.05", *options, "--", *flags]
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HUNG)
 
