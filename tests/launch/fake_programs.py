@@ -263,15 +263,15 @@ def happens(command: str) -> dict | None:
 def ssh(words: list[str], argv: list[str]) -> int:
     import subprocess
 
-    command = option(argv, "command")
-    assert command and option(argv, "worker") in ("all", "0")
+    command, worker = option(argv, "command"), option(argv, "worker")
+    assert command and worker in ("all", "0")
     event = happens(command)
     with state() as now:
         ready = now["states"] and node_state(now) == "READY"
     if not ready or (event and event.get("silent")):
         return fail("[/usr/bin/ssh] exited with return code [255].", 255)
     running = []
-    for number, host in enumerate(HOSTS):
+    for number, host in enumerate(HOSTS if worker == "all" else HOSTS[:1]):
         if event and number in event.get("deaf", []):
             continue
         running.append(
