@@ -1,11 +1,13 @@
 """Worker processes of a command: they live as long as it does, and hear no signal of their own."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 
 def prepare_for_workers() -> None:
@@ -21,6 +23,25 @@ def prepare_for_workers() -> None:
         resource_tracker.ensure_running()
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL if heard is None else heard)
+
+
+def kill_descendants(command: bytes) -> None:
+    """Kills the processes below this one whose command line has this in it: those of a library that
+    has no way to end them. Where there is no /proc they find out themselves that this one is gone.
+    """
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    for process in parents:
+        above = process
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        with contextlib.suppress(OSError):
+            if above == os.getpid() != process and (
+                command in Path(f"/proc/{process}/cmdline").read_bytes()
+            ):
+                os.kill(process, signal.SIGKILL)
 
 
 def begin(alive: Connection | None = None) -> None:

@@ -97,8 +97,8 @@ _OTHERWISE = {
 }  # fmt: skip
 
 
-# Verbs that hand over what is after `--`, and the option that it is.
-_WITH_OTHERS = {"prepare": "runner_options"}
+# Verbs that hand over what is after `--`: the option that it is, and the one that it belongs to.
+_WITH_OTHERS = {"prepare": ("runner_options", "runner")}
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
 
     def _arguments(self) -> list[argparse.Action]:
         """Returns what has no dashes before it, but what stands after `--`."""
-        after = _WITH_OTHERS.values()
+        after = [options for options, _ in _WITH_OTHERS.values()]
         return [a for a in self._actions if not a.option_strings and a.dest not in after]
 
     def error(self, message: str) -> NoReturn:
@@ -181,11 +181,15 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     # argparse takes what is after `--` for arguments only where none could be before.
     at = words.index("--") if "--" in words and verb in _WITH_OTHERS else len(words)
     found, extra = parser.parse_known_args(words[:at])
+    after = ""
     if verb in _WITH_OTHERS:
-        extra = [*getattr(found, _WITH_OTHERS[verb]), *extra]
-        setattr(found, _WITH_OTHERS[verb], [*words[at + 1 :]])
+        options, of = _WITH_OTHERS[verb]
+        extra = sorted([*getattr(found, options), *extra], key=words.index)
+        setattr(found, options, [*words[at + 1 :]])
+        if getattr(found, of) is not None:
+            after = f"; those of the {of} come after --: ... -- {' '.join(extra)}"
     if extra:
-        verbs[found.verb].error(f"unrecognized arguments: {' '.join(extra)}")
+        verbs[found.verb].error(f"unrecognized arguments: {' '.join(extra)}{after}")
     return found
 
 

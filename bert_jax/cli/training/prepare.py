@@ -177,19 +177,24 @@ def _remarks(manifest: dict[str, Any], corpus: Any | None) -> Iterator[str]:
     for added in manifest.get("appended", ())[-1:]:
         train, held_out = added["documents"].values()
         yield (
-            f"added last: {train + held_out:,} documents, of which {held_out:,} are held out, from "
-            f"{', '.join(added['sources'])}"
+            f"its last addition: {train + held_out:,} documents, {held_out:,} of them held out, "
+            f"from {', '.join(added['sources'])}"
         )
     total, small = manifest["counts"]["total"], manifest["counts"]["validation"]["tokens"]
-    if copies := total["duplicate_documents"]:
-        seen = copies + total["documents"] + total["empty_documents"]
+    copies = total["duplicate_documents"]
+    others = {
+        what: sum(manifest[name].values())
+        for name, what in (
+            ("near_duplicate_documents", "near duplicates"),
+            ("contaminated_documents", "with text of a test set"),
+        )
+        if name in manifest
+    }
+    if copies:
+        seen = copies + total["documents"] + total["empty_documents"] + sum(others.values())
         yield f"dropped: {copies:,} of {seen:,} documents ({copies / seen:.0%}): duplicates"
-    for name, what in (
-        ("near_duplicate_documents", "near duplicates"),
-        ("contaminated_documents", "with text of a test set"),
-    ):
-        if name in manifest:
-            yield f"dropped: {sum(manifest[name].values()):,} documents: {what}"
+    for what, count in others.items():
+        yield f"dropped: {count:,} documents: {what}"
     if skipped := manifest.get("skipped_files"):
         yield f"left out: {len(skipped):,} bad file(s), which corpus.json names"
     if records := manifest.get("skipped_records"):

@@ -20,7 +20,7 @@ from bert_jax.data.cluster.reports import Reports, error_of
 from bert_jax.data.cluster.shared import Shared
 from bert_jax.data.cluster.values import Job
 from bert_jax.data.corpus.output import PARTS, only_writer, require_own, storage_failures
-from bert_jax.data.corpus.prepare import SAMPLE_BYTES, asked, prepare
+from bert_jax.data.corpus.prepare import SAMPLE_BYTES, asked, differences_of, finished, prepare
 from bert_jax.data.corpus.preview import LOOKED_AT_BYTES
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.store import MANIFEST
@@ -29,8 +29,9 @@ from bert_jax.data.matching.near_duplicates import require_rensa
 from bert_jax.data.sources.address import KINDS, is_address
 from bert_jax.data.sources.read import is_stdin, left_out
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-from bert_jax.errors import BertJaxError, DataDamaged, UsageError
+from bert_jax.errors import BertJaxError, DataDamaged, UsageError, some
 from bert_jax.progress import Progress, note
+from bert_jax.worker import kill_descendants
 
 # Units of whose documents one range has the words; and the most ranges.
 _UNITS_A_RANGE, _MOST_RANGES = 64, 1024
@@ -45,6 +46,7 @@ _WITHOUT_CONTAINERS = ("EXTERNAL", "PROCESS", "LOOPBACK")
 # Seconds between two looks at the job.
 _NEAR, _FAR = 0.5, 5.0
 # What runs `DirectRunner`: Beam would fetch another program for it from the web.
+_DIRECT = "DirectRunner"
 _LOCAL = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 _DATAFLOW = "DataflowRunner"
 _FAILURE = "failure.txt"
@@ -78,7 +80,7 @@ def prepare_on(
         elif place.is_foreign((MANIFEST, PARTS)):
             raise UsageError(f"{output} exists and is not a corpus: choose another `output`")
         if place.has(MANIFEST):
-            return _finished(request, place, given)
+            return _finished(request, place, output, given)
         return _make(request, place, given, runner, flags)
 
 
@@ -120,25 +122,34 @@ def _of_this_machine(source: str) -> UsageError:
     )
 
 
-def _finished(request: Request, output: Shared, given: Tokenizer | None) -> dict[str, Any]:
+def _finished(
+    request: Request, place: Shared, output: str, given: Tokenizer | None
+) -> dict[str, Any]:
     """Returns the content of the corpus.json that is there, if it is of the corpus asked for."""
     try:
-        manifest = strict_json.parse(output.read(MANIFEST))
-        theirs = manifest["tokenizer"]["hash"]
-    except (ValueError, KeyError, TypeError) as error:
+        manifest = strict_json.parse(place.read(MANIFEST))
+        differences = differences_of(manifest, request, given)
+        added = sum(len(each["sources"]) for each in manifest.get("appended", ()))
+        sources = manifest["sources"][: len(manifest["sources"]) - added]
+        held_out = manifest.get("validation_sources", [])
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise DataDamaged(f"{output}/{MANIFEST} cannot be read: delete {output}") from error
-    is_same = (
-        manifest.get("options") == json.loads(json.dumps(request.options))
-        and tuple(manifest.get("sources", ())) == request.sources
-        and tuple(manifest.get("validation_sources", ())) == request.held_out
-        and (given is None or theirs == given.hash)
-    )
-    if not is_same:
-        raise UsageError(f"{output} holds another corpus: choose another `output`, or delete it")
-    (output / PARTS).remove_all()
+    for name, theirs, ours in (
+        ("source", sources, request.sources),
+        ("validation source", held_out, request.held_out),
+    ):
+        if [*theirs] != [*ours]:
+            said = [some(map(str, names), 3) or "none" for names in (theirs, ours)]
+            differences.append(f"its {name} is {said[0]}, not {said[1]}")
+    if differences:
+        raise UsageError(
+            f"{output} holds another corpus ({'; '.join(differences)}): choose another `output`, "
+            "or delete it"
+        )
+    (place / PARTS).remove_all()
     note(
-        f"{output} is finished already: nothing to do (whether its sources have other text now was "
-        "not looked at)"
+        f"{output} {finished(manifest)}: nothing to do (whether its sources have other text now "
+        "was not looked at)"
     )
     return manifest
 
@@ -201,14 +212,14 @@ def _pipeline(
 
     # It logs each error of a stage with its traceback, which the stage reports as one line.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-    named = _LOCAL if runner == "DirectRunner" else runner
+    named = _LOCAL if runner == _DIRECT else runner
     # What this process has in memory is nothing that a stage needs.
     usual: dict[str, Any] = {"runner": named, "save_main_session": False}
     options = PipelineOptions(flags)
     every = options.get_all_options(retain_unknown_options=True)
     # Those of Flink and Spark may be known to their own programs alone.
     unknown = sorted(every.keys() - options.get_all_options().keys())
-    if unknown and runner in (_DATAFLOW, "DirectRunner"):
+    if unknown and runner in (_DATAFLOW, _DIRECT):
         raise UsageError(f"`runner` {runner} has no option {', '.join(unknown)}")
     kind = options.view_as(PortableOptions).environment_type
     is_near = named == _LOCAL or kind in _WITHOUT_CONTAINERS
@@ -259,6 +270,8 @@ def _run(
                 job_there.cancel()
             except Exception as error:
                 note(f"the job could not be cancelled, and may go on: {error}")
+        if runner == _DIRECT:
+            kill_descendants(b"sdk_worker")
         raise
     (error,) = ended
     if error is None:

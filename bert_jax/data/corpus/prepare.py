@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bert_jax.data.corpus import digests
 from bert_jax.data.corpus.encode import Encoding, encode_units
@@ -244,14 +245,7 @@ def _cores() -> int:
 def _reopen(request: Request, output: Path, given: Tokenizer | None, workers: int | None) -> Corpus:
     """Returns the finished corpus that is there, if it is the one asked for."""
     manifest = read_manifest(output)
-    theirs, ours = manifest["options"], request.options
-    differences = [
-        f"its {name} is {theirs.get(name)!r}, not {ours.get(name)!r}"
-        for name in {**ours, **theirs}
-        if theirs.get(name) != ours.get(name)
-    ]
-    if given is not None and given.hash != manifest["tokenizer"]["hash"]:
-        differences.append("its tokenizer is another one")
+    differences, remedy = differences_of(manifest, request, given), "choose another `output`"
     if not differences:
         stdin = output / PARTS / STDIN
         try:
@@ -261,17 +255,37 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None, workers: in
             stdin.unlink(missing_ok=True)
         if look.survey.source_hash != manifest.get("source_hash"):
             differences.append("its sources had other text")
+            remedy = "`append` adds what is new to it; or choose another `output`"
     if differences:
         raise UsageError(
-            f"{output} holds another corpus ({'; '.join(differences)}): "
-            "choose another `output`, or delete it"
+            f"{output} holds another corpus ({'; '.join(differences)}): {remedy}, or delete it"
         )
     corpus = open_corpus(output, verify=SPLITS)
     shutil.rmtree(output / PARTS, ignore_errors=True)
+    note(f"{output} {finished(manifest)}, and its checksums are right: nothing to do")
+    return corpus
+
+
+def differences_of(
+    manifest: Mapping[str, Any], request: Request, given: Tokenizer | None
+) -> list[str]:
+    """Returns how a corpus differs from the one that is asked for, but for its text."""
+    theirs, ours = manifest["options"], json.loads(json.dumps(request.options))
+    differences = [
+        f"its {name} is {theirs.get(name)!r}, not {ours.get(name)!r}"
+        for name in {**ours, **theirs}
+        if theirs.get(name) != ours.get(name)
+    ]
+    if given is not None and given.hash != manifest["tokenizer"]["hash"]:
+        differences.append("its tokenizer is another one")
+    return differences
+
+
+def finished(manifest: Mapping[str, Any]) -> str:
+    """Returns that a corpus is finished, and how often it has been added to, for a note."""
     times = len(manifest.get("appended", ()))
     more = f", and has been added to {times} time{'s' * (times > 1)} since" if times else ""
-    note(f"{output} is finished already{more}, and its checksums are right: nothing to do")
-    return corpus
+    return f"is finished already{more}"
 
 
 def write(

@@ -22,6 +22,10 @@ KINDS: dict[str, str | None] = {
 }  # fmt: skip
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _SHORT = re.compile(r"hf:(?!//)(.+)", re.DOTALL)
+_DATA_SET = re.compile(r"[\w.-]+/[\w.-]+(?=[@/]|$)")
+_PAGE_OF_HUB = re.compile(
+    r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)/?(?:tree/main/?)?(?:[?#].*)?"
+)
 # What a web server has is one file: it lists none, and `?` begins what it is asked.
 _WEB = ("https", "http")
 _MAGIC = re.compile(r"[*?[]")
@@ -120,7 +124,13 @@ def find(source: str) -> tuple[RemoteFile | None, list[RemoteFile]]:
 def _parts(source: str) -> tuple[str, str]:
     """Returns the kind of an address, and the rest of it."""
     if short := _SHORT.fullmatch(source):
-        return "hf", f"datasets/{short[1].removeprefix('datasets/')}"
+        name = short[1].removeprefix("datasets/")
+        if not _DATA_SET.match(name):
+            raise UsageError(
+                f"{source}: no name of a data set, which is hf:OWNER/NAME, with @REVISION or /PATH "
+                "behind it if need be"
+            )
+        return "hf", f"datasets/{name}"
     found = _ADDRESS.fullmatch(source)
     assert found is not None, source
     kind, place = found[1], found[2]
@@ -130,6 +140,8 @@ def _parts(source: str) -> tuple[str, str]:
             f"{source}: addresses of the kind {kind}:// are not read, but {known} are; copy it, "
             "and name the copy"
         )
+    if kind in _WEB and (page := _PAGE_OF_HUB.fullmatch(place)):
+        raise UsageError(f"{source}: a page of the hub; of its text, write hf:{page[1]}")
     if kind in _WEB and "@" in place.partition("/")[0]:
         raise UsageError(
             f"{source.rpartition('@')[2]}: the address has a password, which corpus.json would "
@@ -177,7 +189,13 @@ class failures:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         # fsspec says of a server that does not answer that the file is not there, and why.
         whys = (error, error.__cause__)
-        if _OF_NETWORK & {base.__name__ for why in whys for base in type(why).__mro__}:
+        names = {base.__name__ for why in whys for base in type(why).__mro__}
+        if "OfflineModeIsEnabled" in names:
+            raise UsageError(
+                f"{self._address}: HF_HUB_OFFLINE is set, so nothing is asked for at the hub: "
+                "unset it, or name a copy"
+            ) from error
+        if _OF_NETWORK & names:
             raise Unreachable(
                 f"{self._address}: the network fails ({brief(reason)[1:-1]}); the same command "
                 "goes on once it is back"

@@ -165,6 +165,28 @@ def test_a_worker_that_is_killed(tmp_path, sources, here, beginning, stage):
     assert is_equal(output, here)
 
 
+def test_an_error_of_a_stage_is_one_line(tmp_path, sources, beginning):
+    (tmp_path / "bad.jsonl").write_text("{broken\n")
+    sources = [*sources, str(tmp_path / "bad.jsonl")]
+    done = command(sources, tmp_path / "c", "DirectRunner", *PROCESSES, environment=beginning)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "bad.jsonl, line 1: not JSON" in done.stderr.splitlines()[-1]
+
+
+def test_workers_end_with_the_command(tmp_path, sources, beginning):
+    words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", "DirectRunner"]
+    words += ["--source", sources[0], "--output", str(tmp_path / "c"), "--", *PROCESSES]
+    with subprocess.Popen(words, env=beginning, start_new_session=True) as process:
+        until = time.monotonic() + HUNG
+        while not list(tmp_path.glob("c/.parts/try-*/found/*")) and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(HUNG) == 42
+    time.sleep(1)
+    with pytest.raises(ProcessLookupError):  # of its session, nobody is left
+        os.killpg(process.pid, 0)
+
+
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -20,6 +20,7 @@ from bert_jax.data.cluster import alike, package, reports, run, stages
 from bert_jax.data.cluster.shared import Shared
 from bert_jax.data.cluster.values import SAMPLED, Candidates, Job
 from bert_jax.data.corpus import dedup
+from bert_jax.data.corpus.append import append
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import SPLITS, open_corpus
 from bert_jax.data.corpus.survey import Lowest, Unit
@@ -402,14 +403,29 @@ def test_another_corpus_is_not_written_over(tmp_path, sources):
         "DirectRunner", (), [str(sources)], str(output), vocab_size=140, validation_fraction=0.1
     )
     assert found == corpus.manifest
-    for other in ({"vocab_size": 110}, {"vocab_size": 140, "validation_sources": ["gs://b/v"]}):
-        with pytest.raises(UsageError, match="holds another corpus"):
-            run.prepare_on("DirectRunner", (), [str(sources)], str(output), **other)
+    same = {"vocab_size": 140, "validation_fraction": 0.1}
+    for asked, other, difference in (
+        (sources, {"vocab_size": 110}, "its vocab_size is 140, not 110"),
+        (sources, {"validation_sources": ["gs://b/v"]}, "validation source is none, not gs://b/v"),
+        (sources / "a.txt", {}, f"its source is {sources}, not {sources}/a.txt"),
+    ):
+        with pytest.raises(UsageError, match=f"c holds another corpus .*{difference}"):
+            run.prepare_on("DirectRunner", (), [str(asked)], str(output), **same | other)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.doc").touch()
     with pytest.raises(UsageError, match="exists and is not a corpus"):
         run.prepare_on("DirectRunner", (), [str(sources)], str(tmp_path / "mine"))
     assert files_of(output) == before
+
+
+def test_a_corpus_that_was_added_to_is_finished(tmp_path, sources, capsys):
+    output, options = tmp_path / "c", {"vocab_size": 140, "validation_fraction": 0.1}
+    prepare([str(sources)], output, **options)
+    (tmp_path / "more.txt").write_text(text_of(40, seed=9))
+    corpus = append([str(tmp_path / "more.txt")], output)
+    found = run.prepare_on("DirectRunner", (), [str(sources)], str(output), **options)
+    assert found == corpus.manifest
+    assert f"{output} is finished already, and has been added to 1 time" in capsys.readouterr().err
 
 
 def test_other_files_in_a_bucket_are_left_alone(sources):

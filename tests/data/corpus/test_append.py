@@ -376,12 +376,14 @@ def test_the_command(tmp_path, files, capsys):
     output = str(tmp_path / "c")
     making = ["--vocab-size", "120", "--validation-fraction", "0.2", "--strip-accents", "yes"]
     assert main(["prepare", "--source", files[0], "--output", output, *making]) == 0
-    assert "added last" not in capsys.readouterr().out
+    assert "its last addition" not in capsys.readouterr().out
     more = ["prepare", "--append", "--source", files[1], "--source", files[2], "--output", output]
     assert main(more) == 0
     out = capsys.readouterr().out
     added = open_corpus(output).manifest["appended"][0]["documents"]
-    assert f"added last: {sum(added.values())} documents, of which {added['validation']} are" in out
+    assert (
+        f"its last addition: {sum(added.values())} documents, {added['validation']} of them" in out
+    )
     assert main([*more, *making]) == 0
     assert main([*more, "--strip-accents", "no", "--seed", "1"]) == 2
     err = capsys.readouterr().err

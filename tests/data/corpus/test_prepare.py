@@ -183,7 +183,7 @@ def test_a_finished_corpus_is_not_made_again(tmp_path, source, capsys):
             run(**changes)
         assert difference in str(caught.value) and "another `output`" in str(caught.value)
     source.write_text(text_of(301))
-    with pytest.raises(UsageError, match="its sources had other text"):
+    with pytest.raises(UsageError, match=r"its sources had other text\): `append` adds what is"):
         run()
 
 

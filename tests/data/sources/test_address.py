@@ -307,6 +307,33 @@ def test_a_data_set_of_the_hub(monkeypatch, memory, source):
     assert data_set_of(source_name(source)) == "org/name"
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("hf:imdb", "no name of a data set, which is hf:OWNER/NAME"),
+        ("hf:org/name:en", "no name of a data set, which is hf:OWNER/NAME"),
+        ("https://huggingface.co/datasets/org/name", "of its text, write hf:org/name$"),
+        ("https://huggingface.co/datasets/org/name/tree/main", "of its text, write hf:org/name$"),
+    ],
+)
+def test_other_names_are_answered_with_what_to_type(source, message):
+    with pytest.raises(UsageError, match=message):
+        list(read_documents([source]))
+
+
+def test_a_hub_that_may_not_be_asked(monkeypatch):
+    """It is no failure of the network, which would come back."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    class Offline(_Hub):
+        def isfile(self, path: str) -> bool:
+            raise OfflineModeIsEnabled("Cannot reach the hub")
+
+    monkeypatch.setattr(address, "file_system", {"hf": Offline(skip_instance_cache=True)}.get)
+    with pytest.raises(UsageError, match="HF_HUB_OFFLINE is set"):
+        list(read_documents(["hf:org/name"]))
+
+
 def test_a_bare_name_is_answered_with_what_to_type(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "--source", "org/name", "--output", "corpus"]) == 2
