@@ -47,7 +47,7 @@ def keys(job: Job, decided: Decided) -> list[tuple[int, Hashes]]:
 
 
 @reported
-def pairs(_: Job, of: int, several: Iterable[Hashes]) -> bytes:
+def pairs(_: Job, __: int, several: Iterable[Hashes]) -> bytes:
     """Returns the groups of documents that share a key in one range, as `groups` does."""
     all_ = [*several]
     hashes = np.concatenate([np.frombuffer(each.hashes, np.uint64) for each in all_])

@@ -4,16 +4,20 @@ A name at an address is somebody else's: one that would lead out of the folder t
 refused. fsspec lists and fetches; unpacking is ours (`stream.py`), which finds damage.
 """
 
+import contextlib
 import functools
 import io
 import logging
 import re
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_jax import files
 from bert_jax.errors import BertJaxError, Unreachable, UsageError, brief
+from bert_jax.progress import note
 
 # Kind of address -> the extra of bert-jax that has what it needs; None where it is there anyway.
 # `memory` is fsspec's own store in this process: for tests, and for text that a program has made.
@@ -30,6 +34,8 @@ _PAGE_OF_HUB = re.compile(
 _WEB = ("https", "http")
 _MAGIC = re.compile(r"[*?[]")
 _AT_ONCE = 1 << 20  # bytes
+# A listing that takes longer is said to: the libraries try again for a minute or more.
+_SLOW_SECONDS = 5.0
 # Errors of the network by their names: the libraries that ask share no base for them.
 _OF_NETWORK = {"ClientConnectionError", "ConnectionError", "ConnectError", "TimeoutError",
                "TimeoutException", "ServerTimeoutError", "RetriesExceeded"}  # fmt: skip
@@ -94,7 +100,7 @@ def find(source: str) -> tuple[RemoteFile | None, list[RemoteFile]]:
     Unreachable where the network fails.
     """
     kind, place = _parts(source)
-    with failures(source):
+    with failures(source), _noted_if_slow(f"{source}: there is no answer yet; asking for longer"):
         system = file_system(kind)
         path = system._strip_protocol(f"{kind}://{place}")
         if kind in _WEB:
@@ -119,6 +125,17 @@ def find(source: str) -> tuple[RemoteFile | None, list[RemoteFile]]:
             ) from None
     folder = None if _MAGIC.search(path) else RemoteFile(kind, root)
     return folder, sorted(RemoteFile(kind, name) for name in found)
+
+
+@contextlib.contextmanager
+def _noted_if_slow(text: str) -> Iterator[None]:
+    timer = threading.Timer(_SLOW_SECONDS, note, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _parts(source: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ import functools
 import gzip
 import lzma
 import threading
+import time
 from collections.abc import Iterator
 from http import server
 from pathlib import Path
@@ -319,6 +320,24 @@ def test_a_data_set_of_the_hub(monkeypatch, memory, source):
 def test_other_names_are_answered_with_what_to_type(source, message):
     with pytest.raises(UsageError, match=message):
         list(read_documents([source]))
+
+
+def test_an_address_that_does_not_answer_is_noted(monkeypatch, memory, caplog):
+    class Slow(_Hub):
+        def isfile(self, path: str) -> bool:
+            time.sleep(0.3)
+            return super().isfile(path)
+
+    memory.pipe_file("/datasets/org/name/a.txt", "\n\n".join(texts(4)).encode())
+    caplog.set_level("INFO", logger="bert_jax")
+    monkeypatch.setattr(address, "file_system", {"hf": Slow(skip_instance_cache=True)}.get)
+    for seconds, notes in (
+        (60, []),
+        (0.1, ["hf:org/name: there is no answer yet; asking for longer"]),
+    ):
+        monkeypatch.setattr(address, "_SLOW_SECONDS", seconds)
+        assert len(list(read_documents(["hf:org/name"]))) == 4
+        assert caplog.messages == notes
 
 
 def test_a_hub_that_may_not_be_asked(monkeypatch):
