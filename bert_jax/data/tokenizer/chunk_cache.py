@@ -6,6 +6,7 @@ chunks of a text were there before.
 """
 
 import re
+import threading
 from array import array
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
@@ -19,6 +20,9 @@ _MOST_CHARACTERS, _ENTRY = 4 << 20, 24
 _LONGEST_CHUNK = 32  # characters, on average
 _END = "\n"  # stands where a sentence ends, in the place of a chunk
 _END_ID = -1
+# A worker of an engine may encode several units at once. One lock for all of a process, since locks
+# cannot be pickled.
+_one_thread = threading.Lock()
 # Of printable ASCII, a run of letters and digits is a word, and so is each other sign.
 _WORDS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
 
@@ -46,6 +50,12 @@ class ChunkCache:
             len(chunks) - len(sentences)
         ):  # or nothing will come again
             return flat(self._encode(sentences))
+        with _one_thread:
+            ids = self._ids_of(chunks)
+        (ends,) = np.nonzero(ids == _END_ID)
+        return ids[ids != _END_ID], np.diff(ends, prepend=-1) - 1
+
+    def _ids_of(self, chunks: list[str]) -> np.ndarray:
         try:
             numbers = self._known.numbers_of(chunks)
             self._learn()
@@ -55,8 +65,7 @@ class ChunkCache:
         ids, _ = self._known.ids_of(numbers)
         if self._known.is_full:
             self._known, self._before = _Generation(), self._known
-        (ends,) = np.nonzero(ids == _END_ID)
-        return ids[ids != _END_ID], np.diff(ends, prepend=-1) - 1
+        return ids
 
     def _learn(self) -> None:
         """Finds the ids of what has a number and none yet."""

@@ -1,6 +1,8 @@
 """Running text has the ids that the library gives its sentences, whatever was there before."""
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -61,6 +63,25 @@ def test_the_ids_are_those_of_the_library(tokenizer, monkeypatch):
         assert len(lengths) == len(sentences)
     assert len({*map(id, generations)}) > interrupted + 10
     assert max(len(known.numbers) for known in generations) < 300
+
+
+def test_several_threads_have_the_right_ids(tokenizer, monkeypatch):
+    """As in a worker of an engine."""
+    monkeypatch.setattr(chunk_cache, "_MOST_CHARACTERS", 3000)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def is_right(seed: int) -> bool:
+        draw = random.Random(seed)
+        texts = ["".join(draw.choices(_SIGNS, k=40)) for _ in range(10)]
+        ids, _ = tokenizer.encode_running_text(texts)
+        return ids.tolist() == [id_ for of in tokenizer.encode_sentences(texts) for id_ in of]
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(is_right, range(200)))
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _interrupted(_):
