@@ -32,6 +32,7 @@ pytest.importorskip("apache_beam")
 pytestmark = pytest.mark.beam
 
 PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+THREADS = ("--direct_running_mode=multi_threading", "--direct_num_workers=4")
 STAGES = ("look", "encode", "write")
 if os.environ.get("BERT_JAX_CHAOS") == "long":
     STAGES += ("losers", "decide_unit", "assign", "gather_unit", "vocabulary", "finish")
@@ -114,7 +115,9 @@ def command(
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HUNG)
 
 
-@pytest.mark.parametrize("flags", [(), PROCESSES], ids=["one process", "two processes"])
+@pytest.mark.parametrize(
+    "flags", [(), PROCESSES, THREADS], ids=["one process", "two processes", "four threads"]
+)
 def test_beam_makes_the_bytes_of_one_machine(tmp_path, sources, here, beginning, flags):
     done = command(sources, tmp_path / "c", "DirectRunner", *flags, environment=beginning)
     assert done.returncode == 0, done.stderr
