@@ -182,6 +182,12 @@ def describe(source: str, left_out: dict[str, list[AnyFile]]) -> str:
     return f"skipped {count:,} file{'s' * (count > 1)}: {groups}"
 
 
+def folders_of_split(files: Sequence[AnyFile]) -> list[str]:
+    """Returns the folders in which files are named as those of a split, by name."""
+    named = [file for file in files if _split_of(file, None) is not None]
+    return sorted({str(file).rpartition("/")[0] for file in named})
+
+
 def _listed(files: Sequence[AnyFile], folder: str = "") -> str:
     if len(files) <= _NAMED:
         return ", ".join(_relative(file, folder) for file in files)

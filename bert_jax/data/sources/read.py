@@ -11,14 +11,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from glob import has_magic
 from pathlib import Path
 from typing import Any, cast
 
 from bert_jax.data.sources.address import AnyFile, RemoteFile
 from bert_jax.data.sources.document import Document, bounded, paragraphs_of
-from bert_jax.data.sources.files import describe, find_files, kind_of, kinds
+from bert_jax.data.sources.files import describe, find_files, folders_of_split, kind_of, kinds
 from bert_jax.data.sources.stream import Findings, SourceOptions, opened, require_packages
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, some
 from bert_jax.registry import FORMATS
 
 _TFDS = re.compile(r"tfds:(?P<name>[^:]+(:\d+\.\d+\.\d+)?)(:(?P<split>.+))?")
@@ -136,8 +137,8 @@ def _kind_of_stdin(source: str) -> tuple[str, str]:
 
 
 def left_out(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
-    """Returns a line for each source that holds files which are not read, with the reasons. Those
-    of `sources` that `held_out` reads do not count.
+    """Returns a line for each source that holds files which are not read, with the reasons, and for
+    each that may be several data sets. Those of `sources` that `held_out` reads do not count.
     """
     lines, read = [], set()
     for source, is_held_out in [*((s, True) for s in held_out), *((s, False) for s in sources)]:
@@ -151,7 +152,13 @@ def left_out(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
             }
             if skipped:
                 lines.append(f"{source}: {describe(source, skipped)}")
-    return lines
+            folders = [] if has_magic(source) else folders_of_split(files)
+            if len(folders) > 1:
+                lines.append(
+                    f"{source}: splits of {len(folders)} folders are read together; to read one, "
+                    f"name it: {some(folders)}"
+                )
+    return [*dict.fromkeys(lines)]
 
 
 def _resolved(file: AnyFile) -> AnyFile:

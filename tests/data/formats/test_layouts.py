@@ -227,6 +227,20 @@ def test_wrapped_text_is_noticed_and_other_text_is_not(tmp_path, vocabulary, cap
     assert said.startswith(f"{tmp_path}/book.txt: ") and "`paragraph` blank joins" in said
 
 
+def test_several_data_sets_in_one_folder_are_said(tmp_path):
+    """As the configurations of one of the hub, of which one is meant, most often."""
+    for name in ("a/train-0.txt", "a/train-1.txt", "a/test-0.txt", "b/train-0.txt", "c/more.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("A text.")
+    skipped, several = left_out([str(tmp_path)])
+    assert "a/test-0.txt (of another split than train)" in skipped
+    assert several == (
+        f"{tmp_path}: splits of 2 folders are read together; to read one, name it: "
+        f"{tmp_path}/a, {tmp_path}/b"
+    )
+    assert left_out([f"{tmp_path}/*/train*.txt"]) == left_out([f"{tmp_path}/b"]) == []
+
+
 @pytest.mark.parametrize("layout", ["names", "folders"])
 def test_folders_of_hubs(tmp_path, layout, vocabulary):
     """Only the training split is read; the others are named; one is the held-out side if asked."""
