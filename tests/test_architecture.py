@@ -130,7 +130,11 @@ _ONLY_IN = {
     "tensorflow": ("bert_jax/data/", "bert_jax/interchange/tf1.py"),
     "tensorflow_datasets": ("bert_jax/data/",),
     "torch": (),
-    "apache_beam": ("bert_jax/data/cluster/graph.py", "bert_jax/data/cluster/run.py"),
+    "apache_beam": (
+        "bert_jax/data/cluster/direct_runner.py",
+        "bert_jax/data/cluster/graph.py",
+        "bert_jax/data/cluster/run.py",
+    ),
     "pickle": (),
 }
 # What a pure module neither imports nor calls.

@@ -5,13 +5,11 @@ for the person watching, and the error that ends the job.
 import contextlib
 import functools
 import hashlib
-import io
 import itertools
 import json
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -30,8 +28,6 @@ _ERROR, _GOES_ON = "error.json", "job"
 _at_stages: Counter[Shared] = Counter()
 _beating: set[Shared] = set()
 _lock = threading.Lock()
-# Of jobs whose command is this process.
-_watched_here: set[Shared] = set()
 # Lines that this process has logged itself, which are notes of its own stages.
 _logged: set[str] = set()
 
@@ -50,10 +46,6 @@ def reported(stage: _Function) -> _Function:
         except BertJaxError as error:
             said = {"kind": type(error).__name__, "text": str(error)}
             folder.write(_ERROR, json.dumps(said).encode())
-            if folder not in _watched_here:
-                # A worker of Beam prints it once more, with its traceback, on what may be the
-                # terminal of the command.
-                sys.stderr = io.StringIO()
             raise
         finally:
             if lines:
@@ -88,7 +80,6 @@ class Reports:
         self._folder = folder / "reports"
         self._shown: set[str] = set()
         self._folder.write(_GOES_ON, b"")
-        _watched_here.add(self._folder)
 
     def notes(self) -> Iterator[str]:
         """Yields the lines that came since it was called last."""

@@ -47,7 +47,7 @@ _WITHOUT_CONTAINERS = ("EXTERNAL", "PROCESS", "LOOPBACK")
 _NEAR, _FAR = 0.5, 5.0
 # What runs `DirectRunner`: Beam would fetch another program for it from the web.
 _DIRECT = "DirectRunner"
-_LOCAL = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+_LOCAL = "bert_jax.data.cluster.direct_runner.DirectRunner"
 _DATAFLOW = "DataflowRunner"
 _FAILURE = "failure.txt"
 # Options of a runner that say where workers have bert-jax from.
@@ -271,7 +271,7 @@ def _run(
             except Exception as error:
                 note(f"the job could not be cancelled, and may go on: {error}")
         if runner == _DIRECT:
-            kill_descendants(b"sdk_worker")
+            _kill_workers()
         raise
     (error,) = ended
     if error is None:
@@ -284,6 +284,18 @@ def _run(
         f"{runner} failed: {lines[-1] if lines else type(error).__name__} ({job.folder}/{_FAILURE} "
         "has all of it); the same command goes on where it stopped"
     ) from error
+
+
+def _kill_workers() -> None:
+    """Kills the worker processes of this machine. The threads that wait for them say nothing."""
+    shown = threading.excepthook
+
+    def show(of: threading.ExceptHookArgs) -> None:
+        if of.thread is None or of.thread.name != "run_worker":
+            shown(of)
+
+    threading.excepthook = show
+    kill_descendants(_LOCAL.rpartition(".")[0].encode())
 
 
 def _extras(job: Job) -> list[str]:

@@ -46,7 +46,7 @@ from bert_jax.data.corpus import dedup, join, survey
 run._PATIENCE = 40
 {"; ".join(f"{name} = {value}" for name, value in SMALL.items())}
 stage, marker = os.environ.get("FAULT_STAGE"), os.environ.get("FAULT_MARKER")
-if stage and "sdk_worker" in " ".join(sys.orig_argv):
+if stage and "cluster.direct_runner" in " ".join(sys.orig_argv):
     real = getattr(stages, stage)
     def dies(*arguments):
         try:
@@ -176,15 +176,20 @@ def test_an_error_of_a_stage_is_one_line(tmp_path, sources, beginning):
     assert "bad.jsonl, line 1: not JSON" in done.stderr.splitlines()[-1]
 
 
-def test_workers_end_with_the_command(tmp_path, sources, beginning):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 42)])
+def test_workers_end_with_the_command(tmp_path, sources, beginning, number, code):
+    """Ctrl-C, or a terminal that closes, which all of its processes hear."""
     words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", "DirectRunner"]
     words += ["--source", sources[0], "--output", str(tmp_path / "c"), "--", *PROCESSES]
-    with subprocess.Popen(words, env=beginning, start_new_session=True) as process:
+    with subprocess.Popen(
+        words, env=beginning, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         until = time.monotonic() + HUNG
         while not list(tmp_path.glob("c/.parts/try-*/found/*")) and time.monotonic() < until:
             time.sleep(0.02)
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(HUNG) == 42
+        os.killpg(process.pid, number)
+        _, error = process.communicate(timeout=HUNG)
+    assert process.returncode == code and "Traceback" not in error
     time.sleep(0.5)  # without being killed, they need three
     assert not [*alive(process.pid)]
 

@@ -1,0 +1,36 @@
+"""Beam's runner for this machine, and worker processes that leave the terminal to the command.
+
+Beam's own would answer Ctrl-C, and print each error, with a traceback, on the terminal of whoever
+has begun them; the command says it in a line.
+"""
+
+import os
+import shlex
+import signal
+import sys
+from typing import Any
+
+from apache_beam.portability import python_urns  # pyright: ignore[reportMissingImports]
+from apache_beam.runners.portability.fn_api_runner import (  # pyright: ignore[reportMissingImports]
+    FnApiRunner,
+)
+from apache_beam.runners.worker import sdk_worker_main  # pyright: ignore[reportMissingImports]
+
+
+class DirectRunner(FnApiRunner):
+    """Begins this module where it would begin a worker process of Beam's."""
+
+    def run_via_runner_api(self, pipeline_proto: Any, options: Any) -> Any:
+        for environment in pipeline_proto.components.environments.values():
+            if environment.urn == python_urns.SUBPROCESS_SDK:
+                # In the place of the shell, which a terminal that closes would end.
+                command = f"exec {shlex.quote(sys.executable)} -m {__name__}"
+                environment.payload = command.encode()
+        return super().run_via_runner_api(pipeline_proto, options)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with open(os.devnull, "w") as sys.stderr:  # what is native still has the terminal
+        sdk_worker_main.main(sys.argv)
