@@ -8,9 +8,6 @@ process, with one worker. The vocabulary is by default that of $BERT_JAX_SHARED 
 """
 
 import argparse
-import bz2
-import gzip
-import lzma
 import multiprocessing
 import os
 import re
@@ -20,18 +17,10 @@ from pathlib import Path
 
 from bert_jax.data.sources.read import read_documents
 from tests.data.formats.test_layouts import LAYOUTS
+from tests.data.sources.test_address import PACKERS
 
 _OF_MANY_FILES = ("files", "wrapped")
 _ONE_BYTE = ("windows",)
-
-
-def _zstd(data: bytes) -> bytes:
-    import zstandard
-
-    return zstandard.compress(data)
-
-
-_PACKERS = {".gz": gzip.compress, ".zst": _zstd, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
 def _prepare(source: str, options: dict[str, str], tokenizer: str) -> tuple[str, float, int]:
@@ -51,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text", metavar="TEXT")
     whole = [name for name in LAYOUTS if name not in (*_OF_MANY_FILES, *_ONE_BYTE)]
-    packed = [f"{name}{ending}" for name in ("text", "jsonl", "csv") for ending in _PACKERS]
+    packed = [f"{name}{ending}" for name in ("text", "jsonl", "csv") for ending in PACKERS]
     parser.add_argument("--layouts", nargs="+", default=[*whole, *packed])
     shared = Path(os.environ.get("BERT_JAX_SHARED", "../shared"), "data")
     parser.add_argument("--tokenizer", default=shared / "vocab/bert-base-uncased-vocab.txt")
@@ -66,7 +55,7 @@ def main() -> None:
             file = Path(folder, name)
             write(file, texts)
             if ending:
-                data = _PACKERS[ending](file.read_bytes())
+                data = PACKERS[ending](file.read_bytes())
                 file.unlink()
                 file = Path(f"{file}{ending}")
                 file.write_bytes(data)
