@@ -8,11 +8,20 @@ from bert_jax.model import sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 
 
-def mesh_of(shape: int | tuple[int, int, int]) -> jax.sharding.Mesh:
-    """The first devices as a mesh of slices x fsdp x tensor, or of so many along fsdp."""
-    slices, fsdp, tensor = (1, shape, 1) if isinstance(shape, int) else shape
+def mesh_of(shape: int | tuple[int, ...]) -> jax.sharding.Mesh:
+    """The first devices as a mesh of slices x fsdp x tensor, or of so many along fsdp.
+
+    A fourth number is how many of fsdp are its second axis.
+    """
+    slices, fsdp, tensor, *inner = (1, shape, 1) if isinstance(shape, int) else shape
     devices = jax.local_devices()[: slices * fsdp * tensor]
-    return sharding.make_mesh(slices=slices, fsdp=fsdp, tensor=tensor, devices=devices)
+    return sharding.make_mesh(
+        slices=slices,
+        fsdp=fsdp,
+        tensor=tensor,
+        fsdp_inner=inner[0] if inner else None,
+        devices=devices,
+    )
 
 
 def random_batch(

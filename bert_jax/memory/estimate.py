@@ -272,7 +272,7 @@ def _copies(config: TrainConfig, params: Any, *, mesh: Mesh, is_wide_too: bool =
     )
     # In a loop they are stacked, and so are their gradients.
     stacked = 2 * blocks if config.compute.layers == "scan" else 0
-    is_cut = config.mesh.shard_weights and mesh.shape["fsdp"] > 1
+    is_cut = config.mesh.shard_weights and sharding.fsdp_size(mesh) > 1
     if item == 4 and not is_cut:
         return stacked
     if config.compute.gather == "per_layer":

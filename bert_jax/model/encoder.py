@@ -20,7 +20,7 @@ from bert_jax.model.layer_spec import LayerSpec, layer_specs
 from bert_jax.model.layers import Embeddings, Linear, Norm, activation, gather_positions
 from bert_jax.model.mask import Mask
 from bert_jax.model.positions import Position
-from bert_jax.model.sharding import to_compute_params
+from bert_jax.model.sharding import stack, to_compute_params
 from bert_jax.registry import ATTENTION, MIXERS, POSITIONS
 
 # Numbers of the places where dropout is drawn, folded into the key of a layer.
@@ -236,7 +236,7 @@ def _scan(
     turns = [
         (
             jnp.arange(first + len(params))[first + place :: step],
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *params[place::step]),
+            jax.tree.map(lambda *leaves: stack(leaves), *params[place::step]),
         )
         for place in range(step)
     ]

@@ -16,7 +16,7 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.sharding import mesh_size, over_batch, spec_of
+from bert_jax.model.sharding import axes_summed_late, mesh_size, over_batch, spec_of
 from bert_jax.registry import POSITIONS
 
 
@@ -169,7 +169,8 @@ def split_rows(table: jax.Array, *, fill: float, rows: int = 0) -> jax.Array:
     extra = [(0, rows + -rows % size - table.shape[0])] + [(0, 0)] * (table.ndim - 1)
     if extra[0][1]:
         table = jnp.pad(table, extra, constant_values=fill)
-    return table if size == 1 else jax.reshard(table, jax.P("tensor"))
+    late = axes_summed_late(table)
+    return table if size == 1 else jax.reshard(table, jax.P("tensor", reduced=late))
 
 
 class Embeddings(nnx.Module):

@@ -18,12 +18,17 @@ class Role(NamedTuple):
     tensor_dim: int | None = None
     # The matrix that other systems keep it in, together with its neighbours of the same name here.
     joined: str = ""
+    # Products and look-ups alone read it: its gradient may be summed late (sharding.py).
+    is_factor: bool = False
 
 
-_MATRIX, _VECTOR = Role(True, True), Role(False, False)
+_TABLE, _VECTOR = Role(True, True), Role(False, False)
+_MATRIX = _TABLE._replace(is_factor=True)
 COLUMNS, ROWS = _MATRIX._replace(tensor_dim=1), _MATRIX._replace(tensor_dim=0)
 CUT_BIAS = _VECTOR._replace(tensor_dim=0)
-_BY_LAST_NAME = {"kernel": _MATRIX, "embedding": _MATRIX, "bias": _VECTOR, "scale": _VECTOR}
+# What a position kind does with a table of its own nobody knows.
+_WORDS = {"word.embedding": _MATRIX, "decoder.embedding": _MATRIX}
+_BY_LAST_NAME = {"kernel": _MATRIX, "embedding": _TABLE, "bias": _VECTOR, "scale": _VECTOR}
 # The feed-forward part is cut by its inner width, as in Megatron-LM (Shoeybi et al. 2019, section
 # 3).
 _FEED_FORWARD = {
@@ -43,7 +48,7 @@ def role_of(path: tuple) -> Role | None:
     names = [str(getattr(entry, "key", None)) for entry in path[-2:]]
     name = ".".join(names)
     declared = [table[entry].roles for table in (MIXERS, SCORES) for entry in table.names()]
-    found = {roles[name] for roles in (_FEED_FORWARD, *declared) if name in roles}
+    found = {roles[name] for roles in (_FEED_FORWARD, _WORDS, *declared) if name in roles}
     if len(found) > 1:
         raise ValueError(f"parameter {name} has another role in another entry; rename it in one")
     return found.pop() if found else _BY_LAST_NAME.get(names[-1])

@@ -1,14 +1,18 @@
 """The device mesh, and the one place that says how anything lies on it.
 
-Three axes, any of them of size 1: `slice` (groups of devices joined by a slower network), `fsdp`
-(shares the batch, and may share what is stored of the weights) and `tensor` (shares a matrix).
-A batch is cut over `slice` and `fsdp`. A parameter is *stored* in one layout and *used* in another:
+Four axes, any of them of size 1: `slice` (groups of devices joined by a slower network), `fsdp` and
+`fsdp_inner` (share the batch, and may share what is stored of the weights: two axes, which what
+follows calls `fsdp`) and `tensor` (shares a matrix). A batch is cut over `slice` and `fsdp`. A
+parameter is *stored* in one layout and *used* in another:
 
 - `tensor` cuts the dim that a parameter's role names (roles.py), stored and used.
 - `fsdp` cuts the largest dim that it divides, stored only; a working copy, in the compute type, is
   gathered for use. Its gradient comes back in the stored layout, so that master weights, moments
   and the update are spread over `fsdp` (Rajbhandari et al. 2020, ZeRO). Every slice has them whole:
   a gradient is summed across slices after it is cut, once.
+- Each device keeps the gradient of its own rows until those of every use of a parameter are added
+  up. They are summed and cut over one axis of `fsdp` after the other, since the compiler of most
+  TPUs sums over both at once without cutting, which is twice the traffic.
 - A dim that an axis does not divide is not cut: 30,522 sub-words are 2 x 3 x 5,087. A TPU gathers
   such a table with more rows than it has, of zeros; what is stored has none of them.
 
@@ -17,36 +21,42 @@ and a program whose shardings do not add up fails while it is traced. "axis" is 
 tensor dimension.
 """
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from bert_jax.model.roles import role_of
 
-AXES = ("slice", "fsdp", "tensor")
-BATCH = ("slice", "fsdp")
+FSDP = ("fsdp", "fsdp_inner")
+AXES = ("slice", *FSDP, "tensor")
+BATCH = ("slice", *FSDP)
 
 # Numbers in a parameter below which each device keeps a copy: gathering a bias costs a message and
 # saves kilobytes.
 _SMALL = 2**16
 
 
-def make_mesh(*, fsdp: int, tensor: int, slices: int = 1, devices=None) -> Mesh:
+def make_mesh(
+    *, fsdp: int, tensor: int, slices: int = 1, fsdp_inner: int | None = None, devices=None
+) -> Mesh:
     """Returns a mesh over all of `devices` (default: every device of every process); `fsdp=-1` is
     the rest.
 
-    Raises ValueError when `slices` x `fsdp` x `tensor` does not use each device exactly once.
+    `fsdp_inner` of the `fsdp` devices are the second of its two axes; by default as many as suit
+    the devices. Raises ValueError when `slices` x `fsdp` x `tensor` does not use each device
+    exactly once.
     """
     devices = list(jax.devices() if devices is None else devices)
     if fsdp == -1:
         fsdp = len(devices) // (slices * tensor)
-    shape = (slices, fsdp, tensor)
-    if math.prod(shape) != len(devices):
+    if slices * fsdp * tensor != len(devices):
         raise ValueError(
             f"a mesh of {slices} x {fsdp} x {tensor} (slice x fsdp x tensor) does not cover "
             f"{len(devices)} devices"
@@ -54,13 +64,45 @@ def make_mesh(*, fsdp: int, tensor: int, slices: int = 1, devices=None) -> Mesh:
     if len({getattr(d, "slice_index", 0) for d in devices}) == slices:
         # Real slices: the devices of one come together, so that only `slice` leaves it.
         devices.sort(key=lambda d: getattr(d, "slice_index", 0))
-    # Within a slice jax knows which order suits the links.
-    explicit = (AxisType.Explicit,) * 3
-    parts = [
-        jax.make_mesh((1, fsdp, tensor), AXES, axis_types=explicit, devices=list(part)).devices
-        for part in np.split(np.array(devices), slices)
-    ]
-    return Mesh(np.concatenate(parts), AXES, axis_types=explicit)
+    a_slice = len(devices) // slices
+    if fsdp_inner is None:
+        fsdp_inner = _second_axis(devices[:a_slice], tensor=tensor)
+    shape = (1, fsdp // fsdp_inner, fsdp_inner, tensor)
+    parts = [_arranged(list(part), shape) for part in np.split(np.array(devices), slices)]
+    return Mesh(np.concatenate(parts), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+
+
+def _arranged(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the devices of a slice in the order that suits its links: axes of whole dimensions,
+    or of parts of them where there are no such axes.
+    """
+    try:
+        return create_device_mesh(shape, devices)
+    except NotImplementedError:
+        return create_device_mesh(shape, devices, allow_split_physical_axes=True)
+
+
+def _second_axis(devices: Sequence[Any], *, tensor: int) -> int:
+    """Returns how many devices of a slice make the second axis of `fsdp`: 1 but for TPUs whose
+    devices are chips.
+
+    An axis has whole dimensions of the slice, so that it is made of links; the two are as equal as
+    they can be, and the first one is the larger. Where a device is a core, the compiler cuts a sum
+    over one axis (docs/tpu.md, "Findings").
+    """
+    places = {(*getattr(d, "coords", ()), getattr(d, "core_on_chip", 0)) for d in devices}
+    sizes = [len(set(along)) for along in zip(*places, strict=True)]
+    if math.prod(sizes) != len(devices) or sizes[-1] > 1:
+        return 1
+    fsdp = len(devices) // tensor
+    # Each dimension makes the first axis, the second or that of `tensor`.
+    choices = (
+        [math.prod(n for n, to in zip(sizes, side, strict=True) if to == axis) for axis in range(2)]
+        for side in itertools.product(range(3), repeat=len(sizes))
+    )
+    return max(
+        (inner for first, inner in choices if first * inner == fsdp and inner <= first), default=1
+    )
 
 
 def batch_spec(*rest: Any) -> jax.P:
@@ -76,6 +118,11 @@ def over_batch(*rest: Any) -> jax.P | None:
     So a model can be called without any mesh, on one device.
     """
     return batch_spec(*rest) if _has_mesh() else None
+
+
+def fsdp_size(mesh: Any) -> int:
+    """Returns how many devices of a slice share a batch."""
+    return math.prod(mesh.shape[axis] for axis in FSDP)
 
 
 def mesh_size(axis: str) -> int:
@@ -133,11 +180,11 @@ def compute_spec(path: tuple, shape: tuple[int, ...], *, mesh: Any) -> jax.P:
 def param_spec(path: tuple, shape: tuple[int, ...], *, mesh: Any, shard_weights: bool) -> jax.P:
     """Returns the partition in which the parameter of that name, or a moment of it, is kept."""
     spec = list(compute_spec(path, shape, mesh=mesh)) + [None] * len(shape)
-    spec, size = spec[: len(shape)], mesh.shape["fsdp"]
+    spec, size = spec[: len(shape)], fsdp_size(mesh)
     if shard_weights and size > 1 and math.prod(shape) >= _SMALL:
         free = [i for i, axis in enumerate(spec) if axis is None and shape[i] % size == 0]
         if free:
-            spec[max(free, key=lambda i: shape[i])] = "fsdp"
+            spec[max(free, key=lambda i: shape[i])] = FSDP
     while spec and spec[-1] is None:
         spec.pop()
     return jax.P(*spec)
@@ -163,23 +210,59 @@ def to_compute_params(params: Any, *, dtype: Any) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
 
     def copy(path, leaf):
-        if (role := role_of(path)) is not None and role.in_compute_type:
+        role = role_of(path)
+        if role is not None and role.in_compute_type:
             leaf = leaf.astype(dtype)
-        if not _has_mesh():
+        if not _has_mesh() or FSDP not in spec_of(leaf):
             return leaf
-        spec = compute_spec(path, leaf.shape, mesh=mesh)
-        if spec == jax.P() and _is_cut_by_columns(leaf) and _gathers_rows():
-            return _gathered_by_rows(leaf)
-        return jax.reshard(leaf, spec)
+        is_whole = compute_spec(path, leaf.shape, mesh=mesh) == jax.P()
+        if is_whole and _is_cut_by_columns(leaf) and _gathers_rows():
+            leaf = _cut_by_rows(leaf)
+        return _gathered(leaf, is_summed_late=role is not None and role.is_factor)
 
     return jax.tree_util.tree_map_with_path(copy, params)
+
+
+def _gathered(leaf: jax.Array, *, is_summed_late: bool) -> jax.Array:
+    """Returns a copy that is whole along `fsdp`, gathered over one of its axes after the other.
+
+    `is_summed_late`: its gradient comes back as each device has it of its own rows, and is summed
+    on the way back, an axis at a time, where a copy is gathered on the way here. Such a copy can be
+    a factor of products, and be cut, joined and looked up in, and nothing else (jax's "reduced"
+    arrays). A slice has nothing to gather, but its gradient to sum: last, when it is smallest.
+    """
+    done: tuple[str, ...] = ()
+    stored = spec_of(leaf)
+    for axis in ("slice", *reversed(FSDP)):
+        done = (*done, axis)
+        left = tuple(axis for axis in FSDP if axis not in done)
+        partition = [(left or None) if cut == FSDP else cut for cut in stored]
+        leaf = jax.reshard(
+            leaf, jax.P(*partition, reduced=frozenset(done if is_summed_late else ()))
+        )
+    return leaf
+
+
+def axes_summed_late(x: jax.Array) -> frozenset[str]:
+    """Returns the axes over which the gradient of a parameter in use is summed on its way back:
+    a rule of derivatives hands over what each device has of it, `jax.P(..., unreduced=axes)`.
+    """
+    return jax.typeof(x).sharding.spec.reduced
+
+
+def stack(leaves: Sequence[jax.Array]) -> jax.Array:
+    """Returns arrays joined along a new first dim, parameters in use among them.
+
+    As `jnp.stack`, which has no derivative for copies whose gradients are summed late (jax 0.10.2).
+    """
+    return jnp.concatenate([leaf[None] for leaf in leaves])
 
 
 def _is_cut_by_columns(leaf: jax.Array) -> bool:
     """Returns whether a matrix is stored in columns because its rows, of which it has more, do not
     divide: a vocabulary.
     """
-    return leaf.ndim == 2 and leaf.shape[0] > leaf.shape[1] and spec_of(leaf) == [None, "fsdp"]
+    return leaf.ndim == 2 and leaf.shape[0] > leaf.shape[1] and spec_of(leaf) == [None, FSDP]
 
 
 def _gathers_rows() -> bool:
@@ -189,16 +272,16 @@ def _gathers_rows() -> bool:
     return device_kind().startswith("TPU")
 
 
-def _gathered_by_rows(leaf: jax.Array) -> jax.Array:
-    """Returns a whole copy of such a matrix, with as many rows of zeros as it takes to divide.
+def _cut_by_rows(leaf: jax.Array) -> jax.Array:
+    """Returns such a matrix cut by rows, of which it gets as many of zeros as it takes to divide.
 
-    Its pieces become rows before they are gathered. A TPU lays a table of gathered columns out
-    column by column: it has to transpose it before rows are looked up, and so its gradient, which
-    is then summed whole instead of scattered. Without the last rows the copy would have such a
-    gradient, too.
+    A TPU lays a table of gathered columns out column by column: it has to transpose it before rows
+    are looked up, and so its gradient, which is then summed whole instead of scattered. Without the
+    last rows the gathered copy would have such a gradient, too.
     """
-    filled = jnp.pad(leaf, ((0, -leaf.shape[0] % mesh_size("fsdp")), (0, 0)))
-    return jax.reshard(jax.reshard(filled, jax.P("fsdp")), jax.P())
+    size = fsdp_size(jax.sharding.get_abstract_mesh())
+    filled = jnp.pad(leaf, ((0, -leaf.shape[0] % size), (0, 0)))
+    return jax.reshard(filled, jax.P(FSDP))
 
 
 def in_automatic_layout(function: Callable, *, like: Any) -> Callable:
@@ -242,7 +325,7 @@ def index_along(axis: str) -> Any:
 
 def spec_of(x: jax.Array) -> list:
     """Returns the axes over which each dim of `x` is cut, one entry a dim."""
-    spec = list(jax.typeof(x).sharding.spec)
+    spec = list(jax.typeof(x).sharding.spec.partitions)
     return spec + [None] * (jnp.ndim(x) - len(spec))
 
 

@@ -77,7 +77,9 @@ def _collectives(
             f"{name}: {count} collectives a step; at a microsecond a hop they would take "
             f"{1e3 * latency:.1f} ms more to start than predicted, if nothing hid it"
         )
-    reduced = sum(c.bytes for c in within if c.kind == "all-reduce" and "fsdp" in c.axes)
+    reduced = sum(
+        c.bytes for c in within if c.kind == "all-reduce" and {*c.axes} & {*sharding.FSDP}
+    )
     scattered = sum(c.bytes for c in within if c.kind == "reduce-scatter")
     if config.mesh.shard_weights and reduced > 0.2 * (reduced + scattered):
         yield (
@@ -101,15 +103,16 @@ def _padding(config: TrainConfig) -> Iterator[str]:
 
 def _copies(config: TrainConfig, mesh: Any) -> Iterator[str]:
     """Yields parameters of which every device has a copy although weights are to be sharded."""
-    if not config.mesh.shard_weights or mesh.shape["fsdp"] == 1:
+    devices = sharding.fsdp_size(mesh)
+    if not config.mesh.shard_weights or devices == 1:
         return
     whole = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(TrainState.abstract(config, mesh).params):
         spec = sharding.param_spec(path, leaf.shape, mesh=mesh, shard_weights=True)
-        if "fsdp" not in spec and math.prod(leaf.shape) >= 2**16:
+        if sharding.FSDP not in spec and math.prod(leaf.shape) >= 2**16:
             whole += math.prod(leaf.shape) * leaf.dtype.itemsize
     if whole:
         yield (
-            f"{whole / 2**20:,.1f} MiB of weights have no dim that {mesh.shape['fsdp']} devices "
-            "divide: each keeps a copy"
+            f"{whole / 2**20:,.1f} MiB of weights have no dim that {devices} devices divide: each "
+            "keeps a copy"
         )

@@ -1,6 +1,8 @@
 """Arrays lie on the mesh as they should, and that changes nothing else."""
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +23,18 @@ from bert_jax.model import bert, sharding
 from bert_jax.model.dropout import DropoutKey, keep_mask
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.update.state import TrainState
-from bert_jax.update.step import compile_lowered, lower_train_step
+from bert_jax.update.step import compile_lowered, lower_train_step, train_step
 from tests.batches import mesh_of, random_batch
 
-# slices x fsdp x tensor
-_MESHES = [(1, 8, 1), (1, 4, 2), (1, 2, 4), pytest.param((2, 2, 2), marks=pytest.mark.core)]
+# slices x fsdp x tensor, and how many of fsdp are its second axis
+_MESHES = [
+    (1, 8, 1),
+    (1, 8, 1, 2),
+    (1, 4, 2, 2),
+    (1, 2, 4),
+    pytest.param((2, 2, 2), marks=pytest.mark.core),
+    pytest.param((2, 4, 1, 2), marks=pytest.mark.core),
+]
 
 # The odd vocabulary (2 x 257) divides by 2 and not by 4; its embedding and the feed-forward
 # kernels are large enough to be stored in pieces.
@@ -115,9 +124,9 @@ def test_modes_change_nothing(on_one_device, mesh, compute):
 def test_a_vocabulary_gathered_by_rows_changes_nothing(on_one_device, shape, monkeypatch):
     """As TPUs gather one that does not divide; what is stored has the same shapes."""
     monkeypatch.setattr(sharding, "_gathers_rows", lambda: True)
-    gathered, whole = [], sharding._gathered_by_rows
+    gathered, by_rows = [], sharding._cut_by_rows
     monkeypatch.setattr(
-        sharding, "_gathered_by_rows", lambda leaf: gathered.append(x := whole(leaf)) or x
+        sharding, "_cut_by_rows", lambda leaf: gathered.append(x := by_rows(leaf)) or x
     )
     assert_same_run(on_one_device, train(_CONFIG, shape, steps=6))
     (table,) = {x.shape for x in gathered}
@@ -148,14 +157,14 @@ def test_dropout_masks_are_identical_on_every_mesh(shape):
 
 def test_what_does_not_divide_is_not_cut():
     """30,522 sub-words are 2 x 3 x 5,087: 64 devices share the width instead, or nothing."""
-    mesh = jax.sharding.AbstractMesh((1, 64, 1), sharding.AXES)
+    mesh = jax.sharding.AbstractMesh((1, 8, 8, 1), sharding.AXES)
     path = tuple(map(jax.tree_util.DictKey, ("encoder", "embeddings", "word", "embedding")))
 
     def stored(shape):
         return sharding.param_spec(path, shape, mesh=mesh, shard_weights=True)
 
-    assert stored((30522, 768)) == jax.P(None, "fsdp")
-    assert stored((30528, 768)) == jax.P("fsdp")
+    assert stored((30522, 768)) == jax.P(None, sharding.FSDP)
+    assert stored((30528, 768)) == jax.P(sharding.FSDP)
     assert stored((30522, 770)) == jax.P()
 
 
@@ -164,8 +173,8 @@ def test_state_is_stored_in_pieces_and_small_parameters_whole():
     with jax.set_mesh(mesh):
         state = TrainState.initial(_CONFIG, mesh)
     layer = state.params["encoder"]["layer_0"]
-    assert layer["intermediate"]["kernel"].sharding.spec == jax.P("fsdp", "tensor")
-    assert layer["output"]["kernel"].sharding.spec == jax.P("tensor", "fsdp")
+    assert layer["intermediate"]["kernel"].sharding.spec == jax.P(sharding.FSDP, "tensor")
+    assert layer["output"]["kernel"].sharding.spec == jax.P("tensor", sharding.FSDP)
     assert layer["query"]["kernel"].sharding.spec == jax.P(None, "tensor")  # small
     assert layer["output_norm"]["scale"].sharding.is_fully_replicated
     moments = jax.tree.leaves(state.opt_state)
@@ -214,6 +223,57 @@ def test_a_tensor_axis_that_does_not_divide_is_refused(field, shape):
 def test_a_mesh_that_does_not_cover_the_devices_is_refused():
     with pytest.raises(ValueError, match="a mesh of 2 x 3 x 1"):
         sharding.make_mesh(slices=2, fsdp=3, tensor=1)
+
+
+@pytest.mark.parametrize(
+    ("chips", "cores", "tensor", "expected"),
+    [
+        ((8, 8), 1, 1, 8),  # v5e, v6e
+        ((4, 8), 1, 1, 4),
+        ((4, 4, 4), 1, 1, 4),  # v4, v5p
+        ((2, 2, 1), 1, 1, 2),
+        ((2, 8), 2, 1, 1),  # v3: a device is a core
+        ((8, 8), 1, 8, 1),  # one dimension is left
+        ((4, 4, 4), 1, 4, 4),
+        ((8, 8), 1, 2, 1),  # no dimension is `tensor`
+        ((1,), 1, 1, 1),
+    ],
+)
+def test_the_axes_of_fsdp_are_dimensions_of_the_slice(chips, cores, tensor, expected):
+    places = itertools.product(*map(range, chips), range(cores))
+    devices = [SimpleNamespace(coords=at, core_on_chip=core) for *at, core in places]
+    assert sharding._second_axis(devices, tensor=tensor) == expected
+
+
+def test_devices_that_are_no_grid_have_one_axis_of_fsdp():
+    assert mesh_of(8).shape == {"slice": 1, "fsdp": 8, "fsdp_inner": 1, "tensor": 1}
+    devices = [SimpleNamespace(coords=at, core_on_chip=0) for at in ((0, 0), (0, 1), (1, 0))]
+    assert sharding._second_axis(devices, tensor=1) == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 1, 2), (2, 4, 1, 2)], ids=str)
+def test_a_gradient_is_summed_after_every_use_and_one_axis_after_the_other(shape):
+    """The table is used twice. What is small, and a table of positions, is summed at once."""
+    mesh = mesh_of(shape)
+    with jax.set_mesh(mesh):
+        state = TrainState.abstract(_CONFIG, mesh)
+        batch = random_batch(rows=16, length=32, predictions=5, vocab_size=514)
+        program = jax.make_jaxpr(lambda s, b: train_step(s, b, config=_CONFIG, objective=MLM_NSP))(
+            state, jax.device_put(batch, sharding.batch_sharding(mesh))
+        )
+    table = (514, 128)
+    sums = [
+        (eqn.invars[0].aval.sharding.spec, eqn.outvars[0].aval.sharding.spec)
+        for eqn in program.eqns
+        if eqn.primitive.name == "reshard" and eqn.outvars[0].aval.shape == table
+        if eqn.invars[0].aval.sharding.spec.unreduced
+    ]
+    left = [spec.unreduced for spec, _ in sums] + [sums[-1][1].unreduced]
+    assert left == [
+        {"slice", "fsdp", "fsdp_inner"}, {"slice", "fsdp_inner"}, {"slice"}, frozenset()
+    ]  # fmt: skip
+    stored = state.params["encoder"]["embeddings"]["word"]["embedding"].sharding.spec
+    assert sums[-1][1].partitions == stored.partitions
 
 
 def test_a_batch_must_divide_over_the_devices():

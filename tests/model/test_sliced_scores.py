@@ -33,8 +33,10 @@ def _factors() -> tuple[tuple[np.ndarray, ...], dict[str, np.ndarray]]:
     return tuple(each.astype(np.float32) for each in (x, table, bias)), batch
 
 
-def _sums(factors, batch, slices, z_loss):
+def _sums(factors, batch, slices, z_loss, is_summed_late=False):
     x, table, bias = factors
+    if is_summed_late:  # as tables are that are stored in pieces
+        table = jax.reshard(table, jax.P(reduced={*sharding.BATCH}))
     scores = SlicedScores(x, split_rows(table, fill=0), split_rows(bias, fill=-jnp.inf), slices)
     sums = MLM.sums({"mlm_scores": scores}, batch, z_loss=z_loss)
     return sums["mlm_loss"], sums
@@ -65,6 +67,7 @@ def _formula(factors, batch, z_loss) -> tuple[dict[str, float], list[np.ndarray]
         (None, 4, 0.0),
         (None, 300, _Z),  # more slices than sub-words
         ((1, 1, 1), 2, _Z),
+        ((1, 8, 1), 4, _Z),
         ((2, 2, 2), 4, _Z),
         ((1, 2, 4), 5, 0.0),
     ],
@@ -72,22 +75,25 @@ def _formula(factors, batch, z_loss) -> tuple[dict[str, float], list[np.ndarray]
 )
 def test_it_is_the_formula_on_any_mesh(shape, slices, z_loss):
     factors, batch = _factors()
-    value = jax.jit(jax.value_and_grad(partial(_sums, slices=slices, z_loss=z_loss), has_aux=True))
-    if shape is None:
-        (_, sums), gradients = value(factors, batch)
-    else:
-        mesh = mesh_of(shape)
-        with jax.set_mesh(mesh):
-            whole = jax.NamedSharding(mesh, jax.P())
-            layouts = (sharding.batch_sharding(mesh), whole, whole)
-            placed = tuple(map(jax.device_put, factors, layouts))
-            (_, sums), gradients = value(placed, jax.device_put(batch, layouts[0]))
     expected, slopes = _formula(factors, batch, z_loss)
     assert expected["mlm_hits"] >= 1
-    for name, number in expected.items():
-        assert float(sums[name]) == pytest.approx(number, rel=1e-6), name
-    for ours, theirs in zip(gradients, slopes, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+    is_cut = shape not in (None, (1, 1, 1))
+    for is_summed_late in (False, True) if is_cut else (False,):
+        sums = partial(_sums, slices=slices, z_loss=z_loss, is_summed_late=is_summed_late)
+        value = jax.jit(jax.value_and_grad(sums, has_aux=True))
+        if shape is None:
+            (_, found), gradients = value(factors, batch)
+        else:
+            mesh = mesh_of(shape)
+            with jax.set_mesh(mesh):
+                whole = jax.NamedSharding(mesh, jax.P())
+                layouts = (sharding.batch_sharding(mesh), whole, whole)
+                placed = tuple(map(jax.device_put, factors, layouts))
+                (_, found), gradients = value(placed, jax.device_put(batch, layouts[0]))
+        for name, number in expected.items():
+            assert float(found[name]) == pytest.approx(number, rel=1e-6), name
+        for ours, theirs in zip(gradients, slopes, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
 
 
 def test_the_tables_gradient_is_rounded_after_the_sum_over_devices():

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.sharding import (
     BATCH,
+    axes_summed_late,
     highest_over,
     index_along,
     on_each_device,
@@ -47,9 +48,9 @@ def _cross_entropy(x_BMD, table_VD, bias_V, targets_BM, slices):
 
 
 def _forward(x_BMD, table_VD, bias_V, targets_BM, slices) -> tuple[Any, Any]:
-    rows, words = _partitions(x_BMD, table_VD)
+    rows, table, words = _partitions(x_BMD, table_VD)
     local = on_each_device(
-        partial(_local_forward, slices=slices), takes=(rows, words, words, rows), gives=rows
+        partial(_local_forward, slices=slices), takes=(rows, table, words, rows), gives=rows
     )
     loss, hits, log_normaliser = local(x_BMD, table_VD, bias_V, targets_BM)
     kept = (x_BMD, table_VD, bias_V, targets_BM, log_normaliser)
@@ -57,11 +58,12 @@ def _forward(x_BMD, table_VD, bias_V, targets_BM, slices) -> tuple[Any, Any]:
 
 
 def _backward(slices, kept, cotangents) -> tuple:
-    rows, words = _partitions(*kept[:2])
+    rows, table, words = _partitions(*kept[:2])
+    late = axes_summed_late(kept[1])
     local = on_each_device(
-        partial(_local_backward, slices=slices),
-        takes=(rows, words, words, *(rows,) * 4),
-        gives=(rows, words, words),
+        partial(_local_backward, slices=slices, is_summed_late=bool(late)),
+        takes=(rows, table, words, *(rows,) * 4),
+        gives=(rows, words.update(unreduced=late), words),
     )
     of_loss, _, of_normaliser = cotangents
     return *local(*kept, of_loss, of_normaliser), None
@@ -70,8 +72,10 @@ def _backward(slices, kept, cotangents) -> tuple:
 _cross_entropy.defvjp(_forward, _backward)
 
 
-def _partitions(x_BMD: jax.Array, table_VD: jax.Array) -> tuple[jax.P, jax.P]:
-    return jax.P(spec_of(x_BMD)[0]), jax.P(spec_of(table_VD)[0])
+def _partitions(x_BMD: jax.Array, table_VD: jax.Array) -> tuple[jax.P, jax.P, jax.P]:
+    """Returns those of rows, of the table, and of what each sub-word has one of."""
+    words = jax.P(spec_of(table_VD)[0])
+    return jax.P(spec_of(x_BMD)[0]), words.update(reduced=axes_summed_late(table_VD)), words
 
 
 def _local_forward(x_BMD, table_VD, bias_V, targets_BM, *, slices) -> tuple[jax.Array, ...]:
@@ -101,7 +105,16 @@ def _local_forward(x_BMD, table_VD, bias_V, targets_BM, *, slices) -> tuple[jax.
 
 
 def _local_backward(
-    x_BMD, table_VD, bias_V, targets_BM, log_normaliser_BM, of_loss_BM, of_normaliser_BM, *, slices
+    x_BMD,
+    table_VD,
+    bias_V,
+    targets_BM,
+    log_normaliser_BM,
+    of_loss_BM,
+    of_normaliser_BM,
+    *,
+    slices,
+    is_summed_late,
 ) -> tuple[jax.Array, ...]:
     """The derivative of a score is as in `losses`; a row of the table has that of one slice."""
     x_ND = x_BMD.reshape(-1, x_BMD.shape[-1])
@@ -117,8 +130,10 @@ def _local_backward(
         d_NC -= jnp.where(targets_N1 == word_C, of_loss_N1, 0.0)
         rounded_NC = d_NC.astype(x_ND.dtype)
         dx_ND += _product(rounded_NC, rows_CD, 1, 0)
-        # Summed over devices before it is rounded, as that of whole scores is.
-        drows_CD = sum_over(BATCH, _product(rounded_NC, x_ND, 0, 0))
+        drows_CD = _product(rounded_NC, x_ND, 0, 0)
+        if not is_summed_late:
+            # Before it is rounded, as that of whole scores is.
+            drows_CD = sum_over(BATCH, drows_CD)
         return (dx_ND, _add(dtable_VD, drows_CD, begin), _add(dbias_V, d_NC.sum(0), begin)), None
 
     zeros = (jnp.zeros(x_ND.shape, jnp.float32), jnp.zeros_like(table_VD), jnp.zeros_like(bias_V))

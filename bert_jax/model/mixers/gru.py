@@ -16,6 +16,7 @@ from bert_jax.model.layer_spec import LayerSpec
 from bert_jax.model.layers import Linear, gather_positions
 from bert_jax.model.mask import Mask
 from bert_jax.model.mixers.mixer import Kept, Mixer
+from bert_jax.model.sharding import stack
 
 _DIRECTIONS = ("forward", "backward")
 
@@ -61,7 +62,7 @@ class GRU(Mixer):
         )
         goes_on_2BL = jnp.stack([mask.has_neighbour(-1), jnp.flip(mask.has_neighbour(1), axis=1)])
         hidden = [getattr(block, f"{direction}_hidden") for direction in _DIRECTIONS]
-        kernel_2HG = jnp.stack([linear.kernel[...] for linear in hidden]).astype(x_BLD.dtype)
+        kernel_2HG = stack([linear.kernel[...] for linear in hidden]).astype(x_BLD.dtype)
         bias_2G = None
         if hidden[0].bias is not None:
             bias_2G = jnp.stack([linear.bias[...] for linear in hidden])

@@ -1,7 +1,9 @@
 """Plans: the tables they rest on, their arithmetic, their JSON, and real compilations."""
 
+import collections
 import dataclasses
 import importlib.util
+import itertools
 import json
 import math
 import re
@@ -477,6 +479,42 @@ class TestCompiled:
         if collective_counts(plan) != counts and version("libtpu") != golden["libtpu"]:
             pytest.skip(f"the golden counts are those of libtpu {golden['libtpu']}")
         assert collective_counts(plan) == counts
+
+
+@pytest.mark.parametrize("topology", ["v3:4x8", "v4:4x4x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8"])
+class TestGradients:
+    pytestmark = needs_compiler
+
+    def test_they_are_cut_where_they_are_summed(self, topology, capsys):
+        """On 64 devices: what is all-reduced are biases, norms and figures."""
+        arguments = ["plan", "bert_large", "--topology", topology, "--json"]
+        rows = {"sequence_length": 128, "steps": 900_000, "global_batch_size": 256}
+        small = ["model.num_hidden_layers=2", f"phases={json.dumps([rows])}"]
+        assert main([*arguments, *itertools.chain(*(("--set", each) for each in small))]) == 0
+        (phase,) = json.loads(capsys.readouterr().out)["phases"]
+        found: dict[str, int] = collections.Counter()
+        for traffic in phase["collectives"]:
+            found[traffic["kind"]] += traffic["bytes"]
+        weights = 2 * phase["memory"]["weights"] * 64 / 4  # in bfloat16
+        assert found["all-reduce"] < 4e6
+        assert found["reduce-scatter"] < 1.2 * weights and found["all-gather"] < 1.2 * weights
+
+
+@pytest.mark.parametrize("row", _launch_table("accelerators"), ids=lambda row: row["type"])
+class TestTensor:
+    pytestmark = needs_compiler
+
+    def test_every_slice_can_be_cut_by_it(self, row):
+        topologies.prepare_environment()
+        if (topology := topologies.parse(f"{row['generation']}:{row['topology']}")).devices > 64:
+            return
+        devices = topologies.devices(topology)
+        for tensor in (1, 2, 4, 8):
+            if topology.devices % tensor == 0:
+                mesh = sharding.make_mesh(fsdp=-1, tensor=tensor, devices=devices)
+                assert set(mesh.devices.flat) == set(devices)
+                first, inner = mesh.shape["fsdp"], mesh.shape["fsdp_inner"]
+                assert first >= inner and first * inner * tensor == topology.devices
 
 
 class TestMemory:
