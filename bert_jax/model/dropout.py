@@ -7,15 +7,25 @@ they are the same on every mesh, since an element is known by its row in the *gl
 index in that row. Row and index are separate 32-bit words, so nothing repeats when a tensor has
 more than 2^32 elements.
 
-The mixing steps are those of Wellons' `lowbias32` (https://nullprogram.com/blog/2018/07/31/) with a
-second key word between its two multiplications. tests/model/test_dropout.py tests it as a
-generator: mean, variance and correlation between neighbours, rows, layers, sites and steps. It is
+Which hash it is, the config says (`dropout_hash`), since it decides what is dropped:
+
+- `lowbias32`: the mixing steps are those of Wellons' `lowbias32`
+  (https://nullprogram.com/blog/2018/07/31/) with a second key word between its two multiplications.
+- `shift_add`: an element adds such a hash of its place in all dims but the last to one of its place
+  in the last, a column and a row of hashes, and mixes the sum by shifts, additions and exclusive
+  ors, eleven in all. A TPU v3 has no integer multiplication: there each of the two of `lowbias32`
+  is 24 operations.
+
+`benchmarks/dropout_bits.py` and tests/model/test_dropout.py test them as generators: mean, variance
+and correlation between neighbours, rows, columns, rectangles, layers, sites and steps. They are
 good enough for dropout and for nothing else.
 """
 
+import dataclasses
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +33,7 @@ import jax.numpy as jnp
 from bert_jax.model.sharding import spec_of
 
 _MULTIPLIER_1, _MULTIPLIER_2 = 0x7FEB352D, 0x846CA68B
+_OTHER = 0x5BD1E995  # any odd number: tells the hash of a row from that of a column
 _GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: moves small counters far apart
 
 
@@ -35,27 +46,39 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-class DropoutKey(NamedTuple):
-    """Two key words (uint32 scalars) and the global row number (uint32 `[B]`) of each row."""
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["word_1", "word_2", "rows_B"],
+    meta_fields=["hash_name"],
+)
+@dataclasses.dataclass(frozen=True)
+class DropoutKey:
+    """Two key words (uint32 scalars), the global row number (uint32 `[B]`) of each row, and which
+    of `HASHES` draws.
+    """
 
     word_1: jax.Array
     word_2: jax.Array
     rows_B: jax.Array
+    hash_name: str
 
     @classmethod
-    def create(cls, *, seed: int, step: jax.Array, rows_B: jax.Array) -> Self:
+    def create(
+        cls, *, seed: int, step: jax.Array, rows_B: jax.Array, hash_name: str = "lowbias32"
+    ) -> Self:
         """Returns the key of one training step.
 
         `rows_B` numbers the rows within the global batch.
         """
         word_1 = _mix(jnp.uint32(seed & 0xFFFFFFFF))
         word_2 = _mix(jnp.uint32((seed >> 32) & 0xFFFFFFFF) ^ jnp.uint32(_GOLDEN))
-        return cls(word_1, word_2, rows_B.astype(jnp.uint32)).fold(step)
+        return cls(word_1, word_2, rows_B.astype(jnp.uint32), hash_name).fold(step)
 
     def fold(self, number: int | jax.Array) -> Self:
         """Returns an independent key for a numbered part: a step, a layer, a site."""
         number = jnp.asarray(number, jnp.uint32)
-        return self._replace(
+        return dataclasses.replace(
+            self,
             word_1=_mix(self.word_1 ^ _mix(number + jnp.uint32(_GOLDEN))),
             word_2=_mix(self.word_2 + _mix(number ^ jnp.uint32(_MULTIPLIER_2))),
         )
@@ -68,14 +91,21 @@ def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) ->
     `cuts` are the mesh axes that cut each dim, the first included; none by default. They decide
     where bits are computed, never which.
     """
+    # An index in a row is below 2^32 for any tensor that fits in memory.
+    assert math.prod(shape[1:]) < 2**32
     rows = key.rows_B.reshape(key.rows_B.shape + (1,) * (len(shape) - 1))
     row_1 = _mix(rows ^ key.word_1)
     row_2 = _mix(rows + key.word_2)
-    # An index in a row is below 2^32 for any tensor that fits in memory.
-    assert math.prod(shape[1:]) < 2**32
+    return HASHES[key.hash_name](row_1, row_2, shape, cuts)
+
+
+def _index(shape: tuple[int, ...], cuts: Sequence, dims: Sequence[int]) -> jax.Array:
+    """Returns the place of each element in the dims of that number, which are counted row by row;
+    the others are of size 1.
+    """
     index = jnp.zeros((1,) * len(shape), jnp.uint32)
     stride = 1
-    for dim in reversed(range(1, len(shape))):
+    for dim in reversed(dims):
         counter_shape = tuple(n if i == dim else 1 for i, n in enumerate(shape))
         # Counted over the whole dim, also where the mesh cuts it.
         cut = cuts[dim] if cuts else None
@@ -83,7 +113,35 @@ def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) ->
         counter = jax.lax.broadcasted_iota(jnp.uint32, counter_shape, dim, out_sharding=layout)
         index = index + counter * jnp.uint32(stride)
         stride *= shape[dim]
-    return hashed(index + row_1, row_2)
+    return index
+
+
+def _lowbias32(
+    row_1: jax.Array, row_2: jax.Array, shape: tuple[int, ...], cuts: Sequence
+) -> jax.Array:
+    return hashed(_index(shape, cuts, range(1, len(shape))) + row_1, row_2)
+
+
+def _shift_add(
+    row_1: jax.Array, row_2: jax.Array, shape: tuple[int, ...], cuts: Sequence
+) -> jax.Array:
+    last = len(shape) - 1
+    of_columns = hashed(_index(shape, cuts, range(1, last)) + row_1, row_2)
+    place = _index(shape, cuts, [last]) ^ jnp.uint32(_GOLDEN)
+    of_rows = hashed(place + row_1, row_2 ^ jnp.uint32(_OTHER))
+    # Without the barrier XLA would compute both for every element.
+    of_columns, of_rows = jax.lax.optimization_barrier((of_columns, of_rows))
+    x = of_columns + of_rows
+    x ^= x >> 15
+    x += x << 7
+    x ^= x >> 11
+    x += x << 9
+    x ^= x >> 13
+    return x + (x << 5)
+
+
+_Hash = Callable[[jax.Array, jax.Array, tuple[int, ...], Sequence], jax.Array]
+HASHES: Mapping[str, _Hash] = {"lowbias32": _lowbias32, "shift_add": _shift_add}
 
 
 def hashed(x: jax.Array, key: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ from bert_jax.config import (
 from bert_jax.config_checks import validate
 from bert_jax.errors import UsageError
 from bert_jax.model import bert, sharding
-from bert_jax.model.dropout import DropoutKey, keep_mask
+from bert_jax.model.dropout import HASHES, DropoutKey, keep_mask
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step, train_step
@@ -134,7 +134,8 @@ def test_a_vocabulary_gathered_by_rows_changes_nothing(on_one_device, shape, mon
 
 
 @pytest.mark.parametrize("shape", _MESHES, ids=str)
-def test_dropout_masks_are_identical_on_every_mesh(shape):
+@pytest.mark.parametrize("hash_name", HASHES)
+def test_dropout_masks_are_identical_on_every_mesh(shape, hash_name):
     """Over heads, which the tensor axis cuts, and rows, which the others cut."""
 
     def mask(mesh):
@@ -144,7 +145,7 @@ def test_dropout_masks_are_identical_on_every_mesh(shape):
         scores = jax.device_put(jnp.zeros((16, 4, 32, 32)), cut)
 
         def draw(rows, scores):
-            key = DropoutKey.create(seed=3, step=jnp.int32(5), rows_B=rows)
+            key = DropoutKey.create(seed=3, step=jnp.int32(5), rows_B=rows, hash_name=hash_name)
             return keep_mask(key, scores, rate=0.1)
 
         with jax.set_mesh(mesh):
