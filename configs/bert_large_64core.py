@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_64core --topology v3:4x8` predicts:
 
-- length 128: 44.2 ms a step (33.4 compute + 10.8 collectives), MFU 34 %, 1.40 GiB a device;
-- length 512: 137.0 ms a step (126.2 compute + 10.8 collectives), MFU 47 %, 3.29 GiB a device;
-- in all 14.9 hours (11.9 if all communication overlaps), 476 chip-hours,
-  $951 on demand. libtpu 0.0.51.
+- length 128: 35.1 ms a step (25.6 compute + 9.5 collectives), MFU 43 %, 1.28 GiB a device;
+- length 512: 124.2 ms a step (114.7 compute + 9.5 collectives), MFU 52 %, 3.15 GiB a device;
+- in all 12.2 hours (9.6 if all communication overlaps), 391 chip-hours,
+  $782 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE

@@ -20,10 +20,10 @@ The rate is RoBERTa-Large's, 4e-4, with a warm-up of 6 % of the updates and beta
 <plan>
 `bert-jax plan bert_large_64core_2k --topology v3:4x8` predicts:
 
-- length 128: 189.6 ms a step (178.9 compute + 10.8 collectives), MFU 56 %, 3.99 GiB a device;
-- length 512: 557.3 ms a step (546.6 compute + 10.8 collectives), MFU 52 %, 10.97 GiB a device;
-- in all 7.9 hours (7.5 if all communication overlaps), 252 chip-hours,
-  $503 on demand. libtpu 0.0.51.
+- length 128: 173.8 ms a step (164.4 compute + 9.5 collectives), MFU 61 %, 3.93 GiB a device;
+- length 512: 534.2 ms a step (524.7 compute + 9.5 collectives), MFU 54 %, 10.95 GiB a device;
+- in all 7.3 hours (7.0 if all communication overlaps), 233 chip-hours,
+  $466 on demand. libtpu 0.0.51.
 </plan>
 """
 

@@ -103,7 +103,15 @@ class Figures:
 
     @property
     def cycles(self) -> int:
+        """Those of the compiler's estimate, by which it chooses tiles."""
         return self.compiler_cycles + sum(k.cycles for k in self.kernels)
+
+    def compute_seconds(self, chip: Chip) -> float:
+        """Returns the time at the clock by the final schedule, where the compiler has written one,
+        else by its estimate.
+        """
+        cycles = self.cycles if self.scheduled_cycles is None else self.scheduled_cycles
+        return cycles / chip.clock_hz
 
     @property
     def collective_seconds(self) -> float:

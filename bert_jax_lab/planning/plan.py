@@ -42,6 +42,7 @@ class EvaluationPlan:
     estimated_cycles: int
     step_seconds: float
     hours: float
+    scheduled_cycles: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class PhasePlan:
     cycles_by_operation: dict[str, int] = dataclasses.field(default_factory=dict)
     product_seconds: float | None = None  # matrix products at the peak rate
     memory_seconds: float | None = None  # its traffic at full bandwidth: an upper bound
-    compute_seconds: float | None = None  # cycles over the clock
+    compute_seconds: float | None = None  # scheduled cycles over the clock; without, estimated ones
     collective_seconds: float | None = None
     step_seconds: float | None = None  # computation + collectives: the prediction
     step_seconds_overlapped: float | None = None  # the larger of the two
@@ -181,7 +182,7 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
             memory={},
             remedy=advice,
         )
-    compute, network = figures.cycles / chip.clock_hz, figures.collective_seconds
+    compute, network = figures.compute_seconds(chip), figures.collective_seconds
     products = flops / chip.peak_flops
     memory = figures.memory_traffic / chip.memory_bandwidth
     seconds = compute + network
@@ -300,7 +301,7 @@ def _evaluation_plan(
     config: TrainConfig, phase: PhaseConfig, figures: aot_compile.Figures, *, rows: int,
     topology: Topology,
 ) -> EvaluationPlan:  # fmt: skip
-    seconds = figures.cycles / topology.chip.clock_hz + figures.collective_seconds
+    seconds = figures.compute_seconds(topology.chip) + figures.collective_seconds
     every = config.evaluation.every_steps
     # One at the end of the phase, whatever `every_steps` says.
     times = max(phase.steps // every, 1) if every else 1
@@ -309,6 +310,7 @@ def _evaluation_plan(
         rows=rows,
         memory_bytes=figures.memory.total,
         estimated_cycles=figures.cycles,
+        scheduled_cycles=figures.scheduled_cycles,
         step_seconds=seconds,
         hours=batches * seconds / 3600,
     )
