@@ -1,7 +1,6 @@
 """Says where each parameter of a config lies on a mesh of devices that need not exist."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
@@ -35,16 +34,11 @@ def placements(config: TrainConfig, topology: Topology) -> list[Placement]:
         Placement(
             name=".".join(str(entry.key) for entry in path),  # type: ignore[attr-defined]
             shape=leaf.shape,
-            spec=tuple("fsdp" if cut == sharding.FSDP else cut for cut in _spec(leaf)),
+            spec=tuple("fsdp" if cut == sharding.FSDP else cut for cut in sharding.spec_of(leaf)),
             bytes=sharding.bytes_per_device(leaf),
         )
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     ]
-
-
-def _spec(leaf: Any) -> list:
-    spec = list(leaf.sharding.spec)
-    return spec + [None] * (len(leaf.shape) - len(spec))
 
 
 def abstract_mesh(config: TrainConfig, topology: Topology) -> AbstractMesh:
@@ -58,5 +52,7 @@ def abstract_mesh(config: TrainConfig, topology: Topology) -> AbstractMesh:
             f"{tensor} (slice x fsdp x tensor) does not cover {topology.devices} devices"
         )
     return AbstractMesh(
-        (topology.slices, fsdp, 1, tensor), sharding.AXES, axis_types=(AxisType.Explicit,) * 4
+        (topology.slices, fsdp, 1, tensor),
+        sharding.AXES,
+        axis_types=(AxisType.Explicit,) * len(sharding.AXES),
     )

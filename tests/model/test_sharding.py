@@ -156,6 +156,14 @@ def test_dropout_masks_are_identical_on_every_mesh(shape, hash_name):
     np.testing.assert_array_equal(mask(mesh_of((1, 1, 1))), mask(mesh_of(shape)))
 
 
+def test_the_config_chooses_the_hash_of_dropout(on_one_device):
+    config = dataclasses.replace(_CONFIG, dropout_hash="shift_add")
+    alone, meshed = (train(config, shape, steps=2)[1] for shape in ((1, 1, 1), (1, 8, 1, 2)))
+    for one, other, lowbias in zip(alone, meshed, on_one_device[1], strict=False):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["loss"] != pytest.approx(lowbias["loss"], rel=1e-5)
+
+
 def test_what_does_not_divide_is_not_cut():
     """30,522 sub-words are 2 x 3 x 5,087: 64 devices share the width instead, or nothing."""
     mesh = jax.sharding.AbstractMesh((1, 8, 8, 1), sharding.AXES)

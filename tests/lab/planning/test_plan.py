@@ -501,14 +501,22 @@ class TestGradients:
         assert found["reduce-scatter"] < 1.2 * weights and found["all-gather"] < 1.2 * weights
 
 
-@pytest.mark.parametrize("row", _launch_table("accelerators"), ids=lambda row: row["type"])
+@pytest.mark.parametrize(
+    "row",
+    # The larger ones are multiples of these.
+    [
+        r
+        for r in _launch_table("accelerators")
+        if int(r["hosts"]) * int(r["devices_per_host"]) <= 64
+    ],
+    ids=lambda row: row["type"],
+)
 class TestTensor:
     pytestmark = needs_compiler
 
     def test_every_slice_can_be_cut_by_it(self, row):
         topologies.prepare_environment()
-        if (topology := topologies.parse(f"{row['generation']}:{row['topology']}")).devices > 64:
-            return
+        topology = topologies.parse(f"{row['generation']}:{row['topology']}")
         devices = topologies.devices(topology)
         for tensor in (1, 2, 4, 8):
             if topology.devices % tensor == 0:
