@@ -36,7 +36,7 @@ _LINE = re.compile(r"interrupted|received SIGTERM|the terminal was closed \(SIGH
 _WAITS = "saves and ends after this"
 # (verb, moment) -> what makes it long enough to be met, and what is said of what is kept.
 _PREPARE = "bert_jax.data.corpus.prepare"
-_PARTS, _NOTHING = "the parts that are encoded are kept", "nothing was saved"
+_PARTS, _NOTHING = "the parts that are encoded, if any are", "nothing was saved"
 _RUNS = "the runs that have ended are kept"
 _NOT_YET = r"nothing was saved yet|nothing is lost"
 _MOMENTS = {

@@ -25,7 +25,7 @@ from bert_jax.cli.options import Address, Positional, Verb, options
 from bert_jax.data.language.sentences import LONGEST_SENTENCE
 from bert_jax.errors import UsageError
 
-INTERRUPTED = "the parts that are encoded are kept, and the same command goes on with them"
+INTERRUPTED = "the same command goes on with the parts that are encoded, if any are"
 
 
 @options

@@ -24,10 +24,9 @@ from bert_jax.data.corpus.prepare import SAMPLE_BYTES, asked, differences_of, fi
 from bert_jax.data.corpus.preview import LOOKED_AT_BYTES
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.store import MANIFEST
-from bert_jax.data.corpus.survey import Unit
 from bert_jax.data.matching.near_duplicates import require_rensa
 from bert_jax.data.sources.address import KINDS, is_address
-from bert_jax.data.sources.read import is_stdin, left_out
+from bert_jax.data.sources.read import is_here, is_stdin, left_out
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import BertJaxError, DataDamaged, UsageError, some
 from bert_jax.progress import Progress, note
@@ -101,8 +100,11 @@ def _require_for_many(request: Request, runner: str, output: str) -> None:
     if request.shows_dropped:
         raise UsageError("`show_dropped` shows text, which stays where it is read: leave it out")
     for source in (*request.sources, *request.held_out):
-        if is_stdin(source):
-            raise _of_this_machine(source)
+        if is_stdin(source) or is_here(source):
+            raise UsageError(
+                f"`source` {source} is of this machine alone: name files that all workers see, in "
+                "a bucket, say"
+            )
         if runner == _DATAFLOW and not is_address(source):
             raise UsageError(f"`source` {source}: Dataflow reads from addresses, such as gs://")
         folder = source.partition("**")[0].rstrip("/")
@@ -113,13 +115,6 @@ def _require_for_many(request: Request, runner: str, output: str) -> None:
             )
     if runner == _DATAFLOW and not is_address(output):
         raise UsageError(f"`output` {output}: Dataflow writes to an address, such as gs://")
-
-
-def _of_this_machine(source: str) -> UsageError:
-    return UsageError(
-        f"`source` {source} is of this machine alone: name files that all workers see, in a "
-        "bucket, say"
-    )
 
 
 def _finished(
@@ -157,20 +152,22 @@ def _finished(
 def _make(
     request: Request, output: Shared, given: Tokenizer | None, runner: str, flags: Sequence[str]
 ) -> dict[str, Any]:
-    for line in left_out(request.sources, request.held_out):
-        note(line)
-    units = request.units(request.reading)
-    for reader in (reader for unit in units for reader in unit.readers if reader.is_here):
-        raise _of_this_machine(reader.name)
-    job = Job(
-        request=request,
-        output=output,
-        sample_bytes=SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
-        ranges=max(1, min(_MOST_RANGES, len(units) // _UNITS_A_RANGE)),
-        attempt=secrets.token_hex(8),
-    )
     with tempfile.TemporaryDirectory() as folder:
-        pipeline, patience = _pipeline(job, units, runner, flags, Path(folder))
+        extras = _extras(request, output)
+        pipeline, patience = _pipeline(runner, flags, extras, Path(folder))
+        from bert_jax.data.cluster.graph import build  # of Beam, which is here
+
+        for line in left_out(request.sources, request.held_out):
+            note(line)
+        units = request.units(request.reading)
+        job = Job(
+            request=request,
+            output=output,
+            sample_bytes=SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
+            ranges=max(1, min(_MOST_RANGES, len(units) // _UNITS_A_RANGE)),
+            attempt=secrets.token_hex(8),
+        )
+        build(pipeline, job, units)
         if not output.is_address:  # in a bucket, nobody knows that no other command is at work
             for left in Path(job.folder.place).glob("try-*"):
                 Shared(str(left)).remove_all()
@@ -189,13 +186,13 @@ def _make(
 
 
 def _pipeline(
-    job: Job, units: Sequence[Unit], runner: str, flags: Sequence[str], folder: Path
+    runner: str, flags: Sequence[str], extras: Sequence[str], folder: Path
 ) -> tuple[Any, float]:
-    """Returns the pipeline of a job, and the seconds after which workers without a sign of life are
-    taken for dead.
+    """Returns an empty pipeline with the runner's options, and the seconds after which workers
+    without a sign of life are taken for dead.
 
-    Workers in containers install this package, which is written to a folder, unless the options of
-    the runner say where they have it from.
+    Workers in containers install this package with `extras`, which is written to a folder, unless
+    the options of the runner say where they have it from.
     """
     try:
         import apache_beam as beam  # pyright: ignore[reportMissingImports]
@@ -207,8 +204,6 @@ def _pipeline(
         PipelineOptions,
         PortableOptions,
     )
-
-    from bert_jax.data.cluster.graph import build
 
     # It logs each error of a stage with its traceback, which the stage reports as one line.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
@@ -224,7 +219,7 @@ def _pipeline(
     kind = options.view_as(PortableOptions).environment_type
     is_near = named == _LOCAL or kind in _WITHOUT_CONTAINERS
     if not is_near and not any(flag.lstrip("-").startswith(_WITH_PACKAGE) for flag in flags):
-        usual["extra_packages"] = [str(write_wheel(folder, _extras(job)))]
+        usual["extra_packages"] = [str(write_wheel(folder, extras))]
     try:
         pipeline = beam.Pipeline(options=PipelineOptions(flags, **usual))
     except ValueError as error:  # of an option that is wrong, or missing
@@ -235,7 +230,6 @@ def _pipeline(
             f"`runner` {runner} needs more of Apache Beam ({error}): pip install "
             "'bert-jax[dataflow]'"
         ) from error
-    build(pipeline, job, units)
     if runner == _DATAFLOW:  # which looks after its own
         return pipeline, math.inf
     return pipeline, _PATIENCE if is_near else _PATIENCE_OF_CONTAINERS
@@ -298,11 +292,11 @@ def _kill_workers() -> None:
     kill_descendants(_LOCAL.rpartition(".")[0].encode())
 
 
-def _extras(job: Job) -> list[str]:
-    """Returns the extras of bert-jax that a job needs."""
-    places = (*job.request.sources, *job.request.held_out, str(job.output))
+def _extras(request: Request, output: Shared) -> list[str]:
+    """Returns the extras of bert-jax that workers need."""
+    places = (*request.sources, *request.held_out, str(output))
     extras = [KINDS.get(place.partition(":")[0]) for place in places]
-    extras += ["near-duplicates"] if job.request.near_duplicates is not None else []
+    extras += ["near-duplicates"] if request.near_duplicates is not None else []
     return sorted({extra for extra in extras if extra is not None})
 
 

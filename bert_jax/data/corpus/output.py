@@ -10,6 +10,8 @@ from bert_jax.errors import StorageFailed, UsageError, reason_of
 
 # What is there while a corpus is made or added to, and goes at the end.
 PARTS, LOCK = ".parts", ".lock"
+# The copy of standard input, among the parts.
+STDIN = "stdin"
 
 
 @contextlib.contextmanager
@@ -25,14 +27,37 @@ def storage_failures(output: Path) -> Iterator[None]:
 def only_writer(output: Path) -> Iterator[None]:
     """Holds the lock of a corpus directory; what goes wrong with the storage is StorageFailed.
 
-    Raises UsageError where another process has it.
+    A directory that is made for it, and into which nothing is written, is gone afterwards. Raises
+    UsageError where another process has the lock.
     """
     remedy = "wait until it has ended, or choose another `output`"
-    with (
-        storage_failures(output),
-        file_lock.hold_or_refuse(output / LOCK, f"is writing {output}", remedy),
-    ):
-        yield
+    with storage_failures(output):
+        was_there = output.exists()
+        try:
+            with file_lock.hold_or_refuse(output / LOCK, f"is writing {output}", remedy):
+                try:
+                    yield
+                finally:
+                    remove_samples(output / PARTS)
+                    (output / PARTS / STDIN).unlink(missing_ok=True)
+                    # Beside a tokenizer, say, it shows whose the directory is.
+                    if {path.name for path in output.iterdir()} <= {PARTS, LOCK}:
+                        _remove_if_empty(output / PARTS)
+        finally:
+            if not was_there:
+                _remove_if_empty(output)
+
+
+def remove_samples(parts: Path) -> None:
+    """Removes the texts that the first reading of the sources wrote down for itself."""
+    for kind in ("sample", "texts"):
+        for file in parts.glob(f"*.{kind}"):
+            file.unlink()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def require_outside(sources: Sequence[str], output: Path) -> None:

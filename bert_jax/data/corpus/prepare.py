@@ -24,6 +24,7 @@ from bert_jax.data.corpus.encode import Encoding, encode_units
 from bert_jax.data.corpus.join import JoinedSplit, manifest_of, require_room
 from bert_jax.data.corpus.output import (
     PARTS,
+    STDIN,
     only_writer,
     require_outside,
     require_own,
@@ -31,7 +32,7 @@ from bert_jax.data.corpus.output import (
     write_durably,
 )
 from bert_jax.data.corpus.pool import Pool
-from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, STDIN, preview
+from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, preview
 from bert_jax.data.corpus.request import KINDS, Request
 from bert_jax.data.corpus.store import (
     MANIFEST,

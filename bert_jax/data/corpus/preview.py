@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.data.corpus.dedup import Survey, Totals
+from bert_jax.data.corpus.output import STDIN, remove_samples
 from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.survey import Unit, gather, look_through
@@ -17,8 +18,6 @@ from bert_jax.data.sources.read import is_stdin
 from bert_jax.errors import UsageError
 from bert_jax.progress import Progress, note
 
-# The file that standard input is copied to.
-STDIN = "stdin"
 # Bad files that are listed; of more, how many they are.
 _LISTED = 100
 # Documents that are shown of those that were dropped for one reason.
@@ -94,9 +93,7 @@ def preview(
         dropped = _drop_near_duplicates(near, request, survey)
         sample = [number for number in sample if number not in dropped]
     texts = [survey.places[number].read() for number in sample]
-    for kind in ("sample", "texts"):
-        for file in folder.glob(f"*.{kind}"):
-            file.unlink()
+    remove_samples(folder)
     return Preview(survey=survey, units=units, bad=bad, sample=texts)
 
 

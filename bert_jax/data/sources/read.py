@@ -87,7 +87,7 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
     for source in sources:
         if source == "docs:":
             # Here it is read once for all readings.
-            readers.append(Reader(source, _read_documentation, is_here=True))
+            readers.append(Reader(source, _read_documentation, is_here=is_here(source)))
         elif source.startswith("tfds:"):
             readers.append(Reader(source, functools.partial(_read_tfds, source, reading)))
         elif is_stdin(source):
@@ -111,8 +111,7 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
                 place = path.absolute() if is_local else path
                 read = functools.partial(_read_file, place, path, kind, reading)
                 size = _size(path) if is_local else 0
-                is_here = not is_local and path.kind == "memory"
-                readers.append(Reader(str(path), read, size, is_here))
+                readers.append(Reader(str(path), read, size, is_here(source)))
     require_packages(endings)
     return readers
 
@@ -127,6 +126,11 @@ def _size(path: Path) -> int:
 def is_stdin(source: str) -> bool:
     """Returns whether a source is standard input."""
     return source == STDIN or source.startswith(_STDIN_OF_KIND)
+
+
+def is_here(source: str) -> bool:
+    """Returns whether this process has what a source reads, and no other has, or as soon."""
+    return source == "docs:" or source.startswith("memory://")
 
 
 def _kind_of_stdin(source: str) -> tuple[str, str]:

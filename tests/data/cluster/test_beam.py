@@ -23,7 +23,7 @@ from bert_jax.data.cluster import run
 from bert_jax.data.cluster.shared import Shared
 from bert_jax.data.cluster.values import Job
 from bert_jax.data.corpus.prepare import prepare
-from bert_jax.errors import BertJaxError
+from bert_jax.errors import BertJaxError, UsageError
 from tests.data.corpus.test_prepare import files_of, text_of
 from tests.limits import HUNG
 from tests.paths import ROOT
@@ -260,6 +260,16 @@ def test_a_pool_whose_workers_do_not_begin(tmp_path, sources, service, monkeypat
         assert time.monotonic() - began < 40
 
 
+def test_the_options_of_a_runner_come_before_the_sources(tmp_path):
+    for flags, message in (
+        (("--no_such_option=1",), "`runner` DirectRunner has no option no_such_option"),
+        ((), "none.txt: no such file"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run.prepare_on("DirectRunner", flags, ["none.txt"], str(tmp_path / "c"), **OPTIONS)
+        assert not (tmp_path / "c").exists()
+
+
 # --- Dataflow -------------------------------------------------------------------------------------
 
 
@@ -267,6 +277,8 @@ def test_the_description_of_a_dataflow_job(tmp_path, sources):
     """No text is in it; one worker has what six steps need, and no other."""
     pytest.importorskip("google.cloud.storage")
     pytest.importorskip("apache_beam.runners.dataflow.internal.apiclient")
+    from bert_jax.data.cluster.graph import build
+
     tests = tmp_path / "tests.txt"
     tests.write_text(text_of(5, seed=7))
     options = {**OPTIONS, "decontaminate": [str(tests)], "near_duplicates": 0.8}
@@ -275,7 +287,9 @@ def test_the_description_of_a_dataflow_job(tmp_path, sources):
     flags = ("--project=some-project", "--region=europe-west4", "--temp_location=gs://bucket/tmp",
              "--dry_run=True", "--no_auth")  # fmt: skip
     units = request.units(request.reading)
-    pipeline, patience = run._pipeline(job, units, "DataflowRunner", flags, tmp_path)
+    extras = run._extras(request, job.output)
+    pipeline, patience = run._pipeline("DataflowRunner", flags, extras, tmp_path)
+    build(pipeline, job, units)
     assert patience == float("inf")
     proto = pipeline.run().job.proto_pipeline
 

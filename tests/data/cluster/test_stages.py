@@ -385,7 +385,6 @@ def test_workers_that_are_gone_are_missed():
         ("DirectRunner", ["gs://b/d/"], "gs://b/d/c", {}, "lies in the folder `source` gs://b/d/"),
         ("DirectRunner", ["gs://b/**/a.txt"], "gs://b/c", {}, "lies in the folder `source`"),
         ("DirectRunner", [], "c", {}, "no `source` given"),
-        ("DirectRunner", ["none.txt"], "c", {}, "none.txt: no such file"),
     ],
 )
 def test_what_a_job_cannot_have(tmp_path, monkeypatch, runner, sources, output, options, message):

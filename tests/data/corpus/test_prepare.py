@@ -1,4 +1,5 @@
 import csv
+import io
 import json
 import math
 import os
@@ -94,6 +95,22 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, source, voca
         written.append(files_of(output))
     assert len(written[0]) > 12
     assert all(files == written[0] for files in written[1:])
+
+
+def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, vocabulary):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"one\n\n\xe9 two\n")
+    one = tmp_path / "one.txt"
+    one.write_text("only one document\n")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for source in ("none.txt", str(bad), str(one), "-"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"only one\n")))
+        for output in (tmp_path / "new", mine):
+            with pytest.raises(UsageError):
+                prepare([source], output, tokenizer=str(vocabulary), workers=1)
+            assert output.exists() == (output == mine)
+            assert not [*mine.iterdir()]
 
 
 def test_the_manifest(tmp_path, source, vocabulary):
