@@ -224,7 +224,9 @@ def _standard_error(split: Any) -> float:
 
 def _refuse_name(source: str) -> None:
     """Raises UsageError, with what to write, for the bare name of a data set of the hub."""
-    if Path(source).exists() or source.endswith(_ENDINGS):
+    from bert_jax.data.sources.files import kind_of
+
+    if Path(source).exists() or kind_of(source) is not None:
         return
     is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not Path(source).parent.exists()
     if is_name or source.startswith("datasets:"):
@@ -264,6 +266,5 @@ def _padding(corpus: Any) -> str:
 _COUNTS = ("documents", "sentences", "tokens")
 # A held-out side with fewer is called small.
 _FEW_TOKENS = 50_000
-_ENDINGS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet", ".gz", ".bz2", ".xz", ".zst")
 # BERT's, and the documents that are looked at for them.
 _LENGTHS, _DOCUMENTS = (128, 512), 20_000

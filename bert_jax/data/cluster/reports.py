@@ -28,6 +28,8 @@ _ERROR, _GOES_ON = "error.json", "job"
 _at_stages: Counter[Shared] = Counter()
 _beating: set[Shared] = set()
 _lock = threading.Lock()
+# Stages whose notes are kept, and the level of the log without them.
+_hearing, _usual_level = 0, logging.NOTSET
 # Lines that this process has logged itself, which are notes of its own stages.
 _logged: set[str] = set()
 
@@ -107,15 +109,22 @@ class _Lines(logging.Handler):
 
 @contextlib.contextmanager
 def _noted(lines: list[str]) -> Iterator[None]:
+    global _hearing, _usual_level
     logger, heard = logging.getLogger("bert_jax"), _Lines(lines)
-    level = logger.level
-    logger.addHandler(heard)
-    logger.setLevel(logging.INFO)
+    with _lock:
+        _hearing += 1
+        if _hearing == 1:
+            _usual_level = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(heard)
     try:
         yield
     finally:
-        logger.removeHandler(heard)
-        logger.setLevel(level)
+        with _lock:
+            logger.removeHandler(heard)
+            _hearing -= 1
+            if _hearing == 0:  # no other stage of this process is still at work
+                logger.setLevel(_usual_level)
 
 
 @contextlib.contextmanager

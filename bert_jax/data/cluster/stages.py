@@ -157,7 +157,9 @@ def vocabulary(
     """Trains the tokenizer on the sample, or takes the one that is given."""
     request = job.request
     places = {at: place for found in gathered for at, place in found.items()}
-    files: dict[int, bytes] = {unit: job.scratch.read(_texts(unit)) for unit, _ in places}
+    files: dict[int, bytes] = {
+        unit: job.scratch.read(_texts(unit)) for unit in {unit for unit, _ in places}
+    }
     texts: list[bytes] = []
     for row in sample.array:
         offset, size = places[int(row["unit"]), int(row["number"])]

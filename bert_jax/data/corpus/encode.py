@@ -321,7 +321,8 @@ def split_of(
 
 def encode_to_file(encoding: Encoding, texts: Sequence[bytes], file: Path) -> None:
     """Encodes documents into the file of a piece."""
-    encoded = encode_documents(texts, _load_once(encoding.tokenizer), language=encoding.language)
+    tokenizer = _load_once(encoding.tokenizer, encoding.tokenizer_hash)
+    encoded = encode_documents(texts, tokenizer, language=encoding.language)
     counts = np.array([encoded.words, encoded.empty_documents, *encoded.text])
     arrays = {name: getattr(encoded, name) for name in ("tokens", "sentences", "documents")}
     _write(file, lambda stream: np.savez(stream, counts=counts, **arrays))
@@ -336,5 +337,8 @@ def _write(file: Path, write: Callable[[Any], object]) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _load_once(tokenizer: Path) -> Tokenizer:
+def _load_once(tokenizer: Path, digest: str) -> Tokenizer:
+    """The process may have made another corpus in the same place: `digest` tells tokenizers
+    apart.
+    """
     return load_tokenizer(tokenizer)

@@ -28,6 +28,8 @@ def open_corpora(place: CorpusPlace, *, verify: Collection[str] = ()) -> Corpus:
     """
     if not isinstance(place, Mapping):
         return open_corpus(place, verify=verify)
+    if not place:
+        raise UsageError("no corpus is named")
     found = {name: open_corpus(place[name], verify=verify) for name in sorted(place)}
     if len(found) == 1:
         return next(iter(found.values()))

@@ -3,6 +3,7 @@ lines.
 """
 
 import csv
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from bert_jax.errors import UsageError, brief
 
 # A longer line, or cell, is refused: half a record cannot be read.
 LONGEST_RECORD_BYTES = 128 << 20
+# The library's limit of cells is that of the process, in which several threads may read a row.
+_limit = threading.Lock()
+_readers, _usual_limit = 0, csv.field_size_limit()
 # The characters that may stand between the columns of a .csv file.
 _DELIMITERS = ",;\t|"
 
@@ -100,11 +104,18 @@ class _Lines:
 
 def _next_row(rows: Any) -> list[str]:
     """Returns the next row; the limit of cells is the library's own for all others who read."""
-    usual = csv.field_size_limit(LONGEST_RECORD_BYTES)
+    global _readers, _usual_limit
+    with _limit:
+        _readers += 1
+        if _readers == 1:
+            _usual_limit = csv.field_size_limit(LONGEST_RECORD_BYTES)
     try:
         return next(rows)
     finally:
-        csv.field_size_limit(usual)
+        with _limit:
+            _readers -= 1
+            if _readers == 0:
+                csv.field_size_limit(_usual_limit)
 
 
 def not_csv(path: Path, line: int, error: csv.Error) -> UsageError:

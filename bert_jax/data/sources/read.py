@@ -231,7 +231,7 @@ def _read_tfds(
     if match is None:
         raise UsageError(f"{source}: expected tfds:NAME[/CONFIG][:SPLIT]")
     data, info = load_tfds(source, match["name"], match["split"] or "train")
-    field = _tfds_text_field(source, info.features)
+    field = _tfds_text_field(source, info.features, reading.fields)
     findings = Findings() if findings is None else findings
     for number, record in enumerate(data.as_numpy_iterator(), 1):
         try:
@@ -248,15 +248,19 @@ def _read_tfds(
             findings.without_text += 1
 
 
-def _tfds_text_field(source: str, features) -> str:
-    """Returns `text`, or the only text feature there is."""
+def _tfds_text_field(source: str, features: Any, wanted: tuple[str, ...]) -> str:
+    """Returns the first of the features wanted that is text; where no others than `text` are
+    wanted, the only text feature there is will do.
+    """
     import tensorflow_datasets as tfds
 
     fields = sorted(key for key, kind in features.items() if isinstance(kind, tfds.features.Text))
-    if "text" in fields:
-        return "text"
-    if len(fields) == 1:
-        return fields[0]
-    raise UsageError(
-        f"{source}: no feature 'text', and {len(fields)} text features: {fields or list(features)}"
-    )
+    found = [name for name in wanted if name in fields]
+    if not found and wanted == SourceOptions().fields:
+        found = fields if len(fields) == 1 else []
+    if not found:
+        raise UsageError(
+            f"{source}: no text feature {' or '.join(map(repr, wanted))}, and {len(fields)} text "
+            f"features: {fields or list(features)}; `text_field` names one"
+        )
+    return found[0]

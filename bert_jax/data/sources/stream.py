@@ -256,6 +256,8 @@ def opened(
         with io.FileIO(path) if isinstance(path, Path) else path.open() as file:
             yield SourceStream(_UNPACKERS[suffix](file), name, reading, findings)
     except (EOFError, zlib.error, lzma.LZMAError) as error:
+        if not suffix:  # a format's own
+            raise UsageError(f"{name}: damaged ({error}); fetch it again") from error
         raise _damaged(name, suffix, error) from error
     except OSError as error:
         # Those of the operating system have a number; the others are an unpacker's.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax import strict_json
 from bert_jax.data.tokenizer import (
     byte_level_bpe,
     casing,
@@ -300,7 +301,7 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
 
     text = tokenizer_files.read_text(path)
-    tokenizer_files.parse_json(path)
+    strict_json.parse_file(path, text)
     with tokenizer_files.refused_by_library(f"{path} is JSON, but not a tokenizer.json"):
         backend = Backend.from_str(text)
     # First: to write a vocabulary down, the library counts up to its highest id.

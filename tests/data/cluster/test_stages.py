@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import logging
 import subprocess
 import sys
 import zipfile
@@ -25,6 +26,7 @@ from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import SPLITS, open_corpus
 from bert_jax.data.corpus.survey import Lowest, Unit
 from bert_jax.errors import BertJaxError, DataDamaged, UsageError
+from bert_jax.progress import note
 from tests.data.cluster.plain import make
 from tests.data.corpus.test_prepare import files_of, text_of
 from tests.faulty_bucket import reached
@@ -275,6 +277,23 @@ def test_the_sample_is_that_of_one_machine(budget):
     assert found.array["number"].tolist() == lowest.numbers()
 
 
+def test_the_notes_of_two_stages_of_one_process_that_overlap():
+    logger, first, second = logging.getLogger("bert_jax"), [], []
+    usual = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        one, other = reports._noted(first), reports._noted(second)
+        one.__enter__()
+        other.__enter__()
+        one.__exit__(None, None, None)
+        note("of the second alone")
+        other.__exit__(None, None, None)
+        assert (first, second) == ([], ["of the second alone"])
+        assert logger.level == logging.WARNING
+    finally:
+        logger.setLevel(usual)
+
+
 @pytest.mark.parametrize("kind", ["disk", "memory", "bucket"])
 def test_a_folder_that_all_see(tmp_path, kind):
     with reached() as _:
@@ -307,6 +326,15 @@ def test_a_job_in_a_bucket(tmp_path, sources):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(job.output.read(name))
     assert open_corpus(tmp_path / "copy", verify=SPLITS).fingerprint == here.fingerprint
+
+
+def test_the_text_of_a_unit_is_fetched_once(tmp_path, sources, monkeypatch):
+    read, real = [], Shared.read
+    monkeypatch.setattr(Shared, "read", lambda self, name: read.append(name) or real(self, name))
+    job, units = job_of(sources, str(tmp_path / "c"), vocab_size=140)
+    make(job, units)
+    fetched = [name for name in read if name.startswith("texts/")]
+    assert len(fetched) == len({*fetched}) == len(units) > 1
 
 
 # --- reports --------------------------------------------------------------------------------------

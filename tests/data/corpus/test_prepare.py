@@ -113,6 +113,17 @@ def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, voca
             assert not [*mine.iterdir()]
 
 
+def test_two_vocabularies_in_one_place_one_after_the_other(tmp_path, source):
+    """As in a notebook, and by as many processes as this one."""
+    place, found = tmp_path / "c", []
+    for vocab_size in (120, 160):
+        prepare([str(source)], place, vocab_size=vocab_size, validation_fraction=0.1, workers=1)
+        found.append(files_of(place))
+        shutil.rmtree(place)
+    prepare([str(source)], tmp_path / "d", vocab_size=160, validation_fraction=0.1, workers=1)
+    assert files_of(tmp_path / "d") == found[1] != found[0]
+
+
 def test_the_manifest(tmp_path, source, vocabulary):
     with source.open("a") as stream:
         # Two duplicates, and a document that encodes to nothing.

@@ -7,6 +7,8 @@ import io
 import json
 import lzma
 import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -133,6 +135,18 @@ def test_a_format_of_ones_own_takes_a_path_and_bytes(tmp_path, monkeypatch):
     assert documents(tmp_path) == [("a.words.gz", "a", "caf\xe9")]
 
 
+@pytest.mark.parametrize("error", [EOFError("it ends"), zlib.error("it is bent")])
+def test_damage_that_a_format_of_ones_own_finds(tmp_path, monkeypatch, error):
+    def read(path, stream):
+        raise error
+        yield
+
+    monkeypatch.setattr(FORMATS, "_entries", dict(FORMATS._entries))
+    FORMATS.register(".words", read)
+    (tmp_path / "a.words").write_text("a")
+    assert f"a.words: damaged ({error}); fetch it again" in refusal(tmp_path / "a.words")
+
+
 def test_a_long_cell_is_read_and_the_limit_is_everybodys_again(tmp_path, monkeypatch):
     long = "many words " * 20_000
     (tmp_path / "a.csv").write_text(f"text\n{long}\n")
@@ -141,6 +155,17 @@ def test_a_long_cell_is_read_and_the_limit_is_everybodys_again(tmp_path, monkeyp
     assert csv.field_size_limit() == before < len(long)
     monkeypatch.setattr(delimited, "LONGEST_RECORD_BYTES", 1000)
     assert "a.csv, line 2: longer than" in refusal(tmp_path / "a.csv")
+
+
+def test_threads_that_read_at_once_leave_the_limit_as_it_was(tmp_path):
+    long = "many words " * 20_000
+    for number in range(4):
+        (tmp_path / f"{number}.csv").write_text("text\n" + f"{long}\n" * 30)
+    before = csv.field_size_limit()
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(documents, sorted(tmp_path.glob("*.csv")))
+        assert [len(each) for each in found] == [30] * 4
+    assert csv.field_size_limit() == before
 
 
 # --- parquet --------------------------------------------------------------------------------------

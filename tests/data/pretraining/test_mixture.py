@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import DataConfig, PhaseConfig
-from bert_jax.data.corpus.several import mixed
+from bert_jax.data.corpus.several import mixed, open_corpora
 from bert_jax.data.corpus.store import Corpus, Split
 from bert_jax.data.pretraining import dealing, mixture
 from bert_jax.data.pretraining.batch import Batch
@@ -208,3 +208,8 @@ def test_what_goes_together():
     ):
         with pytest.raises(UsageError, match=said):
             mixed({"a": one, "b": dataclasses.replace(other, **change)})
+
+
+def test_a_mixture_of_no_corpus_is_refused():
+    with pytest.raises(UsageError, match="no corpus is named"):
+        open_corpora({})

@@ -357,6 +357,8 @@ def test_a_bare_name_is_answered_with_what_to_type(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "--source", "org/name", "--output", "corpus"]) == 2
     assert capsys.readouterr().err.endswith("of the hub, write hf:org/name\n")
+    assert main(["prepare", "--source", "texts/a.WARC.gz", "--output", "corpus"]) == 2
+    assert "texts/a.WARC.gz: no such file or folder" in capsys.readouterr().err
 
 
 def test_a_file_of_a_web_server(tmp_path):

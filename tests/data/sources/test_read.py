@@ -273,6 +273,14 @@ def test_tfds(tfds_folder, monkeypatch):
     assert documents("tfds:tiny_text/plain:test") == DOCUMENTS[:1]
     assert documents("tfds:tiny_text/plain:1.0.0:train[1:]") == found[1:]
     assert "2 text features: ['first', 'second']" in refusal("tfds:tiny_text/other")
+    second = list(
+        read_documents(["tfds:tiny_text/other"], SourceOptions(text_field="none, second"))
+    )
+    assert sorted(second) == sorted(DOCUMENTS)
+    named = list(read_documents(["tfds:tiny_text/plain"], SourceOptions(text_field="title")))
+    assert named == [("title",)] * len(DOCUMENTS)
+    with pytest.raises(UsageError, match=r"no text feature .none., and 2 .*`text_field` names one"):
+        list(read_documents(["tfds:tiny_text/plain"], SourceOptions(text_field="none")))
     assert "nosplit" in refusal("tfds:tiny_text/plain:nosplit")
     assert "tfds:no_such_set: tensorflow_datasets cannot load" in refusal("tfds:no_such_set")
     assert "expected tfds:NAME" in refusal("tfds:")
