@@ -1,9 +1,12 @@
 """JSON from outside. Whatever is wrong with a text is a ValueError of one line."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UsageError, brief
+
+_REQUIRED: Any = object()
 
 
 def parse(text: str | bytes) -> Any:
@@ -16,6 +19,20 @@ def parse(text: str | bytes) -> Any:
         return json.loads(text, object_pairs_hook=_without_repeats)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def load(path: Path, *, default: Any = _REQUIRED) -> Any:
+    """Returns the value of a file, or `default` where there is none and that is given.
+
+    Raises UsageError, which names the file, for what is no JSON.
+    """
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        if default is _REQUIRED:
+            raise
+        return default
+    return parse_file(path, text)
 
 
 def parse_file(path: object, text: str | bytes) -> Any:

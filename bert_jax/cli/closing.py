@@ -18,12 +18,15 @@ def figure_rows(
 ) -> list[tuple[str, str, str]]:
     """Returns the rows of the table for the figures of an objective.
 
-    `entropy` is the unigram entropy of the corpus in nats; `expected` has the band of healthy runs
-    (`mlm_loss`) and where it is from (`from`); `published` are figures of papers.
+    Figures that `values` lacks are left out: a hook may have ended a run before its first
+    evaluation. `entropy` is the unigram entropy of the corpus in nats; `expected` has the band of
+    healthy runs (`mlm_loss`) and where it is from (`from`); `published` are figures of papers.
     """
     known = {each["figure"]: each for each in published}
     rows = []
     for figure in OBJECTIVES[objective].figures:
+        if figure.name not in values:
+            continue
         value, compared = values[figure.name], figure.compared_with
         if compared == "unigram entropy":
             gain = entropy - value

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import name_map, safetensors_files
@@ -231,9 +232,9 @@ _ACTIVATIONS: Mapping[str, Step] = {
     "Identity": lambda x: x,
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
-    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "SiLU": lambda x: x / (1 + np.exp(-x)),
-    "GELU": lambda x: x * 0.5 * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))),
+    "Sigmoid": special.expit,
+    "SiLU": lambda x: x * special.expit(x),
+    "GELU": lambda x: x * 0.5 * (1 + special.erf(x / math.sqrt(2))),
 }
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from bert_jax.model import bert, sharding
 from bert_jax.progress import note_once
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import checkpoint, location, log_reader, recovery
-from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby
+from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby, stored
 
 # In a directory that was exported: the step, and the parts of the run's config by which its
 # held-out rows are made and scored. Other readers ignore the file.
@@ -74,24 +73,14 @@ def load_checkpoint(
     NoUsableCheckpoint if it holds nothing to read.
     """
     mesh = sharding.make_mesh(fsdp=-1, tensor=1) if mesh is None else mesh
-    path = best_of(path)
+    directory, step = run_of(path)
     if location.is_address(path):
-        address = str(path).rstrip("/")
-        workdir, _, step = address.rpartition(f"/{checkpoint.DIRECTORY}/")
-        # A folder of that name may hold workdirs, too.
-        if not step.isdecimal() and (
-            not workdir or (location.opened(address).path / CONFIG).is_file()
-        ):
-            workdir, step = address, ""
-        directory = location.opened(workdir).path
-        if not (directory / CONFIG).is_file() or not (step or "0").isdecimal():
+        if not (directory / CONFIG).is_file():
             raise UsageError(f"`checkpoint` {path}: there is no workdir or step of one")
-        return _load_step(directory, int(step) if step else None, mesh)
-    path = _existing(path)
-    if path.parent.name == checkpoint.DIRECTORY and path.name.isdecimal():
-        return _load_step(path.parent.parent, int(path.name), mesh)
-    if (path / checkpoint.DIRECTORY).is_dir() or (path / TOKENIZER).is_dir():
-        return _load_step(path, None, mesh)
+        return _load_step(directory, step, mesh)
+    path = _existing(directory)
+    if step is not None or _is_workdir(path):
+        return _load_step(path, step, mesh)
     foreign, tokenizer = read_imported(
         path, allow_missing_heads=allow_missing_heads, ignore_unexpected=ignore_unexpected
     )
@@ -105,6 +94,24 @@ def load_checkpoint(
         foreign.missing,
         is_run=config is not None,
     )
+
+
+def run_of(path: str | Path) -> tuple[Path, int | None]:
+    """Returns the directory of the run that a workdir, a step of one or `WORKDIR@best` is of, and
+    the step; a path that names no step is returned as it is, with None: it may be of no run.
+
+    Of a run in a bucket, the directory is one that stands for it.
+    """
+    path = best_of(path)
+    if location.is_address(path):
+        workdir, _, step = str(path).rstrip("/").rpartition(f"/{checkpoint.DIRECTORY}/")
+    else:
+        path = Path(path)
+        is_inside = path.parent.name == checkpoint.DIRECTORY
+        workdir, step = path.parent.parent, path.name if is_inside else ""
+    # A folder of that name may hold workdirs, too.
+    is_step = bool(workdir) and step.isdecimal()
+    return location.opened(workdir if is_step else path).path, int(step) if is_step else None
 
 
 def best_of(path: str | Path) -> str | Path:
@@ -122,6 +129,11 @@ def best_of(path: str | Path) -> str | Path:
             f"`checkpoint` {path}: there is no best step; the hook best_checkpoint keeps one"
         )
     return location.at(workdir).inside(checkpoint.DIRECTORY, str(step))
+
+
+def _is_workdir(directory: Path) -> bool:
+    # What stands for a bucket's has no checkpoints.
+    return any((directory / name).is_dir() for name in (checkpoint.DIRECTORY, TOKENIZER))
 
 
 def _existing(path: str | Path) -> Path:
@@ -207,8 +219,7 @@ def _require_trained_tokenizer(directory: Path) -> None:
     """Raises UsageError if a workdir's tokenizer is not the one that its run was trained with."""
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 
-    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    trained = (stored.get("corpus") or {}).get("tokenizer_hash")
+    trained = (stored(directory).get("corpus") or {}).get("tokenizer_hash")
     if trained is None or not (directory / TOKENIZER).is_dir():
         return
     found = load_tokenizer(directory / TOKENIZER).hash
@@ -270,12 +281,10 @@ def scoring_of(path: str | Path) -> TrainConfig:
 
     Raises UsageError if `path` is neither.
     """
-    directory = location.opened(best_of(path)).path
-    if directory.parent.name == checkpoint.DIRECTORY and directory.name.isdigit():
-        directory = directory.parent.parent
+    directory, _ = run_of(path)
     if (directory / RECORD).is_file():
         return configs.from_dict(_record(directory)[1])
-    if (directory / checkpoint.DIRECTORY).is_dir() and (directory / CONFIG).is_file():
+    if _is_workdir(directory) and (directory / CONFIG).is_file():
         return config_loader.load_config_json(directory / CONFIG)
     raise UsageError(f"{path} is neither a workdir nor an export of one")
 

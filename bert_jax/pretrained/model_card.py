@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax import strict_json
 from bert_jax.config import OptimizerConfig, TrainConfig
 from bert_jax.config.entries import entry_of, own_options
 from bert_jax.config.fields import fields_read_by
 from bert_jax.config_checks import reads
 from bert_jax.data.tokenizer import hub
 from bert_jax.registry import OBJECTIVES
-from bert_jax.workdir import goodput, log_reader
-from bert_jax.workdir.run_directory import CONFIG, MEAN_OF, versions
+from bert_jax.workdir import goodput, log_reader, run_directory
+from bert_jax.workdir.run_directory import MEAN_OF, versions
 
 CARD = "README.md"
 _TASKS = {  # the last part of a head -> the Hub's name of what it is for
@@ -55,7 +56,7 @@ def write_model_card(
 def _sections(
     workdir: Path, config: TrainConfig, *, step: int, parameters: int, front: dict[str, Any]
 ) -> Iterable[str]:
-    stored = _json(workdir / CONFIG)
+    stored = run_directory.stored(workdir)
     task = stored.get("task") or {}
     sources = [*(stored.get("corpus") or {}).get("sources", ()), *stored.get("sources", ())]
     named = [name for source in sources if (name := hub.data_set_of(source))]
@@ -204,7 +205,7 @@ def _numbers(optimizer: OptimizerConfig, chooser: str) -> str:
 def _results(
     workdir: Path, config: TrainConfig, stored: dict[str, Any], step: int
 ) -> Iterable[str]:
-    result = _json(workdir / "result.json")
+    result = strict_json.load(workdir / "result.json", default={})
     if result.get("steps") != step:  # those of the run's end are not these parameters'
         result = {}
     if result.get("scores"):
@@ -276,7 +277,3 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str
     """Returns a table in Markdown, its head first."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -113,7 +113,7 @@ def train(
     setup = _setup(place, config, _facts(recipe, data, source), source, allowed=allowed)
     result = directory / RESULT
     if result.is_file():
-        return strict_json.parse_file(result, result.read_bytes())
+        return strict_json.load(result)
     job = FineTuning(config, recipe, data, mesh, source=source)
     settled.set_up_allocator()
     closing = train_job(job, setup, named_hooks(config), started=started)
@@ -314,10 +314,7 @@ def _setup(
 
 def _as_begun(recipe: Recipe, directory: Path) -> Recipe:
     """Returns the recipe as the run of `directory` has it where it did not know a field yet."""
-    path = directory / run_directory.CONFIG
-    if not path.is_file():
-        return recipe
-    stored = strict_json.parse_file(path, path.read_bytes()).get("recipe")
+    stored = run_directory.stored(directory).get("recipe")
     if not isinstance(stored, dict) or not _BEFORE_NAMED.keys() - stored.keys():
         return recipe
     if recipe.layer_decay != 1:
@@ -331,7 +328,7 @@ def _as_begun(recipe: Recipe, directory: Path) -> Recipe:
 
 def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
     """Returns in what the run of a config.json is not that of `facts`."""
-    stored = strict_json.parse_file(path, path.read_bytes())
+    stored = strict_json.load(path)
     old = {name: stored.get(name) for name in facts}
     # A field that the run did not know yet has its default, or what it was before it had a name.
     if isinstance(old.get("task"), dict):

@@ -1,7 +1,6 @@
 """Says what a fine-tuned model makes of new texts, and writes files for GLUE's test server."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,7 @@ class Predictor:
             self._source, checkpoint = checkpoint, checkpoint.directory
         else:
             self._source = load_checkpoint(checkpoint)
-        path = self._source.directory / run_directory.CONFIG
-        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        stored = run_directory.stored(self._source.directory)
         if "task" not in stored:
             raise UsageError(
                 f"`checkpoint` {checkpoint} is not a workdir of bert-jax finetune, which says what "

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh
 
+from bert_jax import strict_json
 from bert_jax.config import TrainConfig
+from bert_jax.config.conversion import convert
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.registry import ALWAYS_HOOKS, HOOKS
@@ -138,11 +140,10 @@ def _typed(name: str, given: Mapping[str, str]) -> dict[str, Any]:
             known = ", ".join(hint for hint in hints if hint != "return") or "none"
             raise UsageError(f"hooks: {name} has no option {key!r}; it has {known}")
         try:
-            found[key] = hints[key](value)
-        except ValueError as error:
-            raise UsageError(
-                f"hooks: {name}:{key}={value}: expected {hints[key].__name__}"
-            ) from error
+            parsed = value if hints[key] is str else strict_json.parse(value)
+        except ValueError:
+            parsed = value
+        found[key] = convert(parsed, hints[key], f"hooks: {name}:{key}")
     return found
 
 
@@ -166,6 +167,13 @@ def evaluates_at(config: TrainConfig, step: int) -> bool:
     """Returns whether a run has an evaluation at a step: each phase ends with one."""
     every = config.evaluation.every_steps
     return step in config.phase_ends or (every > 0 and step % every == 0)
+
+
+def evaluations_in(config: TrainConfig, phase: int) -> int:
+    """Returns how many evaluations a phase of that number has."""
+    start, end = (0, *config.phase_ends)[phase : phase + 2]
+    every = config.evaluation.every_steps
+    return end // every - start // every + (end % every > 0) if every else 1
 
 
 class EvaluationSchedule(Hook):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax import config_loader, strict_json
+from bert_jax import config_loader
 from bert_jax.config import ModelConfig, TrainConfig, flatten
 from bert_jax.config.fields import settings_of
 from bert_jax.data.corpus.store import Corpus, token_counts
@@ -140,14 +140,10 @@ class Initialization:
     def _model_in(self, workdir: Path | str, config: TrainConfig) -> ModelConfig | None:
         """Returns the model of the run that the workdir holds, if that began from a checkpoint."""
         directory = location.opened(workdir, owner=f"process-{jax.process_index()}").path
-        path = directory / run_directory.CONFIG
-        if not path.is_file():
-            return None
-        stored = strict_json.parse_file(path, path.read_bytes())
-        begun = stored.get("init_from")
+        begun = run_directory.stored(directory).get("init_from")
         if begun is None or (self._init_from is not None and begun != str(self._init_from)):
             return None
-        return config_loader.load_config_json(path).model
+        return config_loader.load_config_json(directory / run_directory.CONFIG).model
 
     def _read(self, config: TrainConfig) -> LoadedCheckpoint:
         if self._source is None:

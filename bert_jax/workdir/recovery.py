@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax import strict_json
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.files import write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
-from bert_jax.workdir import checkpoint, location, log_reader, metrics_log
+from bert_jax.workdir import checkpoint, location, log_reader, metrics_log, run_directory
 from bert_jax.workdir.run_directory import CONFIG, EXPECTED, TOKENIZER
 
 
@@ -123,7 +122,7 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
     name_map.require_free(output)
     origin = location.at(directory)
     name = origin.name
-    stored = strict_json.parse_file(directory / CONFIG, (directory / CONFIG).read_bytes())
+    stored = run_directory.stored(directory)
     if stored.get("task"):
         raise UsageError(f"{name} is a fine-tuned model: only a run of pre-training has branches")
     there = checkpoint.steps(directory)
@@ -132,7 +131,7 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
     elif step in there:
         require_good(directory, step)
     if step is None or step not in there:
-        raise UsageError(_no_step(directory, step or 0, there))
+        raise UsageError(_no_step(directory, step, there))
     with name_map.new_directory(output) as building:
         source = origin.checkpoints / str(step)
         target = building / checkpoint.DIRECTORY / str(step)
@@ -183,9 +182,10 @@ def _steps_of(workdir: Path, event: str) -> set[int]:
     return {e["step"] for e in log_reader.read_events(workdir) if e.get("event") == event}
 
 
-def _no_step(workdir: Path, step: int, there: list[int]) -> str:
+def _no_step(workdir: Path, step: int | None, there: list[int]) -> str:
     listed = ", ".join(map(str, there)) or "none"
-    return f"workdir {location.at(workdir).name} has no step {step}; there are {listed}"
+    which = "saved step" if step is None else f"step {step}; there are {listed}"
+    return f"workdir {location.at(workdir).name} has no {which}"
 
 
 def _none_usable(workdir: Path, damaged: dict[int, str]) -> NoUsableCheckpoint:

@@ -123,21 +123,33 @@ def create(
     )
 
 
+def stored(directory: Path) -> dict[str, Any]:
+    """Returns the content of the config.json of the run in `directory`; nothing where there is no
+    run.
+
+    Raises UsageError for one that is damaged.
+    """
+    found = strict_json.load(directory / CONFIG, default={})
+    if not isinstance(found, dict):
+        raise UsageError(f"{directory / CONFIG} is damaged: it holds no JSON object")
+    return found
+
+
 def blocks_of(directory: Path) -> Blocks:
     """Returns by which sizes the run in `directory` cuts its corpus: a run from before corpora were
     cut goes on with whole epochs. A run that is not there yet has the usual ones.
     """
     if not (directory / CONFIG).is_file():
         return BLOCKS
-    stored = strict_json.parse_file(directory / CONFIG, (directory / CONFIG).read_bytes())
-    if _BLOCKS not in stored:
+    found = stored(directory)
+    if _BLOCKS not in found:
         return UNCUT
     try:
-        sizes = Blocks(**stored[_BLOCKS])
+        sizes = Blocks(**found[_BLOCKS])
     except TypeError:
         sizes = Blocks(0, 0, 0)
     if not all(type(size) is int and size > 0 for size in sizes):
-        raise UsageError(f"{directory / CONFIG}: {_BLOCKS} are no sizes: {stored[_BLOCKS]!r}")
+        raise UsageError(f"{directory / CONFIG}: {_BLOCKS} are no sizes: {found[_BLOCKS]!r}")
     return sizes
 
 
@@ -150,23 +162,21 @@ def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:
     taken; where none is there, what the run says.
     """
     directory = location.opened(workdir).path
-    if not (directory / CONFIG).is_file():
-        return None
-    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8")).get("corpus") or {}
-    if SOURCES in stored:
-        return {name: _place_of(each, directory) for name, each in stored[SOURCES].items()}
-    return None if stored.get("directory") is None else _place_of(stored, directory)
+    named = stored(directory).get("corpus") or {}
+    if SOURCES in named:
+        return {name: _place_of(each, directory) for name, each in named[SOURCES].items()}
+    return None if named.get("directory") is None else _place_of(named, directory)
 
 
-def _place_of(stored: dict[str, Any], directory: Path) -> Path:
+def _place_of(corpus: dict[str, Any], directory: Path) -> Path:
     """Returns where a corpus is that the run in a directory describes so."""
-    named = Path(stored["directory"])
-    tried = [named, Path(stored.get("absolute", named))]
+    named = Path(corpus["directory"])
+    tried = [named, Path(corpus.get("absolute", named))]
     tried += [parent / named for parent in directory.resolve().parents]
     there = [path for path in tried if (path / MANIFEST).is_file()]
     for path in there:
         with contextlib.suppress(BertJaxError):
-            if read_manifest(path)["fingerprint"] == stored.get("fingerprint"):
+            if read_manifest(path)["fingerprint"] == corpus.get("fingerprint"):
                 return path
     return there[0] if there else tried[1]
 
@@ -182,18 +192,16 @@ def is_continued(directory: Path) -> bool:
     """Returns whether the run in `directory`, if there is one, began from parameters that were
     trained before.
     """
-    if not (directory / CONFIG).is_file():
-        return False
-    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    return bool(stored.get("init_from") or stored.get("imported_from"))
+    begun = stored(directory)
+    return bool(begun.get("init_from") or begun.get("imported_from"))
 
 
 def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:
     """Writes down that the run in `directory` goes on with another config or corpus; where it began
     stays.
     """
-    stored = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    kept = {key: stored[key] for key in stored if key not in ("config", "versions", "corpus")}
+    begun = stored(directory)
+    kept = {key: begun[key] for key in begun if key not in ("config", "versions", "corpus")}
     write_config(directory, config, corpus=_named(corpus), **kept)
 
 

@@ -195,12 +195,9 @@ def _sources(case: Case, number: int) -> list[SourceRows]:
 def _repeated(part: Split) -> float:
     """Returns the share of the tokens that are in a sentence which was there before."""
     seen, repeated, total = set[bytes](), 0, 0
-    bounds = part.sentence_starts[: _SENTENCES + 1]
-    shards = np.searchsorted(part.shard_starts, bounds[:-1], side="right") - 1
-    for shard, start, stop in zip(shards, bounds, bounds[1:], strict=False):
-        offset = part.shard_starts[shard]
-        ids = part.shards[shard][start - offset : stop - offset].tobytes()
-        total += int(stop - start)
-        repeated += int(stop - start) if ids in seen else 0
-        seen.add(ids)
+    for number in range(min(_SENTENCES, len(part.sentence_starts) - 1)):
+        ids = part.sentence(number)
+        total += len(ids)
+        repeated += len(ids) if ids.tobytes() in seen else 0
+        seen.add(ids.tobytes())
     return repeated / max(total, 1)

@@ -82,7 +82,7 @@ def _receive(port: int, words: dict, number: int, ends_at: float) -> list[dict[s
                 f"(ss -ltnp 'sport = :{port}' names it), or choose another port in `coordinator`, "
                 "or in JAX_COORDINATOR_PORT"
             ) from error
-        streams = []
+        streams: dict[int, Any] = {}
         while len(answers) < number:
             server.settimeout(max(ends_at - time.monotonic(), 0.01))
             try:
@@ -93,7 +93,7 @@ def _receive(port: int, words: dict, number: int, ends_at: float) -> list[dict[s
                 before = time.time()
                 _tell(stream, "what time is it?")
                 theirs = json.loads(stream.readline(2**16))
-                heard["skew"] = theirs - (before + time.time()) / 2
+                rank, skew = int(heard.pop("rank")), theirs - (before + time.time()) / 2
             except TimeoutError:
                 missing = [str(rank) for rank in range(number) if rank not in answers]
                 raise Unreachable(
@@ -101,12 +101,13 @@ def _receive(port: int, words: dict, number: int, ends_at: float) -> list[dict[s
                     "time: start the same command on every host; a firewall between them must let "
                     f"port {port} through"
                 ) from None
-            except (ValueError, OSError):
+            except (AttributeError, KeyError, TypeError, ValueError, OSError):
                 continue  # something that looks at ports
-            answers[heard.pop("rank")] = heard
-            streams.append(stream)
+            if rank in range(1, number):
+                answers[rank] = heard | {"skew": skew}
+                streams[rank] = stream  # of one that came again, the last
         met = [answers[rank] for rank in sorted(answers)]
-        for stream in streams:
+        for stream in streams.values():
             _tell(stream, met)
     return met
 

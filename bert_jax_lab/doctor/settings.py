@@ -66,8 +66,9 @@ def export(case: Case) -> Finding:
     """A class of transformers computes the model, so that it can be exported."""
     assert case.config is not None
     if warning := import_export.export_warning(case.config):
-        found, _, remedy = warning.removeprefix("note: ").rpartition("; ")
-        return warned(found, remedy)
+        text = warning.removeprefix("note: ")
+        found, _, remedy = text.rpartition("; ")
+        return warned(found or text, remedy if found else "it is read by bert-jax alone")
     return passed("a class of transformers computes this model")
 
 

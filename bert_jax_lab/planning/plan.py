@@ -21,6 +21,7 @@ from bert_jax.model import bert, sharding
 from bert_jax.model.attention.implementation import serving
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import batch_shape
+from bert_jax.training.hooks import evaluations_in
 from bert_jax.update.flops import train_flops
 from bert_jax.update.state import TrainState
 from bert_jax.versions import installed
@@ -117,8 +118,8 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
     mesh = aot_compile.make_mesh(config, topology)
     preflight.require_on_mesh(config, mesh)
     phases = tuple(
-        _phase_plan(config.in_phase(i), phase, mesh=mesh, topology=topology)
-        for i, phase in enumerate(config.phases)
+        _phase_plan(config.in_phase(number), number, mesh=mesh, topology=topology)
+        for number in range(len(config.phases))
     )
     fits = all(phase.fits for phase in phases)
     hours = overlapped = None
@@ -147,8 +148,8 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
     )
 
 
-def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topology) -> PhasePlan:
-    chip = topology.chip
+def _phase_plan(config: TrainConfig, number: int, *, mesh, topology: Topology) -> PhasePlan:
+    phase, chip = config.phases[number], topology.chip
     flops = train_flops(entry_of(config, "objective"), config.model, phase) / topology.devices
     known = {
         "sequence_length": phase.sequence_length,
@@ -187,7 +188,7 @@ def _phase_plan(config: TrainConfig, phase: PhaseConfig, *, mesh, topology: Topo
     memory = figures.memory_traffic / chip.memory_bandwidth
     seconds = compute + network
     evaluation = _evaluation_plan(
-        config, phase, held_out, rows=shape.global_batch_size, topology=topology
+        config, number, held_out, rows=shape.global_batch_size, topology=topology
     )
     return PhasePlan(
         **known,
@@ -298,14 +299,11 @@ def _host_rows(mesh: Any, rows: int) -> float:
 
 
 def _evaluation_plan(
-    config: TrainConfig, phase: PhaseConfig, figures: aot_compile.Figures, *, rows: int,
+    config: TrainConfig, number: int, figures: aot_compile.Figures, *, rows: int,
     topology: Topology,
 ) -> EvaluationPlan:  # fmt: skip
     seconds = figures.compute_seconds(topology.chip) + figures.collective_seconds
-    every = config.evaluation.every_steps
-    # One at the end of the phase, whatever `every_steps` says.
-    times = max(phase.steps // every, 1) if every else 1
-    batches = times * math.ceil(config.evaluation.num_examples / rows)
+    batches = evaluations_in(config, number) * math.ceil(config.evaluation.num_examples / rows)
     return EvaluationPlan(
         rows=rows,
         memory_bytes=figures.memory.total,

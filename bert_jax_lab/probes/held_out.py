@@ -15,13 +15,8 @@ def readable_sentences(corpus: Corpus, documents: int) -> Iterator[list[list[int
     at equal distances over the held-out split, or all that it has.
     """
     split = corpus.validation
-    tokens = np.concatenate([np.asarray(shard) for shard in split.shards])
     last = len(split.document_starts) - 2
     for document in np.unique(np.linspace(0, last, documents).astype(int)):
         first, end = split.document_starts[document : document + 2]
-        bounds = (split.sentence_starts[sentence : sentence + 2] for sentence in range(first, end))
-        yield [
-            [int(id_) for id_ in tokens[start:stop]]
-            for start, stop in bounds
-            if _SHORTEST <= stop - start <= _LONGEST
-        ]
+        sentences = map(split.sentence, range(first, end))
+        yield [ids.tolist() for ids in sentences if _SHORTEST <= len(ids) <= _LONGEST]

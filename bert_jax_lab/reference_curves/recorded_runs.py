@@ -69,10 +69,7 @@ def shipped() -> tuple[RecordedRuns, ...]:
 
 def named(workdir: Path) -> tuple[RecordedRuns, ...]:
     """Returns the groups that the user of a run has named; none where there are none."""
-    path = workdir / EXPECTED
-    if not path.exists():
-        return ()
-    return tuple(parsed(group) for group in strict_json.parse_file(path, path.read_bytes()))
+    return tuple(parsed(group) for group in strict_json.load(workdir / EXPECTED, default=()))
 
 
 def parsed(group: dict[str, Any]) -> RecordedRuns:
@@ -126,7 +123,7 @@ def of_runs(
 def _apart(config: TrainConfig, entropy: float, file: Path) -> str:
     """Returns in what the run of a config.json is not of the kind of `config`; nothing if it is."""
     try:
-        stored = strict_json.parse_file(file, file.read_bytes())
+        stored = strict_json.load(file)
     except OSError as error:
         raise UsageError(f"`expect` {file.parent} holds no run: {error.strerror}") from error
     theirs = complete(config_loader.load_config_json(file))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config_loader, strict_json
+from bert_jax import config_loader
 from bert_jax.workdir import goodput, log_reader, run_directory
 from bert_jax.workdir.run_directory import CONFIG
 from bert_jax_lab.reference_curves import recorded_runs
@@ -59,8 +59,7 @@ class RunRecord:
 def read(directory: Path, *, name: str) -> RunRecord:
     """Returns the record of the run in a workdir."""
     rows = log_reader.read_rows(directory)
-    path = directory / CONFIG
-    stored = strict_json.parse_file(path, path.read_bytes())
+    stored = run_directory.stored(directory)
     expected_from, expected, reported = _expected(directory, stored, rows)
     return RunRecord(
         name,

@@ -99,11 +99,9 @@ def _documents(corpus: Corpus) -> tuple[list[Document], list[Document]]:
 
 def _words(split: Split, sentence: int, tokenizer: Tokenizer, begins_word: np.ndarray) -> list[str]:
     """Returns the words of a sentence; none of one that is too short or too long."""
-    start, end = split.sentence_starts[sentence : sentence + 2]
-    if not _SHORTEST <= end - start <= _LONGEST:
+    ids = split.sentence(sentence)
+    if not _SHORTEST <= len(ids) <= _LONGEST:
         return []
-    shard = int(np.searchsorted(split.shard_starts, start, side="right")) - 1
-    ids = split.shards[shard][start - split.shard_starts[shard] : end - split.shard_starts[shard]]
     first = [0, *(i for i in range(1, len(ids)) if begins_word[ids[i]])]
     ends = [*first[1:], len(ids)]
     words = [

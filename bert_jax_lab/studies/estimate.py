@@ -15,6 +15,7 @@ from bert_jax.config import TrainConfig, to_dict
 from bert_jax.errors import UsageError
 from bert_jax.files import write_json
 from bert_jax.progress import duration, note
+from bert_jax.training.hooks import evaluations_in
 from bert_jax_lab.studies.corpus_tasks import MOST_ROWS
 from bert_jax_lab.studies.records import DONE, record_of
 from bert_jax_lab.studies.runs import (
@@ -161,17 +162,18 @@ def _kind(run: StudyRun) -> str:
         return key_of(run.config)
     if isinstance(run, FinetuneRun):
         return f"{run.variant} {run.task.name} {run.train_rows}"
+    if isinstance(run, ProbeRun):
+        return f"{run.variant} {' '.join(run.probes)}"
     return run.name
 
 
 def _pretraining(config: TrainConfig, rate: dict[str, Any]) -> float:
     seconds = _START_SECONDS + rate["compile_seconds"]
-    for phase, step in zip(config.phases, rate["step_seconds"], strict=True):
-        every = config.evaluation.every_steps
-        evaluations = 1 + (phase.steps // every if every else 0)
+    steps = zip(config.phases, rate["step_seconds"], strict=True)
+    for number, (phase, step) in enumerate(steps):
         # A pass forward is a third of an update.
         evaluation = config.evaluation.num_examples * step / phase.global_batch_size / 3
-        seconds += phase.steps * step + evaluations * evaluation
+        seconds += phase.steps * step + evaluations_in(config, number) * evaluation
     return seconds
 
 

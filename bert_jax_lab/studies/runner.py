@@ -51,7 +51,7 @@ def claim(plan: StudyPlan) -> None:
     if not path.exists():
         write_json(path, plan.asked)
         return
-    held = strict_json.parse_file(path, path.read_bytes())
+    held = strict_json.load(path)
     for name, value in plan.asked.items():
         if held.get(name) != value:
             raise ResumeRefused(

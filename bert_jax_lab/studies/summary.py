@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import file_lock
+from bert_jax import file_lock, strict_json
 from bert_jax.config import flatten, setting_of
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
@@ -251,9 +251,8 @@ def _by_seed(
 
 
 def _corpus(directory: Path) -> dict[str, Any] | None:
-    try:
-        manifest = json.loads((directory / "corpus.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    manifest = strict_json.load(directory / "corpus.json", default=None)
+    if manifest is None:
         return None
     return {
         "fingerprint": manifest["fingerprint"],

@@ -293,7 +293,17 @@ def test_what_cannot_be_evaluated(arguments, said, trained, exported, corpus, ca
 
 def test_the_run_knows_the_text_of_the_model_before_it(trained, exported, capsys):
     """Whatever comes first: the model that a run began from has no corpus of its own."""
-    for order in ((exported, trained), (trained, exported)):
+    step = max((trained / "checkpoints").iterdir(), key=lambda path: path.name)
+    for order in ((exported, trained), (trained, exported), (exported, step)):
         capsys.readouterr()
         assert main(["evaluate", *map(str, order)]) == 0
         assert capsys.readouterr().out.count("the corpus's unigram entropy") == 2
+
+
+def test_a_damaged_config_is_one_line(trained, exported, tmp_path, capsys):
+    damaged = shutil.copytree(trained, tmp_path / "run")
+    for text, said in (('{"config": ', "is not JSON"), ("[]", "it holds no JSON object")):
+        (damaged / "config.json").write_text(text)
+        assert main(["evaluate", str(exported), "--like", str(damaged)]) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert str(damaged / "config.json") in line and said in line

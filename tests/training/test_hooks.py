@@ -12,7 +12,15 @@ from bert_jax.errors import UsageError
 from bert_jax.registry import HOOKS
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.training.held_out_hooks import HeldOutFigure
-from bert_jax.training.hooks import CONTINUE, SAVE, Hook, named_hooks
+from bert_jax.training.hooks import (
+    CONTINUE,
+    SAVE,
+    STOP,
+    Hook,
+    evaluates_at,
+    evaluations_in,
+    named_hooks,
+)
 from bert_jax.workdir import checkpoint, log_reader
 from tests import tiny_corpus
 from tests.states import arrays_of, assert_same_bits
@@ -147,7 +155,38 @@ def test_what_a_hook_asks_for(tmp_path, corpus, monkeypatch):
     assert [e["step"] for e in events(tmp_path / "run", "save")] == [7, 12, 20, 40, 60]
 
 
-def test_options():
+class Stops(Hook):
+    """It ends the run as soon as that may be."""
+
+    def __init__(self, flag: bool = True, share: float | None = None):
+        self.given = flag, share
+
+    def on_step(self, step):
+        return STOP
+
+
+def test_a_run_that_ends_before_it_is_evaluated(tmp_path, corpus, monkeypatch, capsys):
+    monkeypatch.setitem(HOOKS._entries, "stops", Stops)
+    command = write(tmp_path / "run.json", "stops")
+    assert main([*command, "--corpus", str(corpus), "--workdir", str(tmp_path / "run")]) == 0
+    found = capsys.readouterr().out
+    assert "step 1" in found and "training speed" in found and "MLM loss" not in found
+
+
+def test_the_evaluations_of_a_phase_are_those_that_the_schedule_asks_for():
+    for every in (0, 1, 7, 20, 25):
+        config = tiny_corpus.tiny_config(evaluation=EvaluationConfig(every_steps=every))
+        ends = (0, *config.phase_ends)
+        for number in range(len(config.phases)):
+            steps = range(ends[number] + 1, ends[number + 1] + 1)
+            asked = sum(evaluates_at(config, step) for step in steps)
+            assert evaluations_in(config, number) == asked
+
+
+def test_options(monkeypatch):
+    monkeypatch.setitem(HOOKS._entries, "one", Stops)
+    one = named_hooks(tiny_corpus.tiny_config(hooks=("one:flag=false,share=2",)))[-1]
+    assert vars(one)["given"] == (False, 2.0)
     config = tiny_corpus.tiny_config(hooks=("early_stopping:patience=2, figure=perplexity",))
     stopping = named_hooks(config)[-1]
     assert vars(stopping)["_patience"] == 2 and vars(stopping)["_figure"] == "perplexity"
@@ -155,6 +194,8 @@ def test_options():
         ("early_stopping:patiense=2", "no option 'patiense'; it has figure, patience"),
         ("early_stopping:patience=two", "expected int"),
         ("early_stopping:patience=0", "must be 1 or more"),
+        ("expected_curves:expect=runs/a", "hooks: expected_curves:expect: expected "),
+        ("one:flag=perhaps", "hooks: one:flag: expected bool, got 'perhaps'"),
     ):
         with pytest.raises(UsageError, match=message):
             named_hooks(tiny_corpus.tiny_config(hooks=(text,)))

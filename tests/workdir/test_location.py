@@ -139,7 +139,10 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus)
             ("evaluate", "--json", "--checkpoint", at, "--corpus", str(corpus))
             for at in (*there, *nowhere)
         ),
+        ("evaluate", "--json", there[0], "--like", there[1], "--corpus", str(corpus)),
     )
+    code, out, err = found.pop()
+    assert code == 0 and json.loads(out)["rows_of"] == there[1], err
     last = [r for r in map(json.loads, rows.splitlines()) if r.get("split")][-1]
     for code, out, err in found[:2]:
         assert code == 0, err

@@ -46,7 +46,7 @@ def run(options: EvaluateOptions) -> None:
         raise UsageError("name a checkpoint, such as: bert-jax evaluate runs/base")
     if options.length is not None and options.length < 8:
         raise UsageError(f"--length {options.length}: it must be at least 8")
-    from bert_jax.pretrained.load import first_run
+    from bert_jax.pretrained.load import first_run, run_of
     from bert_jax.training.evaluate import evaluate_checkpoint
     from bert_jax.workdir.run_directory import corpus_of
 
@@ -55,7 +55,7 @@ def run(options: EvaluateOptions) -> None:
         like = like or first_run(given)
     if corpus is None and like is not None:
         # Of a model and the run that went on from it, the run knows the text.
-        places = map(corpus_of, (like, *given))
+        places = (corpus_of(run_of(each)[0]) for each in (like, *given))
         corpus = next((place for place in places if place is not None), None)
     for checkpoint in given:
         found = evaluate_checkpoint(

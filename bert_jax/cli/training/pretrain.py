@@ -105,7 +105,8 @@ def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
         expected=expected,
         published=expected["published"],
     )
-    rows.append(("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""))
+    if "tokens_per_second" in closing:
+        rows.append(("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""))
     if "sequences_per_second" in closing:
         packed = f"{closing['sequences_per_step']:,.0f} a step; {closing['padding']:.1%} padding"
         rows.append(("in sequences", f"{closing['sequences_per_second']:,.1f} a second", packed))

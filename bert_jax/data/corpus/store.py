@@ -70,6 +70,13 @@ class Split:
         """The tokens of its documents; a part of a split has the shards of all of it."""
         return int(self.sentence_starts[-1] - self.sentence_starts[0])
 
+    def sentence(self, number: int) -> np.ndarray:
+        """Returns the ids of a sentence, a view of its shard."""
+        start, end = (int(at) for at in self.sentence_starts[number : number + 2])
+        shard = int(np.searchsorted(self.shard_starts, start, side="right")) - 1
+        first = start - int(self.shard_starts[shard])
+        return self.shards[shard][first : first + end - start]
+
     def starts(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns `sentence_starts` and `document_starts` as arrays, read whole."""
         return np.asarray(self.sentence_starts), np.asarray(self.document_starts)

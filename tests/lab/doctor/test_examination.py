@@ -25,6 +25,7 @@ from bert_jax.data.corpus.store import open_corpus
 from bert_jax.memory import fit
 from bert_jax.memory.fit import Settled
 from bert_jax.model import sharding
+from bert_jax.pretrained import import_export
 from bert_jax.runtime import distributed
 from bert_jax.runtime.distributed import Connection
 from bert_jax.workdir import checkpoint, location, run_directory
@@ -32,7 +33,7 @@ from bert_jax.workdir.checkpoint import Checkpoints
 from bert_jax_lab.doctor import examination, hosts, machine, settings, storage, versions
 from bert_jax_lab.doctor.checked_run import Case, Timing
 from bert_jax_lab.doctor.examination import CHECKS, examine
-from bert_jax_lab.doctor.finding import Finding, of_error
+from bert_jax_lab.doctor.finding import WARNED, Finding, of_error
 from tests import tiny_corpus
 
 # Its steps are those of other tests, which are compiled once for all.
@@ -533,3 +534,12 @@ def test_a_check_that_breaks_hides_no_other(place):
     report = examine(place.case, [check for check in CHECKS if "config" in str(check.needs[:1])])
     assert report.findings["masked slots"].found == "ZeroDivisionError: division by zero"
     assert report.findings["trackers"].result == "passed"
+
+
+@pytest.mark.parametrize("remedy", ["", "; choose another one"])
+def test_what_transformers_does_not_compute_is_what_was_found(place, monkeypatch, remedy):
+    """The reason may say what to do, or not."""
+    warning = f"note: transformers cannot load this model: a field is 0{remedy}"
+    monkeypatch.setattr(import_export, "export_warning", lambda _: warning)
+    found = place.finding("export")
+    assert found.result == WARNED and found.found.endswith("a field is 0") and found.remedy

@@ -31,6 +31,7 @@ from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax_lab.cli.study import command_of, seconds_of
 from bert_jax_lab.studies import (
     corpus_tasks,
+    estimate,
     runner,
     scaling_law,
     study,
@@ -580,6 +581,10 @@ def test_what_the_models_answer_is_a_table(tmp_path, corpus):
     assert "| eight | 60.5 (60.0 to 61.0) |" in text and "| guessing | 50 |" in text
     assert "| nine | 60.0 |" in text and "| eight | a\\|b, 0 |" in text
     assert "| nine.seed1.probes | 2 | no such thing |" in text
+    # One that has ended says how long the other seeds' take.
+    names = ("nine.seed0.probes", "nine.seed1.probes", "eight.seed0.probes")
+    one, other, another = (estimate._kind(plan.named(name)) for name in names)
+    assert one == other != another
 
 
 def test_a_model_is_asked_what_it_has_the_parts_for(tmp_path):
