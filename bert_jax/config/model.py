@@ -306,9 +306,10 @@ class HeadConfig:
     # transformers modeling_electra.py, ElectraClassificationHead.
     pooler_act: str = setting(
         "tanh", HEAD,
-        "What follows the pooler's map: `tanh` as in BERT, or `gelu` as in ELECTRA's classifiers. "
-        "Fine-tuning chooses it by the checkpoint.",
-        choices=("tanh", "gelu"),
+        "What follows the pooler's map: `tanh` as in BERT, `gelu` as in ELECTRA's classifiers, or "
+        "another one as in those of RoFormer, which have that of the blocks. Fine-tuning chooses "
+        "it by the checkpoint.",
+        choices=("tanh", "gelu", "gelu_new", "silu"),
     )
     # transformers modeling_modernbert.py, ModernBertPredictionHead.
     transform: bool = setting(

@@ -96,9 +96,8 @@ class Family:
     lacks: frozenset[str] = frozenset()
     # What its masked-LM head computes, whatever the config's `hidden_act` says; None: that.
     mlm_act: str | None = None
-    # What follows the pooler's map, and whether its classes take that from `hidden_act`.
-    pooler_act: str = "tanh"
-    pooler_has_hidden_act: bool = False
+    # What follows the pooler's map; None is the activation of the blocks.
+    pooler_act: str | None = "tanh"
     # What its classifiers of texts may read (`model.classifier_pooling`).
     poolings: tuple[str, ...] = ("cls",)
     # The parts of its classes, and of the bare model.
@@ -179,16 +178,14 @@ class Family:
     def position_table(self) -> str:
         return f"{self.base}.embeddings.position_embeddings.weight"
 
+    def pooler_act_of(self, model: ModelConfig) -> str:
+        """Returns what follows the map before a classifier."""
+        return self.pooler_act or model.hidden_act
+
     def misreads(self, model: ModelConfig, head: HeadConfig) -> str:
         """Returns what its classes would compute otherwise than the model; nothing if all is
         well.
         """
-        is_pooled = self.pooler_has_hidden_act and "pooler" in head.parts
-        if is_pooled and model.hidden_act != self.pooler_act:
-            return (
-                f"hidden_act is {model.hidden_act}, which {self.class_prefix}'s classifier "
-                f"also uses, where this model uses {self.pooler_act}"
-            )
         if self.mlm_act in (None, model.hidden_act) or "mlm" not in head.parts:
             return ""
         return (
@@ -211,7 +208,7 @@ class Family:
             lacks=self.lacks,
             fields=self.fields,
             fixed=self.fixed,
-            pooler_act=self.pooler_act,
+            pooler_act=self.pooler_act_of(model),
             poolings=self.poolings,
             transform=self.transform,
         )

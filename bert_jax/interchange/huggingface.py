@@ -112,8 +112,12 @@ def with_classifier(config: ModelConfig, head: HeadConfig, of_task: HeadConfig) 
     family = FAMILIES[names.family_of(config, masked_lm, pair_separators=1)]
     if refusal(config, masked_lm):
         family = names.BERT_FAMILY
-    act = head.pooler_act if "pooler" in head.parts else family.pooler_act
-    if "discriminator" in head.parts or head.pooler_act == "gelu":
+    act = family.pooler_act_of(config)
+    if "pooler" in head.parts:
+        act = head.pooler_act
+    elif "discriminator" in head.parts or (
+        head.pooler_act == "gelu" and family.pooler_act is not None
+    ):
         act = "gelu"  # an ELECTRA's
     return dataclasses.replace(of_task, pooler_act=act, transform=family.transform)
 
@@ -224,7 +228,9 @@ def _read_network(
         parts=tuple(part for part in PARTS.names() if part in parts),
         labels=huggingface_config.labels(theirs, directory / CONFIG) if classifier in parts else (),
         # A model of a task, or one that is to become one, stays of its family.
-        pooler_act=HeadConfig.pooler_act if parts & _PRETRAINING_HEADS else family.pooler_act,
+        pooler_act=(
+            HeadConfig.pooler_act if parts & _PRETRAINING_HEADS else family.pooler_act_of(model)
+        ),
         transform=is_one,
     )
     if problem := family.misreads(model, head):

@@ -138,11 +138,16 @@ def test_norms_that_come_first_make_a_pre_layer_norm(tmp_path, words, name):
 
 
 @pytest.mark.parametrize("name", sorted(set(CLASSES) - {"Model"}))
-def test_rotary_positions_make_a_roformer(tmp_path, words, name):
-    model = dataclasses.replace(_ONE_SEGMENT, position_embedding_type="rotary_interleaved")
+@pytest.mark.parametrize("act", ["gelu", "gelu_new"])
+def test_rotary_positions_make_a_roformer(tmp_path, words, name, act):
+    model = dataclasses.replace(
+        _ONE_SEGMENT, position_embedding_type="rotary_interleaved", hidden_act=act
+    )
     head = HEADS[name]
     if name != "ForMaskedLM":  # a model of a task stays of its family
-        head = dataclasses.replace(head, pooler_act="gelu")
+        # Its classifier has the activation of the blocks.
+        head = huggingface.with_classifier(model, HEADS["ForMaskedLM"], head)
+        assert head.pooler_act == act
     tensors, described = out_and_in(tmp_path, words, model, head)
     assert described["architectures"] == [f"RoFormer{name}"]
     assert described["model_type"] == "roformer" and "position_embedding_type" not in described

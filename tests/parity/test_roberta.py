@@ -26,6 +26,7 @@ from tests import tiny_corpus, tiny_tasks
 from tests.batches import random_batch
 from tests.interchange.test_huggingface_classes import assert_same_outputs
 from tests.interchange.test_roberta import CLASSES, written
+from tests.models import random_params, vocabulary
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'parity' extra")
@@ -89,6 +90,31 @@ def their_loss(theirs, batch):
         attention_mask=torch.tensor(batch["sequence_ids"], dtype=torch.long),
         labels=torch.tensor(labels, dtype=torch.long),
     )
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_new", "silu"])
+def test_the_classifier_of_a_roformer(tmp_path, act):
+    model = dataclasses.replace(
+        _MODEL, position_embedding_type="rotary_interleaved", hidden_act=act, type_vocab_size=2
+    )
+    asked = HeadConfig(parts=("pooler", "sequence_classifier"), labels=("a", "b", "c"))
+    head = huggingface.with_classifier(model, _HEAD, asked)
+    params, batch = random_params(model, head), batch_of(0)
+    words = vocabulary(tmp_path / "words", size=model.vocab_size)
+    huggingface.write(tmp_path / "hf", params, model, head=head, tokenizer=words)
+    theirs, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "hf", attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    expected = theirs.eval()(
+        input_ids=torch.tensor(batch["input_ids"], dtype=torch.long),
+        attention_mask=torch.tensor(batch["sequence_ids"], dtype=torch.long),
+    ).logits
+    batch = {name: jax.numpy.asarray(array) for name, array in batch.items()}
+    compute = ComputeConfig(dtype="float32")
+    ours = bert.apply(params, batch, config=model, head=head, compute=compute)
+    logits = next(value for name, value in ours.items() if name.endswith("logits"))
+    np.testing.assert_allclose(logits, expected.detach().numpy(), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ _BEFORE = 1
 
 
 class Pooler(nnx.Module):
-    """A linear map of the [CLS] token, and tanh; or as ELECTRA's classifiers have it exact GELU,
-    with dropout before the map.
+    """A linear map of the [CLS] token, and tanh; or another activation, as ELECTRA's classifiers
+    have exact GELU, with dropout before the map.
     """
 
     def __init__(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
