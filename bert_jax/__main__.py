@@ -3,8 +3,11 @@
 So that Ctrl-C is heard before them, what makes the command line is imported in functions, too.
 """
 
+import codecs
 import contextlib
 import errno
+import io
+import json
 import os
 import sys
 import traceback
@@ -142,6 +145,16 @@ def _open_streams() -> None:
             # The lowest number that is free is the stream's own.
             descriptor = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, open(descriptor, mode, encoding="utf-8"))  # noqa: SIM115
+    # A terminal that lacks a letter shows its number, as JSON writes it.
+    codecs.register_error("numbered", _numbered)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="numbered")
+
+
+def _numbered(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _flush(stream: TextIO, allowed: type[OSError]) -> None:

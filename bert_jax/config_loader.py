@@ -187,6 +187,8 @@ def load_config(
         # No shipped name looks like this, and names of models do.
         model = f" A model to begin from is `init_from` {name_or_path}, beside a config"
         model = (model if close else f".{model}") if is_model or path.is_dir() else ""
+        if (path / "config.json").is_file():
+            model = f". What the run in {path} has is {path}/config.json"
         raise UsageError(
             f"config {name_or_path!r} is neither a file ending in .py or .json nor a shipped "
             f"config ({', '.join(shipped_names())}){close}{model}"

@@ -133,6 +133,8 @@ class Model:
         other masks stay. Raises UsageError if there is no mask, the model has no masked-LM head, or
         the text has more tokens than the model has positions.
         """
+        if top < 1:
+            raise UsageError(f"`top` {top}: it must be 1 or more")
         forward = self._kept("mask", lambda: fill_mask.forward_of(self._source))
         found = [
             fill_mask.fill_mask(self._source, self._tokenizer, each, top=top, forward=forward)

@@ -121,6 +121,8 @@ def _option(field: Any, kind: Any, text: str, group: tuple[str, str | None]) -> 
         keywords["choices"] = get_args(kind)
     else:
         keywords.setdefault("type", kind)
+        if keywords["type"] in (Path, local, path_or_address):
+            keywords["type"] = functools.partial(_place, keywords["type"])
     if has_default:
         keywords["default"] = [] if is_repeated else field.default
     elif flag is not None:
@@ -174,6 +176,13 @@ def read(declared: type[_T], found: argparse.Namespace) -> _T:
 
 
 # --- types of values ------------------------------------------------------------------------------
+
+
+def _place(read: Any, text: str) -> Any:
+    """Returns what a function reads of the text. Raises argparse's error where that is empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("nothing is named: is a variable of the shell not set?")
+    return read(text)
 
 
 def local(text: str) -> Path:

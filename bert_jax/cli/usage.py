@@ -222,7 +222,7 @@ def command_parser() -> Parser:
         epilog=_EPILOG,
         formatter_class=raw,
     )
-    parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"bert-jax {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name in VERBS:
         module = verb_module(name)

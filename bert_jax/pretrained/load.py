@@ -15,7 +15,7 @@ from bert_jax import config as configs
 from bert_jax import config_loader
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config_checks import require_registered, validate
-from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.corpus.store import MANIFEST, Corpus
 from bert_jax.data.tokenizer import hub, tokenizer_files
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.files import write_json
@@ -79,6 +79,7 @@ def load_checkpoint(
             raise UsageError(f"`checkpoint` {path}: there is no workdir or step of one")
         return _load_step(directory, step, mesh)
     path = _existing(directory)
+    _require_no_corpus(path)
     if step is not None or _is_workdir(path):
         return _load_step(path, step, mesh)
     foreign, tokenizer = read_imported(
@@ -146,6 +147,13 @@ def _existing(path: str | Path) -> Path:
     raise UsageError(f"`checkpoint` {path}: no such directory{hub.advice(path)}")
 
 
+def _require_no_corpus(directory: Path) -> None:
+    if (directory / MANIFEST).is_file():
+        raise UsageError(
+            f"`checkpoint` {directory} is a corpus: name a model that was trained on one"
+        )
+
+
 def read_imported(
     path: Path,
     *,
@@ -163,6 +171,7 @@ def read_imported(
         "ignore_unexpected": ignore_unexpected,
     }
     path = _existing(path)
+    _require_no_corpus(path)
     directory = sentence_transformers.encoder_directory(path)
     if huggingface.is_directory(directory) and format != "tf1":
         foreign = huggingface.read(directory, **read)

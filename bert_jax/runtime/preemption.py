@@ -39,6 +39,8 @@ class Preemption:
         self.doing: Callable[[], str] = lambda: "the step in hand"
         self.step_seconds: float | None = None
         self.kept: Callable[[], str] = lambda: "nothing is lost, and the same command goes on"
+        # The same where the process ends at once, in the middle of a save, say.
+        self.kept_by_now: Callable[[], str] = lambda: self.kept()
         # Whether nothing but the running step is lost where the process ends now, if it is the only
         # one: until the first of its steps has ended, which may take minutes.
         self.is_idle = False
@@ -59,7 +61,7 @@ class Preemption:
         """Runs in a thread, at once: what the process is at may take a while yet."""
         if self._received.is_set():
             if number == self._number == signal.SIGINT:
-                say(f"interrupted again: ends without saving; {self.kept()}")
+                say(f"interrupted again: ends without saving; {self.kept_by_now()}")
                 leave(Interrupted.exit_code)
             if number == signal.SIGINT:  # the first one, after another signal
                 self._number = number

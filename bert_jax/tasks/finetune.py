@@ -300,8 +300,9 @@ def _setup(
         write()
 
     is_held, changes = run_directory.holds(
-        directory, config, lambda path: _changes(path, facts), allowed=allowed, but_for=(DIVERGED,)
-    )
+        directory, config, lambda path: _changes(path, facts), allowed=allowed, but_for=(DIVERGED,),
+        has_ways_on=False,
+    )  # fmt: skip
     return RunSetup(
         location=place,
         is_held=is_held,

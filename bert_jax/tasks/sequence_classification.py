@@ -57,8 +57,9 @@ class TextTask(Task):
             return self.spec
         labels = tuple(sorted({str(row.label) for row in train}))
         if len(labels) == 1:
+            file = train[0].location.rpartition(", ")[0]
             raise UsageError(
-                f"{train[0].location}: column {self.spec.label_column!r} has one label only, "
+                f"{file}: column {self.spec.label_column!r} has one label only, "
                 f"{labels[0]!r}; name the right column, or `regression`"
             )
         return dataclasses.replace(self.spec, labels=labels)

@@ -129,6 +129,7 @@ def train(
             saved_step=step,
         )
         preemption.kept = lambda: _kept(saver.saved_step)
+        preemption.kept_by_now = lambda: _kept(saver.whole_step)
         with Progress(job.title, total=config.total_steps, done=step) as bar:
             shared = {"logger": logger, "preemption": preemption, "watchdog": watchdog}
             run = Run(job=job, directory=directory, hooks=hooks, log=log, saver=saver, bar=bar,

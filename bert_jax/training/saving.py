@@ -70,7 +70,12 @@ class Saver:
         self.location, self._mesh, self._max_failed = location, mesh, max_failed
         # The step whose state is saved, or being saved; None if that has failed.
         self.saved_step: int | None = saved_step
-        self._failed = 0
+        self._began_at, self._failed = saved_step, 0
+
+    @property
+    def whole_step(self) -> int:
+        """The newest step that is whole, whatever becomes of a save under way."""
+        return max(self._checkpoints.committed or 0, self._began_at)
 
     def save(self, state: TrainState, step: int) -> None:
         """Starts a save, after the one before it is whole.

@@ -67,7 +67,7 @@ class Checkpoints:
         self._under_way: Future | None = None
         # The step that Orbax has committed last; in process 0 all without a manifest yet, with the
         # time they began.
-        self._committed: int | None = None
+        self.committed: int | None = None
         self._undescribed: dict[int, float] = {}
 
     def save(self, state: TrainState, *, step: int) -> None:
@@ -78,7 +78,7 @@ class Checkpoints:
         """
         self.wait()
         began = time.monotonic()
-        if step == self._committed:
+        if step == self.committed:
             # Its manifest could not be written. To save it again would begin with its removal.
             self._under_way = self._finisher.submit(self._describe)
             return
@@ -114,7 +114,7 @@ class Checkpoints:
 
     def _finish(self, response: Any, step: int, began: float) -> None:
         response.result()
-        self._committed = step
+        self.committed = step
         if jax.process_index() == 0:
             self._undescribed[step] = began
         self._describe()

@@ -4,6 +4,7 @@ Each field of the config is free to change on resumption, or may change if the u
 (`allow_change`), or defines the run.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,14 @@ def require(
     others: Sequence[Change] = (),
     allowed: Sequence[str] = (),
     name: str,
+    has_ways_on: bool = True,
 ) -> list[Change]:
     """Returns the allowed changes between the run that `stored_path` (config.json) describes and
     this one.
 
     `others` are changes beside those of the config. `allowed` names fields of the middle kind, or
-    sections of them: `phases`, `phases.0`, `optimizer`.
+    sections of them: `phases`, `phases.0`, `optimizer`. `has_ways_on` says whether the caller has
+    `allow_change` and `init_from`, which the message names where they would help.
     Raises ResumeRefused, with each field, its old and its new value, if others differ; UsageError
     for a name in `allowed` that is no such field.
     """
@@ -53,17 +56,31 @@ def require(
 
     refused = [c for c in changes if classify(c[0]) != "flag" or not is_allowed(c[0], allowed)]
     if refused:
-        listed = "; ".join(f"{field}: {was!r} -> {now!r}" for field, was, now in refused)
-        by_flag = _together([field for field, _, _ in refused if classify(field) == "flag"])
-        remedy = "Use the same config and data to resume it"
-        if by_flag:
-            flags = " ".join(f"`allow_change` {field}" for field in by_flag)
-            remedy += f" (or go on with the change: {flags})"
-        raise ResumeRefused(
-            f"workdir {name} holds a run that differs: {listed}. {remedy}, or another `workdir` "
-            f"(with `init_from` {name} to start from its parameters)."
+        listed = "; ".join(
+            f"{field}: {_short(was)} -> {_short(now)}" for field, was, now in refused
         )
+        fields = [field for field, _, _ in refused]
+        fixed = [field for field in fields if classify(field) != "flag"]
+        remedy = "Use the same config and data to resume it"
+        if has_ways_on and not fixed:
+            flags = " ".join(f"`allow_change` {field}" for field in _together(fields))
+            remedy += f" (or go on with the change: {flags})"
+        elif len(fixed) < len(fields):
+            remedy = f"{' and '.join(_together(fixed))} cannot change in a run. {remedy}"
+        remedy += ", or another `workdir`"
+        # A model begins from one of its own sizes, with its own tokenizer.
+        if has_ways_on and not any(f.startswith(("model.", "tokenizer")) for f in fixed):
+            remedy += f" (with `init_from` {name} to start from its parameters)"
+        elif "tokenizer" in fixed:
+            remedy += f" (prepare with `tokenizer` {name}/tokenizer makes a corpus for its model)"
+        raise ResumeRefused(f"workdir {name} holds a run that differs: {listed}. {remedy}.")
     return changes
+
+
+def _short(value: Any) -> str:
+    """Returns a value as a message has it, of a digest the beginning."""
+    is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
+    return repr(value[:12] if is_digest else value)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

@@ -67,16 +67,20 @@ def holds(
     *,
     allowed: Sequence[str] = (),
     but_for: tuple[str, ...] = (),
+    has_ways_on: bool = True,
 ) -> tuple[bool, list[resume_policy.Change]]:
     """Does as `holds_run` for any run; `changes` returns what its config.json has otherwise, beside
     the config.
 
-    Names that begin with one of `but_for` may be in a directory that is free.
+    Names that begin with one of `but_for` may be in a directory that is free. `has_ways_on` is as
+    in `resume_policy.require`.
     """
     path = directory / CONFIG
     if path.is_file():
         name, others = location.at(directory).name, changes(path)
-        return True, resume_policy.require(path, config, others=others, allowed=allowed, name=name)
+        return True, resume_policy.require(
+            path, config, others=others, allowed=allowed, name=name, has_ways_on=has_ways_on
+        )
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"`workdir` {directory} is a file; choose a directory")
     if directory.is_dir() and not is_free(directory, but_for=but_for):

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.language.codes import DEFAULT
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.pretrained.load import LoadedCheckpoint
+from bert_jax.progress import note
 from bert_jax_lab.probes.probe import Probe, ProbeResult
 from bert_jax_lab.probes.pseudo_perplexity import PseudoPerplexity
 
@@ -117,7 +119,14 @@ def _sentence(words: Sequence[str]) -> str:
 def _measure(
     source: LoadedCheckpoint, tokenizer: Tokenizer, corpus: Corpus | None
 ) -> list[ProbeResult]:
-    del corpus  # the questions are the same for all
+    # The questions are the same for all.
+    sources = () if corpus is None else (*corpus.sources.values(),) or (corpus,)
+    languages = {each.manifest["options"].get("language") or DEFAULT for each in sources}
+    if others := sorted(languages - {DEFAULT}):
+        note(
+            f"minimal_pairs asks about English, and the corpus is of {', '.join(others)}: its "
+            "figures say nothing of a model of that"
+        )
     shares = score_pairs(PseudoPerplexity(source, tokenizer))
     return [ProbeResult(name, 100 * share, "%", 50.0) for name, share in shares.items()]
 

@@ -278,6 +278,11 @@ def test_a_config_that_changed(run_again, corpus, refused):
     said = refused(3, *run_again, corpus, "--set", shorter)
     assert "phases.1.steps: 40 -> 'absent'" in said
     assert "(or go on with the change: --allow-change phases)" in said
+    # Of what can never change, no way on is named that leads nowhere.
+    wider = ("--set", "model.hidden_size=48", "--set", "optimizer.learning_rate=1")
+    said = refused(3, *run_again, corpus, *wider)
+    assert "model.hidden_size cannot change in a run. Use the same config and data to" in said
+    assert "--allow-change" not in said and "--init-from" not in said
     said = refused(2, *run_again, corpus, "--allow-change", "lr")
     assert said == "--allow-change lr: lr is no field. Did you mean 'optimizer.learning_rate'?"
 
@@ -295,7 +300,14 @@ def test_a_corpus_that_changed(run_again, tmp_path, corpus, refused):
     options = ["--tokenizer", str(corpus / "tokenizer"), "--validation-fraction", "0.2"]
     arguments = ["--source", str(source), "--output", str(other), "--workers", "1", *options]
     assert main(["prepare", *arguments]) == 0
-    assert "holds a run that differs: corpus: " in refused(3, *run_again, other)
+    said = refused(3, *run_again, other)
+    assert "holds a run that differs: corpus: " in said
+    assert "(or go on with the change: --allow-change corpus), or another --workdir" in said
+    options = ["--vocab-size", "90", "--validation-fraction", "0.2", "--workers", "1"]
+    assert main(["prepare", "--source", str(source), "--output", f"{other}2", *options]) == 0
+    said = refused(3, *run_again, f"{other}2")
+    assert "tokenizer cannot change in a run." in said and "--init-from" not in said
+    assert f"(prepare with --tokenizer {run_again[3]}/tokenizer makes a corpus" in said
 
 
 def test_a_finished_run_has_nothing_left_to_do(run_again, trained, corpus, capsys):

@@ -44,6 +44,17 @@ def test_a_command_without_standard_streams_has_its_exit_code(config, code):
     assert ended.returncode == code
 
 
+def test_letters_that_a_terminal_lacks_are_shown_as_numbers(trained):
+    command = ["fill-mask", "--checkpoint", str(trained), "--json", "ä漢 [MASK]"]
+    for encoding in ("ascii", "latin-1"):
+        environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-m", "bert_jax", *command], env=environment, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.decode(encoding))["text"] == "ä漢 [MASK]"
+
+
 def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys, monkeypatch):
     command = ["fill-mask", "--checkpoint", str(trained), "--json", "--top", "2"]
     piped("The [MASK] eats hay.\n\nA [MASK] and a [MASK].\n")
@@ -53,6 +64,11 @@ def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys, monkey
     assert [sorted(c) for c in one["masks"][0]] == [["probability", "text", "token"]] * 2
     assert main([*command, "The [MASK] eats hay."]) == 0
     assert json.loads(capsys.readouterr().out) == one
+    piped("The [MASK].\n\nno mask\n")
+    assert main([*command, "-"]) == 2
+    assert "standard input, line 3: 'no mask' has no [MASK]" in capsys.readouterr().err
+    assert main([*command[:-1], "0", "The [MASK]."]) == 2
+    assert "--top 0: it must be 1 or more" in capsys.readouterr().err
     piped("\n")
     assert main([*command, "-"]) == 2
     assert "standard input has no text" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.cli.training.prepare import PrepareOptions
-from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.prepare import VOCAB_SIZE, prepare
 from tests.paths import ROOT
 
 _HELP = (ROOT / "bert_jax" / "cli" / "training" / "prepare.py").read_text(encoding="utf-8")
@@ -17,7 +17,7 @@ _UNTYPED = {
     for name, parameter in inspect.signature(prepare).parameters.items()
     if isinstance(parameter.default, str | int | float)
     and getattr(PrepareOptions, name, parameter.default) is None
-}
+} | {"vocab_size": VOCAB_SIZE}
 
 
 def test_some_are_checked():

@@ -70,6 +70,7 @@ def codes(monkeypatch):
 def test_a_second_interrupt_ends_at_once(codes, capsys):
     with Preemption() as preemption:
         preemption.kept = lambda: "step 3 is saved"
+        preemption.kept_by_now = lambda: "step 2 is saved"
         preemption.step_seconds = 360.0
         assert not preemption.requested()
         os.kill(os.getpid(), signal.SIGINT)
@@ -86,7 +87,7 @@ def test_a_second_interrupt_ends_at_once(codes, capsys):
         "interrupted: saves and ends after this: the step in hand (a step takes 6 min); Ctrl-C "
         "again ends at once, without saving\n"
     ) in said
-    assert "interrupted again: ends without saving; step 3 is saved\n" in said
+    assert "interrupted again: ends without saving; step 2 is saved\n" in said
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -35,8 +35,11 @@ def run(options: FillMaskOptions) -> None:
         allow_missing_heads=False,
         ignore_unexpected=options.ignore_unexpected,
     )
-    for text in _lines() if is_piped else options.text:
-        places = model.fill_mask(text, top=options.top)
+    for where, text in _lines() if is_piped else (("", text) for text in options.text):
+        try:
+            places = model.fill_mask(text, top=options.top)
+        except UsageError as error:
+            raise UsageError(f"{where}{error}") from error
         if options.json:
             masks = [[dataclasses.asdict(c) for c in candidates] for candidates in places]
             print(json.dumps({"text": text, "masks": masks}, ensure_ascii=False), flush=is_piped)
@@ -49,8 +52,10 @@ def run(options: FillMaskOptions) -> None:
             )
 
 
-def _lines() -> Iterator[str]:
-    """Yields the lines of standard input that have text. Raises UsageError if none has."""
+def _lines() -> Iterator[tuple[str, str]]:
+    """Yields the lines of standard input that have text, each behind its name in a message. Raises
+    UsageError if none has.
+    """
     has_text = False
     for number, data in enumerate(sys.stdin.buffer, 1):
         try:
@@ -61,6 +66,6 @@ def _lines() -> Iterator[str]:
             ) from error
         if line.strip():
             has_text = True
-            yield line.strip()
+            yield f"standard input, line {number}: ", line.strip()
     if not has_text:
         raise UsageError("standard input has no text; write one with a [MASK] on each line")

@@ -204,22 +204,22 @@ def _remarks(manifest: dict[str, Any], corpus: Any | None) -> Iterator[str]:
     if corpus is not None and small < _FEW_TOKENS:
         yield (
             f"validation is small, {small:,} tokens: its loss is off by chance by about "
-            f"{_standard_error(corpus.validation):.2f} nats; --validation-fraction or "
+            f"{_standard_error(corpus):.2f} nats; --validation-fraction or "
             "--validation-source holds out more"
         )
 
 
-def _standard_error(split: Any) -> float:
-    """Returns the standard error, in nats, of the mean loss over 15 % of the tokens, which spread
-    as the surprise of a model does that knows nothing but their frequencies.
+def _standard_error(corpus: Any) -> float:
+    """Returns the standard error, in nats, of the mean loss over 15 % of the held-out tokens. They
+    spread as the surprise of a model does that knows nothing but the frequencies of training.
     """
     import numpy as np
 
-    counts = np.bincount(np.concatenate(split.shards))
+    counts = np.bincount(corpus.train.shards[0][:_LOOKED_AT])
     share = counts[counts > 0] / counts.sum()
     surprise = -np.log(share)
     spread = (share * surprise**2).sum() - (share * surprise).sum() ** 2
-    return float(np.sqrt(spread / max(1, 0.15 * counts.sum())))
+    return float(np.sqrt(spread / max(1, 0.15 * corpus.validation.tokens)))
 
 
 def _refuse_name(source: str) -> None:
@@ -264,6 +264,8 @@ def _padding(corpus: Any) -> str:
 
 
 _COUNTS = ("documents", "sentences", "tokens")
+# Training tokens whose frequencies stand for all.
+_LOOKED_AT = 1 << 20
 # A held-out side with fewer is called small.
 _FEW_TOKENS = 50_000
 # BERT's, and the documents that are looked at for them.

@@ -60,6 +60,15 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def require_named(source: Sequence[str], **others: Sequence[str]) -> None:
+    """Raises UsageError where there is no source, or one of these places is an empty name."""
+    if not source:
+        raise UsageError("no `source` given")
+    for name, places in {"source": source, **others}.items():
+        if not all(place.strip() for place in places):
+            raise UsageError(f"`{name}` names nothing: is a variable of the shell not set?")
+
+
 def require_outside(sources: Sequence[str], output: Path) -> None:
     """Raises UsageError for a corpus directory within a folder that is read."""
     for source in sources:

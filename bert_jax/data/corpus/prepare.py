@@ -26,6 +26,7 @@ from bert_jax.data.corpus.output import (
     PARTS,
     STDIN,
     only_writer,
+    require_named,
     require_outside,
     require_own,
     storage_failures,
@@ -56,6 +57,7 @@ from bert_jax.progress import note
 
 # Text that the tokenizer is trained on.
 SAMPLE_BYTES = 64 << 20
+VOCAB_SIZE = 30522  # BERT's
 # What to do where the vocabulary does not fit the text.
 _NO_UNKNOWN = (
     "the vocabulary is not for this text, or was altered: take another `tokenizer`, such as "
@@ -72,7 +74,7 @@ def prepare(
     output: Path,
     *,
     tokenizer: str = "wordpiece",
-    vocab_size: int = 30522,
+    vocab_size: int | None = None,
     lowercase: bool | None = None,
     workers: int | None = None,
     validation_fraction: float = 0.01,
@@ -98,7 +100,8 @@ def prepare(
     True) leaves them out; "record" leaves out the bad records, a share of at most `skip_bad_limit`.
     `validation_sources` are the held-out side: nothing is drawn then, and what is also in the
     training text is dropped there. `tokenizer` is "wordpiece", "sentencepiece" or "bpe", trained on
-    a sample of the training documents with `vocab_size` sub-words, or the path of one. `lowercase`
+    a sample of the training documents with `vocab_size` sub-words (30,522 unless another number is
+    given), or the path of one. `lowercase`
     None means yes when training (no for "bpe", which keeps the case), and as the vocabulary itself
     is when loading. `strip_accents` None means, when training wordpiece that lower-cases, yes
     unless more than a hundredth of the words would lose a mark, and no for the others. `language`
@@ -152,7 +155,7 @@ def asked(
     output: Path | str,
     *,
     tokenizer: str,
-    vocab_size: int,
+    vocab_size: int | None,
     lowercase: bool | None,
     validation_fraction: float,
     seed: int,
@@ -173,8 +176,7 @@ def asked(
 
     Raises UsageError for options that are wrong or do not go together.
     """
-    if not sources:
-        raise UsageError("no `source` given")
+    require_named(source=sources, validation_source=validation_sources, decontaminate=decontaminate)
     if not 0 < validation_fraction < 1:
         raise UsageError(f"`validation_fraction` {validation_fraction} is not between 0 and 1")
     if not 0 <= seed < 2**64:
@@ -210,7 +212,7 @@ def asked(
     request = Request(
         sources=tuple(sources),
         tokenizer=tokenizer,
-        vocab_size=vocab_size,
+        vocab_size=VOCAB_SIZE if vocab_size is None else vocab_size,
         lowercase=lowercase is not False and tokenizer != "bpe",
         validation_fraction=validation_fraction,
         seed=seed,
@@ -226,6 +228,8 @@ def asked(
     )
     if reading.outside is not None:
         require_outside((*sources, *validation_sources), reading.outside)
+    if vocab_size is not None and vocab_size < 10:
+        raise UsageError(f"`vocab_size` {vocab_size}: five special tokens alone are no vocabulary")
     slip = difflib.get_close_matches(tokenizer, KINDS, n=1, cutoff=0.7)
     if slip and not request.trains and not Path(tokenizer).exists():
         raise UsageError(
@@ -236,6 +240,11 @@ def asked(
         if request.trains
         else load_tokenizer(tokenizer, lowercase=lowercase, strip_accents=strip_accents)
     )
+    if given is not None and vocab_size not in (None, given.vocab_size):
+        note(
+            f"`vocab_size` {vocab_size:,} is not used: `tokenizer` {tokenizer} has "
+            f"{given.vocab_size:,} sub-words"
+        )
     return request, given
 
 

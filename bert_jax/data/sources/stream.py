@@ -100,11 +100,29 @@ class SourceStream(io.BufferedReader):
         UsageError, with line and offset, at the first bytes that are none.
         """
         name = next((name for mark, name in _MARKS.items() if self._head.startswith(mark)), None)
-        name = name or self.reading.encoding or "utf-8"
+        asked = self.reading.encoding
+        is_other = asked is not None and not codecs.lookup(asked).name.startswith("utf-8")
+        if name is None and is_other and self._is_utf8():
+            raise UsageError(
+                f"{self._path}: it is UTF-8 by its bytes, and not {asked}, which `encoding` says "
+                "of all text without a byte order mark; prepare such files without it, and "
+                f"`append` the others with `encoding` {asked}"
+            )
+        name = name or asked or "utf-8"
         self.encoding = "UTF-8" if name == "utf-8" else name
         errors = "surrogateescape" if self.reading.skips_records else "strict"
         decoded = _Decoded(self, name, self._explain, errors=errors)
         return io.BufferedReader(decoded, buffer_size=1 << 20)
+
+    def _is_utf8(self) -> bool:
+        """Returns whether the file begins with UTF-8, of which some is beyond ASCII: that much of
+        another encoding is not UTF-8 by chance.
+        """
+        try:
+            text, _ = codecs.utf_8_decode(self.peek(1), "strict", False)
+        except UnicodeDecodeError:
+            return False
+        return len(text) - len(text.encode("ascii", "ignore")) >= _BEYOND_ASCII
 
     def document(self, text: str | None) -> Document | None:
         """Returns the paragraphs of a record's text; None, and counts it, where there are none."""
@@ -149,6 +167,8 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+# Letters beyond ASCII, by which UTF-8 is known.
+_BEYOND_ASCII = 10
 # How files begin that are no text.
 _MAGIC = {
     b"\x1f\x8b": "a .gz file",
@@ -158,6 +178,8 @@ _MAGIC = {
     b"PAR1": "a .parquet file",
     b"PK\x03\x04": "a .zip file",
     b"%PDF": "a .pdf file",
+    b"\x89PNG": "a .png file",
+    b"\xff\xd8\xff": "a .jpg file",
 }
 
 

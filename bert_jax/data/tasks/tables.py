@@ -23,6 +23,9 @@ from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
 
 _FORMATS = (".tsv", ".csv", ".jsonl")
+_PLAIN = ".txt"
+# Where a record has the number of its line, from 0: no column has such a name.
+_LINE = "\n"
 # Standard input, wherever a file is expected.
 STDIN = Path("/dev/stdin")
 # A row with one of these for a label has none: SNLI marks so what its judges did not agree on.
@@ -110,8 +113,10 @@ def read_rows(
     name = path.stem if path.suffix in PACKED else path.name
     others = (column for column in (label_column, id_column) if column is not None)
     wanted = [*text_columns, *others]
-    if path != STDIN and not name.endswith(_FORMATS):
-        endings, packed = ", ".join(_FORMATS), ", ".join(PACKED)
+    # A text a line is for prediction: it has no label.
+    formats = _FORMATS if label_column is not None else (*_FORMATS, _PLAIN)
+    if path != STDIN and not name.endswith(formats):
+        endings, packed = ", ".join(formats), ", ".join(PACKED)
         raise UsageError(f"{path}: the name must end in {endings} (or these and {packed})")
     records = _records(path, name, reading.columns or header, wanted, reading.delimiter)
     rows: list[TextRow] = []
@@ -140,13 +145,17 @@ def read_rows(
         if label_column is not None:
             given = record[label_column]
             label = "" if given is None else _text(given, location, label_column).strip()
-        id_ = str(len(rows)) if id_column is None else _text(record[id_column], location, id_column)
+        if id_column is None:
+            id_ = record.get(_LINE, str(len(rows)))
+        else:
+            id_ = _text(record[id_column], location, id_column)
         row = TextRow(location, texts, label, id_)
         (unlabelled if label in _UNLABELLED else rows).append(row)
     if unlabelled and any(row.label == "+" for row in rows):
         # Plus and minus: a minus says something.
         rows = sorted([*rows, *(row for row in unlabelled if row.label)], key=_number_of)
         unlabelled = [row for row in unlabelled if not row.label]
+    rows = _with_text(path, rows, is_predicted=label_column is None)
     if not rows:
         none = f": none of its {len(unlabelled)} has a label" if unlabelled else ""
         raise UsageError(f"{path} has no rows{none}")
@@ -156,6 +165,18 @@ def read_rows(
             f"first of them {unlabelled[0].location.removeprefix(f'{path}, ')}"
         )
     return rows, skipped
+
+
+def _with_text(path: Path, rows: list[TextRow], *, is_predicted: bool) -> list[TextRow]:
+    """Returns the rows of which something is to be learned; where they are predicted, all."""
+    empty = [row for row in rows if not any(text.strip() for text in row.texts)]
+    if not empty:
+        return rows
+    what = "what is predicted of them says nothing" if is_predicted else "they are left out"
+    told = {row.location for row in empty}
+    first = empty[0].location.removeprefix(f"{path}, ")
+    note(f"{path}: {len(empty):,} rows have no text, the first of them {first}; {what}")
+    return rows if is_predicted else [row for row in rows if row.location not in told]
 
 
 def _number_of(row: TextRow) -> int:
@@ -169,15 +190,16 @@ def _records(
     wanted: Sequence[str],
     delimiter: str | None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    if path != STDIN:
-        if name.endswith(".jsonl"):
-            return _json_lines(path, read_text(path))
-        return _table(path, read_text(path), name, header, wanted, delimiter)
     text = read_text(path)
-    if text.lstrip().startswith("{"):
+    is_plain = path != STDIN and name.endswith(_PLAIN)
+    if path != STDIN and not is_plain:
+        if name.endswith(".jsonl"):
+            return _json_lines(path, text)
+        return _table(path, text, name, header, wanted, delimiter)
+    if not is_plain and text.lstrip().startswith("{"):
         return _json_lines(path, text)
-    found = delimiter or _found_delimiter(text, wanted)
-    if header or found is not None:
+    found = None if is_plain else delimiter or _found_delimiter(text, wanted)
+    if not is_plain and (header or found is not None):
         kind = ".tsv" if found == "\t" else ".csv"
         return _table(path, text, kind, header, wanted, delimiter)
     # Without a line of names, which an error would ask for: a text a line, or a pair and a tab.
@@ -190,7 +212,10 @@ def _records(
                 "tab between them, or a first line of their names, or JSON lines"
             )
     return (
-        (f"{path}, line {number}", dict(zip(wanted, cells, strict=True)))
+        (
+            f"{path}, line {number}",
+            {_LINE: str(number - 1), **dict(zip(wanted, cells, strict=True))},
+        )
         for number, cells in numbered
     )
 

@@ -88,7 +88,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, source, voca
             [str(source)],
             output,
             tokenizer=tokenizer,
-            vocab_size=60 if kind == "sentencepiece" else 120,
+            vocab_size={"sentencepiece": 60, "wordpiece": 120}.get(kind),
             validation_fraction=0.1,
             workers=workers,
         )
@@ -111,6 +111,29 @@ def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, voca
                 prepare([source], output, tokenizer=str(vocabulary), workers=1)
             assert output.exists() == (output == mine)
             assert not [*mine.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sources": [""]}, "`source` names nothing: is a variable of the shell not set"),
+        ({"sources": []}, "no `source` given"),
+        ({"validation_sources": [" "]}, "`validation_source` names nothing"),
+        ({"decontaminate": [""]}, "`decontaminate` names nothing"),
+        ({"vocab_size": 0}, "`vocab_size` 0: five special tokens"),
+    ],
+)
+def test_what_is_refused_before_anything_is_read(tmp_path, source, options, said):
+    given = {"sources": [str(source)], "output": tmp_path / "c"} | options
+    with pytest.raises(UsageError, match=re.escape(said)):
+        prepare(**given)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_size_beside_a_vocabulary_is_said_to_be_unused(tmp_path, source, vocabulary, capsys):
+    options = {"tokenizer": str(vocabulary), "validation_fraction": 0.1, "workers": 1}
+    prepare([str(source)], tmp_path / "c", vocab_size=9000, **options)
+    assert f"9,000 is not used: `tokenizer` {vocabulary} has 41" in capsys.readouterr().err
 
 
 def test_two_vocabularies_in_one_place_one_after_the_other(tmp_path, source):

@@ -254,6 +254,21 @@ def test_an_encoding_that_is_named_is_obeyed(tmp_path):
     assert "line 1: not ascii (byte 0x9d at offset 0); give it another `encoding`" in message
 
 
+def test_utf8_is_not_read_as_another_encoding(tmp_path):
+    """What an option says of all files is not so of one: its letters would be two each."""
+    text = "Größe, Übermaß, Äpfel, Öl, süß, müde, grün. " * 2
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    assert "a.txt: it is UTF-8 by its bytes, and not cp1252" in refusal(
+        tmp_path / "a.txt", encoding="cp1252"
+    )
+    assert documents(tmp_path / "a.txt", encoding="utf-8-sig") == [(text.strip(),)]
+    (tmp_path / "a.txt").write_bytes(text.encode("cp1252"))
+    assert documents(tmp_path / "a.txt", encoding="cp1252") == [(text.strip(),)]
+    # A few may be so by chance: these characters are also Latin letters in UTF-8.
+    (tmp_path / "a.txt").write_bytes("联通".encode("gbk"))
+    assert documents(tmp_path / "a.txt", encoding="gbk") == [("联通",)]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("mark", [True, False])
 def test_line_and_offset_are_those_of_the_file(tmp_path, monkeypatch, encoding, mark):

@@ -216,6 +216,33 @@ def test_standard_input_is_what_its_first_line_says(monkeypatch):
         piped("a\tb\nc\n", "one", "two")
 
 
+def test_plain_lines_are_numbered_as_they_stand(tmp_path, monkeypatch):
+    text = "A good film.\n\nA bad one.\n"
+    stream = io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8")
+    monkeypatch.setattr(sys, "stdin", stream)
+    for path in (tables.STDIN, write(tmp_path / "a.txt", text)):
+        rows = rows_of(path, "text", label=None)
+        assert [(row.id, *row.texts) for row in rows] == [
+            ("0", "A good film."),
+            ("2", "A bad one."),
+        ]
+    with pytest.raises(UsageError, match=r"the name must end in \.tsv, \.csv, \.jsonl \("):
+        rows_of(tmp_path / "a.txt", "text")
+
+
+def test_rows_without_text_teach_nothing(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", 'text,label\na,yes\n"",no\n" ",no\nb,no\n')
+    assert [row.texts[0] for row in rows_of(path, "text")] == ["a", "b"]
+    said = capsys.readouterr().err
+    assert "2 rows have no text, the first of them line 3; they are left out" in said
+    # What is predicted has as many rows as the file.
+    assert len(rows_of(path, "text", label=None)) == 4
+    assert "what is predicted of them says nothing" in capsys.readouterr().err
+    # One of a pair may be empty.
+    path = write(tmp_path / "b.csv", 'one,two,label\na,"",yes\n"","",no\n')
+    assert [row.texts for row in rows_of(path, "one", "two")] == [("a", "")]
+
+
 def test_a_tenth_is_held_out(tmp_path, capsys):
     lines = [f"text {n},{'ab'[n % 2]}" for n in range(100)]
     path = write(tmp_path / "a.csv", "\n".join(["text,label", *lines]))
