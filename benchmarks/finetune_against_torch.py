@@ -34,9 +34,10 @@ from bert_jax.interchange import huggingface, huggingface_config
 from bert_jax.model import sharding
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.registry import TASKS
 from bert_jax.tasks.finetune import Recipe, _beginning, training_batches
 from bert_jax.tasks.sweep import Settings, _config
-from bert_jax.tasks.task_data import Sources, base_spec, load_task
+from bert_jax.tasks.task_data import Sources, load_task
 from bert_jax.update.schedules import learning_rate
 from bert_jax.update.step import compile_lowered, lower_train_step
 
@@ -71,7 +72,7 @@ def main() -> None:
         source = load_checkpoint(arguments.encoder, mesh=mesh, allow_missing_heads=True)
         sources = sources_of(arguments)
         words = load_tokenizer(source.tokenizer)
-        data = load_task(base_spec(arguments.task), sources, words, length=arguments.length)
+        data = load_task(TASKS[arguments.task].spec, sources, words, length=arguments.length)
         arguments.workdir.mkdir(parents=True, exist_ok=True)
         path = arguments.workdir / f"{arguments.task}.json"
         recipe = {name: str(value) for name, value in vars(arguments).items() if name not in _FREE}

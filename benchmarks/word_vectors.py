@@ -25,7 +25,8 @@ from sklearn.utils.extmath import randomized_svd
 from bert_jax.data.corpus import store
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.interchange import safetensors_files
-from bert_jax.tasks.task_data import Sources, base_spec, load_task
+from bert_jax.registry import TASKS
+from bert_jax.tasks.task_data import Sources, load_task
 
 WINDOW = 5
 WORDS = ("good", "funny", "boring", "beautiful")
@@ -43,7 +44,7 @@ def main() -> None:
     words = load_tokenizer(arguments.corpus / "tokenizer")
     split = store.open_corpus(arguments.corpus).train
     data = load_task(
-        base_spec(arguments.task),
+        TASKS[arguments.task].spec,
         Sources(data=arguments.glue, train_rows=arguments.train_rows),
         words,
         length=128,

@@ -69,7 +69,7 @@ _MAY_IMPORT = {
         "data/sources",
         "data/tokenizer",
     }
-    | {"errors", "files", "progress", "strict_json", "worker"},
+    | {"errors", "files", "progress", "strict_json", "versions", "worker"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "progress", "registry"},
     "data/tasks": {"data", "data/formats", "data/pretraining", "data/sources", "data/tokenizer"}

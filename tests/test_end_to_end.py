@@ -124,7 +124,7 @@ def test_out_of_the_house_and_back(tmp_path, trained, exported, corpus, capsys):
         assert out[name] == pytest.approx(result[name], rel=1e-6)
 
     params = [
-        checkpoint.load_params(workdir, step=step, config=_CONFIG, mesh=mesh_of(8))
+        checkpoint.load_part(workdir, "params", step=step, config=_CONFIG, mesh=mesh_of(8))
         for workdir, step in ((trained, 200), (imported, 0))
     ]
     jax.tree.map(np.testing.assert_array_equal, *params)

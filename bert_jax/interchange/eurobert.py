@@ -33,9 +33,6 @@ NAMES = NameMap(
         "output_norm": "post_attention_layernorm",
     },
     layer_prefix="model.layers.{}.",
-    leaf={"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"},
-    separator=".",
-    transposed=True,
 )
 
 # Of configuration_eurobert.py.

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
+from bert_jax.config.fields import fields_read_by, settings_of
 from bert_jax.errors import UsageError, brief
-from bert_jax.interchange.name_map import NameMap, require_expressible
+from bert_jax.interchange.name_map import MODEL_FIELDS, NameMap
 
 # The class that a model is written as: the first whose parts it has all of.
 OF_TASKS = {
@@ -30,6 +31,17 @@ ELECTRA_CLASSES = {
     "ForMaskedLM": ("mlm",),
     "Model": (),
 }
+
+_CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")
+# The fields of a model that no other system's BERT has: for those formats they must be as they are
+# by default. A generator is no part of a BERT, and how a model is trained changes no output.
+_OURS = tuple(
+    name
+    for name, each in settings_of(ModelConfig).items()
+    if name not in (*MODEL_FIELDS, *fields_read_by("head.parts", ModelConfig))
+    and each is not None
+    and each.rule.compared == "equal"
+)
 
 
 class Dialect:
@@ -199,19 +211,52 @@ class Family:
         return self.pooled_names if self.pooled_names and is_pooled else self.names
 
     def require_expressible(self, model: ModelConfig, head: HeadConfig) -> None:
-        """Raises UsageError for a model that none of the family's classes computes."""
-        require_expressible(
-            model,
-            head,
-            self.names_with(head.parts),
-            positions=tuple(self.positions),
-            lacks=self.lacks,
-            fields=self.fields,
-            fixed=self.fixed,
-            pooler_act=self.pooler_act_of(model),
-            poolings=self.poolings,
-            transform=self.transform,
-        )
+        """Raises UsageError for a model that none of the family's classes computes.
+
+        All fields that are in the way are named, with the values that are not.
+        """
+        table, pooler_act = self.names_with(head.parts), self.pooler_act_of(model)
+        known = {name: (getattr(ModelConfig, name),) for name in _OURS if name not in self.fields}
+        known |= {"position_embedding_type": tuple(self.positions)} if self.positions else {}
+        if "encoder.embeddings.token_type" in table.fixed and not model.type_vocab_size:
+            known["type_vocab_size"] = (ModelConfig.type_vocab_size,)
+        known |= {name: (value,) for name, value in self.fixed.items()}
+        unsaid = [name for name, values in known.items() if getattr(model, name) not in values]
+        named = table.roots - self.lacks
+        unknown = [part for part in head.parts if part not in named]
+        problems, remedies = [], [f"set model.{n}={_written(known[n][0])}" for n in unsaid]
+        if "type_vocab_size" in unsaid and not known["type_vocab_size"][0]:
+            remedies.append("set data.rows=full_sentences")  # others have two segments
+        otherwise = "exporting it would change the outputs"
+        if unsaid:
+            listed = ", ".join(f"model.{name} is {getattr(model, name)}" for name in unsaid)
+            problems.append(f"{listed}, which this format does not support: {otherwise}")
+        if unknown:
+            problems.append(f"this format has no name for {', '.join(unknown)}")
+            remedies += ["set objective=mlm"] * (set(unknown) <= {"pooler", "nsp"})
+        if "pooler" in {*head.parts} - {*unknown} and head.pooler_act != pooler_act:
+            problems.append(
+                f"head.pooler_act is {head.pooler_act}, and this format has {pooler_act} there: "
+                f"{otherwise}"
+            )
+            remedies.append(f"set head.pooler_act={pooler_act}")
+        if "sequence_classifier" in head.parts and model.classifier_pooling not in self.poolings:
+            problems.append(
+                f"model.classifier_pooling is {model.classifier_pooling}, and the classifiers of "
+                f"this format read {' or '.join(self.poolings)}: {otherwise}"
+            )
+            remedies.append(f"set model.classifier_pooling={self.poolings[0]}")
+        begun = {"pooler", *_CLASSIFIERS} & {*head.parts} - {*unknown}
+        if begun and head.transform != self.transform:
+            problems.append(
+                f"head.transform is {head.transform}, and this format has it {self.transform}: "
+                f"{otherwise}"
+            )
+            remedies.append(f"set head.transform={_written(self.transform)}")
+        if problems and remedies:
+            problems.append(f"to export a model, train it with {' '.join(remedies)}")
+        if problems:
+            raise UsageError("; ".join(problems))
         if self.dialect is not None and (problem := self.dialect.problem(model)):
             raise UsageError(f"model.{problem}")
         if problem := self.misreads(model, head):
@@ -234,3 +279,7 @@ def declared_parts(architectures: Sequence[str], family: Family) -> set[str]:
                 found |= set(parts) or family.bare
                 break
     return found
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

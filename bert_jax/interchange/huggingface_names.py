@@ -39,33 +39,31 @@ _EMBEDDINGS = {
     "encoder.embeddings.token_type": "embeddings.token_type_embeddings",
     "encoder.embeddings.layer_norm": "embeddings.LayerNorm",
 }
-_BERT = {
-    "pooler.dense": "bert.pooler.dense",
+_MASKED_LM = {
     "mlm": "cls.predictions",
     "mlm.transform": "cls.predictions.transform.dense",
     "mlm.layer_norm": "cls.predictions.transform.LayerNorm",
+}
+# Where a sentence classifier has a dense layer of its own before it.
+_CLASSIFIERS = {
+    "sequence_classifier": "classifier.out_proj",
+    "token_classifier": "classifier",
+    "span_classifier": "qa_outputs",
+}
+_BERT = _MASKED_LM | {
+    "pooler.dense": "bert.pooler.dense",
     "nsp": "cls.seq_relationship",
     "sequence_classifier": "classifier",
     "token_classifier": "classifier",
     "span_classifier": "qa_outputs",
 }
-_ROBERTA = {
+_ROBERTA = _CLASSIFIERS | {
     "pooler.dense": "roberta.pooler.dense",
     "mlm": "lm_head",
     "mlm.transform": "lm_head.dense",
     "mlm.layer_norm": "lm_head.layer_norm",
     # Their encoder was trained without it.
     "nsp": "cls.seq_relationship",
-    "sequence_classifier": "classifier.out_proj",
-    "token_classifier": "classifier",
-    "span_classifier": "qa_outputs",
-}
-_LEAF = {
-    "kernel": "weight",
-    "embedding": "weight",
-    "scale": "weight",
-    "bias": "bias",
-    "norm_bias": "bias",
 }
 
 
@@ -74,26 +72,19 @@ def _layout(base: str, fixed: dict[str, str], layer: dict[str, str] = _LAYER) ->
         fixed={ours: f"{base}.{theirs}" for ours, theirs in _EMBEDDINGS.items()} | fixed,
         layer=layer,
         layer_prefix=f"{base}.encoder.layer.{{}}.",
-        leaf=_LEAF,
-        separator=".",
-        # torch's Linear keeps `[outputs, inputs]`, and all heads in one dim.
-        transposed=True,
     )
 
 
 BERT = _layout("bert", _BERT)
 ROBERTA = _layout("roberta", _ROBERTA)
 # A generator's head and a discriminator's, which are of two models there.
-_ELECTRA = {
+_ELECTRA = _CLASSIFIERS | {
     "encoder.embeddings.project": "electra.embeddings_project",
     "mlm": "generator_lm_head",
     "mlm.transform": "generator_predictions.dense",
     "mlm.layer_norm": "generator_predictions.LayerNorm",
     "discriminator.dense": "discriminator_predictions.dense",
     "discriminator.prediction": "discriminator_predictions.dense_prediction",
-    "sequence_classifier": "classifier.out_proj",
-    "token_classifier": "classifier",
-    "span_classifier": "qa_outputs",
 }
 ELECTRA = _layout("electra", _ELECTRA)
 ELECTRA_CLASSIFIER = _layout("electra", _ELECTRA | {"pooler.dense": "classifier.dense"})
@@ -107,15 +98,8 @@ PRE_NORM_CLASSIFIER = _layout(
     "roberta_prelayernorm", _PRE_NORM | {"pooler.dense": "classifier.dense"}, _PRE_NORM_LAYER
 )
 
-_ROFORMER = {
-    "encoder.embeddings.project": "roformer.embeddings_project",
-    "mlm": "cls.predictions",
-    "mlm.transform": "cls.predictions.transform.dense",
-    "mlm.layer_norm": "cls.predictions.transform.LayerNorm",
-    "sequence_classifier": "classifier.out_proj",
-    "token_classifier": "classifier",
-    "span_classifier": "qa_outputs",
-}
+_PROJECTION = {"encoder.embeddings.project": "roformer.embeddings_project"}
+_ROFORMER = _PROJECTION | _MASKED_LM | _CLASSIFIERS
 ROFORMER = _layout("roformer", _ROFORMER)
 ROFORMER_CLASSIFIER = _layout("roformer", _ROFORMER | {"pooler.dense": "classifier.dense"})
 

@@ -56,15 +56,6 @@ _NAMES = NameMap(
         "output_norm": "mlp_norm",
     },
     layer_prefix="model.layers.{}.",
-    leaf={
-        "kernel": "weight",
-        "embedding": "weight",
-        "scale": "weight",
-        "bias": "bias",
-        "norm_bias": "bias",
-    },
-    separator=".",
-    transposed=True,
 )
 
 _TASK_NAMES = dataclasses.replace(_NAMES, fixed=_ENCODER | _TASKS)

@@ -9,11 +9,10 @@ import contextlib
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ import numpy as np
 
 from bert_jax import strict_json
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.config.fields import fields_read_by, settings_of
+from bert_jax.config.fields import settings_of
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
 from bert_jax.model.bert import Params
@@ -29,8 +28,10 @@ from bert_jax.progress import note_once
 
 Location = tuple[str, ...]
 
-_CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")
-
+_TORCH = {
+    **{"kernel": "weight", "embedding": "weight", "scale": "weight"},
+    **{"bias": "bias", "norm_bias": "bias"},
+}
 # Of the tensors that do not fit in one way, so many are named: one wrong number makes hundreds.
 _NAMED = 8
 
@@ -62,11 +63,12 @@ class NameMap:
     layer: Mapping[str, str]
     # With one place for the layer's number.
     layer_prefix: str
-    # Of "kernel", "bias", "embedding", "scale" and "norm_bias".
-    leaf: Mapping[str, str]
-    separator: str
-    # Kernels as `[outputs, inputs]`: all of them, or those of the modules named.
-    transposed: bool | frozenset[str]
+    # Of "kernel", "bias", "embedding", "scale" and "norm_bias": as torch calls them.
+    leaf: Mapping[str, str] = field(default_factory=lambda: _TORCH)
+    separator: str = "."
+    # Kernels as `[outputs, inputs]`: all of them, as torch's Linear keeps them, or those of the
+    # modules named.
+    transposed: bool | frozenset[str] = True
 
     def entry(self, path: Location) -> Entry:
         *parents, leaf = path
@@ -132,84 +134,8 @@ class ImportedModel:
     missing: tuple[str, ...] = ()
 
 
-# The fields of a model that other systems' BERT has, by the same names; and those that none has:
-# for those formats they must be as they are by default. A generator is no part of a BERT, and how
-# a model is trained changes no output.
+# The fields of a model that other systems' BERT has, by the same names.
 MODEL_FIELDS = tuple(n for n, f in settings_of(ModelConfig).items() if f and f.in_every_bert)
-_OURS = tuple(
-    name
-    for name, each in settings_of(ModelConfig).items()
-    if name not in (*MODEL_FIELDS, *fields_read_by("head.parts", ModelConfig))
-    and each is not None
-    and each.rule.compared == "equal"
-)
-
-
-def require_expressible(
-    model: ModelConfig,
-    head: HeadConfig,
-    table: NameMap,
-    *,
-    positions: Sequence[str] = ("learned",),
-    but_for: Iterable[str] = (),
-    lacks: Iterable[str] = (),
-    fields: Container[str] = (),
-    fixed: Mapping[str, Any] = MappingProxyType({}),
-    pooler_act: str = "tanh",
-    poolings: Sequence[str] = ("cls",),
-    transform: bool = False,
-) -> None:
-    """Raises UsageError for a model that is no BERT, or has parts without a name in `table`.
-
-    `positions` are the kinds that the format knows, `fields` those beside the fields of every BERT,
-    `fixed` those of which it knows one value, and `pooler_act`, `poolings` and `transform` are
-    those of its task heads. Parts in `but_for` are left to the caller; those in `lacks` no class of
-    the format has. All fields that are in the way are named, with the values that are not.
-    """
-    known = {name: (getattr(ModelConfig, name),) for name in _OURS if name not in fields}
-    known |= {"position_embedding_type": tuple(positions)} if positions else {}
-    if "encoder.embeddings.token_type" in table.fixed and not model.type_vocab_size:
-        known["type_vocab_size"] = (ModelConfig.type_vocab_size,)
-    known |= {name: (value,) for name, value in fixed.items()}
-    unsaid = [name for name, values in known.items() if getattr(model, name) not in values]
-    named = table.roots - set(lacks)
-    unknown = [part for part in head.parts if part not in named and part not in but_for]
-    problems, remedies = [], [f"set model.{n}={_written(known[n][0])}" for n in unsaid]
-    if "type_vocab_size" in unsaid and not known["type_vocab_size"][0]:
-        remedies.append("set data.rows=full_sentences")  # others have two segments
-    otherwise = "exporting it would change the outputs"
-    if unsaid:
-        listed = ", ".join(f"model.{name} is {getattr(model, name)}" for name in unsaid)
-        problems.append(f"{listed}, which this format does not support: {otherwise}")
-    if unknown:
-        problems.append(f"this format has no name for {', '.join(unknown)}")
-        remedies += ["set objective=mlm"] * (set(unknown) <= {"pooler", "nsp"})
-    if "pooler" in {*head.parts} - {*unknown} and head.pooler_act != pooler_act:
-        problems.append(
-            f"head.pooler_act is {head.pooler_act}, and this format has {pooler_act} there: "
-            f"{otherwise}"
-        )
-        remedies.append(f"set head.pooler_act={pooler_act}")
-    if "sequence_classifier" in head.parts and model.classifier_pooling not in poolings:
-        problems.append(
-            f"model.classifier_pooling is {model.classifier_pooling}, and the classifiers of this "
-            f"format read {' or '.join(poolings)}: {otherwise}"
-        )
-        remedies.append(f"set model.classifier_pooling={poolings[0]}")
-    begun = {"pooler", *_CLASSIFIERS} & {*head.parts} - {*unknown}
-    if begun and head.transform != transform:
-        problems.append(
-            f"head.transform is {head.transform}, and this format has it {transform}: {otherwise}"
-        )
-        remedies.append(f"set head.transform={_written(transform)}")
-    if problems and remedies:
-        problems.append(f"to export a model, train it with {' '.join(remedies)}")
-    if problems:
-        raise UsageError("; ".join(problems))
-
-
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def leaves(params: Any) -> Iterator[tuple[Location, Any]]:

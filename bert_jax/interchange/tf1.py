@@ -18,6 +18,7 @@ from bert_jax.config_checks import validate_model
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.interchange import name_map
+from bert_jax.interchange.family import Family
 from bert_jax.interchange.name_map import ImportedModel, NameMap
 from bert_jax.registry import PARTS
 
@@ -259,17 +260,17 @@ def write(directory: Path, foreign: ImportedModel, *, tokenizer: Path) -> None:
 
 
 def _require_expressible(config: ModelConfig, head: HeadConfig) -> None:
-    name_map.require_expressible(config, head, TABLE, but_for=("token_classifier",))
+    if "token_classifier" in head.parts:
+        raise UsageError(
+            "the original has no token classifier, and no name for it; export `format` hf"
+        )
+    Family(base="bert", names=TABLE).require_expressible(config, head)
     if config.layer_norm_eps != 1e-12:
         raise UsageError(
             f"layer_norm_eps is {config.layer_norm_eps}; the original's code has 1e-12, fixed"
         )
     if config.hidden_act == "silu":
         raise UsageError("model.hidden_act is silu, which the original does not know")
-    if "token_classifier" in head.parts:
-        raise UsageError(
-            "the original has no token classifier, and no name for it; export `format` hf"
-        )
 
 
 def _their_config(config: ModelConfig, head: HeadConfig) -> dict[str, Any]:

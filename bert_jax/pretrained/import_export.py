@@ -329,8 +329,8 @@ def _moments(
     if not checkpoint.steps(loaded.directory):
         found = read_imported(Path(source), ignore_unexpected=ignore_unexpected)[0].moments
     else:
-        opt_state = checkpoint.load_opt_state(
-            loaded.directory, step=loaded.step, config=loaded.config, mesh=mesh
+        opt_state = checkpoint.load_part(
+            loaded.directory, "opt_state", step=loaded.step, config=loaded.config, mesh=mesh
         )
         adam = adam_state(opt_state)
         # A run that has made no update has none: its zeros are not moments of anything.

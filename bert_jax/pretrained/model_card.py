@@ -4,8 +4,6 @@ Only what the workdir says: config.json, metrics.jsonl, events.jsonl, result.jso
 recorded is named as missing, not guessed. The front matter is that of the Hugging Face Hub.
 """
 
-import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +54,8 @@ def write_model_card(
 def _sections(
     workdir: Path, config: TrainConfig, *, step: int, parameters: int, front: dict[str, Any]
 ) -> Iterable[str]:
+    from huggingface_hub import ModelCardData  # half a second
+
     stored = run_directory.stored(workdir)
     task = stored.get("task") or {}
     sources = [*(stored.get("corpus") or {}).get("sources", ()), *stored.get("sources", ())]
@@ -65,13 +65,13 @@ def _sections(
         purpose = "sentence-similarity"
     front |= {
         "language": (stored.get("corpus") or {}).get("language"),
-        "datasets": [*dict.fromkeys([*named, *front["datasets"]])],
+        "datasets": [*dict.fromkeys([*named, *front["datasets"]])] or None,
         # Of a place on this machine nobody else knows what it is.
         "base_model": hub.name_of(stored.get("init_from") or stored.get("imported_from")),
         "pipeline_tag": purpose,
         "tags": ["bert", "bert-jax"],
     }
-    yield "\n".join(["---", *_front_matter(front), "---"])
+    yield f"---\n{ModelCardData(**front).to_yaml()}\n---"
     is_only_imported = "imported_from" in stored and not log_reader.read_rows(workdir)
     what = "imported" if is_only_imported else f"fine-tuned on {task['name']}" if task else (
         "pre-trained"
@@ -98,22 +98,6 @@ def _sections(
         "## Not in these records\n\nIntended use, licence of the text, known biases: whoever "
         "publishes this model has to add them."
     )
-
-
-def _front_matter(values: dict[str, Any]) -> Iterable[str]:
-    """Yields the lines of what is known."""
-    for name, value in values.items():
-        if isinstance(value, list):
-            yield from [f"{name}:", *(f"- {_yaml(each)}" for each in value)] if value else ()
-        elif value:
-            yield f"{name}: {_yaml(value)}"
-
-
-def _yaml(value: str) -> str:
-    """Returns a value as YAML has it: as it is, unless it could mean anything else ("no" does)."""
-    is_plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9./_-]{2,}", value)
-    is_word = value.lower() in ("yes", "off", "true", "false", "null")
-    return value if is_plain and not is_word else json.dumps(value)
 
 
 def _data(stored: dict[str, Any]) -> str:

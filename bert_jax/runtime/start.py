@@ -3,7 +3,7 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from typing import Any, Self
 
 from bert_jax import progress
 from bert_jax.errors import Interrupted, Preempted
@@ -23,25 +23,12 @@ class Start:
     first meets them, so that all of them end.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        detect: bool = False,
-        coordinator: str | None = None,
-        num_processes: int | None = None,
-        process_id: int | None = None,
-    ):
-        """`name` is what messages call the command; the rest is how the processes find each other
-        (distributed.Connection)."""
-        self._name = name
-        self._found = {
-            "detect": detect,
-            "coordinator": coordinator,
-            "num_processes": num_processes,
-            "process_id": process_id,
-        }
-        self._has_others = detect or (num_processes or 1) > 1
+    def __init__(self, name: str, **found: Any):
+        """`name` is what messages call the command, `found` how the processes find each other: the
+        fields of distributed.Connection.
+        """
+        self._name, self._found = name, found
+        self._has_others = found.get("detect") or (found.get("num_processes") or 1) > 1
         # The signal that has come.
         self._received: int | None = None
         self._is_connected = False

@@ -40,7 +40,7 @@ from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import TaskData
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.hooks import named_hooks
-from bert_jax.training.job import Scores
+from bert_jax.training.job import Scores, TrainingJob
 from bert_jax.training.run import RunSetup
 from bert_jax.training.run import train as train_job
 from bert_jax.update.layer_rates import layer_rates
@@ -139,7 +139,7 @@ def train(
     return found
 
 
-class FineTuning:
+class FineTuning(TrainingJob):
     """The `TrainingJob` of fine-tuning: the labelled rows of a task, and its scores."""
 
     def __init__(
@@ -152,9 +152,9 @@ class FineTuning:
         source: LoadedCheckpoint,
     ):
         self.config, self.data, self.mesh, self._source = config, data, mesh, source
-        self.manifest: dict[str, Any] | None = None
-        self.begins_trained = False  # the head is fresh: there is nothing to score
-        self.objective = TaskObjective(config.head)
+        # The head is fresh: there is nothing to score at the beginning. Batches have as many tokens
+        # as their rows ask for, and so several shapes.
+        self._task_objective = self.objective = TaskObjective(config.head)
         self.rates = layer_rates(
             bert.abstract_params(config.model, config.head),
             decay=recipe.layer_decay,
@@ -173,12 +173,6 @@ class FineTuning:
         state, sharded = _beginning(self.config, self._source), self.config.mesh.shard_weights
         return state.to_mesh(self.mesh, shard_weights=sharded)
 
-    def abstract_batch(self, phase: int) -> None:
-        """Returns None: batches have as many tokens as their rows ask for, and so several
-        shapes.
-        """
-        del phase
-
     def batches(self, phase: int, start: int, stop: int) -> Iterator[dict[str, jax.Array]]:
         size = self.config.phases[phase].global_batch_size
         for step in range(start, stop):
@@ -186,16 +180,11 @@ class FineTuning:
             yield device_feed.whole_to_global(self._batches(chosen), mesh=self.mesh)
 
     def evaluation(self, phase: int, params: Any) -> "TaskEvaluation":
-        del phase, params
-        return TaskEvaluation(self.config, self.data, output=self.objective.output)
+        return TaskEvaluation(self.config, self.data, output=self._task_objective.output)
 
     def speed(self, phase: int, seconds: float) -> dict[str, float]:
         size = self.config.phases[phase].global_batch_size
         return {"examples_per_second": size / seconds}
-
-    def epochs(self, step: int) -> dict[str, float]:
-        del step
-        return {}
 
     def describe(self, scores: Scores) -> str:
         return ", ".join(

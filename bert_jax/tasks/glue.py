@@ -13,13 +13,12 @@ from bert_jax.progress import note
 from bert_jax.tasks.task import NamedTask, Sources, Splits, Task, TaskSpec
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GlueTask:
     """A task of GLUE, which TFDS has under the same name."""
 
+    name: str  # as a submission has it
     spec: TaskSpec
-    # Files to predict, and those of a submission.
-    test: dict[str, str]
     # Columns in TFDS, where they are called otherwise there.
     tfds_columns: tuple[str, ...] = ()
     # Columns of the labelled files, where they have no line of names.
@@ -28,7 +27,15 @@ class GlueTask:
     dev: tuple[tuple[str, str, str], ...] = (("dev", "dev.tsv", "validation"),)
     skip_short: bool = False
 
+    @property
+    def test(self) -> dict[str, str]:
+        """The files to predict, and those of a submission."""
+        if len(self.dev) == 1:
+            return {"test.tsv": f"{self.name}.tsv"}
+        return {f"test_{split}.tsv": f"{self.name}-{_SHORT[split]}.tsv" for split, *_ in self.dev}
 
+
+_SHORT = {"matched": "m", "mismatched": "mm"}
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 
@@ -40,70 +47,29 @@ def _spec(name: str, columns: tuple[str, ...], labels: tuple[str, ...], **rest: 
 
 _PAIR = ("sentence1", "sentence2")
 _QUESTIONS = ("question1", "question2")
-TASKS: dict[str, GlueTask] = {
-    "cola": GlueTask(
-        spec=_spec("cola", ("sentence",), _BINARY, metrics=("matthews", "accuracy")),
-        header=("source", "label", "star", "sentence"),
-        test={"test.tsv": "CoLA.tsv"},
-    ),
-    "sst2": GlueTask(
-        spec=_spec("sst2", ("sentence",), _BINARY),
-        test={"test.tsv": "SST-2.tsv"},
-    ),
-    "mrpc": GlueTask(
-        spec=_spec(
-            "mrpc",
-            ("#1 String", "#2 String"),
-            _BINARY,
-            label_column="Quality",
-            metrics=("f1", "accuracy"),
-        ),
-        tfds_columns=_PAIR,
-        test={"test.tsv": "MRPC.tsv"},
-    ),
-    "stsb": GlueTask(
-        spec=_spec(
-            "stsb",
-            _PAIR,
-            (),
-            kind="regression",
-            label_column="score",
-            metrics=("spearman", "pearson"),
-        ),
-        test={"test.tsv": "STS-B.tsv"},
-    ),
-    "qqp": GlueTask(
-        spec=_spec(
-            "qqp", _QUESTIONS, _BINARY, label_column="is_duplicate", metrics=("f1", "accuracy")
-        ),
-        test={"test.tsv": "QQP.tsv"},
-        # A few lines of GLUE's files are cut short.
-        skip_short=True,
-    ),
-    "mnli": GlueTask(
-        spec=_spec(
-            "mnli", _PAIR, ("entailment", "neutral", "contradiction"), label_column="gold_label"
-        ),
-        tfds_columns=("premise", "hypothesis"),
-        dev=(
-            ("matched", "dev_matched.tsv", "validation_matched"),
-            ("mismatched", "dev_mismatched.tsv", "validation_mismatched"),
-        ),
-        test={"test_matched.tsv": "MNLI-m.tsv", "test_mismatched.tsv": "MNLI-mm.tsv"},
-    ),
-    "qnli": GlueTask(
-        spec=_spec("qnli", ("question", "sentence"), _ENTAILMENT),
-        test={"test.tsv": "QNLI.tsv"},
-    ),
-    "rte": GlueTask(
-        spec=_spec("rte", _PAIR, _ENTAILMENT),
-        test={"test.tsv": "RTE.tsv"},
-    ),
-    "wnli": GlueTask(
-        spec=_spec("wnli", _PAIR, _BINARY),
-        test={"test.tsv": "WNLI.tsv"},
-    ),
-}
+_TASKS = (
+    GlueTask("CoLA", _spec("cola", ("sentence",), _BINARY, metrics=("matthews", "accuracy")),
+             header=("source", "label", "star", "sentence")),
+    GlueTask("SST-2", _spec("sst2", ("sentence",), _BINARY)),
+    GlueTask("MRPC", _spec("mrpc", ("#1 String", "#2 String"), _BINARY, label_column="Quality",
+                           metrics=("f1", "accuracy")),
+             tfds_columns=_PAIR),
+    GlueTask("STS-B", _spec("stsb", _PAIR, (), kind="regression", label_column="score",
+                            metrics=("spearman", "pearson"))),
+    # A few lines of GLUE's files are cut short.
+    GlueTask("QQP", _spec("qqp", _QUESTIONS, _BINARY, label_column="is_duplicate",
+                          metrics=("f1", "accuracy")),
+             skip_short=True),
+    GlueTask("MNLI", _spec("mnli", _PAIR, ("entailment", "neutral", "contradiction"),
+                           label_column="gold_label"),
+             tfds_columns=("premise", "hypothesis"),
+             dev=(("matched", "dev_matched.tsv", "validation_matched"),
+                  ("mismatched", "dev_mismatched.tsv", "validation_mismatched"))),
+    GlueTask("QNLI", _spec("qnli", ("question", "sentence"), _ENTAILMENT)),
+    GlueTask("RTE", _spec("rte", _PAIR, _ENTAILMENT)),
+    GlueTask("WNLI", _spec("wnli", _PAIR, _BINARY)),
+)  # fmt: skip
+TASKS = {task.spec.name: task for task in _TASKS}
 
 
 def _read(task: Task, sources: Sources) -> Splits:

@@ -17,7 +17,6 @@ from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.registry import TASK_KINDS
 from bert_jax.tasks import glue
 from bert_jax.tasks.task import TaskSpec, task_of
-from bert_jax.tasks.task_data import read_file
 from bert_jax.workdir import run_directory
 
 _BATCH = 64
@@ -90,9 +89,8 @@ class Predictor:
         spec = dataclasses.replace(self.spec, text_columns=columns) if columns else self.spec
         if columns and len(columns) != len(self.spec.text_columns):
             raise UsageError(f"`text`: the task has {len(self.spec.text_columns)} column(s)")
-        return self.rows(
-            read_file(spec, path, labelled=False, id_column=id_column, reading=reading)
-        )
+        task = task_of(spec, reading=reading)
+        return self.rows(task.read(path, labelled=False, id_column=id_column))
 
 
 def write_submission(predictor: Predictor, folder: Path, output: Path) -> list[Path]:

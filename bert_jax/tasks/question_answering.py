@@ -41,7 +41,6 @@ class SpanTask(Task):
     def read(
         self, path: Path, *, labelled: bool = True, id_column: str | None = None
     ) -> list[Question]:
-        del id_column
         return read_questions(path, labelled=labelled, skip_bad=self.reading.skip_bad)
 
     def row(self, given: Any, *, number: int) -> Question:

@@ -65,7 +65,6 @@ class TextTask(Task):
         return dataclasses.replace(self.spec, labels=labels)
 
     def describe(self, rows: Sequence[TextRow], encoded: Encoded, *, length: int) -> str:
-        del encoded, length
         if self.spec.kind == "regression":
             found = self._gold(rows)
             return (
@@ -114,7 +113,6 @@ class TextTask(Task):
     def score(
         self, rows: Sequence[TextRow], encoded: Encoded, outputs: np.ndarray
     ) -> dict[str, float]:
-        del encoded
         gold, predicted = self._gold(rows), self._predicted(outputs)
         return {name: _SCORES[name](gold, predicted) for name in self.spec.metrics}
 
@@ -131,7 +129,6 @@ class TextTask(Task):
     def predictions(
         self, rows: Sequence[TextRow], encoded: Encoded, outputs: np.ndarray
     ) -> list[dict[str, Any]]:
-        del encoded
         if self.spec.kind == "regression":
             return [
                 {"id": row.id, "score": float(value)}

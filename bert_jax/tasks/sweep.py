@@ -111,7 +111,6 @@ def finetune(
         found: dict[str, dict[str, Any]] = {}
 
         def make(run: SweepRun, held: int, left: Sequence[SweepRun]) -> bool:
-            del held, left
             path = workdir if len(runs) == 1 else place.inside("runs", run.name)
             found[run.name] = _with_restarts(run, data, source, path, mesh=mesh, lease=lease)
             if len(runs) > 1:

@@ -104,12 +104,10 @@ class Task:
 
         Raises UsageError that names the row, which is counted from 0.
         """
-        del number
         return given
 
     def with_labels(self, train: Sequence[Any]) -> TaskSpec:
         """Returns the spec with the labels that the training rows name, where it has none."""
-        del train
         return self.spec
 
     def usable(self, train: list[Any]) -> list[Any]:
@@ -128,11 +126,9 @@ class Task:
 
     def describe(self, rows: Sequence[Any], encoded: Encoded, *, length: int) -> str | None:
         """Returns what is worth saying of the training rows, if anything is."""
-        del rows, encoded, length
 
     def fingerprint(self, rows: Sequence[Any]) -> str:
         """Returns what scores depend on beside the encoded rows."""
-        del rows
         return ""
 
     def score(self, rows: Sequence[Any], encoded: Encoded, outputs: np.ndarray) -> dict[str, float]:

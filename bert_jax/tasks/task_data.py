@@ -3,10 +3,8 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bert_jax.data.tasks.tables import TableOptions
 from bert_jax.data.tokenizer import hub
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
@@ -35,24 +33,6 @@ class TaskData:
     dev: dict[str, TaskSplit]
     fingerprint: str
     sources: tuple[str, ...] = ()
-
-
-def base_spec(name: str) -> TaskSpec:
-    """Returns the task of that name, before its files and options have given the rest."""
-    return TASKS[name].spec
-
-
-def read_file(
-    spec: TaskSpec,
-    path: Path,
-    *,
-    labelled: bool = True,
-    id_column: str | None = None,
-    reading: TableOptions | None = None,
-) -> list[Any]:
-    """Returns the rows of one file of a task. `id_column` is for tables only."""
-    task = task_of(spec, reading=reading)
-    return task.read(path, labelled=labelled, id_column=id_column)
 
 
 def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length: int) -> TaskData:

@@ -31,7 +31,6 @@ class WordTask(Task):
     def read(
         self, path: Path, *, labelled: bool = True, id_column: str | None = None
     ) -> list[Sentence]:
-        del id_column
         return list(read_sentences(path, scheme=self.spec.tag_scheme, labelled=labelled))
 
     def row(self, given: Any, *, number: int) -> Sentence:
@@ -51,7 +50,6 @@ class WordTask(Task):
         return dataclasses.replace(self.spec, labels=labels)
 
     def describe(self, rows: Sequence[Sentence], encoded: Encoded, *, length: int) -> str:
-        del encoded, length
         tags = Counter(tag.partition("-")[2] for s in rows for tag in s.tags or () if tag[0] == "B")
         named = ", ".join(f"{kind} {count:,}" for kind, count in sorted(tags.items()))
         return f"{len(rows):,} training sentences, entities by kind: {named}"

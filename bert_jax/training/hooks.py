@@ -56,12 +56,10 @@ class Hook:
 
         Returns files that the workdir is to keep: name -> a value that JSON has.
         """
-        del job, directory
         return {}
 
     def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
         """Begins at a step, given the rows of metrics.jsonl until then (process 0)."""
-        del step, rows
         self.run = run
         return CONTINUE
 
@@ -70,7 +68,6 @@ class Hook:
 
     def on_step(self, step: int) -> Action:
         """Is asked when a step was dispatched: its metrics are not there yet."""
-        del step
         return CONTINUE
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Action:
@@ -79,7 +76,6 @@ class Hook:
         That is while the next step computes; what is asked for is done after that one. `applied` is
         0 where the update was left out.
         """
-        del step, metrics
         return CONTINUE
 
     def on_save(self, step: int) -> None:
@@ -87,7 +83,6 @@ class Hook:
 
     def on_evaluation(self, step: int, scores: Scores) -> Action:
         """Is asked after an evaluation; the figures of each split are those of its row."""
-        del step, scores
         return CONTINUE
 
     def stop(self, step: int) -> str:
@@ -95,7 +90,6 @@ class Hook:
 
         It may raise the error with which the run ends instead. The state is saved.
         """
-        del step
         return type(self).__name__
 
     def close(self) -> None:
@@ -103,7 +97,6 @@ class Hook:
 
     def closing_figures(self, step: int) -> dict[str, Any]:
         """Returns what is added to the closing figures of a run that ended at a step."""
-        del step
         return {}
 
     def expected(
@@ -113,7 +106,6 @@ class Hook:
 
         `manifest` is that of the corpus.
         """
-        del config, manifest, directory, step
         return None
 
 

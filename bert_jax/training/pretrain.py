@@ -28,7 +28,7 @@ from bert_jax.training.epoch_sizes import EpochSizes
 from bert_jax.training.evaluate import HeldOut, batch_shape, describe
 from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
-from bert_jax.training.job import Scores
+from bert_jax.training.job import Scores, TrainingJob
 from bert_jax.training.run import RunSetup, train
 from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.update.state import TrainState
@@ -134,10 +134,9 @@ def pretrain(
     }
 
 
-class Pretraining:
+class Pretraining(TrainingJob):
     """The `TrainingJob` of pre-training: an objective on the rows of a corpus."""
 
-    rates = None
     title = "pretrain"
 
     def __init__(
@@ -156,7 +155,7 @@ class Pretraining:
         """
         self.config, self.corpus, self.mesh = config, corpus, mesh
         self._initialization = initialization or Initialization(None)
-        self.manifest: dict[str, Any] | None = corpus.manifest
+        self.manifest = corpus.manifest
         self.begins_trained = self._initialization.is_trained
         self.objective: Objective = entry_of(config, "objective")
         self.introduction = f"{corpus.train.tokens / 1e6:.1f} M training tokens"

@@ -67,7 +67,6 @@ def scale_by_muon(*, momentum: float) -> optax.GradientTransformation:
     """Gives orthogonal(Nesterov momentum) x 0.2 x sqrt(the larger dim) for each matrix."""
 
     def update(updates, state, params=None):
-        del params
         buffers = jax.tree.map(lambda b, g: momentum * b + (1 - momentum) * g, state, updates)
 
         def move(buffer, gradient):

@@ -47,7 +47,6 @@ def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs
     """
 
     def update(updates, state, params=None, *, norm=None, **_):
-        del params
         norm = optax.tree.norm(updates) if norm is None else norm
         scale = jnp.where(norm < largest, 1.0, largest / norm)
         return jax.tree.map(lambda g: g * scale, updates), state
@@ -72,7 +71,6 @@ def scale_by_adam(
         return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
 
     def update(updates, state, params=None, *, should_apply=True, **_):
-        del params
 
         def average(beta, old, new):
             # A choice between two values, never a product with 0: 0 x NaN is NaN.

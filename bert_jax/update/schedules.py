@@ -46,7 +46,6 @@ def electra_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int
 
 def constant(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
     """Stays at the rate after the warm-up."""
-    del total_steps
     return config.learning_rate * _warmup(step, config)
 
 

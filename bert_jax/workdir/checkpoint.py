@@ -340,17 +340,7 @@ def load_state(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> 
     )
 
 
-def load_params(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
-    """Returns only the parameters of one step, for evaluation and export; moments are not read."""
-    return _load(workdir, "params", step=step, config=config, mesh=mesh)
-
-
-def load_opt_state(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
-    """Returns only the optimiser's state of one step."""
-    return _load(workdir, "opt_state", step=step, config=config, mesh=mesh)
-
-
-def _load(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
+def load_part(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
     if part == "params" and config.optimizer.kind not in OPTIMIZERS:
         # What is not read needs no optimiser to say what it looks like.
         known = dataclasses.replace(config, optimizer=OptimizerConfig())

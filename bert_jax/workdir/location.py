@@ -119,7 +119,6 @@ class Location:
 
         In a folder its new name says so, in a bucket the lack of the files `first`.
         """
-        del first, patience
         directory.rename(directory.with_name(f"{directory.name}{REMOVED}")).rmtree()
 
     # --- with several runs, or attempts of one

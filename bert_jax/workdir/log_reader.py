@@ -47,14 +47,6 @@ def _is_cut_short(line: str) -> bool:
     return line.startswith("{") and not line.endswith("}")
 
 
-def skipped_steps(workdir: Path, step: int) -> int:
-    """Returns how many updates up to `step` were left out, in all processes that worked on the run.
-
-    A process that starts at an earlier step abandons what came after it, updates left out included.
-    """
-    return len(skips(workdir, step))
-
-
 def skips(workdir: Path, step: int) -> list[dict[str, Any]]:
     """Returns the event of each of them."""
     skipped: dict[int, dict[str, Any]] = {}

@@ -65,7 +65,7 @@ def require(
         if has_ways_on and not fixed:
             flags = " ".join(f"`allow_change` {field}" for field in _together(fields))
             remedy += f" (or go on with the change: {flags})"
-        elif len(fixed) < len(fields):
+        elif has_ways_on and len(fixed) < len(fields):
             remedy = f"{' and '.join(_together(fixed))} cannot change in a run. {remedy}"
         remedy += ", or another `workdir`"
         # A model begins from one of its own sizes, with its own tokenizer.

@@ -50,10 +50,7 @@ def run(options: DoctorOptions) -> int:
     from bert_jax_lab.doctor.checked_run import Case
     from bert_jax_lab.doctor.examination import examine
 
-    found = options.connection()
-    is_single = not found["detect"] and all(
-        found[name] is None for name in found if name != "detect"
-    )
+    connection = Connection(**options.connection())
     report = examine(
         Case(
             config_name=options.config,
@@ -68,7 +65,7 @@ def run(options: DoctorOptions) -> int:
             resume_step=options.resume_step,
             fit_memory=options.fit_memory,
             expect=options.expect or None,
-            connection=None if is_single else Connection(**found),
+            connection=None if connection == Connection() else connection,
         )
     )
     if report.is_main:

@@ -45,7 +45,6 @@ def run(options: ShowOptions) -> None:
 
 def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:
     """Prints all of it, and a note where no other system will read the model."""
-    del options
     print(json.dumps(to_dict(resolved), indent=2))
     from bert_jax.pretrained.import_export import export_warning
 

@@ -19,7 +19,6 @@ def versions(case: Case) -> Finding:
     """Python and every package are as pyproject.toml asks for: the pair of jax and flax above
     all.
     """
-    del case
     python = ".".join(map(str, sys.version_info[:3]))
     try:
         wanted_python = importlib.metadata.metadata(_PACKAGE)["Requires-Python"]

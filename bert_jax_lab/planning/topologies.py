@@ -19,9 +19,11 @@ from bert_jax_lab.planning import schedule_files
 
 _GIB, _GB = 2**30, 10**9
 PRICES_DATE = "2026-10"
+# Where there are several; a slice that fits on one may have a larger one.
+_CHIPS_OF_A_HOST = 4
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chip:
     """One generation. Rates are in bytes, FLOPs or cycles a second, sizes in bytes."""
 
@@ -33,11 +35,9 @@ class Chip:
     flops_per_cycle: int  # a device: width x height x 2 of all its matrix units
     memory_bandwidth: float  # a device
     link_bandwidth: float  # one link of a chip, one direction
-    links: int  # of a chip: 4 in a plane, 6 in three dimensions
+    dimensions: int  # in which chips lie
     network_bandwidth: float  # a chip's share of its host's network card; 0: no multi-slice
-    chips_per_host: int  # where there are several hosts
     largest_host: int  # chips of the largest single host
-    runtime: str  # image of the virtual machine; "-": made through Kubernetes
     dollars_per_chip_hour: float | None  # on demand, list price; None: not found published
 
     @property
@@ -54,7 +54,7 @@ class Chip:
 
     @property
     def is_three_dimensional(self) -> bool:
-        return self.links == 6
+        return self.dimensions == 3
 
 
 # Sources, read 2026-10.
@@ -72,125 +72,31 @@ class Chip:
 # - network_bandwidth: v5e 2 x 100 Gbit/s and v6e 4 x 200 Gbit/s for 8 chips, v5p 50 and tpu7x
 #   100 Gbit/s a chip (those pages); v4, 25 GB/s a host of 4 (scaling book). Multi-slice needs v4 or
 #   newer (docs.cloud.google.com/tpu/docs/multislice-introduction).
-# - runtime and hosts: launch/accelerators.tsv, which names its pages.
+# - hosts: launch/accelerators.tsv, which names its pages.
 # - prices: the cheapest US region. v5p 4.20 and v6e 2.70: SkyPilot's catalogue v8
 #   (github.com/skypilot-org/skypilot-catalog, commit 006059e, from Google's billing interface). v2
 #   (4.50 for 4 chips), v3 (8.00 for 4 chips), v4 and v5e: cloud.google.com/tpu/pricing. tpu7x: none
 #   found.
+# fmt: off
 _TABLE = (
-    Chip(
-        generation="v2",
-        device_kind="TPU v2",
-        devices_per_chip=2,
-        hbm_bytes=8 * _GIB,
-        compiler_bytes=int(7.48 * _GIB),
-        flops_per_cycle=128 * 128 * 2,
-        memory_bandwidth=350 * _GB,
-        link_bandwidth=62 * _GB,
-        links=4,
-        network_bandwidth=0,
-        chips_per_host=4,
-        largest_host=4,
-        runtime="tpu-ubuntu2204-base",
-        dollars_per_chip_hour=1.125,
-    ),
-    Chip(
-        generation="v3",
-        device_kind="TPU v3",
-        devices_per_chip=2,
-        hbm_bytes=16 * _GIB,
-        compiler_bytes=int(15.48 * _GIB),
-        flops_per_cycle=128 * 128 * 2 * 2,
-        memory_bandwidth=450 * _GB,
-        link_bandwidth=70 * _GB,
-        links=4,
-        network_bandwidth=0,
-        chips_per_host=4,
-        largest_host=4,
-        runtime="tpu-ubuntu2204-base",
-        dollars_per_chip_hour=2.00,
-    ),
-    Chip(
-        generation="v4",
-        device_kind="TPU v4",
-        devices_per_chip=1,
-        hbm_bytes=32 * _GIB,
-        compiler_bytes=int(30.75 * _GIB),
-        flops_per_cycle=128 * 128 * 2 * 8,
-        memory_bandwidth=1200 * _GB,
-        link_bandwidth=45 * _GB,
-        links=6,
-        network_bandwidth=6.25 * _GB,
-        chips_per_host=4,
-        largest_host=4,
-        runtime="tpu-ubuntu2204-base",
-        dollars_per_chip_hour=3.22,
-    ),
-    Chip(
-        generation="v5e",
-        device_kind="TPU v5 lite",
-        devices_per_chip=1,
-        hbm_bytes=16 * _GIB,
-        compiler_bytes=int(15.75 * _GIB),
-        flops_per_cycle=128 * 128 * 2 * 4,
-        memory_bandwidth=819 * _GB,
-        link_bandwidth=50 * _GB,
-        links=4,
-        network_bandwidth=3.125 * _GB,
-        chips_per_host=4,
-        largest_host=8,
-        runtime="v2-alpha-tpuv5-lite",
-        dollars_per_chip_hour=1.20,
-    ),
-    Chip(
-        generation="v5p",
-        device_kind="TPU v5",
-        devices_per_chip=1,
-        hbm_bytes=95 * _GIB,
-        compiler_bytes=int(95.73 * _GIB),
-        flops_per_cycle=128 * 128 * 2 * 8,
-        memory_bandwidth=2765 * _GB,
-        link_bandwidth=100 * _GB,
-        links=6,
-        network_bandwidth=6.25 * _GB,
-        chips_per_host=4,
-        largest_host=4,
-        runtime="v2-alpha-tpuv5",
-        dollars_per_chip_hour=4.20,
-    ),
-    Chip(
-        generation="v6e",
-        device_kind="TPU v6 lite",
-        devices_per_chip=1,
-        hbm_bytes=32 * _GIB,
-        compiler_bytes=int(31.24 * _GIB),
-        flops_per_cycle=256 * 256 * 2 * 4,
-        memory_bandwidth=1638 * _GB,
-        link_bandwidth=100 * _GB,
-        links=4,
-        network_bandwidth=12.5 * _GB,
-        chips_per_host=4,
-        largest_host=8,
-        runtime="v2-alpha-tpuv6e",
-        dollars_per_chip_hour=2.70,
-    ),
-    Chip(
-        generation="tpu7x",
-        device_kind="TPU7x",
-        devices_per_chip=2,
-        hbm_bytes=96 * _GIB,
-        compiler_bytes=int(94.74 * _GIB),
-        flops_per_cycle=256 * 256 * 2 * 4,
-        memory_bandwidth=7380 * _GB / 2,
-        link_bandwidth=100 * _GB,
-        links=6,
-        network_bandwidth=12.5 * _GB,
-        chips_per_host=4,
-        largest_host=4,
-        runtime="-",
-        dollars_per_chip_hour=None,
-    ),
+    # generation, kind, devices a chip, GiB of a device, of them usable, FLOPs a cycle, GB/s of
+    # memory, of a link, dimensions, GB/s of the network, largest host, dollars a chip-hour
+    Chip("v2", "TPU v2", 2, 8 * _GIB, int(7.48 * _GIB), 128 * 128 * 2,
+         350 * _GB, 62 * _GB, 2, 0, 4, 1.125),
+    Chip("v3", "TPU v3", 2, 16 * _GIB, int(15.48 * _GIB), 128 * 128 * 2 * 2,
+         450 * _GB, 70 * _GB, 2, 0, 4, 2.00),
+    Chip("v4", "TPU v4", 1, 32 * _GIB, int(30.75 * _GIB), 128 * 128 * 2 * 8,
+         1200 * _GB, 45 * _GB, 3, 6.25 * _GB, 4, 3.22),
+    Chip("v5e", "TPU v5 lite", 1, 16 * _GIB, int(15.75 * _GIB), 128 * 128 * 2 * 4,
+         819 * _GB, 50 * _GB, 2, 3.125 * _GB, 8, 1.20),
+    Chip("v5p", "TPU v5", 1, 95 * _GIB, int(95.73 * _GIB), 128 * 128 * 2 * 8,
+         2765 * _GB, 100 * _GB, 3, 6.25 * _GB, 4, 4.20),
+    Chip("v6e", "TPU v6 lite", 1, 32 * _GIB, int(31.24 * _GIB), 256 * 256 * 2 * 4,
+         1638 * _GB, 100 * _GB, 2, 12.5 * _GB, 8, 2.70),
+    Chip("tpu7x", "TPU7x", 2, 96 * _GIB, int(94.74 * _GIB), 256 * 256 * 2 * 4,
+         7380 * _GB / 2, 100 * _GB, 3, 12.5 * _GB, 4, None),
 )
+# fmt: on
 CHIPS = {chip.generation: chip for chip in _TABLE}
 
 
@@ -216,7 +122,7 @@ class Topology:
         a_slice = math.prod(self.shape)
         if a_slice <= self.chip.largest_host:
             return self.slices
-        return self.slices * math.ceil(a_slice / self.chip.chips_per_host)
+        return self.slices * math.ceil(a_slice / _CHIPS_OF_A_HOST)
 
 
 def parse(name: str, *, slices: int = 1) -> Topology:
@@ -228,7 +134,7 @@ def parse(name: str, *, slices: int = 1) -> Topology:
     if chip is None:
         raise UsageError(f"`topology` {name}: no such generation; there are {', '.join(CHIPS)}")
     shape = tuple(int(size) for size in match[2].split("x"))
-    dims = 3 if chip.is_three_dimensional else 2
+    dims = chip.dimensions
     if len(shape) != dims or 0 in shape:
         example = "4x4x4" if dims == 3 else "4x8"
         raise UsageError(

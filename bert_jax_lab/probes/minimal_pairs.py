@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.data.corpus.store import Corpus
-from bert_jax.data.language.codes import DEFAULT
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note
 from bert_jax_lab.probes.probe import Probe, ProbeResult
 from bert_jax_lab.probes.pseudo_perplexity import PseudoPerplexity
 
+_LANGUAGE = "en"
 # Singular and plural.
 _NOUNS = (
     ("word", "words"),
@@ -121,8 +121,8 @@ def _measure(
 ) -> list[ProbeResult]:
     # The questions are the same for all.
     sources = () if corpus is None else (*corpus.sources.values(),) or (corpus,)
-    languages = {each.manifest["options"].get("language") or DEFAULT for each in sources}
-    if others := sorted(languages - {DEFAULT}):
+    languages = {each.manifest["options"].get("language") or _LANGUAGE for each in sources}
+    if others := sorted(languages - {_LANGUAGE}):
         note(
             f"minimal_pairs asks about English, and the corpus is of {', '.join(others)}: its "
             "figures say nothing of a model of that"

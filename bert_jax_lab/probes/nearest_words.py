@@ -67,7 +67,6 @@ def _unit(x: np.ndarray) -> np.ndarray:
 def _measure(
     source: LoadedCheckpoint, tokenizer: Tokenizer, corpus: Corpus | None
 ) -> list[ProbeResult]:
-    del corpus
     return findings(source, tokenizer, WORDS)
 
 

@@ -18,11 +18,11 @@ from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
+from bert_jax.registry import TASKS
 from bert_jax.runtime import watchdog
 from bert_jax.tasks import finetune as task_finetune
 from bert_jax.tasks import sweep
 from bert_jax.tasks.task import task_of
-from bert_jax.tasks.task_data import base_spec, read_file
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.workdir import checkpoint, location, run_directory
 from tests import tiny_tasks
@@ -32,6 +32,14 @@ from tests.models import assert_same
 _FAST = ["--length", "16", "--batch-size", "16", "--learning-rate", "2e-3", "--epochs", "4"]
 _FAST += ["--set", "optimizer.bias_correction=true", "--set", "log_every_steps=1"]
 _FAST += ["--set", "evaluation.every_steps=0", "--set", "checkpoint.every_steps=30"]
+
+
+def spec_of(name):
+    return TASKS[name].spec
+
+
+def read_file(spec, path, *, labelled=True, id_column=None, reading=None):
+    return task_of(spec, reading=reading).read(path, labelled=labelled, id_column=id_column)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +130,7 @@ def test_an_answer_in_a_paragraph(tmp_path, encoder):
 def test_right_spans_give_right_answers(tmp_path, encoder, task):
     """Outputs that are high where the labels are, through windows and candidates, score 100."""
     path = tiny_tasks.questions(tmp_path / "a.json", seed=0, unanswerable=task == "squad2")
-    spec = dataclasses.replace(base_spec(task), doc_stride=4)
+    spec = dataclasses.replace(spec_of(task), doc_stride=4)
     rows = read_file(spec, path)
     found = task_of(spec).encode(rows, load_tokenizer(encoder), length=20, labelled=True)
     outputs = np.zeros((*found.features.input_ids.shape, 2), np.float32)
@@ -146,7 +154,7 @@ def test_right_spans_give_right_answers(tmp_path, encoder, task):
 def test_an_answer_has_no_white_space_around_it(tmp_path, encoder):
     """Some tokenizers count the space before a word to its sub-word."""
     path = tiny_tasks.questions(tmp_path / "a.json", seed=0, unanswerable=False)
-    spec = base_spec("squad")
+    spec = spec_of("squad")
     rows = read_file(spec, path)
     found = task_of(spec).encode(rows, load_tokenizer(encoder), length=32, labelled=True)
     draw = np.random.default_rng(0)
@@ -347,18 +355,16 @@ def test_runs_without_a_score_are_counted_and_the_others_are_kept(
 
 def test_no_run_with_a_score_is_an_error():
     from bert_jax.tasks import results
-    from bert_jax.tasks.task_data import base_spec
 
     run = {"batch_size": 16, "learning_rate": 1.0, "epochs": 2.0, "seed": 0, "attempts": 3,
            "diverged": True, "directory": "x", "scores": {}}  # fmt: skip
     with pytest.raises(NonFinite, match="all 2 runs of sst2 diverged without a score; lower"):
-        results.summarise(base_spec("sst2"), [run, run | {"seed": 1}])
+        results.summarise(spec_of("sst2"), [run, run | {"seed": 1}])
 
 
 def test_the_first_metric_of_a_task_decides():
     """Which of the scores comes first in a record does not."""
     from bert_jax.tasks import results
-    from bert_jax.tasks.task_data import base_spec
 
     def run(rate, exact, f1):
         return {
@@ -367,7 +373,7 @@ def test_the_first_metric_of_a_task_decides():
             "scores": {"dev": {"exact_match": exact, "f1": f1}},
         }  # fmt: skip
 
-    summary = results.summarise(base_spec("squad"), [run(1e-5, 70.0, 80.0), run(2e-5, 69.0, 81.0)])
+    summary = results.summarise(spec_of("squad"), [run(1e-5, 70.0, 80.0), run(2e-5, 69.0, 81.0)])
     assert summary["metric"] == "f1" and summary["best"]["learning_rate"] == 2e-5
 
 
@@ -375,10 +381,9 @@ def test_chance_is_the_best_of_all_constant_answers():
     """For QQP's F1 that is yes everywhere, however rare yes is."""
     from bert_jax.data.tasks.tables import TextRow
     from bert_jax.tasks.task import task_of
-    from bert_jax.tasks.task_data import base_spec
 
     rows = [TextRow(f"line {i}", ("a", "b"), str(int(i < 3)), str(i)) for i in range(8)]
-    assert task_of(base_spec("qqp")).majority_baseline(rows) == pytest.approx(2 * 3 / (3 + 8))
+    assert task_of(spec_of("qqp")).majority_baseline(rows) == pytest.approx(2 * 3 / (3 + 8))
 
 
 def test_chance_where_all_rows_have_one_answer():
@@ -399,7 +404,7 @@ def test_chance_where_all_rows_have_one_answer():
         ("squad2", without, answered, 50.0),
         ("ner", outside, inside, 0.0),
     ):
-        found = task_of(base_spec(task))
+        found = task_of(spec_of(task))
         assert found.majority_baseline([alike, alike]) == -np.inf
         assert found.majority_baseline([alike, other]) == chance, task
 
@@ -452,23 +457,22 @@ def test_predictions_are_those_that_were_scored(tmp_path, classified, glue, caps
 
 def test_a_file_to_predict_is_read_without_its_labels(tmp_path):
     """CoLA's rows with and without a line of names; a wrong answer_start in a SQuAD file."""
-    from bert_jax.tasks.task_data import base_spec, read_file
 
     bare = tmp_path / "dev.tsv"
     bare.write_text("gj04\t1\t\tThe cat sat.\n")
     named = tmp_path / "test.tsv"
     named.write_text("index\tsentence\n0\tThe cat sat.\n")
     for path in (bare, named):
-        (row,) = read_file(base_spec("cola"), path, labelled=False)
+        (row,) = read_file(spec_of("cola"), path, labelled=False)
         assert row.texts == ("The cat sat.",)
     question = {"id": "1", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 99}]}
     paragraph = {"context": "Ada slept.", "qas": [question]}
     squad = tmp_path / "squad.json"
     squad.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
-    (row,) = read_file(base_spec("squad"), squad, labelled=False)
+    (row,) = read_file(spec_of("squad"), squad, labelled=False)
     assert row.answers == ()
     with pytest.raises(UsageError, match="answer_start 99"):
-        read_file(base_spec("squad"), squad)
+        read_file(spec_of("squad"), squad)
 
 
 @pytest.mark.parametrize("verb", ["export", "import"])

@@ -73,7 +73,7 @@ def test_the_same_bits_come_back_on_any_mesh(tmp_path, there, back):
     assert_same(state, numbers(_CONFIG, step=7))
     for leaf in jax.tree.leaves(state):
         assert leaf.sharding == NamedSharding(mesh, jax.P())
-    params = checkpoint.load_params(tmp_path, step=7, config=_CONFIG, mesh=mesh)
+    params = checkpoint.load_part(tmp_path, "params", step=7, config=_CONFIG, mesh=mesh)
     jax.tree.map(np.testing.assert_array_equal, params, state.params)
 
 
@@ -153,7 +153,7 @@ def test_nothing_is_pickled(saved, monkeypatch):
         monkeypatch.setattr(pickle, name, refuse)
     mesh = mesh_of(8)
     state = checkpoint.load_state(saved, step=2, config=_CONFIG, mesh=mesh)
-    checkpoint.load_params(saved, step=1, config=_CONFIG, mesh=mesh)
+    checkpoint.load_part(saved, "params", step=1, config=_CONFIG, mesh=mesh)
     assert int(state.step) == 2
 
 
@@ -178,7 +178,7 @@ results = {}
 for argument in sys.argv[2:]:
     workdir, results[argument] = Path(argument), []
     for load in (
-        lambda: checkpoint.load_params(workdir, step=2, config=config, mesh=mesh),
+        lambda: checkpoint.load_part(workdir, "params", step=2, config=config, mesh=mesh),
         lambda: checkpoint.load_state(workdir, step=2, config=config, mesh=mesh),
     ):
         try:
@@ -240,4 +240,4 @@ def test_a_step_of_another_model_is_reported(tmp_path, saved):
 
 def test_a_missing_step_is_reported(saved):
     with pytest.raises(NoUsableCheckpoint, match="there are 1, 2"):
-        checkpoint.load_params(saved, step=3, config=_CONFIG, mesh=mesh_of(1))
+        checkpoint.load_part(saved, "params", step=3, config=_CONFIG, mesh=mesh_of(1))

@@ -1,9 +1,7 @@
 """Values of a job: what it is, and what goes from stage to stage."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,24 +13,17 @@ from bert_jax.data.corpus.output import PARTS
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.survey import Looked
 from bert_jax.errors import UsageError
+from bert_jax.versions import installed
 
 # The folder of the tokenizer, in the output.
 TOKENIZER = "tokenizer"
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _versions(request: Request) -> dict[str, str | None]:
     """Returns the versions of the packages that decide the bytes of a corpus."""
     packages = ["bert-jax", "sentencex", "sentencepiece", "tokenizers"]
     packages += ["rensa"] if request.near_duplicates is not None else []
-    return {name: _version(name) for name in packages}
+    return {name: installed(name).get(name) for name in packages}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +55,7 @@ class Job:
     def require_versions(self) -> None:
         """Raises UsageError where this machine has other packages than the one of the command."""
         for name, theirs in self.versions.items():
-            if (ours := _version(name)) != theirs:
+            if (ours := installed(name).get(name)) != theirs:
                 raise UsageError(
                     f"a worker has {name} {ours}, and the command {theirs}, which decides the "
                     "bytes of the corpus: install the same there"

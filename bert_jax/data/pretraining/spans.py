@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from bert_jax.data.corpus.store import Split
-from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 
 # Sentences that are looked at together, which bounds the temporaries.
@@ -103,39 +103,31 @@ class SpanRows:
         """Returns the four `[R, L]` int32 inputs of a batch, padded; `lengths` int64 `[R]`; and the
         labels of the plan.
         """
+        rows = len(plan)
+        size = plan.length.astype(np.int64) + plan.is_last
+        begin = np.cumsum(size) - size
+        row = np.repeat(np.arange(rows), np.diff(plan.bounds))
+        target = begin - begin[plan.bounds[:-1]][row] + 1 + row * sequence_length
+        column, lengths = np.arange(sequence_length), plan.lengths
+
+        input_ids = np.full((rows, sequence_length), vocabulary.special.pad, np.int32)
+        input_ids[:, 0] = vocabulary.special.cls
+        flat = input_ids.reshape(-1)
+        flat[(target + plan.length)[plan.is_last]] = vocabulary.special.sep
+        copy_spans(split, start=plan.start, length=plan.length, target=target, out=flat)
+        # The type rises by its segment where a span begins, and falls after it.
+        change = np.zeros(rows * sequence_length + 1, np.int32)
+        segment = plan.segment.astype(np.int32)
+        change[target] += segment
+        change[target + size] -= segment
         return {
-            **_read(split, plan, special=vocabulary.special, sequence_length=sequence_length),
-            "lengths": plan.lengths,
+            "input_ids": input_ids,
+            "token_type_ids": np.cumsum(change[:-1], dtype=np.int32).reshape(rows, -1),
+            "position_ids": np.tile(column.astype(np.int32), (rows, 1)),
+            "sequence_ids": (column < lengths[:, None]).astype(np.int32),
+            "lengths": lengths,
             **plan.labels,
         }
-
-
-def _read(
-    split: Split, plan: SpanPlan, *, special: SpecialIds, sequence_length: int
-) -> dict[str, np.ndarray]:
-    rows = len(plan)
-    size = plan.length.astype(np.int64) + plan.is_last
-    begin = np.cumsum(size) - size
-    row = np.repeat(np.arange(rows), np.diff(plan.bounds))
-    target = begin - begin[plan.bounds[:-1]][row] + 1 + row * sequence_length
-    column = np.arange(sequence_length)
-
-    input_ids = np.full((rows, sequence_length), special.pad, np.int32)
-    input_ids[:, 0] = special.cls
-    flat = input_ids.reshape(-1)
-    flat[(target + plan.length)[plan.is_last]] = special.sep
-    copy_spans(split, start=plan.start, length=plan.length, target=target, out=flat)
-    # The type rises by its segment where a span begins, and falls after it.
-    change = np.zeros(rows * sequence_length + 1, np.int32)
-    segment = plan.segment.astype(np.int32)
-    change[target] += segment
-    change[target + size] -= segment
-    return {
-        "input_ids": input_ids,
-        "token_type_ids": np.cumsum(change[:-1], dtype=np.int32).reshape(rows, -1),
-        "position_ids": np.tile(column.astype(np.int32), (rows, 1)),
-        "sequence_ids": (column < plan.lengths[:, None]).astype(np.int32),
-    }
 
 
 def copy_spans(

@@ -40,7 +40,6 @@ class Chunked(Implementation):
         return need.length >= _FAST_FROM.get(need.device_kind, _PAYS_FROM)
 
     def kept(self, need: Need) -> float:
-        del need
         return 0.0
 
     def attend(

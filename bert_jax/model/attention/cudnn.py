@@ -56,7 +56,6 @@ class Cudnn(Implementation):
         return bool(need.device_kind) and need.length >= _PAYS_FROM
 
     def kept(self, need: Need) -> float:
-        del need
         return 0.0
 
     def attend(

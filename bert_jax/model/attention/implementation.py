@@ -47,12 +47,10 @@ class Implementation:
 
     def pays(self, need: Need) -> bool:
         """Returns whether `auto` takes it for a need that it can serve."""
-        del need
         return True
 
     def kept(self, need: Need) -> float:
         """Returns how many arrays `[B, H, L, S]` it keeps for the backward pass."""
-        del need
         return 1.0
 
     def chosen(self, need: Need) -> "Implementation":

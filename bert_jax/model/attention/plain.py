@@ -47,7 +47,6 @@ class Plain(Implementation):
     takes_bias = takes_dropout = True
 
     def chosen(self, need: Need) -> Implementation:
-        del need
         return self
 
     def attend(

@@ -38,11 +38,9 @@ class Splash(Implementation):
         return super().problem(need)
 
     def pays(self, need: Need) -> bool:
-        del need
         return False
 
     def kept(self, need: Need) -> float:
-        del need
         return 0.0
 
     def attend(

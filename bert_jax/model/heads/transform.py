@@ -20,7 +20,7 @@ class Transform(nnx.Module):
         self.layer_norm = Norm(width, config=config)
 
     def __call__(self, x: jax.Array, context: Context | None = None) -> jax.Array:
-        del context  # a pooler's, which this one may stand in for
+        # `context` is a pooler's, which this one may stand in for.
         return self.layer_norm(activation(self.hidden_act, self.dense(x)))
 
 

@@ -75,7 +75,6 @@ class Position(nnx.Module):
         """Returns which row of a table with so many `rows` each row of one for `length` positions
         begins as.
         """
-        del length
         return np.arange(rows)
 
     @staticmethod
@@ -86,13 +85,11 @@ class Position(nnx.Module):
     @staticmethod
     def flops(model: ModelConfig, *, length: int, queries: int) -> int:
         """Returns the FLOPs of its matrix products in one block, of which `queries` are read."""
-        del model, length, queries
         return 0
 
     @staticmethod
     def kept_distances(model: ModelConfig, *, length: int) -> float:
         """Returns how many arrays [B, H, L, L] its products with distances take in one block."""
-        del model, length
         return 0.0
 
     def add(self, x_BLD: jax.Array, position_ids_BL: jax.Array) -> jax.Array:
@@ -127,7 +124,6 @@ class Position(nnx.Module):
         self, q_BHKL: jax.Array, k_BHKS: jax.Array, **positions: jax.Array
     ) -> jax.Array | None:
         """Returns the same where it depends on keys, too."""
-        del k_BHKS
         return self.query_scores(q_BHKL, **positions)
 
 

@@ -255,7 +255,7 @@ def test_an_encoding_that_is_named_is_obeyed(tmp_path):
 
 
 def test_utf8_is_not_read_as_another_encoding(tmp_path):
-    """What an option says of all files is not so of one: its letters would be two each."""
+    """An option says it of all files, and of this one it is not so: a letter would become two."""
     text = "Größe, Übermaß, Äpfel, Öl, süß, müde, grün. " * 2
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     assert "a.txt: it is UTF-8 by its bytes, and not cp1252" in refusal(

@@ -68,7 +68,6 @@ def test_the_launcher_and_the_planner_know_the_same_slices(row):
     assert topology.hosts == int(row["hosts"])
     assert topology.devices == int(row["hosts"]) * int(row["devices_per_host"])
     assert topology.chips == int(row["hosts"]) * int(row["chips_per_host"])
-    assert topology.chip.runtime == row["runtime"]
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda c: c.generation)
