@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_base_16chip --topology v3:4x4` predicts:
 
-- length 128: 24.9 ms a step (19.7 compute + 5.2 collectives), MFU 34 %, 0.76 GiB a device;
-- length 512: 85.4 ms a step (80.2 compute + 5.2 collectives), MFU 43 %, 2.15 GiB a device;
-- in all 8.6 hours (7.2 if all communication overlaps), 138 chip-hours,
-  $276 on demand. libtpu 0.0.51.
+- length 128: 23.6 ms a step (19.0 compute + 4.6 collectives), MFU 36 %, 0.68 GiB a device;
+- length 512: 81.4 ms a step (76.8 compute + 4.6 collectives), MFU 45 %, 2.11 GiB a device;
+- in all 8.2 hours (6.9 if all communication overlaps), 130 chip-hours,
+  $261 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 4 Cloud TPUs in pod configuration,

@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_64chip --topology v3:8x8` predicts:
 
-- length 128: 37.4 ms a step (22.2 compute + 15.2 collectives), MFU 20 %, 1.14 GiB a device;
-- length 512: 87.2 ms a step (72.0 compute + 15.2 collectives), MFU 37 %, 2.29 GiB a device;
-- in all 11.8 hours (7.6 if all communication overlaps), 753 chip-hours,
-  $1,506 on demand. libtpu 0.0.51.
+- length 128: 32.0 ms a step (17.7 compute + 14.3 collectives), MFU 24 %, 1.02 GiB a device;
+- length 512: 77.0 ms a step (62.7 compute + 14.3 collectives), MFU 42 %, 2.03 GiB a device;
+- in all 10.1 hours (6.2 if all communication overlaps), 649 chip-hours,
+  $1,298 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE

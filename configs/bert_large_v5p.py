@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_v5p --topology v5p:4x4x4` predicts:
 
-- length 128: 24.8 ms a step (11.0 compute + 13.8 collectives), MFU 8 %, 1.56 GiB a device;
-- length 512: 39.3 ms a step (25.5 compute + 13.8 collectives), MFU 22 %, 3.38 GiB a device;
-- in all 7.3 hours (4.2 if all communication overlaps), 467 chip-hours,
-  $1,963 on demand. libtpu 0.0.51.
+- length 128: 10.8 ms a step (4.1 compute + 6.7 collectives), MFU 19 %, 1.36 GiB a device;
+- length 512: 27.7 ms a step (21.0 compute + 6.7 collectives), MFU 31 %, 3.22 GiB a device;
+- in all 3.5 hours (2.3 if all communication overlaps), 221 chip-hours,
+  $930 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
