@@ -303,7 +303,7 @@ def test_a_corpus_that_changed(run_again, tmp_path, corpus, refused):
     said = refused(3, *run_again, other)
     assert "holds a run that differs: corpus: " in said
     assert "(or go on with the change: --allow-change corpus), or another --workdir" in said
-    options = ["--vocab-size", "90", "--validation-fraction", "0.2", "--workers", "1"]
+    options = ["--vocab-size", "110", "--validation-fraction", "0.2", "--workers", "1"]
     assert main(["prepare", "--source", str(source), "--output", f"{other}2", *options]) == 0
     said = refused(3, *run_again, f"{other}2")
     assert "tokenizer cannot change in a run." in said and "--init-from" not in said

@@ -295,7 +295,10 @@ def test_buckets_of_distances():
     ("changes", "message"),
     [
         (["rope_theta=500"], "model.rope_theta is 500.0, which position_embedding_type learned"),
-        (["position_embedding_type=rotary", "hidden_size=36"], "makes heads of 3; rotary turns"),
+        (
+            ["position_embedding_type=rotary", "hidden_size=36"],
+            "makes heads of 3 of a width of 36; rotary turns",
+        ),
         (
             ["position_embedding_type=sinusoidal", "hidden_size=15", "num_attention_heads=3"],
             "model.hidden_size is 15; sines and cosines",

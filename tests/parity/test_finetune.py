@@ -16,7 +16,8 @@ from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.task_data import Sources, base_spec, load_task
+from bert_jax.registry import TASKS
+from bert_jax.tasks.task_data import Sources, load_task
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.schedules import learning_rate
 from bert_jax.update.state import TrainState
@@ -34,7 +35,7 @@ def _one_device():
 def _sst2(folder, *, length):
     words = load_tokenizer(tiny_tasks.encoder(folder / "encoder"))
     sources = Sources(data=str(tiny_tasks.sst2(folder / "sst2")))
-    return load_task(base_spec("sst2"), sources, words, length=length)
+    return load_task(TASKS["sst2"].spec, sources, words, length=length)
 
 
 def _both_sides(folder, model, head):
