@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import name_map, safetensors_files
@@ -232,10 +231,17 @@ _ACTIVATIONS: Mapping[str, Step] = {
     "Identity": lambda x: x,
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
-    "Sigmoid": special.expit,
-    "SiLU": lambda x: x * special.expit(x),
-    "GELU": lambda x: x * 0.5 * (1 + special.erf(x / math.sqrt(2))),
+    "Sigmoid": lambda x: _special("expit", x),
+    "SiLU": lambda x: x * _special("expit", x),
+    "GELU": lambda x: x * 0.5 * (1 + _special("erf", x / math.sqrt(2))),
 }
+
+
+def _special(name: str, x: np.ndarray) -> np.ndarray:
+    """Returns a function of SciPy's, whose import takes a quarter of a second, of each element."""
+    from scipy import special
+
+    return getattr(special, name)(x)
 
 
 def _dense(folder: Path) -> Step:

@@ -38,14 +38,13 @@ def only_writer(output: Path) -> Iterator[None]:
                 try:
                     yield
                 finally:
-                    remove_samples(output / PARTS)
-                    (output / PARTS / STDIN).unlink(missing_ok=True)
-                    # Beside a tokenizer, say, it shows whose the directory is.
-                    if {path.name for path in output.iterdir()} <= {PARTS, LOCK}:
-                        _remove_if_empty(output / PARTS)
+                    # What went wrong inside is what is said.
+                    with contextlib.suppress(OSError):
+                        _tidy(output)
         finally:
             if not was_there:
-                _remove_if_empty(output)
+                with contextlib.suppress(OSError):  # there is something in it
+                    output.rmdir()
 
 
 def remove_samples(parts: Path) -> None:
@@ -55,9 +54,13 @@ def remove_samples(parts: Path) -> None:
             file.unlink()
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+def _tidy(output: Path) -> None:
+    """Removes what only the running command had a use for, and a folder of parts without any."""
+    remove_samples(output / PARTS)
+    (output / PARTS / STDIN).unlink(missing_ok=True)
+    # Beside a tokenizer, say, the folder shows whose the directory is.
+    if {path.name for path in output.iterdir()} <= {PARTS, LOCK}:
+        (output / PARTS).rmdir()
 
 
 def require_named(source: Sequence[str], **others: Sequence[str]) -> None:

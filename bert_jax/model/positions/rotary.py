@@ -31,13 +31,8 @@ class Rotary(Position):
     def problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
         size, kind = model.hidden_size // model.num_attention_heads, model.position_embedding_type
         if size % 2:
-            yield (
-                "num_attention_heads",
-                (
-                    f"makes heads of {size} of a width of {model.hidden_size}; {kind} turns pairs, "
-                    "which needs heads of an even size"
-                ),
-            )
+            made = f"makes heads of {size} of a width of {model.hidden_size}"
+            yield "num_attention_heads", f"{made}; {kind} turns pairs: an even size is needed"
 
     def rotate(
         self,

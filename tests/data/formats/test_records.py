@@ -9,6 +9,7 @@ import lzma
 import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
 
 import pytest
 
@@ -21,6 +22,7 @@ from bert_jax.data.sources.read import left_out, read_documents
 from bert_jax.data.sources.stream import Findings, SourceOptions, require_encoding
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
+from tests.limits import HUNG
 
 TEXTS = ["The first one.\nIt has “two”, paragraphs.", 'A second; "quoted"\tone.', "漢字 and é."]
 DOCUMENTS = [tuple(text.split("\n")) for text in TEXTS]
@@ -157,14 +159,23 @@ def test_a_long_cell_is_read_and_the_limit_is_everybodys_again(tmp_path, monkeyp
     assert "a.csv, line 2: longer than" in refusal(tmp_path / "a.csv")
 
 
-def test_threads_that_read_at_once_leave_the_limit_as_it_was(tmp_path):
-    long = "many words " * 20_000
-    for number in range(4):
-        (tmp_path / f"{number}.csv").write_text("text\n" + f"{long}\n" * 30)
-    before = csv.field_size_limit()
-    with ThreadPoolExecutor(4) as pool:
-        found = pool.map(documents, sorted(tmp_path.glob("*.csv")))
-        assert [len(each) for each in found] == [30] * 4
+def test_threads_that_read_at_once_leave_the_limit_as_it_was():
+    """The one that began first ends first: the other one still has the higher limit."""
+    before, high = csv.field_size_limit(), delimited.LONGEST_RECORD_BYTES
+    entered, may_end = Barrier(3), [Event(), Event()]
+
+    def rows(number):
+        entered.wait(HUNG)
+        assert may_end[number].wait(HUNG)
+        yield [str(csv.field_size_limit())]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(delimited._next_row, rows(number)) for number in range(2)]
+        entered.wait(HUNG)
+        assert csv.field_size_limit() == high != before
+        for each, event in zip(found, may_end, strict=True):
+            event.set()
+            assert each.result(HUNG) == [str(high)]
     assert csv.field_size_limit() == before
 
 
