@@ -77,6 +77,16 @@ def eight_devices(two_devices, monkeypatch):
     monkeypatch.setattr(jax, "device_count", jax.local_device_count)
 
 
+@pytest.fixture
+def our_messages(caplog) -> Callable[[], list[str]]:
+    """Returns the library's own messages so far, from INFO on.
+
+    Another library, which an earlier test began to use, may still speak from a thread of its own.
+    """
+    caplog.set_level("INFO", logger="bert_jax")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "bert_jax"]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once():
     from tests.compiled_once import CompiledOnce

@@ -130,17 +130,16 @@ def _suited(name, *overrides):
     return config.optimizer.learning_rate, config.model.initializer_range
 
 
-def test_the_rate_and_the_initial_values_go_with_the_width(caplog):
+def test_the_rate_and_the_initial_values_go_with_the_width(our_messages):
     """As the studies of widths set them by hand (studies/scaling.py)."""
-    caplog.set_level("INFO", logger="bert_jax")
     assert _suited("modern_tiny_cpu") == (2e-3, 0.08)
     assert _suited("modern_tiny_cpu", "model.hidden_size=128") == (2e-3, 0.08)
-    assert caplog.records == []
+    assert our_messages() == []
     for width in (32, 64, 192, 256, 512):
         rate, deviation = _suited("modern_tiny_cpu", f"model.hidden_size={width}")
         assert rate == pytest.approx(min(4e-3, 0.256 / width), rel=1e-2)
         assert deviation == pytest.approx(0.08 * (128 / width) ** 0.5, rel=1e-2)
-    said = caplog.messages[-2]
+    said = our_messages()[-2]
     assert "model.hidden_size is 256, and with it model.initializer_range is 0.0566" in said
     assert "optimizer.learning_rate is 0.001 (0.002 at 128)" in said
     assert _suited("tiny_docs_cpu", "model.hidden_size=256") == (5e-4, 0.0566)

@@ -322,14 +322,13 @@ def test_other_names_are_answered_with_what_to_type(source, message):
         list(read_documents([source]))
 
 
-def test_an_address_that_does_not_answer_is_noted(monkeypatch, memory, caplog):
+def test_an_address_that_does_not_answer_is_noted(monkeypatch, memory, our_messages):
     class Slow(_Hub):
         def isfile(self, path: str) -> bool:
             time.sleep(0.3)
             return super().isfile(path)
 
     memory.pipe_file("/datasets/org/name/a.txt", "\n\n".join(texts(4)).encode())
-    caplog.set_level("INFO", logger="bert_jax")
     monkeypatch.setattr(address, "file_system", {"hf": Slow(skip_instance_cache=True)}.get)
     for seconds, notes in (
         (60, []),
@@ -337,7 +336,7 @@ def test_an_address_that_does_not_answer_is_noted(monkeypatch, memory, caplog):
     ):
         monkeypatch.setattr(address, "_SLOW_SECONDS", seconds)
         assert len(list(read_documents(["hf:org/name"]))) == 4
-        assert caplog.messages == notes
+        assert our_messages() == notes
 
 
 def test_a_hub_that_may_not_be_asked(monkeypatch):
