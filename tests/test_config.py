@@ -287,7 +287,7 @@ _IMPOSSIBLE = [
     ("optimizer.learning_rate=Infinity", "optimizer.learning_rate", "must be finite"),
     ("model.initializer_range=NaN", "model.initializer_range", "must be finite"),
     ("data.short_seq_prob=1.5", "data.short_seq_prob", "at most 1"),
-    ("data.masked_lm_prob=-0.1", "data.masked_lm_prob", "at least 0"),
+    ("data.masked_lm_prob=0", "data.masked_lm_prob", "must be positive"),
     *(
         (f"model.{name}=0", f"model.{name}", "at least 1")
         for name in (
@@ -351,8 +351,8 @@ _IMPOSSIBLE = [
     ("phases.1.sequence_length=513", "phases.1.sequence_length", "longer than the position table"),
     ("phases.0.max_predictions=0", "phases.0.max_predictions", "the usual value is 19"),
     ("phases.0.max_predictions=126", "phases.0.max_predictions", "has 125 tokens to choose from"),
-    ("phases.1.masked_lm_prob=1.5", "phases.1.masked_lm_prob", "from 0 to 1, or -1 for data."),
-    ("phases.1.masked_lm_prob=-0.5", "phases.1.masked_lm_prob", "from 0 to 1, or -1 for data."),
+    ("phases.1.masked_lm_prob=1.5", "phases.1.masked_lm_prob", "at most 1, or -1 for data."),
+    ("phases.1.masked_lm_prob=0", "phases.1.masked_lm_prob", "at most 1, or -1 for data."),
     ("evaluation.num_examples=0", "evaluation.num_examples", "at least 1"),
     ("evaluation.batch_size=0", "evaluation.batch_size", "at least 1"),
     ("evaluation.every_steps=-1", "evaluation.every_steps", "at least 0"),
@@ -431,7 +431,7 @@ def test_the_edge_of_the_possible_is_accepted(assignment):
 
 @pytest.mark.parametrize(
     ("length", "rate", "expected"),
-    [(128, 0.15, 20), (512, 0.15, 77), (64, 0.4, 26), (20, 0.15, 3), (16, 0, 1), (16, 1, 13)],
+    [(128, 0.15, 20), (512, 0.15, 77), (64, 0.4, 26), (20, 0.15, 3), (16, 0.01, 1), (16, 1, 13)],
 )
 def test_the_number_of_predictions_follows_the_mask_rate(length, rate, expected):
     config = config_loader.override(

@@ -25,7 +25,7 @@ class DataConfig(WithOptions):
     masked_lm_prob: float = setting(
         0.15, DATA,
         "Share of a row's tokens to predict; at most the phase's `max_predictions` are.",
-        least=0, most=1, called=("mlm_probability", "mask_rate", "mask_prob", "mlm_prob"),
+        above=0, most=1, called=("mlm_probability", "mask_rate", "mask_prob", "mlm_prob"),
     )
     mask_token_prob: float = setting(
         0.8, DATA, "Share of the predicted tokens that become `[MASK]`.", least=0, most=1

@@ -22,10 +22,11 @@ def phase_problems(number: int, config: TrainConfig) -> Iterator[tuple[str, str]
             f"(model.max_position_embeddings = {config.model.max_position_embeddings}); "
             f"shorten the sequence or {remedy}",
         )
-    if phase.masked_lm_prob != -1 and not 0 <= phase.masked_lm_prob <= 1:
+    if phase.masked_lm_prob != -1 and not 0 < phase.masked_lm_prob <= 1:
         yield (
             "masked_lm_prob",
-            f"is {phase.masked_lm_prob}; a share from 0 to 1, or -1 for data.masked_lm_prob",
+            f"is {phase.masked_lm_prob}; a share above 0 and at most 1, or -1 for "
+            "data.masked_lm_prob",
         )
     if phase.max_predictions != -1 and not 1 <= phase.max_predictions <= phase.sequence_length - 3:
         yield (

@@ -77,7 +77,8 @@ def _sections(
         "pre-trained"
     )  # fmt: skip
     ours = versions()["bert-jax"]
-    yield f"# {config.name}\n\nA BERT encoder, {what} with bert-jax {ours}; step {step:,}."
+    yield f"# {config.name}"
+    yield f"An encoder of the BERT family, {what} with bert-jax {ours}; step {step:,}."
     model = config.model
     yield "## Model\n\n" + markdown_table(
         ("layers", "width", "heads", "feed-forward", "activation", "vocabulary", "positions",

@@ -1,5 +1,6 @@
 """Print a config as it would run, as JSON.
 
+'show configs' lists the shipped ones, with a line each.
 'show fields CONFIG' says what each field means, which values it may have, and whether another one
 is accepted by a run that is resumed.
 'show rows CONFIG --corpus DIR' says how many rows each phase makes of a corpus, and how much of
@@ -7,6 +8,7 @@ them is padding, packed and not; of several, the rows and epochs of each. 'show 
 --topology NAME' lists how each parameter lies on its devices.
 """
 
+import ast
 import dataclasses
 import json
 import re
@@ -30,7 +32,7 @@ class ShowOptions(WithConfig):
     topology: str | None = None
     """NAME: for 'show sharding': generation and chips of a slice, as for plan"""
     json: bool = False
-    """for all but 'show config': print objects instead of a table"""
+    """for all but 'show CONFIG': print objects instead of a table"""
     slices: int | None = None
     """N: for 'show sharding': slices of that size (default: the config's `mesh.slices`)"""
 
@@ -38,9 +40,26 @@ class ShowOptions(WithConfig):
 def run(options: ShowOptions) -> None:
     from bert_jax import config_loader
 
+    if options.config == "configs":
+        return _show_configs(options)
     resolved = config_loader.load_config(options.config, options.overrides)
     shown = {"sharding": _show_sharding, "rows": _show_rows, "fields": _show_fields}
     shown.get(options.what, _show_config)(options, resolved)
+
+
+def _show_configs(options: ShowOptions) -> None:
+    """Prints the name of each shipped config, and the first paragraph of its file's docstring."""
+    from bert_jax import config_loader
+
+    for name in config_loader.shipped_names():
+        file = config_loader.config_directory() / f"{name}.py"
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        summary = " ".join(docstring.partition("\n\n")[0].split())
+        if options.json:
+            print(json.dumps({"config": name, "summary": summary}))
+        else:
+            print(textwrap.fill(summary, 96, initial_indent=f"{name:<22}",
+                                subsequent_indent=" " * 22))  # fmt: skip
 
 
 def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:

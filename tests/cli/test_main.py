@@ -162,7 +162,7 @@ def test_show_prints_what_would_run(config, capsys):
     [
         ("prepear", "there is no verb 'prepear', did you mean 'prepare'?"),
         ("train", "there is no verb 'train', did you mean 'pretrain'?"),
-        ("help configs", "there is no verb 'configs', did you mean 'show'?"),
+        ("help configs", "there is no verb 'configs', did you mean 'show configs'?"),
         ("xyzzy", "there is no verb 'xyzzy' ("),
         ("pretrain", "required: CONFIG, --corpus, --workdir ('bert-jax pretrain --help'"),
         ("prepare --output x", "required: --source ("),

@@ -274,8 +274,8 @@ def _no_column(location: str, column: str, columns: Sequence[str]) -> UsageError
     more = f" and {len(columns) - 6} more" if len(columns) > 6 else ""
     return UsageError(
         f"{location}: no column {column!r}, only {', '.join(shown)}{more}. Is there a header? If "
-        "not, name the columns with `columns` a,b,c; if so, `text` and `label` say which ones to "
-        "read, and `delimiter` what stands between them"
+        "not, name the columns with `columns` a,b,c; if so, name one of these, or say with "
+        "`delimiter` what stands between them"
     )
 
 

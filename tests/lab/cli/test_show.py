@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
+
 from bert_jax.__main__ import main
 from bert_jax.config import flatten
-from bert_jax.config_loader import load_config
+from bert_jax.config_loader import load_config, shipped_names
 
 
 def test_each_field_and_each_chosen_option_says_what_it_is(capsys):
@@ -22,3 +24,16 @@ def test_each_field_and_each_chosen_option_says_what_it_is(capsys):
     assert main(["show", "fields", "bert_base"]) == 0
     text = capsys.readouterr().out
     assert "seed = 0  (on resume: refused)\n    Decides initial weights" in text
+
+
+def test_the_shipped_configs_are_listed_with_a_line_each(capsys):
+    assert main(["show", "configs", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["config"] for row in found] == shipped_names()
+    assert all(row["summary"].endswith(".") for row in found)
+    assert main(["show", "configs"]) == 0
+    out = capsys.readouterr().out
+    assert "bert_base_1024        BERT-Base with 1,024 positions: goes on from" in out
+    with pytest.raises(SystemExit, match="2"):
+        main(["models"])
+    assert "did you mean 'show configs'?" in capsys.readouterr().err
