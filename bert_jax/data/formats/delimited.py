@@ -3,18 +3,13 @@ lines.
 """
 
 import csv
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from bert_jax.errors import UsageError, brief
 
 # A longer line, or cell, is refused: half a record cannot be read.
 LONGEST_RECORD_BYTES = 128 << 20
-# The library's limit of cells is that of the process, in which several threads may read a row.
-_limit = threading.Lock()
-_readers, _usual_limit = 0, csv.field_size_limit()
 # The characters that may stand between the columns of a .csv file.
 _DELIMITERS = ",;\t|"
 
@@ -59,12 +54,15 @@ def csv_rows(
     Strict: a quote that is never closed would make one cell of the rest of the file. Where `refuse`
     does not raise, the row's first line is left out, and the next one begins a row.
     """
+    # The library has one limit for all cells of a process. It is not lowered again: another thread
+    # may be reading.
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_RECORD_BYTES))
     counted = _Lines(lines, begun)
     while True:
         counted.begin_row()
         first = counted.number + 1
         try:
-            cells = _next_row(csv.reader(counted, delimiter=delimiter, strict=True))
+            cells = next(csv.reader(counted, delimiter=delimiter, strict=True))
         except StopIteration:
             return
         except csv.Error as error:
@@ -100,22 +98,6 @@ class _Lines:
     def give_back_all_but_first(self) -> None:
         self._waiting += reversed(self._row[1:])
         self.number -= len(self._row) - 1
-
-
-def _next_row(rows: Any) -> list[str]:
-    """Returns the next row; the limit of cells is the library's own for all others who read."""
-    global _readers, _usual_limit
-    with _limit:
-        _readers += 1
-        if _readers == 1:
-            _usual_limit = csv.field_size_limit(LONGEST_RECORD_BYTES)
-    try:
-        return next(rows)
-    finally:
-        with _limit:
-            _readers -= 1
-            if _readers == 0:
-                csv.field_size_limit(_usual_limit)
 
 
 def not_csv(path: Path, line: int, error: csv.Error) -> UsageError:
