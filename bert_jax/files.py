@@ -17,9 +17,12 @@ from bert_jax.errors import brief
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text file that is never seen half written."""
+    """Writes a text file that is whole, and on the disk, before it has its name."""
     building = path.with_name(f"{path.name}.new")
-    building.write_text(text, encoding="utf-8")
+    with building.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
     building.replace(path)
 
 

@@ -1,7 +1,6 @@
 """The directory that `prepare` writes to: whose it is, who writes there, and what is in the way."""
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -88,13 +87,3 @@ def require_own(output: Path) -> None:
         return
     if output.is_file() or any(path.name != LOCK for path in output.iterdir()):
         raise UsageError(f"{output} exists and is not a corpus: choose another `output`")
-
-
-def write_durably(file: Path, text: str) -> None:
-    """Writes a file that is whole, and on the disk, before it has its name."""
-    unfinished = file.with_suffix(".tmp")
-    with unfinished.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    unfinished.replace(file)

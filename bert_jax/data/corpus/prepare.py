@@ -30,7 +30,6 @@ from bert_jax.data.corpus.output import (
     require_outside,
     require_own,
     storage_failures,
-    write_durably,
 )
 from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, preview
@@ -53,6 +52,7 @@ from bert_jax.data.sources.stream import SourceOptions, require_encoding, requir
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown
 from bert_jax.errors import UsageError
+from bert_jax.files import write_whole
 from bert_jax.progress import note
 
 # Text that the tokenizer is trained on.
@@ -375,7 +375,7 @@ def write(
         ),
         before=before,
     )
-    write_durably(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    write_whole(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
     what = "the characters of the corpus" if before is None else "the characters that are added"
     note_what_is_unknown(joined, what, is_trained=given is None)

@@ -270,7 +270,7 @@ def test_damaged_digests_are_noticed(tmp_path, files, vocabulary, damage):
 # --- interrupted, and at once ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["encode_units", "digests.add", "write_durably"])
+@pytest.mark.parametrize("moment", ["encode_units", "digests.add", "write_whole"])
 def test_an_interrupted_addition_leaves_the_corpus_as_it_was(
     tmp_path, files, vocabulary, monkeypatch, moment
 ):
