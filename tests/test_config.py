@@ -287,6 +287,7 @@ _IMPOSSIBLE = [
     ("optimizer.learning_rate=Infinity", "optimizer.learning_rate", "must be finite"),
     ("model.initializer_range=NaN", "model.initializer_range", "must be finite"),
     ("data.short_seq_prob=1.5", "data.short_seq_prob", "at most 1"),
+    (f"seed={2**32}", "seed", "at most 4294967295"),
     ("data.masked_lm_prob=0", "data.masked_lm_prob", "must be positive"),
     *(
         (f"model.{name}=0", f"model.{name}", "at least 1")

@@ -205,8 +205,8 @@ class Model:
         `texts` and `length` are as in `encode`, and so are the rows. With its head, `mlm_logits`
         `[N, L, V]` for *every* position (at a [MASK] they are what `fill_mask` ranks),
         `nsp_logits` `[N, 2]` (is next, is not next), `sequence_logits` `[N, labels]`,
-        `token_logits` `[N, L, labels]`, `span_logits` `[N, L, 2]` (start, end). At padding they are
-        0. Raises UsageError if there are no texts.
+        `token_logits` `[N, L, labels]`, `span_logits` `[N, L, 2]` (start, end), `replaced_logits`
+        `[N, L]`. At padding they are 0. Raises UsageError if there are no texts.
         """
         features = self._features(texts, length)
         found = self._kept(

@@ -143,6 +143,11 @@ class Training:
         """Updates so far."""
         return self._steps_done
 
+    @property
+    def _phase(self) -> int:
+        """The phase of the next update; after the last one, its phase."""
+        return self.config.phase_of(min(self._steps_done, self.config.total_steps - 1))
+
     def batch(self) -> Batch:
         """Returns the global batch that the next step learns from, as NumPy arrays by name."""
         self._require_a_step()
@@ -173,7 +178,8 @@ class Training:
         return {name: float(value) for name, value in jax.device_get(metrics).items()}
 
     def loss(self, params: Params, batch: Batch) -> jax.Array:
-        """Returns the loss of parameters on a batch, a scalar, without dropout.
+        """Returns the loss of parameters on a batch, a scalar, without dropout, in the phase of the
+        next update.
 
         A pure function, of which `jax.grad(training.loss)(params, batch)` is the gradient. Outside
         of any mesh it takes arrays that know of none, as `jax.device_get(training.state.params)`
@@ -181,7 +187,8 @@ class Training:
         """
         arrays = {name: jnp.asarray(array) for name, array in batch.items()}
         counts = self.objective.counts(arrays)
-        sums = self.objective.forward(params, arrays, config=self.config, key=None)
+        config = self.config.in_phase(self._phase)
+        sums = self.objective.forward(params, arrays, config=config, key=None)
         return self.objective.loss(sums, counts)
 
     def evaluate(self) -> dict[str, float]:
@@ -192,7 +199,7 @@ class Training:
         """
         if len(self.corpus.validation.document_starts) < 2:
             raise UsageError("texts have no held-out side; give the training a `corpus`")
-        number = self.config.phase_of(min(self._steps_done, self.config.total_steps - 1))
+        number = self._phase
         with jax.set_mesh(self.mesh):
             if number not in self._held_out:
                 self._held_out[number] = HeldOut(

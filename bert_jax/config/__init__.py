@@ -57,6 +57,7 @@ class TrainConfig(WithOptions):
     seed: int = setting(
         0, Rule("refused", "free", "use `seed` and `seeds`"),
         "Decides initial weights, the order of examples, masks and dropout.",
+        most=2**32 - 1,
     )
     dropout_hash: str = setting(
         "lowbias32", RECIPE,

@@ -14,14 +14,16 @@ from bert_jax.model import bert
 from bert_jax.training import device_feed
 
 # Outputs with a dim for the tokens of a row, which a short batch has fewer of.
-OF_TOKENS = ("token_logits", "span_logits", "mlm_logits", "last_hidden_state")
+OF_TOKENS = (
+    "token_logits", "span_logits", "mlm_logits", "replaced_logits", "last_hidden_state",
+)  # fmt: skip
 
 
 def in_float32(config: TrainConfig) -> TrainConfig:
     """Returns the config, computing in float32 whatever its run computes in.
 
     Who asks a model gets what others compute from its export, where bfloat16 would differ in the
-    third digit.
+    third digit. So `Forward` multiplies in float32, too, where a TPU or a GPU would round for it.
     """
     compute = dataclasses.replace(config.compute, dtype="float32")
     return dataclasses.replace(config, compute=compute)
@@ -54,6 +56,9 @@ class Forward:
         self._mesh = jax.sharding.get_mesh() if mesh is None else mesh
         self._batch_size = batch_size
 
+        precision = "highest" if config.compute.dtype == "float32" else None
+
+        @jax.default_matmul_precision(precision)
         def apply(params: bert.Params, batch: dict[str, jax.Array]) -> Any:
             outputs = bert.apply(
                 params,

@@ -8,6 +8,7 @@ computed in the type of its input.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,36 +68,42 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[B, ..., inputs]` to `[B, ..., outputs]`."""
-        kernel, bias = self._in_type_of(x)
+        return self._mapped(x)
+
+    def scores(self, x: jax.Array) -> jax.Array:
+        """Maps `[B, ..., inputs]` to `[B, ..., outputs]` in float32, whatever the type of `x`."""
+        return self._mapped(x, jnp.float32)
+
+    def _mapped(self, x: jax.Array, dtype: Any = None) -> jax.Array:
+        kernel = self.kernel[...].astype(x.dtype)
         cut_in, cut_out = spec_of(kernel)
         leading = x.shape[:-1]
         # As a product of two matrices, which XLA's CPU back end computes half as fast again as the
         # same product with more dims.
         flat = _reshape(x, (math.prod(leading), x.shape[-1]), cut_in)
-        y = jnp.matmul(flat, kernel, out_sharding=over_batch(cut_out))
-        y = y if bias is None else y + bias
+        cut = over_batch(cut_out)
+        y = jnp.matmul(flat, kernel, out_sharding=cut, preferred_element_type=dtype)
+        y = self._plus_bias(y)
         return _reshape(y, (*leading, y.shape[-1]), *(None,) * (len(leading) - 1), cut_out)
 
     def to_columns(self, x_BLD: jax.Array) -> jax.Array:
         """Maps `[B, L, inputs]` to `[B, outputs, L]`."""
-        kernel, bias = self._in_type_of(x_BLD)
+        kernel = self.kernel[...].astype(x_BLD.dtype)
         cut = over_batch(spec_of(kernel)[1])
         y_BDL = jnp.einsum("bld,de->bel", x_BLD, kernel, out_sharding=cut)
-        return y_BDL if bias is None else y_BDL + bias[:, None]
+        return self._plus_bias(y_BDL, (slice(None), None))
 
     def from_columns(self, x_BDL: jax.Array) -> jax.Array:
         """Maps `[B, inputs, L]` to `[B, L, outputs]`; a cut of the inputs is summed away."""
-        kernel, bias = self._in_type_of(x_BDL)
+        kernel = self.kernel[...].astype(x_BDL.dtype)
         y_BLD = jnp.einsum("bdl,de->ble", x_BDL, kernel, out_sharding=over_batch())
-        return y_BLD if bias is None else y_BLD + bias
+        return self._plus_bias(y_BLD)
 
-    def _in_type_of(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        bias = None
-        if self.bias is not None:
-            bias = self.bias[...].astype(x.dtype)
-            if not self.is_bias_trained:
-                bias = jax.lax.stop_gradient(bias)
-        return self.kernel[...].astype(x.dtype), bias
+    def _plus_bias(self, y: jax.Array, dims: Any = ...) -> jax.Array:
+        if self.bias is None:
+            return y
+        bias = self.bias[...].astype(y.dtype)
+        return y + (bias if self.is_bias_trained else jax.lax.stop_gradient(bias))[dims]
 
 
 class Norm(nnx.Module):
@@ -200,7 +207,9 @@ class Embeddings(nnx.Module):
         dtype: jnp.dtype,
         key: DropoutKey | None,
     ) -> jax.Array:
-        x_BLD = self.position.add(self.word(input_ids), position_ids)
+        # In float32 until they are added up, as the tables of positions and segments are.
+        words_BLD = self.word(input_ids).astype(jnp.float32)
+        x_BLD = self.position.add(words_BLD, position_ids)
         if self.token_type is not None:
             x_BLD = x_BLD + self.token_type(token_type_ids)
         if self.layer_norm is not None:

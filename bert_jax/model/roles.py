@@ -22,8 +22,10 @@ class Role(NamedTuple):
     is_factor: bool = False
 
 
-_TABLE, _VECTOR = Role(True, True), Role(False, False)
-_MATRIX = _TABLE._replace(is_factor=True)
+# Each row of a table of positions or segments gets the gradient of very many tokens, which float32
+# alone adds up.
+_TABLE, _VECTOR = Role(True, False), Role(False, False)
+_MATRIX = Role(True, True, is_factor=True)
 COLUMNS, ROWS = _MATRIX._replace(tensor_dim=1), _MATRIX._replace(tensor_dim=0)
 CUT_BIAS = _VECTOR._replace(tensor_dim=0)
 # What a position kind does with a table of its own nobody knows.

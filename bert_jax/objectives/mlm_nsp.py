@@ -30,7 +30,12 @@ class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
     }
     figures = (
         *MLM.figures,
-        Figure("nsp_accuracy", "NSP accuracy", "{:.3f}", "0.5: guessing"),
+        Figure(
+            "nsp_accuracy",
+            "NSP accuracy",
+            "{:.3f}",
+            "share of the more frequent answer, 0.5 or more: guessing",
+        ),
     )
 
     def uniform_loss(self, model: ModelConfig) -> float:

@@ -10,7 +10,7 @@ from bert_jax.data.tasks.tables import TableOptions, read_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
-from bert_jax.inference.forward import Forward
+from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import name_map
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
@@ -57,7 +57,7 @@ class Predictor:
         note_unknown_ids(encoded.features.input_ids, self._tokenizer.special)
         if self._forward is None:
             self._forward = Forward(
-                config,
+                in_float32(config),
                 TaskObjective(config.head).output,
                 batch_size=_BATCH,
                 mesh=self._source.mesh,

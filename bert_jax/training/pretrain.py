@@ -235,11 +235,12 @@ class Pretraining(TrainingJob):
 
     def describe(self, scores: Scores) -> str:
         whole = f"held-out {describe(self.objective, scores['validation'])}"
-        losses = {of.partition("/")[2]: values["loss"] for of, values in scores.items()}
+        first = self.objective.figures[0]
+        losses = {of.partition("/")[2]: values[first.name] for of, values in scores.items()}
         del losses[""]
         worst = sorted(losses.items(), key=lambda item: -item[1])
         each = some((f"{name} {loss:.3f}" for name, loss in worst), most=4)
-        return f"{whole}; loss by source: {each}" if each else whole
+        return f"{whole}; {first.title} by source: {each}" if each else whole
 
     def facts(self) -> dict[str, str]:
         return {"corpus": self.corpus.fingerprint}

@@ -137,6 +137,7 @@ class AttentionProbe:
         )
         self._source, self._tokenizer, self._mesh = source, tokenizer, source.mesh
 
+        @jax.default_matmul_precision("highest")
         def record(params: bert.Params, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
             seen: list[dict[str, jax.Array]] = []
 

@@ -33,6 +33,9 @@ class Expectation:
     is_continued: bool = False
     # Where the rate of masks changes, the loss of training does not compare with the held-out one.
     has_own_mask_rates: bool = False
+    # Of several corpora, those of training have other shares than the held-out rows, whose entropy
+    # is known.
+    is_mixture: bool = False
 
     @property
     def shift(self) -> float:
@@ -52,6 +55,7 @@ def expectation_of(
     *,
     is_continued: bool,
     unknown_share: float = 0.0,
+    is_mixture: bool = False,
 ) -> Expectation:
     """Returns what is expected of a run of a config on a corpus, given runs that may be of its
     kind. `is_continued` says that its parameters were trained before.
@@ -65,6 +69,7 @@ def expectation_of(
         judged=judged,
         unknown_share=unknown_share,
         is_continued=is_continued,
+        is_mixture=is_mixture,
         has_own_mask_rates=any(
             phase.mask_rate(config.data.masked_lm_prob) != config.data.masked_lm_prob
             for phase in config.phases

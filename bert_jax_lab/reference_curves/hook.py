@@ -59,6 +59,7 @@ class ExpectedCurves(Hook):
             groups,
             is_continued=job.begins_trained or run_directory.is_continued(directory),
             unknown_share=(job.manifest.get("unknown_share") or {}).get("train", 0.0),
+            is_mixture=job.manifest.get("corpora", 1) > 1,
         )
         return kept
 

@@ -116,7 +116,9 @@ class Watch:
             "optimizer.learning_rate, or with more text",
             looks=_EVALUATIONS,
         )
-        if expectation.has_own_mask_rates or len(self._losses) < self._size:
+        if expectation.has_own_mask_rates or expectation.is_mixture:
+            return
+        if len(self._losses) < self._size:
             return
         mean = sum(self._losses) / self._size
         self._judge(
@@ -152,6 +154,8 @@ class Watch:
             self._compare(
                 "training", step, loss, expectation.recorded_runs.training, _ABOVE, looks=_LOOKS
             )
+            return
+        if expectation.is_mixture:
             return
         tenth = expectation.total_steps / 10
         first = max(tenth, expectation.warmup_steps, _LEAST_STEPS)

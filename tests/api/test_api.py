@@ -16,6 +16,7 @@ from jax.sharding import AxisType
 
 import bert_jax
 from bert_jax.__main__ import main
+from bert_jax.config_loader import override
 from bert_jax.errors import UsageError
 from tests import tiny_corpus
 from tests.paths import ROOT
@@ -354,6 +355,21 @@ def test_a_training_has_held_out_figures_and_a_gradient(trained, corpus):
     with pytest.raises(UsageError, match="texts have no held-out side"):
         texts = tiny_corpus.documents(number=3)
         bert_jax.Training(bert_jax.load(trained), texts=texts).evaluate()
+
+
+def test_the_loss_of_a_training_is_that_of_the_phase(corpus):
+    """Which may change the model: theta moves the loss, and the update says the same loss."""
+    first = {"sequence_length": 32, "steps": 1, "global_batch_size": 4}
+    second = first | {"model": {"rope_theta": 20.0}}
+    changes = ["model.position_embedding_type=rotary", f"phases={json.dumps([first, second])}",
+               "model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0",
+               "optimizer.warmup_steps=0"]  # fmt: skip
+    config = override(tiny_corpus.tiny_config(), changes)
+    training = bert_jax.Training(config, corpus=corpus)
+    for _ in range(2):
+        params, batch = jax.device_get(training.state.params), training.batch()
+        loss = float(training.loss(params, batch))
+        assert training.step()["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_training_leaves_models_alone_and_ends(model):

@@ -114,6 +114,12 @@ def test_rate_and_scale(key):
     n = dropped.size
     assert abs((dropped == 0).mean() - 0.1) < _DEVIATIONS * np.sqrt(0.09 / n)
     assert dropout(x, None, rate=0.1) is x
+    # 1 / .9 is between two numbers of bfloat16; of many values it is right in the mean.
+    wide = jnp.linspace(1, 2, x.size).reshape(x.shape).astype(jnp.bfloat16)
+    narrow = np.asarray(dropout(wide, key(), rate=0.1), np.float64)
+    kept = narrow != 0
+    expected = np.asarray(wide, np.float64)[kept].mean() / 0.9
+    assert narrow[kept].mean() == pytest.approx(expected, rel=2e-4)
     assert dropout(x, key(), rate=0.0) is x
 
 

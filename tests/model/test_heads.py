@@ -258,3 +258,11 @@ def test_what_no_format_reads_is_not_exported():
     said = "model.classifier_pooling is mean, and the classifiers of this format read cls"
     assert said in huggingface.refusal(model, HEADS["sequence"])
     assert not huggingface.refusal(model, HEADS["pretraining"])
+
+
+@pytest.mark.parametrize("kind", ["sequence", "regression", "tokens", "spans"])
+def test_scores_are_not_rounded_to_bfloat16(kind):
+    (name,) = (n for n in outputs_of(HEADS[kind]) if n.endswith("_logits"))
+    found = outputs_of(HEADS[kind], compute=ComputeConfig(dtype="bfloat16"))[name]
+    assert found.dtype == np.float32
+    assert np.any(found != found.astype(jnp.bfloat16).astype(np.float32))

@@ -2,6 +2,7 @@
 positions of a row.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from bert_jax.model import layers, sharding
+from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
+from bert_jax.model import bert, layers, sharding
 from bert_jax.model.layers import activation
 from tests.batches import mesh_of
 
@@ -117,3 +119,46 @@ def test_positions_of_long_rows_are_read_without_a_product(shape, monkeypatch):
     program = fetched.as_text()
     assert " gather(" in program and " dot(" not in program
     assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", program)
+
+
+# --- sums over many tokens ------------------------------------------------------------------------
+
+
+def _gradients(params: Any, batch: dict[str, np.ndarray], config: ModelConfig, dtype: str) -> Any:
+    def loss(params):
+        outputs = bert.apply(
+            params,
+            batch,
+            config=config,
+            head=HeadConfig(parts=()),
+            compute=ComputeConfig(dtype=dtype),
+        )
+        states = outputs["last_hidden_state"].astype(jnp.float32)
+        return jnp.mean(states * jnp.arange(states.shape[-1]))
+
+    return jax.device_get(jax.jit(jax.grad(loss))(params))["encoder"]
+
+
+def test_the_rows_that_many_tokens_share_are_added_up_in_float32():
+    """8,192 tokens, in bfloat16 beside float32: a sum in bfloat16 would be nearly nothing."""
+    rows, length = 128, 64
+    config = ModelConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=length, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    params = bert.init_params(config, HeadConfig(parts=()), seed=0)
+    batch = {
+        "input_ids": np.random.default_rng(0).integers(0, 50, (rows, length)).astype(np.int32),
+        "token_type_ids": np.zeros((rows, length), np.int32),
+        "position_ids": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+        "sequence_ids": np.ones((rows, length), np.int32),
+    }
+    exact, found = (_gradients(params, batch, config, dtype) for dtype in ("float32", "bfloat16"))
+
+    def apart(*path: str) -> float:
+        a, b = (functools.reduce(lambda tree, key: tree[key], path, t) for t in (exact, found))
+        return float(np.linalg.norm(a - b) / np.linalg.norm(a))
+
+    assert apart("embeddings", "token_type", "embedding") < 0.02
+    assert apart("embeddings", "position", "embedding") < 0.02

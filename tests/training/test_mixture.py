@@ -112,6 +112,9 @@ def test_the_losses_of_the_sources_add_up_to_the_whole(whole, corpora, capsys):
     capsys.readouterr()
     assert main(["evaluate", str(whole), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    # As many rows of each are held out, whatever the tokens that they have.
+    entropies = [found["sources"][name]["unigram_entropy_nats"] for name in ("tales", "notes")]
+    assert found["unigram_entropy_nats"] == pytest.approx(sum(entropies) / 2)
     for name in ("tales", "notes"):
         assert found["sources"][name]["loss"] == pytest.approx(scores[f"validation/{name}"]["loss"])
 

@@ -134,7 +134,9 @@ def _manifest(sources: Mapping[str, Corpus]) -> dict[str, Any]:
         },
         "options": {"language": languages.pop() if len(languages) == 1 else None},
         "sources": [source for manifest in manifests for source in manifest["sources"]],
-        "unigram_entropy_nats": mean([manifest["unigram_entropy_nats"] for manifest in manifests]),
+        # Of held-out rows, which are as many from each.
+        "unigram_entropy_nats": float(np.mean([m["unigram_entropy_nats"] for m in manifests])),
+        "corpora": len(manifests),
         "unknown_share": {
             "train": mean([(m.get("unknown_share") or {}).get("train", 0.0) for m in manifests])
         },

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import HeadConfig, ModelConfig
@@ -27,7 +26,7 @@ class _SequenceClassifier(Part):
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
         pooled = dropout(context.outputs["pooled"], context.key, rate=context.dropout_rate)
-        return {"sequence_logits": module(pooled).astype(jnp.float32)}
+        return {"sequence_logits": module.scores(pooled)}
 
 
 class _OfTokens(Linear):
@@ -53,7 +52,7 @@ class _TokenClassifier(_EveryToken):
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
         dropped_BLD = dropout(module.read(x_BRD), context.key, rate=context.dropout_rate)
-        return {"token_logits": module(dropped_BLD).astype(jnp.float32)}
+        return {"token_logits": module.scores(dropped_BLD)}
 
 
 class _SpanClassifier(_EveryToken):
@@ -62,7 +61,7 @@ class _SpanClassifier(_EveryToken):
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
         # Without dropout, as google-research/bert run_squad.py.
-        return {"span_logits": module(module.read(x_BRD)).astype(jnp.float32)}
+        return {"span_logits": module.scores(module.read(x_BRD))}
 
 
 SEQUENCE_CLASSIFIER = _SequenceClassifier()

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import HeadConfig, ModelConfig
@@ -18,7 +17,7 @@ class _Part(Part):
         return Linear(config.hidden_size, 2, config=config, rngs=rngs)
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
-        return {"nsp_logits": module(context.outputs["pooled_texts"]).astype(jnp.float32)}
+        return {"nsp_logits": module.scores(context.outputs["pooled_texts"])}
 
 
 NEXT_SENTENCE = _Part()

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import HeadConfig, ModelConfig
@@ -93,7 +92,7 @@ class Discriminator(nnx.Module):
         self.prediction = Linear(width, 1, config=config, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        return self.prediction(activation(self.hidden_act, self.dense(x_BLD)))[..., 0]
+        return self.prediction.scores(activation(self.hidden_act, self.dense(x_BLD)))[..., 0]
 
 
 class _DiscriminatorPart(Part):
@@ -104,7 +103,7 @@ class _DiscriminatorPart(Part):
         return EVERY
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
-        return {"replaced_logits": module(x_BRD).astype(jnp.float32)}
+        return {"replaced_logits": module(x_BRD)}
 
 
 GENERATOR = _GeneratorPart()

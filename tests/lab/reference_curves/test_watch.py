@@ -176,6 +176,10 @@ def test_what_no_run_of_its_kind_is_known_for():
     assert "gap" in [reason for _, reason in told]
     own_rates = expectation(recorded_runs=None, has_own_mask_rates=True)
     assert warnings_of(lambda s: falling(s) - 1.0 * (s > 300), own_rates, held_out=falling)[0] == []
+    # The rows of training are of other shares than those held out.
+    mixture = expectation(recorded_runs=None, is_mixture=True)
+    for loss_at in (lambda s: falling(s) - 1.0 * (s > 300), lambda s: _ENTROPY, lambda s: 2.0):
+        assert warnings_of(loss_at, mixture, held_out=falling)[0] == []
 
 
 def test_a_vocabulary_of_another_text_is_told_at_once():
