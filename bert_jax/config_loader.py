@@ -34,6 +34,7 @@ from bert_jax.config import (
 from bert_jax.config.fields import numbered
 from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, brief
+from bert_jax.files import read_plain
 from bert_jax.progress import note_once
 
 # Modules as they were before the laboratory had a folder of its own -> as they are. A folder stands
@@ -199,7 +200,7 @@ def load_config(
 
 def load_config_json(path: Path) -> TrainConfig:
     try:
-        text = path.read_bytes()
+        text = read_plain(path)
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from error
     values = strict_json.parse_file(f"config {path}", text)

@@ -4,16 +4,18 @@ only as it was read; and checksums.
 
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import time
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.errors import brief
+from bert_jax.errors import UsageError, brief
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -24,6 +26,43 @@ def write_whole(path: Path, text: str) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     building.replace(path)
+
+
+# Bytes. No settings, manifest or tokenizer is longer.
+LONGEST_DOCUMENT = 256 << 20
+
+
+def read_plain(path: Path) -> bytes:
+    """Returns the content of a document that somebody else may have written.
+
+    Raises UsageError for what is no plain file, which may never end, and for what is longer than
+    any of its kind; OSError as opening it does.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{path} is no plain file; put the file itself there")
+        if status.st_size > LONGEST_DOCUMENT:
+            raise UsageError(
+                f"{path} has {status.st_size:,} bytes, of at most {LONGEST_DOCUMENT:,}; is it "
+                "another file?"
+            )
+        return file.readall()
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copies the files of a folder into another one, which may be there.
+
+    Raises UsageError for what is no file of its own: a link may lead anywhere, and a pipe has no
+    end.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
+        if not entry.is_file(follow_symlinks=False):
+            raise UsageError(f"{brief(entry.path)[1:-1]} is no plain file; take it away")
+        shutil.copyfile(entry.path, target / entry.name)
 
 
 class Version(NamedTuple):

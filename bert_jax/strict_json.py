@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UsageError, brief
+from bert_jax.files import read_plain
 
 _REQUIRED: Any = object()
 
@@ -27,12 +28,20 @@ def load(path: Path, *, default: Any = _REQUIRED) -> Any:
     Raises UsageError, which names the file, for what is no JSON.
     """
     try:
-        text = path.read_bytes()
+        text = read_plain(path)
     except FileNotFoundError:
         if default is _REQUIRED:
             raise
         return default
     return parse_file(path, text)
+
+
+def load_object(path: Path, *, default: Any = _REQUIRED) -> dict[str, Any]:
+    """Does as `load`, and raises UsageError for what is no object."""
+    found = load(path, default=default)
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is damaged: it holds no JSON object")
+    return found
 
 
 def parse_file(path: object, text: str | bytes) -> Any:

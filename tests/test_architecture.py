@@ -46,12 +46,12 @@ _MAY_IMPORT = {
     "files": {"errors"},
     "versions": set(),
     "worker": set(),
-    "strict_json": {"errors"},
+    "strict_json": {"errors", "files"},
     # Its entries are strings: what they name is imported when it is asked for.
     "registry": {"errors"},
     "config": {"errors", "registry"},
     "config_checks": {"config", "errors", "registry"},
-    "config_loader": {"config", "config_checks", "errors", "progress", "strict_json"},
+    "config_loader": {"config", "config_checks", "errors", "files", "progress", "strict_json"},
     # Asked by the functions of configs/.
     "config_width": {"config"},
     "data": set(),

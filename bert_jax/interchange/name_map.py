@@ -22,6 +22,7 @@ from bert_jax import strict_json
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.config.fields import settings_of
 from bert_jax.errors import UsageError
+from bert_jax.files import read_plain
 from bert_jax.model import bert
 from bert_jax.model.bert import Params
 from bert_jax.progress import note_once
@@ -237,7 +238,7 @@ def insert(tree: dict, path: Location, value: np.ndarray) -> None:
 def read_json_value(path: Path, *, hint: str) -> Any:
     """Returns the value of a file, or a UsageError; `hint` follows what the system says."""
     try:
-        text = path.read_bytes()
+        text = read_plain(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; {hint}") from error
     return strict_json.parse_file(path, text)

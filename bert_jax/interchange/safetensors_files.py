@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax import strict_json
 from bert_jax.errors import UsageError
-from bert_jax.files import inside
+from bert_jax.files import inside, read_plain
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What transformers begins a new file at, for repositories with a limit on files.
@@ -78,7 +78,7 @@ def read(directory: Path) -> dict[str, np.ndarray]:
 def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
     path = directory / INDEX
     try:
-        where = strict_json.parse(path.read_text(encoding="utf-8"))["weight_map"]
+        where = strict_json.parse(read_plain(path))["weight_map"]
         files = sorted(set(where.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no index of files: {error}") from error
@@ -99,6 +99,8 @@ def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     import ml_dtypes  # noqa: F401  # teaches NumPy the name bfloat16
     from safetensors import SafetensorError, safe_open
 
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise UsageError(f"{path} is no plain file; put the file itself there")
     try:
         with safe_open(path, framework="numpy") as file:
             opened: Any = file

@@ -190,7 +190,7 @@ def _numbers(optimizer: OptimizerConfig, chooser: str) -> str:
 def _results(
     workdir: Path, config: TrainConfig, stored: dict[str, Any], step: int
 ) -> Iterable[str]:
-    result = strict_json.load(workdir / "result.json", default={})
+    result = strict_json.load_object(workdir / "result.json", default={})
     if result.get("steps") != step:  # those of the run's end are not these parameters'
         result = {}
     if result.get("scores"):

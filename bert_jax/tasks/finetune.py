@@ -113,7 +113,7 @@ def train(
     setup = _setup(place, config, _facts(recipe, data, source), source, allowed=allowed)
     result = directory / RESULT
     if result.is_file():
-        return strict_json.load(result)
+        return strict_json.load_object(result)
     job = FineTuning(config, recipe, data, mesh, source=source)
     settled.set_up_allocator()
     closing = train_job(job, setup, named_hooks(config), started=started)
@@ -318,8 +318,8 @@ def _as_begun(recipe: Recipe, directory: Path) -> Recipe:
 
 def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
     """Returns in what the run of a config.json is not that of `facts`."""
-    stored = strict_json.load(path)
-    old = {name: stored.get(name) for name in facts}
+    stored = strict_json.load_object(path)
+    old: dict[str, Any] = {name: stored.get(name) for name in facts}
     # A field that the run did not know yet has its default, or what it was before it had a name.
     if isinstance(old.get("task"), dict):
         old["task"] = to_dict(from_dict(old["task"], TaskSpec))

@@ -345,7 +345,8 @@ def load_part(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh:
         # What is not read needs no optimiser to say what it looks like.
         known = dataclasses.replace(config, optimizer=OptimizerConfig())
         path = location.at(workdir).checkpoints / str(step)
-        there: Any = ocp.metadata(str(path)).metadata
+        with _reading(workdir, path):
+            there: Any = ocp.metadata(str(path)).metadata
         rest = jax.tree.map(lambda _: ocp.PLACEHOLDER, there)
         wanted = rest | {part: TrainState.abstract(known, mesh).params}
         return load_arrays(workdir, wanted, step=step)[part]
@@ -358,12 +359,19 @@ def load_part(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh:
 def load_arrays(workdir: Path, wanted: Any, *, step: int) -> Any:
     """Returns the arrays of one step that `wanted` describes: shapes, types and shardings."""
     path = location.at(workdir).checkpoints / str(step)
-    try:
+    with _reading(workdir, path):
         return ocp.load(str(path), wanted)
+
+
+@contextlib.contextmanager
+def _reading(workdir: Path, path: Any) -> Iterator[None]:
+    """Raises NoUsableCheckpoint for whatever Orbax meets in files that it has not written so."""
+    try:
+        yield
     except Exception as error:
         if network.is_transient(error):
             raise network.unreachable(str(path), error) from error
-        if not isinstance(error, OSError | ValueError | KeyError):
+        if isinstance(error, BertJaxError | MemoryError | jax.errors.JaxRuntimeError):
             raise
         raise NoUsableCheckpoint(
             f"checkpoint {path} cannot be read: {_first_line(error)}. Name an earlier step "

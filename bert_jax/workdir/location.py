@@ -73,6 +73,20 @@ class Location:
         """The directory of the checkpoints, an `epath.Path`."""
         return self._root / CHECKPOINTS
 
+    def require_own(self) -> None:
+        """Raises UsageError where the directory of the checkpoints, or a step in it, is a link.
+
+        A run removes old steps, and what is behind a link in a workdir of somebody else's is not
+        its own.
+        """
+        root = self.path / CHECKPOINTS
+        for path in (root, *(root.iterdir() if root.is_dir() else ())):
+            if path.is_symlink():
+                raise UsageError(
+                    f"{path} is a link, and a run removes what is old there: put the folder itself "
+                    "in its place. The whole workdir may be a link"
+                )
+
     @property
     def _root(self) -> Any:
         return path_of(self.path.absolute())

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import DataDamaged
+from bert_jax.errors import DataDamaged, brief
 from bert_jax.files import write_whole
 from bert_jax.workdir.metrics_log import DISCARDED, EVENTS, METRICS
+
+# What a row has beside numbers.
+_TEXTS = ("split",)
 
 
 def read_rows(workdir: Path) -> list[dict[str, Any]]:
@@ -28,23 +31,52 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     # A process that went on after a kill begins a new line, so that a cut one may stand anywhere.
     rows = []
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    if path.exists() and not path.is_file():
+        raise DataDamaged(f"{path} is no plain file; put the log itself there")
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            row = json.loads(line)
+            _require_record(row)
+        except (ValueError, RecursionError) as error:
             if not _is_cut_short(line):
                 raise DataDamaged(
-                    f"{path}, line {number}: not JSON ({error}); repair or remove the line"
+                    f"{path}, line {number}: not as it was written ({error}); repair or remove the "
+                    "line"
                 ) from error
+        else:
+            rows.append(row)
     return rows
 
 
-def _is_cut_short(line: str) -> bool:
+def _require_record(row: Any) -> None:
+    """Raises ValueError for what is neither a row of numbers nor an event."""
+    if not isinstance(row, dict):
+        raise ValueError("it is no object")
+    if "event" in row:
+        numbers, texts = ("time", "step"), ("event",)
+        if "time" not in row:
+            raise ValueError("it has no time")
+    else:
+        numbers, texts = [name for name in row if name not in _TEXTS], _TEXTS
+        if type(row.get("step")) is not int:
+            raise ValueError("its step is no whole number")
+    for name in numbers:
+        if not isinstance(row.get(name), int | float | None):
+            raise ValueError(f"its {brief(name)} is no number")
+    for name in texts:
+        if not isinstance(row.get(name, ""), str):
+            raise ValueError(f"its {brief(name)} is no text")
+    # A folder has its name (TensorBoard).
+    if {"..", ""} & {*row.get("split", "train").split("/")}:
+        raise ValueError("its split is no name")
+
+
+def _is_cut_short(line: bytes) -> bool:
     """Returns whether a line may be the beginning of an object whose writing was interrupted."""
-    return line.startswith("{") and not line.endswith("}")
+    return line.startswith(b"{") and not line.endswith(b"}")
 
 
 def skips(workdir: Path, step: int) -> list[dict[str, Any]]:

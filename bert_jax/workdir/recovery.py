@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import NoUsableCheckpoint, UsageError
-from bert_jax.files import write_json
+from bert_jax.files import copy_files, write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
 from bert_jax.workdir import checkpoint, location, log_reader, metrics_log, run_directory
@@ -102,6 +102,7 @@ def _describe_committed(workdir: Path, facts: Mapping[str, Any]) -> None:
 
 def roll_back(workdir: Path, step: int) -> int:
     """Moves all that came after `step` to set_aside/, which must verify. Returns it."""
+    location.at(workdir).require_own()
     there = checkpoint.steps(workdir)
     if step not in there:
         raise UsageError(_no_step(workdir, step, there))
@@ -142,7 +143,7 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
             raise NoUsableCheckpoint(
                 f"step {step} of {name} changed while it was copied: {trouble}"
             )
-        shutil.copytree(directory / TOKENIZER, building / TOKENIZER)
+        copy_files(directory / TOKENIZER, building / TOKENIZER)
         if (directory / EXPECTED).is_file():
             shutil.copyfile(directory / EXPECTED, building / EXPECTED)
         rows = [row for row in log_reader.read_rows(directory) if row["step"] <= step]

@@ -96,7 +96,7 @@ def corpus_changes(
     stored_path: Path, corpus: Corpus, *, init_from: str | None, has_steps: bool
 ) -> list[Change]:
     """Returns the changes of a pre-training run that are none of its config."""
-    stored = strict_json.load(stored_path)
+    stored = strict_json.load_object(stored_path)
     changes: list[Change] = []
     was = stored.get("corpus") or {}
     if SOURCES in was and corpus.sources:

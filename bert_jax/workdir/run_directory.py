@@ -3,9 +3,8 @@
 import contextlib
 import hashlib
 import json
-import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from bert_jax.config import TrainConfig
 from bert_jax.data.corpus.pieces import BLOCKS, UNCUT, Blocks
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
 from bert_jax.data.tokenizer import hub
-from bert_jax.errors import BertJaxError, UsageError
-from bert_jax.files import write_json
+from bert_jax.errors import BertJaxError, UsageError, brief
+from bert_jax.files import copy_files, write_json
 from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, location, resume_policy
 
@@ -30,6 +29,16 @@ EXPECTED = "expected.json"
 # What `imported_from` begins with, where it is an average of several checkpoints.
 MEAN_OF = "the mean of "
 _NEW_CONFIG = f"{CONFIG}.new"
+# What is read of config.json beside the config; all of it may be missing.
+_KINDS: Mapping[str, Any] = {
+    "corpus": dict, "task": dict, "versions": dict, "sources": list, "init_from": str,
+    "imported_from": str,
+}  # fmt: skip
+_CORPUS_KINDS: Mapping[str, Any] = {
+    "directory": str, "absolute": str, "fingerprint": str, "language": str, "tokenizer_hash": str,
+    "sources": list, "unigram_entropy_nats": int | float, "train": dict, "validation": dict,
+    SOURCES: dict,
+}  # fmt: skip
 # What config.json calls the sizes by which a large corpus is cut (data/corpus/pieces.py).
 _BLOCKS = "blocks"
 
@@ -76,6 +85,7 @@ def holds(
     in `resume_policy.require`.
     """
     path = directory / CONFIG
+    location.at(directory).require_own()
     if path.is_file():
         name, others = location.at(directory).name, changes(path)
         return True, resume_policy.require(
@@ -116,7 +126,7 @@ def create(
 ) -> None:
     """Makes `directory` the workdir of a new run: its config and its tokenizer."""
     claim(directory)
-    shutil.copytree(corpus.directory / "tokenizer", directory / TOKENIZER, dirs_exist_ok=True)
+    copy_files(corpus.directory / "tokenizer", directory / TOKENIZER)
     write_config(
         directory,
         config,
@@ -133,10 +143,24 @@ def stored(directory: Path) -> dict[str, Any]:
 
     Raises UsageError for one that is damaged.
     """
-    found = strict_json.load(directory / CONFIG, default={})
-    if not isinstance(found, dict):
-        raise UsageError(f"{directory / CONFIG} is damaged: it holds no JSON object")
+    path = directory / CONFIG
+    found = strict_json.load_object(path, default={})
+    _require_kinds(path, found, _KINDS)
+    corpus = found.get("corpus") or {}
+    for each in (corpus, *(corpus.get(SOURCES) or {}).values()):
+        _require_kinds(path, {"corpus": each}, _KINDS)
+        _require_kinds(path, each, _CORPUS_KINDS)
     return found
+
+
+def _require_kinds(path: Path, values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    for name, kind in kinds.items():
+        value = values.get(name)
+        is_right = isinstance(value, kind | None)
+        if kind is list and value:
+            is_right = is_right and all(isinstance(each, str) for each in value)
+        if not is_right:
+            raise UsageError(f"{path} is damaged: `{name}` is {brief(value)}")
 
 
 def blocks_of(directory: Path) -> Blocks:

@@ -69,7 +69,14 @@ def shipped() -> tuple[RecordedRuns, ...]:
 
 def named(workdir: Path) -> tuple[RecordedRuns, ...]:
     """Returns the groups that the user of a run has named; none where there are none."""
-    return tuple(parsed(group) for group in strict_json.load(workdir / EXPECTED, default=()))
+    path = workdir / EXPECTED
+    try:
+        return tuple(parsed(group) for group in strict_json.load(path, default=()))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} is no list of curves ({type(error).__name__}: {error}); without it the run is "
+            "compared with shipped ones"
+        ) from error
 
 
 def parsed(group: dict[str, Any]) -> RecordedRuns:

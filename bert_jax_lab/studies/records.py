@@ -51,7 +51,9 @@ def record_of(workdir: Path, run: StudyRun) -> dict[str, Any] | None:
     path = workdir / "records" / f"{run.name}.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, RecursionError, ValueError):
+        return None
+    if not isinstance(found, dict):
         return None
     is_same = found.get("identity") == run.identity or _has_config(run)
     return found if is_same else None

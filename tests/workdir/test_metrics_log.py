@@ -51,7 +51,7 @@ def test_updates_left_out_on_an_abandoned_branch_do_not_count(tmp_path):
     """Skipped at 5 and 6; gone back to 4; trained on to 9 with one skipped, and resumed at 8."""
 
     def count(*events, at: int) -> int:
-        lines = [json.dumps({"event": event, "step": step}) for event, step in events]
+        lines = [json.dumps({"event": event, "time": 1, "step": step}) for event, step in events]
         (tmp_path / metrics_log.EVENTS).write_text("\n".join(lines) + "\n")
         return len(log_reader.skips(tmp_path, at))
 

@@ -9,8 +9,15 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig
-from bert_jax.errors import NoUsableCheckpoint, Unreachable, UsageError
-from bert_jax.workdir import checkpoint, log_reader, manifest, metrics_log, recovery
+from bert_jax.errors import DataDamaged, NoUsableCheckpoint, Unreachable, UsageError
+from bert_jax.workdir import (
+    checkpoint,
+    log_reader,
+    manifest,
+    metrics_log,
+    recovery,
+    run_directory,
+)
 from bert_jax.workdir.checkpoint import Checkpoints
 from tests.workdir.test_checkpoint import _CONFIG, mesh_of, numbers
 
@@ -262,3 +269,66 @@ def test_the_verb(saved, capsys, trained):
     assert main(["checkpoints", "prune", str(workdir), "--keep-last", "1"]) == 0
     assert checkpoint.steps(workdir) == [200]
     assert main(["checkpoints", "list", str(workdir / "none")]) == 2
+
+
+# --- of somebody else's ---------------------------------------------------------------------------
+
+
+def test_a_link_to_what_is_elsewhere_is_refused_before_anything_is_removed(saved, tmp_path):
+    victim = tmp_path / "photos"
+    (victim / "2019").mkdir(parents=True)
+    shutil.move(saved / "checkpoints", tmp_path / "own")
+    (saved / "checkpoints").symlink_to(victim)
+    with pytest.raises(UsageError, match="checkpoints is a link, and a run removes what is old"):
+        run_directory.holds(saved, _CONFIG, lambda path: [])
+    (saved / "checkpoints").unlink()
+    shutil.move(tmp_path / "own", saved / "checkpoints")
+    (saved / "checkpoints" / "450").symlink_to(victim)
+    with pytest.raises(UsageError, match="checkpoints/450 is a link"):
+        recovery.roll_back(saved, 8)
+    assert (victim / "2019").is_dir()
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "[1]", "[" * 100_000, "9" * 5000, '{"lr": 1}', '{"step": 1, "loss": "x"}',
+             '{"step": 1, "split": "../../x"}', '{"step": 1, "split": 5}', '{"event": "start"}',
+             '{"event": [1], "time": 1}', '{"event": "start", "time": 1, "step": "x"}'],
+    ids=range(11),
+)  # fmt: skip
+def test_a_log_of_other_records_is_refused_by_its_line(tmp_path, text):
+    (tmp_path / "log").write_text(f'{{"step": 1, "split": "validation/a", "loss": 2}}\n{text}\n')
+    with pytest.raises(DataDamaged, match="log, line 2: not as it was written"):
+        log_reader.read_lines(tmp_path / "log")
+
+
+def test_a_log_of_no_text_is_refused(tmp_path):
+    (tmp_path / "log").write_bytes(b'{"step": 1}\n\xff\n')
+    with pytest.raises(DataDamaged, match="line 2"):
+        log_reader.read_lines(tmp_path / "log")
+    (tmp_path / "pipe").symlink_to("/dev/zero")
+    with pytest.raises(DataDamaged, match="is no plain file"):
+        log_reader.read_lines(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("text", ["5", "[1]", "[" * 200_000, ""], ids=range(4))
+@pytest.mark.parametrize("name", ["state/_METADATA", "_CHECKPOINT_METADATA"])
+def test_a_step_that_orbax_cannot_read_is_named(saved, name, text):
+    (step_of(saved, 8) / name).write_text(text)
+    with jax.set_mesh(mesh_of(1)):
+        try:
+            checkpoint.load_state(saved, step=8, config=_CONFIG, mesh=mesh_of(1))
+        except NoUsableCheckpoint as error:
+            assert "checkpoints/8 cannot be read" in str(error)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"corpus": "x"}, {"corpus": {"directory": 5}}, {"corpus": {"sources": [5]}}, {"task": 5},
+     {"corpus": {"unigram_entropy_nats": "x"}}, {"corpus": {"corpora": {"a": 5}}}, {"sources": 5},
+     {"versions": 5}, {"init_from": 5}],
+    ids=str,
+)  # fmt: skip
+def test_what_a_run_says_of_itself_is_of_its_kind(tmp_path, facts):
+    (tmp_path / "config.json").write_text(json.dumps({"config": {}} | facts))
+    with pytest.raises(UsageError, match=r"config\.json is damaged: `[a-z_]+` is "):
+        run_directory.stored(tmp_path)
