@@ -62,8 +62,11 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
     # Or it imports Keras, and with it scikit-learn and matplotlib: a third of its four seconds.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
-    def refuse(error: object) -> None:
-        say(f"bert-jax {arguments.verb}: error: {output.in_options(str(error), names)}")
+    def refuse(*lines: object) -> None:
+        start = f"bert-jax {arguments.verb}: error: "
+        for line in lines:
+            say(start + output.in_options(str(line), names))
+            start = ""
 
     try:
         for file in arguments.extend:
@@ -72,7 +75,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
         sys.stdout.flush()  # here, or a reader that has left would be a traceback at the exit
         return code
     except BertJaxError as error:
-        refuse(error)
+        refuse(*error.args)
         return error.exit_code
     except OSError as error:
         # EIO is what a terminal says that was closed.

@@ -12,9 +12,14 @@ from collections.abc import Iterable
 
 
 class BertJaxError(Exception):
-    """Base of every error that is reported as one line, without a traceback."""
+    """Base of every error that is reported as one line, without a traceback. A second argument and
+    those after it are lines of their own below it: a list.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class UsageError(BertJaxError):
@@ -110,6 +115,17 @@ def with_exit_code(code: int, message: str) -> BertJaxError:
     """Returns the error of that exit code: another process's, seen from here."""
     kinds = {kind.exit_code: kind for kind in BertJaxError.__subclasses__()}
     return kinds.get(code, BertJaxError)(message)
+
+
+# A terminal acts on controls and turns the line at the bidirectional ones; separators end a line,
+# and half a surrogate pair is no character. Joiners, marks of direction and soft hyphens stay, as
+# parts of words, and so do characters of a later Unicode than Python's.
+_ACTED_ON = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def shown(text: str) -> str:
+    """Returns a text as one line of a terminal: what it would act on is written as \\x1b."""
+    return _ACTED_ON.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def brief(value: object) -> str:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from bert_jax.errors import shown
+
 _SECONDS_BETWEEN_LINES = 15.0
 _LEAVING_SECONDS = 0.5
 # Numbers from here on are written with an exponent: a diverged run's perplexity has 306 digits.
@@ -47,8 +49,10 @@ def note_once(text: str) -> None:
 def say(text: str) -> None:
     """Writes a line on stderr, from every process, whatever is logged.
 
-    A log on a full disk, or a terminal that is gone, must not end the work it reports on.
+    A log on a full disk, or a terminal that is gone, must not end the work it reports on; nor may
+    what the line quotes act on a terminal, or look like another line.
     """
+    text = shown(text)
     with contextlib.suppress(OSError):
         if _live is not None:  # above the bar
             _live.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -123,7 +127,7 @@ class Progress:
     """
 
     def __init__(self, title: str, *, total: int | None, done: int = 0, hidden: bool = False):
-        self.title, self.total, self.done = title, total, done
+        self.title, self.total, self.done = shown(title), total, done
         self.describe: Callable[[], str] = str
         self._bar = None
         self._hidden = hidden or _is_silent
@@ -144,10 +148,10 @@ class Progress:
             from rich.progress import Progress as RichProgress
 
             self._bar = RichProgress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 TaskProgressColumn(),
-                TextColumn("{task.fields[text]}"),
+                TextColumn("{task.fields[text]}", markup=False),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
@@ -166,7 +170,7 @@ class Progress:
             global _live
             _live = None
             with contextlib.suppress(OSError):  # of a terminal that is gone
-                self._bar.update(self._task, completed=self.done, text=self.describe())
+                self._bar.update(self._task, completed=self.done, text=shown(self.describe()))
                 self._bar.stop()
         elif kind is None and not self._hidden:
             self._line()
@@ -180,7 +184,7 @@ class Progress:
             self._bar.update(self._task, completed=self.done)
             if time.monotonic() >= self._next_line:
                 self._next_line = time.monotonic() + 0.2
-                self._bar.update(self._task, text=self.describe())
+                self._bar.update(self._task, text=shown(self.describe()))
         # The last line is logged at the end, once.
         elif time.monotonic() >= self._next_line and self.done != self.total:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
@@ -190,7 +194,7 @@ class Progress:
         """Prints a line that stays, above the bar."""
         if self._bar is not None:
             with contextlib.suppress(OSError):
-                self._bar.console.print(text, markup=False, highlight=False)
+                self._bar.console.print(shown(text), markup=False, highlight=False)
         else:
             note(text)
 

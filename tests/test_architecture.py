@@ -40,7 +40,7 @@ _COMMON = {
 }
 _MAY_IMPORT = {
     "errors": set(),
-    "progress": set(),
+    "progress": {"errors"},
     "__init__": set(),
     "file_lock": {"errors", "progress"},
     "files": {"errors"},

@@ -1,6 +1,5 @@
 """The output of the command line: tables on stdout, the library's messages on stderr."""
 
-import contextlib
 import logging
 import os
 import re
@@ -9,6 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from bert_jax.errors import shown
+from bert_jax.progress import say
+
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table on stdout."""
@@ -16,11 +18,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(title=Text(title), title_justify="left")
+    found = Table(title=Text(shown(title)), title_justify="left")
     for column in columns:
-        found.add_column(column)
+        found.add_column(Text(shown(column)))
     for row in rows:
-        found.add_row(*(Text(cell) for cell in row))
+        # A cell may have several lines: its frame says that they are one.
+        found.add_row(*(Text("\n".join(map(shown, cell.split("\n")))) for cell in row))
 
     class Raising(Console):
         def on_broken_pipe(self) -> None:
@@ -29,6 +32,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
     # A file or a pipe has no width of its own.
     Raising(width=None if sys.stdout.isatty() else 110).print(found)
+
+
+def tell(text: str) -> None:
+    """Prints a line on stdout that may quote a record: it acts on no terminal."""
+    print(shown(text))
 
 
 def is_closed() -> bool:
@@ -71,10 +79,7 @@ class MessageHandler(logging.Handler):
         self._options = options
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A log on a full disk must not end the work it reports on.
-        with contextlib.suppress(OSError):
-            sys.stderr.write(in_options(record.getMessage(), self._options) + "\n")
-            sys.stderr.flush()
+        say(in_options(record.getMessage(), self._options))
 
 
 def show_messages(options: Mapping[str, str]) -> None:

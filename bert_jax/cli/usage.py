@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from bert_jax import __version__
 from bert_jax.cli import options
 from bert_jax.config import TrainConfig, field_names, flatten
+from bert_jax.errors import shown
 
 _EPILOG = """\
 A first run, from text to a filled-in word:
@@ -124,7 +125,7 @@ class Parser(argparse.ArgumentParser):
         """Says what is wrong, after the usage, and ends with code 2."""
         self.print_usage(sys.stderr)
         advice = self._instead() or f"{message} ('{self.prog} --help' explains)"
-        self.exit(2, f"{self.prog}: error: {advice}\n")
+        self.exit(2, f"{self.prog}: error: {shown(advice)}\n")
 
     def _instead(self) -> str | None:
         """Returns what to type for the first option that is none; None where nothing is known."""

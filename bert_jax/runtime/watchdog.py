@@ -131,8 +131,9 @@ class Watchdog:
 
     def _end(self, what: str, seconds: float) -> None:
         frame = sys._current_frames().get(self._main or 0)
+        say("")  # what was at work may have left half a line
         say(
-            f"\nbert-jax: process {self._rank} of {self._ranks} hangs: no progress for "
+            f"bert-jax: process {self._rank} of {self._ranks} hangs: no progress for "
             f"{seconds:.0f} s in {what!r}, at {_place(frame)}"
         )
         if self._ranks > 1:

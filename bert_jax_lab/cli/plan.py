@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_jax.cli.corpora import Corpora, corpora
 from bert_jax.cli.options import WithConfig, options
-from bert_jax.cli.output import in_options, table
+from bert_jax.cli.output import in_options, table, tell
 from bert_jax.errors import UsageError
 
 
@@ -66,7 +66,7 @@ def _in_options(plan: Any) -> Any:
 
 def _print_plan(plan: Any) -> None:
     slices = f"{plan.slices} slices of " if plan.slices > 1 else ""
-    print(
+    tell(
         f"{plan.config} on {slices}{plan.topology}: {plan.devices} devices, {plan.chips} chips, "
         f"{plan.hosts} hosts; {plan.parameters:,} parameters"
     )
@@ -76,12 +76,12 @@ def _print_plan(plan: Any) -> None:
         dollars = "no list price found"
         if plan.dollars is not None:
             dollars = f"${plan.dollars:,.0f} on demand (prices of {plan.prices_date})"
-        print(
+        tell(
             f"whole recipe: {_hours(plan.total_hours)} ({_hours(plan.total_hours_overlapped)} if "
             f"all communication overlaps), {plan.chip_hours:,.0f} chip-hours, {dollars}"
         )
     for warning in plan.warnings:
-        print(f"warning: {warning}")
+        tell(f"warning: {warning}")
 
 
 def _print_phase(phase: Any) -> None:
@@ -89,7 +89,7 @@ def _print_phase(phase: Any) -> None:
         f"length {phase.sequence_length}, {phase.global_batch_size:,} rows, {phase.steps:,} steps"
     )
     if not phase.fits:
-        print(
+        tell(
             f"{title}: DOES NOT FIT: needs {_gib(phase.memory_bytes)} a device, of which the "
             f"compiler has {_gib(phase.available_bytes)}; {phase.remedy}"
         )

@@ -2,7 +2,7 @@
 
 import json
 
-from bert_jax.cli.output import table
+from bert_jax.cli.output import table, tell
 from bert_jax.config import TrainConfig
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.pretraining.padding import SourceRows, source_rows
@@ -63,7 +63,7 @@ def print_sources(
             f"{sources[0].name} {sum(each.epochs for each in sources):.2f}"
             for sources in zip(*phases, strict=True)
         )
-        print(f"epochs in all: {', '.join(whole)}")
+        tell(f"epochs in all: {', '.join(whole)}")
 
 
 def _an_epoch(config: TrainConfig, number: int, source: SourceRows) -> tuple[int, float]:

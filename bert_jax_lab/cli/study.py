@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from bert_jax.cli.corpora import CorpusDirectory
 from bert_jax.cli.options import Local, Positional, Verb, options
-from bert_jax.cli.output import table
+from bert_jax.cli.output import table, tell
 from bert_jax.errors import Preempted, UsageError
 from bert_jax.progress import duration, note
 from bert_jax_lab.studies.child import KEPT
@@ -222,7 +222,7 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
     else:
         table(found["title"], *tables.brief(found))
         for line in tables.other_rows(found):
-            print(line)
+            tell(line)
         print(f"{plan.workdir}/{summary.STUDY_MD} has the table, its figures and what failed")
     if progress.held:
         note(f"another process works on {', '.join(run.name for run in progress.held)}")

@@ -18,7 +18,7 @@ from bert_jax.cli.options import (
     require_place_for_directory,
 )
 from bert_jax.cli.options import run_directory as run_directory_of
-from bert_jax.cli.output import table
+from bert_jax.cli.output import table, tell
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 
 
@@ -52,8 +52,8 @@ def run(options: CheckpointsOptions) -> int:
     if options.output is not None:
         step = recovery.branch_off(directory, options.output, step=options.step)
         corpus = run_directory.corpus_of(directory) or "CORPUS"
-        print(
-            f"wrote {options.output}: step {step:,} of {options.workdir}; go on with\n"
+        tell(f"wrote {options.output}: step {step:,} of {options.workdir}; go on with")
+        tell(
             f"  bert-jax pretrain {options.output}/config.json --corpus {corpus} --workdir "
             f"{options.output} --set FIELD=VALUE --allow-change FIELD"
         )

@@ -16,7 +16,7 @@ from typing import Any
 from bert_jax.cli.closing import COLUMNS, figure_rows
 from bert_jax.cli.corpora import Corpora, corpora
 from bert_jax.cli.options import Address, FromCheckpoint, Positional, options
-from bert_jax.cli.output import table
+from bert_jax.cli.output import table, tell
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
@@ -79,7 +79,7 @@ def _print(found: dict[str, Any]) -> None:
         expected=found["expected"],
     )
     table(f"{found['checkpoint']}, step {found['step']:,}", COLUMNS, rows)
-    print(
+    tell(
         f"{found['examples']:,} rows of {found['sequence_length']} tokens ({found['rows']}; "
         f"{100 * found['masked_lm_prob']:g} % masked by {found['mask']}), the validation side of "
         f"corpus {found['corpus_fingerprint'][:12]}"

@@ -103,7 +103,7 @@ class PrepareOptions(Verb):
 
 
 def run(options: PrepareOptions) -> None:
-    from bert_jax.cli.output import table
+    from bert_jax.cli.output import table, tell
     from bert_jax.data.corpus.append import append
     from bert_jax.data.corpus.prepare import prepare
 
@@ -140,18 +140,18 @@ def run(options: PrepareOptions) -> None:
         share = f"{100 * shares.get(split, 0):.2f} %"
         rows.append((split, *(f"{number:,}" for number in numbers), share))
     table(f"corpus {options.output}", ("split", *_COUNTS, last, "[UNK]"), rows)
-    print(
+    tell(
         f"tokenizer: {tokenizer['kind']}, {tokenizer['vocab_size']:,} sub-words; "
         f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "
         f"fingerprint {manifest['fingerprint'][:16]}"
     )
     is_trained = manifest["options"]["tokenizer"] != "given"
     for line in _lost(manifest.get("lost", {}), is_trained=is_trained):
-        print(line)
+        tell(line)
     if corpus is not None and (text := _padding(corpus)):
-        print(text)
+        tell(text)
     for line in _remarks(manifest, corpus):
-        print(line)
+        tell(line)
 
 
 def _by_runner(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from bert_jax import errors
 from bert_jax.data.cluster.shared import Shared
-from bert_jax.errors import BertJaxError
+from bert_jax.errors import BertJaxError, shown
 
 # Seconds between two signs of life of a process.
 BEAT = 5.0
@@ -46,7 +46,7 @@ def reported(stage: _Function) -> _Function:
             with _at_work(folder), _noted(lines):
                 return stage(job, *arguments)
         except BertJaxError as error:
-            said = {"kind": type(error).__name__, "text": str(error)}
+            said = {"kind": type(error).__name__, "lines": [*map(str, error.args)]}
             folder.write(_ERROR, json.dumps(said).encode())
             raise
         finally:
@@ -65,14 +65,8 @@ def error_of(folder: Shared) -> BertJaxError | None:
     kind = getattr(errors, str(said["kind"]), None)
     if not (isinstance(kind, type) and issubclass(kind, BertJaxError)):
         kind = BertJaxError
-    return kind(_plain(said["text"]))
-
-
-def _plain(text: object) -> str:
-    """Returns a text without characters that a terminal acts on: whoever writes to the folder could
-    have written it.
-    """
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in str(text))
+    # Whoever writes to the folder could have written it.
+    return kind(*(shown(str(line)) for line in said["lines"]))
 
 
 class Reports:
@@ -89,7 +83,7 @@ class Reports:
             self._shown.add(name)
             for line in json.loads((self._folder / "notes").read(name)):
                 if line not in _logged:
-                    yield _plain(line)
+                    yield shown(str(line))
 
     def alive(self) -> dict[str, Any]:
         """Returns the processes that are at work, and of each what a sign of life changes."""

@@ -121,7 +121,8 @@ def note_findings(request: Request, totals: Totals) -> None:
     if bad := totals.findings.files:
         if request.skip_bad != "file":
             raise _refusal(totals)
-        note(_listed(bad, "left out, since they cannot be read"))
+        for line in _listed(bad, "left out, since they cannot be read"):
+            note(line)
     _note_bad_records(totals, request.skip_bad_limit)
     _note_wrapped(totals.findings.wrapped)
     if request.contamination is not None:
@@ -139,13 +140,14 @@ def _note_bad_records(totals: Totals, limit: float) -> None:
         f"  {count:,} in {name}; the first: {found.first_bad[name]}"
         for name, count in found.records.most_common(_LISTED)
     ]
-    listed = "\n".join(files)
     if bad > limit * total:
         raise UsageError(
             f"{bad:,} of {total:,} records cannot be read, more than the share "
-            f"`skip_bad_limit` {limit:g}:\n{listed}"
+            f"`skip_bad_limit` {limit:g}:",
+            *files,
         )
-    note(f"left out {bad:,} of {total:,} records, which cannot be read:\n{listed}")
+    for line in (f"left out {bad:,} of {total:,} records, which cannot be read:", *files):
+        note(line)
 
 
 def _note_wrapped(wrapped: dict[str, float]) -> None:
@@ -194,15 +196,15 @@ def _refusal(totals: Totals) -> UsageError:
     (first, *others) = bad.values()
     if others:
         listed = _listed(bad, "cannot be read")
-        return UsageError(f"{listed}\nfix them, or leave them out with `skip_bad`")
+        return UsageError(*listed, "fix them, or leave them out with `skip_bad`")
     rest = "; `skip_bad` leaves the file out" if any(totals.documents.values()) else ""
     return UsageError(f"{first}{rest}")
 
 
-def _listed(bad: dict[str, UsageError], what: str) -> str:
+def _listed(bad: dict[str, UsageError], what: str) -> list[str]:
     lines = [f"  {error}" for error in [*bad.values()][:_LISTED]]
     more = [f"  and {len(bad) - _LISTED:,} more"] if len(bad) > _LISTED else []
-    return "\n".join([f"{len(bad):,} file{'s' * (len(bad) > 1)} {what}:", *lines, *more])
+    return [f"{len(bad):,} file{'s' * (len(bad) > 1)} {what}:", *lines, *more]
 
 
 def keep_standard_input(sources: Sequence[str], file: Path) -> Path | None:

@@ -352,7 +352,7 @@ def test_an_error_of_a_stage_is_the_error_of_the_job(tmp_path):
 
 @pytest.mark.parametrize("kind", ["os", "errno", "Exception", "brief", "NoSuch", "__builtins__"])
 def test_an_error_that_is_none_of_ours_is_a_plain_one(tmp_path, kind):
-    said = json.dumps({"kind": kind, "text": "words"}).encode()
+    said = json.dumps({"kind": kind, "lines": ["words"]}).encode()
     (Shared(str(tmp_path)) / "reports").write("error.json", said)
     found = reports.error_of(Shared(str(tmp_path)))
     assert type(found) is BertJaxError and str(found) == "words"
@@ -370,7 +370,7 @@ def test_notes_reach_the_one_who_waits(tmp_path, sources):
     assert any("train wordpiece on" in note for note in notes)
     assert [*heard.notes()] == [] and len(heard.alive()) == 1
     (job.scratch / "reports/notes").write("0.json", json.dumps(["\x1b]0;title\x07"]).encode())
-    assert [*heard.notes()] == ["\ufffd]0;title\ufffd"]
+    assert [*heard.notes()] == [r"\x1b]0;title\x07"]
 
 
 def test_workers_that_are_gone_are_missed():

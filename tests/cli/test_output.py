@@ -1,0 +1,74 @@
+"""Words of models, texts and names reach a terminal as words: none acts on it, none is a line."""
+
+import io
+import sys
+
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.cli import output
+from bert_jax.errors import shown
+from bert_jax.progress import Progress, note, say
+
+_HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\x9bc\u202ed\u2028e\nbert-jax: all is well"
+_SHOWN = r"a\x1b]0;title\x07\x1b[2Jb\x9bc\u202ed\u2028e\nbert-jax: all is well"
+# Joiners of Persian and Hindi, marks, a family of emojis, Hebrew with a mark of direction.
+_WORDS = "می\u200cخواهم क्\u200dष สวัสดี e\u0301 👨\u200d👩 עברית\u200f! so\u00adft no\u00a0break"
+
+
+def test_letters_stay():
+    assert shown(_HOSTILE) == _SHOWN == shown(_SHOWN)
+    assert shown(_WORDS) == _WORDS
+
+
+@pytest.mark.parametrize("tell", [note, say])
+def test_a_line_of_stderr_is_one(tell, capsys):
+    output.show_messages({})
+    tell(_HOSTILE)
+    assert capsys.readouterr() == ("", _SHOWN + "\n")
+
+
+def test_lines_and_tables_of_stdout(capsys):
+    output.tell(_HOSTILE)
+    assert capsys.readouterr().out == _SHOWN + "\n"
+    output.table("t\x1b\nforged", ["c\x9b", "two"], [["\x1b[2J", _WORDS], ["one\nmore", ""]])
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.strip() == r"t\x1b\nforged" and r"c\x9b" in lines[1]
+    assert r"\x1b[2J" in lines[3] and _WORDS in lines[3]
+    assert "one" in lines[4] and "more" in lines[5] and len(lines) == 7
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    with Progress("[red]x\x1b]0;", total=1) as bar:
+        bar.describe = lambda: "y\x1b]0;"
+        bar.print("z\x1b]0;")
+        say("w\x1b]0;")
+        bar.advance()
+    said = terminal.getvalue()
+    assert "\x1b]" not in said and r"[red]x\x1b]0;" in said
+    assert all(rf"{letter}\x1b]0;" in said for letter in "yzw")
+
+
+def test_a_file_name_is_no_second_error(tmp_path, capsys):
+    """Bad ones are listed, each in its line."""
+    (texts := tmp_path / "texts").mkdir()
+    for name in ("\x1b[31ma\nbert-jax: b.txt", "c.txt"):
+        (texts / name).write_bytes(b"caf\xe9")
+    arguments = ["--source", str(texts), "--output", str(tmp_path / "c"), "--workers", "1"]
+    assert main(["prepare", *arguments]) == 2
+    *_, head, first, second, remedy = capsys.readouterr().err.splitlines()
+    assert head == "bert-jax prepare: error: 2 files cannot be read:"
+    assert first.startswith(rf"  {texts}/\x1b[31ma\nbert-jax: b.txt, line 1: not UTF-8")
+    assert second.startswith(f"  {texts}/c.txt, line 1: not UTF-8")
+    assert remedy == "fix them, or leave them out with --skip-bad"
+
+
+def test_a_word_that_was_typed_is_no_second_error(capsys):
+    with pytest.raises(SystemExit):
+        main(["show", "bert_base", "--no\x1b[2J\nbert-jax:"])
+    assert r"--no\x1b[2J\nbert-jax" in capsys.readouterr().err.splitlines()[-1]
