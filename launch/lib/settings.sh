@@ -41,9 +41,17 @@ VALUES
 }
 
 # Reads a file of NAME=value lines, which nothing executes. A name that means nothing here is refused: a misspelt MAX_HOURS
-# would cost money. Those of Google's own programs are handed on to them.
+# would cost money. Google's own programs are told an account and a configuration, by name. All else of them, and flags that are
+# not known to be harmless, could make ssh, gcloud or a host execute something, or talk to another cloud (CLOUDSDK_CONFIG is a
+# folder whose virtenv gcloud sources): these are for the environment of whoever starts this.
 read_settings() { # FILE
-    local line=0 text name value near
+    local line=0 text name value near word words
+    local request='data-disk|labels|network|reservation|scopes|service-account|subnetwork|tags'
+    local -A harmless=(
+        [SSH_FLAGS]='--internal-ip|--ssh-flag=-([46Cv]|o(Compression|ConnectTimeout|Port|ServerAliveInterval)=[A-Za-z0-9]+)'
+        [CREATE_FLAGS]="--(autocheckpoint-enabled|internal-ips|($request)=.*)"
+        [DISTRIBUTED]='--(distributed|coordinator|num-processes|process-id)(=.*)?|[^-].*'
+    )
     local known=" ${RUN_SETTINGS[*]} ${TUNING_SETTINGS[*]} ${COUNT_SETTINGS[*]} ${TIME_SETTINGS[*]} "
     [[ -f $1 ]] || die "$EXIT_USAGE" "--settings $1: no such file"
     while IFS= read -r text || [[ $text ]]; do
@@ -52,9 +60,16 @@ read_settings() { # FILE
         [[ $text =~ ^(export )?([A-Z][A-Z0-9_]*)=(.*)$ ]] || die "$EXIT_USAGE" "$1, line $line: its lines are NAME=value, without blanks around ="
         name=${BASH_REMATCH[2]} value=${BASH_REMATCH[3]}
         [[ ! $value =~ ^\"([^\"]*)\"$ && ! $value =~ ^\'([^\']*)\'$ ]] || value=${BASH_REMATCH[1]}
-        if [[ $name =~ ^(CLOUDSDK|GOOGLE)_ ]]; then
+        if [[ $name == CLOUDSDK_CORE_ACCOUNT || $name == CLOUDSDK_ACTIVE_CONFIG_NAME ]]; then
             export "$name=$value"
+        elif [[ $name =~ ^(CLOUDSDK|GOOGLE)_ ]]; then
+            die "$EXIT_USAGE" "$1, line $line: a file may not set $name: set it in the environment"
         elif [[ $known == *" $name "* ]]; then
+            read -ra words <<<"${harmless[$name]:+$value}"
+            for word in "${words[@]}"; do
+                [[ $word =~ ^(${harmless[$name]})$ ]] ||
+                    die "$EXIT_USAGE" "$1, line $line: a file may not put ${word@Q} into $name: set it in the environment"
+            done
             printf -v "$name" %s "$value"
         else
             near=$(compgen -W "$known" -- "${name:0:5}" | tr '\n' ' ') || true

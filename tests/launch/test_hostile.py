@@ -5,6 +5,8 @@ import json
 import re
 import subprocess
 
+import pytest
+
 from tests import hostile
 from tests.launch.cloud import ROOT
 from tests.limits import HUNG
@@ -114,6 +116,67 @@ def test_no_setting_is_executed(tmp_path):
         tmp_path, named, "gs://b/", ["run", "a b/c", "corpora/books/", "..x", "$(date)"]
     )
     assert taken.count(" took ") == len(taken.splitlines()) == 15
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        *(
+            (f"{name}=MARK", f"a file may not set {name}: ")
+            for name in (
+                "CLOUDSDK_PYTHON", "CLOUDSDK_PYTHON_ARGS", "CLOUDSDK_CONFIG",
+                "CLOUDSDK_PROXY_ADDRESS", "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU",
+                "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE",
+                "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "GOOGLE_APPLICATION_CREDENTIALS",
+            )
+        ),
+        *(
+            (f"SSH_FLAGS=--ssh-flag=-C {word}", f"a file may not put '{word}' into SSH_FLAGS: ")
+            for word in (
+                "--ssh-flag=-oProxyCommand=MARK", "--ssh-flag=-oproxycommand=MARK",
+                "--ssh-flag=-oPermitLocalCommand=yes", "--ssh-flag=-oKnownHostsCommand=MARK",
+                "--ssh-flag=-oPKCS11Provider=MARK", "--ssh-flag=-oInclude=MARK",
+                "--ssh-flag=-FMARK", "--scp-flag=-SMARK",
+                "--ssh-flag=-oPort=1,-oProxyCommand=MARK", "--flags-file=MARK", "--command=MARK",
+                "--ssh-key-file=MARK", "--ssh-flag", "-oProxyCommand=MARK",
+            )
+        ),
+        *(
+            (f"CREATE_FLAGS=--network=n {word}", f"a file may not put '{word}' into CREATE_FLAGS: ")
+            for word in (
+                "--metadata=startup-script=MARK", "--metadata-from-file=startup-script=MARK",
+                "--flags-file=MARK", "--boot-disk=MARK", "--impersonate-service-account=x",
+            )
+        ),
+        ("DISTRIBUTED=--distributed --extend=MARK", "a file may not put '--extend=MARK' into DIST"),
+    ],
+)  # fmt: skip
+def test_no_file_of_settings_makes_another_program_execute_something(cloud, line, refused):
+    here = cloud()
+    (here.directory / "run.env").write_text(f"CAPACITY=spot\n{line}\n")
+    done = here.tpu("run", *_RUN, f"--settings={here.directory}/run.env", "--dry-run")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert f"run.env, line 2: {refused}" in done.stderr and "in the environment" in done.stderr
+    assert done.stdout == "" and here.calls() == []
+
+
+def test_what_is_harmless_may_stand_in_a_file(cloud):
+    """The same words reach gcloud from the environment, with all others."""
+    here = cloud()
+    flags = {
+        "SSH_FLAGS": "--ssh-flag=-C  --ssh-flag=-oPort=2222 --internal-ip",
+        "CREATE_FLAGS": "--internal-ips --service-account=a@b.c --labels=a=b --reservation=r "
+        "--data-disk=source=projects/p/zones/z/disks/d,mode=read-only",
+    }
+    more = {name: f"--flags-file=f {value}" for name, value in flags.items()}
+    given = {"CLOUDSDK_ACTIVE_CONFIG_NAME": "work", "DISTRIBUTED": "--coordinator 10.0.0.1:80"}
+    lines = [f"{name}={value}\n" for name, value in {**flags, **given}.items()]
+    (here.directory / "run.env").write_text("".join(lines))
+    for options, settings in (([f"--settings={here.directory}/run.env"], {}), ([], more)):
+        done = here.tpu("run", *_RUN, *options, "--dry-run", **settings)
+        assert done.returncode == 0, done.stderr
+        assert all(word in done.stdout for value in flags.values() for word in value.split())
+        assert done.stdout.count("--flags-file=f") >= 2 * bool(settings)
 
 
 def test_no_word_of_a_run_is_executed_by_a_host(cloud):
