@@ -4,6 +4,7 @@ Only what the workdir says: config.json, metrics.jsonl, events.jsonl, result.jso
 recorded is named as missing, not guessed. The front matter is that of the Hugging Face Hub.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from bert_jax.config.entries import entry_of, own_options
 from bert_jax.config.fields import fields_read_by
 from bert_jax.config_checks import reads
 from bert_jax.data.tokenizer import hub
+from bert_jax.errors import shown
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import goodput, log_reader, run_directory
 from bert_jax.workdir.run_directory import MEAN_OF, versions
@@ -27,6 +29,8 @@ _TASKS = {  # the last part of a head -> the Hub's name of what it is for
     "nsp": "fill-mask",
 }
 _POINTS = 12  # of the held-out curve
+# Where a table's cell ends, or HTML, code or a link begins. As entities no backslash undoes them.
+_MARKUP = {ord(sign): f"&#{ord(sign)};" for sign in "|<`["}
 
 
 def write_model_card(
@@ -73,11 +77,11 @@ def _sections(
     }
     yield f"---\n{ModelCardData(**front).to_yaml()}\n---"
     is_only_imported = "imported_from" in stored and not log_reader.read_rows(workdir)
-    what = "imported" if is_only_imported else f"fine-tuned on {task['name']}" if task else (
+    what = "imported" if is_only_imported else f"fine-tuned on {prose(task['name'])}" if task else (
         "pre-trained"
     )  # fmt: skip
     ours = versions()["bert-jax"]
-    yield f"# {config.name}"
+    yield f"# {prose(config.name)}"
     yield f"An encoder of the BERT family, {what} with bert-jax {ours}; step {step:,}."
     model = config.model
     yield "## Model\n\n" + markdown_table(
@@ -105,21 +109,21 @@ def _data(stored: dict[str, Any]) -> str:
     corpus, task = stored.get("corpus") or {}, stored.get("task")
     lines = []
     if "fingerprint" in corpus:
-        lines.append(f"Corpus `{corpus['fingerprint'][:12]}`, tokenizer "
-                     f"`{corpus.get('tokenizer_hash', '')[:12]}`.")  # fmt: skip
+        lines.append(f"Corpus {code(corpus['fingerprint'][:12])}, tokenizer "
+                     f"{code(corpus.get('tokenizer_hash', '')[:12])}.")  # fmt: skip
     if corpus.get("sources"):
-        lines.append(f"Sources: {', '.join(f'`{name}`' for name in corpus['sources'])}.")
+        lines.append(f"Sources: {', '.join(map(code, corpus['sources']))}.")
     if "train" in corpus:
         lines.append(
             "Trained on {documents:,} documents, {tokens:,} tokens; ".format(**corpus["train"])
             + "held out: {documents:,} documents, {tokens:,} tokens.".format(**corpus["validation"])
         )
     if task:
-        lines.append(f"Task `{task['name']}`, data `{str(stored.get('data'))[:12]}`.")
+        lines.append(f"Task {code(task['name'])}, data {code(str(stored.get('data'))[:12])}.")
         if stored.get("sources"):
-            lines.append(f"Sources: {', '.join(f'`{name}`' for name in stored['sources'])}.")
+            lines.append(f"Sources: {', '.join(map(code, stored['sources']))}.")
         if stored.get("rows"):
-            counts = (f"{name} {number:,}" for name, number in stored["rows"].items())
+            counts = (f"{prose(name)} {number:,}" for name, number in stored["rows"].items())
             lines.append(f"Rows: {', '.join(counts)}.")
     began = stored.get("init_from") or stored.get("imported_from")
     if began:
@@ -131,10 +135,10 @@ def _data(stored: dict[str, Any]) -> str:
 def _beginning(source: str) -> str:
     """Returns what a run began from, or what an average is of, without the places."""
     if not source.startswith(MEAN_OF):
-        return f"those of `{Path(source).name}`"
+        return f"those of {code(Path(source).name)}"
     paths = [Path(path) for path in source.removeprefix(MEAN_OF).split(", ")]
     names = [f"{p.parents[1].name}/{p.name}" if p.name.isdigit() else p.name for p in paths]
-    return f"the mean of {', '.join(f'`{name}`' for name in names)}"
+    return f"the mean of {', '.join(map(code, names))}"
 
 
 def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
@@ -148,7 +152,9 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
         "learning rate": f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of "
         f"warm-up, then `{optimizer.schedule}`{_numbers(optimizer, 'schedule')}",
         **{
-            f"from phase {number} on": ", ".join(f"`{path}` {value}" for path, value in changes)
+            f"from phase {number} on": ", ".join(
+                f"`{path}` {prose(value)}" for path, value in changes
+            )
             for number, phase in enumerate(config.phases)
             if (changes := phase.changes.items())
         },
@@ -162,7 +168,7 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
             if optimizer.frozen_layers
             else {}
         ),
-        **{name.replace("_", " "): value for name, value in recipe.items()},
+        **{prose(name.replace("_", " ")): prose(value) for name, value in recipe.items()},
     }
     if not recipe:
         data = config.data
@@ -241,7 +247,7 @@ def _results(
 def _hardware(workdir: Path, stored: dict[str, Any]) -> str:
     account = goodput.account(workdir)
     starts = [e for e in log_reader.read_events(workdir) if e.get("event") == "start"]
-    devices = sorted({f"{e['devices']} x {e.get('device_kind', 'device')}" for e in starts})
+    devices = sorted({prose(f"{e['devices']} x {e.get('device_kind', 'device')}") for e in starts})
     lines = [f"- devices: {', '.join(devices) or 'not recorded'}"]
     if account["wall_seconds"]:
         lines.append(
@@ -250,7 +256,7 @@ def _hardware(workdir: Path, stored: dict[str, Any]) -> str:
         )
     lines.append(f"- updates left out: {account['skipped_updates']}")
     used = starts[-1]["versions"] if starts else stored.get("versions") or {}
-    lines.append("- " + ", ".join(f"{name} {value}" for name, value in used.items()))
+    lines.append("- " + ", ".join(prose(f"{name} {value}") for name, value in used.items()))
     return "\n".join(lines)
 
 
@@ -259,6 +265,19 @@ def _number(value: float | None) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Returns a table in Markdown, its head first."""
+    """Returns a table in Markdown, its head first. Cells are words, whatever is in them."""
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(prose, line)) + " |" for line in lines)
+
+
+def prose(text: object) -> str:
+    """Returns a text from outside as words of Markdown, on one line."""
+    return shown(str(text)).translate(_MARKUP)
+
+
+def code(text: object) -> str:
+    """Returns a text from outside as code of Markdown, on one line."""
+    line = shown(str(text))
+    fence = "`" * max([1, *(len(run) + 1 for run in re.findall("`+", line))])
+    space = " " * ("`" in line)  # or its own would be part of the fence
+    return f"{fence}{space}{line}{space}{fence}"

@@ -34,13 +34,13 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
             "## Runs that failed",
             markdown_table(
                 ("run", "exit code", "reason"),
-                [(f["run"], _or_nothing(f["code"]), _cell(f["reason"])) for f in failed],
+                [(f["run"], _or_nothing(f["code"]), f["reason"]) for f in failed],
             ),
         ]
     if warned := [(run["run"], line) for run in found["runs"] for line in run.get("warnings", ())]:
         parts += [
             "## Losses that were not as expected",
-            markdown_table(("run", "what it said"), [(run, _cell(line)) for run, line in warned]),
+            markdown_table(("run", "what it said"), warned),
         ]
     if "law" in found:
         parts += ["## The law", *law_section(found["law"])]
@@ -107,7 +107,7 @@ def _answers(variants: Sequence[dict[str, Any]]) -> list[str]:
             lines.append([_GUESSING, *chances])
         parts.append(markdown_table(["variant", *map(_asked, numbers)], lines))
     if words:
-        lines = [[v["variant"], *(_cell(_answer(v, finding)) for finding in words)] for v in found]
+        lines = [[v["variant"], *(_answer(v, finding) for finding in words)] for v in found]
         parts += [
             "The nearest words, of the first seed's model:",
             markdown_table(["variant", *(finding["name"] for finding in words)], lines),
@@ -248,10 +248,6 @@ def _time(seconds: float | None) -> str:
 
 def _or_nothing(value: Any) -> str:
     return _NOTHING if value is None else f"{value:g}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def law_section(law: dict[str, Any]) -> list[str]:

@@ -94,3 +94,34 @@ def test_an_imported_model_has_no_invented_history(tmp_path, exported):
     assert main(["export", "--format", "tf1", *arguments]) == 0
     as_tf1 = (tmp_path / "tf1" / "README.md").read_text()
     assert as_tf1 == card.replace("library_name: transformers\n", ""), "which cannot load those"
+
+
+def test_names_of_records_are_words(tmp_path):
+    """Neither HTML nor a link, a heading, another cell or an escape comes from a record."""
+    name = "x`` `\n\n# forged\n\n<script>[click](http://evil)|\x1b[2J\\<b>"
+    words = r"x&#96;&#96; &#96;\n\n# forged\n\n&#60;script>&#91;click](http://evil)&#124;"
+    quoted = r"``` x`` `\n\n# forged\n\n<script>[click](http://evil)|\x1b[2J\<b> ```"
+    assert model_card.code(name) == quoted and model_card.code("a.txt") == "`a.txt`"
+    stored = {
+        "corpus": {"fingerprint": name, "tokenizer_hash": name, "sources": [name]},
+        "task": {"name": name, "metrics": [name]},
+        "sources": [name],
+        "rows": {name: 3},
+        "init_from": name,
+        "recipe": {name: name},
+        "versions": {name: name},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    (tmp_path / "result.json").write_text(json.dumps({"steps": 2, "scores": {name: {name: 0.5}}}))
+    (tmp_path / "out").mkdir()
+    config = tiny_corpus.tiny_config(name=name)
+    model_card.write_model_card(
+        tmp_path / "out", tmp_path, config, step=2, parameters=1, library=None
+    )
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert f"Sources: {quoted}.\n" in card and "\x1b" not in card
+    headings = [line for line in card.splitlines() if line.startswith("#") and "forged" in line]
+    assert headings == [rf"# {words}\x1b&#91;2J\&#60;b>"]
+    outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", card.split("---\n", 2)[2])  # of code
+    assert "forged" in outside and "<" not in outside and "[c" not in outside
+    assert [len(row) for row in cells(outside, "Scores")] == [3]

@@ -579,7 +579,7 @@ def test_what_the_models_answer_is_a_table(tmp_path, corpus):
     text = (plan.workdir / "study.md").read_text(encoding="utf-8")
     assert "| variant | minimal pairs: agreement, % |" in text
     assert "| eight | 60.5 (60.0 to 61.0) |" in text and "| guessing | 50 |" in text
-    assert "| nine | 60.0 |" in text and "| eight | a\\|b, 0 |" in text
+    assert "| nine | 60.0 |" in text and "| eight | a&#124;b, 0 |" in text
     assert "| nine.seed1.probes | 2 | no such thing |" in text
     # One that has ended says how long the other seeds' take.
     names = ("nine.seed0.probes", "nine.seed1.probes", "eight.seed0.probes")
