@@ -23,7 +23,7 @@ def test_each_field_and_each_chosen_option_says_what_it_is(capsys):
 
     assert main(["show", "fields", "bert_base"]) == 0
     text = capsys.readouterr().out
-    assert "seed = 0  (on resume: refused)\n    Decides initial weights" in text
+    assert "seed = 0  (on resume: refused; at most 4294967295)\n    Decides initial weights" in text
 
 
 def test_the_shipped_configs_are_listed_with_a_line_each(capsys):
