@@ -8,8 +8,11 @@ from pathlib import Path
 
 from bert_jax.errors import UsageError, brief
 
-# A longer line, or cell, is refused: half a record cannot be read.
+# A longer line, row or cell is refused: half a record cannot be read.
 LONGEST_RECORD_BYTES = 128 << 20
+# Each line of a row counts as so many characters at least: a short string takes about that, too.
+_SHORTEST_LINE = 32
+_ROW_TOO_LONG = "a row longer than"
 # The characters that may stand between the columns of a .csv file.
 _DELIMITERS = ",;\t|"
 
@@ -67,7 +70,8 @@ def csv_rows(
             return
         except csv.Error as error:
             # A quote that is never closed was opened in this row, however far its cell goes.
-            line = first if "end of data" in str(error) else counted.number
+            is_open = any(words in str(error) for words in ("end of data", _ROW_TOO_LONG))
+            line = first if is_open else counted.number
             refuse(not_csv(path, line, error))
             counted.give_back_all_but_first()
             continue
@@ -81,6 +85,7 @@ class _Lines:
         self._lines = lines
         self._waiting: list[str] = []
         self._row: list[str] = []
+        self._size = 0  # of the row
         self.number = number  # of lines that were read
 
     def __iter__(self) -> "_Lines":
@@ -90,10 +95,15 @@ class _Lines:
         line = self._waiting.pop() if self._waiting else next(self._lines)
         self._row.append(line)
         self.number += 1
+        # A limit of cells alone does not end a row of many short ones.
+        self._size += max(len(line), _SHORTEST_LINE)
+        if self._size > LONGEST_RECORD_BYTES:
+            raise csv.Error(f"{_ROW_TOO_LONG} {LONGEST_RECORD_BYTES >> 20} MiB")
         return line
 
     def begin_row(self) -> None:
         self._row.clear()
+        self._size = 0
 
     def give_back_all_but_first(self) -> None:
         self._waiting += reversed(self._row[1:])

@@ -155,6 +155,17 @@ def test_a_long_cell_is_read_whatever_the_limit_of_the_library_was(tmp_path, mon
     assert "a.csv, line 2: longer than" in refusal(tmp_path / "a.csv")
 
 
+@pytest.mark.parametrize("line", ['a","\\n', "many words " * 9 + '","\\n'])
+def test_a_row_that_never_ends_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, line):
+    """Its cells are short, and many; short lines take more memory than their characters."""
+    monkeypatch.setattr(delimited, "LONGEST_RECORD_BYTES", 32_000)
+    taken = []
+    lines = (taken.append(1) or line for _ in range(5_000))
+    with pytest.raises(UsageError, match=r"a.csv, line 2: a row longer than .*a quote not closed"):
+        list(delimited.csv_rows(tmp_path / "a.csv", lines, ",", begun=1))
+    assert len(taken) <= 1_001
+
+
 # --- parquet --------------------------------------------------------------------------------------
 
 
