@@ -73,19 +73,25 @@ def csv_rows(
             is_open = any(words in str(error) for words in ("end of data", _ROW_TOO_LONG))
             line = first if is_open else counted.number
             refuse(not_csv(path, line, error))
-            counted.give_back_all_but_first()
+            counted.give_back_all_but_first(str(error))
             continue
         yield counted.number, cells
 
 
 class _Lines:
-    """Lines, of which those since the last `begin_row` can be put back."""
+    """Lines, of which those since the last `begin_row` can be put back.
+
+    A row goes on into its next line inside of quotes, and then ends as any row would that does,
+    wherever it began. So one that goes on into lines that were put back ends in the same error as
+    the row that had them. That is raised at once: else each row would read them all again.
+    """
 
     def __init__(self, lines: Iterator[str], number: int) -> None:
         self._lines = lines
         self._waiting: list[str] = []
         self._row: list[str] = []
         self._size = 0  # of the row
+        self._put_back_to, self._error = number, ""
         self.number = number  # of lines that were read
 
     def __iter__(self) -> "_Lines":
@@ -95,6 +101,8 @@ class _Lines:
         line = self._waiting.pop() if self._waiting else next(self._lines)
         self._row.append(line)
         self.number += 1
+        if len(self._row) > 1 and self.number <= self._put_back_to:
+            raise csv.Error(self._error)
         # A limit of cells alone does not end a row of many short ones.
         self._size += max(len(line), _SHORTEST_LINE)
         if self._size > LONGEST_RECORD_BYTES:
@@ -105,7 +113,10 @@ class _Lines:
         self._row.clear()
         self._size = 0
 
-    def give_back_all_but_first(self) -> None:
+    def give_back_all_but_first(self, error: str) -> None:
+        """Puts back the lines of a row that ended in `error`."""
+        if self.number > self._put_back_to:
+            self._put_back_to, self._error = self.number, error
         self._waiting += reversed(self._row[1:])
         self.number -= len(self._row) - 1
 

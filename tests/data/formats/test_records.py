@@ -8,8 +8,11 @@ import json
 import lzma
 import sys
 import zlib
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bert_jax.__main__ import main
 from bert_jax.data.corpus.prepare import prepare
@@ -164,6 +167,45 @@ def test_a_row_that_never_ends_is_refused_before_it_fills_the_memory(tmp_path, m
     with pytest.raises(UsageError, match=r"a.csv, line 2: a row longer than .*a quote not closed"):
         list(delimited.csv_rows(tmp_path / "a.csv", lines, ",", begun=1))
     assert len(taken) <= 1_001
+
+
+def _rows_tried_one_by_one(lines):
+    """Returns the rows of lines, and how many are bad: each bad row costs its first line."""
+    rows, bad, at = [], 0, 0
+    while at < len(lines):
+        reader = csv.reader(lines[at:], strict=True)
+        try:
+            cells = next(reader)
+            at += reader.line_num
+            rows.append((at, cells))
+        except csv.Error:
+            bad, at = bad + 1, at + 1
+    return rows, bad
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text('"",a\r\n\n', max_size=60))
+def test_bad_rows_cost_their_first_lines_and_no_others(text):
+    lines = io.StringIO(text, newline="\n").readlines()
+    bad = []
+    rows = delimited.csv_rows(Path("a.csv"), iter(lines), ",", refuse=bad.append)
+    assert (list(rows), len(bad)) == _rows_tried_one_by_one(lines)
+
+
+def test_time_to_leave_out_rows_does_not_grow_with_the_square_of_them(monkeypatch):
+    """Each line is looked at a few times, however many rows never end: counted, not timed."""
+    looked_at, reader = [], csv.reader
+
+    def watched(lines, **options):
+        return reader((looked_at.append(1) or line for line in lines), **options)
+
+    monkeypatch.setattr(csv, "reader", watched)
+    for line in ('a","\n', 'a "b",", c""d\n'):
+        looked_at.clear()
+        bad = []
+        lines = iter([line] * 3_000)
+        assert not list(delimited.csv_rows(Path("a.csv"), lines, ",", refuse=bad.append))
+        assert len(bad) == 3_000 and len(looked_at) < 4 * 3_000
 
 
 # --- parquet --------------------------------------------------------------------------------------
