@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bert_jax.data.formats import delimited
 from bert_jax.data.formats.records import require_column
 from bert_jax.data.sources.document import Document
 from bert_jax.data.sources.stream import SourceStream
@@ -24,14 +25,20 @@ def find_column(path: Path, schema: Any, fields: tuple[str, ...]) -> list[str]:
         require_column(path, schema.names, fields)
         raise AssertionError("a name that the schema has leads somewhere")
     require_column(path, schema.names, (found[0],))
-    kind = schema.field(found[0]).type
-    for name in found[1:]:
-        kind = kind.field(name).type
+    kind = type_of(schema, found)
     if not _is_text(kind):
         raise UsageError(
             f"{path}: column {'.'.join(found)!r} is {brief(str(kind))[1:-1]}, not text{_REFUSED}"
         )
     return found
+
+
+def type_of(schema: Any, names: list[str]) -> Any:
+    """Returns the type of the column, or field of a struct, that `names` lead to."""
+    kind = schema.field(names[0]).type
+    for name in names[1:]:
+        kind = kind.field(name).type
+    return kind
 
 
 def _inside(schema: Any, name: str) -> list[str] | None:
@@ -95,11 +102,20 @@ def documents_of(
 def _documents_of_batch(
     path: Path, stream: SourceStream, batch: Any, names: list[str], first: int
 ) -> Iterator[Document]:
+    longest, encoding = delimited.LONGEST_RECORD_BYTES, stream.reading.encoding
     for number, value in enumerate(_bytes_of(batch.column(names[0]), names[1:]), first):
+        if value is not None and len(value) > longest:
+            stream.refuse(
+                UsageError(
+                    f"{path}, row {number}: longer than {longest >> 20} MiB; a row holds one "
+                    "document: split this one"
+                )
+            )
+            continue
         try:
-            text = None if value is None else value.decode(stream.reading.encoding or "utf-8")
+            text = None if value is None else value.decode(encoding or "utf-8")
         except UnicodeDecodeError as error:
-            kind = stream.reading.encoding or "UTF-8"
+            kind = encoding or "UTF-8"
             field = ".".join(names)
             stream.refuse(
                 UsageError(f"{path}, row {number}: {field!r} is not {kind} ({error.reason})")
@@ -109,9 +125,11 @@ def _documents_of_batch(
             yield found
 
 
-def _bytes_of(array: Any, names: list[str]) -> list[bytes | None]:
+def _bytes_of(array: Any, names: list[str]) -> Iterable[bytes | None]:
     """Returns a column of text, or the field of a struct that `names` lead to, as bytes: text that
     is not UTF-8 is then the error of one row.
+
+    A word of a dictionary is looked up for each row: all rows at once might not fit into memory.
     """
     import pyarrow
     import pyarrow.compute
@@ -119,10 +137,13 @@ def _bytes_of(array: Any, names: list[str]) -> list[bytes | None]:
     array.validate()
     for name in names:
         array = pyarrow.compute.struct_field(array, name)
-    if pyarrow.types.is_dictionary(array.type):
-        words = _checked(array.dictionary)
-        array = pyarrow.DictionaryArray.from_arrays(array.indices, words).dictionary_decode()
-    return _checked(array).to_pylist()
+    if not pyarrow.types.is_dictionary(array.type):
+        return _checked(array).to_pylist()
+    words = _checked(array.dictionary)
+    # Numbers that lead out of the dictionary are refused here.
+    numbers = pyarrow.DictionaryArray.from_arrays(array.indices, words).indices
+    places = (number.as_py() for number in numbers)
+    return (None if place is None else words[place].as_py() for place in places)
 
 
 def _checked(array: Any) -> Any:

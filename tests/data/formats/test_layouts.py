@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from bert_jax.__main__ import main
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.formats import delimited, parquet
 from bert_jax.data.sources import document
 from bert_jax.data.sources.files import find_files
 from bert_jax.data.sources.read import left_out, read_documents
@@ -60,11 +61,11 @@ def write_parquet(path: Path, column: object, name: str = "text") -> None:
     parquet.write_table(table, path)
 
 
-def write_arrow(path: Path, found: object, *, is_file: bool) -> None:
+def write_arrow(path: Path, found: object, *, is_file: bool, rows: int = 7) -> None:
     table = pa.table({"text": found})
     new = pa.ipc.new_file if is_file else pa.ipc.new_stream
     with new(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=7)
+        writer.write_table(table, max_chunksize=rows)
 
 
 def write_csv(path: Path, found: list[str]) -> None:
@@ -528,6 +529,46 @@ def test_lengths_that_lead_out_of_an_arrow_file_are_damage(tmp_path, kind):
     path.write_bytes(data.replace(length, struct.pack("<i", 2**30) + length[4:]))
     with pytest.raises(UsageError, match=r"a.arrow: damaged Arrow file \("):
         read(path, text_field="text.text" if kind == "struct" else "text")
+
+
+@pytest.mark.parametrize("kind", ["words", "typed words", "differences", "arrow"])
+def test_a_small_file_of_many_long_texts_does_not_fill_the_memory(tmp_path, monkeypatch, kind):
+    """A row may be any word of a dictionary, or begin as the row before."""
+    from pyarrow import parquet as writer
+
+    monkeypatch.setattr(parquet, "_BYTES", 4 << 20, raising=False)
+    text = "word " * (1 << 17)
+    column = pa.array([text] * 300)
+    table = pa.table({"text": column if "typed" not in kind else column.dictionary_encode()})
+    path = tmp_path / ("a.arrow" if kind == "arrow" else "a.parquet")
+    if kind == "arrow":
+        write_arrow(path, column.dictionary_encode(), is_file=True, rows=300)
+    elif kind == "differences":
+        options = {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}
+        writer.write_table(table, path, **options)
+    else:
+        writer.write_table(table, path)
+    assert path.stat().st_size < 1 << 20
+    pool = pa.default_memory_pool()
+    watched = pa.proxy_memory_pool(pool)
+    pa.set_memory_pool(watched)
+    try:
+        rows = sum(1 for _ in read_documents([str(path)]))
+    finally:
+        pa.set_memory_pool(pool)
+    assert rows == 300 and (watched.max_memory() or 0) < 32 << 20
+
+
+@pytest.mark.parametrize("column", [pa.array, lambda t: pa.array(t).dictionary_encode()])
+def test_a_row_that_is_too_long_is_refused(tmp_path, monkeypatch, column):
+    monkeypatch.setattr(delimited, "LONGEST_RECORD_BYTES", 40)
+    found = ["the old cat", "", "the cat " * 9, "a dog"]
+    write_parquet(tmp_path / "a.parquet", column(found))
+    write_arrow(tmp_path / "a.arrow", column(found), is_file=False)
+    for name in ("a.parquet", "a.arrow"):
+        with pytest.raises(UsageError, match=rf"{name}, row 3: longer than .* split this one"):
+            read(tmp_path / name)
+        assert read(tmp_path / name, skips_records=True) == ["the old cat", "a dog"]
 
 
 def test_a_file_that_ends_in_the_middle_of_a_character(tmp_path):
