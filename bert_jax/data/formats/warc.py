@@ -11,6 +11,10 @@ from bert_jax.errors import UsageError, brief
 # Of one record that are read; a page beyond is cut there, which no text of people reaches.
 _LONGEST_RECORD_BYTES = 128 << 20
 _LONGEST_LINE_BYTES = 1 << 20
+# Of a page whose tags are nested deeper, all text is taken: to look for the main text takes time
+# that grows with the square of the depth, and no signal ends it. Browsers nest 512 levels.
+_DEEPEST = 500
+_TOO_DEEP = " > ".join("*" * (_DEEPEST + 1))
 _HTML = ("text/html", "application/xhtml+xml")
 _BEGINNING, _VERSION = b"WARC/", b"WARC/1."
 _TYPE, _LENGTH = b"warc-type", b"content-length"
@@ -24,8 +28,9 @@ def read_texts(path: Path, stream: SourceStream) -> Iterator[Document]:
 
 
 def read_pages(path: Path, stream: SourceStream) -> Iterator[Document]:
-    """Yields the main text of each HTML page of a WARC file ("response"), and the text of each
-    record that has been converted; what else was fetched is passed over.
+    """Yields the main text of each HTML page of a WARC file ("response"), or all of it where its
+    tags are nested too deep, and the text of each record that has been converted; what else was
+    fetched is passed over.
     """
     for where, kind, content in _records(path, stream):
         if kind == b"conversion":
@@ -47,6 +52,7 @@ def _converted(where: str, content: bytes, stream: SourceStream) -> Iterator[Doc
 def _page(where: str, content: bytes, stream: SourceStream) -> Iterator[Document]:
     from fastwarc.warc import WarcRecord, WarcRecordType
     from resiliparse.extract.html2text import extract_plain_text
+    from resiliparse.parse.html import HTMLTree
 
     response = WarcRecord()
     response.record_type = WarcRecordType.response
@@ -61,7 +67,10 @@ def _page(where: str, content: bytes, stream: SourceStream) -> Iterator[Document
         reason = brief(str(error))[1:-1]
         stream.refuse(UsageError(f"{where}: its HTTP response cannot be unpacked ({reason})"))
         return
-    text = extract_plain_text(_decoded(page, response.http_charset), main_content=True)
+    tree = HTMLTree.parse(_decoded(page, response.http_charset))
+    root = tree.document
+    is_deep = root is not None and root.query_selector(_TOO_DEEP) is not None
+    text = extract_plain_text(tree, main_content=not is_deep)
     if found := stream.document(text):
         yield found
 

@@ -453,6 +453,15 @@ def test_pages_of_a_crawl(tmp_path):
         read(tmp_path / "b.wet")
 
 
+def test_no_main_text_is_looked_for_where_tags_are_nested_too_deep(tmp_path):
+    """It takes time that grows with the square of the depth; all text of the page does not."""
+    text = "This is the text of a page, which says something about cats and dogs."
+    for depth, found in ((480, [text]), (510, ["Home", text])):
+        page = f"<html><body><nav>Home</nav>{'<div>' * depth}<p>{text}</p></body></html>"
+        (tmp_path / "a.warc").write_bytes(response("", page.encode()))
+        assert "\n".join(read(tmp_path / "a.warc")).split("\n") == found
+
+
 _PAGE = "<html><body><p>The text of a page of the web, with größe and dogs.</p></body></html>"
 
 
