@@ -26,6 +26,9 @@ _FORMATS = (".tsv", ".csv", ".jsonl")
 _PLAIN = ".txt"
 # Where a record has the number of its line, from 0: no column has such a name.
 _LINE = "\n"
+# A packed file may become a thousand times as large, and all of it is held: as bytes, and as rows
+# that take several times as much.
+_LARGEST_UNPACKED_BYTES = 1 << 30
 # Standard input, wherever a file is expected.
 STDIN = Path("/dev/stdin")
 # A row with one of these for a label has none: SNLI marks so what its judges did not agree on.
@@ -75,7 +78,8 @@ def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow
 def read_text(path: Path) -> str:
     """Returns the content of a UTF-8 file, packed or not, with line ends as they are.
 
-    Raises UsageError if it is not there, is damaged or is not UTF-8.
+    Raises UsageError if it is not there, is damaged, is not UTF-8 or is too large when it is
+    unpacked.
     """
     if path == STDIN:
         data = sys.stdin.buffer.read()
@@ -83,7 +87,12 @@ def read_text(path: Path) -> str:
         packing = path.suffix if path.suffix in PACKED else ""
         require_packages({packing: path})
         with opened(path, name=path, suffix=packing, reading=SourceOptions()) as stream:
-            data = stream.read()
+            data = stream.read(_LARGEST_UNPACKED_BYTES + 1 if packing else -1)
+        if packing and len(data) > _LARGEST_UNPACKED_BYTES:
+            raise UsageError(
+                f"{path}: more than {_LARGEST_UNPACKED_BYTES >> 30} GiB when it is unpacked, and "
+                "all of it would be held; split it, or unpack it first where memory is plenty"
+            )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

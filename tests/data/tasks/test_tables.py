@@ -34,6 +34,19 @@ def test_glue_tsv_quotes_nothing(tmp_path):
     assert rows[1].location == f"{path}, line 3" and rows[1].id == "1" and skipped == 0
 
 
+def test_a_packed_file_that_becomes_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_LARGEST_UNPACKED_BYTES", 1 << 20, raising=False)
+    text = "a" * (1 << 20)
+    packed = tmp_path / "a.txt.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert tables.read_text(packed) == text
+    packed.write_bytes(gzip.compress(text.encode() * 30))
+    with pytest.raises(UsageError, match=r"a.txt.gz: more than .* when it is unpacked.*; split it"):
+        tables.read_text(packed)
+    # One that is not packed has the size that its user sees.
+    assert tables.read_text(write(tmp_path / "a.txt", text * 2)) == text * 2
+
+
 def test_a_tsv_without_a_header(tmp_path):
     path = write(tmp_path / "train.tsv", "gj04\t1\t\tThey sat.\n")
     columns = ["source", "label", "star", "sentence"]
