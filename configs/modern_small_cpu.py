@@ -51,8 +51,6 @@ def config(hidden_size: int = 256) -> TrainConfig:
             schedule="warmup_stable_decay",
             options={"decay_steps": 420},
         ),
-        phases=(
-            dataclasses.replace(phase, steps=1250, max_predictions=-1, masked_lm_prob=0.3),
-        ),
+        phases=(dataclasses.replace(phase, steps=1250, max_predictions=-1, masked_lm_prob=0.3),),
     )
     return at_width(recipe, hidden_size)

@@ -1,6 +1,5 @@
 """Parquet files, one column of which holds a document a row."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ from bert_jax.errors import UsageError
 _ROWS, _BYTES = 256, 256 << 20
 # Rows held at a time of a column that is a dictionary in memory, too: four bytes each.
 _NUMBERS = 1 << 16
-# How a page begins, in Thrift's compact protocol: its kind, and its size when it is unpacked.
-_PAGE = re.compile(rb"\x15(?P<kind>[\0-\x7f])\x15(?P<size>[\x80-\xff]{0,4}[\0-\x7f])")
-_DICTIONARY = b"\x04"
 
 
 def read_parquet(path: Path, stream: SourceStream) -> Iterator[Document]:
@@ -31,10 +27,10 @@ def read_parquet(path: Path, stream: SourceStream) -> Iterator[Document]:
         # A buffer: else it would read the column of a whole row group at once.
         file = parquet.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
         names = find_column(path, file.schema_arrow, stream.reading.fields)
-        yield from documents_of(path, stream, _batches(file, stream, names), names)
+        yield from documents_of(path, stream, _batches(file, names), names)
 
 
-def _batches(file: Any, stream: SourceStream, names: list[str]) -> Iterator[Any]:
+def _batches(file: Any, names: list[str]) -> Iterator[Any]:
     from pyarrow.types import is_dictionary
 
     column = ".".join(names)
@@ -46,29 +42,24 @@ def _batches(file: Any, stream: SourceStream, names: list[str]) -> Iterator[Any]
             # Each batch has the whole dictionary again, and a row is a number.
             rows = _NUMBERS
         else:
-            rows = min(_ROWS, max(1, _BYTES // max(1, _longest(chunk, stream))))
+            rows = min(_ROWS, max(1, _BYTES // max(1, _longest(chunk))))
         yield from file.iter_batches(
             batch_size=rows, row_groups=[group], columns=[column], use_threads=False
         )
 
 
-def _longest(chunk: Any, stream: SourceStream) -> int:
-    """Returns how many bytes a row of a column may have; where each row takes up as many bytes in
-    its page as it has, how many it has in the mean.
+def _longest(chunk: Any) -> int:
+    """Returns how many bytes a row of a column may have, about; where each row takes up as many
+    bytes in its page as it has, how many it has in the mean.
 
     A few bytes of a file may be many long texts: a row may be any word of a dictionary, and in the
-    encoding by differences it may begin as the row before. A page that does not begin as writers
-    begin them may hold anything.
+    encoding by differences it may begin as the row before.
     """
+    whole = chunk.total_uncompressed_size
     if "DELTA_BYTE_ARRAY" in chunk.encodings:
-        return chunk.total_uncompressed_size
-    mean = chunk.total_uncompressed_size // max(1, chunk.num_values)
-    stream.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
-    head = _PAGE.match(stream.read(16))
-    if head is None:
-        return chunk.total_uncompressed_size
-    if head["kind"] != _DICTIONARY:
+        return whole
+    mean = whole // max(1, chunk.num_values)
+    if chunk.dictionary_page_offset is None:
         return mean
-    # Seven bits a byte, the lowest first; twice the number, since the last bit is the sign.
-    size = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(head["size"])) // 2
-    return max(size, mean)
+    packed = chunk.data_page_offset - chunk.dictionary_page_offset
+    return max(mean, whole * packed // max(1, chunk.total_compressed_size))
