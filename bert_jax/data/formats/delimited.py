@@ -101,7 +101,7 @@ class _Lines:
         line = self._waiting.pop() if self._waiting else next(self._lines)
         self._row.append(line)
         self.number += 1
-        if len(self._row) > 1 and self.number <= self._put_back_to:
+        if self.number <= self._put_back_to and len(self._row) > 1:
             raise csv.Error(self._error)
         # A limit of cells alone does not end a row of many short ones.
         self._size += max(len(line), _SHORTEST_LINE)
