@@ -15,8 +15,8 @@ class ComputeConfig:
     dtype: str = setting(
         "bfloat16", Rule("flag", "free"),
         "`bfloat16` or `float32`, for matrix products and activations. All else is always float32, "
-        "but for the sums over tokens in the gradients of words and biases, which have this type "
-        "where a device adds in it: a CPU does.",
+        "but for the sums over tokens in the gradients of words, positions and biases, which have "
+        "this type where a device adds in it: a CPU does.",
         choices=("bfloat16", "float32"), called=("precision", "mixed_precision", "bf16", "fp16"),
     )
     remat: str = setting(

@@ -207,11 +207,9 @@ class Embeddings(nnx.Module):
         dtype: jnp.dtype,
         key: DropoutKey | None,
     ) -> jax.Array:
-        # In float32 until they are added up, as the tables of positions and segments are.
-        words_BLD = self.word(input_ids).astype(jnp.float32)
-        x_BLD = self.position.add(words_BLD, position_ids)
-        if self.token_type is not None:
-            x_BLD = x_BLD + self.token_type(token_type_ids)
+        x_BLD = self.position.add(self.word(input_ids), position_ids)
+        if self.token_type is not None:  # in float32
+            x_BLD = x_BLD.astype(jnp.float32) + self.token_type(token_type_ids)
         if self.layer_norm is not None:
             x_BLD = self.layer_norm(x_BLD)
         x_BLD = x_BLD.astype(dtype)

@@ -22,14 +22,18 @@ class Role(NamedTuple):
     is_factor: bool = False
 
 
-# Each row of a table of positions or segments gets the gradient of very many tokens, which float32
-# alone adds up.
-_TABLE, _VECTOR = Role(True, False), Role(False, False)
-_MATRIX = Role(True, True, is_factor=True)
+_TABLE, _VECTOR = Role(True, True), Role(False, False)
+_MATRIX = _TABLE._replace(is_factor=True)
+# A row of it gets the gradient of half of all tokens, which float32 alone adds up.
+_SEGMENTS = Role(True, False)
 COLUMNS, ROWS = _MATRIX._replace(tensor_dim=1), _MATRIX._replace(tensor_dim=0)
 CUT_BIAS = _VECTOR._replace(tensor_dim=0)
 # What a position kind does with a table of its own nobody knows.
-_WORDS = {"word.embedding": _MATRIX, "decoder.embedding": _MATRIX}
+_TABLES = {
+    "word.embedding": _MATRIX,
+    "decoder.embedding": _MATRIX,
+    "token_type.embedding": _SEGMENTS,
+}
 _BY_LAST_NAME = {"kernel": _MATRIX, "embedding": _TABLE, "bias": _VECTOR, "scale": _VECTOR}
 # The feed-forward part is cut by its inner width, as in Megatron-LM (Shoeybi et al. 2019, section
 # 3).
@@ -50,7 +54,7 @@ def role_of(path: tuple) -> Role | None:
     names = [str(getattr(entry, "key", None)) for entry in path[-2:]]
     name = ".".join(names)
     declared = [table[entry].roles for table in (MIXERS, SCORES) for entry in table.names()]
-    found = {roles[name] for roles in (_FEED_FORWARD, _WORDS, *declared) if name in roles}
+    found = {roles[name] for roles in (_FEED_FORWARD, _TABLES, *declared) if name in roles}
     if len(found) > 1:
         raise ValueError(f"parameter {name} has another role in another entry; rename it in one")
     return found.pop() if found else _BY_LAST_NAME.get(names[-1])
