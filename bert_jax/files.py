@@ -53,16 +53,19 @@ def read_plain(path: Path) -> bytes:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copies the files of a folder into another one, which may be there.
-
-    Raises UsageError for what is no file of its own: a link may lead anywhere, and a pipe has no
-    end.
-    """
+    """Copies the files of a folder into another one, which may be there; raises as `copy_file`."""
     target.mkdir(parents=True, exist_ok=True)
-    for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
-        if not entry.is_file(follow_symlinks=False):
-            raise UsageError(f"{brief(entry.path)[1:-1]} is no plain file; take it away")
-        shutil.copyfile(entry.path, target / entry.name)
+    for path in sorted(source.iterdir()):
+        copy_file(path, target / path.name)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file. Raises UsageError for what is no file of its own: a link may lead anywhere,
+    and a pipe has no end.
+    """
+    if not stat.S_ISREG(source.lstat().st_mode):
+        raise UsageError(f"{brief(str(source))[1:-1]} is no plain file; take it away")
+    shutil.copyfile(source, target)
 
 
 class Version(NamedTuple):

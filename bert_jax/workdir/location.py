@@ -349,10 +349,15 @@ def _files(place: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def copy_tree(source: Any, target: Any) -> None:
-    """Copies a directory, an `epath.Path`, to a place on this machine or in a bucket."""
+    """Copies a directory, an `epath.Path`, to a place on this machine or in a bucket.
+
+    Raises UsageError for a link in it, which may lead anywhere.
+    """
     if not is_address(target):
         target.mkdir(parents=True, exist_ok=True)
     for path in bucket.children(source):
+        if os.path.islink(path):
+            raise UsageError(f"{path} is a link; put what it leads to in its place")
         if is_dir(path):
             copy_tree(path, target / path.name)
         else:

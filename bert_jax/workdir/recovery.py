@@ -11,13 +11,12 @@ A branch is another run that goes on from one of the steps, in a workdir of its 
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import NoUsableCheckpoint, UsageError
-from bert_jax.files import copy_files, write_json
+from bert_jax.files import copy_file, copy_files, write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
 from bert_jax.workdir import checkpoint, location, log_reader, metrics_log, run_directory
@@ -144,8 +143,8 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
                 f"step {step} of {name} changed while it was copied: {trouble}"
             )
         copy_files(directory / TOKENIZER, building / TOKENIZER)
-        if (directory / EXPECTED).is_file():
-            shutil.copyfile(directory / EXPECTED, building / EXPECTED)
+        if (directory / EXPECTED).exists():
+            copy_file(directory / EXPECTED, building / EXPECTED)
         rows = [row for row in log_reader.read_rows(directory) if row["step"] <= step]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (building / metrics_log.METRICS).write_text(text, encoding="utf-8")

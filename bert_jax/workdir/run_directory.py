@@ -147,9 +147,10 @@ def stored(directory: Path) -> dict[str, Any]:
     found = strict_json.load_object(path, default={})
     _require_kinds(path, found, _KINDS)
     corpus = found.get("corpus") or {}
-    for each in (corpus, *(corpus.get(SOURCES) or {}).values()):
-        _require_kinds(path, {"corpus": each}, _KINDS)
-        _require_kinds(path, each, _CORPUS_KINDS)
+    _require_kinds(path, corpus, _CORPUS_KINDS)
+    for name, source in (corpus.get(SOURCES) or {}).items():
+        _require_kinds(path, {name: source}, {name: dict})
+        _require_kinds(path, source, _CORPUS_KINDS)
     return found
 
 

@@ -287,6 +287,14 @@ def test_a_link_to_what_is_elsewhere_is_refused_before_anything_is_removed(saved
     with pytest.raises(UsageError, match="checkpoints/450 is a link"):
         recovery.roll_back(saved, 8)
     assert (victim / "2019").is_dir()
+    # A branch takes nothing along that is elsewhere.
+    (saved / "tokenizer").mkdir()
+    for place in (step_of(saved, 8) / "notes", saved / "expected.json"):
+        place.symlink_to("/etc/passwd")
+        with pytest.raises(UsageError, match=f"{place.name} is (a link|no plain file)"):
+            recovery.branch_off(saved, tmp_path / "branch", step=8)
+        place.unlink()
+    assert not (tmp_path / "branch").exists()
 
 
 @pytest.mark.parametrize(
