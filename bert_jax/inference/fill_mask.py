@@ -1,6 +1,5 @@
 """Fill masked words in: the quickest look at what a masked language model has learned."""
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,9 @@ from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 
 @dataclass(frozen=True)
 class Prediction:
-    """One candidate for one masked place."""
+    """One candidate for one masked place; `text` is the text that was given, with the candidate in
+    that place.
+    """
 
     probability: float
     token: str
@@ -42,16 +43,18 @@ def fill_mask(
     `forward_of(checkpoint)`, which is compiled once for many texts. Raises UsageError if there is
     no mask, no masked-LM head, or more tokens than the model has positions.
     """
-    ids = tokenizer.encode(text)
-    positions = [i for i, token in enumerate(ids) if token == tokenizer.special.mask]
+    ids, spans = tokenizer.encode_with_offsets(text)
+    masked = [i for i, token in enumerate(ids) if token == tokenizer.special.mask]
+    positions = [1 + i for i in masked]  # [CLS] stands before
     mask = tokenizer.tokens([tokenizer.special.mask])[0]
     if not positions:
         raise UsageError(f"{text!r} has no {mask}; write {mask} where a word should be guessed")
     require_parts(checkpoint, "mlm")
     model = checkpoint.config.model
-    if len(ids) > model.max_position_embeddings:
+    tokens = len(ids) + 2  # with [CLS] and [SEP]
+    if tokens > model.max_position_embeddings:
         raise UsageError(
-            f"the text has {len(ids)} tokens, the model {model.max_position_embeddings} positions; "
+            f"the text has {tokens} tokens, the model {model.max_position_embeddings} positions; "
             "shorten it"
         )
     note_unknown_ids(np.asarray(ids), tokenizer.special, what=repr(text))
@@ -69,26 +72,25 @@ def fill_mask(
     logits = logits[:, : tokenizer.vocab_size]
     probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
     results = []
-    for position, row_probabilities in zip(positions, probabilities, strict=True):
+    for place, row_probabilities in zip(masked, probabilities, strict=True):
         best = np.argsort(-row_probabilities, kind="stable")[:top]
-        results.append(
-            [
-                Prediction(
-                    probability=float(row_probabilities[token]),
-                    token=tokenizer.tokens([int(token)])[0],
-                    text=_text(tokenizer, [*ids[1:position], int(token), *ids[position + 1 : -1]]),
-                )
-                for token in best
-            ]
-        )
+        before, after = _around(text, spans[place])
+        results.append([])
+        for token in best.tolist():
+            (name,) = tokenizer.tokens([token])
+            word = tokenizer.decode([token]).strip() or name  # special tokens are not decoded
+            if tokenizer.kind == "wordpiece" and name.startswith("##"):
+                filled = before.rstrip() + word.removeprefix("##") + after
+            else:
+                filled = before + word + after
+            results[-1].append(Prediction(float(row_probabilities[token]), name, filled))
     return results
 
 
-def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """Readable text of `ids` with the masks, which decoding alone leaves out."""
-    mask = tokenizer.special.mask
-    pieces: list[str] = []
-    for is_mask, run in itertools.groupby(ids, key=mask.__eq__):
-        part = list(run)
-        pieces += tokenizer.tokens(part) if is_mask else [tokenizer.decode(part)]
-    return " ".join(pieces)
+def _around(text: str, span: tuple[int, int]) -> tuple[str, str]:
+    """Returns what stands before and behind a mask, whose span may have the spaces around it."""
+    first, end = span
+    found = text[first:end]
+    first += len(found) - len(found.lstrip())
+    end -= len(found) - len(found.rstrip())
+    return text[:first], text[end:]

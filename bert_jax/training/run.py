@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bert_jax.config import TrainConfig, flatten
-from bert_jax.errors import Diverged, NonFinite, Preempted, UsageError
+from bert_jax.errors import Diverged, Interrupted, NonFinite, Preempted, UsageError
 from bert_jax.files import write_json
 from bert_jax.model import bert
 from bert_jax.progress import Progress, note
@@ -43,6 +43,8 @@ from bert_jax.workdir.resume_policy import Change
 # tf.data waits, when its iterator goes, for what its threads are doing. The iterators of runs that
 # received a signal stay until the process ends.
 _abandoned: list[Any] = []
+# Why a run stopped before its end, as its log has it.
+_REASONS = {Interrupted: "Ctrl-C", Diverged: "diverged", NonFinite: "non-finite"}
 
 
 @dataclass(kw_only=True)
@@ -141,11 +143,10 @@ def train(
                     _abandoned.append(run.feed)
                     raise
                 saver.finish()
-                if isinstance(error, Preempted):
+                if type(error) is Preempted:
                     logger.event("preempt", step=run.step)
                 else:
-                    reason = "diverged" if isinstance(error, Diverged) else "non-finite"
-                    logger.event("stop", step=run.step, reason=reason)
+                    logger.event("stop", step=run.step, reason=_REASONS[type(error)])
                 _abandoned.append(run.feed)
                 _close(run)
                 raise

@@ -164,6 +164,10 @@ def test_a_signal(tmp_path, corpus, finished, files, verb, moment, number):
         assert len(lines) == 1 or verb == "study", said
         assert lines and re.search(kept, lines[-1]), said
     assert "Traceback" not in said and "Error" not in said, said
+    if (verb, moment) == ("pretrain", "step"):
+        last = json.loads((output / "events.jsonl").read_text().splitlines()[-1])
+        asked = ("stop", "Ctrl-C") if number == signal.SIGINT else ("preempt", None)
+        assert (last["event"], last.get("reason")) == asked
     assert seconds < _SECONDS + (3 if (verb, moment) == ("study", "run") else 0), said
 
     if number != signal.SIGINT and IS_LONG:

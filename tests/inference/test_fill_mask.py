@@ -75,9 +75,21 @@ def test_several_masks_are_filled_one_at_a_time(loaded):
     text = "The [MASK] eats [MASK] every day."
     first, second = loaded(text, top=2)
     for candidate in first:
-        assert candidate.text == f"the {candidate.token} eats [MASK] every day."
+        assert candidate.text == f"The {candidate.token} eats [MASK] every day."
     for candidate in second:
-        assert candidate.text == f"the [MASK] eats {candidate.token} every day."
+        assert candidate.text == f"The [MASK] eats {candidate.token} every day."
+
+
+def test_the_text_stays_as_it_was_given(loaded):
+    """Capitals, words of no vocabulary, spaces, marks; a piece of a word joins the one before."""
+    before = "Qu\u0301\u6f22  \U0001f40e says:  a sta"
+    for space in ("", " "):
+        ((*candidates,),) = loaded(f"{before}{space}[MASK].", top=227)
+        for candidate in candidates:
+            piece = candidate.token.removeprefix("##")
+            glue = "" if piece != candidate.token else space
+            assert candidate.text == f"{before}{glue}{piece}."
+        assert {c.token for c in candidates} > {"[SEP]", "[PAD]"}
 
 
 def test_a_text_without_mask_is_refused(loaded):
