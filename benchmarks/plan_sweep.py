@@ -1,4 +1,4 @@
-"""Plans of BERT-Base and -Large on a list of TPU slices, kept as JSON in `docs/plans/`.
+"""Plans of the large recipes on a list of TPU slices, kept as JSON in `docs/plans/`.
 
     python benchmarks/plan_sweep.py            # compile what is missing; hours on two cores
     python benchmarks/plan_sweep.py --list     # what there is
@@ -71,6 +71,9 @@ ENTRIES = (
     Entry("bert_base", "v6e:8x8"),
     Entry("bert_base", "tpu7x:2x4x4"),
     Entry("bert_base", "v5e:4x4", 2),
+    Entry("modern_base", "v4:4x4x4"),
+    Entry("modern_base", "v5e:8x8"),
+    Entry("modern_base", "v6e:8x8"),
 )
 
 
@@ -131,8 +134,8 @@ def _summary(entry: Entry, plan: dict) -> list[str]:
 
 def _table() -> list[str]:
     lines = [
-        "| plan | devices | length | memory, GiB a device | M cycles by schedule | estimated "
-        "| collectives, ms | step, ms | MFU | binds | whole recipe, hours | dollars |",
+        "| plan | devices | rows x length | memory, GiB a device | M cycles by schedule "
+        "| estimated | collectives, ms | step, ms | MFU | binds | whole recipe, hours | dollars |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in ENTRIES:
@@ -143,19 +146,20 @@ def _table() -> list[str]:
         where = f"`{plan['config']}`, {slices}{plan['topology']}"
         where += ", layers in a loop" if entry.is_scanned else ""
         for i, phase in enumerate(plan["phases"]):
+            shape = f"{phase['global_batch_size']:,} x {phase['sequence_length']:,}"
             total, dollars = "", ""
             if i == 0 and plan["fits"]:
                 total = f"{plan['total_hours']:.1f} ({plan['total_hours_overlapped']:.1f})"
                 dollars = f"{plan['dollars']:,.0f}" if plan["dollars"] is not None else "?"
             lines.append(
                 f"| {where if i == 0 else ''} | {plan['devices'] if i == 0 else ''} "
-                f"| {phase['sequence_length']} | {phase['memory_bytes'] / 2**30:.2f} "
+                f"| {shape} | {phase['memory_bytes'] / 2**30:.2f} "
                 f"| {_millions(phase.get('scheduled_cycles'))} "
                 f"| {_millions(phase['estimated_cycles'])} "
                 f"| {1e3 * phase['collective_seconds']:.1f} | {1e3 * phase['step_seconds']:.1f} "
                 f"| {100 * phase['mfu']:.0f} % | {phase['binds']} | {total} | {dollars} |"
                 if phase["fits"]
-                else f"| {where} | {plan['devices']} | {phase['sequence_length']} "
+                else f"| {where} | {plan['devices']} | {shape} "
                 f"| needs {phase['memory_bytes'] / 2**30:.2f} | | | | | | | | |"
             )
     return lines
