@@ -24,6 +24,7 @@ _MESSAGES = {
         ("byte_fallback", 35, 8, "false"),
     ],
     "NormalizerSpec": [
+        ("name", 1, 9, None),
         ("precompiled_charsmap", 2, 12, None),
         ("add_dummy_prefix", 3, 8, "true"),
         ("remove_extra_whitespaces", 4, 8, "true"),
@@ -35,6 +36,8 @@ _MODEL_FIELDS = [
     ("trainer", 2, "TrainerSpec"),
     ("normalizer", 3, "NormalizerSpec"),
 ]
+# The normalisations whose result is composed, as Unicode's NFKC is.
+_COMPOSING = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf")
 _NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
@@ -127,10 +130,17 @@ def convert(serialised: bytes, *, source: str) -> Any:
         )
         if model.normalizer.precompiled_charsmap:
             steps.append(normalizers.Precompiled(model.normalizer.precompiled_charsmap))
+    if steps and model.normalizer.name in _COMPOSING:
+        # `Precompiled` loses or leaves alone the marks of letters that are not composed, and does
+        # not compose half-width kana.
+        steps = [normalizers.NFC(), *steps, normalizers.NFC()]
+    has_prefix = model.normalizer.add_dummy_prefix
     if model.normalizer.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        # A space on the left is the one that a text begins with, or one behind a [MASK].
+        steps += [normalizers.Strip(left=not has_prefix), normalizers.Replace(Regex(" {2,}"), " ")]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    prepend = "always" if model.normalizer.add_dummy_prefix else "never"
+    # With "always" a space would stand behind every [MASK], as in no row that was trained on.
+    prepend = "first" if has_prefix else "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
         prepend_scheme=prepend, split=model.trainer.split_by_whitespace
     )

@@ -568,6 +568,8 @@ def test_converted_model_gives_the_ids_of_the_library(tmp_path, options):
         "  two  spaces ",
         "(ba) ((baba)) “kate” “bade” ([{<~ x\u00a0y ﬁ ½ ①",
         "unseen: λόγος ж",
+        "\x01\u200bba",
+        *(unicodedata.normalize("NFD", line) for line in corpus()[:27:9]),
     ]
     # Nothing in these lines ties; on real text a few lines in ten thousand do.
     assert ours.encode_sentences(lines) == library.encode(lines)
@@ -576,6 +578,39 @@ def test_converted_model_gives_the_ids_of_the_library(tmp_path, options):
     assert load_tokenizer(tmp_path).hash == ours.hash
     ours.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").hash == ours.hash
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_letters_in_parts_are_the_letters(lowercase):
+    """Japanese, Korean, Vietnamese, German and Greek as a Mac's file names have them, and
+    half-width kana.
+    """
+    import sentencepiece
+
+    words = "が プログラム 한글 Việt Größe ĠǛ Ά ẞ が Å"
+    lines = [*words.split(), words, "ｶﾞｷﾞ ﾊﾟｰｾﾝﾄ"]
+    model = sentencepiece_model.train(lines * 5, vocab_size=43, lowercase=lowercase)
+    library = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ours = sentencepiece_model.convert(model, source="model")
+    for line in lines:
+        for form in ("NFC", "NFD"):
+            text = unicodedata.normalize(form, line)
+            assert ours.encode(text).ids == library.encode(text) == library.encode(line)
+
+
+def test_a_mask_has_no_space_behind_it_that_is_not_there(sentencepiece):
+    """As in rows: the pieces around a masked one are what they were."""
+
+    def behind(text: str) -> str:
+        """Returns the piece behind the first mask."""
+        pieces = sentencepiece.tokens(sentencepiece.encode(text))
+        return pieces[pieces.index("[MASK]") + 1]
+
+    for text in ("[MASK]ba", "ba[MASK].", "ba[MASK]ba", "東[MASK]京"):
+        assert not behind(text).startswith("▁"), text
+    for text in ("ba [MASK] ba", "[MASK]  ba", "  ba[MASK] ba "):
+        assert behind(text).startswith("▁"), text
+    assert sentencepiece.encode("  ba") == sentencepiece.encode("ba")
 
 
 def test_albert_preparation_of_a_model(tmp_path):
