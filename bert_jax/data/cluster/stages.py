@@ -47,6 +47,7 @@ from bert_jax.data.corpus.trained_tokenizer import train_or_find
 from bert_jax.data.language import scripts
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.data.tokenizer.unknown import note_letters_in_parts
 from bert_jax.errors import BertJaxError, DataDamaged
 
 
@@ -183,6 +184,7 @@ def vocabulary(
                 _marks(job).keep(mark.name, mark)
         else:
             tokenizer, names = load_tokenizer(there), sorted(file.name for file in there.iterdir())
+        note_letters_in_parts(beginning(texts), tokenizer)
     is_spaceless = scripts.is_mostly_spaceless(beginning(texts))
     return SharedTokenizer(tokenizer.hash, tokenizer.vocab_size, tuple(names), is_spaceless)
 
@@ -342,5 +344,5 @@ def finish(
         left = [f"{split}/{n}" for n in (job.output / split).names()]
         job.output.remove([name for name in left if name not in manifest["files"]])
     job.output.write(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-    note_what_is_unknown(joined, "the characters of the corpus", is_trained=job.request.trains)
+    note_what_is_unknown(joined, is_trained=job.request.trains)
     return manifest["fingerprint"]

@@ -50,7 +50,7 @@ from bert_jax.data.sources.address import is_address
 from bert_jax.data.sources.read import left_out
 from bert_jax.data.sources.stream import SourceOptions, require_encoding, require_layout
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.data.tokenizer.unknown import note_unknown
+from bert_jax.data.tokenizer.unknown import note_letters_in_parts, note_unknown
 from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
 from bert_jax.progress import note
@@ -64,8 +64,13 @@ _NO_UNKNOWN = (
     "wordpiece or sentencepiece, which are trained on it (to go on from a model, keep its own)"
 )
 _MORE_KNOWN = (
-    "the text has characters that the vocabulary lacks: a larger `vocab_size` has room for more, "
-    "and `tokenizer` sentencepiece or bpe for all of them"
+    "the text has characters that the vocabulary lacks, or words of more than 100 characters, such "
+    "as rules of tables, which wordpiece does not cut: a larger `vocab_size` has room for more "
+    "characters, and `tokenizer` sentencepiece or bpe for all"
+)
+_NO_UNKNOWN_ADDED = (
+    "the corpus's vocabulary lacks characters of this text, or the text has words of more than 100 "
+    "characters: a new `output`, prepared from all sources, has a vocabulary of its own"
 )
 
 
@@ -345,6 +350,7 @@ def write(
         if before is None:
             forget(output / "tokenizer", folder)
             tokenizer.save(output / "tokenizer")
+    note_letters_in_parts(look.beginning, tokenizer)
     require_room(output, folder, text_bytes=survey.text_bytes, vocab_size=tokenizer.vocab_size)
     encoding = Encoding(output / "tokenizer", tokenizer.hash, folder, request.rules)
     # More processes would have nothing to do: those of a short text begin later than it is encoded.
@@ -377,13 +383,15 @@ def write(
     )
     write_whole(output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
-    what = "the characters of the corpus" if before is None else "the characters that are added"
-    note_what_is_unknown(joined, what, is_trained=given is None)
+    note_what_is_unknown(joined, is_trained=given is None, is_added=before is not None)
     return open_corpus(output)
 
 
-def note_what_is_unknown(joined: Mapping[str, JoinedSplit], what: str, *, is_trained: bool) -> None:
+def note_what_is_unknown(
+    joined: Mapping[str, JoinedSplit], *, is_trained: bool, is_added: bool = False
+) -> None:
     """Notes where the tokenizer does not know much of the text that was joined now."""
     text = joined["train"].added + joined["validation"].added
-    remedy = _MORE_KNOWN if is_trained else _NO_UNKNOWN
+    what = "the characters that are added" if is_added else "the characters of the corpus"
+    remedy = _NO_UNKNOWN_ADDED if is_added else _MORE_KNOWN if is_trained else _NO_UNKNOWN
     note_unknown(text.unknown_characters, text.characters, what, remedy)
