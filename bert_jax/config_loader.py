@@ -9,7 +9,6 @@ a parameter `hidden_size` receives the width that was asked for: what suits the 
 
 import contextlib
 import dataclasses
-import difflib
 import inspect
 import json
 import re
@@ -33,7 +32,7 @@ from bert_jax.config import (
 )
 from bert_jax.config.fields import numbered
 from bert_jax.config_checks import complete, validate
-from bert_jax.errors import UsageError, brief
+from bert_jax.errors import UsageError, brief, did_you_mean
 from bert_jax.files import read_plain
 from bert_jax.progress import note_once
 
@@ -321,8 +320,8 @@ def _suggestion(error: Exception) -> str:
 
 
 def _close(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f". Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, names)
+    return hint and f".{hint}"
 
 
 def path_or_address(text: str) -> Path | str:

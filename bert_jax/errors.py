@@ -4,6 +4,7 @@ A message names the file, field or value that is wrong and says what to do next.
 mean "do not restart: a restart would meet the same error", all others "restart at will".
 """
 
+import difflib
 import errno
 import os
 import re
@@ -135,6 +136,12 @@ def brief(value: object) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxother = 120
     return short.repr(value)
+
+
+def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Returns what to say after an unknown `name`: the one of `names` that it resembles, if any."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f" Did you mean {brief(close[0])}?" if close else ""
 
 
 def some(texts: Iterable[str], most: int = 8) -> str:

@@ -5,12 +5,11 @@ config is read in an instant. A config that is a `.py` file, or a file given wit
 registers its own entries: `OBJECTIVES.register("mine", Mine())`.
 """
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, did_you_mean
 
 
 class Registry:
@@ -53,8 +52,7 @@ class Registry:
 
     def problem(self, name: str) -> str:
         """Returns what to say of a name that is not there."""
-        close = difflib.get_close_matches(name, self.names(), n=1, cutoff=0.5)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, self.names(), cutoff=0.5)
         return (
             f"is {name!r}; choose one of {', '.join(self.names())}.{hint} If a file of yours "
             "registers it, name that file with `extend`"

@@ -1,7 +1,6 @@
 """Turns configs into plain JSON values and back, with errors that name the field."""
 
 import dataclasses
-import difflib
 import json
 import types
 import typing
@@ -18,7 +17,7 @@ from bert_jax.config.fields import (
     item_of,
     settings_of,
 )
-from bert_jax.errors import UsageError, brief
+from bert_jax.errors import UsageError, brief, did_you_mean
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -184,7 +183,4 @@ def _join(path: str, key: str) -> str:
 
 def nearest(key: str, names) -> str:
     """Returns what to say after an unknown `key`: the name it resembles, or all there are."""
-    close = difflib.get_close_matches(key, list(names), n=1, cutoff=0.5)
-    if close:
-        return f" Did you mean {close[0]!r}?"
-    return f" Fields here: {', '.join(names)}."
+    return did_you_mean(key, names, cutoff=0.5) or f" Fields here: {', '.join(names)}."

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from bert_jax import strict_json
 from bert_jax.data.formats import delimited
@@ -73,7 +74,7 @@ def _inside(record: Any, name: str) -> Any:
 
 
 def _either(fields: tuple[str, ...]) -> str:
-    return " or ".join(map(repr, fields))
+    return " or ".join(dict.fromkeys(repr(normalize("NFC", field)) for field in fields))
 
 
 def read_csv(path: Path, stream: SourceStream) -> Iterator[Document]:

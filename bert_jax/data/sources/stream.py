@@ -5,6 +5,7 @@ import codecs
 import gzip
 import importlib.util
 import io
+import itertools
 import lzma
 import zlib
 from collections import Counter
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+from unicodedata import normalize
 
 from bert_jax.data.sources.address import AnyFile
 from bert_jax.data.sources.document import Document, paragraphs_of
@@ -43,7 +45,12 @@ class SourceOptions:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return tuple(name for name in map(str.strip, self.text_field.split(",")) if name)
+        """Returns the names that are looked for: each as it was typed, and with its letters
+        composed and decomposed, since either form may be that of the file.
+        """
+        names = [name for name in map(str.strip, self.text_field.split(",")) if name]
+        forms = ((name, normalize("NFC", name), normalize("NFD", name)) for name in names)
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(forms)))
 
 
 @dataclass(kw_only=True)
@@ -146,19 +153,24 @@ class SourceStream(io.BufferedReader):
                 f"{self._path}, line {line}: the file ends in the middle of a character of {name} "
                 f"(offset {offset + self._skipped}): it was cut; fetch it again, or delete its end"
             )
-        packed = next((kind for magic, kind in _MAGIC.items() if self._head.startswith(magic)), "")
-        if packed:
-            remedy = f"it begins as {packed} does: let its name end so, or unpack it"
-        elif encoding == "utf-8":
-            remedy = "if Windows wrote it, `encoding` cp1252 reads it"
-        else:
-            remedy = "give it another `encoding`, or convert the file to UTF-8"
+        other = "give it another `encoding`, or convert the file to UTF-8"
+        remedy = misnamed(self._head) or (OF_WINDOWS if encoding == "utf-8" else other)
         return UsageError(
             f"{self._path}, line {line}: not {name} (byte 0x{byte:02x} at offset "
             f"{offset + self._skipped}); {remedy}"
         )
 
 
+def misnamed(head: bytes) -> str:
+    """Returns what to do with a file that begins with `head`, if that is no text but of a kind that
+    is known.
+    """
+    kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+    return f"it begins as {kind} does: let its name end so, or unpack it" if kind else ""
+
+
+# The remedy of text that is not UTF-8.
+OF_WINDOWS = "if Windows wrote it, `encoding` cp1252 reads it"
 # The longer marks first: that of UTF-32 begins with that of UTF-16.
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",

@@ -3,23 +3,38 @@
 A row knows the file and line it came from: whatever is wrong with it later is reported by name.
 """
 
+import codecs
 import contextlib
 import csv
+import functools
 import io
 import json
 import math
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
-from bert_jax.data.formats.delimited import csv_rows, find_delimiter, tab_rows, wrong_cells
+from bert_jax.data.formats.delimited import (
+    csv_rows,
+    find_delimiter,
+    names_of,
+    tab_rows,
+    wrong_cells,
+)
 from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.sources.read import load_tfds
-from bert_jax.data.sources.stream import PACKED, SourceOptions, opened, require_packages
-from bert_jax.errors import UsageError, brief
+from bert_jax.data.sources.stream import (
+    PACKED,
+    SourceOptions,
+    misnamed,
+    opened,
+    require_packages,
+)
+from bert_jax.errors import UsageError, brief, did_you_mean
 from bert_jax.progress import note
 
 _FORMATS = (".tsv", ".csv", ".jsonl")
@@ -33,6 +48,8 @@ _LARGEST_UNPACKED_BYTES = 1 << 30
 STDIN = Path("/dev/stdin")
 # A row with one of these for a label has none: SNLI marks so what its judges did not agree on.
 _UNLABELLED = ("", "-")
+# Names of columns are compared so: macOS decomposes letters that a keyboard composes.
+_nfc = functools.partial(unicodedata.normalize, "NFC")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +84,8 @@ def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow
     """
     texts = (given,) if isinstance(given, str) else given
     if isinstance(given, Mapping):
-        texts = [given.get(column) for column in columns]
+        named = {_nfc(str(name)): text for name, text in given.items()}
+        texts = [named.get(_nfc(column)) for column in columns]
     is_whole = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
     if not is_whole or len(texts) not in ((len(columns),) if columns else (1, 2)):
         wanted = f"the text of {' and '.join(columns)}" if columns else "a text or a pair of two"
@@ -96,7 +114,21 @@ def read_text(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error}; convert it") from error
+        raise _not_utf8(path, error) from error
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> UsageError:
+    data, offset = error.object, error.start
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = "utf-16" if is_utf16 else "cp1252"
+    remedy = misnamed(data) or (
+        f"if Windows or Excel wrote it in {encoding}, `iconv -f {encoding} -t utf-8 FILE > NEW` "
+        "converts it"
+    )
+    line = 1 + data.count(b"\n", 0, offset)
+    return UsageError(
+        f"{path}, line {line}: not UTF-8 (byte 0x{data[offset]:02x} at offset {offset}); {remedy}"
+    )
 
 
 def read_rows(
@@ -120,6 +152,8 @@ def read_rows(
     UsageError that names file, line and column.
     """
     name = path.stem if path.suffix in PACKED else path.name
+    text_columns = [*map(_nfc, text_columns)]
+    label_column, id_column = (name and _nfc(name) for name in (label_column, id_column))
     others = (column for column in (label_column, id_column) if column is not None)
     wanted = [*text_columns, *others]
     # A text a line is for prediction: it has no label.
@@ -143,11 +177,15 @@ def read_rows(
         if missing is not None and skip_short:
             skipped += 1
             continue
-        if missing is not None:
-            there = ", ".join(key for key, value in record.items() if value is not None)
+        if missing is not None and missing in record:
             raise UsageError(
-                f"{location}: no column {missing!r}, only {there}; name the columns of the file, "
-                "or repair the line"
+                f"{location}: column {missing!r} is null; write text or a number, or leave the "
+                "line out"
+            )
+        if missing is not None:
+            raise UsageError(
+                f"{location}: no column {missing!r}, only {names_of([*record]) or '{}'}; name the "
+                "columns of the file, or repair the line"
             )
         texts = tuple(_text(record[column], location, column) for column in text_columns)
         label = None
@@ -207,7 +245,7 @@ def _records(
         return _table(path, text, name, header, wanted, delimiter)
     if not is_plain and text.lstrip().startswith("{"):
         return _json_lines(path, text)
-    found = None if is_plain else delimiter or _found_delimiter(text, wanted)
+    found = None if is_plain else delimiter or _found_delimiter(text, wanted)[0]
     if not is_plain and (header or found is not None):
         kind = ".tsv" if found == "\t" else ".csv"
         return _table(path, text, kind, header, wanted, delimiter)
@@ -229,12 +267,15 @@ def _records(
     )
 
 
-def _found_delimiter(text: str, wanted: Sequence[str]) -> str | None:
-    """Returns the separator with which the first line names all wanted columns, if there is one."""
+def _found_delimiter(text: str, wanted: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Returns the separator with which the first line names all wanted columns, and its names.
+
+    None, and the most names that there may be, where there is no such separator.
+    """
     first = next((line for line in text.split("\n") if line.strip()), "")
     with contextlib.suppress(csv.Error):
-        return find_delimiter(first, lambda names: set(wanted) <= set(names))[0]
-    return None
+        return find_delimiter(first, lambda names: set(wanted) <= {*map(_nfc, names)})
+    return None, []
 
 
 def _text(value: Any, location: str, column: str) -> str:
@@ -255,22 +296,27 @@ def _table(
     delimiter: str | None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     # In a table with tabs nothing is quoted, unless it is called CSV.
+    names: list[str] = []
     if name.endswith(".csv") or delimiter not in (None, "\t"):
-        found = delimiter or (None if header else _found_delimiter(text, wanted))
+        found = delimiter
+        if not delimiter and not header:
+            found, names = _found_delimiter(text, wanted)
         if found and not delimiter and found != ",":
             note(f"{path}: its cells are separated by {found!r}")
         lines = csv_rows(path, io.StringIO(text, newline=""), found or ",")
     else:
         lines = tab_rows(text.replace("\r\n", "\n").split("\n"))
-    columns = list(header) if header else None
+    columns = [*map(_nfc, header)] if header else None
     for number, cells in lines:
         if not cells:
             continue
         if columns is None:
-            columns = [cell.strip() for cell in cells]
-            lacking = [column for column in wanted if column not in columns]
-            if lacking:
-                raise _no_column(f"{path}, line {number}", lacking[0], columns)
+            columns = [_nfc(cell.strip()) for cell in cells]
+            if not set(wanted) <= set(columns):
+                # A separator that makes more columns of the line is the one of the file.
+                columns = max(columns, [*map(_nfc, names)], key=len)
+                lacking = next(column for column in wanted if column not in columns)
+                raise _no_column(f"{path}, line {number}", lacking, columns)
             continue
         location = f"{path}, line {number}"
         if any(map(str.strip, cells[len(columns) :])):
@@ -281,11 +327,11 @@ def _table(
 def _no_column(location: str, column: str, columns: Sequence[str]) -> UsageError:
     shown = [brief(cell if len(cell) <= 20 else f"{cell[:17]}...") for cell in columns[:6]]
     more = f" and {len(columns) - 6} more" if len(columns) > 6 else ""
-    return UsageError(
-        f"{location}: no column {column!r}, only {', '.join(shown)}{more}. Is there a header? If "
-        "not, name the columns with `columns` a,b,c; if so, name one of these, or say with "
-        "`delimiter` what stands between them"
+    remedy = did_you_mean(column, columns) or (
+        " Is there a header? If not, name the columns with `columns` a,b,c; if so, name one of "
+        "these, or say with `delimiter` what stands between them"
     )
+    return UsageError(f"{location}: no column {column!r}, only {', '.join(shown)}{more}.{remedy}")
 
 
 def _json_lines(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -296,7 +342,7 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         record = strict_json.parse_record(location, line)
         if not isinstance(record, dict):
             raise UsageError(f"{location}: needs an object, found {type(record).__name__}")
-        yield location, record
+        yield location, {_nfc(name): value for name, value in record.items()}
 
 
 def read_tfds(source: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -7,6 +7,7 @@ import json
 import random
 import struct
 import textwrap
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -431,6 +432,24 @@ def test_the_first_field_that_a_record_has(tmp_path):
     for field, said in (("doc.a", "column 'doc.a' is struct"), ("doc.c", "no column 'doc.c', on")):
         with pytest.raises(UsageError, match=said):
             read(tmp_path / "b.parquet", text_field=field)
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.parquet", "a.arrow"])
+def test_a_field_is_found_composed_or_decomposed(tmp_path, name, forms):
+    theirs, typed = (unicodedata.normalize(form, "Äußerung") for form in forms)
+    path = tmp_path / name
+    if name == "a.parquet":
+        write_parquet(path, pa.array(["Schön."]), theirs)
+    elif name == "a.arrow":
+        with pa.ipc.new_stream(path, pa.schema([(theirs, pa.string())])) as writer:
+            writer.write_batch(pa.record_batch([["Schön."]], names=[theirs]))
+    else:
+        text = json.dumps({theirs: "Schön."}) if name == "a.jsonl" else f"{theirs}\nSchön."
+        path.write_text(text + "\n", encoding="utf-8")
+    assert read(path, text_field=typed) == ["Schön."]
+    with pytest.raises(UsageError, match=r"'Größe'[^ö]*$"):  # once
+        read(path, text_field=unicodedata.normalize(forms[1], "Größe"))
 
 
 def test_pages_of_a_crawl(tmp_path):

@@ -4,7 +4,9 @@ import dataclasses
 import gzip
 import io
 import json
+import re
 import sys
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,6 +96,12 @@ _BAD_ROWS = {
         '{"sentence": "hi", "label": NaN}\n',
         "line 1: column 'label' is nan; write text or a number",
     ),
+    "null": (
+        "a.jsonl",
+        '{"sentence": null, "label": 1}\n',
+        "line 1: column 'sentence' is null; write text or a number, or leave the line out",
+    ),
+    "no fields": ("a.jsonl", "{}\n", "line 1: no column 'sentence', only {}; name the columns"),
     "list of texts": (
         "a.jsonl",
         '{"sentence": ["a", "b"], "label": 1}\n',
@@ -129,6 +137,26 @@ def test_a_file_that_is_not_text(tmp_path):
     for name, message in (("a.tsv", "not UTF-8"), ("b.tsv", "No such file")):
         with pytest.raises(UsageError, match=message):
             tables.read_text(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            "text,label\nÄußerung,1\n".encode("cp1252"),
+            "line 2: not UTF-8 (byte 0xc4 at offset 11); if Windows or Excel wrote it in cp1252, "
+            "`iconv -f cp1252 -t utf-8 FILE > NEW` converts it",
+        ),
+        ("text\n".encode("utf-16"), "offset 0); if Windows or Excel wrote it in utf-16, `iconv -f"),
+        (gzip.compress(b"text"), "it begins as a .gz file does: let its name end so, or unpack it"),
+    ],
+    ids=["cp1252", "UTF-16", "packed"],
+)
+def test_a_file_that_is_not_utf8_says_how_it_is_converted(tmp_path, data, said):
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(UsageError) as error:
+        tables.read_text(tmp_path / "a.csv")
+    assert str(error.value).startswith(f"{tmp_path}/a.csv, line ") and said in str(error.value)
 
 
 @pytest.mark.parametrize("line", ['0,"unclosed quote here', '0,"He said "fine" and left"'])
@@ -196,6 +224,34 @@ def test_a_separator_and_columns_that_are_named(tmp_path):
         rows_of(long, "text")
     assert "and 3 more" in str(error.value) and "`columns` a,b,c" in str(error.value)
     assert len(str(error.value)) < 500
+
+
+def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
+    path = write(tmp_path / "a.csv", "Äußerung;Gefühl\nSchön, ja;gut\n")
+    for columns, label, slip in (
+        (["Ausserung"], "Gefühl", "'Ausserung', only 'Äußerung', 'Gefühl'. Did you mean 'Äußerung"),
+        (["Äußerung"], "Gefuhl", "'Gefuhl', only 'Äußerung', 'Gefühl'. Did you mean 'Gefühl'?"),
+        (["x"], "Gefühl", "'x', only 'Äußerung', 'Gefühl'. Is there a header?"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(f"line 1: no column {slip}")):
+            rows_of(path, *columns, label=label)
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_columns_are_found_composed_or_decomposed(tmp_path, name, forms):
+    names = ("Äußerung", "Gefühl", "Käufer")
+    theirs, typed = ([unicodedata.normalize(form, each) for each in names] for form in forms)
+    separator = "\t" if name == "a.tsv" else ";"
+    lines = [separator.join(theirs), separator.join(["Schön, ja", "gut", "7"])]
+    if name == "a.jsonl":
+        lines = [json.dumps(dict(zip(theirs, ["Schön, ja", "gut", "7"], strict=True)))]
+    path = write(tmp_path / name, "\n".join(lines) + "\n")
+    ((row,), _) = tables.read_rows(
+        path, text_columns=typed[:1], label_column=typed[1], id_column=typed[2]
+    )
+    assert (row.texts, row.label, row.id) == (("Schön, ja",), "gut", "7")
+    assert tables.text_row({theirs[0]: "a"}, number=0, columns=typed[:1]).texts == ("a",)
 
 
 def test_rows_without_a_label_are_left_out_and_counted(tmp_path, capsys):
