@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import unicodedata
 
 from bert_jax.errors import UsageError
 
@@ -54,6 +55,19 @@ _MEANT = {
     "tam": "ta", "tel": "te", "tha": "th", "tur": "tr", "ua": "uk", "ukr": "uk", "urd": "ur",
     "vie": "vi", "vn": "vi", "zho": "zh",
 }  # fmt: skip
+# Other names of languages, their own first; a mark on a letter may be missing.
+_OTHER_NAMES = {
+    "ar": "العربية, arabisch", "cs": "čeština, český, česky, tschechisch", "da": "dansk, dänisch",
+    "de": "deutsch", "el": "ελληνικά, griechisch", "en": "englisch", "es": "español, spanisch",
+    "fa": "فارسی, persisch", "fi": "suomi, finnisch", "fr": "français, französisch",
+    "he": "עברית, hebräisch", "hi": "हिन्दी", "hu": "magyar, ungarisch", "id": "bahasa indonesia",
+    "it": "italiano, italienisch", "ja": "日本語, nihongo, japanisch", "ko": "한국어, koreanisch",
+    "nl": "nederlands, niederländisch", "no": "norsk, norwegisch", "pl": "polski, polnisch",
+    "pt": "português, portugiesisch", "ro": "română, rumänisch", "ru": "русский, russisch",
+    "sv": "svenska, schwedisch", "th": "ไทย, ภาษาไทย", "tr": "türkçe, türkisch",
+    "uk": "українська, ukrainisch", "vi": "tiếng việt, vietnamesisch",
+    "zh": "中文, 汉语, 漢語, 普通话, chinesisch",
+}  # fmt: skip
 
 
 def canonical(code: str) -> str:
@@ -80,9 +94,14 @@ def _known() -> frozenset[str]:
 
 def _hint(given: str) -> str:
     by_name = {name.lower(): code for code, name in NAMES.items()}
-    meant = {**_MEANT, **by_name}
-    near = difflib.get_close_matches(given, [*meant, *_known()], n=1)
+    others = ((name, code) for code, names in _OTHER_NAMES.items() for name in names.split(", "))
+    meant = {**_MEANT, **by_name, **{_unmarked(name): code for name, code in others}}
+    near = difflib.get_close_matches(_unmarked(given), [*meant, *_known()], n=1)
     if not near:
         return "; it is ISO 639-1's, such as de, ja or th"
     code = meant.get(near[0], near[0])
     return f"; did you mean {describe(code)}?"
+
+
+def _unmarked(name: str) -> str:
+    return "".join(c for c in unicodedata.normalize("NFD", name) if unicodedata.category(c) != "Mn")

@@ -170,6 +170,10 @@ def test_codes_as_people_write_them(given, code):
     ("given", "meant"),
     [("german", "German (de)"), ("Japanise", "Japanese (ja)"), ("jp", "Japanese (ja)"),
      ("ger", "German (de)"), ("cz", "Czech (cs)"), ("thia", "Thai (th)"), ("kr-x", None),
+     ("deutsch", "German (de)"), ("Français", "French (fr)"), ("espanol", "Spanish (es)"),
+     ("日本語", "Japanese (ja)"), ("ไทย", "Thai (th)"), ("hindi", "Hindi (hi)"),
+     ("हिन्दी", "Hindi (hi)"), ("Tiếng_Việt", "Vietnamese (vi)"), ("c\u030ces\u030ctina", "(cs)"),
+     ("japanisch", "Japanese (ja)"), ("Türkçe", "Turkish (tr)"), ("dansk", "Danish (da)"),
      ("", "such as de, ja or th"), ("???", "such as de, ja or th")],
 )  # fmt: skip
 def test_an_unknown_code_is_refused_with_the_nearest(given, meant):
@@ -182,6 +186,7 @@ def test_an_unknown_code_is_refused_with_the_nearest(given, meant):
 
 def test_every_code_is_known_that_is_spoken_of():
     known = {*codes.NAMES, *guess._WORDS, *guess._OF_SCRIPT.values(), *codes._MEANT.values()}
+    known |= codes._OTHER_NAMES.keys()
     assert all(codes.canonical(code) == code for code in known)
 
 
