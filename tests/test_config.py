@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -379,6 +380,26 @@ def test_the_impossible_is_refused_by_name(assignment, path, message):
     start = str(caught.value).removeprefix("config 'unnamed': ")
     assert start.startswith(path + " ")
     assert message in start
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 30, 90, 101, 150, 420])
+def test_the_remedies_of_a_schedule_that_is_too_long_end_in_one_that_fits(steps):
+    """The shipped config whose warm-up and decay are longest, cut short: each remedy once."""
+    config = config_loader.load_config("modern_small_cpu")
+    config = config_loader.override(config, [f"phases.0.steps={steps}"])
+    asked: list[str] = []
+    while True:
+        try:
+            validate(config)
+            break
+        except UsageError as error:
+            remedies = re.findall(r"set (optimizer\.\w+=\d+)", str(error))
+        assert remedies and not {*remedies} & {*asked}
+        asked += remedies
+        config = config_loader.override(config, remedies)
+    assert len(asked) <= 2
+    if steps == 150:
+        assert asked == ["optimizer.warmup_steps=15", "optimizer.decay_steps=50"]
 
 
 @pytest.mark.parametrize(

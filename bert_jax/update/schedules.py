@@ -121,13 +121,22 @@ class WarmupStableDecay(_ToFloor):
 
     def problems(self, config: OptimizerConfig, total_steps: int) -> Iterator[tuple[str, str]]:
         """Yields the name of each field that a run of so many steps cannot have so, and why."""
-        most = total_steps - config.warmup_steps
-        if not 1 <= self.decay_steps <= max(most, 1):
-            yield (
-                "decay_steps",
-                f"is {self.decay_steps}; of the {total_steps} steps from 1 to {most} may be "
-                "the decay's (the rest is the warm-up)",
+        warmup, third = config.warmup_steps, max(total_steps // 3, 1)
+        most = total_steps - warmup
+        # A warm-up that takes all of the run is an error of its own.
+        if most < 1 or 1 <= self.decay_steps <= most:
+            return
+        remedy = f"set optimizer.decay_steps={third} is a third of them"
+        if warmup > third:
+            remedy = (
+                f"set optimizer.warmup_steps={total_steps // 10} and set "
+                f"optimizer.decay_steps={third} are a tenth and a third of them"
             )
+        yield (
+            "decay_steps",
+            f"is {self.decay_steps}; of the {total_steps} steps from 1 to {most} may be the "
+            f"decay's (the rest is the warm-up); {remedy}",
+        )
 
     def __call__(self, step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
         decay = max(self.decay_steps, 1)
