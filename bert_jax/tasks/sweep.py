@@ -48,6 +48,9 @@ _MOVING = "aside-"
 _SHORTEST = 8
 # What a restart adds to a seed: away from the seeds of other runs.
 _NEXT_SEED = 1000
+# In fewer updates than these Adam moves no parameter by more than as many learning rates, and the
+# warm-up has no whole one: a run that has learned nothing has not begun to, whatever its seed.
+_FEWEST_UPDATES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +246,16 @@ def _with_restarts(
         except NonFinite as error:
             result, why = None, str(error)
         attempt += 1
-        if result is not None and (is_last or not result["diverged"]):
-            if result["diverged"]:
+        steps = config.total_steps
+        is_short = steps < _FEWEST_UPDATES
+        if result is not None and (is_last or is_short or not result["diverged"]):
+            if result["diverged"] and is_short:
+                note(
+                    f"{config.name}: seed {seed} {why}, after {steps} update{'s' * (steps > 1)}: "
+                    "too few to learn from, whatever the seed; more `epochs` or a smaller "
+                    "`batch_size` make more of them"
+                )
+            elif result["diverged"]:
                 note(f"{config.name}: seed {seed} diverged, too; it was the last attempt")
             return result | {"attempts": attempt, "directory": str(workdir)}
         if distributed.is_main():

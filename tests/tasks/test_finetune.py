@@ -282,6 +282,7 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
     home = tmp_path / "runs"
     command = finetune(encoder, home, "--task", "sst2", "--data", str(folder), "--length", "16")
     command += ["--seeds", "2", "--restarts", "1", "--epochs", "1", "--learning-rate", "1e-6"]
+    command += ["--batch-size", "16"]
     assert main(command) == 0
     said = capsys.readouterr()
     assert "seed 0 diverged (is no better than one answer for all); again with 1000" in said.err
@@ -290,6 +291,23 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
     for directory in setting["directories"]:
         assert (Path(directory) / "diverged-1" / "result.json").is_file()
     assert main(command) == 0  # everything is there already
+
+
+def test_a_run_of_too_few_updates_is_not_tried_again(tmp_path, encoder, capsys, monkeypatch):
+    folder = tiny_tasks.sst2(tmp_path / "SST-2")
+    lines = (folder / "train.tsv").read_text().splitlines()[:23]
+    (folder / "train.tsv").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(task_finetune, "_has_diverged", lambda *_: True)
+    home = tmp_path / "run"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(folder), "--length", "16")
+    for _ in range(2):  # the second time it is there already
+        assert main(command) == 0
+        assert (
+            "seed 0 is no better than one answer for all, after 2 updates: too few to learn from, "
+            "whatever the seed; more --epochs or a smaller --batch-size make more of them"
+        ) in capsys.readouterr().err
+    (setting,) = json.loads((home / "results.json").read_text())["settings"]
+    assert setting["divergent"] == 1 and not [*home.glob("diverged-*")]
 
 
 def test_a_restart_that_was_interrupted(tmp_path, encoder, glue, monkeypatch):
