@@ -69,8 +69,9 @@ def write(
     dtype: str = "float32",
     max_file_bytes: int = safetensors_files.MAX_FILE_BYTES,
     model_type: str | None = None,
-) -> None:
-    """Writes parameters and the tokenizer directory as a new Hugging Face directory.
+) -> str:
+    """Writes parameters and the tokenizer directory as a new Hugging Face directory; returns its
+    `model_type`.
 
     `model_type` is one of `registry.FAMILIES`; None leaves the choice to `names.family_of`. The
     directory appears whole or not at all. `dtype` is "float32", "float16" or "bfloat16";
@@ -90,6 +91,7 @@ def write(
             place = building / network.folder
             place.mkdir(exist_ok=True)
             _write_network(place, network, model_type, sub_words, step, dtype, max_file_bytes)
+    return model_type
 
 
 def refusal(config: ModelConfig, head: HeadConfig) -> str:

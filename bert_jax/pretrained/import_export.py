@@ -258,8 +258,9 @@ def export_checkpoint(
         )
         if to == "tf1":
             tf1.write(output, foreign, tokenizer=loaded.tokenizer)
+            model_type = "bert"
         else:
-            huggingface.write(
+            model_type = huggingface.write(
                 output,
                 foreign.params,
                 foreign.model,
@@ -283,6 +284,7 @@ def export_checkpoint(
                 step=loaded.step,
                 parameters=parameters,
                 library=None if to == "tf1" else library,
+                model_type=model_type,
                 license=license,
                 data_sets=data_sets,
             )

@@ -41,16 +41,18 @@ def write_model_card(
     step: int,
     parameters: int,
     library: str | None,
+    model_type: str = "bert",
     license: str | None = None,
     data_sets: Sequence[str] = (),
 ) -> None:
     """Writes `directory`/README.md for the model that `workdir` holds at `step`.
 
-    `library` is the Hub's name of what loads the files beside it, if it has one, `license` that of
-    the licence under which they may be used, and `data_sets` those of what it was trained on,
-    beside those that the records name.
+    `library` is the Hub's name of what loads the files beside it, if it has one, `model_type` that
+    of their kind, `license` that of the licence under which they may be used, and `data_sets` those
+    of what it was trained on, beside those that the records name.
     """
     front = {"library_name": library, "license": license, "datasets": data_sets}
+    front["tags"] = [model_type, "bert-jax"]
     text = "\n\n".join(_sections(workdir, config, step=step, parameters=parameters, front=front))
     (directory / CARD).write_text(text + "\n", encoding="utf-8")
 
@@ -73,7 +75,6 @@ def _sections(
         # Of a place on this machine nobody else knows what it is.
         "base_model": hub.name_of(stored.get("init_from") or stored.get("imported_from")),
         "pipeline_tag": purpose,
-        "tags": ["bert", "bert-jax"],
     }
     yield f"---\n{ModelCardData(**front).to_yaml()}\n---"
     is_only_imported = "imported_from" in stored and not log_reader.read_rows(workdir)

@@ -7,9 +7,12 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import OptimizerConfig
+from bert_jax.interchange import huggingface
 from bert_jax.pretrained import model_card
 from bert_jax.workdir import log_reader
 from tests import tiny_corpus
+from tests.golden import make_modernbert
+from tests.models import vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,25 @@ def test_front_matter(card):
         "pipeline_tag": "fill-mask",
         "tags": ["bert", "bert-jax"],
     }
+
+
+def test_the_tag_is_the_kind_that_was_written(tmp_path):
+    import yaml
+
+    words = vocabulary(tmp_path / "words")
+    params = make_modernbert.params()
+    huggingface.write(
+        tmp_path / "hf",
+        params,
+        make_modernbert.MODEL,
+        head=make_modernbert.HEAD,
+        tokenizer=words,
+    )
+    for verb, source, output in (("import", "hf", "run"), ("export", "run", "again")):
+        arguments = ["--checkpoint", str(tmp_path / source), "--output", str(tmp_path / output)]
+        assert main([verb, *arguments]) == 0
+    front = (tmp_path / "again" / "README.md").read_text(encoding="utf-8").split("---")[1]
+    assert yaml.safe_load(front)["tags"] == ["modernbert", "bert-jax"]
 
 
 def test_model_and_data(card, exported, corpus):
