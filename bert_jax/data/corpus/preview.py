@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,19 @@ from bert_jax.data.corpus.survey import Unit, gather, look_through
 from bert_jax.data.matching.contamination import FEWEST, Contamination
 from bert_jax.data.matching.near_duplicates import NearDuplicates
 from bert_jax.data.sources.read import is_stdin
+from bert_jax.data.sources.stream import OF_WINDOWS
 from bert_jax.errors import UsageError
 from bert_jax.progress import Progress, note
 
 # Bad files that are listed; of more, how many they are.
 _LISTED = 100
+# The remedy of one that is not UTF-8 beside others that are.
+_BY_ITSELF = (
+    "`skip_bad` leaves it out; if Windows wrote it, a second command adds it: `append` `source` "
+    "FILE `encoding` cp1252"
+)
+# What the reasons of files that are not UTF-8 differ in.
+_BYTE = re.compile(r" \(byte 0x[0-9a-f]{2} at offset [0-9]+\)")
 # Documents that are shown of those that were dropped for one reason.
 _EXAMPLES = 10
 # Text that says which language and which script it is in.
@@ -118,9 +127,9 @@ def note_findings(request: Request, totals: Totals) -> None:
     Raises UsageError for files that cannot be read, unless they may be left out, and for more bad
     records than may be.
     """
-    if bad := totals.findings.files:
+    if bad := _reasons(request, totals):
         if request.skip_bad != "file":
-            raise _refusal(totals)
+            raise _refusal(bad, totals)
         for line in _listed(bad, "left out, since they cannot be read"):
             note(line)
     _note_bad_records(totals, request.skip_bad_limit)
@@ -191,18 +200,38 @@ def _note_contamination(contamination: Contamination, totals: Totals, *, shows: 
         note(f"text of {contamination.source_of[min(records)]}: {text!r}")
 
 
-def _refusal(totals: Totals) -> UsageError:
-    bad = totals.findings.files
+def _reasons(request: Request, totals: Totals) -> dict[str, str]:
+    """Returns why each bad file cannot be read. An encoding is that of all files: one that has
+    another than those that were read takes a second command.
+    """
+    bad = {name: str(error) for name, error in totals.findings.files.items()}
+    if any(totals.documents.values()) and not bad.keys() >= {*request.sources}:
+        bad = {name: why.replace(OF_WINDOWS, _BY_ITSELF) for name, why in bad.items()}
+    return bad
+
+
+def _refusal(bad: dict[str, str], totals: Totals) -> UsageError:
     (first, *others) = bad.values()
     if others:
         listed = _listed(bad, "cannot be read")
         return UsageError(*listed, "fix them, or leave them out with `skip_bad`")
-    rest = "; `skip_bad` leaves the file out" if any(totals.documents.values()) else ""
-    return UsageError(f"{first}{rest}")
+    is_said = first.endswith(_BY_ITSELF) or not any(totals.documents.values())
+    return UsageError(first if is_said else f"{first}; `skip_bad` leaves the file out")
 
 
-def _listed(bad: dict[str, UsageError], what: str) -> list[str]:
-    lines = [f"  {error}" for error in [*bad.values()][:_LISTED]]
+def _listed(bad: dict[str, str], what: str) -> list[str]:
+    """Returns the lines of a list of files, in which a reason that several have is there once."""
+    by_reason: dict[str, list[tuple[str, str]]] = {}
+    for name, why in [*bad.items()][:_LISTED]:
+        place, _, reason = why.removeprefix(name).partition(": ")
+        of_reason = by_reason.setdefault(_BYTE.sub("", reason), [])
+        of_reason.append((f"    {name}{place}", f"  {why}"))
+    lines: list[str] = []
+    for reason, found in by_reason.items():
+        if len(found) > 1:
+            lines += [f"  {len(found)} of them: {reason}", *(place for place, _ in found)]
+        else:
+            lines += [why for _, why in found]
     more = [f"  and {len(bad) - _LISTED:,} more"] if len(bad) > _LISTED else []
     return [f"{len(bad):,} file{'s' * (len(bad) > 1)} {what}:", *lines, *more]
 

@@ -432,6 +432,38 @@ def test_each_file_of_a_folder_is_read_or_named(mixed, tmp_path, capsys):
     assert "loop (links to folders)" in line and "pipe.txt (not plain files)" in line
 
 
+def test_a_file_of_another_encoding_is_added_by_itself(mixed, tmp_path, capsys):
+    """As the error says: left out beside files that are UTF-8, and then added."""
+    (mixed / "a.txt").write_bytes("Das Café.\n\nDie Öfen.\n".encode("cp1252"))
+    output = tmp_path / "c"
+    assert main(_command(mixed, output)) == 2
+    assert (
+        f"{mixed}/a.txt, line 1: not UTF-8 (byte 0xe9 at offset 7); --skip-bad leaves it out; if "
+        "Windows wrote it, a second command adds it: --append --source FILE --encoding cp1252\n"
+    ) in capsys.readouterr().err
+    assert main(_command(mixed, output, "--skip-bad")) == 0
+    adding = ["prepare", "--append", "--source", str(mixed / "a.txt"), "--encoding", "cp1252"]
+    assert main([*adding, "--output", str(output), "--workers", "1"]) == 0
+    assert "its last addition: 2 documents" in capsys.readouterr().out
+    # Where there is nothing else, all of it is read so.
+    assert main(_command(mixed / "a.txt", tmp_path / "d")) == 2
+    assert "; if Windows wrote it, --encoding cp1252 reads it\n" in capsys.readouterr().err
+
+
+def test_a_reason_that_several_files_have_is_said_once(mixed, tmp_path, capsys):
+    for name in ("x.txt", "y.txt"):
+        (mixed / name).write_bytes(b"a b\n\ncaf\xe9 " + name.encode())
+    (mixed / "f.csv").write_text("id,body\n")
+    assert main(_command(mixed, tmp_path / "c")) == 2
+    said = capsys.readouterr().err
+    head, *lines = said[said.index("error: ") :].splitlines()
+    assert head == "error: 3 files cannot be read:" and len(lines) == 5
+    assert lines[0].startswith(f"  {mixed}/f.csv: no column 'text', only id, body; --text-field")
+    assert lines[1].startswith("  2 of them: not UTF-8; --skip-bad leaves it out; if Windows")
+    assert lines[2:4] == [f"    {mixed}/{name}.txt, line 3" for name in "xy"]
+    assert lines[4] == "fix them, or leave them out with --skip-bad"
+
+
 def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, capsys):
     assert main(_command(mixed, tmp_path / "good")) == 0
     (mixed / "a.txt").write_bytes(b"Some good words.\n\nthe cat caf\xe9\n")
@@ -464,7 +496,7 @@ def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, c
 
 
 def test_a_single_bad_file_is_one_line(mixed, tmp_path, capsys):
-    (mixed / "a.txt").write_bytes(b"\xff\n")
+    (mixed / "a.csv").write_text("id,body\n")
     assert main(_command(mixed, tmp_path / "c")) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith("; --skip-bad leaves the file out")
 
