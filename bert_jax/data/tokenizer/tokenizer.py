@@ -6,6 +6,7 @@ what `RobertaTokenizerFast` gives; a SentencePiece model is converted when it is
 What decides ids is summed up in `Tokenizer.hash`.
 """
 
+import itertools
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -148,15 +149,14 @@ class Tokenizer:
 
     def unknown_characters(self, sentences: list[str]) -> int:
         """Returns how many characters of sentences, white space left out, are under an unknown
-        token.
+        token. The same one over and over, as in rules of tables, is one.
         """
         count = 0
-        for sentence, encoding in zip(
-            sentences, self._backend.encode_batch(sentences, add_special_tokens=False), strict=True
-        ):
+        encodings = self._backend.encode_batch(sentences, add_special_tokens=False)
+        for sentence, encoding in zip(sentences, encodings, strict=True):
             for id_, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
                 if id_ == self.special.unk:
-                    count += len("".join(sentence[first:end].split()))
+                    count += sum(1 for _ in itertools.groupby("".join(sentence[first:end].split())))
         return count
 
     def decode(self, ids: list[int]) -> str:

@@ -95,6 +95,16 @@ def test_fill_mask_and_embed_say_it(exported, tmp_path, capsys):
     assert "of the sub-words of the text are [UNK]" in capsys.readouterr().err
 
 
+def test_rules_of_tables_hide_no_text():
+    lines = [
+        "the cat sees",
+        "\u250c" + "\u2500" * 200 + "\u252c" + "\u2500" * 90,
+        "the",
+    ]
+    tokenizer = train_wordpiece(lines, vocab_size=60, lowercase=True)
+    assert [tokenizer.unknown_characters([line]) for line in lines] == [0, 4, 0]
+
+
 def test_letters_in_parts_are_said(capsys):
     """Where they become other sub-words: not for a tokenizer that strips or composes them."""
     lines = ["Die Größe für Käufer prüfen, und die Übung zählt nicht mehr."] * 40
