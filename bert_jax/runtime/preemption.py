@@ -1,5 +1,6 @@
 """Signals as a question that the loop asks between steps."""
 
+import itertools
 import os
 import signal
 import threading
@@ -20,6 +21,9 @@ _T = TypeVar("_T")
 _POLL_SECONDS = 0.1
 # What ends within the first says only that it has ended; what takes longer says so now and then.
 _PATIENCE_SECONDS, _SECONDS_BETWEEN_LINES = 0.7, 30.0
+# Of the process, over all runs that it makes: jax names the number after the largest that any
+# process has asked with, and would never be asked with that by a run that counts anew.
+_questions = itertools.count(1)
 
 
 class Preemption:
@@ -33,7 +37,6 @@ class Preemption:
     def __init__(self) -> None:
         self._received = threading.Event()
         self._number = signal.SIGTERM
-        self._asked = 0
         self._is_over = threading.Event()
         # What the process is at, what a step takes, and what is saved: as messages have it.
         self.doing: Callable[[], str] = lambda: "the step in hand"
@@ -104,8 +107,7 @@ class Preemption:
             return self._received.is_set()
         from jax.experimental import multihost_utils
 
-        self._asked += 1
-        if multihost_utils.reached_preemption_sync_point(self._asked):
+        if multihost_utils.reached_preemption_sync_point(next(_questions)):
             self._received.set()
         return self._received.is_set()
 

@@ -8,6 +8,7 @@ import time
 
 import jax
 import pytest
+from jax.experimental import multihost_utils
 
 from bert_jax import progress
 from bert_jax.__main__ import main
@@ -124,6 +125,17 @@ def test_what_takes_long_is_left_behind():
         os.kill(os.getpid(), signal.SIGTERM)
         assert preemption.cut_short(lambda: going.wait(60), mesh=mesh) is None
     going.set()
+
+
+def test_the_next_run_of_a_process_asks_with_the_next_number(monkeypatch):
+    """A sweep makes its runs in one process: jax waits for the number after the last one asked."""
+    asked = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", asked.append)
+    for _ in range(2):
+        with Preemption() as preemption:
+            assert not preemption.requested() and not preemption.requested()
+    assert asked == list(range(asked[0], asked[0] + 4))
 
 
 def test_ctrl_c_saves_and_an_evaluation_comes_after_the_save(tmp_path, corpus, capsys, monkeypatch):
