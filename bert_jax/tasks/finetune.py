@@ -40,6 +40,7 @@ from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import TaskData
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.hooks import named_hooks
+from bert_jax.training.initialization import facts_of
 from bert_jax.training.job import Scores, TrainingJob
 from bert_jax.training.run import RunSetup
 from bert_jax.training.run import train as train_job
@@ -194,7 +195,7 @@ class FineTuning(TrainingJob):
         )
 
     def facts(self) -> dict[str, str]:
-        return {"data": self.data.fingerprint}
+        return {"data": self.data.fingerprint, **facts_of(self._source)}
 
 
 class TaskEvaluation:

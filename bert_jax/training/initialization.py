@@ -1,6 +1,7 @@
 """The beginning of a pre-training run: fresh parameters, or a checkpoint that it goes on from."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ class Initialization:
         self._allow_missing_heads = allow_missing_heads
         self._ignore_unexpected = ignore_unexpected
         self._source: LoadedCheckpoint | None = None
+        # Which parameters `state` has begun with: `facts_of` the checkpoint.
+        self.facts: dict[str, str] = {}
 
     @property
     def is_trained(self) -> bool:
@@ -114,6 +117,7 @@ class Initialization:
             return fresh_state(config, corpus, mesh)
         source, name = self._read(config), f"`init_from` {self._init_from}"
         state = trained_state(source, config, corpus, mesh, name=name, allow_missing_heads=True)
+        self.facts = facts_of(source)
         self._source = None  # or its parameters would stay in memory as long as the run
         return state
 
@@ -168,6 +172,20 @@ def fresh_state(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
     return dataclasses.replace(
         state, params=_with_frequencies(state.params, corpus, config, parts=parts)
     )
+
+
+def facts_of(source: LoadedCheckpoint) -> dict[str, str]:
+    """Returns what is not the same in all processes that have read other parameters: the newest
+    step of a run that still trains may be another one to each.
+
+    It is made from the step and from the arrays that every process has whole, as biases are.
+    """
+    digest = hashlib.sha256(str(source.step).encode())
+    for array in jax.tree.leaves(source.params):
+        if array.is_fully_replicated:
+            digest.update(np.asarray(array.addressable_data(0)).tobytes())
+    name = "the checkpoint that it begins with (of a run that still trains, name one step)"
+    return {name: digest.hexdigest()}
 
 
 def trained_state(

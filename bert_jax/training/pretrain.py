@@ -243,7 +243,7 @@ class Pretraining(TrainingJob):
         return f"{whole}; {first.title} by source: {each}" if each else whole
 
     def facts(self) -> dict[str, str]:
-        return {"corpus": self.corpus.fingerprint}
+        return {"corpus": self.corpus.fingerprint, **self._initialization.facts}
 
 
 def pipeline_of(

@@ -5,6 +5,8 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -269,6 +271,17 @@ def test_a_modernbert_begins_with_its_masked_lm_head(name):
     assert set(begun) == {"encoder", *wanted.parts}
     other = dataclasses.replace(config.model, first_norm=True)
     assert huggingface.with_classifier(other, config.head, bare) == bare
+
+
+def test_processes_that_begin_with_other_steps_differ_in_a_fact():
+    def facts_at(step: int) -> dict[str, str]:
+        job: Any = SimpleNamespace(
+            data=SimpleNamespace(fingerprint="rows"),
+            _source=SimpleNamespace(step=step, params={}),
+        )
+        return task_finetune.FineTuning.facts(job)
+
+    assert facts_at(1) == facts_at(1) != facts_at(2)
 
 
 def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue, capsys):

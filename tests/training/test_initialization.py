@@ -14,7 +14,9 @@ from bert_jax.model import bert, sharding
 from bert_jax.model.positions.position import lengthened
 from bert_jax.pretrained import import_export
 from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.training import preflight
 from bert_jax.training.initialization import Initialization
+from bert_jax.training.pretrain import Pretraining
 from tests.batches import mesh_of
 from tests.models import assert_same, batch, random_params
 from tests.tiny_corpus import tiny_config
@@ -99,6 +101,22 @@ def test_a_run_begins_from_a_checkpoint_of_fewer_positions(
     tables = [p["encoder"]["embeddings"]["position"]["embedding"] for p in (old, state.params)]
     repeated = np.asarray(tables[0])[np.arange(more) % fewer]
     np.testing.assert_array_equal(np.asarray(tables[1]), repeated)
+
+
+def test_processes_that_begin_with_other_parameters_differ_in_a_fact(trained, corpus):
+    """Two steps of one run have the config, the program and the path in common."""
+    config = load_config(str(trained / "config.json"))
+    mesh = preflight.mesh_of(config)
+    found = []
+    for step in ("160", "160", "200"):
+        beginning = Initialization(trained / "checkpoints" / step)
+        job = Pretraining(config, open_corpus(corpus), mesh, peak=1.0, initialization=beginning)
+        resumed = job.facts()
+        with jax.set_mesh(mesh):
+            job.initial_state()
+        found.append(job.facts())
+        assert resumed.items() < found[-1].items(), "a run that goes on has no beginning"
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_table_that_lies_in_pieces_becomes_longer():
