@@ -183,20 +183,37 @@ def settle(
     """Returns the config to run, with what its steps need.
 
     `choose` finds settings with which it fits. A run that has a checkpoint keeps its own, unless
-    `allowed` names the number of microbatches; until then nothing hangs on them. Raises UsageError,
-    with the remedy, if the run is clearly more than what is free.
+    `allowed` names the number of microbatches, or a batch in as many does not divide over these
+    devices; until then nothing hangs on them. Raises UsageError, with the remedy, if the run is
+    clearly more than what is free.
     """
     planner = _MemoryPlanner(config, demand, mesh)
-    if choose and _has_steps(directory) and MICROBATCHES not in allowed:
-        stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
-        fields = [path for path, each in settings().items() if each.fits_memory]
-        given, config = config, _with(config, {name: stored[name] for name in fields})
-        kept = _difference(given, config) or "as the config says"
-        note(f"`fit_memory`: as this run began: {kept}")
+    is_kept = choose and _has_steps(directory) and MICROBATCHES not in allowed
+    begun = _as_begun(config, directory, mesh) if is_kept else None
+    if begun is not None:
+        config = begun
     elif choose:
         config, allowed = planner.choose(config), (*allowed, MICROBATCHES)
     needed = planner.require_room(config)
     return Settled(config, allowed, needed, planner.room, planner.is_on_cpu)
+
+
+def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig | None:
+    """Returns the config with what was chosen for the run of a directory; None if its batches do
+    not divide over these devices like that.
+    """
+    stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
+    fields = [path for path, each in settings().items() if each.fits_memory]
+    begun = _with(config, {name: stored[name] for name in fields})
+    kept = _difference(config, begun) or "as the config says"
+    for number, phase in enumerate(begun.phases):
+        pieces = begun.in_phase(number).optimizer.gradient_accumulation_steps
+        if phase.global_batch_size % (sharding.row_shards(mesh) * pieces):
+            note(f"`fit_memory`: this run began with {kept}, which does not divide over these "
+                 "devices: chosen anew")  # fmt: skip
+            return None
+    note(f"`fit_memory`: as this run began: {kept}")
+    return begun
 
 
 def _has_steps(directory: Path) -> bool:

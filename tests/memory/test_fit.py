@@ -201,6 +201,13 @@ def test_fit_chooses_once_for_a_run(tmp_path, corpus, free, monkeypatch, capsys)
     assert main(command[:-1]) == 3
     settled = fit.settle(_CONFIG, pretrain.demand(mesh), **here, allowed=[fit.MICROBATCHES])
     assert settled.config == _CONFIG
+    # Or it began on fewer devices, and these cannot share a batch in as many pieces.
+    stored = json.loads((workdir / "config.json").read_text())
+    stored["config"]["optimizer"]["gradient_accumulation_steps"] = 256
+    (workdir / "config.json").write_text(json.dumps(stored))
+    assert main(command) == 0
+    assert f"began with --set {fit.MICROBATCHES}=256, which does not" in capsys.readouterr().err
+    assert chosen() == 1
 
 
 def test_the_allocator_changes_where_a_run_needs_much_and_not_by_a_check(free, monkeypatch):
