@@ -192,12 +192,14 @@ def _restore(
     """
     config, mesh = job.config, job.mesh
     directory, name = setup.location.path, setup.location.name
-    resumed_from = None
-    if setup.is_held:
-        resumed_from = distributed.broadcast_from_main(
-            lambda: recovery.prepare_resume(directory, resume_step=resume_step, facts=setup.facts),
-            mesh=mesh,
-        )
+
+    def prepare_resume() -> int | None:
+        # Another host may see later that there is a run.
+        if not setup.is_held:
+            return None
+        return recovery.prepare_resume(directory, resume_step=resume_step, facts=setup.facts)
+
+    resumed_from = distributed.broadcast_from_main(prepare_resume, mesh=mesh)
     if (resumed_from or 0) > config.total_steps:
         raise UsageError(
             f"{name} is at step {resumed_from}, beyond the {config.total_steps} of "

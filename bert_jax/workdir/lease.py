@@ -46,6 +46,11 @@ _RENEWAL_SECONDS = 5.0
 # until the server of the file system has missed it (the lease of NFS 4 is 90 s).
 _HERE_SECONDS, _ELSEWHERE_SECONDS = 5.0, 120.0
 _POLL_SECONDS = 0.5
+# Within so long a host sees what another one has written into a folder that they share. NFS looks
+# again after 30 s, and at once in a folder that is opened.
+_SEEN_SECONDS = 10.0
+# Hexadecimal digits of a token by which the other processes of a run know the lease.
+_DIGITS = 7
 _REMEDY = "wait until it has ended, end it, or choose another `workdir`"
 _TIME = "%Y-%m-%d %H:%M:%S UTC"
 # The fields of a lease that a message shows.
@@ -69,6 +74,11 @@ class Lease:
         # Who has it instead, as a message.
         self._lost = ""
         self._one_at_a_time, self._ended = threading.Lock(), threading.Event()
+
+    @property
+    def number(self) -> int:
+        """The number that process 0 tells the others, which they find in the lease."""
+        return int(self._token[:_DIGITS], 16)
 
     def take(self, over: Version | None) -> bool:
         """Takes the lease, over the version that has run out or where there is none.
@@ -138,8 +148,8 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[L
     """Holds a workdir, in process 0, until it is left or the process ends in whatever way.
 
     Yields its lease in process 0. With a mesh all of its processes enter together. Raises
-    UsageError, in all processes, where another trainer holds it, and StorageFailed or Unreachable
-    where nothing can be written there.
+    UsageError, in all processes, where another trainer holds it or one of them does not see it, and
+    StorageFailed or Unreachable where nothing can be written there.
     """
     place = location.at(workdir)
     was_there = place.path.exists()
@@ -148,9 +158,10 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[L
         return
     leases: list[Lease] = []
 
-    def take() -> None:
+    def take() -> int:
         try:
             leases.append(_take(place, held))
+            return leases[0].number
         except OSError as error:
             text = f"{error.filename or place.lock}: {reason_of(error)}"
             raise with_exit_code(exit_code_of(error), text) from error
@@ -163,12 +174,42 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[L
                 with jax.set_mesh(mesh):
                     # All have met before one of them may wait for long.
                     distributed.broadcast_from_main(lambda: None, mesh=mesh)
-                    distributed.broadcast_from_main(take, mesh=mesh)
+                    number = distributed.broadcast_from_main(take, mesh=mesh) or 0
+                    _require_shared(place, number, mesh=mesh)
             yield leases[0] if leases else None
     finally:
         if not was_there:
             with contextlib.suppress(OSError):  # where something came to be in it
                 place.path.rmdir()
+
+
+def _require_shared(place: Location, number: int, *, mesh: Mesh) -> None:
+    """Raises UsageError, in all processes, if one of them does not find the lease of process 0:
+    each would go on with what it sees, and they would wait for each other in different collectives.
+    """
+    is_seen = distributed.is_main() or _sees(place, number)
+    blind = distributed.largest(0 if is_seen else jax.process_index(), mesh=mesh)
+    if blind:
+        raise UsageError(
+            f"`workdir` {place.name}: process {blind} does not see there what process 0 writes; "
+            "choose a folder that all hosts share, or gs://BUCKET/PATH"
+        )
+
+
+def _sees(place: Location, number: int) -> bool:
+    """Returns whether the lease of this number is there, or comes to be within some seconds."""
+    file, until = place.versioned(LEASE), time.monotonic() + _SEEN_SECONDS
+    while True:
+        for folder in (*reversed(place.path.absolute().parents), place.path):
+            with contextlib.suppress(OSError):
+                os.scandir(folder).close()
+        with contextlib.suppress(OSError):
+            token = str(_said(place.asking(file.read)).get("token"))
+            if token.startswith(f"{number:0{_DIGITS}x}"):
+                return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_SECONDS)
 
 
 def _take(place: Location, held: contextlib.ExitStack) -> Lease:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.errors import StorageFailed, UsageError, WorkdirTaken
+from bert_jax.runtime import distributed
 from bert_jax.workdir import bucket, lease, location, run_directory
 from bert_jax.workdir.lease import only_trainer
 from tests import tiny_corpus
@@ -161,6 +163,22 @@ def test_another_machine_is_refused_while_the_lease_is_renewed(workdir, machine,
     assert lease_of(workdir).read() is None, "it is given back"
     with only_trainer(workdir):
         pass
+
+
+def test_all_processes_see_what_process_0_writes(workdir, tmp_path, monkeypatch):
+    """A folder of each host's own would be gone on from by one process, and begun by another."""
+    mesh, told = jax.make_mesh((1,), ("x",)), []
+    monkeypatch.setattr(lease, "_SEEN_SECONDS", 0.2)
+    with only_trainer(workdir) as held:
+        assert held is not None
+        monkeypatch.setattr(jax, "process_index", lambda: 3)
+        monkeypatch.setattr(distributed, "broadcast_from_main", lambda *_, mesh: held.number)
+        monkeypatch.setattr(distributed, "largest", lambda number, mesh: told.append(number) or 3)
+        for place in (workdir, tmp_path / "own"):
+            refused = pytest.raises(UsageError, match="process 3 does not see there what process 0")
+            with refused, only_trainer(place, mesh=mesh):
+                pass
+    assert told == [0, 3]
 
 
 def test_the_lease_of_a_dead_machine_runs_out(workdir, machine, monkeypatch):
