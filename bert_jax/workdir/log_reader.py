@@ -7,7 +7,7 @@ from typing import Any
 
 from bert_jax.errors import DataDamaged, brief
 from bert_jax.files import write_whole
-from bert_jax.workdir.metrics_log import DISCARDED, EVENTS, METRICS
+from bert_jax.workdir.metrics_log import DISCARDED, EVENTS, METRICS, JsonLines
 
 # What a row has beside numbers.
 _TEXTS = ("split",)
@@ -120,8 +120,10 @@ def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
     kept = [row for row in rows if row["step"] <= step]
     discarded = [row for row in rows if row["step"] > step]
     if discarded:
-        with open(workdir / DISCARDED, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"resumed_at": step, **row}) + "\n" for row in discarded)
+        aside = JsonLines(workdir / DISCARDED)
+        lines = (json.dumps({"resumed_at": step, **row}) + "\n" for row in discarded)
+        aside.write("".join(lines).encode())
+        aside.close()
     write_whole(workdir / METRICS, "".join(json.dumps(row) + "\n" for row in kept))
     return kept
 

@@ -46,8 +46,8 @@ class MetricsLogger:
         self._is_writer = is_writer
         if not is_writer:
             return
-        self._metrics = _Lines(workdir / METRICS)
-        self._events = _Lines(workdir / EVENTS)
+        self._metrics = JsonLines(workdir / METRICS)
+        self._events = JsonLines(workdir / EVENTS)
 
     def open_curves(self, past_rows: Iterable[dict[str, Any]]) -> None:
         """Starts fresh event files, and a run of each tracker, with the rows of the run so far.
@@ -131,13 +131,13 @@ class _Appended:
             self._file.close()
 
 
-class _Lines(_Appended):
-    """A file of JSON lines."""
+class JsonLines(_Appended):
+    """A file of JSON lines, which goes on after a line that a kill cut short."""
 
     def __init__(self, path: Path):
         super().__init__(path)
         if self._file.tell() and not path.read_bytes().endswith(b"\n"):
-            self._pending = b"\n"  # after a line that a kill cut short
+            self._pending = b"\n"
 
     def row(self, values: dict[str, Any]) -> None:
         self.write(json.dumps(values).encode() + b"\n")

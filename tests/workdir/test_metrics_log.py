@@ -35,6 +35,15 @@ def test_rows_after_a_step_are_set_aside(tmp_path):
     assert steps_of(tmp_path / "metrics.aside.jsonl") == [30, 40, 20, 30]
 
 
+def test_what_is_set_aside_goes_on_after_a_line_that_was_cut(tmp_path):
+    """A kill or a full disk in the middle of a rewind; the next one is whole."""
+    aside = tmp_path / "metrics.aside.jsonl"
+    write_rows(aside, [3], tail='{"resumed_at": 2, "st')
+    write_rows(tmp_path / "metrics.jsonl", [2, 3, 4])
+    log_reader.set_aside_after(tmp_path, 2)
+    assert [row["step"] for row in log_reader.read_lines(aside)] == [3, 3, 4]
+
+
 def test_rewinding_to_the_last_row_sets_nothing_aside(tmp_path):
     write_rows(tmp_path / "metrics.jsonl", [1, 2, 3])
     assert len(log_reader.set_aside_after(tmp_path, 3)) == 3
