@@ -74,11 +74,13 @@ class MetricsLogger:
         """
         assert self._curves is not None and self._trackers is not None
         split = values.get("split", "train")
-        if split not in self._curves:
-            directory = self._workdir / TENSORBOARD / self._name / split
-            directory.mkdir(parents=True, exist_ok=True)
-            self._curves[split] = _EventFile(directory)
-        self._curves[split].row(values)
+        # A full disk may take the file at a later row; the next process draws all of them.
+        with contextlib.suppress(OSError):
+            if split not in self._curves:
+                directory = self._workdir / TENSORBOARD / self._name / split
+                directory.mkdir(parents=True, exist_ok=True)
+                self._curves[split] = _EventFile(directory)
+            self._curves[split].row(values)
         self._trackers.row(values)
 
     def row(self, **values: Any) -> None:

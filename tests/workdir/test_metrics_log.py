@@ -1,5 +1,6 @@
 """A run writes rows about itself that can be rewound."""
 
+import errno
 import json
 import resource
 
@@ -122,3 +123,22 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_does(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name / "train"))
     events.Reload()
     assert [e.step for e in events.Scalars("loss")] == list(range(1, 21))
+
+
+def test_a_curve_that_cannot_be_begun_is_begun_with_a_later_row(tmp_path, monkeypatch):
+    """The first row of a split comes in the middle of a run, when the disk may be full."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal = metrics_log.MetricsLogger(tmp_path)
+    journal.open_curves([])
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics_log.Path, "mkdir", full)
+        journal.row(step=1, split="validation", loss=6.0)
+    curve = tmp_path / "tensorboard" / tmp_path.name / "validation"
+    assert not curve.exists()
+    journal.row(step=2, split="validation", loss=5.0)
+    journal.close()
+    assert len(list(curve.iterdir())) == 1
+    assert [row["step"] for row in log_reader.read_rows(tmp_path)] == [1, 2]
