@@ -1,6 +1,7 @@
 """Begins a command that trains: signals are heard from the first moment, and processes meet."""
 
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
@@ -20,7 +21,8 @@ class Start:
     """Armed from entering to leaving, before anything heavy is imported.
 
     Until there is something to save, a signal only ends the process. A process that has others
-    first meets them, so that all of them end.
+    first meets them, so that all of them end; once they have met, jax tells them, and all of them
+    end after a step.
     """
 
     def __init__(self, name: str, **found: Any):
@@ -31,7 +33,7 @@ class Start:
         self._has_others = found.get("detect") or (found.get("num_processes") or 1) > 1
         # The signal that has come.
         self._received: int | None = None
-        self._is_connected = False
+        self._is_connected = self._have_met = False
         self._signals = Signals(ENDING, self._leave)
 
     def __enter__(self) -> Self:
@@ -56,6 +58,9 @@ class Start:
         if distributed.any_preempted(self._received is not None):
             kind = Preempted if self._received is None else error_of(self._received)
             raise kind(f"received a signal to stop; {_NOTHING}")
+        self._have_met = True
+        if self._received is not None:  # too late to be asked about
+            self._pass_on()
         if not distributed.is_main():
             progress.silence()
 
@@ -73,11 +78,24 @@ class Start:
             if is_again:
                 return
             self._received = number
+            if self._have_met:
+                what = "all processes save and end after their next step"
+                progress.say(f"{self._name}: {word_of(number)}; {what}")
+                self._pass_on()
+                return
             progress.say(f"{self._name}: {word_of(number)}; exits once all processes have met")
-            last = threading.Timer(_MEETING_SECONDS, os._exit, (code,))
+            last = threading.Timer(_MEETING_SECONDS, self._leave_unmet, (code,))
             last.daemon = True
             last.start()
             return
         # Not sys.exit: an import that is under way may catch what that raises.
         progress.say(f"{self._name}: {word_of(number)}; {_NOTHING}")
         progress.leave(code)
+
+    def _leave_unmet(self, code: int) -> None:
+        if not self._have_met:
+            os._exit(code)
+
+    def _pass_on(self) -> None:
+        """Does as Preemption does, which is not there before the run and between two of them."""
+        os.kill(os.getpid(), signal.SIGTERM)
