@@ -25,6 +25,9 @@ from bert_jax.training import preflight
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import location, run_directory
 
+# Of an array that is compared between processes.
+_SMALL_BYTES = 1 << 20
+
 
 class Initialization:
     """The parameters that a run begins with. A checkpoint is read once, when first asked for."""
@@ -178,11 +181,11 @@ def facts_of(source: LoadedCheckpoint) -> dict[str, str]:
     """Returns what is not the same in all processes that have read other parameters: the newest
     step of a run that still trains may be another one to each.
 
-    It is made from the step and from the arrays that every process has whole, as biases are.
+    It is made from the step and from the small arrays that every process has whole: biases, norms.
     """
     digest = hashlib.sha256(str(source.step).encode())
     for array in jax.tree.leaves(source.params):
-        if array.is_fully_replicated:
+        if array.is_fully_replicated and array.nbytes <= _SMALL_BYTES:
             digest.update(np.asarray(array.addressable_data(0)).tobytes())
     name = "the checkpoint that it begins with (of a run that still trains, name one step)"
     return {name: digest.hexdigest()}
