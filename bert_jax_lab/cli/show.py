@@ -4,8 +4,9 @@
 'show fields CONFIG' says what each field means, which values it may have, and whether another one
 is accepted by a run that is resumed.
 'show rows CONFIG --corpus DIR' says how many rows each phase makes of a corpus, and how much of
-them is padding, packed and not; of several, the rows and epochs of each. 'show sharding CONFIG
---topology NAME' lists how each parameter lies on its devices.
+them is padding, packed and not; of several, the rows and epochs of each. 'show corpus DIR' prints
+the table of 'prepare' again. 'show sharding CONFIG --topology NAME' lists how each parameter lies
+on its devices.
 """
 
 import ast
@@ -13,6 +14,7 @@ import dataclasses
 import json
 import re
 import textwrap
+from pathlib import Path
 from typing import Literal
 
 from bert_jax.cli.corpora import Corpora, corpora
@@ -25,7 +27,7 @@ from bert_jax.progress import note
 
 @options
 class ShowOptions(WithConfig):
-    what: Positional[Literal["config", "fields", "rows", "sharding"]] = "config"
+    what: Positional[Literal["config", "fields", "rows", "corpus", "sharding"]] = "config"
     """what to show"""
     corpus: Corpora = ()
     """DIR|NAME=DIR: for 'show rows': a directory of prepare, or several"""
@@ -42,6 +44,8 @@ def run(options: ShowOptions) -> None:
 
     if options.config == "configs":
         return _show_configs(options)
+    if options.what == "corpus":
+        return _show_corpus(options)
     resolved = config_loader.load_config(options.config, options.overrides)
     shown = {"sharding": _show_sharding, "rows": _show_rows, "fields": _show_fields}
     shown.get(options.what, _show_config)(options, resolved)
@@ -60,6 +64,19 @@ def _show_configs(options: ShowOptions) -> None:
         else:
             print(textwrap.fill(summary, 96, initial_indent=f"{name:<22}",
                                 subsequent_indent=" " * 22))  # fmt: skip
+
+
+def _show_corpus(options: ShowOptions) -> None:
+    """Prints what a corpus has, which stands in the place of the config."""
+    from bert_jax.cli.training.prepare import print_corpus
+    from bert_jax.data.corpus.store import open_corpus
+
+    place = Path(options.config)
+    corpus = open_corpus(place)
+    if options.json:
+        print(json.dumps(corpus.manifest))
+    else:
+        print_corpus(place, corpus.manifest, corpus)
 
 
 def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:

@@ -103,7 +103,6 @@ class PrepareOptions(Verb):
 
 
 def run(options: PrepareOptions) -> None:
-    from bert_jax.cli.output import table, tell
     from bert_jax.data.corpus.append import append
     from bert_jax.data.corpus.prepare import prepare
 
@@ -128,6 +127,13 @@ def run(options: PrepareOptions) -> None:
     else:
         corpus = (append if options.append else prepare)(options.source, options.output, **given)
         manifest = corpus.manifest
+    print_corpus(options.output, manifest, corpus)
+
+
+def print_corpus(place: Path | str, manifest: dict[str, Any], corpus: Any | None) -> None:
+    """Prints what a corpus has, by its manifest; `corpus` is it, if it is on this machine."""
+    from bert_jax.cli.output import table, tell
+
     shares, tokenizer = manifest.get("unknown_share", {}), manifest["tokenizer"]
     # Where no spaces are between words, white space separates none.
     by_characters = manifest.get("characters")
@@ -139,7 +145,7 @@ def run(options: PrepareOptions) -> None:
         numbers = [*(counts[name] for name in _COUNTS), size]
         share = f"{100 * shares.get(split, 0):.2f} %"
         rows.append((split, *(f"{number:,}" for number in numbers), share))
-    table(f"corpus {options.output}", ("split", *_COUNTS, last, "[UNK]"), rows)
+    table(f"corpus {place}", ("split", *_COUNTS, last, "[UNK]"), rows)
     tell(
         f"tokenizer: {tokenizer['kind']}, {tokenizer['vocab_size']:,} sub-words; "
         f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "

@@ -37,3 +37,17 @@ def test_the_shipped_configs_are_listed_with_a_line_each(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["models"])
     assert "did you mean 'show configs'?" in capsys.readouterr().err
+
+
+def test_a_corpus_is_shown_as_prepare_does(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"Owl {i} sees {i + 1} mice." for i in range(60)), "utf-8")
+    command = ["prepare", "--source", text, "--output", tmp_path / "c", "--vocab-size", 100]
+    assert main([*map(str, command), "--validation-fraction", "0.1"]) == 0
+    prepared = capsys.readouterr().out
+    assert main(["show", "corpus", str(tmp_path / "c")]) == 0
+    assert capsys.readouterr().out == prepared
+    assert main(["show", "corpus", str(tmp_path / "c"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["total"]["documents"] == 60
+    assert main(["show", "corpus", str(tmp_path)]) == 2
+    assert "is not a corpus: it has no corpus.json" in capsys.readouterr().err
