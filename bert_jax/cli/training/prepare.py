@@ -207,6 +207,14 @@ def _remarks(manifest: dict[str, Any], corpus: Any | None) -> Iterator[str]:
         yield f"left out: {sum(records.values()):,} bad record(s); corpus.json has them by file"
     if without := manifest.get("records_without_text"):
         yield f"skipped: {without:,} record(s) without text"
+    sentences = total["sentences"] / total["documents"]
+    is_cut_at_blanks = manifest["options"].get("document", "blank") == "blank"
+    if is_cut_at_blanks and total["documents"] >= _MANY_DOCUMENTS and sentences < _SHORT_DOCUMENT:
+        yield (
+            f"documents are short, {sentences:.1f} sentences in the mean: in plain text a blank "
+            "line ends one; where files have blank lines inside, --document file --paragraph blank "
+            "keeps each whole"
+        )
     if corpus is not None and small < _FEW_TOKENS:
         yield (
             f"validation is small, {small:,} tokens: its loss is off by chance by about "
@@ -274,5 +282,7 @@ _COUNTS = ("documents", "sentences", "tokens")
 _LOOKED_AT = 1 << 20
 # A held-out side with fewer is called small.
 _FEW_TOKENS = 50_000
+# Documents that have fewer sentences in the mean, where they are many, may be parts of documents.
+_SHORT_DOCUMENT, _MANY_DOCUMENTS = 3, 1000
 # BERT's, and the documents that are looked at for them.
 _LENGTHS, _DOCUMENTS = (128, 512), 20_000
