@@ -231,7 +231,8 @@ def test_their_pipeline_gives_our_words(exported, on_one_device):
     loaded = load_checkpoint(exported, mesh=on_one_device)
     ((*ours,),) = fill_mask(loaded, load_tokenizer(exported), _TEXT, top=5)
     assert [c.token for c in ours] == [c["token_str"] for c in theirs]
-    assert [c.text for c in ours] == [c["sequence"] for c in theirs]
+    # They decode ids, which have small letters; our text is the one that was given.
+    assert [c.text.lower() for c in ours] == [c["sequence"] for c in theirs]
     # Relative to the first: they also give a share to ids that are no token.
     for a, b in zip(ours, theirs, strict=True):
         ratio = a.probability / ours[0].probability
