@@ -143,10 +143,11 @@ def train(
                     _abandoned.append(run.feed)
                     raise
                 saver.finish()
-                if type(error) is Preempted:
-                    logger.event("preempt", step=run.step)
+                why = next((text for kind, text in _REASONS.items() if isinstance(error, kind)), "")
+                if why:
+                    logger.event("stop", step=run.step, reason=why)
                 else:
-                    logger.event("stop", step=run.step, reason=_REASONS[type(error)])
+                    logger.event("preempt", step=run.step)
                 _abandoned.append(run.feed)
                 _close(run)
                 raise

@@ -165,8 +165,9 @@ def vocabulary(
     for row in sample.array:
         offset, size = places[int(row["unit"]), int(row["number"])]
         texts.append(files[int(row["unit"])][offset : offset + size])
+    looked_at = beginning(texts)
     if request.language is None:
-        note_other_language(beginning(texts))
+        note_other_language(looked_at)
     with tempfile.TemporaryDirectory() as folder:
         there, marks = Path(folder, TOKENIZER), Path(folder, "marks")
         marks.mkdir()
@@ -184,8 +185,8 @@ def vocabulary(
                 _marks(job).keep(mark.name, mark)
         else:
             tokenizer, names = load_tokenizer(there), sorted(file.name for file in there.iterdir())
-        note_letters_in_parts(beginning(texts), tokenizer)
-    is_spaceless = scripts.is_mostly_spaceless(beginning(texts))
+        note_letters_in_parts(looked_at, tokenizer)
+    is_spaceless = scripts.is_mostly_spaceless(looked_at)
     return SharedTokenizer(tokenizer.hash, tokenizer.vocab_size, tuple(names), is_spaceless)
 
 

@@ -64,9 +64,9 @@ _NO_UNKNOWN = (
     "wordpiece or sentencepiece, which are trained on it (to go on from a model, keep its own)"
 )
 _MORE_KNOWN = (
-    "the text has characters that the vocabulary lacks, or words of more than 100 characters, such "
-    "as rules of tables, which wordpiece does not cut: a larger `vocab_size` has room for more "
-    "characters, and `tokenizer` sentencepiece or bpe for all"
+    "the text has characters that the vocabulary lacks, or words of more than 100 characters, "
+    "which wordpiece does not cut: a larger `vocab_size` has room for more characters, and "
+    "`tokenizer` sentencepiece or bpe for all"
 )
 _NO_UNKNOWN_ADDED = (
     "the corpus's vocabulary lacks characters of this text, or the text has words of more than 100 "
