@@ -27,8 +27,6 @@ DEVICES_AT=${DEVICES_AT:-/dev}
 # A path of the system: libtpu itself puts its lock there, and its error message names it.
 LIBTPU_LOCKFILE=${LIBTPU_LOCKFILE:-/tmp/libtpu_lockfile}
 
-usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
-
 say() { printf '%s tpu_setup: %s\n' "$(date '+%T')" "$*"; }
 
 # uv comes from PyPI, by version and hash; only pip is needed, of the image's own Python.
@@ -103,8 +101,7 @@ free_chips() {
 # JAX on this host alone, with the limits that the trainer will have: the first use of a pod's devices would otherwise wait
 # for all the other hosts.
 alone() { # SECONDS COMMAND...
-    as_root systemd-run --quiet --pipe --wait --collect --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
-        "${UNIT_PROPERTIES[@]}" --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" --setenv=PATH="$PATH" \
+    as_unit --quiet --pipe --wait --collect \
         --setenv=BIN="$VENV/bin" --setenv=JAX_PLATFORMS=tpu --setenv=TPU_MIN_LOG_LEVEL=2 \
         --setenv=TPU_PROCESS_BOUNDS=1,1,1 --setenv=TPU_CHIPS_PER_PROCESS_BOUNDS="$BOUNDS" \
         --setenv=TPU_VISIBLE_DEVICES="$(seq -s , 0 $((CHIPS - 1)))" timeout --foreground "$@"
@@ -128,7 +125,6 @@ check_chips() {
 main() {
     TYPE='' SMOKE='' HELP='tpu_setup.sh --help'
     read_options --smoke "TYPE SMOKE" "$@"
-    take_given
     [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]] ||
         die 30 "$(uname -sm): the lock is for Linux on x86_64, which all TPU hosts are"
     [[ $TYPE ]] || TYPE=$(curl -sf -m 5 -H 'Metadata-Flavor: Google' \

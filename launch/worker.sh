@@ -70,21 +70,9 @@ start() { # RUN ARGUMENT...
     echo "$run" >"$PLACE/run"
     # mixed: SIGTERM goes to this script alone, which hands it on once.
     as_root systemctl reset-failed bert-jax 2>/dev/null || true
-    as_root systemd-run --unit=bert-jax --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
-        --property=KillMode=mixed --property=TimeoutStopSec=300 "${UNIT_PROPERTIES[@]}" \
-        --setenv=HOME="$HOME" --setenv=BERT_JAX_HOME="$PLACE" --setenv=PATH="$PATH" \
+    as_unit --unit=bert-jax --property=KillMode=mixed --property=TimeoutStopSec=300 \
         /bin/bash "$PLACE/src/launch/worker.sh" train
     say "started"
-}
-
-trainer_environment() {
-    # JAX's own choice, 8482, is closed in the firewall rule that Google makes for TPU networks.
-    export JAX_COORDINATOR_PORT=${JAX_COORDINATOR_PORT:-8476}
-    # A read from a bucket that stalls is given up and tried again.
-    export TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS=60 TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES=1024
-    export TPU_MIN_LOG_LEVEL=${TPU_MIN_LOG_LEVEL:-2} PYTHONUNBUFFERED=1
-    ulimit -c 0
-    ulimit -n 100000 2>/dev/null || true
 }
 
 # Runs a command with the run's arguments, and hands SIGTERM on to it, once. CODE is its exit code.
@@ -106,7 +94,12 @@ train() {
     trap 'STOPPING=1; [[ ! $CHILD ]] || kill -TERM "$CHILD" 2>/dev/null || true' TERM INT
     # shellcheck source=/dev/null
     source "$PLACE/run.env"
-    trainer_environment
+    # JAX's own choice of a port, 8482, is closed in the firewall rule that Google makes for TPU networks.
+    export JAX_COORDINATOR_PORT=8476
+    # A read from a bucket that stalls is given up and tried again.
+    export TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS=60 TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES=1024
+    export TPU_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
+    ulimit -c 0
     signs &
     signs=$!
     # What the doctor finds to fail is the run's code, as if that had ended with it. One that is ill itself, or slow, stops

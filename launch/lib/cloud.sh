@@ -24,7 +24,7 @@ $MAX_HOURS hours are spent, no trainer has begun for ${START_MINUTES:-60} minute
 hourly() { # in dollars, at the list price in the US
     [[ $CAPACITY == on-demand ]] || printf 'at most '
     [[ ! $ZONE =~ ^(us-south1|europe|asia) ]] || printf 'at US prices '
-    awk -v n="$((HOSTS * CHIPS))" -v price="$(price "$GENERATION")" 'BEGIN { printf "$%.2f", n * price }'
+    awk -v n="$((HOSTS * CHIPS))" -v price="$PRICE" 'BEGIN { printf "$%.2f", n * price }'
 }
 
 # What the cloud says of the resource, or of its node, which has its name: SAID is that, ABSENT, or ERROR, with gcloud's words
@@ -225,7 +225,7 @@ on_workers() { # SECONDS COMMAND
 }
 
 to_workers() { # FILE...: to the home directory of every host
-    retry "${CLOUD_TRIES:-5}" tpu_vm 600 scp "$@" "$NAME:" --worker=all >"$SCRATCH/scp" 2>&1 && return
+    retry tpu_vm 600 scp "$@" "$NAME:" --worker=all >"$SCRATCH/scp" 2>&1 && return
     REPORT="copying failed: $(tail -n 1 "$SCRATCH/scp")"
     return 1
 }

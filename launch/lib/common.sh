@@ -13,10 +13,11 @@ EXIT_HOURS=25    # the run has had its --max-hours
 EXIT_GONE=42     # the machine is gone: the same command goes on, as after the trainer's 42
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-ACCELERATORS=$ROOT/launch/accelerators.tsv
-FLAGS=$ROOT/launch/flags.tsv
 source "$ROOT/launch/lib/outside.sh"
 DRY_RUN=${DRY_RUN:-}
+
+# A program's help is what it begins with.
+usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; }
 
 # Messages go to stderr; stdout is for what was asked for. A dry run says that it is one, and has no times, so that two can be
 # compared.
@@ -51,7 +52,8 @@ check_table() {
 # Whether a config is a path, or the name of a shipped one.
 is_config() { [[ $1 == */* || -f $ROOT/configs/$1.py ]]; }
 
-# Reads `--name value`, `--name=value` and `--flag` into GIVEN, as VARIABLE=value, and what follows `--` into EXTRA.
+# Reads `--name value`, `--name=value` and `--flag` into variables, and into GIVEN as VARIABLE=value; what follows `--` into
+# EXTRA.
 read_options() { # "--FLAG..." "VARIABLE..." WORD...
     local option value variable flags=" $1 " known=" $2 "
     shift 2
@@ -60,7 +62,7 @@ read_options() { # "--FLAG..." "VARIABLE..." WORD...
         option=$1 value=1
         shift
         case $option in
-            --) EXTRA=("$@") && return ;;
+            --) EXTRA=("$@") && break ;;
             -h | --help) usage && exit ;;
             --*) ;;
             *) die "$EXIT_USAGE" "what is '$option'? $HELP has the options" ;;
@@ -76,6 +78,7 @@ read_options() { # "--FLAG..." "VARIABLE..." WORD...
         fi
         GIVEN+=("$variable=$value")
     done
+    take_given
 }
 
 take_given() {
@@ -103,21 +106,19 @@ pause() { # SECONDS
     [[ $DRY_RUN ]] || sleep "$1"
 }
 
-# Waits before try number N: RETRY_MS times two a try, at most a minute.
-backoff() { # N
-    pause "$(awk -v n="$1" -v ms="${RETRY_MS:-2000}" 'BEGIN { wait = ms * 2 ^ (n - 1) / 1000; print wait < 60 ? wait : 60 }')"
+backoff() { # N, the number of tries that have failed
+    pause "$((${RETRY_SECONDS:-2} << ($1 - 1)))"
 }
 
-retry() { # TRIES COMMAND...
-    local tries=$1 try=1 code
-    shift
-    while :; do
-        code=0
-        "$@" || code=$?
-        ((code == 0)) && return 0
-        ((try >= tries)) && return "$code"
-        log "try $try of $tries failed with code $code: $1 ${2:-} ${3:-}"
-        backoff "$((try++))"
+TRIES=5
+retry() { # COMMAND...
+    local try code
+    for ((try = 1; ; try++)); do
+        "$@" && return
+        code=$?
+        ((try < TRIES)) || return "$code"
+        log "try $try of $TRIES failed with code $code: $1 ${2:-} ${3:-}"
+        backoff "$try"
     done
 }
 
@@ -130,27 +131,35 @@ gc() { # gcloud, which never asks
     run gcloud --quiet "--project=$PROJECT" "$@"
 }
 
-# The row of accelerators.tsv for a type, as variables; TYPE is its name there, for v5e-64 as everybody says it and v5e:8x8
-# as `bert-jax plan` has it, too. An unknown one is refused with the list.
+# All accelerators, a line each: TYPE GENERATION API RUNTIME HOSTS CHIPS DEVICES BOUNDS TOPOLOGY GKE_ACCELERATOR PRICE, the
+# chips and devices those of one host.
+accelerators() {
+    awk -F'\t' -v OFS='\t' '!/^#/ && $1 != "generation" {
+        split($7, side, ",")
+        host = side[1] * side[2]
+        count = split($10, topologies, " ")
+        for (i = 1; i <= count; i++) {
+            chips = 1
+            for (n = split(topologies[i], side, "x"); n; n--) chips *= side[n]
+            print $2 "-" chips * $6, $1, $3, $4, chips / host, host, $8, $7, topologies[i], $9, $5
+        }
+    }' "$ROOT/launch/accelerators.tsv"
+}
+
+# One of them as variables; TYPE is its name there, for v5e-64 as everybody says it and v5e:8x8 as `bert-jax plan` has it,
+# too. An unknown one is refused with the list.
 accelerator() { # TYPE
     local row
-    row=$(awk -F'\t' -v said="$1" '!/^#/ { number = $1; sub(/.*-/, "", number) }
-        !/^#/ && (said == $1 || said == $2 "-" number || said == $2 ":" $9)' "$ACCELERATORS")
-    [[ $row ]] || die "$EXIT_USAGE" "accelerator type '$1' is not known; one of: $(
-        awk -F'\t' '!/^#/ && $1 != "type" { printf "%s%s", gap, $1; gap = " " }' "$ACCELERATORS"
-    )"
-    IFS=$'\t' read -r TYPE GENERATION API RUNTIME HOSTS CHIPS DEVICES BOUNDS TOPOLOGY GKE_ACCELERATOR <<<"$row"
+    row=$(accelerators | awk -F'\t' -v said="$1" '{ number = $1; sub(/.*-/, "", number) }
+        said == $1 || said == $2 "-" number || said == $2 ":" $9')
+    [[ $row ]] || die "$EXIT_USAGE" "accelerator type '$1' is not known; one of: $(accelerators | cut -f 1 | tr '\n' ' ')"
+    IFS=$'\t' read -r TYPE GENERATION API RUNTIME HOSTS CHIPS DEVICES BOUNDS TOPOLOGY GKE_ACCELERATOR PRICE <<<"$row"
 }
 
 # LIBTPU_INIT_ARGS for a generation: what flags.tsv has for it.
 libtpu_flags() { # GENERATION
     awk -F'\t' -v generation="$1" '!/^#/ && $1 != "generation" && index("," $1 ",", "," generation ",") {
-        printf "%s%s", gap, $2; gap = " " }' "$FLAGS"
-}
-
-# List price of a chip for an hour, on demand, in dollars: those of bert_jax_lab/planning/topologies.py, which has the sources.
-price() { # GENERATION
-    awk -v generation="$1" '$1 == generation { print $2 }' <<<$'v2 1.125\nv3 2.00\nv4 3.22\nv5e 1.20\nv5p 4.20\nv6e 2.70'
+        printf "%s%s", gap, $2; gap = " " }' "$ROOT/launch/flags.tsv"
 }
 
 seconds() { awk -v number="$1" -v unit="$2" 'BEGIN { printf "%d", number * unit }'; } # NUMBER UNIT

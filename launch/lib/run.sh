@@ -14,7 +14,7 @@ noted() { # NAME
 note() { # NAME TEXT
     [[ $WORKDIR == gs://* ]] || return 0
     echo "$2" >"$SCRATCH/$1"
-    retry "${CLOUD_TRIES:-5}" gc storage cp "$SCRATCH/$1" "$WORKDIR/$1" 2>"$SCRATCH/describe" ||
+    retry gc storage cp "$SCRATCH/$1" "$WORKDIR/$1" 2>"$SCRATCH/describe" ||
         log "$WORKDIR/$1 could not be written: $(why)"
 }
 
@@ -106,7 +106,7 @@ ensure_ready() {
                 continue
                 ;;
             error)
-                [[ $ANSWERED ]] || ((++errors < ${CLOUD_TRIES:-5})) || die "$EXIT_CLOUD" "the cloud does not answer: $(why)"
+                [[ $ANSWERED ]] || ((++errors < TRIES)) || die "$EXIT_CLOUD" "the cloud does not answer: $(why)"
                 [[ $ANSWERED ]] || backoff "$errors"
                 ;;
             deleting) ;;
@@ -134,7 +134,7 @@ ask_for_one() {
         create_resource || code=$?
         look # the answer may have been lost, and the request be there
         ((code)) && [[ $NOW == absent ]] || break
-        ((code != 2 && ++try < ${CLOUD_TRIES:-5})) || {
+        ((code != 2 && ++try < TRIES)) || {
             ((code != 3)) || die "$EXIT_CLOUD" "a TPU $NAME is in $ZONE without a queued resource: take another --name, or" \
                 "gcloud compute tpus tpu-vm delete $NAME --project=$PROJECT --zone=$ZONE"
             die "$EXIT_CLOUD" "the cloud does not create $NAME; its words are above"
@@ -168,7 +168,7 @@ begin() {
     fi
     log "setting up $HOSTS hosts"
     until setup_hosts; do
-        if ((try >= ${SETUP_TRIES:-3})) || ! look || [[ $NOW != ready ]]; then failed "$EXIT_SETUP" "setting up" && break; fi
+        if ((try == 3)) || ! look || [[ $NOW != ready ]]; then failed "$EXIT_SETUP" "setting up" && break; fi
         log "try $try failed: $(tr '\n' ';' <<<"${REPORT:-no host answered}")"
         backoff "$((try++))"
     done
@@ -196,7 +196,7 @@ follow() {
                 new_lines
                 finish "$(verdict)"
             # Some ended and some did not: the others see it within minutes, or hang.
-            elif grep -qv ' running$' <<<"$REPORT" && ((++ending > ${ENDING_POLLS:-10})); then
+            elif grep -qv ' running$' <<<"$REPORT" && ((++ending > 10)); then
                 log "some hosts have ended and others have not: stopping them"
                 stop_trainer || true
             fi

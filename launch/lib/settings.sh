@@ -4,15 +4,14 @@
 # What a run is: each is an option of launch/tpu, too (NAME is --name). Then what a single command asks for.
 RUN_SETTINGS=(PROJECT ZONE NAME TYPE CAPACITY CONFIG CORPUS WORKDIR MAX_HOURS KEEP VALID_UNTIL_DURATION IAP NEW_CHECKOUT FAR_BUCKET
     DRY_RUN SETTINGS TAIL OUTPUT CHECKPOINTS)
-# What is seldom changed: numbers that are counted with, times, which may be fractions, and the rest.
-COUNT_SETTINGS=(RETRY_MS CLOUD_TRIES SETUP_TRIES ENDING_POLLS)
-TIME_SETTINGS=(POLL_SECONDS START_MINUTES END_MINUTES)
-TUNING_SETTINGS=(CREATE_FLAGS SSH_FLAGS DISTRIBUTED COMPILATION_CACHE LIBTPU_FLAGS BERT_JAX_HOME CHECK_CHIPS DOCTOR SECRETS)
+# What is seldom changed.
+TUNING_SETTINGS=(START_MINUTES END_MINUTES CREATE_FLAGS SSH_FLAGS DISTRIBUTED COMPILATION_CACHE LIBTPU_FLAGS BERT_JAX_HOME
+    CHECK_CHIPS DOCTOR SECRETS)
 
 # Numbers are numbers, names are names, and places in a bucket lead nowhere else, before anything counts with them or goes
 # there.
 check_values() {
-    local name number
+    local name
     check_table <<'VALUES'
 PROJECT [a-z0-9]([a-z0-9.:-]{0,99}[a-z0-9])? the project's id, of small letters, digits and dashes
 ZONE [a-z0-9-]+ one zone, such as europe-west4-b; engines try several (docs/engines.md)
@@ -21,16 +20,12 @@ CAPACITY on-demand|spot|reserved|flex-start one of on-demand, spot, reserved, fl
 MAX_HOURS [0-9]{0,5}[1-9][0-9]{0,4}(\.[0-9]{1,9})?|0\.0{0,8}[1-9][0-9]{0,8} a number of hours, more than none; without it there are 24
 VALID_UNTIL_DURATION [1-9][0-9]{0,8}[smhd] a number and s, m, h or d, such as 12h
 KEEP [01] 0 or 1
+START_MINUTES [0-9]{1,9}(\.[0-9]{1,9})? a number
+END_MINUTES [0-9]{1,9}(\.[0-9]{1,9})? a number
+TAIL [0-9]{1,9} a whole number
 BERT_JAX_HOME [A-Za-z0-9_./][A-Za-z0-9_./-]* letters, digits and _ . / - only
 VALUES
     [[ /${BERT_JAX_HOME:-x}/ != */../* ]] || die "$EXIT_USAGE" "BERT_JAX_HOME $BERT_JAX_HOME has .. in it"
-    for name in "${COUNT_SETTINGS[@]}" TAIL; do
-        number=$(whole "${!name:-0}") || die "$EXIT_USAGE" "$name=${!name@Q}: a whole number"
-        [[ ! ${!name:-} ]] || printf -v "$name" %s "$number"
-    done
-    for name in "${TIME_SETTINGS[@]}"; do
-        [[ ${!name:-1} =~ ^[0-9]{1,9}(\.[0-9]{1,9})?$ ]] || die "$EXIT_USAGE" "$name=${!name@Q}: a number"
-    done
     for name in CORPUS WORKDIR COMPILATION_CACHE; do
         [[ ${!name:-} != *://* ]] || is_place "${!name}" ||
             die "$EXIT_USAGE" "$name ${!name@Q}: write a place in a bucket as gs://BUCKET/PATH"
@@ -52,7 +47,7 @@ read_settings() { # FILE
         [CREATE_FLAGS]="--(autocheckpoint-enabled|internal-ips|($request)=.*)"
         [DISTRIBUTED]='--(distributed|coordinator|num-processes|process-id)(=.*)?|[^-].*'
     )
-    local known=" ${RUN_SETTINGS[*]} ${TUNING_SETTINGS[*]} ${COUNT_SETTINGS[*]} ${TIME_SETTINGS[*]} "
+    local known=" ${RUN_SETTINGS[*]} ${TUNING_SETTINGS[*]} "
     [[ -f $1 ]] || die "$EXIT_USAGE" "--settings $1: no such file"
     while IFS= read -r text || [[ $text ]]; do
         line=$((line + 1)) text=${text%$'\r'} # of an editor on Windows

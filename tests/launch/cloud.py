@@ -75,6 +75,13 @@ def wait_until(condition, process=None, seconds: float = HUNG) -> None:
         time.sleep(0.01)
 
 
+def in_shell(script: str, *words: str) -> str:
+    """Returns what a script prints that has the functions of launch/lib."""
+    parts = "; ".join(f". {ROOT}/launch/lib/{part}.sh" for part in ("common", "settings", "codes"))
+    command = ["bash", "-c", f"{parts}; {script}", "-", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def end(process) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -201,7 +208,7 @@ class Cloud:
             "FAKE_CLOUD": str(self.directory),
             "TMPDIR": str(self.directory),
             "POLL_SECONDS": "0.02",
-            "RETRY_MS": "1",
+            "RETRY_SECONDS": "0",
             "LC_ALL": "C.UTF-8",
         }
 

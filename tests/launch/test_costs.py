@@ -45,7 +45,7 @@ def test_no_machine_outlives_its_cap(cloud, wrong):
         end(here.started(*RUN))
         assert here.tpu("stop").returncode == 0
     else:
-        done = here.tpu("run", *RUN, *options, SETUP_TRIES="1", CLOUD_TRIES="2")
+        done = here.tpu("run", *RUN, *options)
         assert done.returncode == code, done.stderr
         last = done.stderr.splitlines()[-1]
         assert "costs $25.76 an hour" in last and "To end it now: launch/tpu delete" in last

@@ -100,11 +100,11 @@ def test_no_setting_is_executed(tmp_path):
     led = [n for n in hostile.NAMES if n not in ("", "a/", "x" * 256, "a\u2028b") and "\0" not in n]
     for names, prefix, values in (
         (
-            "RETRY_MS KEEP PROJECT ZONE NAME CAPACITY BERT_JAX_HOME VALID_UNTIL_DURATION",
+            "START_MINUTES KEEP PROJECT ZONE NAME CAPACITY BERT_JAX_HOME VALID_UNTIL_DURATION",
             "x y;",
             hostile.COMMANDS + hostile.NUMBERS,
         ),
-        ("TAIL MAX_HOURS POLL_SECONDS", "", (*hostile.COMMANDS[:6], "0x10", "2#1", "a[0]")),
+        ("TAIL MAX_HOURS END_MINUTES", "", (*hostile.COMMANDS[:6], "0x10", "2#1", "a[0]")),
         ("CORPUS COMPILATION_CACHE", "gs://b/", (*led, "x?x=1", "a#1", "*")),
         ("WORKDIR", "", ("gs://", "gs:///x", "gs://b/../x", "s3://b/x", "http://h:80/x")),
     ):

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.launch.cloud import ROOT
+from tests.launch.cloud import in_shell
 from tests.limits import HUNG
 
 pytestmark = [
@@ -44,15 +44,9 @@ def load(generation: str, flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HUNG)
 
 
-def flags_of(generation: str) -> str:
-    script = f". {ROOT}/launch/lib/common.sh && libtpu_flags {generation}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
 @pytest.mark.parametrize("generation", _SMALLEST)
 def test_libtpu_is_loaded_with_the_flags_of_the_launcher(generation):
-    flags = flags_of(generation)
+    flags = in_shell(f"libtpu_flags {generation}")
     assert flags.startswith("--xla_")
     done = load(generation, flags)
     assert done.returncode == 0 and done.stdout.strip() in ("4", "8"), done.stderr

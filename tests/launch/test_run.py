@@ -90,7 +90,7 @@ def test_a_life_ends_where_it_should_and_the_same_command_goes_on(cloud, life):
 def test_the_code_that_explains_the_others_comes_back(cloud, codes, code, said):
     """The machine stays for a while; what it costs and how that ends is the last line."""
     here = cloud(trainer=[{"codes": codes}, {"code": 0}])
-    done = here.tpu("run", *RUN, ENDING_POLLS="2")
+    done = here.tpu("run", *RUN)
     assert done.returncode == code and said in done.stderr, done.stderr
     assert here.commands() == ["create", *_UP, *["stop"] * ("waits" in codes)]
     last = done.stderr.splitlines()[-1]
@@ -152,8 +152,8 @@ _ALWAYS = list(range(99))
 )  # fmt: skip
 def test_a_host_that_fails_before_it_trains_is_named(cloud, scenario, code, named):
     here = cloud(**scenario)
-    done = here.tpu("run", *RUN, SETUP_TRIES="2")
-    up = ["scp", "setup"] * 2 if code == 23 else _UP
+    done = here.tpu("run", *RUN)
+    up = ["scp", "setup"] * 3 if code == 23 else _UP
     assert (done.returncode, here.commands()) == (code, ["create", *up])
     assert named in done.stderr
     assert "no trainer has begun for 60 minutes" in done.stderr.splitlines()[-1]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cloud import ROOT, wait_until
+from bert_jax_lab.planning import topologies
+from tests.launch.cloud import ROOT, in_shell, wait_until
 
 _LAUNCH = ROOT / "launch"
 _SCRIPTS = sorted(
@@ -144,20 +145,17 @@ def test_status_logs_stop_fetch_delete(cloud):
 # --- data ----------------------------------------------------------------------------------------
 
 
-def test_accelerators_agree_with_themselves():
-    rows = rows_of("accelerators.tsv")
-    assert len(rows) == len({row["type"] for row in rows}) > 40
-    for row in rows:
-        chips = math.prod(map(int, row["topology"].split("x")))
-        hosts, each = int(row["hosts"]), int(row["chips_per_host"])
-        assert hosts * each == chips, row
-        assert math.prod(map(int, row["bounds"].split(","))) == each, row
-        number = int(row["type"].rpartition("-")[2])
-        counts_chips = row["generation"] in ("v5e", "v6e")
-        assert number == (chips if counts_chips else 2 * chips), row
-        two = row["generation"] in ("v2", "v3", "tpu7x")
-        assert int(row["devices_per_host"]) == each * (2 if two else 1), row
-        assert (row["api"] == "gke") == (row["runtime"] == "-") == (row["generation"] == "tpu7x")
+def test_accelerators_are_those_of_the_plans():
+    rows = [line.split("\t") for line in in_shell("accelerators").splitlines()]
+    assert len({row[0] for row in rows}) == len(rows) == 52
+    for kind, generation, _, _, hosts, chips, devices, bounds, shape, _, price in rows:
+        known = topologies.parse(f"{generation}:{shape}")
+        assert int(hosts) == known.hosts and int(hosts) * int(chips) == known.chips, kind
+        assert int(hosts) * int(devices) == known.devices, kind
+        assert math.prod(map(int, bounds.split(","))) == int(chips), kind
+        assert price == "-" or float(price) == known.chip.dollars_per_chip_hour, kind
+        number = known.chips if generation in ("v5e", "v6e") else 2 * known.chips
+        assert kind == f"{'v5litepod' if generation == 'v5e' else generation}-{number}"
 
 
 def test_flags_name_known_generations_once():
@@ -220,6 +218,6 @@ def test_every_setting_that_the_scripts_read_is_known():
     listed = re.findall(r"_SETTINGS=\(([^)]*)\)", text)
     known = " ".join(listed).split()
     read = set(re.findall(r"\$\{([A-Z][A-Z_]+):?-", text))
-    own = {"BASH_SOURCE", "COMMAND", "REPORT", "SSH_AUTH_SOCK", "SPENT_MINUTES", "WORDS",
-           "XDG_STATE_HOME"}  # fmt: skip
-    assert read - own <= set(known) and len(known) == len(set(known)) > 33
+    own = {"BASH_SOURCE", "COMMAND", "POLL_SECONDS", "REPORT", "RETRY_SECONDS", "SSH_AUTH_SOCK",
+           "SPENT_MINUTES", "WORDS", "XDG_STATE_HOME"}  # fmt: skip
+    assert read - own <= set(known) and len(known) == len(set(known)) > 27

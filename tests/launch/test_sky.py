@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.launch.cloud import ROOT
+from tests.launch.cloud import ROOT, in_shell
 from tests.limits import HUNG
 
 _FILE = ROOT / "launch" / "sky.yaml"
@@ -35,12 +35,8 @@ def test_the_task(task):
     assert len(regions) == 1, "checkpoints would cross regions"
     # The machine, its image and the flags of its compiler go together.
     name = resources["accelerators"].removeprefix("tpu-")
-    rows = [
-        line.split("\t") for line in (ROOT / "launch/accelerators.tsv").read_text().splitlines()
-    ]
-    (row,) = [row for row in rows if row[0] == name]
-    assert row[1] == task["envs"]["GENERATION"]
-    assert row[3] == resources["accelerator_args"]["runtime_version"]
+    host = (task["envs"]["GENERATION"], resources["accelerator_args"]["runtime_version"])
+    assert in_shell(f'accelerator {name}; echo "$GENERATION $RUNTIME"').split() == [*host]
     # What has no default must be given: the cap is among them.
     required = {name for name, value in task["envs"].items() if value is None}
     assert required == {*_ENVS, "UNTIL"}
