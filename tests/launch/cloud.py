@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,50 +16,8 @@ from tests.launch import fake_programs
 from tests.limits import HUNG
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("gcloud", "systemctl", "systemd-run", "python3", "curl")
-# Called most; a shell is quicker to start.
-_SHELLS = {"hostname": 'echo "$FAKE_HOST"', "sudo": '[ "$1" = -n ] && shift && exec "$@"'}
 NAME = "pod"
 RUN = ("--project=p", "--zone=z", f"--name={NAME}")
-# Whether that unit's process is there, and is no zombie; one that has been told to stop is not
-# active, either. The unit of launch/boot.sh is started from its file.
-_IS_ACTIVE = """#!/bin/bash
-if [ "$1" = is-active ]; then
-    inactive() { echo inactive; exit 3; }
-    [ -f "$HOME/unit.pid" ] && read -r pid <"$HOME/unit.pid" || inactive
-    read -r stat 2>/dev/null <"/proc/$pid/stat" || inactive
-    case $stat in *") Z "*) inactive ;; esac
-    [ ! -f "$HOME/unit.stopping" ] || { echo deactivating; exit 3; }
-    echo active
-    exit 0
-fi
-case "$*" in
-    daemon-reload | "reset-failed "*) exit 0 ;;
-    "enable bert-jax-cap") touch "$HOME/enabled"; exit 0 ;;
-    "--no-block "*" bert-jax-cap")
-        stat=Z
-        [ ! -f "$HOME/cap.pid" ] || read -r stat 2>/dev/null <"/proc/$(<"$HOME/cap.pid")/stat"
-        case $stat in
-            Z | *") Z "*) ;;
-            *) [ "$2" = restart ] || exit 0; kill -KILL "-$(<"$HOME/cap.pid")" ;;
-        esac
-        read -ra command < <(sed -n 's/^ExecStart=//p' "$CAP_UNITS/bert-jax-cap.service")
-        setsid "${command[@]}" >/dev/null 2>&1 </dev/null 3>&- 8>&- 9>&- &
-        echo $! >"$HOME/cap.pid"
-        exit 0 ;;
-esac
-"""
-
-
-# gcloud fails as often as the file `outage` says, with the words in the file beside it, on its way
-# from the launcher to the cloud. A shell, as there may be many such calls.
-_OUTAGE = """#!/bin/sh
-if [ -z "$FAKE_HOST" ] && read -r left 2>/dev/null <"$FAKE_CLOUD/outage" && [ "$left" -gt 0 ]; then
-    echo $((left - 1)) >"$FAKE_CLOUD/outage"
-    cat "$FAKE_CLOUD/outage.words" >&2
-    exit 1
-fi
-"""
 _TYPES = {1: "v4-8", 2: "v4-16", 8: "v4-64"}
 
 
@@ -82,6 +39,15 @@ def in_shell(script: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def unit_faults(unit: Path) -> list[str]:
+    """Returns what systemd-analyze has against a unit, but not against those of this machine."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True)
+    return [line for line in (done.stdout + done.stderr).splitlines() if unit.name in line]
+
+
 def end(process) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -94,6 +60,41 @@ def read_until(process, text: str) -> None:
     raise AssertionError(f"it ended without saying {text!r}")
 
 
+# What each creation's describe calls say in turn (the last one for ever), the exit codes of the
+# trainer's starts, and events: on the times-th ssh or scp that matches.
+_SCENARIO: dict[str, Any] = {
+    "creations": [["ACTIVE"]],
+    "trainer": [{"code": 0}],
+    "events": [],
+    # The codes of the doctor on each host; none: 0 on all; "real": the real one.
+    "doctor": [],
+    "real_trainer": False,
+    "environment": {},
+    "devices": 4,
+    "pip_fails": False,
+    "python_fails": False,
+    "sync_code": 0,
+    # Whether hosts execute the startup script when they are made; what the TPU API says to a host;
+    # where all buckets lie.
+    "boots": False,
+    "api_code": 200,
+    "location": "Z",
+    # What there is: what the cloud will say of it in turn, and what it said last; its zone (none:
+    # in any that is asked) and its run.
+    "states": [],
+    "current": "",
+    "zone": "",
+    "run": "",
+    # What goes wrong, so many times; of an outage, on the launcher's way to the cloud, the words.
+    "lost_answers": 0,
+    "create_errors": [],
+    "describe_errors": 0,
+    "rsync_limits": [],
+    "outage": 0,
+    "words": "",
+}
+
+
 class Cloud:
     """A v4-8 has one host, a v4-16 two and a v4-64 eight, with four devices each."""
 
@@ -101,8 +102,8 @@ class Cloud:
         self.directory = directory
         self.processes: list[subprocess.Popen[str]] = []
         self.hosts = tuple(f"pod-w-{number}" for number in range(number_of_hosts))
-        self.options = (*RUN, f"--type={_TYPES[number_of_hosts]}")
-        (directory / "bin").mkdir(parents=True)
+        kind = _TYPES[number_of_hosts]
+        self.options = (*RUN, f"--type={kind}")
         # What is sent to hosts is small: a file of each part that no fake program reads.
         self.launcher = directory / "checkout/launch/tpu"
         for part in ("launch", "configs"):
@@ -114,63 +115,15 @@ class Cloud:
         for part in ("tpu_setup.sh", "requirements-tpu.lock", "pyproject.toml", "README.md",
                      "LICENSE"):  # fmt: skip
             shutil.copy(ROOT / part, directory / "checkout" / part)
-        for name in PROGRAMS:
-            fake_programs.wrapper(directory / "bin" / name, name)
-        for name, text in _SHELLS.items():
-            (directory / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-            (directory / "bin" / name).chmod(0o755)
-        systemctl = directory / "bin" / "systemctl"
-        systemctl.write_text(_IS_ACTIVE + systemctl.read_text().removeprefix("#!/bin/sh\n"))
-        gcloud = directory / "bin" / "gcloud"
-        gcloud.write_text(_OUTAGE + gcloud.read_text().removeprefix("#!/bin/sh\n"))
-        for folder in ("home", "buckets", "hosts"):
-            (directory / folder).mkdir()
-        exists = scenario.pop("exists", [])
-        # What each creation's describe calls say in turn (the last one for ever), the exit codes of
-        # the trainer's starts, and events: on the times-th ssh or scp that matches.
-        self.scenario = {
-            "hosts": self.hosts,
-            "creations": [["ACTIVE"]],
-            "trainer": [{"code": 0}],
-            # The codes of the doctor on each host; none: 0 on all; "real": the real one.
-            "doctor": [],
-            "events": [],
-            "environment": {},
-            "devices": 4,
-            "real_trainer": False,
-            "pip_fails": False,
-            "python_fails": False,
-            "sync_code": 0,
-            # Whether hosts execute the startup script when they are made; what the TPU API says
-            # to a host; where all buckets lie.
-            "boots": False,
-            "api_code": 200,
-            "location": "Z",
-        }
-        state = {
-            "states": exists,
-            "current": exists[0] if exists else "",
-            # The zone that it is in; none: in any that is asked.
-            "zone": scenario.pop("zone", ""),
-            "type": _TYPES[number_of_hosts],
-            "run": scenario.pop("run", ""),
-            "created": 0,
-            "lost_answers": scenario.pop("lost_answers", 0),
-            "create_errors": scenario.pop("create_errors", []),
-            "describe_errors": scenario.pop("describe_errors", 0),
-            "rsync_limits": scenario.pop("rsync_limits", []),
-            "events": {},
-            "starts": {},
-        }
-        assert scenario.keys() <= self.scenario.keys()
-        self.scenario |= scenario
-        (directory / "state.json").write_text(json.dumps(state))
+        fake_programs.install(directory / "bin")
+        for folder in ("home", "buckets", *(f"hosts/{host}/dev" for host in self.hosts)):
+            (directory / folder).mkdir(parents=True)
+        assert scenario.keys() <= _SCENARIO.keys()
+        counts = {"created": 0, "happened": {}, "starts": {}}
+        values = _SCENARIO | {"hosts": self.hosts, "type": kind} | counts | scenario
+        (directory / "state.json").write_text(json.dumps(values))
         self.up(10)
         (directory / "boot_id").write_text("b007-1\n")
-        self.write_scenario()
-        if exists:
-            for host in self.hosts:
-                (directory / "hosts" / host / "dev").mkdir(parents=True)
 
     def up(self, seconds: int) -> None:
         """How long all hosts have been up, as /proc/uptime would say."""
@@ -179,25 +132,15 @@ class Cloud:
 
     def reset(self) -> None:
         """Power off, as a reset does it: nothing runs there any more."""
-        self.call("kill_units")
+        self.run("kill_units")
 
     def boot(self, settings: dict[str, str] | None = None) -> None:
         """Google's agent executes the startup script on each host, as at any boot."""
         (self.directory / "boot_id").write_text(f"b007-{len(self.calls())}\n")
-        self.call("boot", settings)
+        assert self.run("boot", settings=settings).returncode == 0
 
     def environment_of(self, host: str, settings: dict[str, str]) -> dict[str, str]:
         return fake_programs.environment_of(self.directory, host, self.environment | settings)
-
-    def call(self, function: str, settings: dict[str, str] | None = None) -> None:
-        script = f"import {fake_programs.__name__.rpartition('.')[2]} as f; f.{function}()"
-        folder = str(Path(fake_programs.__file__).parent)
-        command = [sys.executable, "-S", "-c", script]
-        environment = self.environment | (settings or {}) | {"PYTHONPATH": folder}
-        subprocess.run(command, env=environment, check=True, timeout=HUNG)
-
-    def write_scenario(self) -> None:
-        (self.directory / "scenario.json").write_text(json.dumps(self.scenario))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -251,15 +194,9 @@ class Cloud:
         wait_until(lambda: len(self.state()["starts"]) == len(self.hosts), run)
         return run
 
-    def setup(self, *options: str, home: Path, checkout: Path = ROOT, **settings: str):
-        settings = {
-            "HOME": str(home),
-            "FAKE_HOST": "pod-w-0",
-            "DEVICES_AT": str(home / "dev"),
-            "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
-            "HOLDER_SECONDS": "0.2",
-        } | settings
-        return self.run(checkout / "tpu_setup.sh", *options, settings=settings)
+    def on_host(self, *command: str | Path, **settings: str):
+        """As on worker 0."""
+        return self.run(*command, settings=self.environment_of("pod-w-0", settings))
 
     def calls(self) -> list[dict]:
         path = self.directory / "log.jsonl"
@@ -287,18 +224,16 @@ class Cloud:
 
     def cut(self, calls: int, words: str) -> None:
         """The next calls of gcloud by the launcher do not reach the cloud."""
-        (self.directory / "outage.words").write_text(f"ERROR: (gcloud) {words}\n")
-        (self.directory / "outage").write_text(f"{calls}\n")
-
-    def cut_calls_left(self) -> int:
-        return int((self.directory / "outage").read_text() or 1)
+        self.change(outage=calls, words=words)
 
     def set_states(self, *states: str) -> None:
         """Sets what the cloud says of the resource from now on, whatever it was about to say."""
+        self.change(states=states, current=(*states, "")[0])
+
+    def change(self, **values: Any) -> None:
         with (self.directory / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            changed = self.state() | {"states": states, "current": (*states, "")[0]}
-            (self.directory / "state.new").write_text(json.dumps(changed))
+            (self.directory / "state.new").write_text(json.dumps(self.state() | values))
             (self.directory / "state.new").replace(self.directory / "state.json")
 
     def home(self, number: int = 0) -> Path:
@@ -308,19 +243,8 @@ class Cloud:
         """Ends what a test that failed has left: launchers, and units on the hosts."""
         for process in self.processes:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        environment = self.environment
-        for host in self.hosts:
-            home = self.directory / "hosts" / host
-            if pid := fake_programs.pid_of(home / "cap.pid"):
-                os.killpg(pid, signal.SIGKILL)
-            if (home / "unit.pid").exists():
-                subprocess.run(
-                    [str(self.directory / "bin" / "systemctl"), "stop", "bert-jax"],
-                    env=environment | {"HOME": str(home)},
-                    check=True,
-                )
+                end(process)
+        self.reset()
         shutil.rmtree(self.directory / "hosts")
 
 

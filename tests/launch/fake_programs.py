@@ -3,8 +3,7 @@
 Called by small wrappers on the PATH, as `main` with NAME ARGUMENT... in sys.argv. Only the standard
 library, so that a call takes milliseconds. The directory, $FAKE_CLOUD, has
 
-    scenario.json    what is to happen; see `Cloud.scenario`
-    state.json       what has happened so far
+    state.json       what is to happen, and what has so far; see `cloud.py`
     log.jsonl        every call of every program: {"program", "host", "argv"}
     buckets/         gs://BUCKET/PATH
     hosts/NODE-w-I/  the home directory of a host; it also holds its devices and its units
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 
 CLOUD = Path(os.environ.get("FAKE_CLOUD", "/nonexistent"))
-SCENARIO = json.loads((CLOUD / "scenario.json").read_text()) if CLOUD.is_dir() else {}
+SCENARIO = json.loads((CLOUD / "state.json").read_text()) if CLOUD.is_dir() else {}
 HOSTS = SCENARIO.get("hosts", ())
 
 
@@ -53,6 +52,10 @@ def option(argv: list[str], name: str) -> str | None:
 def gcloud(argv: list[str]) -> int:
     if "--quiet" not in argv:
         return fail("it would ask a question", 99)
+    if not os.environ.get("FAKE_HOST") and SCENARIO["outage"]:
+        with state() as now:
+            now["outage"] -= 1
+        return fail(SCENARIO["words"])
     words = [a for a in argv if not a.startswith("--") and a != "alpha"]
     if words[0] == "storage":
         return storage(words[1], words[2:], argv)
@@ -99,6 +102,7 @@ def list_resources(words: list[str], argv: list[str]) -> int:
 
 def node_state(now: dict) -> str:
     resource, _, node = now["current"].partition("/")
+    resource = resource or now["states"][0]
     return node or {"ACTIVE": "READY", "SUSPENDED": "PREEMPTED"}.get(resource, "CREATING")
 
 
@@ -132,7 +136,7 @@ def create(words: list[str], argv: list[str]) -> int:
     return 0
 
 
-def boot() -> None:
+def boot(_: object = None) -> None:
     """Google's agent executes the startup script on each host."""
     import subprocess
 
@@ -149,12 +153,12 @@ def environment_of(cloud: Path, host: str, settings: dict[str, str]) -> dict[str
         "BOOT_ID_FILE": str(cloud / "boot_id"),
         "CAP_AT": str(home / "cap"),
         "CAP_UNITS": str(home / "units"),
-        **settings,
-        "HOME": str(home),
         "FAKE_HOST": host,
         "DEVICES_AT": str(home / "dev"),
         "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
         "HOLDER_SECONDS": "0.1",
+        **settings,
+        "HOME": str(home),
     }
 
 
@@ -251,7 +255,7 @@ def happens(command: str) -> dict | None:
         for number, event in enumerate(SCENARIO["events"]):
             if not re.search(event["match"], command):
                 continue
-            now["events"][str(number)] = times = now["events"].get(str(number), 0) + 1
+            now["happened"][str(number)] = times = now["happened"].get(str(number), 0) + 1
             if times in event.get("times", [1]):
                 if "states" in event:
                     now["states"] = list(event["states"])
@@ -321,13 +325,9 @@ def systemd_run(argv: list[str]) -> int:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    unit_file(option(argv, "unit") or "").write_text(f"{process.pid}\n")
+    assert "--unit=bert-jax" in argv
+    Path(os.environ["HOME"], "unit.pid").write_text(f"{process.pid}\n")
     return 0
-
-
-def unit_file(unit: str) -> Path:
-    name = {"bert-jax": "unit.pid", "bert-jax-cap": "cap.pid"}[unit]
-    return Path(os.environ["HOME"]) / name
 
 
 def alive(pid: int) -> bool:
@@ -342,31 +342,57 @@ def pid_of(file: Path) -> int | None:
     return pid if pid and alive(pid) else None
 
 
-def systemctl(argv: list[str]) -> int:
-    pid = pid_of(unit_file(argv[1]))
-    if argv[0] == "stop" and pid:
-        stop_unit(pid, signal.SIGTERM, seconds=60)
-    return 0
-
-
-def stop_unit(pid: int, number: int, *, seconds: float) -> None:
-    """KillMode=mixed: the signal to the main process, and SIGKILL to the group in the end."""
-    os.kill(pid, number)
-    deadline = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def kill_units() -> None:
+def kill_units(_: object = None) -> None:
     found = [pid for file in (CLOUD / "hosts").glob("*/*.pid") if (pid := pid_of(file))]
     for pid in sorted(found, key=lambda pid: pid == os.getpgrp()):  # the caller's own comes last
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
-# --- Python, uv and the trainer ------------------------------------------------------------------
+# --- what is installed ---------------------------------------------------------------------------
+
+# Called most; a shell is quicker to start. systemctl knows the trainer's unit, and that of
+# launch/boot.sh, which it starts from its file. One that has been told to stop is not active.
+_SHELLS = {
+    "hostname": 'echo "$FAKE_HOST"',
+    "sudo": '[ "$1" = -n ] && shift && exec "$@"',
+    "systemctl": r"""
+runs() { # FILE: the process whose number it has is there, and is no zombie
+    [ -f "$1" ] && read -r pid <"$1" && read -r stat 2>/dev/null <"/proc/$pid/stat" &&
+        [[ $stat != *") Z "* ]]
+}
+case "$*" in
+    "is-active bert-jax")
+        runs "$HOME/unit.pid" || { echo inactive; exit 3; }
+        [ ! -f "$HOME/unit.stopping" ] || { echo deactivating; exit 3; }
+        echo active ;;
+    "stop bert-jax") # KillMode=mixed: the main process first, and the group in the end
+        runs "$HOME/unit.pid" || exit 0
+        kill -TERM "$pid"
+        for _ in {1..6000}; do runs "$HOME/unit.pid" || break; sleep 0.01; done
+        kill -KILL "-$pid" 2>/dev/null || true ;;
+    "enable bert-jax-cap") touch "$HOME/enabled" ;;
+    "--no-block "*" bert-jax-cap")
+        if runs "$HOME/cap.pid"; then
+            [ "$2" = restart ] || exit 0
+            kill -KILL "-$pid"
+        fi
+        read -ra command < <(sed -n 's/^ExecStart=//p' "$CAP_UNITS/bert-jax-cap.service")
+        setsid "${command[@]}" >/dev/null 2>&1 </dev/null 3>&- 8>&- 9>&- &
+        echo $! >"$HOME/cap.pid" ;;
+    daemon-reload | "reset-failed "*) ;;
+    *) exit 99 ;;
+esac""",
+}
+
+
+def install(folder: Path) -> None:
+    """All programs of a laptop and of a host, and what becomes of the hosts from outside."""
+    for name in ("gcloud", "systemd-run", "python3", "curl", "boot", "kill_units"):
+        wrapper(folder / name, name)
+    for name, text in _SHELLS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
 
 
 def wrapper(path: Path, name: str) -> None:
@@ -376,6 +402,9 @@ def wrapper(path: Path, name: str) -> None:
     code = f"import sys; sys.path.append('{here.parent}'); import {here.stem} as f; f.main()"
     path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{code}" {name} "$@"\n')
     path.chmod(0o755)
+
+
+# --- Python, uv and the trainer ------------------------------------------------------------------
 
 
 def python3(argv: list[str]) -> int:

@@ -15,24 +15,12 @@ import threading
 import traceback
 import urllib.parse
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from tests.launch.ssh_hosts import SshHosts
 
 GCLOUD = shutil.which("gcloud")
 _DONE = {"name": "projects/p/locations/z/operations/o", "done": True, "response": {}}
-
-
-class Machines(Protocol):
-    """The hosts behind a node, as the API tells of them, and as it changes them."""
-
-    def boot(self, startup_script: str) -> None: ...
-
-    def end(self) -> None: ...
-
-    def endpoints(self) -> list[dict]: ...
-
-    def guest_attributes(self) -> list[dict]: ...
-
-    def take_keys(self, ssh_keys: str) -> None: ...
 
 
 class Api(http.server.ThreadingHTTPServer):
@@ -41,7 +29,7 @@ class Api(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.lock = threading.RLock()
-        self.machines: Machines | None = None
+        self.machines: SshHosts | None = None  # the hosts behind a node
         self.resources: dict[str, dict] = {}
         self.requests: list[tuple[str, str, dict]] = []
         self.elsewhere: list[str] = []  # names of resources of other zones

@@ -59,7 +59,7 @@ class SshHosts:
         (self.cloud.directory / "startup").write_text(startup_script)
         for name, address in zip(self.cloud.hosts, self.addresses, strict=True):
             home = self.cloud.directory / "hosts" / name
-            (home / "dev").mkdir(parents=True)
+            (home / "dev").mkdir(parents=True, exist_ok=True)
             self.sshd(name, address, home)
         for address in self.addresses:
             wait_for(address, self.port)
@@ -97,11 +97,6 @@ class SshHosts:
                 os.killpg(pid, 9)
         for name in self.cloud.hosts:
             shutil.rmtree(self.cloud.directory / "hosts" / name, ignore_errors=True)
-
-    def sessions(self) -> list[int]:
-        """Returns how many sessions have ended on each host, over all its boots."""
-        logs = (self.place / f"{name}.log" for name in self.cloud.hosts)
-        return [log.read_text().count("Disconnected from user") for log in logs]
 
     def endpoints(self) -> list[dict]:
         """Returns them with inner addresses that nothing listens at: the outer ones are taken."""

@@ -15,18 +15,27 @@ _QUICK = {"TICK_SECONDS": "0.05", "AGAIN_SECONDS": "0.05", "LAST_SECONDS": "0",
 # Hosts of 64 v5e cost $76.80 an hour: the longest bill is this, times the hours of the last column.
 _START, _END, _CAP = 1, 0.25, 24
 
-# What goes wrong; the scenario, options; what the command ends with (None: it is killed); and how
-# many hours after the boot, or after the end of the trainer, the machine is still there at most.
+_ALWAYS = list(range(99))
+
+# What goes wrong; the scenario, options; what the command ends with, and says (None: it is killed);
+# and how many hours after the boot, or after the end of the trainer, the machine is still there at
+# most.
 _WRONG = {
-    "set-up fails": ({"pip_fails": True}, (), 23, _START),
-    "one bad host": ({"events": [{"match": "tpu_setup", "times": list(range(99)), "deaf": [1]}]},
-                     (), 23, _START),
-    "the corpus cannot be read": ({}, ("--corpus=gs://b/none",), 23, _START),
-    "ssh never gets in": ({"events": [{"match": "tpu_setup|scp", "times": list(range(99)),
-                                       "silent": True}]}, (), 23, _START),
-    "the trainer ends with 2": ({"trainer": [{"codes": [2, 134]}]}, (), 2, _END),
-    "an error, and kept": ({"trainer": [{"code": 6}]}, ("--keep",), 6, _CAP),
-    "it is stopped": ({"trainer": [{"code": "waits"}]}, (), None, _END),
+    "set-up fails": ({"pip_fails": True}, (), 23, "setting up failed: pod-w-0 31;pod-w-1 31",
+                     _START),
+    "one bad host": ({"events": [{"match": "tpu_setup", "times": _ALWAYS, "deaf": [1]}]}, (),
+                     23, "setting up failed: pod-w-0 0;", _START),
+    "the corpus cannot be read": ({}, ("--corpus=gs://b/none",), 23, "staging failed: pod-w-0 4",
+                                  _START),
+    "ssh never gets in": ({"events": [{"match": "tpu_setup", "times": _ALWAYS, "silent": True}]},
+                          (), 23, "setting up failed: no host answered", _START),
+    "nor scp": ({"events": [{"match": " scp ", "times": _ALWAYS}]}, (), 23,
+                "setting up failed: copying failed: ERROR: (gcloud) scp", _START),
+    "no trainer is started": ({"events": [{"match": "worker.sh start", "silent": True}]}, (), 24,
+                              "starting failed: no host answered", _START),
+    "the trainer ends with 2": ({"trainer": [{"codes": [2, 134]}]}, (), 2, "ended with 2", _END),
+    "an error, and kept": ({"trainer": [{"code": 6}]}, ("--keep",), 6, "ended with 6", _CAP),
+    "it is stopped": ({"trainer": [{"code": "waits"}]}, (), None, "", _END),
 }  # fmt: skip
 
 
@@ -37,7 +46,7 @@ def gone(here) -> bool:
 @pytest.mark.parametrize("wrong", _WRONG)
 def test_no_machine_outlives_its_cap(cloud, wrong):
     """Nobody watches afterwards, and the bucket, if it is asked, does not answer."""
-    scenario, options, code, hours = _WRONG[wrong]
+    scenario, options, code, said, hours = _WRONG[wrong]
     here = cloud(environment=_QUICK, boots=True, **scenario)
     # It is seen there from here, and cannot be copied by a host.
     (here.directory / "buckets/b/none/corpus.json").mkdir(parents=True)
@@ -46,7 +55,7 @@ def test_no_machine_outlives_its_cap(cloud, wrong):
         assert here.tpu("stop").returncode == 0
     else:
         done = here.tpu("run", *RUN, *options)
-        assert done.returncode == code, done.stderr
+        assert done.returncode == code and said in done.stderr, done.stderr
         last = done.stderr.splitlines()[-1]
         assert "costs $25.76 an hour" in last and "To end it now: launch/tpu delete" in last
     for host in here.hosts:
@@ -136,7 +145,7 @@ def test_who_may_not_delete_is_said_at_set_up(cloud):
 
 
 def test_a_machine_that_was_made_by_hand_gets_its_cap_at_set_up(cloud):
-    here = cloud(number_of_hosts=1, exists=["ACTIVE"], environment=_QUICK)
+    here = cloud(number_of_hosts=1, states=["ACTIVE"], environment=_QUICK)
     assert here.tpu("setup").returncode == 0
     here.up(_HOUR + 20)
     wait_until(lambda: gone(here))

