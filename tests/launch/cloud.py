@@ -61,7 +61,8 @@ def read_until(process, text: str) -> None:
 
 
 # What each creation's describe calls say in turn (the last one for ever), the exit codes of the
-# trainer's starts, and events: on the times-th ssh or scp that matches.
+# trainer's starts, and events: the times-th call (or each) of a program, HOST PROGRAM ARGUMENT...,
+# that matches fails, or loses its answer, or hosts are deaf to it, or the machine has other states.
 _SCENARIO: dict[str, Any] = {
     "creations": [["ACTIVE"]],
     "trainer": [{"code": 0}],
@@ -71,9 +72,6 @@ _SCENARIO: dict[str, Any] = {
     "real_trainer": False,
     "environment": {},
     "devices": 4,
-    "pip_fails": False,
-    "python_fails": False,
-    "sync_code": 0,
     # Whether hosts execute the startup script when they are made; what the TPU API says to a host;
     # where all buckets lie.
     "boots": False,
@@ -85,14 +83,14 @@ _SCENARIO: dict[str, Any] = {
     "current": "",
     "zone": "",
     "run": "",
-    # What goes wrong, so many times; of an outage, on the launcher's way to the cloud, the words.
-    "lost_answers": 0,
-    "create_errors": [],
-    "describe_errors": 0,
+    # How many files each rsync copies before it is interrupted.
     "rsync_limits": [],
-    "outage": 0,
-    "words": "",
 }
+
+
+def failing(match: str, *times: int, **how: object) -> dict[str, Any]:
+    """Returns a scenario in which these calls, or all, that match do not go well."""
+    return {"events": [{"match": match, **({"times": times} if times else {}), **how}]}
 
 
 class Cloud:
@@ -224,7 +222,8 @@ class Cloud:
 
     def cut(self, calls: int, words: str) -> None:
         """The next calls of gcloud by the launcher do not reach the cloud."""
-        self.change(outage=calls, words=words)
+        event = {"match": "^laptop gcloud", "times": list(range(calls + 1)), "fails": words}
+        self.change(events=[event], happened={})
 
     def set_states(self, *states: str) -> None:
         """Sets what the cloud says of the resource from now on, whatever it was about to say."""

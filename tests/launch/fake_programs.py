@@ -52,10 +52,6 @@ def option(argv: list[str], name: str) -> str | None:
 def gcloud(argv: list[str]) -> int:
     if "--quiet" not in argv:
         return fail("it would ask a question", 99)
-    if not os.environ.get("FAKE_HOST") and SCENARIO["outage"]:
-        with state() as now:
-            now["outage"] -= 1
-        return fail(SCENARIO["words"])
     words = [a for a in argv if not a.startswith("--") and a != "alpha"]
     if words[0] == "storage":
         return storage(words[1], words[2:], argv)
@@ -75,9 +71,6 @@ def gcloud(argv: list[str]) -> int:
 
 def describe_resource(words: list[str], argv: list[str]) -> int:
     with state() as now:
-        if now["describe_errors"]:
-            now["describe_errors"] -= 1
-            return fail("UNAVAILABLE: The service is currently unavailable.")
         if not now["states"] or now["zone"] not in ("", option(argv, "zone")):
             return fail(f"NOT_FOUND: Resource {words[0]} was not found")
         now["current"] = now["states"][0]
@@ -86,8 +79,8 @@ def describe_resource(words: list[str], argv: list[str]) -> int:
         if now["current"] == "GONE":
             now["states"] = []
             return fail(f"NOT_FOUND: Resource {words[0]} was not found")
-        words = "There is no more capacity in the zone" if now["current"] == "FAILED" else ""
-        found = (now["current"].partition("/")[0], now["type"], now["run"], words)
+        why = "There is no more capacity in the zone" if now["current"] == "FAILED" else ""
+        found = (now["current"].partition("/")[0], now["type"], now["run"], why)
         print(found[0] if option(argv, "format") == "value(state.state)" else ",".join(found))
     return 0
 
@@ -115,8 +108,6 @@ def describe_node(words: list[str], argv: list[str]) -> int:
 def create(words: list[str], argv: list[str]) -> int:
     assert option(argv, "node-id") == words[0] or option(argv, "node-count")
     with state() as now:
-        if now["create_errors"]:
-            return fail(now["create_errors"].pop(0))
         if now["states"]:
             return fail(f"ALREADY_EXISTS: Resource {words[0]} already exists")
         number = min(now["created"], len(SCENARIO["creations"]) - 1)
@@ -128,9 +119,6 @@ def create(words: list[str], argv: list[str]) -> int:
         new_hosts()
         script = option(argv, "metadata-from-file") or ""
         (CLOUD / "startup").write_text(Path(script.removeprefix("startup-script=")).read_text())
-        if now["lost_answers"]:
-            now["lost_answers"] -= 1
-            return fail("Connection reset by peer")
     if SCENARIO["boots"]:
         boot()
     return 0
@@ -249,34 +237,18 @@ def storage(verb: str, words: list[str], argv: list[str]) -> int:
 # --- hosts ---------------------------------------------------------------------------------------
 
 
-def happens(command: str) -> dict | None:
-    """The scenario's event for this command line, if it is this time's turn."""
-    with state() as now:
-        for number, event in enumerate(SCENARIO["events"]):
-            if not re.search(event["match"], command):
-                continue
-            now["happened"][str(number)] = times = now["happened"].get(str(number), 0) + 1
-            if times in event.get("times", [1]):
-                if "states" in event:
-                    now["states"] = list(event["states"])
-                    now["current"] = now["states"][0]
-                return event
-    return None
-
-
 def ssh(words: list[str], argv: list[str]) -> int:
     import subprocess
 
     command, worker = option(argv, "command"), option(argv, "worker")
     assert command and worker in ("all", "0")
-    event = happens(command)
     with state() as now:
         ready = now["states"] and node_state(now) == "READY"
-    if not ready or (event and event.get("silent")):
+    if not ready:
         return fail("[/usr/bin/ssh] exited with return code [255].", 255)
     running = []
     for number, host in enumerate(HOSTS if worker == "all" else HOSTS[:1]):
-        if event and number in event.get("deaf", []):
+        if number in EVENT.get("deaf", []):
             continue
         running.append(
             subprocess.Popen(
@@ -293,8 +265,6 @@ def ssh(words: list[str], argv: list[str]) -> int:
 def scp(words: list[str], argv: list[str]) -> int:
     import shutil
 
-    if happens(" ".join(argv)):
-        return fail("scp: Connection closed", 255)
     with state() as now:
         if not now["states"] or node_state(now) != "READY":
             return fail("scp: Connection refused", 255)
@@ -409,8 +379,6 @@ def wrapper(path: Path, name: str) -> None:
 
 def python3(argv: list[str]) -> int:
     if argv[:2] == ["-m", "pip"] and "--target" in argv:
-        if SCENARIO["pip_fails"]:
-            return fail("no matching distribution")
         requirement = Path(argv[argv.index("-r") + 1]).read_text()
         assert re.fullmatch(r"uv==\S+ --hash=sha256:[0-9a-f]{64}\n", requirement)
         uv_file = Path(argv[argv.index("--target") + 1], "bin", "uv")
@@ -426,12 +394,9 @@ def uv(argv: list[str]) -> int:
         version = Path(os.environ["HOME"], "bert-jax/uv/bin/uv.version").read_text()
         print(f"uv {version} (fake)")
     elif "venv" in argv:
-        if SCENARIO["python_fails"]:
-            return fail("no download")
         wrapper(Path(argv[-1], "bin", "python"), "venv_python")
     elif "sync" in argv:
         assert "--require-hashes" in argv and Path(argv[-1]).is_file()
-        return SCENARIO["sync_code"]
     return 0
 
 
@@ -472,9 +437,30 @@ def trainer() -> int:
     return code
 
 
+EVENT: dict = {}
+
+
+def happens(line: str) -> dict:
+    """Returns the scenario's event for this call, HOST PROGRAM ARGUMENT..., if it is its turn."""
+    for number, event in enumerate(SCENARIO["events"]):
+        if re.search(event["match"], line):
+            with state() as now:
+                now["happened"][str(number)] = times = now["happened"].get(str(number), 0) + 1
+                if times in event.get("times", [times]):
+                    if "states" in event:
+                        now["states"] = list(event["states"])
+                        now["current"] = now["states"][0]
+                    return event
+    return {}
+
+
 def main() -> None:
     program, *arguments = sys.argv[1:]
+    host = os.environ.get("FAKE_HOST")
     with (CLOUD / "log.jsonl").open("a") as log:
-        record = {"program": program, "host": os.environ.get("FAKE_HOST"), "argv": arguments}
-        log.write(json.dumps(record) + "\n")
-    sys.exit(globals()[program.replace("-", "_")](arguments))
+        log.write(json.dumps({"program": program, "host": host, "argv": arguments}) + "\n")
+    EVENT.update(happens(" ".join([host or "laptop", program, *arguments])))
+    if "fails" in EVENT:
+        sys.exit(fail(EVENT["fails"]))
+    code = globals()[program.replace("-", "_")](arguments)
+    sys.exit(fail("Connection reset by peer") if EVENT.get("loses") else code)

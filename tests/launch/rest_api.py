@@ -40,6 +40,17 @@ class Api(http.server.ThreadingHTTPServer):
         self.faults: list[str] = []  # of this module: a client would take them for an outage
         self.states = ("ACTIVE", "READY")  # of each resource, and of its node
 
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.serve_forever, args=(0.01,))
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+        assert self.faults == []
+
     def lose(self, resource: str, node: str) -> None:
         """The machine is gone, and these are the states of what is left of it."""
         with self.lock:

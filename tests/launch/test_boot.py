@@ -37,17 +37,14 @@ class Machine:
         self.trainer: subprocess.Popen | None = None
         api.resources["pod"] = {}
 
-    def write(self, **values: object) -> str:
+    def write(self, **values: object) -> None:
         settings = {"TPU": "projects/p/locations/z/pod"} | _SECONDS | values
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         script = f"#!/usr/bin/env bash\n{text}{(ROOT / 'launch/boot.sh').read_text()}"
         (self.here.directory / "startup").write_text(script)
-        return script
 
     def run(self, *words: str | Path) -> None:
-        settings = self.here.environment_of("pod-w-0", self.settings)
-        done = self.here.run(*words, settings=settings)
-        assert done.returncode == 0, done
+        assert self.here.on_host(*words, **self.settings).returncode == 0
 
     def startup(self, *words: str) -> None:
         self.run("bash", self.here.directory / "startup", *words)

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from tests.launch.cloud import end, wait_until
+from tests.launch.cloud import end, failing, wait_until
 from tests.launch.test_run import RUN
 from tests.limits import HUNG
 
@@ -15,23 +15,21 @@ _QUICK = {"TICK_SECONDS": "0.05", "AGAIN_SECONDS": "0.05", "LAST_SECONDS": "0",
 # Hosts of 64 v5e cost $76.80 an hour: the longest bill is this, times the hours of the last column.
 _START, _END, _CAP = 1, 0.25, 24
 
-_ALWAYS = list(range(99))
-
 # What goes wrong; the scenario, options; what the command ends with, and says (None: it is killed);
 # and how many hours after the boot, or after the end of the trainer, the machine is still there at
 # most.
 _WRONG = {
-    "set-up fails": ({"pip_fails": True}, (), 23, "setting up failed: pod-w-0 31;pod-w-1 31",
+    "set-up fails": (failing("-m pip install", fails="no such version"), (), 23,
+                     "setting up failed: pod-w-0 31;pod-w-1 31", _START),
+    "one bad host": (failing("tpu_setup", deaf=[1]), (), 23, "setting up failed: pod-w-0 0;",
                      _START),
-    "one bad host": ({"events": [{"match": "tpu_setup", "times": _ALWAYS, "deaf": [1]}]}, (),
-                     23, "setting up failed: pod-w-0 0;", _START),
     "the corpus cannot be read": ({}, ("--corpus=gs://b/none",), 23, "staging failed: pod-w-0 4",
                                   _START),
-    "ssh never gets in": ({"events": [{"match": "tpu_setup", "times": _ALWAYS, "silent": True}]},
-                          (), 23, "setting up failed: no host answered", _START),
-    "nor scp": ({"events": [{"match": " scp ", "times": _ALWAYS}]}, (), 23,
-                "setting up failed: copying failed: ERROR: (gcloud) scp", _START),
-    "no trainer is started": ({"events": [{"match": "worker.sh start", "silent": True}]}, (), 24,
+    "ssh never gets in": (failing("tpu_setup", fails=""), (), 23,
+                          "setting up failed: no host answered", _START),
+    "nor scp": (failing(" scp ", fails="no route"), (), 23,
+                "setting up failed: copying failed: ERROR: (gcloud) no route", _START),
+    "no trainer is started": (failing("worker.sh start", fails=""), (), 24,
                               "starting failed: no host answered", _START),
     "the trainer ends with 2": ({"trainer": [{"codes": [2, 134]}]}, (), 2, "ended with 2", _END),
     "an error, and kept": ({"trainer": [{"code": 6}]}, ("--keep",), 6, "ended with 6", _CAP),
@@ -155,23 +153,19 @@ def test_a_machine_that_was_made_by_hand_gets_its_cap_at_set_up(cloud):
 
 
 @pytest.mark.parametrize(
-    ("options", "settings", "words"),
+    ("options", "flags", "words"),
     [
-        ((), {}, {"--valid-until-duration=12h", "--node-id=pod"}),
-        (("--valid-until-duration=6h", "--capacity=spot"), {},
-         {"--valid-until-duration=6h", "--spot"}),
-        (("--capacity=flex-start", "--max-hours=4"), {},
+        ((), "", {"--valid-until-duration=12h", "--node-id=pod"}),
+        (("--capacity=flex-start", "--max-hours=4"), "",
          {"alpha", "--provisioning-model=flex-start", "--max-run-duration=14400s"}),
-        (("--capacity=reserved", "--type=v5e-64"),
-         {"CREATE_FLAGS": "--internal-ips --network=n"},
+        (("--capacity=reserved", "--type=v5e-64"), "--internal-ips --network=n",
          {"--reserved", "--internal-ips", "--network=n", "--accelerator-type=v5litepod-64"}),
-        (("--type=v6e:8x8",), {}, {"--accelerator-type=v6e-64"}),
-        (("--capacity=spot",), {"CREATE_FLAGS": "--autocheckpoint-enabled"},
-         {"alpha", "--autocheckpoint-enabled", "--spot", "--provisioning-model=spot"}),
+        (("--type=v6e:8x8", "--capacity=spot"), "--autocheckpoint-enabled",
+         {"alpha", "--spot", "--provisioning-model=spot", "--accelerator-type=v6e-64"}),
     ],
 )  # fmt: skip
-def test_the_request_has_its_options(cloud, options, settings, words):
-    done = cloud().tpu("create", "--dry-run", *RUN, *options, **settings)
+def test_the_request_has_its_options(cloud, options, flags, words):
+    done = cloud().tpu("create", "--dry-run", *RUN, *options, CREATE_FLAGS=flags)
     assert done.returncode == 0, done.stderr
     command = shlex.split(next(s for s in done.stdout.splitlines() if " create " in s))
     assert words < set(command)

@@ -1,7 +1,6 @@
 """Values from outside: of a bucket, a setting, a cloud's answer. None is executed."""
 
 import contextlib
-import json
 import re
 import subprocess
 
@@ -47,8 +46,7 @@ def test_no_answer_of_the_cloud_is_executed(cloud):
     here = cloud(number_of_hosts=1, location="a[$(touch${IFS}x)]")
     value = f"a[$(touch${{IFS}}{here.directory}/pwned)]"
     for state in ({"run": value}, {"type": value}, {"zone": value}, {"states": [value]}):
-        changed = here.state() | {"states": ["ACTIVE"], "current": "ACTIVE", "zone": ""} | state
-        (here.directory / "state.json").write_text(json.dumps(changed))
+        here.change(**{"states": ["ACTIVE"], "current": "ACTIVE", "zone": ""} | state)
         process = here.start(here.launcher, "run", *here.options, *_RUN)
         with contextlib.suppress(
             subprocess.TimeoutExpired

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cloud import ROOT, unit_faults, wait_until
+from tests.launch.cloud import ROOT, failing, unit_faults, wait_until
 from tests.limits import HUNG
 
 _TYPE = "--type=v4-16"
@@ -29,10 +29,10 @@ def verbs(here) -> list[str]:
 
 def test_setting_up_again_installs_what_is_another(cloud):
     """The package each time, the environment for another lock, and what has failed."""
-    here = cloud(sync_code=1)
+    here = cloud(**failing("uv .* sync ", fails="no"))
     copy = here.launcher.parents[1]
     assert set_up(here).returncode == 33
-    here.change(sync_code=0)
+    here.change(events=[])
     done = set_up(here)
     assert done.returncode == 0, done.stderr
     assert "JAX sees 4 devices" in done.stdout and done.stdout.endswith("ready\n")
@@ -61,9 +61,9 @@ def test_setting_up_again_installs_what_is_another(cloud):
         (2, "unknown option --frob; tpu_setup.sh --help", {}, "--frob"),
         (0, "34 a trainer is running", {}, "--help"),
         (2, "accelerator type 'v9-8' is not known", {}, "--type=v9-8"),
-        (31, "pip cannot install uv", {"pip_fails": True}, _TYPE),
+        (31, "pip cannot install uv", failing("-m pip install", fails="no"), _TYPE),
         (30, "this machine does not say that it is a TPU host", {}, "--smoke"),
-        (32, "uv cannot get Python", {"python_fails": True}, _TYPE),
+        (32, "uv cannot get Python", failing("uv .* venv ", fails="no"), _TYPE),
         (35, "JAX sees 3 devices on this host; a host of v4-8 has 4", {"devices": 3},
          "--type=v4-8"),
         # One of several was told to look at itself alone, which a good slice may refuse.

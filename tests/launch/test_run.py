@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.chaos import IS_LONG
-from tests.launch.cloud import end, in_shell, read_until, wait_until
+from tests.launch.cloud import end, failing, in_shell, read_until, wait_until
 from tests.limits import HUNG
 
 RUN = ("--config=bert_large_64core", "--corpus=/data/corpus", "--workdir=gs://b/run")
@@ -17,6 +17,7 @@ _UP = ["scp", "setup", "start"]
 _PREEMPTED = ["SUSPENDING", "SUSPENDED"]
 _NETWORK = "Failed to establish a new connection: [Errno 101] Network is unreachable"
 _LOGIN = "There was a problem refreshing your current auth tokens: Reauthentication failed."
+
 
 # A scenario, the exit code, what changed something; and what the same command does then.
 _ALL = ["create", *_UP, "delete"]
@@ -33,7 +34,7 @@ _LIVES = {
     "a node preempted in an active resource": (
         {"creations": [["ACTIVE/PREEMPTED"], ["ACTIVE"]]}, 21, ["create", "delete"], _ALL),
     "preempted during set-up": (
-        {"events": [{"match": "tpu_setup", "states": _PREEMPTED}]}, 42,
+        {"events": [{"match": "tpu_setup", "times": [1], "states": _PREEMPTED}]}, 42,
         ["create", "scp", "setup", "delete"], _ALL,
     ),
     "preempted in training": (
@@ -47,13 +48,14 @@ _LIVES = {
     ),
     "a state nobody knows": ({"creations": [["HIBERNATING"] * 9 + ["ACTIVE"]]}, 0, _ALL, []),
     "an answer without a state": ({"creations": [[""] * 9 + ["ACTIVE"]]}, 0, _ALL, []),
-    "an answer that is lost": ({"lost_answers": 1}, 0, _ALL, []),
-    "no room twice": ({"create_errors": ["RESOURCE_EXHAUSTED: no capacity in zone"] * 2}, 0,
-                      ["create", "create", *_ALL], []),
-    "it is refused": ({"create_errors": ["PERMISSION_DENIED: no tpu.nodes.create"]}, 20,
+    "an answer that is lost": (failing(" create ", 1, loses=True), 0, _ALL, []),
+    "no room twice": (failing(" create ", 1, 2, fails="RESOURCE_EXHAUSTED: no capacity in zone"),
+                      0, ["create", "create", *_ALL], []),
+    "it is refused": (failing(" create ", 1, fails="PERMISSION_DENIED: no tpu.nodes.create"), 20,
                       ["create"], _ALL),
-    "a cloud that is silent for a while": ({"describe_errors": 3}, 0, _ALL, []),
-    "the first ssh fails": ({"events": [{"match": " scp |tpu_setup", "times": [1, 2]}]}, 0,
+    "a cloud that is silent for a while": (
+        failing("queued-resources describe", 1, 2, 3, fails="UNAVAILABLE: later"), 0, _ALL, []),
+    "the first ssh fails": (failing(" scp |tpu_setup", 1, 2, fails="Connection closed"), 0,
                             ["create", *["scp"] * 3, "setup", "start", "delete"], []),
 }  # fmt: skip
 
@@ -182,15 +184,13 @@ def test_no_outage_ends_a_run(cloud):
     run = here.started(*RUN)
     for words in (_NETWORK, _LOGIN):
         here.cut(12, words)
-        wait_until(lambda: here.state()["outage"] == 0, run)
+        wait_until(lambda: here.state()["happened"].get("0", 0) >= 12, run)
     here.set_states(*["ACTIVE/REPAIRING"] * 8, "ACTIVE")
     wait_until(lambda: here.state()["current"] == "ACTIVE", run)
     # The cloud calls it ready, and ssh does not get through, to one host or to all.
-    for event in ({"silent": True}, {"deaf": [1]}):
-        match = {"match": "worker.sh state", "times": list(range(9999))} | event
-        here.change(events=[match])
-        more = here.state()["happened"].get("0", 0) + 5
-        wait_until(lambda more=more: here.state()["happened"].get("0", 0) > more, run)
+    for event in ({"fails": ""}, {"deaf": [1]}):
+        here.change(events=[{"match": "worker.sh state"} | event], happened={})
+        wait_until(lambda: here.state()["happened"].get("0", 0) > 5, run)
     here.change(events=[])
     (here.directory / "done").touch()
     _, err = run.communicate(timeout=HUNG)
@@ -269,7 +269,9 @@ def test_what_a_done_run_has_left_is_deleted(cloud):
 
 
 def test_a_node_of_that_name_is_named(cloud):
-    here = cloud(number_of_hosts=1, create_errors=["ALREADY_EXISTS: node pod"] * 99)
+    here = cloud(
+        number_of_hosts=1, events=[{"match": " create ", "fails": "ALREADY_EXISTS: node pod"}]
+    )
     done = here.tpu("run", *RUN)
     assert done.returncode == 20 and "gcloud compute tpus tpu-vm delete pod" in done.stderr
     assert here.commands() == ["create"] * 5

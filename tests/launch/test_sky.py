@@ -61,7 +61,7 @@ def test_skypilot_takes_it(task):
 def run(task, tmp_path):
     """Runs the script of the task with a trainer that does as `trainer` says."""
     programs = {
-        "home/bert-jax/venv/bin/bert-jax": 'echo "$@" >"$HOME/arguments"\n$TRAINER',
+        "home/bert-jax/venv/bin/bert-jax": 'echo "$@" >"$HOME/arguments"\neval "$TRAINER"',
         "bin/sudo": "exit 0",
         "bin/gcloud": "exit 1",
     }
@@ -99,14 +99,17 @@ def run(task, tmp_path):
 
 @pytest.mark.parametrize("code", [0, 2, 7, 42, 75, 134, 200])
 def test_the_trainer_s_code_is_the_task_s(run, tmp_path, code):
-    done = run(f"exit {code}")
+    done = run(f'echo "$LIBTPU_INIT_ARGS" "$JAX_COMPILATION_CACHE_DIR"; exit {code}')
     assert done.returncode == code, done.stderr
+    # The flags of the compiler are those of launch/tpu.
+    assert re.search(r"^--xla_tpu\S+ .*gs://b/run/xla_cache$", done.stdout.strip())
     staged = (tmp_path / "home" / "staged").read_text().split()
     assert staged[:2] == ["stage", "gs://b/corpus"]
     arguments = (tmp_path / "home" / "arguments").read_text().split()
     assert arguments[:2] == ["pretrain", "bert_large_v5e"]
     assert arguments[arguments.index("--corpus") + 1] == staged[2]
     assert arguments[-3:] == ["--workdir", "gs://b/run", "--distributed"]
+    assert run("exit 0", stage="exit 4").returncode == 4
 
 
 def test_hours_that_are_spent_end_the_job_for_good(run, tmp_path):
@@ -117,13 +120,3 @@ def test_hours_that_are_spent_end_the_job_for_good(run, tmp_path):
     done = run("exit 7", seconds=-1)
     assert done.returncode == 0 and "the hours are spent" in done.stdout
     assert not (tmp_path / "home" / "staged").exists()
-
-
-def test_a_corpus_that_cannot_be_read(run):
-    assert run("exit 0", stage="exit 4").returncode == 4
-
-
-def test_the_compiler_s_flags_are_those_of_launch_tpu(run, tmp_path):
-    done = run('eval echo "$LIBTPU_INIT_ARGS" "$JAX_COMPILATION_CACHE_DIR"')
-    assert done.returncode == 0
-    assert re.search(r"^--xla_tpu\S+ .*gs://b/run/xla_cache$", done.stdout.strip())
