@@ -5,6 +5,7 @@
 DRY_STATE=ABSENT # what a dry run takes for the state; creating sets it
 LEFT=''          # whether a machine, or a request for one, is there when this program ends
 RUN=''           # which run this is; need_run says
+SPENT_MINUTES=0  # how long it has had machines before this one; end_if_over says
 SCRATCH=$(mktemp -d)
 trap farewell EXIT
 trap 'exit 129' HUP
@@ -15,9 +16,10 @@ trap 'exit 143' TERM
 farewell() {
     local last=''
     rm -rf "$SCRATCH"
-    [[ ${KEEP:-0} == 1 ]] || last=", or one has ended ${END_MINUTES:-15} minutes ago"
-    [[ ! $LEFT || $DRY_RUN ]] || log "$NAME is there without this command and costs $(hourly) an hour. It deletes itself when its \
-$MAX_HOURS hours are spent, no trainer has begun for ${START_MINUTES:-60} minutes$last. To end it now: launch/tpu delete \
+    [[ $LEFT && ! $DRY_RUN ]] || return 0
+    [[ ${KEEP:-0} == 1 ]] || last=", or one has ended $END_MINUTES minutes ago"
+    log "$NAME is there without this command and costs $(hourly) an hour. It deletes itself when its \
+$MAX_HOURS hours are spent, no trainer has begun for $START_MINUTES minutes$last. To end it now: launch/tpu delete \
 --project=$PROJECT --zone=$ZONE --name=$NAME --type=$TYPE"
 }
 
@@ -62,12 +64,10 @@ look() {
         [[ $NOW != absent ]] || NOW=dead
     fi
     [[ ! $RUN || ! $OWNER || $OWNER == "$RUN" ]] || NOW=other
-    case $NOW in
-        absent | deleting | dead | other) LEFT='' ;;
-        error) ;;
-        *) LEFT=1 ;;
-    esac
+    if is_gone; then LEFT=''; elif [[ $NOW != error ]]; then LEFT=1; fi
 }
+
+is_gone() { [[ $NOW =~ ^(absent|deleting|dead|other)$ ]]; }
 
 word() { # STATE of a resource or a node
     case $1 in
@@ -108,8 +108,8 @@ cap() {
     {
         echo '#!/usr/bin/env bash'
         printf '%s=%q\n' TPU "projects/$PROJECT/locations/$ZONE/$NAME" MAX_SECONDS "$MAX_SECONDS" \
-            START_SECONDS "$(seconds "${START_MINUTES:-60}" 60)" END_SECONDS "$(seconds "${END_MINUTES:-15}" 60)" \
-            KEEP "${KEEP:-0}" SPENT_SECONDS "$((${SPENT_MINUTES:-0} * 60))"
+            START_SECONDS "$(seconds "$START_MINUTES" 60)" END_SECONDS "$(seconds "$END_MINUTES" 60)" \
+            KEEP "${KEEP:-0}" SPENT_SECONDS "$((SPENT_MINUTES * 60))"
         cat "$ROOT/launch/boot.sh"
     } >"$SCRATCH/boot.sh"
 }
@@ -117,7 +117,7 @@ cap() {
 # Asks for the resource, once. Returns 1 if the cloud refuses, 2 if it will refuse that for ever, 3 if something has that name.
 create_resource() {
     local more code=0 command=(compute tpus queued-resources create "$NAME" "--zone=$ZONE" "--accelerator-type=$TYPE"
-        "--runtime-version=$RUNTIME" "--valid-until-duration=${VALID_UNTIL_DURATION:-12h}" "--node-id=$NAME")
+        "--runtime-version=$RUNTIME" "--valid-until-duration=$VALID_UNTIL_DURATION" "--node-id=$NAME")
     [[ ! $CAPACITY =~ ^(spot|reserved)$ ]] || command+=("--$CAPACITY")
     # Both are on the alpha track only. There gcloud 528 adds a provisioning model to every request: standard, whatever --spot
     # and --reserved say, unless it is told.
@@ -129,7 +129,7 @@ create_resource() {
         esac
     fi
     # The cloud's own cap, which counts from when the machine is there.
-    [[ $CAPACITY != flex-start ]] || command+=("--max-run-duration=$((MAX_SECONDS - ${SPENT_MINUTES:-0} * 60))s")
+    [[ $CAPACITY != flex-start ]] || command+=("--max-run-duration=$((MAX_SECONDS - SPENT_MINUTES * 60))s")
     cap
     command+=("--metadata-from-file=startup-script=$SCRATCH/boot.sh" ${RUN:+"--labels=bert_jax_run=$RUN"})
     read -ra more <<<"${CREATE_FLAGS:-}"
@@ -138,7 +138,7 @@ create_resource() {
     DRY_STATE=ACTIVE
     if ((code == 0)); then
         log "asked for $NAME in $ZONE: $TYPE ($TOPOLOGY, $HOSTS hosts), $CAPACITY, $(hourly) an hour, $MAX_HOURS hours \
-at most; a request that waits for ${VALID_UNTIL_DURATION:-12h} is withdrawn"
+at most; a request that waits for $VALID_UNTIL_DURATION is withdrawn"
         return
     fi
     sed 's/^/    /' "$SCRATCH/create" >&2

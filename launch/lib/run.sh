@@ -168,7 +168,8 @@ begin() {
     fi
     log "setting up $HOSTS hosts"
     until setup_hosts; do
-        if ((try == 3)) || ! look || [[ $NOW != ready ]]; then failed "$EXIT_SETUP" "setting up" && break; fi
+        look
+        if ((try == 3)) || [[ $NOW != ready ]]; then failed "$EXIT_SETUP" "setting up" && break; fi
         log "try $try failed: $(tr '\n' ';' <<<"${REPORT:-no host answered}")"
         backoff "$((try++))"
     done
@@ -250,8 +251,6 @@ finish() { # CODE; none is that of a dry run
     esac
     exit "$1"
 }
-
-is_gone() { [[ $NOW =~ ^(absent|deleting|dead|other)$ ]]; }
 
 run_all() {
     log "run $RUN: pretrain ${ARGUMENTS[*]}"

@@ -209,17 +209,6 @@ def test_a_corpus_that_is_nowhere_costs_no_machine(cloud):
     assert "gs://b/corpsu has no corpus.json" in done.stderr.splitlines()[-1]
 
 
-def test_without_a_login_nothing_is_said_to_cost(cloud):
-    """And what was to be copied or deleted is not tried again and again."""
-    here = cloud()
-    here.cut(9, "Please run: gcloud auth login")
-    for command in ("delete", "fetch"):
-        done = here.tpu(command, "--workdir=gs://b/run", f"--output={here.directory}/out")
-        assert done.returncode == 20 and done.stderr.count("\n") == 1, done.stderr
-        assert "or there is none: gcloud auth login" in done.stderr
-        assert "an hour" not in done.stderr
-
-
 def test_without_gcloud_nothing_waits(cloud):
     here = cloud()
     (here.directory / "bin" / "gcloud").unlink()

@@ -125,17 +125,30 @@ def test_status_logs_stop_fetch_delete(cloud):
 # --- data ----------------------------------------------------------------------------------------
 
 
+# The number in each type's name, from the pages that launch/accelerators.tsv names.
+_TYPES = {
+    "v2": "8 32 128 256 512",
+    "v3": "8 32 64 128 256 512 1024 2048",
+    "v4": "8 16 32 64 128 256 512 1024",
+    "v5p": "8 16 32 64 128 256 512 1024",
+    "v5litepod": "1 4 8 16 32 64 128 256",
+    "v6e": "1 4 8 16 32 64 128 256",
+    "tpu7x": "8 16 32 64 128 256 512",
+}
+
+
 def test_accelerators_are_those_of_the_plans():
     rows = [line.split("\t") for line in in_shell("accelerators").splitlines()]
-    assert len({row[0] for row in rows}) == len(rows) == 52
+    types = [f"{name}-{number}" for name, all_ in _TYPES.items() for number in all_.split()]
+    assert sorted(row[0] for row in rows) == sorted(types)
     for kind, generation, _, _, hosts, chips, devices, bounds, shape, _, price in rows:
         known = topologies.parse(f"{generation}:{shape}")
         assert int(hosts) == known.hosts and int(hosts) * int(chips) == known.chips, kind
         assert int(hosts) * int(devices) == known.devices, kind
         assert math.prod(map(int, bounds.split(","))) == int(chips), kind
         assert price == "-" or float(price) == known.chip.dollars_per_chip_hour, kind
-        number = known.chips if generation in ("v5e", "v6e") else 2 * known.chips
-        assert kind == f"{'v5litepod' if generation == 'v5e' else generation}-{number}"
+        counted = 1 if generation in ("v5e", "v6e") else 2
+        assert int(kind.rpartition("-")[2]) == counted * known.chips, kind
 
 
 def test_flags_name_known_generations_once():
@@ -202,5 +215,5 @@ def test_every_setting_that_the_scripts_read_is_known():
     known = " ".join(listed).split()
     read = set(re.findall(r"\$\{([A-Z][A-Z_]+):?-", text))
     own = {"BASH_SOURCE", "COMMAND", "POLL_SECONDS", "REPORT", "RETRY_SECONDS", "SSH_AUTH_SOCK",
-           "SPENT_MINUTES", "WORDS", "XDG_STATE_HOME"}  # fmt: skip
+           "WORDS", "XDG_STATE_HOME"}  # fmt: skip
     assert read - own <= set(known) and len(known) == len(set(known)) > 27

@@ -44,14 +44,10 @@ def test_the_task(task):
 
 def test_skypilot_takes_it(task):
     sky = pytest.importorskip("sky")
-    overrides = [*_ENVS.items(), ("UNTIL", "1")]
-    made = sky.Task.from_yaml_config(dict(task), env_overrides=overrides)
+    made = sky.Task.from_yaml_config(dict(task), env_overrides=[*_ENVS.items(), ("UNTIL", "1")])
     for resources in made.resources:
-        assert resources.use_spot and resources.job_recovery["recover_on_exit_codes"] == [
-            42,
-            75,
-            200,
-        ]
+        codes = resources.job_recovery["recover_on_exit_codes"]
+        assert resources.use_spot and codes == [42, 75, 200]
         assert list(resources.accelerators) == [task["resources"]["accelerators"]]
     with pytest.raises(ValueError, match="UNTIL"):
         sky.Task.from_yaml_config(dict(task), env_overrides=list(_ENVS.items()))
