@@ -107,11 +107,10 @@ class Cloud:
         for part in ("launch", "configs"):
             shutil.copytree(ROOT / part, directory / "checkout" / part,
                             ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
-        for part in ("bert_jax", "bert_jax_lab", "studies", "examples"):
-            (directory / "checkout" / part).mkdir()
-            (directory / "checkout" / part / "__init__.py").touch()
-        for part in ("tpu_setup.sh", "requirements-tpu.lock", "pyproject.toml", "README.md",
-                     "LICENSE"):  # fmt: skip
+        for part in ("bert_jax/__init__.py", "bert_jax_lab/__init__.py", "studies/electra.py",
+                     "examples/smoke.sh", "tpu_setup.sh", "requirements-tpu.lock",
+                     "pyproject.toml", "README.md", "LICENSE"):  # fmt: skip
+            (directory / "checkout" / part).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / part, directory / "checkout" / part)
         fake_programs.install(directory / "bin")
         for folder in ("home", "buckets", *(f"hosts/{host}/dev" for host in self.hosts)):
@@ -219,11 +218,6 @@ class Cloud:
 
     def state(self) -> dict:
         return json.loads((self.directory / "state.json").read_text())
-
-    def cut(self, calls: int, words: str) -> None:
-        """The next calls of gcloud by the launcher do not reach the cloud."""
-        event = {"match": "^laptop gcloud", "times": list(range(calls + 1)), "fails": words}
-        self.change(events=[event], happened={})
 
     def set_states(self, *states: str) -> None:
         """Sets what the cloud says of the resource from now on, whatever it was about to say."""

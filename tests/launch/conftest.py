@@ -29,35 +29,23 @@ def api() -> Iterator[Api]:
 
 
 @pytest.fixture
-def slice_of(cloud, api) -> Iterator[Callable[..., tuple[Cloud, SshHosts, dict[str, str]]]]:
-    """Returns a cloud whose hosts real ssh reaches, and the settings that lead there."""
+def machines(cloud, request) -> Iterator[Callable[..., tuple[Cloud, dict[str, str], Callable]]]:
+    """Returns a cloud, settings that lead there, and what takes its machine away.
+
+    The real gcloud, and sshd on its hosts, are behind it where both are installed, else fakes.
+    """
     made: list[SshHosts] = []
 
-    def make(**scenario) -> tuple[Cloud, SshHosts, dict[str, str]]:
+    def make(**scenario) -> tuple[Cloud, dict[str, str], Callable[[], None]]:
         here = cloud(**scenario)
+        if GCLOUD is None or not HAS_SSHD:
+            return here, {}, lambda: here.set_states("SUSPENDED")
+        api = request.getfixturevalue("api")
         settings = settings_of(here.directory, api)
-        api.machines = hosts = SshHosts(here, settings | scenario.get("environment", {}))
-        made.append(hosts)
-        return here, hosts, settings
+        api.machines = SshHosts(here, settings | scenario.get("environment", {}))
+        made.append(api.machines)
+        return here, settings, lambda: api.lose("SUSPENDED", "PREEMPTED")
 
     yield make
     for hosts in made:
         hosts.end()
-
-
-@pytest.fixture
-def machines(cloud, request) -> Callable[..., tuple[Cloud, dict[str, str], Callable[[], None]]]:
-    """Returns a cloud, settings that lead there, and what takes its machine away.
-
-    The real gcloud and sshd are behind it where both are installed, else fakes.
-    """
-
-    def make(**scenario) -> tuple[Cloud, dict[str, str], Callable[[], None]]:
-        if GCLOUD is None or not HAS_SSHD:
-            here = cloud(**scenario)
-            return here, {}, lambda: here.set_states("SUSPENDED")
-        api = request.getfixturevalue("api")
-        here, _, settings = request.getfixturevalue("slice_of")(**scenario)
-        return here, settings, lambda: api.lose("SUSPENDED", "PREEMPTED")
-
-    return make

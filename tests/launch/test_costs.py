@@ -223,8 +223,9 @@ def test_without_gcloud_nothing_waits(cloud):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("wrong", "message"),
     [
+        # Lines of a file of settings, or the words of a command.
         ("MAX_HOUR=3", "run.env, line 8: there is no setting MAX_HOUR; did you mean MAX_HOURS?"),
         ("export SPOTS=1", "run.env, line 8: there is no setting SPOTS;"),
         ("TYPE=v5e-63", "'v5e-63' is not known; one of: v2-8"),
@@ -239,16 +240,27 @@ def test_without_gcloud_nothing_waits(cloud):
         ("TYPE=v4-9\r", "'v4-9' is not known"),
         ("VALID_UNTIL_DURATION=2w", "a number and s, m, h or d"),
         ("NAME=$(touch x)", "small letters"),
+        ("CORPUS=runs/corpus", "rsync --recursive runs/corpus gs://"),
+        ("TYPE=tpu7x-8", "on GKE it is: launch/gke/render"),
+        (["create", "--frob=1"], "unknown option --frob;"),
+        (["create", "--frob"], "unknown option --frob;"),
+        (["create", "frob"], "what is 'frob'"),
+        (["create", "--settings"], "--settings needs a value"),
+        (["run", "--project=p", "--zone=z", "--name=n", "--type=v4-8"],
+         "missing: --config --corpus --workdir; launch/tpu help"),
+        (["--type=v4-8", "run"], "the command comes before --type=v4-8: launch/tpu COMMAND"),
+        (["dance"], "there is no command dance; launch/tpu help has them"),
     ],
-)
-def test_a_setting_that_is_wrong_is_one_line(cloud, line, message):
+)  # fmt: skip
+def test_what_is_wrong_is_one_line(cloud, wrong, message):
     here = cloud()
     path = here.directory / "run.env"
     path.write_text(
         "CONFIG=tiny_docs_cpu\nCORPUS=/c\n# mine\nWORKDIR=gs://b/r\nPROJECT=p\nexport ZONE=z\n"
-        f"NAME='n'\n{line}\n" + 'TYPE="v4-8"\n' * ("TYPE" not in line)
+        f"NAME='n'\n{wrong}\n" + 'TYPE="v4-8"\n' * ("TYPE" not in wrong)
     )
-    done = here.run(here.launcher, "run", "--settings", path)
+    words = ["run", "--settings", path] if isinstance(wrong, str) else wrong
+    done = here.run(here.launcher, *words)
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and here.calls() == []
     assert not (here.directory / "x").exists()
@@ -261,8 +273,6 @@ def test_an_option_is_above_the_file_wherever_it_stands(cloud):
     for words in (("--type=v9-8", f"--settings={path}"), ("--settings", path, "--type=v9-8")):
         done = here.run(here.launcher, "create", *words)
         assert done.returncode == 2 and "'v9-8' is not known" in done.stderr, done.stderr
-    done = here.run(here.launcher, "create", "--settings")
-    assert (done.returncode, done.stderr.count("--settings needs a value")) == (2, 1)
     # Google's own variables are handed on, and nothing in the file is executed.
     path.write_text("CLOUDSDK_CORE_ACCOUNT=a@b.c\nWORKDIR=gs://b/$(touch x)\n")
     done = here.tpu("run", "--dry-run", *RUN[:2], f"--settings={path}")

@@ -14,30 +14,19 @@ _RUN = ("--config=tiny_docs_cpu", "--corpus=/data/corpus", "--workdir=gs://b/run
 _OUTSIDE = ROOT / "launch/lib/outside.sh"
 
 
-def run_of(here, *options: str) -> str:
-    """Returns what the launcher calls the run of these options."""
-    dry = here.tpu("run", *options, "--dry-run")
-    (run,) = set(re.findall(r"start ([0-9a-f]{12})", dry.stdout))
-    return run
-
-
-def sign(here, text: str) -> None:
-    place = here.directory / "buckets/b/run"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "launched_alive").write_text(text)
-
-
 def test_a_sign_of_life_is_not_executed_by_the_launcher(cloud):
     here = cloud(number_of_hosts=1)
     mark = here.directory / "pwned"
-    run = run_of(here, *_RUN)
+    (run,) = set(re.findall(r"start ([0-9a-f]{12})", here.tpu("run", *_RUN, "--dry-run").stdout))
+    alive = here.directory / "buckets/b/run/launched_alive"
+    alive.parent.mkdir(parents=True)
     for value in ("ZONES[$(touch${IFS}MARK)]", "\0" * 3000, "x" * 3_000_000):
-        sign(here, f"{run} {value} then\n".replace("MARK", str(mark)))
+        alive.write_text(f"{run} {value} then\n".replace("MARK", str(mark)))
         ended = here.tpu("run", *_RUN, "--max-hours=1")
         assert not mark.exists()
         assert ended.returncode == 20 and here.commands() == [], ended.stderr
         assert ended.stderr.splitlines()[-1].count("launched_alive does not say how long") == 1
-    sign(here, f"{run} 00060 then\n")
+    alive.write_text(f"{run} 00060 then\n")
     assert here.tpu("run", *_RUN, "--max-hours=1").returncode == 25
 
 
@@ -48,9 +37,8 @@ def test_no_answer_of_the_cloud_is_executed(cloud):
     for state in ({"run": value}, {"type": value}, {"zone": value}, {"states": [value]}):
         here.change(**{"states": ["ACTIVE"], "current": "ACTIVE", "zone": ""} | state)
         process = here.start(here.launcher, "run", *here.options, *_RUN)
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # a state that nobody knows is waited for
+        # A state that nobody knows is waited for.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=3)
         process.kill()
         process.communicate()
@@ -59,9 +47,8 @@ def test_no_answer_of_the_cloud_is_executed(cloud):
 
 def test_only_a_whole_number_is_one(tmp_path):
     """One shell for all of them: `whole` says which are numbers, and executes none."""
-    values = [
-        v for v in (*hostile.COMMANDS, *hostile.NUMBERS, *hostile.NAMES[:-4]) if "\0" not in v
-    ]
+    values = (*hostile.COMMANDS, *hostile.NUMBERS, *hostile.NAMES[:-4])
+    values = [value for value in values if "\0" not in value]
     numbers = {"0": "0", "7": "7", "010": "10", "0008": "8", "000": "0", "9" * 15: "9" * 15}
     script = """exec 3>/dev/null; source "$0"
         for v in "$@"; do whole "$v" || printf no; echo; minutes_in "$v" x >&3; done"""
@@ -96,12 +83,9 @@ def checked(folder, names: str, prefix: str, values: list[str]) -> str:
 def test_no_setting_is_executed(tmp_path):
     """Each is refused in one line before anything counts with it or goes there."""
     led = [n for n in hostile.NAMES if n not in ("", "a/", "x" * 256, "a\u2028b") and "\0" not in n]
+    words = "START_MINUTES KEEP PROJECT ZONE NAME CAPACITY BERT_JAX_HOME VALID_UNTIL_DURATION"
     for names, prefix, values in (
-        (
-            "START_MINUTES KEEP PROJECT ZONE NAME CAPACITY BERT_JAX_HOME VALID_UNTIL_DURATION",
-            "x y;",
-            hostile.COMMANDS + hostile.NUMBERS,
-        ),
+        (words, "x y;", hostile.COMMANDS + hostile.NUMBERS),
         ("TAIL MAX_HOURS END_MINUTES", "", (*hostile.COMMANDS[:6], "0x10", "2#1", "a[0]")),
         ("CORPUS COMPILATION_CACHE", "gs://b/", (*led, "x?x=1", "a#1", "*")),
         ("WORKDIR", "", ("gs://", "gs:///x", "gs://b/../x", "s3://b/x", "http://h:80/x")),
@@ -110,9 +94,8 @@ def test_no_setting_is_executed(tmp_path):
         assert len(lines) == len(names.split()) * len(values), lines
         assert all(" error: " in line for line in lines), lines
     named = "CORPUS WORKDIR COMPILATION_CACHE"
-    taken = checked(
-        tmp_path, named, "gs://b/", ["run", "a b/c", "corpora/books/", "..x", "$(date)"]
-    )
+    values = ["run", "a b/c", "corpora/books/", "..x", "$(date)"]
+    taken = checked(tmp_path, named, "gs://b/", values)
     assert taken.count(" took ") == len(taken.splitlines()) == 15
 
 
@@ -209,12 +192,9 @@ def test_secrets_reach_the_trainer_and_no_log(cloud):
     words = ["bash", "-c", script, place, ROOT / "launch/worker.sh"]
     told = subprocess.run(words, capture_output=True, text=True)
     assert told.stdout == "s3cr3t$(touch x)\n", told
-    others = [
-        p
-        for p in here.directory.rglob("*")
-        if p.is_file() and p.name not in ("secrets.env", "my.env")
-    ]
-    assert not [p for p in others if b"s3cr3t" in p.read_bytes()]
+    files = [path for path in here.directory.rglob("*") if path.is_file()]
+    have_it = {path.name for path in files if b"s3cr3t" in path.read_bytes()}
+    assert have_it == {"secrets.env", "my.env"}
     assert "s3cr3t" not in done.stdout + done.stderr
     (here.directory / "my.env").write_text("touch x\n")
     assert here.tpu("status", SECRETS=str(here.directory / "my.env")).returncode == 2

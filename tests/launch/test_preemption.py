@@ -53,10 +53,8 @@ def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, t
     config = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
 
     def command(here, workdir: Path) -> list:
-        return [
-            here.launcher, "run", *here.options, "--capacity=spot", f"--config={config}",
-            f"--corpus={corpus}", f"--workdir={workdir}", "--keep",
-        ]  # fmt: skip
+        what = (f"--config={config}", f"--corpus={corpus}", f"--workdir={workdir}", "--keep")
+        return [here.launcher, "run", *here.options, "--capacity=spot", *what]
 
     def settings() -> dict[str, str]:
         coordinator = f"--coordinator 127.0.0.1:{free_port()}"

@@ -160,9 +160,9 @@ def changing(api: Api) -> list[tuple[str, str, dict]]:
 
 
 @needs_sshd
-def test_every_command_on_the_way_of_a_run(slice_of, api):
+def test_every_command_on_the_way_of_a_run(machines, api):
     """By hand, on two hosts, and then by `run`; what it leaves is in the bucket's words."""
-    here, hosts, settings = slice_of(trainer=[{"code": "waits"}])
+    here, settings, _ = machines(trainer=[{"code": "waits"}])
     api.objects |= _CORPUS
 
     def tpu(command: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -189,7 +189,7 @@ def test_every_command_on_the_way_of_a_run(slice_of, api):
     assert ": exit code 0" in done.stdout and "pod is gone" in done.stderr
     digest = re.search(rb"^[0-9a-f]{12} ([0-9a-f]{16})$", api.objects["b/run/launched_checkout"])
     assert digest and digest[1].decode() in done.stdout
-    assert "is done, says" in tpu("run").stderr and hosts.boots == 1
+    assert "is done, says" in tpu("run").stderr and api.machines.boots == 1
     # What is left of it is in the bucket.
     assert all(b"exit code 0" in api.objects[f"b/run/logs/{host}.log"] for host in here.hosts)
     tpu("fetch", f"--output={here.directory}/fetched")

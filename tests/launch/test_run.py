@@ -174,7 +174,8 @@ def test_no_outage_ends_a_run(cloud):
     here = cloud(trainer=[{"code": "waits"}])
     run = here.started(*RUN)
     for words in (_NETWORK, _LOGIN):
-        here.cut(12, words)
+        cut = failing("^laptop gcloud", *range(1, 13), fails=words)
+        here.change(**cut, happened={})
         wait_until(lambda: here.state()["happened"].get("0", 0) >= 12, run)
     here.set_states(*["ACTIVE/REPAIRING"] * 8, "ACTIVE")
     wait_until(lambda: here.state()["current"] == "ACTIVE", run)
@@ -212,8 +213,8 @@ def test_what_hosts_said_last_counts_when_the_machine_is_gone(cloud, codes):
 )
 def test_a_run_that_begins_in_an_outage_says_so(cloud, words, said):
     """Nothing has ever answered: probably a setting, and worth an end in one line."""
-    here = cloud(number_of_hosts=1, states=["ACTIVE"])
-    here.cut(99, words)
+    cut = failing("^laptop gcloud", fails=words)
+    here = cloud(number_of_hosts=1, states=["ACTIVE"], **cut)
     # Deleting is tried on and on while there is no network.
     for command in ("run", "create", "fetch", *["delete"] * (words != _NETWORK)):
         done = here.tpu(command, *RUN, f"--output={here.directory}/out")

@@ -58,26 +58,6 @@ def test_a_dry_run_prints_every_command_and_runs_none(cloud):
         assert words in done_once
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["create", "--type=tpu7x-8"], "on GKE it is: launch/gke/render"),
-        (["create", "--frob=1"], "unknown option --frob;"),
-        (["create", "--frob"], "unknown option --frob;"),
-        (["create", "frob"], "what is 'frob'"),
-        (["run"], "missing: --config --corpus --workdir; launch/tpu help"),
-        (["--type=v4-8", "run"], "the command comes before --type=v4-8: launch/tpu COMMAND"),
-        (["run", *_RUN[::2], "--corpus=runs/corpus"], "rsync --recursive runs/corpus gs://"),
-        (["dance"], "there is no command dance; launch/tpu help has them"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_done(cloud, options, message):
-    here = cloud()
-    done = here.tpu(*options)
-    assert done.returncode == 2 and message in done.stderr
-    assert here.commands() == []
-
-
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_is_printed_wherever_it_is_asked_for(cloud, option):
     here = cloud()
