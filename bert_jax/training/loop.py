@@ -138,10 +138,12 @@ def train_phase(
                 _save(run, state, step, for_good=True)
             elif SAVE in asked:
                 _save(run, state, step)
-            if EVALUATE in asked and not preempted and STOP not in asked:
+            if EVALUATE in asked and not preempted:
+                stopped = {STOP: asked[STOP]} if STOP in asked else {}
                 found = _evaluate(run, evaluation, state, step)
                 preempted = found is None
                 scores, asked = found or (scores, {})
+                asked = asked | stopped
                 if preempted or STOP in asked:
                     run.saver.finish()
                     if run.saver.saved_step != step:

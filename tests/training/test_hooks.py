@@ -173,6 +173,38 @@ def test_a_run_that_ends_before_it_is_evaluated(tmp_path, corpus, monkeypatch, c
     assert "step 1" in found and "training speed" in found and "MLM loss" not in found
 
 
+class StopsAt(Hook):
+    """It ends the run where an evaluation is due, and says so when a run begins there."""
+
+    def __init__(self, asks_by: str):
+        self._asks_by = asks_by
+
+    def begin(self, run, step, rows):
+        super().begin(run, step, rows)
+        return STOP if step >= 2 * _EVERY else CONTINUE
+
+    def on_step(self, step):
+        return STOP if self._asks_by == "on_step" and step == 2 * _EVERY else CONTINUE
+
+    def on_metrics(self, step, metrics):
+        # Those of the step before: they are read once the next one is under way.
+        return STOP if self._asks_by == "on_metrics" and step == 2 * _EVERY - 1 else CONTINUE
+
+
+@pytest.mark.parametrize("asks_by", ["on_step", "on_metrics"])
+def test_a_run_that_is_stopped_where_an_evaluation_is_due_has_it(
+    tmp_path, corpus, monkeypatch, asks_by
+):
+    monkeypatch.setitem(HOOKS._entries, "stops", lambda: StopsAt(asks_by))
+    command = [*write(tmp_path / "run.json", "stops"), "--corpus", str(corpus), "--workdir"]
+    run = tmp_path / "run"
+    for _ in range(2):
+        assert main([*command, str(run)]) == 0
+        assert [*held_out(run, "mlm_loss")] == [_EVERY, 2 * _EVERY]
+        assert checkpoint.steps(run) == [2 * _EVERY]
+    assert events(run, "stop")[0]["reason"] == "StopsAt"
+
+
 def test_the_evaluations_of_a_phase_are_those_that_the_schedule_asks_for():
     for every in (0, 1, 7, 20, 25):
         config = tiny_corpus.tiny_config(evaluation=EvaluationConfig(every_steps=every))
