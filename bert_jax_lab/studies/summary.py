@@ -13,6 +13,8 @@ from bert_jax import file_lock, strict_json
 from bert_jax.config import flatten, setting_of
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
+from bert_jax.registry import OBJECTIVES
+from bert_jax.training.evaluate import batch_shape
 from bert_jax.versions import installed
 from bert_jax.workdir import log_reader, run_list
 from bert_jax_lab.studies import figures, scaling_law, table
@@ -228,7 +230,12 @@ def _decides_rows(run: PretrainRun) -> dict[str, Any]:
         # Held-out rows are never packed.
         if name.startswith("data.") and not is_free and name != "data.packing":
             found[name] = value
-    found["sequence_length"] = config.phases[-1].sequence_length
+    if not OBJECTIVES.is_builtin(config.objective):  # those mask rows alike
+        found["objective"] = config.objective
+    rows = batch_shape(config, config.phases[-1], devices=1)
+    # Room that no row needs changes nothing.
+    most = min(rows.max_predictions, rows.predictions_of(config.data.masked_lm_prob))
+    found |= {"sequence_length": rows.sequence_length, "max_predictions": most}
     return found | {"evaluation.num_examples": config.evaluation.num_examples}
 
 

@@ -26,6 +26,7 @@ from bert_jax.config import OptimizerConfig, PhaseConfig, to_dict
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
 from bert_jax.progress import duration, number
+from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import log_reader, run_list
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax_lab.cli.study import command_of, seconds_of
@@ -562,6 +563,30 @@ def test_medians_and_spread_are_numpys(tmp_path, corpus):
         tokens_of(run.config),
     ]
     assert [point["seconds"] for point in curve] == [1.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        (("phases.0.max_predictions=1",), "max_predictions"),
+        # Five are enough for 15 % of 32 tokens.
+        (("phases.0.max_predictions=9",), ""),
+        (("phases.0.masked_lm_prob=0.3", "phases.0.max_predictions=-1"), ""),
+        (("objective=mlm",), ""),
+        (("objective=their-own",), "objective"),
+    ],
+)
+def test_losses_on_other_rows_are_said_not_to_compare(
+    tmp_path, corpus, monkeypatch, changes, differs
+):
+    monkeypatch.setitem(OBJECTIVES._entries, "their-own", OBJECTIVES["mlm"])
+    path = write_study(tmp_path)
+    path.write_text(path.read_text().replace('("data.mask_token_prob=0.9",)', repr(changes)))
+    plan = planned(path, tmp_path / "study", corpus)
+    runner.make_missing(plan, Pretended(losses), stopped_by=never)
+    said = table.other_rows(summary.summarise(plan))
+    assert bool(said) == bool(differs)
+    assert all(f"do not compare: nine and eight ({differs})." in text for text in said)
 
 
 def test_what_the_models_answer_is_a_table(tmp_path, corpus):
