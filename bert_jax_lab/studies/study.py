@@ -202,14 +202,24 @@ def config_of(study: Study, variant: Variant, seed: int, more: tuple[str, ...] =
     Raises UsageError, which names the variant.
     """
     try:
-        return config_loader.load_config(study.base, overrides_of(study, variant, seed, more))
+        config = config_loader.load_config(study.base, overrides_of(study, variant, seed, more))
+        if (config.name, config.seed) != (_name_of(study, variant), seed):
+            raise UsageError(
+                "a study names its runs and gives them their seeds: leave out the fields `name` "
+                "and `seed`, and set `seeds` of the study"
+            )
     except UsageError as error:
         raise UsageError(f"study {study.name}, variant {variant.name}: {error}") from error
+    return config
 
 
 def overrides_of(
     study: Study, variant: Variant, seed: int, more: tuple[str, ...] = ()
 ) -> list[str]:
     """Returns all changes of the base config, in their order."""
-    own = [f"name={study.name}-{variant.name}", f"seed={seed}"]
-    return [*study.overrides, *variant.overrides, *more, *own]
+    own = [f"name={_name_of(study, variant)}", f"seed={seed}"]
+    return [*own, *study.overrides, *variant.overrides, *more]
+
+
+def _name_of(study: Study, variant: Variant) -> str:
+    return f"{study.name}-{variant.name}"

@@ -392,6 +392,17 @@ def test_a_workdir_holds_one_study(tmp_path, corpus, capsys):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("change", ["seed=7", "name=mine"])
+@pytest.mark.parametrize("place", ["study", "variant", "command"])
+def test_a_study_gives_names_and_seeds_itself(tmp_path, corpus, change, place):
+    path, given = write_study(tmp_path), f'("{change}",)'
+    changed = {"study": ("seeds=2", f"overrides={given}"), "command": ("", "")}
+    text = path.read_text().replace(*changed.get(place, ('("data.mask_token_prob=0.9",)', given)))
+    path.write_text(text)
+    with pytest.raises(UsageError, match="leave out the fields `name` and `seed`, and set `seeds`"):
+        planned(path, tmp_path / "study", corpus, overrides=[change] * (place == "command"))
+
+
 # --- what a study is ------------------------------------------------------------------------------
 
 
