@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import TrainConfig, setting_of, to_dict
+from bert_jax.config.conversion import nearest
 from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import read_manifest
 from bert_jax.errors import UsageError
@@ -147,7 +148,8 @@ def plan_runs(
     updates and few rows, and there is one seed: to try a study out. `only` names the variants to
     run, beside those that they begin from.
 
-    Raises UsageError for a variant whose config is wrong, and for names that are no variant's.
+    Raises UsageError for a variant whose config is wrong, for names that are no variant's, and for
+    columns that no variant has figures for.
     """
     wanted = _wanted(study, only)
     runs: list[StudyRun] = []
@@ -236,6 +238,7 @@ def plan_runs(
                     corpus=corpus,
                 )
             )
+    _require_columns(study, [run.config for run in runs if isinstance(run, PretrainRun)])
     asked = {
         "study": study.name,
         "scale": study.scale,
@@ -252,6 +255,22 @@ def plan_runs(
         asked=asked,
         command=command,
     )
+
+
+def _require_columns(study: Study, configs: Sequence[TrainConfig]) -> None:
+    """Raises UsageError for a column that is a held-out figure of no variant's objective."""
+    known = ["loss"]
+    for objective in (entry_of(config, "objective") for config in configs):
+        known += [figure.name for figure in objective.figures]
+        known += [f"{loss}_{kind}" for loss in objective.losses for kind in ("loss", "accuracy")]
+    if "mlm_loss" in known:
+        known.append("perplexity")
+    for column in study.columns:
+        if column not in known:
+            raise UsageError(
+                f"study {study.name}: `columns` has {column!r}, which no variant's objective has "
+                f"among its figures.{nearest(column, dict.fromkeys(known))}"
+            )
 
 
 def _is_made(run: StudyRun, wanted: Sequence[Variant]) -> bool:

@@ -178,6 +178,8 @@ def _validate(study: Study) -> None:
             raise UsageError(f"two {kind}s have one name: {', '.join(names)}")
     if not study.variants or study.seeds < 1:
         raise UsageError("it has no variant, or no seed")
+    if not study.columns:
+        raise UsageError("`columns` is empty; name a held-out figure, such as mlm_loss")
     for name in study.probes:
         if name not in PROBES:
             raise UsageError(f"a probe {PROBES.problem(name)}")

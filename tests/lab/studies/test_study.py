@@ -403,6 +403,21 @@ def test_a_study_gives_names_and_seeds_itself(tmp_path, corpus, change, place):
         planned(path, tmp_path / "study", corpus, overrides=[change] * (place == "command"))
 
 
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ('("mlm_los",)', r"`columns` has 'mlm_los'.* Did you mean 'mlm_loss'\?"),
+        ('("mlm_loss", "rtd_auc")', r"`columns` has 'rtd_auc'"),
+        ("()", "`columns` is empty"),
+    ],
+)
+def test_columns_are_figures_of_the_variants(tmp_path, corpus, columns, said):
+    path = write_study(tmp_path)
+    path.write_text(path.read_text().replace("seeds=2", f"seeds=2, columns={columns}"))
+    with pytest.raises(UsageError, match=said):
+        planned(path, tmp_path / "study", corpus)
+
+
 # --- what a study is ------------------------------------------------------------------------------
 
 
