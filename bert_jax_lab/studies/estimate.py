@@ -17,7 +17,7 @@ from bert_jax.files import write_json
 from bert_jax.progress import duration, note
 from bert_jax.training.hooks import evaluations_in
 from bert_jax_lab.studies.corpus_tasks import MOST_ROWS
-from bert_jax_lab.studies.records import DONE, record_of
+from bert_jax_lab.studies.records import is_done, record_of
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
     PretrainRun,
@@ -124,7 +124,7 @@ class StudyEstimate:
         self._ended: dict[str, list[float]] = {}
         for run in plan.whole:
             record = record_of(plan.workdir, run)
-            if record is not None and record["status"] == DONE and "seconds" in record:
+            if record is not None and is_done(record) and "seconds" in record:
                 self._ended.setdefault(_kind(run), []).append(record["seconds"])
 
     def seconds_of(self, run: StudyRun) -> float | None:
@@ -135,7 +135,7 @@ class StudyEstimate:
             rate = self._rates.get(key_of(run.config))
             return None if rate is None else _pretraining(run.config, rate)
         if isinstance(run, FinetuneRun):
-            pretraining = self._plan.named(run.needs[0])
+            (pretraining,) = run.needs
             assert isinstance(pretraining, PretrainRun)
             rate = self._rates.get(key_of(pretraining.config))
             return None if rate is None else _finetuning(run, pretraining.config, rate)

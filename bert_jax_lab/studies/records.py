@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config_loader
+from bert_jax import config_loader, strict_json
 from bert_jax.config import TrainConfig
+from bert_jax.data.corpus.store import MANIFEST
 from bert_jax.errors import (
     DataDamaged,
     Diverged,
@@ -21,8 +22,7 @@ from bert_jax.errors import (
     UsageError,
 )
 from bert_jax.files import write_json
-from bert_jax.workdir import goodput, log_reader
-from bert_jax.workdir.run_directory import CONFIG
+from bert_jax.workdir import goodput, log_reader, run_directory
 from bert_jax_lab.studies.child import Outcome
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
@@ -35,6 +35,8 @@ from bert_jax_lab.studies.runs import (
 )
 
 DONE, FAILED = "done", "failed"
+# What a record of a failure has of the run of that name that was made before.
+MADE = "made"
 # The same run would fail again in the same way: it is not tried again.
 _FINAL = {
     kind.exit_code for kind in (UsageError, ResumeRefused, NoUsableCheckpoint, NonFinite, Diverged)
@@ -47,37 +49,71 @@ _HELD_OUT = "validation"
 
 
 def record_of(workdir: Path, run: StudyRun) -> dict[str, Any] | None:
-    """Returns how a run ended, or None where it has not, or was another run then."""
-    path = workdir / "records" / f"{run.name}.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, RecursionError, ValueError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    is_same = found.get("identity") == run.identity or _has_config(run)
-    return found if is_same else None
-
-
-def _has_config(run: StudyRun) -> bool:
-    """Returns whether a workdir was made with the config of a run, as today's fields say it: an
-    older version, which had fewer fields, gave the run another identity.
+    """Returns how a run ended, or None where it has not, was another run then, or needs one that
+    is not done any more.
     """
-    if not isinstance(run, PretrainRun):
+    if not all(is_done(record_of(workdir, needed)) for needed in run.needs):
+        return None
+    found = _read(workdir, run)
+    # What was made before an edit counts again when the edit is taken back.
+    for record in (found, found.get(MADE, {})):
+        if record.get("identity") == run.identity or (is_done(record) and _is_made(run)):
+            return record
+    return None
+
+
+def _read(workdir: Path, run: StudyRun) -> dict[str, Any]:
+    try:
+        found = json.loads((workdir / "records" / f"{run.name}.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, RecursionError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_made(run: StudyRun) -> bool:
+    """Returns whether a workdir holds a run, as today's fields say it: an older version, which had
+    fewer fields, gave the run another identity.
+    """
+    if not isinstance(run, PretrainRun) or begins_elsewhere(run):
         return False
     try:
-        return config_loader.load_config_json(run.directory / CONFIG) == run.config
+        config = config_loader.load_config_json(run.directory / run_directory.CONFIG)
+        corpus = strict_json.load_object(run.corpus / MANIFEST, default={})
     except UsageError:
         return False
+    was = _stored(run).get("corpus") or corpus
+    return config == run.config and was.get("fingerprint") == corpus.get("fingerprint")
+
+
+def begins_elsewhere(run: PretrainRun) -> bool:
+    """Returns whether the workdir of a run holds one that began from another run, or from none."""
+    stored = _stored(run)
+    return bool(stored) and Path(stored.get("init_from") or "").name != (
+        "" if run.init_from is None else run.init_from.name
+    )
+
+
+def _stored(run: PretrainRun) -> dict[str, Any]:
+    try:
+        return run_directory.stored(run.directory)
+    except UsageError:
+        return {}
+
+
+def is_done(record: dict[str, Any] | None) -> bool:
+    """Returns whether a run with this record has come to its end."""
+    return record is not None and record.get("status") == DONE
 
 
 def is_settled(record: dict[str, Any] | None) -> bool:
     """Returns whether a run with this record is not made again: it is done, or would fail again."""
-    return record is not None and (record["status"] == DONE or record["code"] in _FINAL)
+    return record is not None and (is_done(record) or record["code"] in _FINAL)
 
 
 def write_record(workdir: Path, run: StudyRun, outcome: Outcome) -> dict[str, Any]:
-    """Writes and returns how a run ended."""
+    """Writes and returns how a run ended. What was made of another run of that name stays in it."""
+    before = _read(workdir, run)
+    made = before if is_done(before) else before.get(MADE)
     record: dict[str, Any] = {
         "run": run.name,
         "identity": run.identity,
@@ -88,12 +124,19 @@ def write_record(workdir: Path, run: StudyRun, outcome: Outcome) -> dict[str, An
     }
     if isinstance(run, VariantRun):
         record |= {"variant": run.variant, "seed": run.seed}
-    if isinstance(run, PretrainRun):
-        record |= _pretrained(run)
-    elif isinstance(run, FinetuneRun):
+    if isinstance(run, FinetuneRun):
         record |= {"task": run.task.name}
-        if not outcome.code:
-            record |= _finetuned(run)
+    if outcome.code and made:
+        record[MADE] = made
+        if outcome.code == ResumeRefused.exit_code:
+            record["reason"] = (
+                f"it is another run than that made here; give what you changed a name of its own, "
+                f"or take another `workdir`: {outcome.reason}"
+            )
+    elif isinstance(run, PretrainRun):
+        record |= _pretrained(run)
+    elif isinstance(run, FinetuneRun) and not outcome.code:
+        record |= _finetuned(run)
     elif isinstance(run, ProbeRun) and not outcome.code:
         record |= {"findings": json.loads(run.file.read_text(encoding="utf-8"))["findings"]}
     path = workdir / "records" / f"{run.name}.json"

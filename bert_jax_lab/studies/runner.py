@@ -22,7 +22,15 @@ from bert_jax.workdir.run_list import ListProgress
 from bert_jax_lab.studies import corpus_tasks, summary
 from bert_jax_lab.studies.child import Outcome
 from bert_jax_lab.studies.estimate import StudyEstimate
-from bert_jax_lab.studies.records import DONE, STOPPING, is_settled, record_of, write_record
+from bert_jax_lab.studies.records import (
+    DONE,
+    STOPPING,
+    begins_elsewhere,
+    is_done,
+    is_settled,
+    record_of,
+    write_record,
+)
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
     PrepareRun,
@@ -62,8 +70,7 @@ def claim(plan: StudyPlan) -> None:
 
 def _has_its_needs(plan: StudyPlan, run: StudyRun) -> bool:
     """Returns whether all is done that a run needs."""
-    needed = (record_of(plan.workdir, plan.named(name)) for name in run.needs)
-    return all(record is not None and record["status"] == DONE for record in needed)
+    return all(is_done(record_of(plan.workdir, needed)) for needed in run.needs)
 
 
 def write_rows(plan: StudyPlan) -> None:
@@ -83,9 +90,9 @@ def missing(plan: StudyPlan) -> list[StudyRun]:
     found = []
     for run in plan.runs:
         record = record_of(plan.workdir, run)
-        if record is not None and record["status"] == DONE:
+        if is_done(record):
             continue
-        if is_settled(record) or lost & {*run.needs}:
+        if is_settled(record) or lost & {needed.name for needed in run.needs}:
             lost.add(run.name)
         else:
             found.append(run)
@@ -145,13 +152,16 @@ def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: st
         summary.write_prediction(plan, run)
     if isinstance(run, ProbeRun):
         run.directory.mkdir(parents=True, exist_ok=True)
-    outcome = execute(run, held, lambda line: note(f"{where}: {line}"))
+    if isinstance(run, PretrainRun) and begins_elsewhere(run):
+        outcome = Outcome(ResumeRefused.exit_code, "its workdir began from another model")
+    else:
+        outcome = execute(run, held, lambda line: note(f"{where}: {line}"))
     if outcome.code and (outcome.stopped_by or outcome.code in STOPPING):
         _require_budget(outcome, run)
         return False
     record = write_record(plan.workdir, run, outcome)
     if record["status"] != DONE:
-        note(f"{where}: failed with exit code {outcome.code}: {outcome.reason}")
+        note(f"{where}: failed with exit code {outcome.code}: {record['reason']}")
     summary.write_json_only(plan)
     return True
 

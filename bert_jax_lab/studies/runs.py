@@ -39,14 +39,15 @@ class StudyRun:
 
     name: str
     directory: Path
-    # The names of the runs that must be done before it.
-    needs: tuple[str, ...] = ()
+    # The runs that must be done before it.
+    needs: tuple["StudyRun", ...] = ()
 
     @property
     def identity(self) -> str:
         """Returns a hash of all that decides the result, paths excepted."""
-        values = dataclasses.asdict(self)
+        values = dataclasses.asdict(dataclasses.replace(self, needs=()))
         decisive = {k: v for k, v in values.items() if not isinstance(v, Path)}
+        decisive["needs"] = [run.name for run in self.needs]
         if isinstance(self, PretrainRun):
             decisive |= {"config": to_dict(self.config), "overrides": None, "base": None}
         if isinstance(self, PrepareRun) and self.of_tasks:
@@ -164,36 +165,36 @@ def plan_runs(
                 validation_fraction=recipe.validation_fraction,
             )
         )
-    corpus_needed = () if corpus is not None else (CORPUS,)
+    corpus_needed = tuple(runs)
     fingerprint = None if corpus is None else read_manifest(corpus)["fingerprint"]
     corpus = workdir / CORPUS if corpus is None else corpus
+    texts = PrepareRun(
+        name=TEXTS,
+        directory=workdir / TEXTS,
+        needs=corpus_needed,
+        sources=(str(workdir / "rows" / "texts.txt"),),
+        vocab_size=study.corpus.vocab_size,
+        validation_fraction=study.corpus.validation_fraction,
+        tokenizer=corpus / "tokenizer",
+        of_tasks=True,
+    )
     if any(variant.on_task_texts for variant in study.variants):
-        runs.append(
-            PrepareRun(
-                name=TEXTS,
-                directory=workdir / TEXTS,
-                needs=corpus_needed,
-                sources=(str(workdir / "rows" / "texts.txt"),),
-                vocab_size=study.corpus.vocab_size,
-                validation_fraction=study.corpus.validation_fraction,
-                tokenizer=corpus / "tokenizer",
-                of_tasks=True,
-            )
-        )
+        runs.append(texts)
     seeds = study.seeds if steps is None else 1
     ordered = sorted(
         ((variant, seed) for seed in range(seeds) for variant in study.variants),
         key=lambda pair: pair[0].is_predicted,
     )
     last = _last_overrides(study, tuple(overrides), steps)
+    pretrained: dict[tuple[str, int], PretrainRun] = {}
     for variant, seed in ordered:
         more = last[variant.name]
         config = config_of(study, variant, seed, more)
-        needs = corpus_needed
+        needs: tuple[StudyRun, ...] = corpus_needed
         if variant.on_task_texts:
-            needs += (TEXTS,)
+            needs += (texts,)
         if variant.init_from:
-            needs += (f"{variant.init_from}.seed{seed}",)
+            needs += (pretrained[variant.init_from, seed],)
         name = f"{variant.name}.seed{seed}"
         pretraining = PretrainRun(
             name=name,
@@ -211,11 +212,12 @@ def plan_runs(
             is_predicted=variant.is_predicted,
         )
         runs.append(pretraining)
+        pretrained[variant.name, seed] = pretraining
         runs += [
             FinetuneRun(
                 name=f"{name}.{task.name}",
                 directory=workdir / "tasks" / f"{name}.{task.name}",
-                needs=(name,),
+                needs=(pretraining,),
                 variant=variant.name,
                 seed=seed,
                 task=task,
@@ -230,7 +232,7 @@ def plan_runs(
                 ProbeRun(
                     name=f"{name}.probes",
                     directory=workdir / "probes" / f"{name}.probes",
-                    needs=(name,),
+                    needs=(pretraining,),
                     variant=variant.name,
                     seed=seed,
                     probes=probes,

@@ -187,15 +187,20 @@ def _validate(study: Study) -> None:
         raise UsageError(f"compare is {study.compare!r}; choose first, previous or nothing")
     if study.compare_on not in ("figures", "tasks"):
         raise UsageError(f"compare_on is {study.compare_on!r}; choose figures or tasks")
-    earlier: set[str] = set()
+    earlier: dict[str, Variant] = {}
     for variant in study.variants:
         if variant.init_from and variant.init_from not in earlier:
             raise UsageError(
                 f"variant {variant.name}: init_from {variant.init_from!r} is no variant before it"
             )
+        if variant.init_from and earlier[variant.init_from].is_predicted > variant.is_predicted:
+            raise UsageError(
+                f"variant {variant.name}: init_from {variant.init_from!r} is predicted, and made "
+                f"after all that are not; set is_predicted of {variant.name}, too"
+            )
         if variant.on_task_texts and not any(task.rule for task in study.tasks):
             raise UsageError(f"variant {variant.name}: no task is made of the corpus")
-        earlier.add(variant.name)
+        earlier[variant.name] = variant
 
 
 def config_of(study: Study, variant: Variant, seed: int, more: tuple[str, ...] = ()) -> TrainConfig:

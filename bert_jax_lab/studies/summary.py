@@ -18,12 +18,13 @@ from bert_jax.training.evaluate import batch_shape
 from bert_jax.versions import installed
 from bert_jax.workdir import log_reader, run_list
 from bert_jax_lab.studies import figures, scaling_law, table
-from bert_jax_lab.studies.records import DONE, FAILED, curve_of, parameters_of, record_of
+from bert_jax_lab.studies.records import DONE, FAILED, MADE, curve_of, parameters_of, record_of
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
     PretrainRun,
     ProbeRun,
     StudyPlan,
+    StudyRun,
     VariantRun,
     tokens_of,
 )
@@ -104,15 +105,15 @@ def summarise(plan: StudyPlan) -> dict[str, Any]:
 def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
     record = record_of(plan.workdir, run)
     if record is None:
-        lost = [name for name in run.needs if _has_failed(plan, name)]
+        lost = [needed.name for needed in run.needs if _has_failed(plan, needed)]
         status = {"status": BLOCKED, "reason": f"{lost[0]} failed"} if lost else {"status": MISSING}
         record = {"run": run.name, "variant": run.variant, "seed": run.seed, **status}
         if isinstance(run, FinetuneRun):
             record["task"] = run.task.name
-    record = {k: v for k, v in record.items() if k != "identity"}
+    record = {k: v for k, v in record.items() if k not in ("identity", MADE)}
     if isinstance(run, ProbeRun):
         record["probes"] = [*run.probes]
-    if isinstance(run, PretrainRun) and record["status"] in (DONE, FAILED):
+    if isinstance(run, PretrainRun) and "figures" in record:
         points = curve_of(run.directory, plan.study.columns[0])
         record["curve"] = [
             point | {"tokens": tokens_of(run.config, int(point["step"]))} for point in points
@@ -121,8 +122,7 @@ def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
     return record
 
 
-def _has_failed(plan: StudyPlan, name: str) -> bool:
-    run = plan.named(name)
+def _has_failed(plan: StudyPlan, run: StudyRun) -> bool:
     record = record_of(plan.workdir, run)
     if record is not None:
         return record["status"] == FAILED

@@ -23,7 +23,7 @@ from bert_jax import file_lock
 from bert_jax.__main__ import main
 from bert_jax.cli.usage import command_parser
 from bert_jax.config import OptimizerConfig, PhaseConfig, to_dict
-from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.corpus.store import open_corpus, read_manifest
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
 from bert_jax.progress import duration, number
 from bert_jax.registry import OBJECTIVES
@@ -207,6 +207,60 @@ def test_a_run_of_an_older_version_is_not_made_again(tmp_path, corpus):
     config["seed"] = 7
     (run.directory / "config.json").write_text(json.dumps({"config": config}))
     assert record_of(plan.workdir, run) is None
+
+
+_NINE = 'Variant("nine", ("data.mask_token_prob=0.9",))'
+_FROM_EIGHT = _NINE.replace(",))", ',), init_from="eight")')
+
+
+@pytest.mark.parametrize("code", [2, 3])
+@pytest.mark.parametrize(
+    ("before", "edited"),
+    [
+        (_NINE, _NINE.replace("0.9", "0.7")),
+        (_NINE, _FROM_EIGHT),
+        (_FROM_EIGHT, _NINE),
+        (_NINE, _NINE.replace(",))", ",), on_task_texts=True)")),
+    ],
+    ids=["config", "beginning", "no beginning", "corpus"],
+)
+def test_a_variant_that_is_edited_has_no_figures_of_before(tmp_path, corpus, before, edited, code):
+    """Another config, beginning or corpus is another run; taken back, the edit has cost nothing."""
+    path, home = write_study(tmp_path, tasks=f"({_TASK},)"), tmp_path / "study"
+    text = path.read_text().replace("seeds=2", "seeds=1")
+
+    def plan(variant: str) -> StudyPlan:
+        path.write_text(text.replace(_NINE, variant))
+        return planned(path, home, corpus)
+
+    def written(run) -> None:
+        """The config.json of a run, as pre-training writes it."""
+        found = {"config": to_dict(run.config), "corpus": read_manifest(corpus)}
+        found |= {"init_from": str(run.init_from)} if run.init_from else {}
+        (run.directory / "config.json").write_text(json.dumps(found))
+
+    first, pretended = plan(before), Pretended(losses)
+    runner.make_missing(first, pretended, stopped_by=never)
+    for run in (run for run in first.runs if isinstance(run, PretrainRun)):
+        written(run)
+    found = summary.summarise(first)
+    assert found["variants"][1]["figures"]["mlm_loss"]["runs"] == 1
+
+    again, second = Pretended(losses, {"nine.seed0": Outcome(code, "differs")}), plan(edited)
+    runner.make_missing(second, again, stopped_by=never)
+    assert "nine.seed0.word_order" not in again.made
+    nine = summary.summarise(second)["variants"][1]
+    assert nine["figures"]["mlm_loss"]["runs"] == nine["tasks"]["word_order"]["runs"] == 0
+    reasons = [failed["reason"] for failed in nine["failed"]]
+    is_refused = code == 3 or _FROM_EIGHT in (before, edited)
+    assert reasons[0].startswith("it is another run than that made here; give") == is_refused
+    assert reasons[1] == "nine.seed0 failed"
+    assert "curve" not in summary.summarise(second)["runs"][2]
+
+    last, taken_back = Pretended(losses), plan(before)
+    runner.make_missing(taken_back, last, stopped_by=never)
+    assert last.made == []
+    assert summary.summarise(taken_back)["variants"] == found["variants"]
 
 
 def leaves(params) -> list[np.ndarray]:
@@ -456,7 +510,8 @@ def test_what_a_variant_begins_from_is_run_before_it(tmp_path):
     names = [run.name for run in plan.runs if isinstance(run, PretrainRun) and run.seed == 0]
     assert names == ["pretrained.seed0", "continued.seed0"]
     continued = plan.named("continued.seed0")
-    assert continued.needs == ("corpus", "texts", "pretrained.seed0")
+    needs = [run.name for run in continued.needs]
+    assert needs == ["corpus", "texts", "pretrained.seed0"]
     assert command_of(continued)[-2:] == ["--init-from", str(tmp_path / "runs/pretrained.seed0")]
 
 
