@@ -111,9 +111,7 @@ def run(options: StudyOptions) -> None:
         )
         runner.write_rows(plan)
         if not (options.steps or options.untimed):
-            # A config in Python registers what it names, too.
-            files = [*options.extend, *([Path(study.base)] if study.base.endswith(".py") else [])]
-            process, ask = measured_apart(compiled, extend=files)
+            process, ask = measured_apart(compiled, extend=_with_base(options.extend, study.base))
             with process:
                 measure_missing(plan, ask, stopped_by=children.stopped_by)
         if options.dry_run:
@@ -133,6 +131,9 @@ def command_of(run: Any, extend: Sequence[Path] = ()) -> list[str]:
     from bert_jax_lab.studies.records import finished_siblings
     from bert_jax_lab.studies.runs import FinetuneRun, PrepareRun, ProbeRun
 
+    if isinstance(run, FinetuneRun | ProbeRun):
+        (pretraining,) = run.needs
+        extend = _with_base(extend, pretraining.base)
     common = [word for file in extend for word in ("--extend", str(file))]
     if isinstance(run, PrepareRun):
         words = ["prepare", "--output", str(run.directory)]
@@ -165,6 +166,11 @@ def command_of(run: Any, extend: Sequence[Path] = ()) -> list[str]:
             words += ["--init-from", str(run.init_from)]
         words += [word for path in finished_siblings(run) for word in ("--expect", str(path))]
     return [*words, *common]
+
+
+def _with_base(extend: Sequence[Path], base: str) -> list[Path]:
+    """Returns the files to execute first: a config in Python registers what it names, too."""
+    return [*extend, *([Path(base)] if base.endswith(".py") else [])]
 
 
 def _typed(options: StudyOptions) -> str:

@@ -37,10 +37,9 @@ from bert_jax_lab.studies.runs import (
 DONE, FAILED = "done", "failed"
 # What a record of a failure has of the run of that name that was made before.
 MADE = "made"
-# The same run would fail again in the same way: it is not tried again.
-_FINAL = {
-    kind.exit_code for kind in (UsageError, ResumeRefused, NoUsableCheckpoint, NonFinite, Diverged)
-}
+# The same run would fail again in the same way: it is not tried again. Wrong usage may be put right
+# outside of it, by a file of `extend` or by data that are there now.
+_FINAL = {kind.exit_code for kind in (ResumeRefused, NoUsableCheckpoint, NonFinite, Diverged)}
 # Nothing is wrong with the run: the study stops, and goes on with it when it is started again.
 STOPPING = {
     kind.exit_code for kind in (DataDamaged, StorageFailed, Preempted, Interrupted, Unreachable)

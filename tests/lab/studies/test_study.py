@@ -26,7 +26,7 @@ from bert_jax.config import OptimizerConfig, PhaseConfig, to_dict
 from bert_jax.data.corpus.store import open_corpus, read_manifest
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
 from bert_jax.progress import duration, number
-from bert_jax.registry import OBJECTIVES
+from bert_jax.registry import MIXERS, OBJECTIVES
 from bert_jax.workdir import log_reader, run_list
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax_lab.cli.study import command_of, seconds_of
@@ -281,6 +281,7 @@ def test_a_run_that_fails_is_a_row_and_the_rest_goes_on(tmp_path, corpus):
     ends = {
         "eight.seed0": Outcome(8, "step 9: the run has diverged"),
         "nine.seed0.word_order": Outcome(137, "killed"),
+        "nine.seed1.word_order": Outcome(2, "name that file with --extend"),
     }
     pretended = Pretended(losses, ends)
     runner.make_missing(plan, pretended, stopped_by=never)
@@ -293,15 +294,15 @@ def test_a_run_that_fails_is_a_row_and_the_rest_goes_on(tmp_path, corpus):
     assert states["eight.seed0"] == ("failed", "step 9: the run has diverged")
     assert states["eight.seed0.word_order"] == ("blocked", "eight.seed0 failed")
     assert states["nine.seed0.word_order"] == ("failed", "killed")
-    assert sum(state == "done" for state, _ in states.values()) == 5
+    assert sum(state == "done" for state, _ in states.values()) == 4
     text = table.markdown(found)
     assert "| eight.seed0 | 8 | step 9: the run has diverged |" in text
     assert "| eight | 1 of 2 |" in text
 
-    # It would diverge again; what killed the other one may be gone.
+    # It would diverge again; what killed another one may be gone, and the file be named.
     again = Pretended(losses)
     runner.make_missing(plan, again, stopped_by=never)
-    assert again.made == ["nine.seed0.word_order"]
+    assert again.made == ["nine.seed0.word_order", "nine.seed1.word_order"]
 
 
 @pytest.mark.parametrize(
@@ -691,6 +692,27 @@ def test_what_the_models_answer_is_a_table(tmp_path, corpus):
     names = ("nine.seed0.probes", "nine.seed1.probes", "eight.seed0.probes")
     one, other, another = (estimate._kind(plan.named(name)) for name in names)
     assert one == other != another
+
+
+def test_a_base_that_registers_something_is_executed_for_tasks_and_probes_too(
+    tmp_path, corpus, monkeypatch
+):
+    monkeypatch.setattr(MIXERS, "_entries", {**MIXERS._entries})
+    path = write_study(tmp_path, tasks=f"({_TASK},)")
+    (tmp_path / "mine.py").write_text("""
+from bert_jax.config_loader import load_config
+from bert_jax.registry import MIXERS
+
+MIXERS.register("theirs", MIXERS["attention"])
+
+def config():
+    return load_config("tiny_docs_cpu", ["model.mixer=theirs", "model.vocab_size=240"])
+""")
+    text = path.read_text().replace("tiny.json", "mine.py")
+    path.write_text(text.replace("seeds=2", 'probes=("pseudo_perplexity",)'))
+    plan = planned(path, tmp_path / "study", corpus)
+    for name in ("eight.seed0.word_order", "eight.seed0.probes"):
+        assert command_of(plan.named(name))[-2:] == ["--extend", str(tmp_path / "mine.py")]
 
 
 def test_a_model_is_asked_what_it_has_the_parts_for(tmp_path):
