@@ -45,29 +45,25 @@ def write_rows(plan: StudyPlan) -> None:
 
     Raises UsageError for a corpus with too few held-out sentences.
     """
-    tasks = {
-        run.task.name: run for run in plan.runs if isinstance(run, FinetuneRun) and run.task.rule
-    }
-    texts = plan.workdir / "rows" / "texts.txt"
-    missing = {
-        n: r for n, r in tasks.items() if not (plan.workdir / "rows" / n / "dev.tsv").exists()
-    }
+    rows = plan.workdir / "rows"
+    rules = {run.task.rule for run in plan.runs if isinstance(run, FinetuneRun) and run.task.rule}
+    texts = rows / "texts.txt"
+    missing = sorted(rule for rule in rules if not (rows / rule / "dev.tsv").exists())
     if not missing and texts.exists():
         return
     corpus = open_corpus(plan.corpus)
     training, scoring = _documents(corpus)
-    for name, run in missing.items():
-        rule = RULES[run.task.rule]
+    for rule in missing:
         for split, documents in (("train", training), ("dev", scoring)):
-            rows = rule(documents, np.random.default_rng(_SEED))[:MOST_ROWS]
-            if not rows:
+            found = RULES[rule](documents, np.random.default_rng(_SEED))[:MOST_ROWS]
+            if not found:
                 raise UsageError(
-                    f"corpus {plan.corpus} has too few held-out sentences for the rows of task "
-                    f"{name}; prepare it with a larger `validation_fraction`"
+                    f"corpus {plan.corpus} has too few held-out sentences for the rows of rule "
+                    f"{rule}; prepare it with a larger `validation_fraction`"
                 )
-            path = plan.workdir / "rows" / name / f"{split}.tsv"
+            path = rows / rule / f"{split}.tsv"
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = ("\t".join(map(str, row)) for row in [("a", "b", "label"), *rows])
+            lines = ("\t".join(map(str, row)) for row in [("a", "b", "label"), *found])
             write_whole(path, "\n".join(lines) + "\n")
     # An empty line would end a document.
     usable = [found for document in training if (found := _usable(document))]

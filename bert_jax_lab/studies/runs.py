@@ -1,7 +1,7 @@
 """The runs of a study in the order in which they are made, and where each of them lies.
 
     WORKDIR/corpus/                  unless a corpus is given
-    WORKDIR/rows/TASK/               rows of a task that are made of the corpus
+    WORKDIR/rows/RULE/               rows of tasks that are made of the corpus
     WORKDIR/runs/VARIANT.seedN/      workdirs of pre-training
     WORKDIR/tasks/VARIANT.seedN.TASK/  workdirs of fine-tuning
     WORKDIR/probes/VARIANT.seedN.probes/  what a pre-trained model answers
@@ -222,7 +222,7 @@ def plan_runs(
                 seed=seed,
                 task=task,
                 checkpoint=pretraining.directory,
-                rows=workdir / "rows" / task.name if task.rule else None,
+                rows=workdir / "rows" / task.rule if task.rule else None,
                 train_rows=None if steps is None else _FEW,
             )
             for task in study.tasks

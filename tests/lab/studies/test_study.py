@@ -591,6 +591,18 @@ def test_rows_of_tasks_are_balanced_and_from_held_out_documents(tmp_path, corpus
                 assert m == n and int(j) - int(i) == (-1 if label else 1)
 
 
+def test_a_task_with_another_rule_has_other_rows(tmp_path, corpus):
+    def scored(rule: str) -> str:
+        task = f'StudyTask("order", rule="{rule}", length=32)'
+        plan = planned(write_study(tmp_path, tasks=f"({task},)"), tmp_path / "study", corpus)
+        corpus_tasks.write_rows(plan)
+        run = plan.named("eight.seed0.order")
+        assert isinstance(run, FinetuneRun) and run.rows is not None
+        return corpus_tasks.files_of(run.rows)[1].read_text()
+
+    assert scored("word_order") != scored("bigram_shift")
+
+
 # --- tables and laws ------------------------------------------------------------------------------
 
 
