@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from bert_jax.cli import usage
 from bert_jax.cli.corpora import CorpusDirectory
 from bert_jax.cli.options import Local, Positional, Verb, options
 from bert_jax.cli.output import table, tell
@@ -81,7 +82,7 @@ def run(options: StudyOptions) -> None:
     from bert_jax_lab.studies import corpus_tasks, runner, summary
     from bert_jax_lab.studies.child import Children
     from bert_jax_lab.studies.estimate import measure_missing, measured_apart
-    from bert_jax_lab.studies.runs import CORPUS, plan_runs
+    from bert_jax_lab.studies.runs import CORPUS, FinetuneRun, plan_runs
 
     corpus_tasks.require_rules(study)
     plan = plan_runs(
@@ -96,6 +97,11 @@ def run(options: StudyOptions) -> None:
     if options.dry_run and options.untimed:
         _print_plan(plan, options)
         return
+    # A wrong option of a task would be found once all models are trained.
+    parser = usage.command_parser()
+    for made in plan.runs:
+        if isinstance(made, FinetuneRun):
+            usage.parse(parser, command_of(made, options.extend))
     runner.claim(plan)
     compiled = (plan.workdir / "compiled").absolute()
     until = None if options.budget is None else started + options.budget
@@ -129,10 +135,11 @@ def command_of(run: Any, extend: Sequence[Path] = ()) -> list[str]:
     """Returns the options of `bert-jax` that make a run."""
     from bert_jax_lab.studies import corpus_tasks
     from bert_jax_lab.studies.records import finished_siblings
-    from bert_jax_lab.studies.runs import FinetuneRun, PrepareRun, ProbeRun
+    from bert_jax_lab.studies.runs import FinetuneRun, PrepareRun, PretrainRun, ProbeRun
 
     if isinstance(run, FinetuneRun | ProbeRun):
         (pretraining,) = run.needs
+        assert isinstance(pretraining, PretrainRun)
         extend = _with_base(extend, pretraining.base)
     common = [word for file in extend for word in ("--extend", str(file))]
     if isinstance(run, PrepareRun):
@@ -152,6 +159,10 @@ def command_of(run: Any, extend: Sequence[Path] = ()) -> list[str]:
             train, dev = corpus_tasks.files_of(run.rows)
             words += ["--task", "text", "--train", str(train), "--dev", str(dev)]
             words += [w for c in corpus_tasks.columns_of(task.rule) for w in ("--text", c)]
+        own = {word for word in words if word.startswith("--")}
+        for word in task.options:
+            if word.partition("=")[0] in own:
+                raise UsageError(f"task {task.name}: a study gives {word} itself; leave it out")
         words += task.options
         if run.train_rows is not None:
             words += ["--train-rows", str(run.train_rows)]

@@ -26,7 +26,14 @@ from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import read_manifest
 from bert_jax.errors import UsageError
 from bert_jax.registry import PROBES
-from bert_jax_lab.studies.study import Study, StudyTask, Variant, config_of, overrides_of
+from bert_jax_lab.studies.study import (
+    PROBED,
+    Study,
+    StudyTask,
+    Variant,
+    config_of,
+    overrides_of,
+)
 
 CORPUS, TEXTS = "corpus", "texts"
 # Of a study that is only tried out: rows of a task, and held-out examples.
@@ -230,8 +237,8 @@ def plan_runs(
         if probes := _probes_of(study, config):
             runs.append(
                 ProbeRun(
-                    name=f"{name}.probes",
-                    directory=workdir / "probes" / f"{name}.probes",
+                    name=f"{name}.{PROBED}",
+                    directory=workdir / "probes" / f"{name}.{PROBED}",
                     needs=(pretraining,),
                     variant=variant.name,
                     seed=seed,

@@ -22,6 +22,8 @@ _COST = (
     "the cost of attention is measured by benchmarks/attention_cost.py of the repository now; it "
     "takes lengths and widths as options"
 )
+# The runs of `probes` are called so.
+PROBED = "probes"
 # A name becomes the name of a file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
 
@@ -176,6 +178,8 @@ def _validate(study: Study) -> None:
                 raise UsageError(f"{kind} {name!r}: a name is letters, digits, _, + and -")
         if len(set(names)) < len(names):
             raise UsageError(f"two {kind}s have one name: {', '.join(names)}")
+    if study.probes and any(task.name == PROBED for task in study.tasks):
+        raise UsageError(f"task {PROBED!r}: the runs of `probes` are called so; rename the task")
     if not study.variants or study.seeds < 1:
         raise UsageError("it has no variant, or no seed")
     if not study.columns:
@@ -198,6 +202,8 @@ def _validate(study: Study) -> None:
                 f"variant {variant.name}: init_from {variant.init_from!r} is predicted, and made "
                 f"after all that are not; set is_predicted of {variant.name}, too"
             )
+        if variant.is_predicted and not study.has_law:
+            raise UsageError(f"variant {variant.name}: is_predicted needs has_law of the study")
         if variant.on_task_texts and not any(task.rule for task in study.tasks):
             raise UsageError(f"variant {variant.name}: no task is made of the corpus")
         earlier[variant.name] = variant

@@ -1,5 +1,6 @@
 """Studies: their runs in order, what a failure and an interruption leave, tables and laws."""
 
+import contextlib
 import csv
 import io
 import itertools
@@ -385,6 +386,54 @@ def test_a_rule_that_does_not_exist_is_refused_before_anything_is_made(tmp_path,
         "task order: its rule is 'wordorder'; choose one of word_order" in capsys.readouterr().err
     )
     assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ('"--learning-rte", "1e-4"', "bert-jax finetune: error: there is no --learning-rte"),
+        ('"--seed", "7"', "task order: a study gives --seed itself; leave it out"),
+        ('"--epochs=9",', "task order: a study gives --epochs=9 itself"),
+    ],
+)
+def test_a_wrong_option_of_a_task_is_refused_before_anything_is_made(
+    tmp_path, corpus, capsys, option, said
+):
+    path = write_study(tmp_path, tasks=f'(StudyTask("order", ({option})),)')
+    command = ["study", str(path), "--workdir", str(tmp_path / "w"), "--corpus", str(corpus)]
+    with contextlib.suppress(SystemExit):  # argparse's
+        assert main(command) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"seeds=2": 'probes=("nearest_words",)', "tasks=()": 'tasks=(StudyTask("probes"),)'},
+            "rename the task",
+        ),
+        ({'"nine", ': '"nine", is_predicted=True, overrides='}, "is_predicted needs has_law"),
+        (
+            {
+                'Variant("eight")': 'Variant("eight", is_predicted=True)',
+                "seeds=2": "has_law=True",
+                '0.9",)': '0.9",), init_from="eight"',
+            },
+            "init_from 'eight' is predicted",
+        ),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(tmp_path, changes, said):
+    path = write_study(tmp_path)
+    text = path.read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        study.load_study(str(path))
 
 
 def test_tokens_until_a_step_count_phase_by_phase():
