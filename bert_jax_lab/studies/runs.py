@@ -277,7 +277,7 @@ def _require_columns(study: Study, configs: Sequence[TrainConfig]) -> None:
     for column in study.columns:
         if column not in known:
             raise UsageError(
-                f"study {study.name}: `columns` has {column!r}, which no variant's objective has "
+                f"study {study.name}: columns has {column!r}, which no variant's objective has "
                 f"among its figures.{nearest(column, dict.fromkeys(known))}"
             )
 

@@ -179,11 +179,11 @@ def _validate(study: Study) -> None:
         if len(set(names)) < len(names):
             raise UsageError(f"two {kind}s have one name: {', '.join(names)}")
     if study.probes and any(task.name == PROBED for task in study.tasks):
-        raise UsageError(f"task {PROBED!r}: the runs of `probes` are called so; rename the task")
+        raise UsageError(f"task {PROBED!r}: the runs of probes are called so; rename the task")
     if not study.variants or study.seeds < 1:
         raise UsageError("it has no variant, or no seed")
     if not study.columns:
-        raise UsageError("`columns` is empty; name a held-out figure, such as mlm_loss")
+        raise UsageError("columns is empty; name a held-out figure, such as mlm_loss")
     for name in study.probes:
         if name not in PROBES:
             raise UsageError(f"a probe {PROBES.problem(name)}")
@@ -218,8 +218,8 @@ def config_of(study: Study, variant: Variant, seed: int, more: tuple[str, ...] =
         config = config_loader.load_config(study.base, overrides_of(study, variant, seed, more))
         if (config.name, config.seed) != (_name_of(study, variant), seed):
             raise UsageError(
-                "a study names its runs and gives them their seeds: leave out the fields `name` "
-                "and `seed`, and set `seeds` of the study"
+                "a study names its runs and gives them their seeds: leave out name= and seed=, and "
+                "set the study's seeds"
             )
     except UsageError as error:
         raise UsageError(f"study {study.name}, variant {variant.name}: {error}") from error

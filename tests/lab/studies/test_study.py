@@ -503,16 +503,16 @@ def test_a_study_gives_names_and_seeds_itself(tmp_path, corpus, change, place):
     changed = {"study": ("seeds=2", f"overrides={given}"), "command": ("", "")}
     text = path.read_text().replace(*changed.get(place, ('("data.mask_token_prob=0.9",)', given)))
     path.write_text(text)
-    with pytest.raises(UsageError, match="leave out the fields `name` and `seed`, and set `seeds`"):
+    with pytest.raises(UsageError, match="leave out name= and seed=, and set the study's seeds"):
         planned(path, tmp_path / "study", corpus, overrides=[change] * (place == "command"))
 
 
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ('("mlm_los",)', r"`columns` has 'mlm_los'.* Did you mean 'mlm_loss'\?"),
-        ('("mlm_loss", "rtd_auc")', r"`columns` has 'rtd_auc'"),
-        ("()", "`columns` is empty"),
+        ('("mlm_los",)', r"columns has 'mlm_los'.* Did you mean 'mlm_loss'\?"),
+        ('("mlm_loss", "rtd_auc")', r"columns has 'rtd_auc'"),
+        ("()", "columns is empty"),
     ],
 )
 def test_columns_are_figures_of_the_variants(tmp_path, corpus, columns, said):
