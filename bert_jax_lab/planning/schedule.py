@@ -1,10 +1,11 @@
 """Cycles of a compiled TPU program by its final schedule: one bundle of instructions is one cycle.
 
-The compiler writes the schedule of each fusion and each kernel (`schedule_files.py`). That it waits
-for memory is not in it: what an instruction takes is the largest of its bundles, of its bytes over
-the bandwidth and of its products over the peak rate. The compiler's own estimates, by which it
-chooses tiles, are made before the schedule, and kernels have none. Not seen are the latency of
-memory, what a kernel fetches itself, and what has no schedule of its own.
+The compiler writes the schedule of each fusion and each kernel (`schedule_files.py`), for one of
+the two cores of a chip where these share the tiles of a fusion (v4, v5p). That it waits for memory
+is not in it: what an instruction takes is the largest of its bundles, of its bytes over the
+bandwidth and of its products over the peak rate. The compiler's own estimates, by which it chooses
+tiles, are made before the schedule, and kernels have none. Not seen are the latency of memory, what
+a kernel fetches itself, and what has no schedule of its own.
 """
 
 import math
@@ -16,6 +17,9 @@ from bert_jax_lab.planning import hlo_cost, hlo_products, schedule_files
 from bert_jax_lab.planning.topologies import Chip
 
 _LINE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(LB|LH|LE|PB|PF|CT)?\s*:\s*((?:>\s*)*)\{")
+_TILES = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
+# A chip of two cores that one program uses together: over which of the tiles' dims they share.
+_SHARED = re.compile(r'"megacore_split_dim":"(\d+)"')
 _EXIT = re.compile(r"scmp\.\w+\.[us]32\.totalorder \S+, (\d+) /\* loop exit test")
 
 
@@ -97,15 +101,24 @@ def _of_instructions(text: str) -> dict[str, int]:
         match = re.match(r"\s+(?:ROOT )?%([\w.\-]+) = (.*?)(?:, metadata|$)", line)
         if not match or ("window_config" not in line and match[1] not in files):
             continue
-        tiles = re.search(r'"iteration_bounds":\[([^\]]*)\]', line)
+        tiles = _TILES.search(line)
         estimate = re.search(r'"estimated_cycles":"(\d+)","estimated_scoped', line)
         kind = (match[2].split(" ")[0], tiles and tiles[1], estimate and estimate[1])
         kinds[match[1]] = kind
         if match[1] in files:
-            trips = math.prod(map(int, re.findall(r"\d+", tiles[1]))) if tiles else 0
             lines = [*_lines(files[match[1]].read_text(encoding="utf-8"))]
-            found[match[1]] = alike[kind] = _span(lines, trips=trips) if tiles else _kernel(lines)
+            bundles = _span(lines, trips=_tiles_of_a_core(line)) if tiles else _kernel(lines)
+            found[match[1]] = alike[kind] = bundles
     return {**{name: alike[kind] for name, kind in kinds.items() if kind in alike}, **found}
+
+
+def _tiles_of_a_core(line: str) -> int:
+    """Returns how many tiles of a fusion the core computes that has more of them."""
+    tiles, shared = _TILES.search(line), _SHARED.search(line)
+    bounds = [int(bound) for bound in re.findall(r"\d+", tiles[1])] if tiles else []
+    if shared:
+        bounds[int(shared[1])] = -(-bounds[int(shared[1])] // 2)
+    return math.prod(bounds)
 
 
 def _lines(text: str) -> Iterator[Line]:

@@ -47,6 +47,22 @@ def test_a_loop_over_tiles_counts_as_often_as_it_runs(folder):
     assert (found.estimated, found.bundles, found.real) == (140, 28, 28)
 
 
+def test_tiles_that_two_cores_share_count_for_one_of_them(folder):
+    """Three of five rows of four tiles each."""
+    (folder / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
+    near = "f32[8,128]{1,0:T(8,128)S(1)}"
+    shared = _TILED.replace('["4"]', '["4","5"]').replace(
+        '{"window_config"', '{"megacore_config":{"megacore_split_dim":"1"},"window_config"'
+    )
+    text = _program(
+        f"%p = {near} parameter(0)",
+        f"%fusion.1 = {near} fusion(%p), kind=kLoop, calls=%c, {shared}",
+    )
+    found = schedule.cycles(text, _CHIP)
+    assert found is not None
+    assert found.bundles == 2 + 3 * 4 * 3
+
+
 def test_what_waits_for_memory_is_charged_for_it(folder):
     (folder / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
     far = "f32[1024,1024]{1,0:T(8,128)}"
