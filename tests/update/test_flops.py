@@ -50,7 +50,7 @@ def test_the_closed_form_is_the_train_steps_products(name, phase_index, layers):
     gradient are a gather and a scatter, in neither count.
     """
     changes = [f"compute.layers={layers}"]
-    if layers == "local":  # three blocks of 8 keys for each query; layer 0 and 3 are global
+    if layers == "local":  # two blocks of 16 keys for each query; layer 0 and 3 are global
         changes = ["compute.layers=unroll", "model.num_hidden_layers=4"]
         changes += ["model.attention_window=16", "model.global_attention_every_n_layers=3"]
         changes += ["model.attention_probs_dropout_prob=0"]

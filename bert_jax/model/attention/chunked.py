@@ -28,7 +28,7 @@ _QUERIES, _SCORES = 1024, 2**23
 # the first number on, and elsewhere the memory that it spares decides (docs/benchmarks.md, "Long
 # rows").
 _PAYS_FROM = 2048
-_FAST_FROM = {"TPU v5 lite": 1024, "TPU v6 lite": 1024}
+_FAST_FROM = {"TPU v4": 1024, "TPU v5 lite": 1024, "TPU v6 lite": 1024}
 
 
 class Chunked(Implementation):

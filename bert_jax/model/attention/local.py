@@ -16,12 +16,12 @@ from bert_jax.model.attention.need import Need
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import over_batch, spec_of
 
-# Smaller blocks save nothing: a query sees three of them.
-_SMALLEST_BLOCK = 8
+# Smaller blocks save nothing.
+_SMALLEST_BLOCK = 16
 
 
 class Local(Implementation):
-    """Serves windows whose row is longer than the three blocks that a query sees."""
+    """Serves windows whose row is longer than the keys that a block is multiplied with."""
 
     name = "local"
 
@@ -31,7 +31,7 @@ class Local(Implementation):
         if (problem := super().problem(need)) is not None:
             return problem
         if not need.reads_all or near_block(need.window, need.length) is None:
-            return "cuts rows that are longer than three blocks of half a window: choose auto"
+            return "cuts rows that are longer than twice the window: choose auto"
         return None
 
     def kept(self, need: Need) -> float:
@@ -54,36 +54,35 @@ class Local(Implementation):
 def near_block(window: int | None, length: int) -> int | None:
     """Returns the columns of a block in which a window is computed; None where it takes whole rows.
 
-    A row is cut into blocks of half a window. A query sees keys of its own block and of its two
-    neighbours.
+    A query sees keys of its own block and of half a block on either side. A block is as long as the
+    window: one of 128 columns fills the lanes of a TPU, and cutting a row there moves whole tiles.
     """
     if window is None:
         return None
-    block = max(window // 2, _SMALLEST_BLOCK)
-    return block if length > 3 * block else None
+    block = max(2 * (window // 2), _SMALLEST_BLOCK)
+    return block if length > 2 * block else None
 
 
 def keys_seen(need: Need) -> int:
-    """Returns with how many keys a query is multiplied: those of three blocks, or of a row."""
+    """Returns with how many keys a query is multiplied: those of two blocks, or of a row."""
     block = near_block(need.window, need.length)
-    return need.length if block is None or LOCAL.problem(need) else 3 * block
+    return need.length if block is None or LOCAL.problem(need) else 2 * block
 
 
 LOCAL = Local()
 
 
 def _in_blocks(x_BHKL: jax.Array, block: int, *, with_neighbours: bool) -> jax.Array:
-    """Returns `[B N, H, K, C]`: each of the N blocks of a row, with its neighbours if asked for;
-    beyond the ends of a row are zeros.
+    """Returns `[B N, H, K, C]`: each of the N blocks of a row, or `[B N, H, K, 2 C]`: with half a
+    block before it and after it. Beyond the ends of a row are zeros.
     """
     batch, heads, size, length = x_BHKL.shape
-    count, side = -(-length // block), block if with_neighbours else 0
+    count, side = -(-length // block), block // 2 if with_neighbours else 0
     ends = (side, count * block - length + side)
     x_BHKL = jnp.pad(x_BHKL, ((0, 0), (0, 0), (0, 0), ends))
     blocks = jnp.reshape(x_BHKL, (batch, heads, size, -1, block))
     if with_neighbours:
-        near = [blocks[:, :, :, i : i + count] for i in range(3)]
-        blocks = jnp.concatenate(near, axis=-1)
+        blocks = jnp.concatenate([blocks[:, :, :, :-1], blocks[:, :, :, 1:]], axis=-1)
     shape = (batch * count, heads, size, blocks.shape[-1])
     spec = over_batch(spec_of(x_BHKL)[1])
     return jnp.reshape(jnp.moveaxis(blocks, 3, 1), shape, out_sharding=spec)
@@ -99,7 +98,7 @@ def _in_rows(x_CHKL: jax.Array, batch: int, length: int) -> jax.Array:
 
 
 def _near_allowed(mask: Mask, block: int) -> jax.Array:
-    """Returns bool `[B N, C, 3 C]`: whether a query of a block sees a key of the three."""
+    """Returns bool `[B N, C, 2 C]`: whether a query of a block sees a key around it."""
 
     def blocks(x_BL, *, with_neighbours):
         # Ids count from 1, so that zeros beyond the ends are of no sequence.
@@ -120,23 +119,23 @@ def _attend(q_BHKL, k_BHKL, v_BHKL, allowed, block):
     return _near_forward(q_BHKL, k_BHKL, v_BHKL, allowed, block)[0]
 
 
-def _three_in_blocks(q_BHKL, k_BHKL, v_BHKL, *, block):
+def _all_in_blocks(q_BHKL, k_BHKL, v_BHKL, *, block):
     near = [_in_blocks(x, block, with_neighbours=True) for x in (k_BHKL, v_BHKL)]
     return _in_blocks(q_BHKL, block, with_neighbours=False), *near
 
 
 def _near_forward(q_BHKL, k_BHKL, v_BHKL, allowed, block) -> tuple[jax.Array, Any]:
     batch, _, _, length = q_BHKL.shape
-    q, k, v = _three_in_blocks(q_BHKL, k_BHKL, v_BHKL, block=block)
+    q, k, v = _all_in_blocks(q_BHKL, k_BHKL, v_BHKL, block=block)
     out, (_, _, _, exponentials, divisor, _) = forward(q, k, v, allowed, None, 0.0)
     kept = (q_BHKL, k_BHKL, v_BHKL, exponentials, divisor, out)
     return _in_rows(out, batch, length), kept
 
 
 def _near_backward(block, kept, g_BHKL):
-    """Cuts the rows again: blocks with their neighbours are three times as much to keep."""
+    """Cuts the rows again: blocks with what is around them are twice as much to keep."""
     *whole, exponentials, divisor, out = kept
-    cut, pull = jax.vjp(partial(_three_in_blocks, block=block), *whole)
+    cut, pull = jax.vjp(partial(_all_in_blocks, block=block), *whole)
     g = _in_blocks(g_BHKL, block, with_neighbours=False)
     dq, dk, dv, *_ = backward(0.0, (*cut, exponentials, divisor, out), g)
     return *pull((dq, dk, dv)), None

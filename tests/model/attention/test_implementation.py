@@ -145,7 +145,7 @@ def test_what_serves_each_kind_of_layer(kind):
         assert layers(bert_base, length)["global"] == "fused"
     assert layers(_MODERN, 128)["local"] == "fused"
     # Two kinds of chips have the fast memory for chunks at 1,024.
-    whole = "chunked" if kind in ("TPU v5 lite", "TPU v6 lite") else "fused"
+    whole = "chunked" if kind in ("TPU v4", "TPU v5 lite", "TPU v6 lite") else "fused"
     # NVIDIA's library serves the layers of which every column is a query.
     library = "cudnn" if kind.startswith("NVIDIA") else None
     assert layers(_MODERN, 1024) == {"global": library or whole, "local": "local", "last": whole}
@@ -176,9 +176,9 @@ def test_what_is_kept_of_the_scores():
     def kept(name, length):
         return kept_scores(name, _MODERN, length=length, device_kind="cpu", dtype="bfloat16")
 
-    # Two of four layers are local, and see three blocks of 64.
-    assert kept("auto", 1024) == kept("fused", 1024) == (2 + 2 * 192 / 1024) / 4
-    assert kept("auto", 8192) == 2 * 192 / 8192 / 4
+    # Two of four layers are local, and see two blocks of 128.
+    assert kept("auto", 1024) == kept("fused", 1024) == (2 + 2 * 256 / 1024) / 4
+    assert kept("auto", 8192) == 2 * 256 / 8192 / 4
     assert kept("plain", 8192) == 1
 
 
