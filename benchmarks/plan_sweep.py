@@ -71,9 +71,9 @@ ENTRIES = (
     Entry("bert_base", "v6e:8x8"),
     Entry("bert_base", "tpu7x:2x4x4"),
     Entry("bert_base", "v5e:4x4", 2),
-    Entry("modern_base", "v4:4x4x4"),
-    Entry("modern_base", "v5e:8x8"),
-    Entry("modern_base", "v6e:8x8"),
+    Entry("modern_base", "v4:4x4x4", is_scanned=True),
+    Entry("modern_base", "v5e:8x8", is_scanned=True),
+    Entry("modern_base", "v6e:8x8", is_scanned=True),
 )
 
 
