@@ -31,6 +31,38 @@ def test_iob1_becomes_iob2(tmp_path):
     assert found.tags == ("B-per", "B-loc", "B-loc", "I-loc")
 
 
+_LINES = ("Jo saw Rome .", "", "# 1 of 2", "We saw\u00a0it .", "Jo")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_text_to_predict_is_a_sentence_a_line(tmp_path, capsys, end):
+    path = write(tmp_path / "a.txt", end.join([*_LINES, ""]))
+    found = conll.read_sentences(path, labelled=False)
+    assert [s.words for s in found] == [tuple(line.split()) for line in _LINES if line]
+    assert [s.location.rpartition(" ")[2] for s in found] == ["1", "3", "4", "5"]
+    assert f"{path} is read as text, a sentence a line" in capsys.readouterr().err
+
+
+_COLUMNS = "# id {1}\n# O\nJo B-per\n# O\n\n# text = of Rome\nof{0}\nRome{0}\n# B-loc\n"
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_comments_are_left_out_and_the_word_is_not(tmp_path, capsys, labelled):
+    path = write(tmp_path / "a.conll", _COLUMNS.format(" O" * labelled, 1))
+    found = conll.read_sentences(path, labelled=labelled)
+    assert [s.words for s in found] == [("#", "Jo", "#"), ("of", "Rome", "#")]
+    assert "2 comments, which begin with #, are left out, the first of them line 1" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("text", ['{"tokens": ["Jo"]}\n', '\n[\n  {\n    "tokens": ["Jo"]}]'])
+def test_json_is_refused(tmp_path, text, labelled):
+    with pytest.raises(UsageError, match=r"a\.jsonl is JSON; write a word a line"):
+        conll.read_sentences(write(tmp_path / "a.jsonl", text), labelled=labelled)
+
+
 _BAD_TAGS = {
     "no tag": ("Jo B-per\nSmith\n", "line 2: the word 'Smith' has no tag"),
     "no scheme": ("Jo PERSON\n", "line 1: 'PERSON' is no tag of IOB2"),
