@@ -6,6 +6,7 @@ than allowed, and begins where its token has most context. Its text is cut from 
 """
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,7 @@ class SpanTask(Task):
                     if first <= last < first + spec.max_answer_length:
                         score = float(outputs[row, first, 0]) + float(outputs[row, last, 1])
                         begin, stop = windows.characters[row, [first, last], [0, 1]].tolist()
-                        text = question.context[begin:stop]
+                        text = question.context[begin:stop] + _marks(question.context, stop)
                         # Some tokenizers count the space before a word to its sub-word.
                         begin += len(text) - len(text.lstrip())
                         if text := text.strip():
@@ -177,6 +178,16 @@ class SpanTask(Task):
             record["prediction"] = "" if best is None or has_none else best.text
             record["no_answer_margin"] = margin if best else None
         return record
+
+
+def _marks(text: str, start: int) -> str:
+    """Returns the combining marks that stand there: a vocabulary without accents leaves out those
+    behind a token's last letter, and they are of that letter.
+    """
+    stop = start
+    while stop < len(text) and unicodedata.category(text[stop]).startswith("M"):
+        stop += 1
+    return text[start:stop]
 
 
 def _best(scores: np.ndarray, allowed: np.ndarray, count: int) -> list[int]:

@@ -14,6 +14,7 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig, TrainConfig
+from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
 from bert_jax.interchange import huggingface
@@ -167,6 +168,18 @@ def test_an_answer_has_no_white_space_around_it(tmp_path, encoder):
     places = dataclasses.replace(found.alignment, characters=characters)
     wide = task_of(spec).predictions(rows, dataclasses.replace(found, alignment=places), outputs)
     assert wide == plain
+
+
+@pytest.mark.parametrize("answer", ["Jose\u0301", "\u0917\u0941\u0930\u0941", "\u0e14\u0e35"])
+def test_an_answer_keeps_the_marks_of_its_last_letter(encoder, answer):
+    """A vocabulary without accents has no token for them."""
+    context = f"the cat saw {answer}."
+    rows = [Question("row 0", "0", "who?", context, answers=(answer,), starts=(12,))]
+    task = task_of(spec_of("squad"))
+    found = task.encode(rows, load_tokenizer(encoder), length=32, labelled=True)
+    outputs = np.zeros((*found.features.input_ids.shape, 2), np.float32)
+    outputs[0, found.features.labels[0], [0, 1]] = 9.0
+    assert task.score(rows, found, outputs)["exact_match"] == 100.0
 
 
 # --- one run, many ways --------------------------------------------------------------------------
