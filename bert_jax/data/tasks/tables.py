@@ -306,22 +306,37 @@ def _table(
         lines = csv_rows(path, io.StringIO(text, newline=""), found or ",")
     else:
         lines = tab_rows(text.replace("\r\n", "\n").split("\n"))
-    columns = [*map(_nfc, header)] if header else None
+    columns = _once([*map(_nfc, header)], wanted, "`columns`") if header else None
+    may_be_names = True
     for number, cells in lines:
         if not cells:
             continue
+        location = f"{path}, line {number}"
         if columns is None:
-            columns = [_nfc(cell.strip()) for cell in cells]
+            columns = _once([_nfc(cell.strip()) for cell in cells], wanted, location)
             if not set(wanted) <= set(columns):
                 # A separator that makes more columns of the line is the one of the file.
                 columns = max(columns, [*map(_nfc, names)], key=len)
                 lacking = next(column for column in wanted if column not in columns)
-                raise _no_column(f"{path}, line {number}", lacking, columns)
+                raise _no_column(location, lacking, columns)
+            may_be_names = len(columns) > 1
             continue
-        location = f"{path}, line {number}"
+        # Of one column alone, a later text may be the name.
+        if may_be_names and [_nfc(cell.strip()) for cell in cells] == columns:
+            remedy = " or leave out `columns`" if header else ""
+            raise UsageError(f"{location} has the names of the columns; remove the line{remedy}")
+        may_be_names = len(columns) > 1
         if any(map(str.strip, cells[len(columns) :])):
             raise wrong_cells(location, cells, columns)
         yield location, dict(zip(columns, cells, strict=False))
+
+
+def _once(columns: list[str], wanted: Sequence[str], location: str) -> list[str]:
+    """Returns the columns. Raises UsageError if a wanted one is among them twice."""
+    for column in wanted:
+        if columns.count(column) > 1:
+            raise UsageError(f"{location}: column {column!r} occurs twice; rename one of the two")
+    return columns
 
 
 def _no_column(location: str, column: str, columns: Sequence[str]) -> UsageError:
@@ -339,7 +354,7 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if not line.strip():
             continue
         location = f"{path}, line {number}"
-        record = strict_json.parse_record(location, line)
+        record = strict_json.parse_file(location, line)
         if not isinstance(record, dict):
             raise UsageError(f"{location}: needs an object, found {type(record).__name__}")
         yield location, {_nfc(name): value for name, value in record.items()}

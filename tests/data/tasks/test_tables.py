@@ -82,7 +82,22 @@ _BAD_ROWS = {
         "sentence,label\nWell, fine,1\n",
         "line 2: 3 cells for 2 columns (sentence, label); quote the text",
     ),
-    "not JSON": ("a.jsonl", "{'sentence': 1}\n", "line 1: not JSON"),
+    "not JSON": ("a.jsonl", "{'sentence': 1}\n", "line 1 is not JSON"),
+    "a key twice": (
+        "a.jsonl",
+        '{"sentence": "a", "label": 1, "sentence": "b"}\n',
+        "line 1 is not JSON: the key 'sentence' occurs twice",
+    ),
+    "a column twice": (
+        "a.csv",
+        "sentence,label,x,sentence\na,1,x,b\n",
+        "line 1: column 'sentence' occurs twice; rename one of the two",
+    ),
+    "names again": (
+        "a.tsv",
+        "sentence\tlabel\na\t1\nsentence\tlabel \nb\t0\n",
+        "line 3 has the names of the columns; remove the line",
+    ),
     "no object": ("a.jsonl", "[1]\n", "line 1: needs an object"),
     "no rows": ("a.csv", "sentence,label\n", "has no rows"),
     "open quote": (
@@ -224,6 +239,18 @@ def test_a_separator_and_columns_that_are_named(tmp_path):
         rows_of(long, "text")
     assert "and 3 more" in str(error.value) and "`columns` a,b,c" in str(error.value)
     assert len(str(error.value)) < 500
+
+
+def test_columns_that_are_named_twice(tmp_path):
+    path = write(tmp_path / "a.csv", " text,label\na,x\n")
+    with pytest.raises(UsageError, match=r"line 1 has the names of the columns.* leave out `col"):
+        rows_of(path, "text", columns=("text", "label"))
+    with pytest.raises(UsageError, match=r"`columns`: column 'text' occurs twice"):
+        rows_of(path, "text", columns=("text", "text", "label"))
+    one = write(tmp_path / "b.csv", "text\nb\ntext\n")
+    assert [row.texts for row in rows_of(one, "text", label=None)] == [("b",), ("text",)]
+    with pytest.raises(UsageError, match="line 1 has the names of the columns"):
+        rows_of(one, "text", label=None, columns=("text",))
 
 
 def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
