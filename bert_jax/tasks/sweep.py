@@ -36,6 +36,7 @@ from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import location, resume_policy, run_directory
 from bert_jax.workdir.lease import Lease, only_trainer
+from bert_jax.workdir.location import Location
 from bert_jax.workdir.run_list import make_missing
 
 # Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
@@ -111,6 +112,7 @@ def finetune(
         data = load_task(spec, sources, tokenizer, length=settings.length)
         runs = [SweepRun(_config(source, data, each), each) for each in _expand(settings)]
         place = location.at(workdir)
+        _require_room_for(len(runs), place, mesh=mesh)
         found: dict[str, dict[str, Any]] = {}
 
         def make(run: SweepRun, held: int, left: Sequence[SweepRun]) -> bool:
@@ -137,6 +139,16 @@ def _require_fitting(length: int, source: LoadedCheckpoint) -> None:
         raise UsageError(
             f"`length` {length}: checkpoint {source.directory} takes {_SHORTEST} to {most} tokens "
             f"a row; use `length` {most} or less"
+        )
+
+
+def _require_room_for(runs: int, place: Location, *, mesh: Mesh) -> None:
+    """Raises UsageError where several runs would write their results over those of a single one."""
+    if runs > 1 and distributed.broadcast_from_main(
+        lambda: int(run_directory.CONFIG in place.names()), mesh=mesh
+    ):
+        raise UsageError(
+            f"`workdir` {place.name} holds a single run, and these are {runs}; choose another one"
         )
 
 

@@ -765,6 +765,17 @@ def test_other_training_rows_are_another_run(tmp_path, encoder, capsys):
     assert result_of(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize("several", [["--seeds", "2"], ["--grid", "paper"]])
+def test_several_runs_are_not_put_into_a_single_ones_workdir(
+    classified, encoder, glue, capsys, several
+):
+    before = (classified / "results.md").read_bytes(), sorted(classified.iterdir())
+    command = finetune(encoder, classified, "--task", "sst2", "--data", str(glue), *_FAST)
+    assert main([*command, *several]) == 2
+    assert f"--workdir {classified} holds a single run" in capsys.readouterr().err
+    assert before == ((classified / "results.md").read_bytes(), sorted(classified.iterdir()))
+
+
 def test_a_workdir_that_holds_something_else(tmp_path, encoder, glue, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     command = finetune(encoder, tmp_path, "--task", "sst2", "--data", str(glue), *_FAST)
