@@ -39,6 +39,9 @@ class SpanTask(Task):
     default_length = 384  # google-research/bert run_squad.py
     has_percent_scores = True
 
+    def known_metrics(self) -> Sequence[str]:
+        return ("f1", "exact_match")
+
     def read(
         self, path: Path, *, labelled: bool = True, id_column: str | None = None
     ) -> list[Question]:

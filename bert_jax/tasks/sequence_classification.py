@@ -28,12 +28,20 @@ _SCORES = {
     "pearson": scores.pearson,
     "spearman": scores.spearman,
 }
+_OF_NUMBERS = ("pearson", "spearman")
 
 
 class TextTask(Task):
     """Classification, or regression with the mean squared error."""
 
     has_columns = True
+
+    def known_metrics(self) -> Sequence[str]:
+        if self.spec.kind == "regression":
+            return _OF_NUMBERS
+        # F1 is that of the second of two classes.
+        is_binary = len(self.spec.labels) in (0, 2)
+        return [name for name in _SCORES if is_binary or name != "f1"]
 
     def read(
         self, path: Path, *, labelled: bool = True, id_column: str | None = None

@@ -6,6 +6,7 @@ paragraph. A `NamedTask` is a spec with a name and a place where its rows are. L
 prediction know none of them; they ask for what `Task` lists.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,13 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.registry import TASK_KINDS
+
+# The words that fields of a spec may have, and the fields that count something.
+_CHOICES = {
+    "truncation": ("longest_first", "only_first", "only_second", "never"),
+    "tag_scheme": ("IOB2", "IOB1"),
+}
+_POSITIVE = ("doc_stride", "max_question_length", "max_answer_length", "n_best")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,16 @@ class TaskSpec:
     # best answer's by more than this.
     with_unanswerable: bool = False
     null_threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise UsageError(f"`{name}` {value}: choose one of {', '.join(choices)}")
+        for name in _POSITIVE:
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"`{name}` {value}: it must be at least 1")
+        if math.isnan(self.null_threshold):
+            raise UsageError("`null_threshold` nan: write a number")
 
 
 @dataclass(frozen=True)
@@ -91,6 +109,19 @@ class Task:
 
     def __init__(self, spec: TaskSpec):
         self.spec = spec
+        known = self.known_metrics()
+        if not spec.metrics:
+            raise UsageError(f"`metrics` of task {spec.name} is empty; the first one decides")
+        for name in spec.metrics:
+            if known and name not in known:
+                count = f" with {len(spec.labels)} labels" * bool(spec.labels)
+                raise UsageError(
+                    f"`metrics` {name}: a task of kind {spec.kind}{count} has {', '.join(known)}"
+                )
+
+    def known_metrics(self) -> Sequence[str]:
+        """Returns what `metrics` of the spec may name; nothing where that may be anything."""
+        return ()
 
     def read(self, path: Path, *, labelled: bool = True, id_column: str | None = None) -> list[Any]:
         """Returns the rows of one file. `id_column` is for tables only.

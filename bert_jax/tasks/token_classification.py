@@ -28,6 +28,9 @@ def labels_of(sentences: Sequence[Sentence]) -> tuple[str, ...]:
 class WordTask(Task):
     """Each word's first sub-word is classified; entities are scored whole."""
 
+    def known_metrics(self) -> Sequence[str]:
+        return ("f1", "precision", "recall")
+
     def read(
         self, path: Path, *, labelled: bool = True, id_column: str | None = None
     ) -> list[Sentence]:

@@ -733,6 +733,26 @@ def test_wrong_arguments_are_named(tmp_path, encoder, glue, capsys, case):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "task, wrong, message",
+    [
+        ("sst2", {"truncation": "head"}, "`truncation` head: choose one of longest_first"),
+        ("ner", {"tag_scheme": "BILOU"}, "`tag_scheme` BILOU: choose one of IOB2, IOB1"),
+        ("squad", {"doc_stride": 0}, "`doc_stride` 0: it must be at least 1"),
+        ("squad2", {"null_threshold": float("nan")}, "`null_threshold` nan"),
+        ("sst2", {"metrics": ()}, "`metrics` of task sst2 is empty"),
+        ("sst2", {"metrics": ("auc",)}, "`metrics` auc: a task of kind classification"),
+        ("mnli", {"metrics": ("accuracy", "f1")}, "`metrics` f1: .* with 3 labels has accuracy"),
+        ("stsb", {"metrics": ("f1",)}, "`metrics` f1: a task of kind regression has pearson"),
+        ("ner", {"metrics": ("accuracy",)}, "`metrics` accuracy: a task of kind tokens has f1"),
+        ("squad", {"metrics": ("rouge",)}, "`metrics` rouge: a task of kind spans has f1"),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused_before_it_is_learned(task, wrong, message):
+    with pytest.raises(UsageError, match=message):
+        task_of(dataclasses.replace(spec_of(task), **wrong))
+
+
 def test_a_vocabulary_that_is_not_the_models(tmp_path, encoder, glue, capsys):
     import shutil
 

@@ -21,10 +21,7 @@ from bert_jax.cli.options import (
 from bert_jax.errors import UsageError
 from bert_jax.runtime.start import Start
 
-_POSITIVE = (
-    "doc_stride", "max_question_length", "max_answer_length", "n_best",
-    "batch_size", "train_rows", "length",
-)  # fmt: skip
+_POSITIVE = ("batch_size", "train_rows", "length")
 
 
 @options
