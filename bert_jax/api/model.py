@@ -278,16 +278,12 @@ class Model:
         length = limit if length is None else length
         if length > limit:
             raise UsageError(f"`length` {length}: the model has {limit} positions")
-        found = encode_texts(
+        return encode_texts(
             rows,
             self._tokenizer,
             length=length,
             truncation="longest_first",
             remedy=LONGER if length < limit else NO_MORE,
-        )
-        longest = min(length, -(-int(found.lengths.max()) // 8) * 8)
-        return Features(
-            found.input_ids[:, :longest], found.token_type_ids[:, :longest], found.lengths
         )
 
     def _layers(self, layers: tuple[int, ...]) -> Forward:

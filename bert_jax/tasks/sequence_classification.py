@@ -96,6 +96,8 @@ class TextTask(Task):
             length=length,
             truncation=self.spec.truncation,
             remedy=LONGER if labelled else LONGER_TRAINED,
+            # A run is known by its rows as they always were, and packs others into their width.
+            width=length if labelled else 0,
         )
         if labelled:
             weights = np.ones(len(rows), np.float32)

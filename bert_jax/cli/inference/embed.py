@@ -54,8 +54,6 @@ def run(options: EmbedOptions) -> None:
         raise UsageError(
             f"--layers {options.layers}: write numbers, as --layers=-4,-3,-2,-1"
         ) from None
-    if options.length is not None and options.length < 3:
-        raise UsageError(f"--length {options.length}: it must be at least 3")
     if options.output is None and not options.json:
         raise UsageError("name --output FILE.npz, or print the vectors with --json")
     if options.output is not None and options.output.suffix != ".npz":

@@ -134,13 +134,16 @@ def encode_texts(
     length: int,
     truncation: str,
     remedy: str = LONGER,
+    width: int = 0,
 ) -> Features:
     """Returns `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, cut to `length` tokens.
 
+    Arrays are as wide as the longest row (rounded up to 8), and `width` at least.
     `truncation`: "longest_first" takes tokens off the end of the longer text, one at a time (the
     second where both are equal; google-research/bert run_classifier.py); "only_first" and
     "only_second" shorten one of them; "never" is an error. A note says how many are cut, with
-    `remedy`. Raises UsageError that names the row where its texts cannot be made to fit.
+    `remedy`. Raises UsageError for a length without room for a token of each text, or that names
+    the row where its texts cannot be made to fit.
     """
     sides = len(rows[0].texts)
     separators = tokenizer.pair_separators
@@ -148,9 +151,11 @@ def encode_texts(
         tokenizer.encode_sentences([row.texts[side] for row in rows]) for side in range(sides)
     ]
     room = length - (2 if sides == 1 else 2 + separators)
-    found = RowArrays(len(rows), length, tokenizer)
+    if room < sides:
+        raise UsageError(f"`length` {length}: it must be at least {length - room + sides}")
+    kept: list[list[int]] = []
     cut = 0
-    for number, (row, texts) in enumerate(zip(rows, zip(*encoded, strict=True), strict=True)):
+    for row, texts in zip(rows, zip(*encoded, strict=True), strict=True):
         keep = _kept([len(ids) for ids in texts], room, truncation)
         if keep is None:
             raise UsageError(
@@ -158,6 +163,10 @@ def encode_texts(
                 f"in {room} with `truncation` {truncation}; use a longer `length` or another one"
             )
         cut += sum(keep) < sum(len(ids) for ids in texts)
+        kept.append(keep)
+    longest = length - room + max(map(sum, kept))
+    found = RowArrays(len(rows), max(width, min(length, -(-longest // 8) * 8)), tokenizer)
+    for number, (texts, keep) in enumerate(zip(zip(*encoded, strict=True), kept, strict=True)):
         first = [tokenizer.special.cls, *texts[0][: keep[0]], tokenizer.special.sep]
         second = []
         if sides == 2:

@@ -1,7 +1,9 @@
 """Texts and words become rows of ids, and rows become batches."""
 
+import contextlib
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +23,8 @@ def test_a_pair_is_laid_out_as_bert_has_it(tokenizer):
         [row("the cat", "a hat")], tokenizer, length=10, truncation="never"
     )
     tokens = tokenizer.tokens(found.input_ids[0].tolist())
-    assert tokens == ["[CLS]", "the", "cat", "[SEP]", "a", "hat", "[SEP]"] + ["[PAD]"] * 3
-    assert found.token_type_ids[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0]
+    assert tokens == ["[CLS]", "the", "cat", "[SEP]", "a", "hat", "[SEP]", "[PAD]"]
+    assert found.token_type_ids[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0]
     assert found.lengths.tolist() == [7]
 
 
@@ -49,8 +51,29 @@ def test_truncations(tokenizer):
     assert lengths == {"longest_first": (3, 3), "only_first": (3, 3), "only_second": (5, 1)}
     with pytest.raises(UsageError, match=r"file, line 1: 5 \+ 3 tokens do not fit in 6"):
         encode_rows.encode_texts([texts], tokenizer, length=9, truncation="never")
-    with pytest.raises(UsageError, match="do not fit in 1"):
-        encode_rows.encode_texts([texts], tokenizer, length=4, truncation="only_second")
+    with pytest.raises(UsageError, match="do not fit in 2"):
+        encode_rows.encode_texts([texts], tokenizer, length=5, truncation="only_second")
+
+
+@pytest.mark.parametrize(
+    "texts, length, least", [(["cat"], 2, 3), (["cat"], -5, 3), (["cat", "hat"], 4, 5)]
+)
+def test_a_length_has_room_for_a_token_of_each_text(tokenizer, texts, length, least):
+    for given in (length, least):
+        refused = pytest.raises(UsageError, match=f"`length` {length}: it must be at least {least}")
+        with refused if given == length else contextlib.nullcontext():
+            encode_rows.encode_texts(
+                [row(*texts)], tokenizer, length=given, truncation="longest_first"
+            )
+
+
+def test_arrays_are_as_wide_as_the_longest_row(tokenizer):
+    """However many positions a model has."""
+    rows = [row("cat"), row("the cat sat on the mat " * 2)]
+    how: Any = {"tokenizer": tokenizer, "truncation": "longest_first"}
+    assert encode_rows.encode_texts(rows, length=1 << 40, **how).input_ids.shape == (2, 16)
+    assert encode_rows.encode_texts(rows, length=13, **how).input_ids.shape == (2, 13)
+    assert encode_rows.encode_texts(rows, length=32, width=32, **how).input_ids.shape == (2, 32)
 
 
 def test_a_batch_is_as_long_as_it_needs_and_filled_with_nothing(tokenizer):
