@@ -17,8 +17,9 @@ _SETTINGS = ("batch_size", "learning_rate", "epochs")
 def summarise(
     spec: TaskSpec, results: Sequence[dict[str, Any]], *, is_official: bool = True
 ) -> dict[str, Any]:
-    """Returns everything `results.json` says: the runs by setting, the best setting, the published
-    row, which is comparable where the rows are the official ones only (`is_official`).
+    """Returns everything `results.json` says: the runs by setting, the best setting and the
+    directory of its best run, the published row, which is comparable where the rows are the
+    official ones only (`is_official`).
 
     A setting's score is the median over its seeds; the spread is the lowest, the highest and the
     sample deviation. Of a seed that diverged and was restarted its last attempt counts, and the
@@ -57,6 +58,8 @@ def summarise(
     first = spec.metrics[0]
     main = next(n for n in scored[0]["scores"] if n == first or n.endswith(f" {first}"))
     best = max(scored, key=lambda setting: setting["scores"][main]["median"])
+    runs = [run for run in groups[tuple(best[name] for name in _SETTINGS)] if run["scores"]]
+    best_run = max(runs, key=lambda run: _flat(spec, run["scores"])[main])
     published = {
         model: rows[spec.name]
         for model, rows in PUBLISHED.items()
@@ -66,6 +69,7 @@ def summarise(
         "task": spec.name,
         "metric": main,
         "best": best,
+        "directory": best_run["directory"],
         "settings": settings,
         "published": published,
     }

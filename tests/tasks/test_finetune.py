@@ -421,6 +421,20 @@ def test_the_first_metric_of_a_task_decides():
     assert summary["metric"] == "f1" and summary["best"]["learning_rate"] == 2e-5
 
 
+def test_the_run_to_predict_with_is_the_best_of_the_best_setting():
+    from bert_jax.tasks import results
+
+    def run(rate, seed, score):
+        return {
+            "batch_size": 16, "learning_rate": rate, "epochs": 2.0, "seed": seed, "attempts": 1,
+            "diverged": not score, "examples_per_second": 1.0, "directory": f"{rate} {seed}",
+            "scores": score and {"dev": {"accuracy": score}},
+        }  # fmt: skip
+
+    runs = [run(1.0, 0, {}), run(1.0, 1, 0.6), run(1.0, 2, 0.8), run(2.0, 0, 0.9), run(2.0, 1, 0.1)]
+    assert results.summarise(spec_of("sst2"), runs)["directory"] == "1.0 2"
+
+
 def test_chance_is_the_best_of_all_constant_answers():
     """For QQP's F1 that is yes everywhere, however rare yes is."""
     from bert_jax.data.tasks.tables import TextRow

@@ -122,7 +122,7 @@ def run(options: FinetuneOptions) -> None:
     table(f"{spec.name}, development set", *results.table(summary))
     best = summary["best"]
     print(f"{best['examples_per_second']:,.0f} rows/s; {options.workdir}/results.md has the table")
-    print(f"predict with\n  bert-jax predict --checkpoint {best['directories'][0]} --input FILE")
+    print(f"predict with\n  bert-jax predict --checkpoint {summary['directory']} --input FILE")
 
 
 def _spec(options: FinetuneOptions) -> Any:
