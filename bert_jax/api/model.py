@@ -183,7 +183,7 @@ class Model:
         length.
         """
         texts = _texts(texts)
-        chosen = (layers,) if isinstance(layers, int) else tuple(layers)
+        chosen = tuple(layers) if isinstance(layers, Iterable) else (layers,)
         arrays = embed.vectors_of(
             self._source,
             self._tokenizer,
@@ -243,9 +243,10 @@ class Model:
         """
         if self._predictor is None:
             self._predictor = Predictor(self._source)
-        if isinstance(rows, str | Mapping) or not rows:
+        listed = [] if isinstance(rows, str | Mapping) else _listed(rows)
+        if not listed:
             raise UsageError("expected a list of rows, with one at least")
-        return self._predictor.given(rows)
+        return self._predictor.given(listed)
 
     def export(self, directory: str | Path) -> None:
         """Writes a new Hugging Face directory, which `load` and `transformers` read.

@@ -1,6 +1,7 @@
 """Vectors of texts, from any layer of an encoder: one a text, or one a token."""
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from bert_jax.data.tasks.encode_rows import LONGER, NO_MORE, encode_texts
 from bert_jax.data.tasks.tables import TextRow, read_text
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import sentence_transformers
 from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
@@ -73,6 +74,8 @@ def embed(
 def forward_of(checkpoint: LoadedCheckpoint, layers: Sequence[int]) -> Forward:
     """Returns what computes the hidden states of some layers. Raises UsageError as `vectors_of`."""
     depth = checkpoint.config.model.num_hidden_layers
+    if not layers:
+        raise UsageError("`layers` is empty; name one at least")
     return Forward(
         dataclasses.replace(in_float32(checkpoint.config), head=HeadConfig(parts=())),
         "last_hidden_state",
@@ -145,6 +148,8 @@ def vectors_of(
 
 def _layer_number(layer: int, depth: int) -> int:
     """Returns a layer's number from 0, the embeddings."""
+    if not isinstance(layer, numbers.Integral):
+        raise UsageError(f"`layers` {brief(layer)}: write whole numbers")
     number = layer if layer >= 0 else depth + 1 + layer
     if not 0 <= number <= depth:
         raise UsageError(

@@ -28,10 +28,11 @@ from bert_jax.errors import NonFinite, UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
+from bert_jax.registry import TASKS
 from bert_jax.runtime import distributed
 from bert_jax.tasks import glue, results
 from bert_jax.tasks.finetune import DIVERGED, Recipe, train
-from bert_jax.tasks.task import TaskSpec
+from bert_jax.tasks.task import NamedTask, TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import location, resume_policy, run_directory
@@ -74,11 +75,18 @@ class Settings:
     # Names of extra tensors that the checkpoint may have.
     ignore_unexpected: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("seeds", "batch_size"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"`{name}` {value}: it must be at least 1")
+        if self.restarts < 0:
+            raise UsageError(f"`restarts` {self.restarts}: it must be 0 or more")
+
 
 def finetune(
     checkpoint: Path | str,
     workdir: Path | str,
-    spec: TaskSpec,
+    spec: TaskSpec | NamedTask | str,
     sources: Sources,
     settings: Settings,
 ) -> dict[str, Any]:
@@ -86,13 +94,11 @@ def finetune(
 
     One run lies in `workdir` itself, several in `workdir/runs/NAME`; beside them are `results.json`
     and `results.md`. `checkpoint` is anything with an encoder; of a task's own workdir, too, the
-    encoder is kept and the head left behind. Nothing is written before all rows have been read and
-    checked.
+    encoder is kept and the head left behind. `spec` may be an entry of TASKS, or its name. Nothing
+    is written before all rows have been read and checked.
     """
-    if settings.seeds < 1:
-        raise UsageError(f"`seeds` {settings.seeds}: it must be at least 1")
-    if settings.restarts < 0:
-        raise UsageError(f"`restarts` {settings.restarts}: it must be 0 or more")
+    named = TASKS[spec] if isinstance(spec, str) else spec
+    task = named.spec if isinstance(named, NamedTask) else named
     mesh = preflight.mesh_of(config_loader.override(TrainConfig(), list(settings.overrides)))
     with only_trainer(workdir, mesh=mesh) as lease, jax.set_mesh(mesh):
         source = load_checkpoint(
@@ -109,7 +115,7 @@ def finetune(
                 "beside it"
             )
         _require_fitting(settings.length, source)
-        data = load_task(spec, sources, tokenizer, length=settings.length)
+        data = load_task(task, sources, tokenizer, length=settings.length)
         runs = [SweepRun(_config(source, data, each), each) for each in _expand(settings)]
         place = location.at(workdir)
         _require_room_for(len(runs), place, mesh=mesh)
@@ -125,7 +131,7 @@ def finetune(
         # Those that are done are asked for their results, too.
         make_missing(lambda: [run for run in runs if run.name not in found], make)
         rows = {"train": data.train.rows} | {name: split.rows for name, split in data.dev.items()}
-        is_official = glue.is_official(spec.name, rows, data.sources)
+        is_official = glue.is_official(task.name, rows, data.sources)
         summary = results.summarise(data.task.spec, [*found.values()], is_official=is_official)
         if distributed.is_main():
             place.write_text("results.json", json.dumps(summary, indent=2) + "\n")

@@ -78,7 +78,10 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The place of a task's rows: a folder or `tfds:` address of all splits, or two files."""
+    """The place of a task's rows: a folder or `tfds:` address of all splits, or two files.
+
+    Each may be given as a `str` or a `Path`.
+    """
 
     data: str | None = None
     train: Path | None = None
@@ -88,6 +91,13 @@ class Sources:
     # Which tenth of the training rows is held out where there is no `dev`.
     seed: int = 0
     reading: TableOptions = field(default_factory=TableOptions)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("data", str), ("train", Path), ("dev", Path)):
+            if (place := getattr(self, name)) is not None:
+                object.__setattr__(self, name, kind(place))
+        if self.train_rows is not None and self.train_rows < 1:
+            raise UsageError(f"`train_rows` {self.train_rows}: it must be at least 1")
 
 
 class Task:

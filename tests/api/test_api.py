@@ -1,6 +1,7 @@
 """`import bert_jax`: every snippet of docs/python.md runs, with the numbers of the command line."""
 
 import ast
+import dataclasses
 import json
 import logging
 import re
@@ -285,6 +286,10 @@ def test_what_is_asked_wrongly_is_refused(model, trained):
         (lambda: model.encode(3), "expected a text or a list of texts, got 3"),
         (lambda: model.embed([]), "there are no texts"),
         (lambda: model.embed("a", layers=3), "`layers` 3: the model has layers 1 to 2"),
+        (lambda: model.embed("a", layers=[]), "`layers` is empty"),
+        (lambda: model.embed("a", layers=1.5), "`layers` 1.5: write whole numbers"),
+        (lambda: model.embed("a", length=2), "`length` 2: it must be at least 3"),
+        (lambda: model.logits([("a", "b")], length=3), "`length` 3: it must be at least 5"),
         (lambda: model.embed("a", length=64), "`length` 64: the model has 48 positions"),
         (lambda: model.logits(["a", ("a", "b")]), "texts or pairs of texts, not some of each"),
         (lambda: model.encode([("a", "b", "c")]), "row 0: expected a text or a pair of two"),
@@ -293,6 +298,35 @@ def test_what_is_asked_wrongly_is_refused(model, trained):
     ):
         with pytest.raises(UsageError, match=message):
             ask()
+
+
+def test_numbers_of_numpy_are_numbers(model):
+    np.testing.assert_array_equal(model.embed("a", layers=np.int64(-1)), model.embed("a"))
+
+
+def test_a_task_is_named_and_files_are_strings(exported, tmp_path):
+    """As everything else of a `finetune` in Python; the rows to predict may be an array."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + 8 * "the small horse,good\nthe old owl,bad\n")
+    spec = dataclasses.replace(bert_jax.TASKS["text"].spec, text_columns=("text",))
+    task = dataclasses.replace(bert_jax.TASKS["text"], spec=spec)
+    rows = bert_jax.Sources(train=str(path), dev=str(path))
+    assert rows == bert_jax.Sources(train=path, dev=path)
+    assert bert_jax.Sources(data=tmp_path) == bert_jax.Sources(data=str(tmp_path))
+    settings = bert_jax.Settings(length=16, batch_size=8, restarts=0)
+    with pytest.raises(UsageError, match="`task` text needs `text` COLUMN"):
+        bert_jax.finetune(exported, tmp_path / "run", "text", rows, settings)
+    bert_jax.finetune(exported, tmp_path / "run", task, rows, settings)
+    tuned = bert_jax.load(tmp_path / "run")
+    assert tuned.predict(np.array(["the owl", "a horse"])) == tuned.predict(["the owl", "a horse"])
+    for wrong in (np.array([]), "a", {"text": "a"}):
+        with pytest.raises(UsageError, match="expected a list of rows, with one at least"):
+            tuned.predict(wrong)
+    for wrong in ({"seeds": 0}, {"batch_size": 0}, {"restarts": -1}):
+        with pytest.raises(UsageError, match=f"`{next(iter(wrong))}` .*: it must be"):
+            bert_jax.Settings(length=16, **wrong)
+    with pytest.raises(UsageError, match="`train_rows` -1: it must be at least 1"):
+        bert_jax.Sources(train=path, train_rows=-1)
 
 
 def test_rows_of_every_kind_are_read():

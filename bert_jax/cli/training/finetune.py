@@ -21,8 +21,6 @@ from bert_jax.cli.options import (
 from bert_jax.errors import UsageError
 from bert_jax.runtime.start import Start
 
-_POSITIVE = ("batch_size", "train_rows", "length")
-
 
 @options
 class TaskRowsOptions(TableFormat):
@@ -137,10 +135,6 @@ def _spec(options: FinetuneOptions) -> Any:
     name = options.task or "text"
     spec = TASKS[name].spec
     changes = options.fields_of(type(spec))
-    for option in _POSITIVE:
-        value = getattr(options, option)
-        if value is not None and value < 1:
-            raise UsageError(f"--{option.replace('_', '-')} {value}: it must be at least 1")
     if TASKS[name].takes_columns:
         changes |= {"text_columns": options.text, "label_column": options.label}
         if not 1 <= len(options.text) <= 2:
@@ -158,6 +152,9 @@ def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
     from bert_jax.tasks.sweep import Settings, finetune
     from bert_jax.tasks.task import Sources
 
+    length = options.length
+    if length is None:
+        length = TASK_KINDS[spec.kind].default_length
     return finetune(
         options.checkpoint,
         options.workdir,
@@ -166,7 +163,7 @@ def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
         Settings(
             **options.fields_of(Settings)
             | {
-                "length": options.length or TASK_KINDS[spec.kind].default_length,
+                "length": length,
                 "recipe": Recipe(**options.fields_of(Recipe)),
                 "overrides": tuple(options.changes()),
             }
