@@ -20,6 +20,7 @@ import functools
 import inspect
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -120,7 +121,7 @@ def _option(field: Any, kind: Any, text: str, group: tuple[str, str | None]) -> 
     elif get_origin(kind) is Literal:
         keywords["choices"] = get_args(kind)
     else:
-        keywords.setdefault("type", kind)
+        keywords.setdefault("type", finite if kind is float else kind)
         if keywords["type"] in (Path, local, path_or_address):
             keywords["type"] = functools.partial(_place, keywords["type"])
     if has_default:
@@ -183,6 +184,19 @@ def _place(read: Any, text: str) -> Any:
     if not text.strip():
         raise argparse.ArgumentTypeError("nothing is named: is a variable of the shell not set?")
     return read(text)
+
+
+def finite(text: str) -> float:
+    """Returns a number. Raises argparse's error for `nan` and `inf`: no option means anything by
+    them, and each comparison with `nan` is false.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number")
+    return value
 
 
 def local(text: str) -> Path:

@@ -176,6 +176,9 @@ def test_show_prints_what_would_run(config, capsys):
         ("pretrain --corpsu w", "did you mean --corpus w?"),
         ("finetune --lr 1e-4", "write --learning-rate 1e-4"),
         ("finetune --steps 9", "--epochs X"),
+        ("finetune --learning-rate nan", "--learning-rate: 'nan' is no finite number"),
+        ("finetune --epochs much", "--epochs: 'much' is no finite number"),
+        ("predict --null-threshold=-inf", "--null-threshold: '-inf' is no finite number"),
         ("finetune --dropout=0", "write --set model.hidden_dropout_prob=0"),
         ("finetune --max-seq-length 64", "write --length 64"),
         ("study ladder --num-steps 5", "write --steps 5"),
@@ -364,6 +367,11 @@ def test_a_folder_that_holds_a_workdir(tmp_path, trained, refused):
     assert "is neither a workdir" in said and said.endswith(f"; {home / 'workdir'} is one")
     said = refused(2, "report", home)
     assert said == f"{home} is no workdir: it has no config.json; {home / 'workdir'} is one"
+    for seed in range(2):  # as finetune has several runs
+        shutil.copytree(home / "workdir", tmp_path / "sweep" / "runs" / f"seed-{seed}")
+    for command in (("predict", "--input", "x"), ("export", "--output", tmp_path / "x")):
+        said = refused(2, *command, "--checkpoint", tmp_path / "sweep")
+        assert said.endswith(f"; {tmp_path / 'sweep' / 'runs' / 'seed-0'} is one of 2 in it")
 
 
 def _without_steps(directory: str, names: list[str]) -> list[str]:
