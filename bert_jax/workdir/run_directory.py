@@ -211,10 +211,13 @@ def _place_of(corpus: dict[str, Any], directory: Path) -> Path:
 
 
 def nearby(path: Path) -> str:
-    """Returns what to say of a directory that is no workdir where one lies in it; or nothing."""
-    there = sorted(path.iterdir()) if path.is_dir() else []
+    """Returns what to say of a directory that is no workdir where some lie in it, as those of
+    several runs do; or nothing.
+    """
+    there = sorted([*path.glob("*"), *path.glob("runs/*")])
     found = [each for each in there if (each / CONFIG).is_file() and (each / TOKENIZER).is_dir()]
-    return f"; {found[0]} is one" if len(found) == 1 else ""
+    several = f" of {len(found)} in it" * (len(found) > 1)
+    return f"; {found[0]} is one{several}" if found else ""
 
 
 def is_continued(directory: Path) -> bool:
