@@ -190,6 +190,17 @@ class Progress:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             self._line()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out of the rate what happens inside, and happens once: a compilation."""
+        entered = time.monotonic()
+        try:
+            yield
+        finally:
+            if self._first is not None:
+                done, began = self._first
+                self._first = done, began + time.monotonic() - entered
+
     def print(self, text: str) -> None:
         """Prints a line that stays, above the bar."""
         if self._bar is not None:
@@ -205,7 +216,7 @@ class Progress:
         note(f"{self.title}:{share} {self.describe()}".rstrip() + rest)
 
     def _seconds_left(self) -> float | None:
-        """Returns how long the rest takes at this process's mean rate, pauses included."""
+        """Returns how long the rest takes at this process's mean rate, evaluations included."""
         if not self.total or self._first is None or self.done >= self.total:
             return None
         done, began = self._first

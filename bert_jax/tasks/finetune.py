@@ -201,6 +201,7 @@ class FineTuning(TrainingJob):
 class TaskEvaluation:
     """The task's metrics on every held-out split."""
 
+    # Each length of a batch is compiled when it first comes.
     compiles_on_the_way = True
 
     def __init__(self, config: TrainConfig, data: TaskData, *, output: str):
@@ -209,7 +210,7 @@ class TaskEvaluation:
         self._forward = Forward(config, output, batch_size=config.evaluation.batch_size)
 
     def prepare(self) -> None:
-        """Does nothing: each length of a batch is compiled when it first comes."""
+        """Does nothing: `run` compiles."""
 
     def run(self, params: Any, *, cut_short: Callable[[], bool] = lambda: False) -> Scores | None:
         scores = {}
@@ -220,6 +221,7 @@ class TaskEvaluation:
             if not np.isfinite(outputs).all():
                 raise NonFinite(f"split {name}: the model's outputs are not finite")
             scores[name] = self._data.task.score(split.rows, split.encoded, outputs)
+        self.compiles_on_the_way = False
         return scores
 
 

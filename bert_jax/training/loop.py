@@ -1,5 +1,6 @@
 """The loop: the steps of one phase, and what is read, saved and evaluated between them."""
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -87,7 +88,8 @@ def train_phase(
     """
     run.step, scores = step, {}
     _announce(run, phase)
-    steps, evaluation, batches = _prepare(run, state, phase, step, last_step)
+    with run.bar.paused():
+        steps, evaluation, batches = _prepare(run, state, phase, step, last_step)
     is_on_cpu = jax.default_backend() == "cpu"
     run.log.begin_phase(phase)
     if owes_evaluation:
@@ -105,7 +107,7 @@ def train_phase(
         try:
             batch = _next_batch(run, batches, step)
             if not steps.is_ready(batch):
-                with run.log.paused():
+                with run.log.paused(), run.bar.paused():
                     steps.wait(state, batch)
         except Preempted:
             run.read_metrics()
@@ -235,7 +237,8 @@ def _evaluate(
         return run.preemption.requested()
 
     began = time.monotonic()
-    with ticking(f"step {step}: evaluating"):
+    once = run.bar.paused() if evaluation.compiles_on_the_way else contextlib.nullcontext()
+    with ticking(f"step {step}: evaluating"), once:
         scores = run.preemption.cut_short(
             lambda: evaluation.run(state.params, cut_short=cut_short), mesh=run.job.mesh
         )

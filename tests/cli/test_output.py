@@ -2,6 +2,7 @@
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,3 +74,16 @@ def test_a_word_that_was_typed_is_no_second_error(capsys):
     with pytest.raises(SystemExit):
         main(["show", "bert_base", "--no\x1b[2J\nbert-jax:"])
     assert r"--no\x1b[2J\nbert-jax" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_happens_once_is_not_in_the_time_left(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("bert_jax.progress.time", SimpleNamespace(monotonic=lambda: now))
+    bar = Progress("x", total=10)
+    bar.advance()
+    for seconds in (2.0, 4.0):
+        now += seconds
+        bar.advance()
+        with bar.paused():
+            now += 1000.0
+    assert bar._seconds_left() == 7 * 3.0

@@ -1,5 +1,6 @@
 """Each kind of task from files to scores, on a small encoder; resuming, restarts, refusals."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -21,6 +22,7 @@ from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
+from bert_jax.progress import Progress
 from bert_jax.registry import TASKS
 from bert_jax.runtime import watchdog
 from bert_jax.tasks import finetune as task_finetune
@@ -205,6 +207,26 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path, encoder, g
     # Finished, it is only reported; changed, it is refused.
     assert main([*command, *keep]) == 0
     assert main([*command, *keep, "--learning-rate", "1e-3"]) == 3
+
+
+def test_compilations_are_not_in_the_time_left(tmp_path, encoder, glue, monkeypatch):
+    """Those of the steps, and of the first evaluation."""
+    pauses = []
+
+    @contextlib.contextmanager
+    def paused(self):
+        pauses.append(self.done)
+        yield
+
+    monkeypatch.setattr(Progress, "paused", paused)
+    command = finetune(encoder, tmp_path / "run", "--task", "sst2", "--data", str(glue), *_FAST)
+    assert (
+        main([*command, "--epochs", "1", "--restarts", "0", "--set", "evaluation.every_steps=4"])
+        == 0
+    )
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert events.count('"evaluate"') == 3
+    assert len(pauses) == 1 + events.count('"compile"') + 1
 
 
 def test_a_step_that_hangs_is_found(tmp_path, encoder, glue, monkeypatch):
