@@ -114,7 +114,7 @@ def finetune(
                 f"model embeddings for {source.config.model.vocab_size}; put the right tokenizer "
                 "beside it"
             )
-        _require_fitting(settings.length, source)
+        _require_fitting(settings, source)
         data = load_task(task, sources, tokenizer, length=settings.length)
         runs = [SweepRun(_config(source, data, each), each) for each in _expand(settings)]
         place = location.at(workdir)
@@ -139,7 +139,11 @@ def finetune(
     return summary
 
 
-def _require_fitting(length: int, source: LoadedCheckpoint) -> None:
+def _require_fitting(settings: Settings, source: LoadedCheckpoint) -> None:
+    length, frozen = settings.length, settings.recipe.freeze_layers
+    layers = source.config.model.num_hidden_layers
+    if frozen > layers:
+        raise UsageError(f"`freeze_layers` {frozen}: the model has {layers} layers")
     most = source.config.model.max_position_embeddings
     if not _SHORTEST <= length <= most:
         raise UsageError(

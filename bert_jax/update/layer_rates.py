@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 
-from bert_jax.errors import UsageError
 from bert_jax.model import bert
 
 
@@ -17,11 +16,9 @@ def layer_rates(
     `decay`^`decays_to_top`, and each layer below `decay` times that of the one above it, the
     embeddings last. 2 is google-research/electra's (model/optimization.py, `_get_layer_lrs`; Clark
     et al. 2020, section 3.1). With `frozen_layers` of at least 1, the embeddings and that many
-    layers are held. Raises UsageError if there are not so many.
+    layers are held.
     """
     layers = sum(name.startswith("layer_") for name in params["encoder"])
-    if frozen_layers > layers:
-        raise UsageError(f"`freeze_layers` {frozen_layers}: the model has {layers} layers")
 
     def rate(path: tuple, _: Any) -> float:
         if path[0].key != "encoder":
