@@ -121,13 +121,12 @@ class Task:
         self.spec = spec
         known = self.known_metrics()
         if not spec.metrics:
-            raise UsageError(f"`metrics` of task {spec.name} is empty; the first one decides")
+            raise UsageError(f"task {spec.name}: metrics is empty; name one at least")
         for name in spec.metrics:
             if known and name not in known:
                 count = f" with {len(spec.labels)} labels" * bool(spec.labels)
-                raise UsageError(
-                    f"`metrics` {name}: a task of kind {spec.kind}{count} has {', '.join(known)}"
-                )
+                ours = f"a task of kind {spec.kind}{count} only {', '.join(known)}"
+                raise UsageError(f"task {spec.name}: metrics has {name!r}, {ours}")
 
     def known_metrics(self) -> Sequence[str]:
         """Returns what `metrics` of the spec may name; nothing where that may be anything."""

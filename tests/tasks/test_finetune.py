@@ -780,12 +780,20 @@ def test_wrong_arguments_are_named(tmp_path, encoder, glue, capsys, case):
         ("ner", {"tag_scheme": "BILOU"}, "`tag_scheme` BILOU: choose one of IOB2, IOB1"),
         ("squad", {"doc_stride": 0}, "`doc_stride` 0: it must be at least 1"),
         ("squad2", {"null_threshold": float("nan")}, "`null_threshold` nan"),
-        ("sst2", {"metrics": ()}, "`metrics` of task sst2 is empty"),
-        ("sst2", {"metrics": ("auc",)}, "`metrics` auc: a task of kind classification"),
-        ("mnli", {"metrics": ("accuracy", "f1")}, "`metrics` f1: .* with 3 labels has accuracy"),
-        ("stsb", {"metrics": ("f1",)}, "`metrics` f1: a task of kind regression has pearson"),
-        ("ner", {"metrics": ("accuracy",)}, "`metrics` accuracy: a task of kind tokens has f1"),
-        ("squad", {"metrics": ("rouge",)}, "`metrics` rouge: a task of kind spans has f1"),
+        ("sst2", {"metrics": ()}, "task sst2: metrics is empty"),
+        ("sst2", {"metrics": ("auc",)}, "sst2: metrics has 'auc', a task of kind classification"),
+        (
+            "mnli",
+            {"metrics": ("accuracy", "f1")},
+            "metrics has 'f1', .* with 3 labels only accuracy",
+        ),
+        ("stsb", {"metrics": ("f1",)}, "metrics has 'f1', a task of kind regression only pearson"),
+        (
+            "ner",
+            {"metrics": ("accuracy",)},
+            "metrics has 'accuracy', a task of kind tokens only f1",
+        ),
+        ("squad", {"metrics": ("rouge",)}, "metrics has 'rouge', a task of kind spans only f1"),
     ],
 )
 def test_a_task_that_cannot_be_is_refused_before_it_is_learned(task, wrong, message):
