@@ -5,9 +5,10 @@ config is read in an instant. A config that is a `.py` file, or a file given wit
 registers its own entries: `OBJECTIVES.register("mine", Mine())`.
 """
 
+import dataclasses
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from bert_jax.errors import UsageError, did_you_mean
 
@@ -15,20 +16,38 @@ from bert_jax.errors import UsageError, did_you_mean
 class Registry:
     """One table. Its built-in entries are "MODULE:NAME" or "MODULE:TABLE:KEY" until asked for."""
 
+    _all: ClassVar[list["Registry"]] = []
+
     def __init__(self, field: str, builtin: Mapping[str, str]):
         """`field` is what chooses an entry, as messages name it."""
-        self._field = field
+        self._field, self._section = field, field.rpartition(".")[0] or field
         self._builtin = dict(builtin)
         self._entries: dict[str, Any] = {}
+        self._all.append(self)
 
     def register(self, name: str, entry: Any) -> None:
         """Adds an entry. A file that is executed again replaces its own; built-in ones stay.
 
-        Raises UsageError for the name of a built-in entry.
+        Raises UsageError for the name of a built-in entry, and for an option that another entry of
+        the config's section has.
         """
-        if name in self._builtin:
-            raise UsageError(f"{self._field} {name!r} is built in; register yours by another name")
+        for problem in self._problems(name, entry):
+            raise UsageError(f"{self._field} {name!r} {problem}")
         self._entries[name] = entry
+
+    def _problems(self, name: str, entry: Any) -> Iterator[str]:
+        if name in self._builtin:
+            yield "is built in; register yours by another name"
+        own = _options(entry)
+        for table in self._all if own else ():
+            for other in table.names() if table._section == self._section else ():
+                is_itself = table is self and other == name
+                for option, theirs in () if is_itself else _options(table[other]).items():
+                    if option in own and (table is not self or own[option] != theirs):
+                        yield (
+                            f"has an option {option}, and {table._field} {other!r} has another "
+                            "one of that name; name yours otherwise"
+                        )
 
     def names(self) -> list[str]:
         """Returns all names, the built-in ones first."""
@@ -45,9 +64,7 @@ class Registry:
         if name not in self._entries:
             if name not in self._builtin:
                 raise UsageError(f"{self._field} {self.problem(name)}")
-            module, attribute, *key = self._builtin[name].split(":")
-            found = getattr(importlib.import_module(module), attribute)
-            self._entries[name] = found[key[0]] if key else found
+            self._entries[name] = _imported(self._builtin[name])
         return self._entries[name]
 
     def problem(self, name: str) -> str:
@@ -57,6 +74,29 @@ class Registry:
             f"is {name!r}; choose one of {', '.join(self.names())}.{hint} If a file of yours "
             "registers it, name that file with `extend`"
         )
+
+
+def is_made(entry: Any) -> bool:
+    """Returns whether an entry is made with its options before it is used (config/entries.py)."""
+    return isinstance(entry, type) and dataclasses.is_dataclass(entry)
+
+
+def declared(entry: Any) -> Any:
+    """Returns the class that declares the options of an entry; None where it has none."""
+    return entry if is_made(entry) else getattr(entry, "Options", None)
+
+
+def _options(entry: Any) -> dict[str, Any]:
+    """Returns what the options of an entry say about themselves, by their names."""
+    cls = declared(entry)
+    return {f.name: f.metadata for f in dataclasses.fields(cls) if f.metadata} if cls else {}
+
+
+def _imported(place: str) -> Any:
+    """Returns what "MODULE:NAME" or "MODULE:TABLE:KEY" stands for."""
+    module, attribute, *key = place.split(":")
+    found = getattr(importlib.import_module(module), attribute)
+    return found[key[0]] if key else found
 
 
 OBJECTIVES = Registry(

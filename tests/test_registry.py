@@ -6,14 +6,25 @@ import sys
 import pytest
 
 from bert_jax import registry
+from bert_jax.config.entries import entry
+from bert_jax.config.fields import RECIPE, SHAPE, setting
 from bert_jax.errors import UsageError
-from bert_jax.registry import Registry
+from bert_jax.model.positions import Position
+from bert_jax.registry import MASKS, OPTIMIZERS, POSITIONS, SCHEDULES, Registry
+from bert_jax.update.schedules import PolynomialDecay
 
 _TABLES = {name: table for name, table in vars(registry).items() if isinstance(table, Registry)}
 
 
 def fruit() -> Registry:
     return Registry("fruit.kind", {"apple": "json:dumps", "cherry": "json:loads"})
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """The tables, which are as they were when the test has ended."""
+    for table in _TABLES.values():
+        monkeypatch.setattr(table, "_entries", dict(table._entries))
 
 
 def test_names_are_the_built_in_ones_and_then_those_of_files():
@@ -61,18 +72,54 @@ def test_a_built_in_entry_cannot_be_replaced_and_a_files_own_can():
     with pytest.raises(UsageError, match="is built in"):
         table.register("apple", 1)
     # A file that is executed again.
-    for entry in (1, 2):
-        table.register("banana", entry)
-        assert table["banana"] == entry
+    for number in (1, 2):
+        table.register("banana", number)
+        assert table["banana"] == number
     assert table.names() == ["apple", "cherry", "banana"]
+
+
+@entry
+class Powered:
+    power: float = setting(0.9, RECIPE, "Not that of a schedule.", below=1)
+
+    def __call__(self, *_, **__):
+        return self
+
+
+class Sized(Position):
+    @entry
+    class Options:
+        conv_kernel_size: int = setting(3, SHAPE, "Not that of the mixer.", least=1)
+
+
+@pytest.mark.parametrize(
+    ("table", "of_ones_own", "other"),
+    [
+        (OPTIMIZERS, Powered, "optimizer.schedule 'polynomial'"),
+        (SCHEDULES, Powered, "optimizer.schedule 'polynomial'"),
+        (OPTIMIZERS, PolynomialDecay, "optimizer.schedule 'linear'"),
+        (POSITIONS, Sized, "model.mixer 'convolution'"),
+    ],
+)
+def test_an_option_of_another_entry_is_refused(tables, table, of_ones_own, other):
+    """One value would be both's, and its limits those of either."""
+    with pytest.raises(UsageError, match=rf"'mine' has an option \w+, and {other} has another one"):
+        table.register("mine", of_ones_own)
+    assert "mine" not in table
+
+
+def test_an_option_that_is_the_same_or_of_another_section_is_accepted(tables):
+    MASKS.register("mine", Powered)
+    for _ in range(2):  # it is not compared with what it replaces
+        SCHEDULES.register("mine", type("Mine", (PolynomialDecay,), {}))
 
 
 @pytest.mark.parametrize("name", _TABLES)
 def test_every_built_in_entry_is_there(name):
     table = _TABLES[name]
     assert table.names()
-    for entry in table._builtin:
-        assert table[entry] is not None
+    for builtin in table._builtin:
+        assert table[builtin] is not None
 
 
 def test_the_tables_cost_nothing():

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bert_jax.config.fields import Setting, WithOptions, section, settings_of
-from bert_jax.registry import Registry
+from bert_jax.registry import Registry, declared, is_made
 
 entry = section
 
@@ -24,14 +24,14 @@ def entry_of(config: WithOptions, name: str) -> Any:
     Raises UsageError if no table has it.
     """
     found = _tables(type(config))[name][getattr(config, name)]
-    return options_of(config, found) if _is_made(found) else found
+    return options_of(config, found) if is_made(found) else found
 
 
 def options_of(config: WithOptions, found: Any) -> Any:
     """Returns the options of an entry, as its class declares them: those that `config` has, the
     others by default.
     """
-    cls = _declared(found)
+    cls = declared(found)
     names = settings_of(cls)
     return cls(**{name: value for name, value in config.options.items() if name in names})
 
@@ -41,7 +41,7 @@ def own_options(config: WithOptions, name: str) -> dict[str, Any]:
     field that names none.
     """
     table, value = _tables(type(config)).get(name), getattr(config, name, "")
-    if table is None or value not in table or _declared(table[value]) is None:
+    if table is None or value not in table or declared(table[value]) is None:
         return {}
     return dataclasses.asdict(options_of(config, table[value]))
 
@@ -95,16 +95,8 @@ def _tables(cls: type) -> Mapping[str, Registry]:
     }
 
 
-def _is_made(found: Any) -> bool:
-    return isinstance(found, type) and dataclasses.is_dataclass(found)
-
-
-def _declared(found: Any) -> Any:
-    return found if _is_made(found) else getattr(found, "Options", None)
-
-
 def _settings(found: Any) -> Iterator[tuple[str, Setting, type]]:
-    cls = _declared(found)
+    cls = declared(found)
     for name, each in settings_of(cls).items() if cls else ():
         if each is not None:
             yield name, each, cls
