@@ -7,10 +7,25 @@ registers its own entries: `OBJECTIVES.register("mine", Mine())`.
 
 import dataclasses
 import importlib
+import os
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from bert_jax.errors import UsageError, did_you_mean
+
+
+class _Place(NamedTuple):
+    """A statement that registers, and the execution of its file."""
+
+    file: str  # "" in a notebook
+    line: int
+    execution: Any
+
+    def repeats(self, other: "_Place") -> bool:
+        """Returns whether this is the same statement, or one of the same file executed again."""
+        is_again = self.line == other.line or self.execution is not other.execution
+        return self.file == other.file and (is_again or not self.file)
 
 
 class Registry:
@@ -23,21 +38,31 @@ class Registry:
         self._field, self._section = field, field.rpartition(".")[0] or field
         self._builtin = dict(builtin)
         self._entries: dict[str, Any] = {}
+        self._places: dict[str, _Place] = {}
         self._all.append(self)
 
     def register(self, name: str, entry: Any) -> None:
-        """Adds an entry. A file that is executed again replaces its own; built-in ones stay.
+        """Adds an entry. A file that is executed again replaces its own; all others stay.
 
-        Raises UsageError for the name of a built-in entry, and for an option that another entry of
-        the config's section has.
+        Raises UsageError for a name that is taken, and for an option that another entry of the
+        config's section has.
         """
-        for problem in self._problems(name, entry):
+        caller = sys._getframe(1)
+        values = caller.f_globals
+        file = os.path.realpath(values["__file__"]) if "__file__" in values else ""
+        # A module that is reloaded has the same values, and another `__spec__`.
+        place = _Place(file, caller.f_lineno, values.get("__spec__") or values)
+        for problem in self._problems(name, entry, place):
             raise UsageError(f"{self._field} {name!r} {problem}")
-        self._entries[name] = entry
+        self._entries[name], self._places[name] = entry, place
 
-    def _problems(self, name: str, entry: Any) -> Iterator[str]:
+    def _problems(self, name: str, entry: Any, place: _Place) -> Iterator[str]:
         if name in self._builtin:
             yield "is built in; register yours by another name"
+        other = self._places.get(name, place)
+        if name in self._entries and not place.repeats(other):
+            where = f"{other.file}, line {other.line}" if other.file else "a notebook"
+            yield f"is registered by {where}; register yours by another name"
         own = _options(entry)
         for table in self._all if own else ():
             for other in table.names() if table._section == self._section else ():

@@ -1,5 +1,6 @@
 """Tables of what configs name: their names, a wrong name, and entries of one's own."""
 
+import importlib
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from bert_jax import registry
 from bert_jax.config.entries import entry
 from bert_jax.config.fields import RECIPE, SHAPE, setting
+from bert_jax.config_loader import execute
 from bert_jax.errors import UsageError
 from bert_jax.model.positions import Position
 from bert_jax.registry import MASKS, OPTIMIZERS, POSITIONS, SCHEDULES, Registry
@@ -63,7 +65,7 @@ def test_the_nearest_may_be_a_files_own():
         table["bananas"]
 
 
-def test_a_built_in_entry_cannot_be_replaced_and_a_files_own_can():
+def test_a_built_in_entry_cannot_be_replaced():
     table = fruit()
     with pytest.raises(UsageError, match=r"fruit\.kind 'apple' is built in; register yours by an"):
         table.register("apple", 1)
@@ -71,11 +73,45 @@ def test_a_built_in_entry_cannot_be_replaced_and_a_files_own_can():
     table["apple"]
     with pytest.raises(UsageError, match="is built in"):
         table.register("apple", 1)
-    # A file that is executed again.
+
+
+_MINE = "from bert_jax.registry import OPTIMIZERS\nOPTIMIZERS.register('mine', lambda config: {})\n"
+
+
+def test_a_file_that_is_executed_again_replaces_its_own(tables, tmp_path, monkeypatch):
+    path = tmp_path / "mine_again.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    for number, load in enumerate(
+        (
+            lambda: execute(path),
+            lambda: execute(path),
+            lambda: execute(tmp_path / ".." / tmp_path.name / path.name),
+            lambda: importlib.import_module(path.stem),
+            lambda: importlib.reload(sys.modules[path.stem]),
+        )
+    ):
+        path.write_text("\n" * number + _MINE.format(number))
+        load()
+        assert OPTIMIZERS["mine"](None) == number
+    # A cell of a notebook, and a statement that is executed again.
+    notebook = {}
     for number in (1, 2):
-        table.register("banana", number)
-        assert table["banana"] == number
-    assert table.names() == ["apple", "cherry", "banana"]
+        exec("\n" * number + _MINE.format(number).replace("mine", "cell"), notebook)
+        SCHEDULES.register("mine", lambda step, number=number: number)
+        assert SCHEDULES["mine"](0) == OPTIMIZERS["cell"](None) == number
+
+
+def test_a_name_of_another_file_and_one_that_a_file_has_twice_are_refused(tables, tmp_path):
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text(_MINE)
+    second.write_text("\n" + _MINE)
+    execute(first)
+    taken = rf"optimizer.kind 'mine' is registered by {first}, line 2; register yours by another"
+    with pytest.raises(UsageError, match=taken):
+        execute(second)
+    first.write_text(_MINE + _MINE)
+    with pytest.raises(UsageError, match=taken):
+        execute(first)
 
 
 @entry
