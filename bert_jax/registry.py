@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from bert_jax.errors import UsageError, did_you_mean
+from bert_jax.errors import UsageError, brief, did_you_mean
 
 
 class _Place(NamedTuple):
@@ -33,10 +33,15 @@ class Registry:
 
     _all: ClassVar[list["Registry"]] = []
 
-    def __init__(self, field: str, builtin: Mapping[str, str]):
-        """`field` is what chooses an entry, as messages name it."""
+    def __init__(
+        self, field: str, builtin: Mapping[str, str], *, object_of: str = "", subclass_of: str = ""
+    ):
+        """`field` is what chooses an entry, as messages name it. An entry is an object of the class
+        "MODULE:NAME", or a subclass of another; where neither is given, a function.
+        """
         self._field, self._section = field, field.rpartition(".")[0] or field
         self._builtin = dict(builtin)
+        self._object_of, self._subclass_of = object_of, subclass_of
         self._entries: dict[str, Any] = {}
         self._places: dict[str, _Place] = {}
         self._all.append(self)
@@ -44,8 +49,8 @@ class Registry:
     def register(self, name: str, entry: Any) -> None:
         """Adds an entry. A file that is executed again replaces its own; all others stay.
 
-        Raises UsageError for a name that is taken, and for an option that another entry of the
-        config's section has.
+        Raises UsageError for a name that is taken, for what is no entry of this table, and for an
+        option that another entry of the config's section has.
         """
         caller = sys._getframe(1)
         values = caller.f_globals
@@ -63,6 +68,8 @@ class Registry:
         if name in self._entries and not place.repeats(other):
             where = f"{other.file}, line {other.line}" if other.file else "a notebook"
             yield f"is registered by {where}; register yours by another name"
+        if (wrong := self._wrong_kind(entry)) is not None:
+            yield f"must be {wrong}, not {brief(entry)}"
         own = _options(entry)
         for table in self._all if own else ():
             for other in table.names() if table._section == self._section else ():
@@ -73,6 +80,19 @@ class Registry:
                             f"has an option {option}, and {table._field} {other!r} has another "
                             "one of that name; name yours otherwise"
                         )
+
+    def _wrong_kind(self, entry: Any) -> str | None:
+        """Returns what an entry must be, where this one is not."""
+        if self._subclass_of:
+            base = _imported(self._subclass_of)
+            is_one = isinstance(entry, type) and issubclass(entry, base)
+            return None if is_one else f"a subclass of {base.__module__}.{base.__name__}"
+        if self._object_of:
+            base = _imported(self._object_of)
+            is_one = isinstance(entry, base) or (is_made(entry) and issubclass(entry, base))
+            return None if is_one else f"an object of {base.__module__}.{base.__name__}"
+        is_one = is_made(entry) or (callable(entry) and not isinstance(entry, type))
+        return None if is_one else "a function, or a class made by bert_jax.config.entries.entry"
 
     def names(self) -> list[str]:
         """Returns all names, the built-in ones first."""
@@ -131,6 +151,7 @@ OBJECTIVES = Registry(
         "mlm": "bert_jax.objectives.mlm:MLM",
         "rtd": "bert_jax.objectives.replaced_token:REPLACED_TOKEN",
     },
+    object_of="bert_jax.objectives.objective:Objective",
 )
 # Parts of a model that stand on the encoder, in the order in which they are initialised.
 PARTS = Registry(
@@ -145,6 +166,7 @@ PARTS = Registry(
         "generator": "bert_jax.model.heads.replaced_token:GENERATOR",
         "discriminator": "bert_jax.model.heads.replaced_token:DISCRIMINATOR",
     },
+    object_of="bert_jax.model.heads.part:Part",
 )
 POSITIONS = Registry(
     "model.position_embedding_type",
@@ -159,6 +181,7 @@ POSITIONS = Registry(
         "relative_key": "bert_jax.model.positions.relative_key:RelativeKey",
         "relative_key_query": "bert_jax.model.positions.relative_key:RelativeKeyQuery",
     },
+    subclass_of="bert_jax.model.positions.position:Position",
 )
 # How the tokens of a sequence exchange what they know.
 MIXERS = Registry(
@@ -168,6 +191,7 @@ MIXERS = Registry(
         "convolution": "bert_jax.model.mixers.convolution:CONVOLUTION",
         "gru": "bert_jax.model.mixers.gru:RECURRENCE",
     },
+    object_of="bert_jax.model.mixers.mixer:Mixer",
 )
 # How well a key answers a query.
 SCORES = Registry(
@@ -178,6 +202,7 @@ SCORES = Registry(
         "general": "bert_jax.model.mixers.scores:General",
         "additive": "bert_jax.model.mixers.scores:Additive",
     },
+    subclass_of="bert_jax.model.mixers.scores:Score",
 )
 # What computes attention. `auto` takes the first that can serve a layer, and pays.
 ATTENTION = Registry(
@@ -225,6 +250,7 @@ ROWS = Registry(
         "documents": "bert_jax.data.pretraining.one_segment:DOCUMENTS",
         "electra_segments": "bert_jax.data.pretraining.electra_segments:ELECTRA_SEGMENTS",
     },
+    object_of="bert_jax.data.pretraining.spans:SpanRows",
 )
 MASKS = Registry(
     "data.mask",
@@ -257,6 +283,7 @@ TASK_KINDS = Registry(
         "tokens": "bert_jax.tasks.token_classification:WordTask",
         "spans": "bert_jax.tasks.question_answering:SpanTask",
     },
+    subclass_of="bert_jax.tasks.task:Task",
 )
 TASKS = Registry(
     "task",
@@ -270,6 +297,7 @@ TASKS = Registry(
         "squad": "bert_jax.tasks.question_answering:SQUAD",
         "squad2": "bert_jax.tasks.question_answering:SQUAD2",
     },
+    object_of="bert_jax.tasks.task:NamedTask",
 )
 # Questions to a trained model.
 PROBES = Registry(
@@ -279,6 +307,7 @@ PROBES = Registry(
         "pseudo_perplexity": "bert_jax_lab.probes.pseudo_perplexity:PROBE",
         "nearest_words": "bert_jax_lab.probes.nearest_words:PROBE",
     },
+    object_of="bert_jax_lab.probes.probe:Probe",
 )
 # What happens between the steps of a run, beside logging, saving and evaluating.
 HOOKS = Registry(
@@ -288,6 +317,7 @@ HOOKS = Registry(
         "best_checkpoint": "bert_jax.training.held_out_hooks:BestCheckpoint",
         "early_stopping": "bert_jax.training.held_out_hooks:EarlyStopping",
     },
+    subclass_of="bert_jax.training.hooks:Hook",
 )
 # Those that every run has, without being named.
 ALWAYS_HOOKS = ("expected_curves",)
@@ -298,6 +328,7 @@ TRACKERS = Registry(
         "wandb": "bert_jax.workdir.trackers:WeightsAndBiases",
         "trackio": "bert_jax.workdir.trackers:Trackio",
     },
+    subclass_of="builtins:object",
 )
 # `model_type` of a Hugging Face config -> how its names and tables map to ours.
 FAMILIES = Registry(
@@ -314,4 +345,5 @@ FAMILIES = Registry(
         "eurobert": "bert_jax.interchange.eurobert:FAMILY",
         "ultrabert": "bert_jax.interchange.ultrabert:FAMILY",
     },
+    object_of="bert_jax.interchange.family:Family",
 )

@@ -19,7 +19,8 @@ _TABLES = {name: table for name, table in vars(registry).items() if isinstance(t
 
 
 def fruit() -> Registry:
-    return Registry("fruit.kind", {"apple": "json:dumps", "cherry": "json:loads"})
+    kinds = {"apple": "json:dumps", "cherry": "json:loads"}
+    return Registry("fruit.kind", kinds, object_of="builtins:int")
 
 
 @pytest.fixture
@@ -148,6 +149,26 @@ def test_an_option_that_is_the_same_or_of_another_section_is_accepted(tables):
     MASKS.register("mine", Powered)
     for _ in range(2):  # it is not compared with what it replaces
         SCHEDULES.register("mine", type("Mine", (PolynomialDecay,), {}))
+
+
+@pytest.mark.parametrize("name", _TABLES)
+def test_an_entry_of_another_kind_is_refused_where_it_is_registered(name):
+    table = _TABLES[name]
+    for wrong in (3, object()):
+        with pytest.raises(UsageError, match=r"'mine' must be an? "):
+            table.register("mine", wrong)
+    if name != "TRACKERS":  # any class
+        with pytest.raises(UsageError, match=r"'mine' must be an? .*, not <class"):
+            table.register("mine", type("Mine", (), {"__call__": lambda self, *_, **__: 1}))
+    assert "mine" not in table
+
+
+@pytest.mark.parametrize("name", _TABLES)
+def test_the_built_in_entries_are_of_the_kind_that_is_asked_for(tables, name):
+    table = _TABLES[name]
+    for number, builtin in enumerate(table.names()):
+        table.register(f"{builtin}-{number}", table[builtin])
+        assert f"{builtin}-{number}" in table.names()
 
 
 @pytest.mark.parametrize("name", _TABLES)

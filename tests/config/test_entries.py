@@ -22,6 +22,7 @@ from bert_jax.config_checks import validate
 from bert_jax.config_loader import load_config, load_config_json, override
 from bert_jax.errors import ResumeRefused, UsageError
 from bert_jax.model.positions import Position
+from bert_jax.objectives.objective import Objective
 from bert_jax.registry import MASKS, OBJECTIVES, OPTIMIZERS, POSITIONS, SCHEDULES
 from bert_jax.workdir import resume_policy
 from tests import tiny_corpus
@@ -44,12 +45,18 @@ class Shifted(Position):
         shift: int = setting(3, SHAPE, "Positions that are added.", least=0)
 
 
+@entry
+class ScaledObjective(Scaled, Objective):
+    """The same, as an objective."""
+
+
 @pytest.fixture
 def tables(monkeypatch):
     for table in (OPTIMIZERS, SCHEDULES, MASKS, POSITIONS, OBJECTIVES):
         monkeypatch.setattr(table, "_entries", dict(table._entries))
-    for table in (OPTIMIZERS, MASKS, OBJECTIVES):
+    for table in (OPTIMIZERS, MASKS):
         table.register("scaled", Scaled)
+    OBJECTIVES.register("scaled", ScaledObjective)
     POSITIONS.register("shifted", Shifted)
 
 
