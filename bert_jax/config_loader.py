@@ -8,6 +8,7 @@ a parameter `hidden_size` receives the width that was asked for: what suits the 
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import inspect
 import json
@@ -65,6 +66,9 @@ MOVED = {
     "bert_jax.workdir.model_card": "bert_jax.pretrained.model_card",
     "bert_jax.workdir.remote_workdir": "bert_jax.workdir.location",
 }
+
+# Whether a config is being loaded, whose file may load others.
+_IS_LOADING = contextvars.ContextVar("_IS_LOADING", default=False)
 
 
 def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
@@ -173,28 +177,39 @@ def load_config(
     """Returns the checked config behind a shipped name, a `.py` file, or a run's `config.json`.
 
     A `.py` config is code and is executed: it is the user's own, named on the command line.
-    A `.json` one is only ever parsed. With `checked=False` its values may not go together yet.
+    A `.json` one is only ever parsed. With `checked=False` its values may not go together yet. What
+    follows from other fields is there once no file of a config changes these any more: not yet in
+    what such a file loads.
     """
-    path, changes = Path(name_or_path), overrides or []
+    is_inner, token = _IS_LOADING.get(), _IS_LOADING.set(True)
+    try:
+        config = _load(name_or_path, overrides or [])
+    finally:
+        _IS_LOADING.reset(token)
+    completed = complete(config)
+    if checked:
+        validate(completed)
+    return config if is_inner else completed
+
+
+def _load(name_or_path: str, changes: Sequence[str]) -> TrainConfig:
+    path = Path(name_or_path)
     if path.suffix == ".json":
-        config = override(load_config_json(path), changes)
-    elif path.suffix == ".py":
-        config = _run(path, changes)
-    elif name_or_path in shipped_names():
-        config = _run(config_directory() / f"{name_or_path}.py", changes)
-    else:
-        close, is_model = _close(name_or_path, shipped_names()), {"-", "/"} & {*name_or_path}
-        # No shipped name looks like this, and names of models do.
-        model = f" A model to begin from is `init_from` {name_or_path}, beside a config"
-        model = (model if close else f".{model}") if is_model or path.is_dir() else ""
-        if (path / "config.json").is_file():
-            model = f". What the run in {path} has is {path}/config.json"
-        raise UsageError(
-            f"config {name_or_path!r} is neither a file ending in .py or .json nor a shipped "
-            f"config ({', '.join(shipped_names())}){close}{model}"
-        )
-    config = complete(config)
-    return validate(config) if checked else config
+        return override(load_config_json(path), changes)
+    if path.suffix == ".py":
+        return _run(path, changes)
+    if name_or_path in shipped_names():
+        return _run(config_directory() / f"{name_or_path}.py", changes)
+    close, is_model = _close(name_or_path, shipped_names()), {"-", "/"} & {*name_or_path}
+    # No shipped name looks like this, and names of models do.
+    model = f" A model to begin from is `init_from` {name_or_path}, beside a config"
+    model = (model if close else f".{model}") if is_model or path.is_dir() else ""
+    if (path / "config.json").is_file():
+        model = f". What the run in {path} has is {path}/config.json"
+    raise UsageError(
+        f"config {name_or_path!r} is neither a file ending in .py or .json nor a shipped "
+        f"config ({', '.join(shipped_names())}){close}{model}"
+    )
 
 
 def load_config_json(path: Path) -> TrainConfig:

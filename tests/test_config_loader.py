@@ -1,10 +1,12 @@
-"""Files of users that were written for modules and classes by other names."""
+"""Files of users: those that load other configs, and those that know modules and classes by other
+names.
+"""
 
 import importlib.util
 
 import pytest
 
-from bert_jax.config_loader import MOVED, execute
+from bert_jax.config_loader import MOVED, execute, load_config
 from bert_jax.errors import UsageError
 from bert_jax_lab.probes.probe import ProbeResult
 from bert_jax_lab.studies.study import StudyTask, load_study
@@ -40,3 +42,46 @@ def test_classes_of_studies_and_probes_are_found_by_their_old_names(tmp_path, ca
     path.write_text("from bert_jax_lab.studies.study import Taks\n")
     with pytest.raises(UsageError, match="cannot import name 'Taks'"):
         execute(path)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "def config():\n    return load_config('tiny_docs_cpu')\n",
+        "_BASE = load_config('tiny_docs_cpu', checked=False)\ndef config():\n    return _BASE\n",
+    ],
+)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["data.masked_lm_prob=0.3"],
+        ["phases.1.sequence_length=96"],
+        ["data.packing=best_fit"],
+        ["objective=mlm"],
+    ],
+)
+def test_what_follows_from_a_field_follows_in_a_file_that_loads_another_config(
+    tmp_path, lines, changes
+):
+    inner, outer = tmp_path / "inner.py", tmp_path / "outer.py"
+    inner.write_text("from bert_jax.config_loader import load_config\n" + lines)
+    outer.write_text(
+        "from bert_jax.config_loader import load_config\n"
+        f"def config():\n    return load_config({str(inner)!r})\n"
+    )
+    expected = load_config("tiny_docs_cpu", changes)
+    assert load_config(str(inner), changes) == load_config(str(outer), changes) == expected
+    if "objective=mlm" not in changes:
+        inner.write_text(inner.read_text().replace("_cpu'", "_cpu', ['objective=mlm']"))
+        assert load_config(str(inner), ["objective=mlm+nsp", *changes]) == expected
+
+
+def test_an_inner_config_is_checked_and_an_error_leaves_no_trace(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from bert_jax.config_loader import load_config\n"
+        "def config():\n    return load_config('tiny_docs_cpu', ['data.masked_lm_prob=2'])\n"
+    )
+    with pytest.raises(UsageError, match=r"data.masked_lm_prob is 2.0"):
+        load_config(str(path), ["data.masked_lm_prob=0.3"])
+    assert load_config("tiny_docs_cpu").phases[0].max_predictions > 0
