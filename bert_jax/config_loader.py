@@ -75,7 +75,8 @@ def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
     """Applies `section.field=value` assignments in order.
 
     Values are read as JSON where that succeeds (`3`, `1e-4`, `true`), else taken as text. Indices
-    reach into tuples (`phases.0.steps=100`); `phases=[{...}]` replaces the whole tuple.
+    reach into tuples (`phases.0.steps=100`); `phases=[{...}]` replaces the whole tuple, and
+    `mesh={"fsdp": 4}` the fields that it names.
     """
     values = to_dict(config)
     for assignment in assignments:
@@ -139,7 +140,16 @@ def _assign(values: Any, path: str, value: Any) -> None:
             raise UsageError(
                 f"override {path}: expected a section of fields, got {brief(value)}.{hint}"
             )
-        here[key] = value
+        here[key] = _merged(old, value)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """Returns a section with the fields that another one names as that has them; `new` itself where
+    not both are sections.
+    """
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {name: _merged(old.get(name), value) for name, value in new.items()}
 
 
 def _is_option(path: str) -> bool:

@@ -79,6 +79,26 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
 
 
 @pytest.mark.parametrize(
+    ("section", "single"),
+    [
+        ('model={"num_hidden_layers": 3}', ["model.num_hidden_layers=3"]),
+        ("model={}", []),
+        ('phases.1={"steps": 3}', ["phases.1.steps=3"]),
+        ('optimizer={"kind": "muon", "momentum": 0.9}', ["optimizer.kind=muon"]),
+        (
+            'phases.1={"optimizer": {"learning_rate": 1e-3}}',
+            ["phases.1.optimizer.learning_rate=1e-3"],
+        ),
+    ],
+)
+def test_of_a_section_only_the_fields_change_that_are_named(section, single):
+    first = ["model.hidden_size=48", "phases.1.optimizer.beta1=0.8", "optimizer.z_loss=1e-4"]
+    found = config_loader.override(_TWO_PHASES, [*first, section])
+    more = ["optimizer.momentum=0.9"] if "muon" in section else []
+    assert found == config_loader.override(_TWO_PHASES, [*first, *single, *more])
+
+
+@pytest.mark.parametrize(
     "assignment, message",
     [
         ("model.hiden_size=3", "no field 'hiden_size'. Did you mean 'hidden_size'?"),
