@@ -37,11 +37,14 @@ def options_of(config: WithOptions, found: Any) -> Any:
 
 
 def own_options(config: WithOptions, name: str) -> dict[str, Any]:
-    """Returns the options of the entry that a field names; none if no table has it, and for a
-    field that names none.
+    """Returns the options of the entry that a field names; none for a field that names none. If no
+    table has the entry, they are the stored ones that no other entry has.
     """
     table, value = _tables(type(config)).get(name), getattr(config, name, "")
-    if table is None or value not in table or declared(table[value]) is None:
+    if table is not None and value not in table:
+        known = {option for option, *_ in settings_chosen(type(config), vars(config))}
+        return {n: option for n, option in config.options.items() if n not in known}
+    if table is None or declared(table[value]) is None:
         return {}
     return dataclasses.asdict(options_of(config, table[value]))
 

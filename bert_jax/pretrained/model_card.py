@@ -5,14 +5,14 @@ recorded is named as missing, not guessed. The front matter is that of the Huggi
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
-from bert_jax.config import OptimizerConfig, TrainConfig
-from bert_jax.config.entries import entry_of, own_options
-from bert_jax.config.fields import fields_read_by
+from bert_jax.config import ModelConfig, OptimizerConfig, TrainConfig
+from bert_jax.config.entries import entry_of, is_open, own_options
+from bert_jax.config.fields import WithOptions, fields_read_by
 from bert_jax.config_checks import reads
 from bert_jax.data.tokenizer import hub
 from bert_jax.errors import shown
@@ -93,6 +93,9 @@ def _sections(
           model.max_position_embeddings, ", ".join(("encoder", *config.head.parts)),
           f"{parameters:,}")],
     )  # fmt: skip
+    choosers = ("position_embedding_type", "mixer", "attention_score")
+    if others := [n for n in choosers if getattr(model, n) != getattr(ModelConfig, n)]:
+        yield "\n".join(f"- {n.replace('_', ' ')}: {_entry(model, n)}" for n in others)
     yield "## Data\n\n" + _data(stored)
     if is_only_imported:
         yield "## Training\n\nImported from another system; there is no record of it here."
@@ -151,7 +154,7 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
     )  # fmt: skip
     facts = {
         "learning rate": f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of "
-        f"warm-up, then `{optimizer.schedule}`{_numbers(optimizer, 'schedule')}",
+        f"warm-up, then {_update(optimizer, 'schedule')}",
         **{
             f"from phase {number} on": ", ".join(
                 f"`{path}` {prose(value)}" for path, value in changes
@@ -159,7 +162,7 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
             for number, phase in enumerate(config.phases)
             if (changes := phase.changes.items())
         },
-        "optimiser": f"`{optimizer.kind}`{_numbers(optimizer, 'kind')}",
+        "optimiser": _update(optimizer, "kind"),
         "dropout": f"{config.model.hidden_dropout_prob:g}, of attention "
         f"{config.model.attention_probs_dropout_prob:g}",
         "products in": config.compute.dtype,
@@ -174,24 +177,45 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
     if not recipe:
         data = config.data
         rates = [f"{phase.mask_rate(data.masked_lm_prob):.0%}" for phase in config.phases]
-        rows = f"rows are {data.rows}"
+        rows = f"rows are {_entry(data, 'rows')}"
         if data.rows == "sentence_pairs":
             rows = f"next sentence random in {data.random_next_prob:.0%}"
         facts["masking"] = (
-            f"{', then '.join(dict.fromkeys(rates))} of the tokens, of these "
-            f"{data.mask_token_prob:.0%} [MASK] and {data.random_token_prob:.0%} at random; {rows}"
+            f"{_entry(data, 'mask')}: {', then '.join(dict.fromkeys(rates))} of the tokens, of "
+            f"these {data.mask_token_prob:.0%} [MASK] and {data.random_token_prob:.0%} at random; "
+            f"{rows}"
         )
     return phases + "\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def _numbers(optimizer: OptimizerConfig, chooser: str) -> str:
-    """Returns what the optimiser, or its schedule, reads: numbers first, then switches."""
-    names = (n for n in fields_read_by(chooser, OptimizerConfig) if reads(optimizer, n))
-    values = {name: getattr(optimizer, name) for name in names}
-    values |= own_options(optimizer, chooser)
-    ordered = sorted(values.items(), key=lambda item: isinstance(item[1], bool))
-    texts = ((n, ("no", "yes")[v] if isinstance(v, bool) else f"{v:g}") for n, v in ordered)
-    return "".join(f", {name.replace('_', ' ')} {value}" for name, value in texts)
+def _entry(section: WithOptions, chooser: str, values: Mapping[str, Any] | None = None) -> str:
+    """Returns the entry that a field names, with `values` and its options: numbers first, then
+    switches.
+    """
+    found = {**(values or {}), **own_options(section, chooser)}
+    ordered = sorted(found.items(), key=lambda item: isinstance(item[1], bool))
+    facts = (f"{prose(name.replace('_', ' '))} {_value(value)}" for name, value in ordered)
+    return ", ".join((code(getattr(section, chooser)), *facts))
+
+
+def _update(optimizer: OptimizerConfig, chooser: str) -> str:
+    """Returns the optimiser, or its schedule, with the fields that it reads.
+
+    An entry that no table has was registered by a file that is not executed here: it may read none.
+    """
+    is_known = not is_open(OptimizerConfig, {chooser: getattr(optimizer, chooser)})
+    names = fields_read_by(chooser, OptimizerConfig) if is_known else ()
+    values = {name: getattr(optimizer, name) for name in names if reads(optimizer, name)}
+    return _entry(optimizer, chooser, values)
+
+
+def _value(value: Any) -> str:
+    """Returns the value of a field or an option in words."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return " and ".join(map(_value, value))
+    return f"{value:g}" if isinstance(value, int | float) else prose(value)
 
 
 def _results(
