@@ -130,6 +130,12 @@ class Objective:
         total = sum(_scaled(result[f"{name}_loss"], w) for name, w in self.losses.items())
         return {"loss": total, **result}
 
+    def watched(self) -> list[str]:
+        """Returns the figures of an evaluation that hooks may watch: the losses, and `figures`."""
+        each = [f"{name}_{figure}" for name in self.losses for figure in ("loss", "accuracy")]
+        more = ["perplexity"] if "mlm" in self.losses else []
+        return [*dict.fromkeys(("loss", *each, *more, *(figure.name for figure in self.figures)))]
+
     def uniform_loss(self, model: ModelConfig) -> float | None:
         """Returns the loss, in nats, of a model that gives every answer the same probability, by
         which a run is known that has diverged; None where there is no such number.

@@ -8,12 +8,14 @@ not count.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.errors import UsageError
+from bert_jax.objectives.objective import Objective
 from bert_jax.training.hooks import CONTINUE, SAVE, STOP, Action, Hook
-from bert_jax.training.job import Row, Scores
+from bert_jax.training.job import Row, Scores, TrainingJob
 from bert_jax.workdir import checkpoint, log_reader
 
 if TYPE_CHECKING:
@@ -33,6 +35,19 @@ class HeldOutFigure(Hook):
         self._figure = figure
         self._length: Any = None
         self._best_step, self._best, self._evaluations_since = 0, math.nan, 0
+
+    def prepare(self, job: TrainingJob, directory: Path) -> Mapping[str, Any]:
+        # The scores of a task are known when it is scored.
+        if job.manifest is not None:
+            self.require_figure(job.objective)
+        return super().prepare(job, directory)
+
+    def require_figure(self, objective: Objective) -> None:
+        """Raises UsageError where the evaluations of an objective do not have the figure."""
+        if self._figure not in (known := objective.watched()):
+            raise UsageError(
+                f"hooks: an evaluation has no figure {self._figure!r}; it has {', '.join(known)}"
+            )
 
     def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
         first: dict[int, Row] = {}

@@ -6,6 +6,7 @@ steps of a run are the same with it and without it.
 """
 
 import enum
+import inspect
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -119,23 +120,32 @@ def named_hooks(config: TrainConfig, **options: Mapping[str, Any]) -> list[Hook]
         name, _, rest = text.partition(":")
         pairs = [pair.partition("=") for pair in rest.split(",") if pair]
         given = {key.strip(): value.strip() for key, _, value in pairs}
-        found.append(HOOKS[name](**_typed(name, given), **options.get(name, {})))
+        found.append(HOOKS[name](**_typed(name, given, options.get(name, {}))))
     return found
 
 
-def _typed(name: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the options of a hook, text in a config, as its `__init__` declares them."""
+def _typed(name: str, given: Mapping[str, str], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a hook: `more`, and options, text in a config, as its `__init__`
+    declares them. One without a type has that of its value.
+    """
     hints = typing.get_type_hints(HOOKS[name].__init__)
-    found = {}
+    parameters = inspect.signature(HOOKS[name]).parameters.values()
+    rest = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    known = {each.name: each for each in parameters if each.kind not in rest}
+    found = dict(more)
     for key, value in given.items():
-        if key not in hints or key == "return":
-            known = ", ".join(hint for hint in hints if hint != "return") or "none"
-            raise UsageError(f"hooks: {name} has no option {key!r}; it has {known}")
+        if key not in known:
+            raise UsageError(
+                f"hooks: {name} has no option {key!r}; it has {', '.join(known) or 'none'}"
+            )
         try:
-            parsed = value if hints[key] is str else strict_json.parse(value)
+            parsed = value if hints.get(key) is str else strict_json.parse(value)
         except ValueError:
             parsed = value
-        found[key] = convert(parsed, hints[key], f"hooks: {name}:{key}")
+        found[key] = convert(parsed, hints.get(key, type(parsed)), f"hooks: {name}:{key}")
+    for key, each in known.items():
+        if each.default is each.empty and key not in found:
+            raise UsageError(f"hooks: {name} needs the option {key}: write {name}:{key}=VALUE")
     return found
 
 

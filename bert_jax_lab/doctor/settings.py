@@ -3,9 +3,12 @@
 from pathlib import Path
 
 from bert_jax import config_loader
+from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import mask_warnings, validate
 from bert_jax.pretrained import import_export
 from bert_jax.training import preflight
+from bert_jax.training.held_out_hooks import HeldOutFigure
+from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
 from bert_jax.workdir import log_reader, trackers
 from bert_jax_lab.doctor.checked_run import Case
@@ -20,6 +23,9 @@ def config(case: Case) -> Finding:
     found = config_loader.load_config(
         case.config_name, list(case.overrides), checked=case.init_from is None
     )
+    for hook in named_hooks(found):
+        if isinstance(hook, HeldOutFigure):
+            hook.require_figure(entry_of(found, "objective"))
     case.config = found
     model = found.model
     return passed(

@@ -9,7 +9,7 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
 from bert_jax.errors import UsageError
-from bert_jax.registry import HOOKS
+from bert_jax.registry import HOOKS, OBJECTIVES
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.training.held_out_hooks import HeldOutFigure
 from bert_jax.training.hooks import (
@@ -165,6 +165,13 @@ class Stops(Hook):
         return STOP
 
 
+class Bare(Hook):
+    """It does not say the type of its option, without which it cannot be made."""
+
+    def __init__(self, patience, share=0.5, *args, **rest):
+        self.given = patience, share
+
+
 def test_a_run_that_ends_before_it_is_evaluated(tmp_path, corpus, monkeypatch, capsys):
     monkeypatch.setitem(HOOKS._entries, "stops", Stops)
     command = write(tmp_path / "run.json", "stops")
@@ -219,6 +226,9 @@ def test_options(monkeypatch):
     monkeypatch.setitem(HOOKS._entries, "one", Stops)
     one = named_hooks(tiny_corpus.tiny_config(hooks=("one:flag=false,share=2",)))[-1]
     assert vars(one)["given"] == (False, 2.0)
+    monkeypatch.setitem(HOOKS._entries, "bare", Bare)
+    for text, given in (("bare:patience=3,share=x", (3, "x")), ("bare:patience=[1]", ([1], 0.5))):
+        assert vars(named_hooks(tiny_corpus.tiny_config(hooks=(text,)))[-1])["given"] == given
     config = tiny_corpus.tiny_config(hooks=("early_stopping:patience=2, figure=perplexity",))
     stopping = named_hooks(config)[-1]
     assert vars(stopping)["_patience"] == 2 and vars(stopping)["_figure"] == "perplexity"
@@ -227,6 +237,8 @@ def test_options(monkeypatch):
         ("early_stopping:patience=two", "expected int"),
         ("early_stopping:patience=0", "must be 1 or more"),
         ("expected_curves:expect=runs/a", "hooks: expected_curves:expect: expected "),
+        ("bare:share=2", "bare needs the option patience: write bare:patience=VALUE"),
+        ("bare:rest=2", "bare has no option 'rest'; it has patience, share"),
         ("one:flag=perhaps", "hooks: one:flag: expected bool, got 'perhaps'"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -238,8 +250,19 @@ def test_a_name_that_is_not_there_is_refused(tmp_path, corpus, capsys):
     command += ["--corpus", str(corpus), "--workdir", str(tmp_path / "run")]
     assert main([*command, "--set", 'hooks=["early_stoping"]']) == 2
     assert "Did you mean 'early_stopping'?" in capsys.readouterr().err
-    assert main([*command, "--set", 'hooks=["best_checkpoint:figure=f1"]']) == 2
-    assert "no figure 'f1'; it has loss" in capsys.readouterr().err
+    for hook in ("best_checkpoint", "early_stopping"):
+        figure = ["--set", f'hooks=["{hook}:figure=f1"]']
+        for asked in (command, ["doctor", *command[1:]]):
+            assert main([*asked, *figure]) == 2
+            told = capsys.readouterr()
+            assert "no figure 'f1'; it has loss, mlm_loss, " in told.out + told.err
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_what_may_be_watched_are_the_figures_of_an_evaluation(trained):
+    rows = [row for row in log_reader.read_rows(trained) if row.get("split")]
+    figures = {name for name, value in rows[-1].items() if isinstance(value, float)}
+    assert {*OBJECTIVES["mlm+nsp"].watched()} == figures - {"time", "learning_rate"}
 
 
 def best_of(values, figure="loss", lengths=None) -> int:
