@@ -305,22 +305,28 @@ def errors_of(path: Path) -> Iterator[None]:
     """Turns what goes wrong in a user's file into one line that names the line."""
     try:
         yield
-    except UsageError:
-        raise
     except SyntaxError as error:
         raise UsageError(f"{path}, line {error.lineno}: {error.msg}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
         ]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
+        if isinstance(error, UsageError):
+            raise UsageError(f"{where}: {error.args[0]}", *error.args[1:]) from error
         # An ImportError ends with the place of the module.
         text = re.sub(r" \(/[^()]*\)$", "", str(error))
-        raise UsageError(f"{where}: {type(error).__name__}: {text}{_suggestion(error)}") from error
+        raise UsageError(
+            f"{where}: {type(error).__name__}: {text}{_suggestion(error, path)}"
+        ) from error
 
 
-def _suggestion(error: Exception) -> str:
-    """Returns the name that an unknown one resembles (`TrainConfig(max_step=...)`) or has now."""
+def _suggestion(error: BaseException, path: Path) -> str:
+    """Returns what to do about an error of a file: the name that an unknown one resembles
+    (`TrainConfig(max_step=...)`) or has now, or the folder that Python must know.
+    """
+    if isinstance(error, SystemExit):
+        return "; a file that is executed here must not end the program"
     if isinstance(error, AttributeError) and error.name:
         return _close(error.name, dir(error.obj))
     if isinstance(error, NameError) and error.name:
@@ -334,6 +340,10 @@ def _suggestion(error: Exception) -> str:
         for old in (error.name or "", f"{error.name}.{lost[1] if lost else ''}"):
             if old in MOVED:
                 return f". {old} is {MOVED[old]} now"
+        beside = path.resolve().with_name(error.name or path.name)
+        is_there = beside.is_dir() or beside.with_suffix(".py").is_file()
+        if isinstance(error, ModuleNotFoundError) and is_there:
+            return f". It lies beside the file: set PYTHONPATH={beside.parent}"
         module = sys.modules.get(error.name or "")
         return _close(lost[1], dir(module)) if lost and module else ""
     found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))

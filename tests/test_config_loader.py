@@ -85,3 +85,36 @@ def test_an_inner_config_is_checked_and_an_error_leaves_no_trace(tmp_path):
     with pytest.raises(UsageError, match=r"data.masked_lm_prob is 2.0"):
         load_config(str(path), ["data.masked_lm_prob=0.3"])
     assert load_config("tiny_docs_cpu").phases[0].max_predictions > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "from bert_jax import OPTIMIZERS\nOPTIMIZERS.register('muon', print)\n",
+            "line 2: optimizer.kind 'muon' is built in; register yours by another name",
+        ),
+        (
+            "from bert_jax.config_loader import load_config\ndef config():\n"
+            "    return load_config('bert_base', ['seed=x'])\n",
+            "line 3: seed: expected int, got 'x'",
+        ),
+        (
+            "import sys\nsys.exit(0)\n",
+            "line 2: SystemExit: 0; a file that is executed here must not end the program",
+        ),
+        (
+            "from helper_of_mine import X\n",
+            "line 1: ModuleNotFoundError: No module named 'helper_of_mine'. It lies beside the "
+            "file: set PYTHONPATH={folder}",
+        ),
+        ("import no_helper", "line 1: ModuleNotFoundError: No module named 'no_helper'"),
+    ],
+)
+def test_an_error_in_a_file_names_file_line_and_remedy(tmp_path, text, said):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    (tmp_path / "helper_of_mine.py").write_text("X = 1\n")
+    with pytest.raises(UsageError) as caught:
+        load_config(str(path))
+    assert str(caught.value) == f"{path}, {said.format(folder=tmp_path)}"

@@ -68,7 +68,8 @@ def family_of(theirs: dict[str, Any], path: Path) -> Family:
     kind = theirs.get("model_type", "bert")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UsageError(
-            f"{path}: model_type is {brief(kind)}; only {', '.join(FAMILIES.names())} are read"
+            f"{path}: model_type is {brief(kind)}; only {', '.join(FAMILIES.names())} are read. If "
+            "a file of yours registers it, name that file with `extend`"
         )
     return FAMILIES[kind]
 

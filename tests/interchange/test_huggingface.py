@@ -195,6 +195,7 @@ def test_pickles_are_not_opened(copied):
             {"model_type": "gpt2"},
             "model_type is 'gpt2'; only bert, roberta, xlm-roberta, camembert, electra",
         ),
+        ({"model_type": "gpt2"}, "are read. If a file of yours registers it, name that file with"),
         (
             {"position_embedding_type": "rotary"},
             "type 'rotary' is not supported",
