@@ -731,7 +731,7 @@ _REFUSED = {
                 "model.vocab_size=32",
                 "--set model.vocab_size: the model is the checkpoint's",
             ),
-            ("the head", 'head={"parts": []}', "--set head.labels.0: it is the task's"),
+            ("the head", 'head={"parts": []}', "--set head.parts.0: it is the task's"),
             ("an option's field", "seed=5", "--set seed: use --seed"),
             (
                 "the rate",
