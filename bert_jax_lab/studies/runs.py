@@ -268,17 +268,13 @@ def plan_runs(
 
 def _require_columns(study: Study, configs: Sequence[TrainConfig]) -> None:
     """Raises UsageError for a column that is a held-out figure of no variant's objective."""
-    known = ["loss"]
-    for objective in (entry_of(config, "objective") for config in configs):
-        known += [figure.name for figure in objective.figures]
-        known += [f"{loss}_{kind}" for loss in objective.losses for kind in ("loss", "accuracy")]
-    if "mlm_loss" in known:
-        known.append("perplexity")
+    objectives = [entry_of(config, "objective") for config in configs]
+    known = dict.fromkeys(figure for each in objectives for figure in each.watched())
     for column in study.columns:
         if column not in known:
             raise UsageError(
                 f"study {study.name}: columns has {column!r}, which no variant's objective has "
-                f"among its figures.{nearest(column, dict.fromkeys(known))}"
+                f"among its figures.{nearest(column, known)}"
             )
 
 
