@@ -9,6 +9,7 @@ number generators", with Stafford's variant 13 constants), applied once for each
 fixed key it is a bijection of its last counter, so two positions of a row never tie.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -36,6 +37,7 @@ def bits(key: int | np.ndarray, *counters: int | np.ndarray) -> np.ndarray:
     return state
 
 
+@functools.lru_cache(maxsize=4096)  # every batch asks for the same few
 def derive(key: int, *counters: int) -> int:
     """Returns a key of its own for each tuple of counters."""
     return int(bits(key, *counters)[0])

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.pretraining.batch import Batch, Field
+from bert_jax.data.pretraining.spans import ranges
 from bert_jax.errors import UsageError
 
 
@@ -43,8 +44,7 @@ class Packing:
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the examples of some rows, one row after the other, and how many each has."""
         counts = self.starts[rows + 1] - self.starts[rows]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self.examples[np.repeat(self.starts[rows], counts) + within], counts
+        return self.examples[ranges(self.starts[rows], counts)], counts
 
 
 def best_fit(lengths: np.ndarray, *, length: int, most: int) -> Packing:
@@ -151,63 +151,80 @@ def place(
 
     Raises UsageError if the sequences do not fit.
     """
-    sizes = {
-        "sequence_length": sequence_length,
-        "max_predictions": max_predictions,
-        "max_sequences": max_sequences,
-    }
-    is_masked = "mlm_weights" in parts[0][1]
-    slots = {size: _slots(size, parts, counts) for size in ("LPM" if is_masked else "LP")}
+    rooms = {"L": sequence_length, "P": max_sequences}
+    if "mlm_weights" in parts[0][1]:
+        rooms["M"] = max_predictions
+    slots = {size: _slots(size, room, parts, counts) for size, room in rooms.items()}
     packed = {}
     for name, field in fields.items():
         if field.size not in slots:
             raise UsageError(f"the array {name!r} of the objective, of size {field.size}, cannot "
                              "be packed (data.packing)")  # fmt: skip
-        room, slot = field.columns(**sizes), slots[field.size]
+        room, slot = rooms[field.size], slots[field.size]
         if slot.most > room:
             raise UsageError(f"a packed row has {slot.most} columns of {name!r} and room for "
                              f"{room} (data.packing)")  # fmt: skip
+        added = None
+        if name == "sequence_ids":
+            added = slot.number
+        elif name.endswith("_positions"):
+            added = slots["L"].begin
         filled = pad if name == "input_ids" else 0
         out = np.full((len(counts), room), filled, parts[0][1][name].dtype)
-        for (chosen, batch), is_moved in zip(parts, slot.is_moved, strict=True):
-            array = batch[name]
-            if name == "sequence_ids":
-                array = array + slot.number[chosen, None].astype(array.dtype)
-            elif name.endswith("_positions"):
-                array = array + slots["L"].begin[chosen, None].astype(array.dtype)
-            column = np.arange(array.shape[1])
-            at = (slot.row * room + slot.begin)[chosen, None] + column
-            out.reshape(-1)[at[is_moved]] = array[is_moved]
+        for (chosen, batch), moved in zip(parts, slot.moved, strict=True):
+            values = batch[name].reshape(-1)[moved.source]
+            if added is not None:
+                values += np.repeat(added[chosen].astype(values.dtype), moved.columns)
+            out.reshape(-1)[moved.target] = values
         packed[name] = out
     return packed
+
+
+class _Moved(NamedTuple):
+    """V values of a part of S sequences: those on the left of each row."""
+
+    columns: np.ndarray  # int64 [S], how many of each row
+    source: np.ndarray  # int64 [V], where in the part's array
+    target: np.ndarray  # int64 [V], where in the packed one
 
 
 class _Slots(NamedTuple):
     """Where the columns of one size go."""
 
-    is_moved: list[np.ndarray]  # of each part; as many columns of a row from the left
-    row: np.ndarray  # int64 [S], the packed row of each sequence
-    number: np.ndarray  # int64 [S], which one it is in there
+    moved: list[_Moved]  # of each part
+    number: np.ndarray  # int64 [S], which one of its packed row a sequence is
     begin: np.ndarray  # int64 [S], its first column in there
     most: int  # columns that are filled in a row
 
 
-def _slots(size: str, parts: Sequence[tuple[np.ndarray, Batch]], counts: np.ndarray) -> _Slots:
+def _slots(
+    size: str, room: int, parts: Sequence[tuple[np.ndarray, Batch]], counts: np.ndarray
+) -> _Slots:
     if size == "L":
-        is_moved = [batch["sequence_ids"] != 0 for _, batch in parts]
+        tables = [batch["sequence_ids"] for _, batch in parts]
     elif size == "M":
-        is_moved = [batch["mlm_weights"] != 0 for _, batch in parts]
+        tables = [batch["mlm_weights"] for _, batch in parts]
     else:
-        is_moved = [np.ones((chosen.size, 1), bool) for chosen, _ in parts]
+        tables = [np.ones((chosen.size, 1), bool) for chosen, _ in parts]
+    each = [np.count_nonzero(table, axis=1) for table in tables]
     columns = np.zeros(counts.sum(), np.int64)
-    for (chosen, _), moved in zip(parts, is_moved, strict=True):
-        columns[chosen] = moved.sum(1)
+    for (chosen, _), count in zip(parts, each, strict=True):
+        columns[chosen] = count
     first = np.cumsum(counts) - counts
     before = np.cumsum(columns) - columns
+    begin = before - np.repeat(before[first], counts)
+    target = begin + np.repeat(room * np.arange(counts.size), counts)
+    moved = [
+        _Moved(
+            count,
+            source=ranges(table.shape[1] * np.arange(count.size), count),
+            target=ranges(target[chosen], count),
+        )
+        for (chosen, _), table, count in zip(parts, tables, each, strict=True)
+    ]
     return _Slots(
-        is_moved,
-        row=np.repeat(np.arange(counts.size), counts),
+        moved,
         number=np.arange(columns.size) - np.repeat(first, counts),
-        begin=before - np.repeat(before[first], counts),
+        begin=begin,
         most=int(np.add.reduceat(columns, first).max()),
     )

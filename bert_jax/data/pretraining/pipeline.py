@@ -10,9 +10,10 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -207,7 +208,10 @@ class Pipeline:
 
     def _examples(self, index: int, plan: Any, numbers: np.ndarray, columns: int) -> Batch:
         """Returns planned rows, of at most so many tokens, in tables of so many columns."""
-        phase = self._unpacked[index]
+        phase, options = self._unpacked[index], self._options[index]
+        most = phase.max_predictions
+        if columns < phase.sequence_length:
+            most = min(most, math.ceil(columns * options.masked_lm_prob))
         return _batch(
             self._split,
             plan,
@@ -215,8 +219,8 @@ class Pipeline:
             sequence_length=columns,
             draw=Draw(
                 vocabulary=self._vocabulary,
-                options=self._options[index],
-                max_predictions=min(phase.max_predictions, columns),
+                options=options,
+                max_predictions=most,
                 key=counter_rng.derive(self._seed, Key.MASK, index),
                 example_numbers=numbers,
                 sequence_length=phase.sequence_length,
@@ -326,35 +330,38 @@ def tf_batches(
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # the accelerator belongs to jax
+    # TensorFlow sees the steps alone: arrays that went through it would be copied.
+    made: dict[int, Batch] = {}
     errors: list[BaseException] = []
 
-    def arrays(step: np.int64) -> list[np.ndarray]:
+    def make(step: np.int64) -> np.int64:
         try:
             batch = batch_at(int(step), rows)
         except BaseException as error:
             errors.append(error)
             raise
-        return [batch[name] for name in fields]
+        made[int(step)] = {
+            name: np.asarray(batch[name], field.dtype) for name, field in fields.items()
+        }
+        return step
 
-    def fetch(step):
-        dtypes = [field.dtype for field in fields.values()]
-        values = tf.numpy_function(arrays, [step], dtypes, stateful=False)
-        return dict(zip(fields, values, strict=True))
-
-    dataset = tf.data.Dataset.range(start, stop)
-    dataset = dataset.map(fetch, num_parallel_calls=num_workers, deterministic=True)
-    dataset = dataset.prefetch(prefetch)
+    dataset = tf.data.Dataset.range(start, stop).map(
+        lambda step: tf.numpy_function(make, [step], tf.int64, stateful=False),
+        num_parallel_calls=num_workers,
+        deterministic=True,
+    )
     options = tf.data.Options()
     options.autotune.enabled = False
     # Its options are made at run time.
     options.experimental_warm_start = True  # pyright: ignore[reportAttributeAccessIssue]
-    iterator = cast(Iterator[Batch], dataset.with_options(options).as_numpy_iterator())
+    steps = dataset.prefetch(prefetch).with_options(options).as_numpy_iterator()
 
     of_tensorflow = tf.errors.OpError  # at the interpreter's end the module is gone before it
 
     def consume() -> Iterator[Batch]:
         try:
-            yield from iterator
+            for step in steps:
+                yield made.pop(int(step))
         except of_tensorflow:
             if errors:
                 raise errors[0] from None
