@@ -88,8 +88,12 @@ def train_phase(
     """
     run.step, scores = step, {}
     _announce(run, phase)
-    with run.bar.paused():
-        steps, evaluation, batches = _prepare(run, state, phase, step, last_step)
+    try:
+        with run.bar.paused():
+            steps, evaluation, batches = _prepare(run, state, phase, step, last_step)
+    except Preempted:
+        _save_at_last(run, state, step)
+        raise run.preemption.preemption_error() from None
     is_on_cpu = jax.default_backend() == "cpu"
     run.log.begin_phase(phase)
     if owes_evaluation:
@@ -111,9 +115,7 @@ def train_phase(
                     steps.wait(state, batch)
         except Preempted:
             run.read_metrics()
-            if run.saver.saved_step == step:
-                raise
-            run.saver.save_for_good(state, step)
+            _save_at_last(run, state, step)
             raise run.preemption.preemption_error() from None
         run.watchdog.at(f"step {step + 1}")
         # The step is dispatched first; only then is the one before it waited for. Not on a CPU: a
@@ -147,9 +149,7 @@ def train_phase(
                 scores, asked = found or (scores, {})
                 asked = asked | stopped
                 if preempted or STOP in asked:
-                    run.saver.finish()
-                    if run.saver.saved_step != step:
-                        _save(run, state, step, for_good=True)
+                    _save_at_last(run, state, step)
                 elif SAVE in asked and run.saver.saved_step != step:
                     _save(run, state, step)
         if preempted:
@@ -163,6 +163,13 @@ def _save(run: Run, state: TrainState, step: int, *, for_good: bool = False) -> 
     (run.saver.save_for_good if for_good else run.saver.save)(state, step)
     for hook in run.hooks:
         hook.on_save(step)
+
+
+def _save_at_last(run: Run, state: TrainState, step: int) -> None:
+    """Saves for good, unless the step is saved: a save under way may still fail."""
+    run.saver.finish()
+    if run.saver.saved_step != step:
+        _save(run, state, step, for_good=True)
 
 
 def _announce(run: Run, phase: int) -> None:

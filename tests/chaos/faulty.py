@@ -16,6 +16,7 @@
 | `heartbeat=20` | nothing; a process that is gone is missed after 20 s, not 100 |
 | `barrier=60` | the process comes late to where all meet |
 | `failing-saves=2` | the first two saves find no space |
+| `late-failure=2` | the second save finds no space once it is under way |
 | `compared=4` | nothing; processes are compared every 4 s, to see which is slow |
 | `commit-files=1` | Orbax writes steps as it does in a bucket: in place, a file says when whole |
 | `at=MODULE:NAME:2` | a line on stderr when that function begins, which takes 2 s longer |
@@ -27,6 +28,7 @@ import builtins
 import ctypes
 import errno
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -207,6 +209,23 @@ def failing_saves(value: str) -> None:
         return save_async(path, state, **options)
 
     ocp.save_async = failing
+
+
+def late_failure(value: str) -> None:
+    from orbax.checkpoint import v1 as ocp
+
+    class Failing:
+        def result(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    save_async, number = ocp.save_async, itertools.count(1)
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        if next(number) == int(value):
+            return Failing()
+        return save_async(*arguments, **options)
+
+    ocp.save_async = counted
 
 
 def commit_files(_: str) -> None:

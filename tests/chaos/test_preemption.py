@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.workdir import checkpoint
 from tests.chaos import IS_LONG
-from tests.chaos.runs import Started, lines, losses, state_digest
+from tests.chaos.runs import CONFIG, Started, lines, losses, state_digest
 
 pytestmark = pytest.mark.chaos
 
@@ -66,3 +66,19 @@ def test_sigterm(tmp_path, corpus, finished, moment, processes, target, draw):
         assert again.finish() == [0], again.log()
         assert losses(again.workdir) == losses(finished)
         assert state_digest(again.workdir) == state_digest(finished)
+
+
+@pytest.mark.parametrize(("step", "moment"), [(4, "loader=4:60"), (24, "say=compile")])
+def test_sigterm_while_a_save_fails(tmp_path, corpus, step, moment):
+    """The step is saved that the message names: in the middle of a phase, and between two."""
+    number = step // CONFIG.checkpoint.every_steps
+    run = Started(tmp_path / "run", corpus, faults=[f"late-failure={number}", moment])
+    events = run.workdir / "events.jsonl"
+    run.until(lambda: any(e["event"] == "saving" and e["step"] == step for e in lines(events)))
+    if moment == "say=compile":
+        run.until(lambda: run.log().count("chaos: compile") == 2)
+    run.processes[0].send_signal(signal.SIGTERM)
+    assert run.finish(120) == [42], run.log()
+    assert "No space left on device" in run.log()
+    assert f"step {step} is saved and the same command goes on from it" in run.log()
+    assert max(checkpoint.steps(run.workdir)) == step
