@@ -83,6 +83,9 @@ def run(options: ReportOptions) -> None:
         return
     for path, record in zip(options.workdir, records, strict=True):
         _print(path, record.account)
+    columns, rows, right = report_page.hidden_words(runs)
+    if rows:
+        table(f"Hidden words, held out: {right}", columns, rows)
     for file in (options.plot, options.html):
         if file is not None:
             print(f"wrote {file}")
@@ -137,9 +140,9 @@ def _names(paths: Sequence[Path | str]) -> list[str]:
 
 
 def _print(path: Path | str, account: dict[str, Any]) -> None:
-    total = account["wall_seconds"]
+    total, starts = account["wall_seconds"], account["starts"]
     table(
-        f"{path}: {account['starts']} starts, step {account['step']:,}",
+        f"{path}: {starts} start{'s' * (starts != 1)}, step {account['step']:,}",
         ("", "seconds", "share"),
         [
             (name.replace("_", " "), f"{seconds:,.1f}", f"{seconds / max(total, 1e-9):.1%}")

@@ -99,8 +99,12 @@ def _thinned(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f'<p class="note">{text(line)}</p>' for line in lines]
 
 
-def _examples(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns held-out sentences with a hidden word, and what each run takes it for."""
+def hidden_words(
+    runs: Sequence[Mapping[str, Any]],
+) -> tuple[list[str], list[list[str]], str]:
+    """Returns columns and rows of held-out sentences with a hidden word, and of what each run takes
+    it for, and how often each is right; no rows where no run has examples.
+    """
     guesses: dict[tuple[str, str], dict[str, str]] = {}
     counts = []
     for run in runs:
@@ -112,16 +116,18 @@ def _examples(runs: Sequence[Mapping[str, Any]]) -> str:
         if run["examples"]:
             right = sum(example["is_right"] for example in run["examples"])
             counts.append(f"{run['name']}: {right} of {len(run['examples'])}")
-    if not guesses:
-        return ""
     shown_runs = [run["name"] for run in runs if run["examples"]]
     rows = [
         [sentence, word, *(by_run.get(name, "") for name in shown_runs)]
         for (sentence, word), by_run in guesses.items()
     ]
     note = f"{_RIGHT} the first guess is the hidden word ({'; '.join(counts)})"
-    shown_table = table(["sentence", "hidden", *shown_runs], rows)
-    return f'{shown_table}\n<p class="note">{text(note)}</p>'
+    return ["sentence", "hidden", *shown_runs], rows, note
+
+
+def _examples(runs: Sequence[Mapping[str, Any]]) -> str:
+    columns, rows, note = hidden_words(runs)
+    return f'{table(columns, rows)}\n<p class="note">{text(note)}</p>' if rows else ""
 
 
 def _section(identity: str, heading: str, inner: str) -> str:

@@ -311,6 +311,11 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     assert marked == first["is_right"] == (first["candidates"][0][0] == first["word"])
     right = sum(each["is_right"] for each in (first, *more))
     assert f"(trained/workdir: {right} of 3)" in Outline(page.read_text()).text
+    # Without a page or JSON they are in the terminal.
+    assert main(["report", str(trained), "--examples", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert f"trained/workdir: {right} of 3" in " ".join(printed.split())
+    assert first["candidates"][0][0] in printed
     # Nor where the corpus was prepared again with other words.
     again = shutil.copytree(trained, tmp_path / "again")
     held = json.loads((again / "config.json").read_text())
