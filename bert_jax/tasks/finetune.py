@@ -187,6 +187,9 @@ class FineTuning(TrainingJob):
         size = self.config.phases[phase].global_batch_size
         return {"examples_per_second": size / seconds}
 
+    def figures(self) -> Sequence[str]:
+        return self.data.task.figures()
+
     def describe(self, scores: Scores) -> str:
         return ", ".join(
             f"{split} {metric} {value:.4f}"

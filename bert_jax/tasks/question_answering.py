@@ -42,6 +42,13 @@ class SpanTask(Task):
     def known_metrics(self) -> Sequence[str]:
         return ("f1", "exact_match")
 
+    def figures(self) -> Sequence[str]:
+        known = self.known_metrics()
+        if self.spec.with_unanswerable:
+            parts = ("answerable", "unanswerable")
+            known = (*known, *(f"{part}_{name}" for part in parts for name in known), "best_f1")
+        return tuple(dict.fromkeys((*self.spec.metrics, *known)))
+
     def read(
         self, path: Path, *, labelled: bool = True, id_column: str | None = None
     ) -> list[Question]:

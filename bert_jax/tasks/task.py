@@ -132,6 +132,10 @@ class Task:
         """Returns what `metrics` of the spec may name; nothing where that may be anything."""
         return ()
 
+    def figures(self) -> Sequence[str]:
+        """Returns the names of the scores, the main one first."""
+        return self.spec.metrics
+
     def read(self, path: Path, *, labelled: bool = True, id_column: str | None = None) -> list[Any]:
         """Returns the rows of one file. `id_column` is for tables only.
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.errors import UsageError
-from bert_jax.objectives.objective import Objective
 from bert_jax.training.hooks import CONTINUE, SAVE, STOP, Action, Hook
 from bert_jax.training.job import Row, Scores, TrainingJob
 from bert_jax.workdir import checkpoint, log_reader
@@ -28,23 +27,25 @@ _LESS_IS_BETTER = ("loss", "perplexity")
 class HeldOutFigure(Hook):
     """Knows the best value of one figure so far, its step, and the evaluations since.
 
-    Of several held-out splits the first counts.
+    No name is the main figure: the loss, or a task's first metric. Of several held-out splits the
+    first counts.
     """
 
-    def __init__(self, figure: str = "loss"):
+    def __init__(self, figure: str = ""):
         self._figure = figure
         self._length: Any = None
         self._best_step, self._best, self._evaluations_since = 0, math.nan, 0
 
     def prepare(self, job: TrainingJob, directory: Path) -> Mapping[str, Any]:
-        # The scores of a task are known when it is scored.
-        if job.manifest is not None:
-            self.require_figure(job.objective)
+        self.choose(job.figures())
         return super().prepare(job, directory)
 
-    def require_figure(self, objective: Objective) -> None:
-        """Raises UsageError where the evaluations of an objective do not have the figure."""
-        if self._figure not in (known := objective.watched()):
+    def choose(self, known: Sequence[str]) -> None:
+        """Takes the figure, or the first that evaluations have. Raises UsageError where they do
+        not have it.
+        """
+        self._figure = self._figure or known[0]
+        if self._figure not in known:
             raise UsageError(
                 f"hooks: an evaluation has no figure {self._figure!r}; it has {', '.join(known)}"
             )
@@ -107,7 +108,7 @@ class BestCheckpoint(HeldOutFigure):
 class EarlyStopping(HeldOutFigure):
     """Ends the run when so many evaluations in a row have not improved the held-out figure."""
 
-    def __init__(self, figure: str = "loss", patience: int = 5):
+    def __init__(self, figure: str = "", patience: int = 5):
         super().__init__(figure)
         if patience < 1:
             raise UsageError(f"hooks: early_stopping:patience={patience}: it must be 1 or more")

@@ -1,6 +1,6 @@
 """`TrainingJob`: what the loop needs from pre-training or fine-tuning."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -74,6 +74,10 @@ class TrainingJob:
         nothing where there is one source.
         """
         return {}
+
+    def figures(self) -> Sequence[str]:
+        """Returns the figures that an evaluation has, the main one first."""
+        return self.objective.watched()
 
     def describe(self, scores: Scores) -> str:
         """Returns the scores as one line."""

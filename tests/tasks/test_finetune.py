@@ -276,6 +276,23 @@ def test_the_fields_that_guard_updates_and_saves_are_those_of_pre_training(tmp_p
         assert config[section].items() >= fields.items()
 
 
+def test_the_best_checkpoint_is_that_of_the_first_metric(tmp_path, encoder, glue, capsys):
+    home = tmp_path / "run"
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
+    assert main([*command, "--set", 'hooks=["best_checkpoint:figure=loss"]']) == 2
+    assert "no figure 'loss'; it has accuracy" in capsys.readouterr().err
+    assert not (home / "metrics.jsonl").exists()
+    each = ["evaluation.every_steps=10", 'hooks=["best_checkpoint"]']
+    assert main([*command, *(option for field in each for option in ("--set", field))]) == 0
+    rows = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+    scores = {row["step"]: row["accuracy"] for row in rows if row.get("split") == "dev"}
+    best = max(scores, key=lambda step: (scores[step], -step))
+    assert len(scores) > 1 and best in checkpoint.steps(home)
+    events = [json.loads(line) for line in (home / "events.jsonl").read_text().splitlines()]
+    *_, named = [event for event in events if event["event"] == "best"]
+    assert (named["step"], named["figure"]) == (best, "accuracy")
+
+
 def test_a_fine_tuned_encoder_goes_on_to_another_task(tmp_path, classified, glue):
     """Intermediate training: the encoder is kept, the head is not."""
     home = tmp_path / "run"
