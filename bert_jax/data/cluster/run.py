@@ -157,7 +157,7 @@ def _make(
         pipeline, patience = _pipeline(runner, flags, extras, Path(folder))
         from bert_jax.data.cluster.graph import build  # of Beam, which is here
 
-        for line in left_out(request.sources, request.held_out):
+        for line in left_out(request.sources, request.held_out, request.tests):
             note(line)
         units = request.units(request.reading)
         job = Job(

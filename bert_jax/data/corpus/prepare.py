@@ -318,7 +318,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
 
     workers = workers or _cores()
-    for line in left_out(request.sources, request.held_out):
+    for line in left_out(request.sources, request.held_out, request.tests):
         note(line)
     look = preview(
         request,

@@ -11,7 +11,7 @@ from bert_jax.data.corpus.dedup import Survey
 from bert_jax.data.corpus.survey import Looked, Unit, units_of
 from bert_jax.data.language import codes
 from bert_jax.data.matching.contamination import Contamination
-from bert_jax.data.sources.stream import SourceOptions
+from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
 
 # The kinds of tokenizers that can be trained.
 KINDS = ("wordpiece", "sentencepiece", "bpe")
@@ -42,6 +42,11 @@ class Request:
     @property
     def trains(self) -> bool:
         return self.tokenizer in KINDS
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """Returns the test sets whose text is dropped."""
+        return () if self.contamination is None else self.contamination.sources
 
     @property
     def rules(self) -> str:
@@ -99,5 +104,5 @@ class Request:
 
     def units(self, reading: SourceOptions) -> list[Unit]:
         """Returns the units of all sources, those that are held out first."""
-        held_out = dataclasses.replace(reading, is_held_out=True)
+        held_out = dataclasses.replace(reading, splits=HELD_OUT)
         return units_of([(self.held_out, held_out), (self.sources, reading)])

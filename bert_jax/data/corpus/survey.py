@@ -18,7 +18,7 @@ from bert_jax.data.matching.identity import beginning, identify
 from bert_jax.data.matching.near_duplicates import NearDuplicates
 from bert_jax.data.sources.document import Continuation
 from bert_jax.data.sources.read import Reader, readers_of
-from bert_jax.data.sources.stream import Findings, SourceOptions
+from bert_jax.data.sources.stream import HELD_OUT, Findings, SourceOptions
 
 # Small files are read together.
 _UNIT_BYTES = 4 << 20
@@ -55,10 +55,10 @@ def units_of(sources: Iterable[tuple[Sequence[str], SourceOptions]]) -> list[Uni
             waiting.append(reader)
             size += reader.size or _UNIT_BYTES
             if size >= _UNIT_BYTES:
-                units.append(Unit(len(units), tuple(waiting), reading.is_held_out))
+                units.append(Unit(len(units), tuple(waiting), reading.splits == HELD_OUT))
                 waiting, size = [], 0
         if waiting:
-            units.append(Unit(len(units), tuple(waiting), reading.is_held_out))
+            units.append(Unit(len(units), tuple(waiting), reading.splits == HELD_OUT))
     return units
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from bert_jax.data.language import scripts
 from bert_jax.data.matching.shingles import shingles, words
 from bert_jax.data.sources.read import read_documents
-from bert_jax.data.sources.stream import SourceOptions
+from bert_jax.data.sources.stream import TESTS, SourceOptions
 from bert_jax.errors import UsageError
 
 WORDS, FEWEST = 13, 8
@@ -32,11 +32,12 @@ class Contamination:
     """The runs of words of test sets, whose records are numbered over all of them."""
 
     def __init__(self, sources: Sequence[str], reading: SourceOptions) -> None:
-        """Reads the records of the test sets; of plain text, each line is one.
+        """Reads the records of the test sets; of plain text, each line is one. Of a folder that has
+        splits, all but `train` are read.
 
         Raises UsageError where there are none to look for, or they cannot be read.
         """
-        reading = dataclasses.replace(reading, document="line", is_held_out=True)
+        reading = dataclasses.replace(reading, document="line", splits=TESTS)
         self.sources = tuple(sources)
         self.records: Counter[str] = Counter()  # of each source
         self.short: Counter[str] = Counter()  # those that are too short to be looked for

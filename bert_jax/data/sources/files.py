@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_jax.data.sources import address
 from bert_jax.data.sources.address import AnyFile, RemoteFile
-from bert_jax.data.sources.stream import PACKED
+from bert_jax.data.sources.stream import HELD_OUT, PACKED, TESTS, TRAIN
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
 
@@ -48,27 +48,26 @@ def kind_of(name: str) -> tuple[str, str] | None:
 
 
 def find_files(
-    source: str, *, is_held_out: bool = False
+    source: str, *, splits: str = TRAIN
 ) -> tuple[list[AnyFile], dict[str, list[AnyFile]]]:
     """Returns the files of a source by name, and those that are left out, by the reason.
 
     A folder is read with its subfolders. Where files of a folder or glob, or the folders in it, are
-    named as those of several splits, the training split is read, or with `is_held_out` the
-    validation split, or the test split where there is none.
+    named as those of several splits, the `splits` that are asked for are read.
 
     Raises UsageError if there is no file to read, and for a file of another kind that was named or
     matches a glob.
     """
     left_out: dict[str, list[AnyFile]] = {}
     if address.is_address(source) and not Path(source).exists():
-        return _find_remote(source, left_out, is_held_out=is_held_out), left_out
+        return _find_remote(source, left_out, splits=splits), left_out
     path = Path(source)
     if path.is_dir():
         files: list[AnyFile] = list(_walk(path, left_out))
         if not files:
             seen = f": {describe(source, left_out)}" if left_out else ""
             raise UsageError(f"{source}: no {kinds()} file in this folder{seen}")
-        files = _of_split(path, files, left_out, is_held_out=is_held_out)
+        files = _of_split(path, files, left_out, splits=splits)
         return _sorted(files), {reason: _sorted(names) for reason, names in left_out.items()}
     if path.exists():
         if not path.is_file():
@@ -91,22 +90,20 @@ def find_files(
             )
     if others := [file for file in files if kind_of(file.name) is None]:
         raise UsageError(f"{_listed(others)}: not one of {kinds()}; rename or convert it")
-    return _of_split(None, files, left_out, is_held_out=is_held_out), left_out
+    return _of_split(None, files, left_out, splits=splits), left_out
 
 
 def _sorted(found: Sequence[Any]) -> list[AnyFile]:
     return sorted(found)
 
 
-def _find_remote(
-    source: str, left_out: dict[str, list[AnyFile]], *, is_held_out: bool
-) -> list[AnyFile]:
+def _find_remote(source: str, left_out: dict[str, list[AnyFile]], *, splits: str) -> list[AnyFile]:
     """Does as `find_files` for an address."""
     folder, found = address.find(source)
     if folder is None:
         if others := [file for file in found if kind_of(file.name) is None]:
             raise UsageError(f"{_listed(others)}: not one of {kinds()}; rename or convert it")
-        return _of_split(None, found, left_out, is_held_out=is_held_out)
+        return _of_split(None, found, left_out, splits=splits)
     files: list[AnyFile] = []
     for file in found:
         inner = file.relative_to(folder).parts
@@ -118,7 +115,7 @@ def _find_remote(
             files.append(file)
     if not files:
         raise UsageError(f"{source}: no {kinds()} file here: {describe(source, left_out)}")
-    return _of_split(folder, files, left_out, is_held_out=is_held_out)
+    return _of_split(folder, files, left_out, splits=splits)
 
 
 def _of_split(
@@ -126,22 +123,21 @@ def _of_split(
     files: Sequence[AnyFile],
     left_out: dict[str, list[AnyFile]],
     *,
-    is_held_out: bool,
+    splits: str,
 ) -> list[AnyFile]:
-    """Returns the files of the split that is asked for; all where there is one split or none."""
-    splits = {path: _split_of(path, folder) for path in files}
-    found = set(splits.values()) - {None}
+    """Returns the files of the splits that are asked for; all where there is one split or none."""
+    split_of = {path: _split_of(path, folder) for path in files}
+    found = set(split_of.values()) - {None}
     if "train" not in found or len(found) == 1:
         return list(files)
-    wanted = "train"
-    if is_held_out:
-        wanted = next(kind[0] for kind in _HELD_OUT if kind[0] in found)
+    held_out = [kind[0] for kind in _HELD_OUT if kind[0] in found]
     # What names no split may be anything: it is read beside train, and not held out.
-    kept = {wanted} if is_held_out else {wanted, None}
-    others = [path for path in files if splits[path] not in kept]
+    wanted = {TRAIN: ["train", None], HELD_OUT: held_out[:1], TESTS: held_out}[splits]
+    others = [path for path in files if split_of[path] not in wanted]
     if others:
-        left_out[_OTHER_SPLIT.format(wanted)] = others
-    return [path for path in files if splits[path] in kept]
+        names = " and ".join(name for name in wanted if name)
+        left_out[_OTHER_SPLIT.format(names)] = others
+    return [path for path in files if split_of[path] in wanted]
 
 
 def _split_of(path: Any, folder: AnyFile | None) -> str | None:

@@ -18,7 +18,15 @@ from typing import Any, cast
 from bert_jax.data.sources.address import AnyFile, RemoteFile
 from bert_jax.data.sources.document import Document, bounded, paragraphs_of
 from bert_jax.data.sources.files import describe, find_files, folders_of_split, kind_of, kinds
-from bert_jax.data.sources.stream import Findings, SourceOptions, opened, require_packages
+from bert_jax.data.sources.stream import (
+    HELD_OUT,
+    TESTS,
+    TRAIN,
+    Findings,
+    SourceOptions,
+    opened,
+    require_packages,
+)
 from bert_jax.errors import UsageError, some
 from bert_jax.registry import FORMATS
 
@@ -100,7 +108,7 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
             )
             readers.append(Reader(source, read))
         else:
-            for path in find_files(source, is_held_out=reading.is_held_out)[0]:
+            for path in find_files(source, splits=reading.splits)[0]:
                 is_local = isinstance(path, Path)
                 if own is not None and is_local and path.resolve().is_relative_to(own):
                     continue
@@ -140,15 +148,18 @@ def _kind_of_stdin(source: str) -> tuple[str, str]:
     return kind
 
 
-def left_out(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
+def left_out(
+    sources: Sequence[str], held_out: Sequence[str] = (), tests: Sequence[str] = ()
+) -> list[str]:
     """Returns a line for each source that holds files which are not read, with the reasons, and for
     each that may be several data sets. Those of `sources` that `held_out` reads do not count.
     """
     lines, read = [], set()
-    for source, is_held_out in [*((s, True) for s in held_out), *((s, False) for s in sources)]:
+    asked = ((HELD_OUT, held_out), (TRAIN, sources), (TESTS, tests))
+    for splits, source in [(splits, source) for splits, named in asked for source in named]:
         if not (source == "docs:" or source.startswith("tfds:") or is_stdin(source)):
-            files, skipped = find_files(source, is_held_out=is_held_out)
-            read |= set(map(_resolved, files)) if is_held_out else set()
+            files, skipped = find_files(source, splits=splits)
+            read |= set(map(_resolved, files)) if splits == HELD_OUT else set()
             skipped = {
                 reason: left
                 for reason, found in skipped.items()
@@ -156,7 +167,8 @@ def left_out(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
             }
             if skipped:
                 lines.append(f"{source}: {describe(source, skipped)}")
-            folders = [] if has_magic(source) else folders_of_split(files)
+            is_one = splits == TESTS or has_magic(source)
+            folders = [] if is_one else folders_of_split(files)
             if len(folders) > 1:
                 lines.append(
                     f"{source}: splits of {len(folders)} folders are read together; to read one, "
@@ -230,6 +242,8 @@ def _read_tfds(
     match = _TFDS.fullmatch(source)
     if match is None:
         raise UsageError(f"{source}: expected tfds:NAME[/CONFIG][:SPLIT]")
+    if not match["split"] and reading.splits != TRAIN:
+        raise UsageError(f"{source}: it is not to be trained on: name its split, as {source}:test")
     data, info = load_tfds(source, match["name"], match["split"] or "train")
     field = _tfds_text_field(source, info.features, reading.fields)
     findings = Findings() if findings is None else findings

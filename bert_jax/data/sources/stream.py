@@ -20,6 +20,9 @@ from bert_jax.data.sources.address import AnyFile
 from bert_jax.data.sources.document import Document, paragraphs_of
 from bert_jax.errors import UsageError, brief
 
+# `train`; `validation`, or `test` where there is none; and all but `train`.
+TRAIN, HELD_OUT, TESTS = "train", "held-out", "tests"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
@@ -32,8 +35,8 @@ class SourceOptions:
     document: str = "blank"
     # A paragraph is a "line", or the lines between two "blank" ones.
     paragraph: str = "line"
-    # Of a folder that has splits, the held-out one is read, and not `train`.
-    is_held_out: bool = False
+    # Of a folder that has splits, those that are read: TRAIN, HELD_OUT or TESTS.
+    splits: str = TRAIN
     # A record that cannot be read is left out and counted, not refused.
     skips_records: bool = False
     # Of text without a byte order mark; None is UTF-8.

@@ -22,7 +22,7 @@ from bert_jax.data.formats import delimited, parquet
 from bert_jax.data.sources import document
 from bert_jax.data.sources.files import find_files
 from bert_jax.data.sources.read import left_out, read_documents
-from bert_jax.data.sources.stream import Findings, SourceOptions
+from bert_jax.data.sources.stream import HELD_OUT, Findings, SourceOptions
 from bert_jax.errors import StorageFailed, UsageError
 from tests.data.surveyed import survey
 
@@ -259,7 +259,7 @@ def test_folders_of_hubs(tmp_path, layout, vocabulary):
     assert "of another split than train" in said and "test" in said and "validation" in said
     beside, own = left_out([str(folder)], [str(folder)])
     assert "test" in beside and "train" in beside and "validation-" not in own
-    (held_out,) = find_files(str(folder), is_held_out=True)[0]
+    (held_out,) = find_files(str(folder), splits=HELD_OUT)[0]
     assert "validation" in str(held_out.relative_to(folder))
     corpus = prepare(
         [str(folder)],

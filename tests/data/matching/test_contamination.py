@@ -111,3 +111,31 @@ def test_a_word_without_spaces_has_several_characters(letters, enough, tmp_path)
         return bool(found.records_in(f"before {part} and after".encode()))
 
     assert is_in(record[7 : 7 + enough]) and not is_in(record[7 : 6 + enough])
+
+
+def test_all_held_out_splits_of_a_folder_are_looked_for(tmp_path, capsys):
+    """A benchmark as the hub has it: `validation` and `test`, in whose `train` nobody is scored."""
+    draw = random.Random(5)
+    of = {split: [text(20, draw) for _ in range(4)] for split in ("train", "validation", "test")}
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    for split, records in of.items():
+        lines = "".join(json.dumps({"text": record}) + "\n" for record in records)
+        (folder / f"{split}-00000-of-00001.jsonl").write_text(lines)
+    (folder / "dev.json").write_text("[]")
+    texts = [text(60, draw) for _ in range(40)]
+    for number, split in enumerate(("train", "validation", "validation", "test")):
+        texts[number] += " " + of[split][number]
+    (tmp_path / "text.txt").write_text("\n\n".join(texts) + "\n")
+    corpus = prepare(
+        [str(tmp_path / "text.txt")], tmp_path / "c", vocab_size=300, validation_fraction=0.2,
+        workers=1, decontaminate=[str(folder)],
+    )  # fmt: skip
+    found = {"records": 8, "looked_for": 8, "found": 3}
+    assert corpus.manifest["decontaminated_of"] == {str(folder): found}
+    assert corpus.manifest["counts"]["total"]["documents"] == 40 - 3
+    said = capsys.readouterr().err
+    assert f"{folder}: skipped 2 files: " in said and "dev.json (of no kind that is read)" in said
+    for source in ({"decontaminate": ["tfds:x"]}, {"validation_sources": ["tfds:x"]}):
+        with pytest.raises(UsageError, match=r"tfds:x: .* name its split, as tfds:x:test"):
+            prepare([str(tmp_path / "text.txt")], tmp_path / "d", vocab_size=300, **source)
