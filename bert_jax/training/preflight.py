@@ -6,10 +6,11 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax import config_loader
-from bert_jax.config import TrainConfig, source_shares
+from bert_jax.config import DataConfig, TrainConfig, source_shares
 from bert_jax.config.entries import entry_of
+from bert_jax.data.corpus.several import trained_elsewhere
 from bert_jax.data.corpus.store import Corpus
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, some
 from bert_jax.model import sharding
 from bert_jax.model.attention.implementation import refusal
 from bert_jax.progress import duration
@@ -89,6 +90,38 @@ def spare_rows(config: TrainConfig, corpus: Corpus) -> tuple[str, str] | None:
         f"{tokens:,} sub-words, model.vocab_size {rows:,}: {rows - tokens:,} rows of the model are "
         "never learned",
         f"set model.vocab_size={tokens}, unless a checkpoint has that size",
+    )
+
+
+def largest_shares(config: TrainConfig | None, corpus: Corpus) -> dict[str, float]:
+    """Returns the largest share of the rows that each source has in a phase; without a config, that
+    of its tokens.
+    """
+    tokens = {name: source.train.tokens for name, source in corpus.sources.items()}
+    phases = [config.in_phase(i).data for i in range(len(config.phases))] if config else []
+    each = [source_shares.shares(options, tokens) for options in phases or [DataConfig()]]
+    return {name: max(found) for name, *found in zip(tokens, *each, strict=False)}
+
+
+def held_out_elsewhere(config: TrainConfig | None, corpus: Corpus) -> tuple[str, str] | None:
+    """Returns what is wrong and what to do where a source is trained on held-out text of another
+    one: its figures would be those of text that the model has seen. Without a config, all are
+    trained on.
+    """
+    shares = largest_shares(config, corpus) if corpus.sources else {}
+    found = trained_elsewhere(corpus, {name for name, share in shares.items() if share})
+    if not found:
+        return None
+    each = [
+        f"{count:,} of the {corpus.sources[held_out].validation.document_starts.size - 1:,} "
+        f"held-out documents of {held_out} are in the training text of {name}"
+        for (held_out, name), count in found.items()
+    ]
+    names = sorted({name for _, name in found})
+    return (
+        some(each),
+        f"prepare {some(names)} again, with the held-out text as `decontaminate`, or, where no "
+        "`validation_source` was given, all with one `seed` and one `validation_fraction`",
     )
 
 

@@ -1,19 +1,20 @@
 """Checks of the corpus: its files, and what it is worth to the model and the run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from bert_jax.config import TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.several import open_corpora
-from bert_jax.data.corpus.store import SPLITS, Split, read_manifest
+from bert_jax.data.corpus.store import SPLITS, Corpus, Split, read_manifest
 from bert_jax.data.pretraining.padding import SourceRows, middle, source_rows
 from bert_jax.errors import some
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
 from bert_jax.training.pretrain import pipeline_of
 from bert_jax_lab.doctor.checked_run import Case
-from bert_jax_lab.doctor.finding import Finding, passed, warned
+from bert_jax_lab.doctor.finding import PASSED, Finding, passed, warned
 
 # Files beyond this are not read whole: a minute would not suffice.
 _READ_WHOLE = 20_000_000_000
@@ -87,7 +88,11 @@ def predictions(case: Case) -> Finding:
     """Every row has a token to predict, where whole words or spans are masked."""
     assert case.config is not None and case.corpus is not None
     config, corpus = case.config, case.corpus
-    pipeline = pipeline_of(config, corpus, middle(corpus.train, _DOCUMENTS))
+    return _worst(_predictions_of(config, corpus, name, split) for name, split in _trained(case))
+
+
+def _predictions_of(config: TrainConfig, corpus: Corpus, name: str, split: Split) -> Finding:
+    pipeline = pipeline_of(config, corpus, middle(split, _DOCUMENTS))
     batch = pipeline.batch_at(0, range(min(config.phases[0].global_batch_size, _ROWS)))
     if "mlm_weights" not in batch:
         return passed(f"{config.objective} predicts no hidden tokens")
@@ -95,7 +100,8 @@ def predictions(case: Case) -> Finding:
     without = int((each == 0).sum())
     share = each.sum() / max(int((batch["sequence_ids"] > 0).sum()), 1)
     text = (
-        f"{without:,} of {len(each):,} rows have no prediction; {share:.1%} of the tokens have one"
+        f"{name}{without:,} of {len(each):,} rows have no prediction; {share:.1%} of the tokens "
+        "have one"
     )
     if without > _MOST_WITHOUT * len(each):
         return warned(
@@ -145,15 +151,23 @@ def _epochs_by_source(case: Case) -> Finding:
 
 
 def text(case: Case) -> Finding:
-    """Documents have several sentences, and sentences are not repeated all over."""
+    """No source is trained on held-out text of another one; documents have several sentences, and
+    sentences are not repeated all over.
+    """
     assert case.corpus is not None
-    part = middle(case.corpus.train, _DOCUMENTS)
+    if seen := preflight.held_out_elsewhere(case.config, case.corpus):
+        return warned(*seen)
+    return _worst(_text_of(case, name, split) for name, split in _trained(case))
+
+
+def _text_of(case: Case, name: str, split: Split) -> Finding:
+    part = middle(split, _DOCUMENTS)
     sentences = np.diff(part.document_starts)
     single = float((sentences == 1).mean())
     repeated = _repeated(part)
     found = (
-        f"{sentences.mean():.1f} sentences a document; {100 * repeated:.0f} % of the tokens are in "
-        "sentences that occur again"
+        f"{name}{sentences.mean():.1f} sentences a document; {100 * repeated:.0f} % of the tokens "
+        "are in sentences that occur again"
     )
     if repeated > _MOST_REPEATED:
         return warned(
@@ -163,10 +177,29 @@ def text(case: Case) -> Finding:
     pairs = case.config is not None and "nsp" in OBJECTIVES[case.config.objective].losses
     if pairs and single > _MOST_SINGLE:
         return warned(
-            f"{100 * single:.0f} % of the documents are one sentence: no sentence follows it",
+            f"{name}{100 * single:.0f} % of the documents are one sentence: no sentence follows it",
             "separate documents, not sentences, by blank lines; or set objective=mlm",
         )
     return passed(found)
+
+
+def _trained(case: Case) -> Iterator[tuple[str, Split]]:
+    """Yields the training text of each source that has rows, and how a finding of it begins."""
+    assert case.corpus is not None
+    sources = case.corpus.sources
+    if not sources:
+        yield "", case.corpus.train
+        return
+    shares = preflight.largest_shares(case.config, case.corpus)
+    for name, share in sorted(shares.items(), key=lambda item: -item[1]):
+        if share:
+            yield f"{name}: ", sources[name].train
+
+
+def _worst(findings: Iterable[Finding]) -> Finding:
+    """Returns the first finding that is not passed, or else the first."""
+    each = list(findings)
+    return next((finding for finding in each if finding.result != PASSED), each[0])
 
 
 def _padding(case: Case, number: int) -> float:

@@ -1,8 +1,10 @@
 """A run over several corpora: cut and gone on with, scored by source, and what is refused."""
 
+import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
@@ -13,7 +15,9 @@ from bert_jax.config import (
     OptimizerConfig,
     PhaseConfig,
 )
+from bert_jax.data.corpus import store
 from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.several import open_corpora, trained_elsewhere
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.workdir import log_reader
 from tests import tiny_corpus
@@ -151,3 +155,76 @@ def test_names_of_sources(config_file, corpora, tmp_path, capsys):
     assert "are both called a; write them as NAME=DIR" in capsys.readouterr().err
     assert main([*twice, f"--corpus=a={tales}", f"--corpus=b={tales}"]) == 2
     assert "are the same text; name it once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_held_out_text_that_another_source_trains_on(
+    is_large, config_file, corpora, tmp_path, capsys, monkeypatch
+):
+    """A held-out side of one's own, some of which is in the text of another source."""
+    stories = tiny_corpus.documents(number=40, seed=0)[:12] + tiny_corpus.documents(seed=7)[:5]
+    (tmp_path / "own.txt").write_text("\n\n".join(stories))
+    text = tiny_corpus.write(tmp_path / "more.txt", number=20, seed=9)
+    more = tmp_path / "more"
+    prepare(
+        [str(text)], more, tokenizer=str(corpora["tales"]), workers=1,
+        validation_sources=[str(tmp_path / "own.txt")],
+    )  # fmt: skip
+    if is_large:  # offsets are read where they are asked for
+        monkeypatch.setattr(store, "_READ_AT_ONCE", 1)
+    place = {"tales": corpora["tales"], "notes": corpora["notes"], "more": more}
+    corpus = open_corpora(place)
+
+    def documents(split: store.Split) -> set[bytes]:
+        ends = np.asarray(split.document_starts)
+        sentences = [split.sentence(n).tobytes() for n in range(ends[-1])]
+        return {b"".join(sentences[a:b]) for a, b in itertools.pairwise(ends)}
+
+    sides = {n: open_corpora(directory) for n, directory in place.items()}
+    shared = documents(sides["more"].validation) & documents(sides["tales"].train)
+    assert 5 < len(shared) < 12 and not documents(sides["notes"].validation) & documents(
+        sides["more"].train
+    )
+    assert trained_elsewhere(corpus, set(place)) == {("more", "tales"): len(shared)}
+    assert trained_elsewhere(corpus, {"notes", "more"}) == {}
+    both = {name: place[name] for name in ("tales", "notes")}  # drawn alike
+    assert trained_elsewhere(open_corpora(both), set(both)) == {}
+    if is_large:
+        return
+    said = (
+        f"{len(shared)} of the 17 held-out documents of more are in the training text of tales; "
+        "prepare tales again, with the held-out text as --decontaminate"
+    )
+    shares = ["--set=data.source_weights=tales=2,notes=1,more=1"]
+    even = ["--set=phases.1.data.source_weights=tales=0,notes=1,more=1"]
+    run = [*command(config_file, tmp_path / "workdir", **place), *shares, *even]
+    assert main(run) == 0
+    assert f"warning: {said}" in capsys.readouterr().err
+    assert main(run) == 0  # it goes on, which was said
+    assert "held-out documents" not in capsys.readouterr().err
+    named = [f"--corpus={name}={directory}" for name, directory in place.items()]
+    assert main(["doctor", *named, "--json"]) == 0
+    checks = {each["check"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
+    found = checks["text"]
+    assert found["result"] == "warned" and f"{found['found']}; {found['remedy']}".startswith(said)
+
+
+def test_doctor_looks_at_the_text_of_each_source(corpora, tmp_path, capsys):
+    """Also of one that is not in the middle of all; a source without rows is not looked at."""
+    menus = "\n\n".join(f"Number {n}.\n" + 9 * "All rights are reserved here.\n" for n in range(40))
+    (tmp_path / "zz.txt").write_text(menus)
+    prepare(
+        [str(tmp_path / "zz.txt")], tmp_path / "zz", tokenizer=str(corpora["tales"]), workers=1,
+        validation_fraction=0.2,
+    )  # fmt: skip
+    places = [f"--corpus={directory}" for directory in (*corpora.values(), tmp_path / "zz")]
+
+    def text(*arguments: str) -> dict:
+        main(["doctor", *arguments, *places, "--json"])
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        return next(each for each in checks if each["check"] == "text")
+
+    found = text()
+    assert found["result"] == "warned" and found["found"].startswith("zz: ")
+    left_out = "--set=data.source_weights=notes=1,other=1,tales=1,zz=0"
+    assert text("tiny_docs_cpu", left_out)["result"] == "passed"

@@ -7,7 +7,8 @@ are those of the whole. So who reads the tokens of a row need not know its sourc
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from bert_jax.data.corpus.store import SPLITS, Corpus, Split, Starts, open_corpu
 from bert_jax.data.offsets import Offsets
 from bert_jax.errors import UsageError
 
+# Documents that are looked at together, and the tokens of each by which it is looked for.
+_TOGETHER, _TOKENS = 1 << 16, 8
 # A corpus directory, or several by the names of the sources.
 CorpusPlace = Path | str | Mapping[str, Path] | Mapping[str, str]
 
@@ -74,6 +77,68 @@ def mixed(sources: Mapping[str, Corpus]) -> Corpus:
             for name, corpus in sources.items()
         },
     )
+
+
+def trained_elsewhere(corpus: Corpus, trained: Collection[str]) -> dict[tuple[str, str], int]:
+    """Returns how many held-out documents of each source are training text of another one, of those
+    that are `trained` on, by the names of both. Documents of the same ids count.
+
+    Sources that were drawn alike have each document on the same side, and are not compared. What
+    decides is read of the others: a few tokens of each document.
+    """
+    drawn = {
+        name: (options["validation_fraction"], options["seed"])
+        for name, source in corpus.sources.items()
+        if (options := source.manifest["options"])["validation_fraction"] is not None
+    }
+    found: dict[tuple[str, str], int] = {}
+    for name, source in corpus.sources.items():
+        others = [
+            other
+            for other in corpus.sources
+            if other in trained and other != name
+            and (name not in drawn or drawn.get(other) != drawn[name])
+        ]  # fmt: skip
+        if not others:
+            continue
+        held_out: dict[int, set[bytes]] = defaultdict(set)
+        for keys, starts in _looked_for(source.validation):
+            for number, key in enumerate(keys.tolist()):
+                held_out[key].add(_ids(source.validation, starts[number : number + 2]))
+        wanted = np.array([*held_out], np.int64)
+        for other in others:
+            split, seen = corpus.sources[other].train, set[bytes]()
+            for keys, starts in _looked_for(split):
+                for number in np.flatnonzero(np.isin(keys, wanted)).tolist():
+                    ids = _ids(split, starts[number : number + 2])
+                    seen |= {ids} & held_out[int(keys[number])]
+            if seen:
+                found[name, other] = len(seen)
+    return found
+
+
+def _looked_for(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields what documents are looked for by, int64 `[D]`, and where their tokens start, and end,
+    int64 `[D + 1]`.
+    """
+    factors = 2 * np.arange(_TOKENS + 1, dtype=np.int64) ** 5 + 0x9E3779B97F4A7
+    for first in range(0, split.document_starts.size - 1, _TOGETHER):
+        starts = split.sentence_starts[split.document_starts[first : first + _TOGETHER + 1]]
+        shard_of = np.searchsorted(split.shard_starts, starts[:-1], side="right") - 1
+        keys = np.diff(starts) * factors[-1]
+        for shard in np.unique(shard_of).tolist():
+            (here,) = np.nonzero(shard_of == shard)
+            places = starts[here, None] + np.arange(_TOKENS)
+            places = np.minimum(places, starts[here + 1, None] - 1) - split.shard_starts[shard]
+            keys[here] += split.shards[shard][places].astype(np.int64) @ factors[:-1]
+        yield keys, starts
+
+
+def _ids(split: Split, ends: np.ndarray) -> bytes:
+    """Returns the digest of the tokens between two ends, which lie in one shard."""
+    shard = int(np.searchsorted(split.shard_starts, ends[0], side="right")) - 1
+    first, end = (ends - split.shard_starts[shard]).tolist()
+    return hashlib.blake2b(split.shards[shard][first:end].tobytes(), digest_size=16).digest()
 
 
 def _joined(split: str, sources: Mapping[str, Corpus]) -> Split:
