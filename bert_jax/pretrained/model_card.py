@@ -252,6 +252,7 @@ def _results(
     if not curve:
         yield "## Held-out loss\n\nNot recorded."
         return
+    entropy = run_directory.entropy_of(stored, curve)
     curve = [row for row in curve if "/" not in row["split"]]  # not those of single sources
     every = max(1, -(-len(curve) // _POINTS))
     shown = curve[::-1][::every][::-1]  # the last one is always among them
@@ -263,7 +264,6 @@ def _results(
         ("step", *(heading for heading, _ in figures)),
         [(f"{r['step']:,}", *(_number(r.get(name)) for _, name in figures)) for r in shown],
     )
-    entropy = (stored.get("corpus") or {}).get("unigram_entropy_nats")
     if entropy is not None:
         text += f"\n\nOn held-out documents. The corpus's unigram entropy is {entropy:.3f} nats."
     yield f"## Held-out loss\n\n{text}"

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
-from bert_jax.data.corpus.several import CorpusPlace, open_corpora
+from bert_jax.data.corpus.several import CorpusPlace, compared_entropy, open_corpora
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
 from bert_jax.errors import UsageError
@@ -140,6 +140,12 @@ def _add(sums: _Sums, more: Mapping[str, Any]) -> None:
         sums[name] = sums.get(name, 0.0) + np.asarray(value, np.float64)
 
 
+def compared_with(corpus: Corpus, scores: Scores) -> float:
+    """Returns the unigram entropy that held-out scores of a corpus are compared with."""
+    sources = {name: source.manifest for name, source in corpus.sources.items()}
+    return compared_entropy(corpus.manifest, sources, scores)
+
+
 def describe(objective: Objective, values: Mapping[str, float]) -> str:
     """Returns the figures of an objective in one line."""
     return ", ".join(
@@ -200,7 +206,7 @@ def evaluate_checkpoint(
         "checkpoint": str(checkpoint),
         "step": source.step,
         "corpus_fingerprint": corpus.fingerprint,
-        "unigram_entropy_nats": corpus.manifest["unigram_entropy_nats"],
+        "unigram_entropy_nats": compared_with(corpus, scores),
         "objective": config.objective,
         "sequence_length": phase.sequence_length,
         "rows": config.data.rows,

@@ -25,7 +25,7 @@ from bert_jax.progress import duration, note
 from bert_jax.runtime import distributed
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.epoch_sizes import EpochSizes
-from bert_jax.training.evaluate import HeldOut, batch_shape, describe
+from bert_jax.training.evaluate import HeldOut, batch_shape, compared_with, describe
 from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
 from bert_jax.training.job import Scores, TrainingJob
@@ -130,7 +130,7 @@ def pretrain(
         "validation": closing.scores.get("validation", {}),
         "step": closing.step,
         "objective": config.objective,
-        "unigram_entropy": corpus.manifest["unigram_entropy_nats"],
+        "unigram_entropy": compared_with(corpus, closing.scores),
         "seconds": time.monotonic() - started,
         **closing.figures,
     }

@@ -14,12 +14,13 @@ from bert_jax import config as configs
 from bert_jax import strict_json
 from bert_jax.config import TrainConfig
 from bert_jax.data.corpus.pieces import BLOCKS, UNCUT, Blocks
+from bert_jax.data.corpus.several import compared_entropy
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
 from bert_jax.data.tokenizer import hub
 from bert_jax.errors import BertJaxError, UsageError, brief
 from bert_jax.files import copy_files, write_json
 from bert_jax.versions import installed
-from bert_jax.workdir import checkpoint, location, resume_policy
+from bert_jax.workdir import checkpoint, location, log_reader, resume_policy
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
 # What config.json calls the corpora of a mixture, in what it says of the corpus.
@@ -235,6 +236,17 @@ def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:
     begun = stored(directory)
     kept = {key: begun[key] for key in begun if key not in ("config", "versions", "corpus")}
     write_config(directory, config, corpus=_named(corpus), **kept)
+
+
+def entropy_of(described: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
+    """Returns the unigram entropy that the held-out losses in the rows of a run are compared with;
+    None where the run has no corpus. `described` is what its `config.json` says.
+    """
+    corpus = described.get("corpus") or {}
+    sources = corpus.get(SOURCES) or {}
+    if None in (each.get("unigram_entropy_nats") for each in (corpus, *sources.values())):
+        return None
+    return compared_entropy(corpus, sources, log_reader.closing_rows(rows)[1])
 
 
 def _named(corpus: Corpus) -> dict[str, Any]:

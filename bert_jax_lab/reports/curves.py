@@ -41,7 +41,7 @@ class RunRecord:
     @property
     def entropy(self) -> float | None:
         """The corpus's unigram entropy in nats: what a model knows that only counts tokens."""
-        return (self.stored.get("corpus") or {}).get("unigram_entropy_nats")
+        return run_directory.entropy_of(self.stored, self.rows)
 
     def curve(self, *, held_out: bool) -> tuple[str, list[int], list[float]]:
         """Returns which loss it is, the steps, and the loss there; empty where there is none."""

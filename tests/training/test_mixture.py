@@ -20,6 +20,7 @@ from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.several import open_corpora, trained_elsewhere
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.workdir import log_reader
+from bert_jax_lab.reports import curves
 from tests import tiny_corpus
 from tests.states import arrays_of, assert_same_bits
 
@@ -104,7 +105,7 @@ def test_epochs_of_each_source_are_logged(whole):
     assert tales[2] / 18 == pytest.approx((tales[5] - tales[2]) / 12, rel=0.2)
 
 
-def test_the_losses_of_the_sources_add_up_to_the_whole(whole, corpora, capsys):
+def test_the_losses_of_the_sources_add_up_to_the_whole(whole, corpora, tmp_path, capsys):
     scores = {row["split"]: row for row in rows(whole) if row["step"] == _STEPS and "split" in row}
     assert set(scores) >= {"validation", "validation/tales", "validation/notes"}
     each = [scores["validation/tales"], scores["validation/notes"]]
@@ -116,9 +117,18 @@ def test_the_losses_of_the_sources_add_up_to_the_whole(whole, corpora, capsys):
     capsys.readouterr()
     assert main(["evaluate", str(whole), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    # As many rows of each are held out, whatever the tokens that they have.
+    # A source that has fewer held-out rows than are asked for counts for less.
+    weights = [row["mlm_count"] for row in each]
+    assert max(weights) > 1.2 * min(weights)
     entropies = [found["sources"][name]["unigram_entropy_nats"] for name in ("tales", "notes")]
-    assert found["unigram_entropy_nats"] == pytest.approx(sum(entropies) / 2)
+    entropy = pytest.approx(np.dot(weights, entropies) / sum(weights), rel=1e-9)
+    assert found["unigram_entropy_nats"] == entropy
+    # In all places that compare with it.
+    assert curves.read(whole, name="whole").entropy == entropy
+    export = ["export", "--checkpoint", str(whole), "--output", str(tmp_path / "hf")]
+    assert main(export) == 0
+    card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
+    assert f"unigram entropy is {found['unigram_entropy_nats']:.3f} nats" in card
     for name in ("tales", "notes"):
         assert found["sources"][name]["loss"] == pytest.approx(scores[f"validation/{name}"]["loss"])
 

@@ -117,6 +117,23 @@ def trained_elsewhere(corpus: Corpus, trained: Collection[str]) -> dict[tuple[st
     return found
 
 
+def compared_entropy(
+    described: Mapping[str, Any],
+    sources: Mapping[str, Mapping[str, Any]],
+    scores: Mapping[str, Mapping[str, Any]],
+) -> float:
+    """Returns the unigram entropy that held-out scores are compared with, in nats.
+
+    Each corpus is as its manifest describes it. Of several `sources` it is the mean of theirs over
+    the predictions: a source with few held-out documents has fewer of these.
+    """
+    counts = [scores.get(f"validation/{name}", {}).get("mlm_count") or 0 for name in sources]
+    if not any(counts):
+        return described["unigram_entropy_nats"]
+    each = [source["unigram_entropy_nats"] for source in sources.values()]
+    return float(np.average(each, weights=counts))
+
+
 def _looked_for(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields what documents are looked for by, int64 `[D]`, and where their tokens start, and end,
     int64 `[D + 1]`.
