@@ -17,6 +17,7 @@ from typing import IO, Any
 from unicodedata import normalize
 
 from bert_jax.data.sources.address import AnyFile
+from bert_jax.data.sources.beginnings import marked, misnamed, wide_text
 from bert_jax.data.sources.document import Document, paragraphs_of
 from bert_jax.errors import UsageError, brief
 
@@ -109,8 +110,7 @@ class SourceStream(io.BufferedReader):
         A byte order mark says what that is, else `reading.encoding`. Reading from it raises
         UsageError, with line and offset, at the first bytes that are none.
         """
-        name = next((name for mark, name in _MARKS.items() if self._head.startswith(mark)), None)
-        asked = self.reading.encoding
+        name, asked = marked(self._head), self.reading.encoding
         is_other = asked is not None and not codecs.lookup(asked).name.startswith("utf-8")
         if name is None and is_other and self._is_utf8():
             raise UsageError(
@@ -118,11 +118,28 @@ class SourceStream(io.BufferedReader):
                 "of all text without a byte order mark; prepare such files without it, and "
                 f"`append` the others with `encoding` {asked}"
             )
+        if name is None and self._head:
+            self._require_narrow(None if asked is None else codecs.lookup(asked).name)
         name = name or asked or "utf-8"
         self.encoding = "UTF-8" if name == "utf-8" else name
         errors = "surrogateescape" if self.reading.skips_records else "strict"
         decoded = _Decoded(self, name, self._explain, errors=errors)
         return io.BufferedReader(decoded, buffer_size=1 << 20)
+
+    def _require_narrow(self, asked: str | None) -> None:
+        """Raises UsageError for text without a mark that has two bytes a letter, or four, unless
+        that is `asked` for: it would be read as letters and zero bytes.
+        """
+        if (wide := wide_text(self.peek(1))) is not None and asked != wide:
+            raise UsageError(
+                f"{self._path}: it looks like {wide} without a byte order mark; `encoding` {wide} "
+                "reads it; where files beside it are UTF-8, a second command adds it: `append`"
+            )
+        if asked in ("utf-16", "utf-32"):
+            raise UsageError(
+                f"{self._path}: it has no byte order mark; `encoding` {asked}-le or {asked}-be "
+                "says how its bytes are ordered"
+            )
 
     def _is_utf8(self) -> bool:
         """Returns whether the file begins with UTF-8, of which some is beyond ASCII: that much of
@@ -164,38 +181,10 @@ class SourceStream(io.BufferedReader):
         )
 
 
-def misnamed(head: bytes) -> str:
-    """Returns what to do with a file that begins with `head`, if that is no text but of a kind that
-    is known.
-    """
-    kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
-    return f"it begins as {kind} does: let its name end so, or unpack it" if kind else ""
-
-
 # The remedy of text that is not UTF-8.
 OF_WINDOWS = "if Windows wrote it, `encoding` cp1252 reads it"
-# The longer marks first: that of UTF-32 begins with that of UTF-16.
-_MARKS = {
-    codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 # Letters beyond ASCII, by which UTF-8 is known.
 _BEYOND_ASCII = 10
-# How files begin that are no text.
-_MAGIC = {
-    b"\x1f\x8b": "a .gz file",
-    b"BZh": "a .bz2 file",
-    b"\xfd7zXZ": "an .xz file",
-    b"\x28\xb5\x2f\xfd": "a .zst file",
-    b"PAR1": "a .parquet file",
-    b"PK\x03\x04": "a .zip file",
-    b"%PDF": "a .pdf file",
-    b"\x89PNG": "a .png file",
-    b"\xff\xd8\xff": "a .jpg file",
-}
 
 
 class _Decoded(io.RawIOBase):
@@ -264,7 +253,11 @@ def require_layout(document: str, paragraph: str) -> None:
 def require_encoding(name: str | None) -> None:
     """Raises UsageError unless `name` is None or an encoding of text that Python knows."""
     try:
-        is_text = name is None or codecs.lookup(name)._is_text_encoding
+        # Those of names of hosts decode no stream.
+        others = ("idna", "punycode", "undefined")
+        is_text = name is None or (
+            codecs.lookup(name)._is_text_encoding and codecs.lookup(name).name not in others
+        )
         if is_text and name is not None:
             codecs.getincrementaldecoder(name)()
     except LookupError:

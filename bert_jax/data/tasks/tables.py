@@ -25,12 +25,12 @@ from bert_jax.data.formats.delimited import (
     tab_rows,
     wrong_cells,
 )
+from bert_jax.data.sources.beginnings import misnamed
 from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.sources.read import load_tfds
 from bert_jax.data.sources.stream import (
     PACKED,
     SourceOptions,
-    misnamed,
     opened,
     require_packages,
 )
