@@ -25,7 +25,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model.bert import Params
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.training import device_feed, preflight
-from bert_jax.training.evaluate import HeldOut
+from bert_jax.training.evaluate import HeldOut, by_source
 from bert_jax.training.initialization import fresh_state, trained_state
 from bert_jax.training.pretrain import pipeline_of
 from bert_jax.update.state import TrainState
@@ -191,8 +191,9 @@ class Training:
         sums = self.objective.forward(params, arrays, config=config, key=None)
         return self.objective.loss(sums, counts)
 
-    def evaluate(self) -> dict[str, float]:
-        """Returns the held-out figures of the present parameters, as `pretrain` logs them.
+    def evaluate(self) -> dict[str, Any]:
+        """Returns the held-out figures of the present parameters, as `pretrain` logs them; of
+        several corpora those of each, too, as `sources`.
 
         The rows are those of the corpus's validation side. Raises UsageError for texts in memory,
         which have none.
@@ -211,7 +212,8 @@ class Training:
                 )
             scores = self._held_out[number].run(self.state.params)
         assert scores is not None
-        return dict(scores["validation"])
+        sources = {"sources": by_source(self.corpus, scores)} if self.corpus.sources else {}
+        return scores["validation"] | sources
 
     def model(self) -> Model:
         """Returns a model of the present parameters, which later steps leave as they are."""

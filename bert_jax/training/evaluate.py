@@ -217,7 +217,7 @@ def evaluate_checkpoint(
         "rows_of": str(like or checkpoint) if like or source.is_run else None,
         "expected": _expected(source, corpus) if like is None and length is None else None,
         **scores["validation"],
-        **({"sources": _by_source(corpus, scores)} if corpus.sources else {}),
+        **({"sources": by_source(corpus, scores)} if corpus.sources else {}),
     }
 
 
@@ -225,7 +225,8 @@ def _open(place: CorpusPlace) -> Corpus:
     return open_corpora(place, verify=("validation",))
 
 
-def _by_source(corpus: Corpus, scores: Scores) -> dict[str, dict[str, Any]]:
+def by_source(corpus: Corpus, scores: Scores) -> dict[str, dict[str, Any]]:
+    """Returns the held-out scores of each source, and the unigram entropy beside them."""
     return {
         name: {
             "unigram_entropy_nats": source.manifest["unigram_entropy_nats"],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.data.corpus import digests
-from bert_jax.data.corpus.output import only_writer, require_named, require_outside
+from bert_jax.data.corpus.output import as_named, only_writer, require_named, require_outside
 from bert_jax.data.corpus.prepare import write
 from bert_jax.data.corpus.request import KINDS, Request
 from bert_jax.data.corpus.store import Corpus, open_corpus, read_manifest
@@ -24,8 +24,8 @@ _COMPARED = ("near_duplicates", "decontaminate")
 
 
 def append(
-    sources: Sequence[str],
-    output: Path,
+    sources: Sequence[str | Path],
+    output: Path | str,
     *,
     text_field: str | None = None,
     encoding: str | None = None,
@@ -44,6 +44,7 @@ def append(
     Raises as `prepare` does, UsageError where `output` is no corpus, was made otherwise, or by a
     version that kept no digests, and DataDamaged where those are damaged.
     """
+    sources, output = as_named(sources, "source"), Path(output)
     require_named(source=sources)
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` {workers} is less than 1")

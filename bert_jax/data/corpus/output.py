@@ -62,6 +62,13 @@ def _tidy(output: Path) -> None:
         (output / PARTS).rmdir()
 
 
+def as_named(places: Sequence[str | Path], name: str) -> list[str]:
+    """Returns places as texts. Raises UsageError for one text where a list is wanted."""
+    if isinstance(places, str | Path):
+        raise UsageError(f"`{name}` is one place, {places}; make it a list")
+    return [str(place) for place in places]
+
+
 def require_named(source: Sequence[str], **others: Sequence[str]) -> None:
     """Raises UsageError where there is no source, or one of these places is an empty name."""
     if not source:

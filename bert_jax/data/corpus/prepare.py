@@ -25,6 +25,7 @@ from bert_jax.data.corpus.join import JoinedSplit, manifest_of, require_room
 from bert_jax.data.corpus.output import (
     PARTS,
     STDIN,
+    as_named,
     only_writer,
     require_named,
     require_outside,
@@ -75,10 +76,10 @@ _NO_UNKNOWN_ADDED = (
 
 
 def prepare(
-    sources: Sequence[str],
-    output: Path,
+    sources: Sequence[str | Path],
+    output: Path | str,
     *,
-    tokenizer: str = "wordpiece",
+    tokenizer: str | Path = "wordpiece",
     vocab_size: int | None = None,
     lowercase: bool | None = None,
     workers: int | None = None,
@@ -90,11 +91,11 @@ def prepare(
     paragraph: str = SourceOptions.paragraph,
     skip_bad: str | bool | None = None,
     skip_bad_limit: float = 0.01,
-    validation_sources: Sequence[str] = (),
+    validation_sources: Sequence[str | Path] = (),
     language: str | None = None,
     strip_accents: bool | None = None,
     near_duplicates: float | None = None,
-    decontaminate: Sequence[str] = (),
+    decontaminate: Sequence[str | Path] = (),
     show_dropped: bool = False,
 ) -> Corpus:
     """Writes the corpus directory `output`, or goes on writing it, or finds it finished.
@@ -122,10 +123,11 @@ def prepare(
     """
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` {workers} is less than 1")
+    output = Path(output)
     request, given = asked(
-        sources,
+        as_named(sources, "source"),
         output,
-        tokenizer=tokenizer,
+        tokenizer=str(tokenizer),
         vocab_size=vocab_size,
         lowercase=lowercase,
         validation_fraction=validation_fraction,
@@ -136,11 +138,11 @@ def prepare(
         paragraph=paragraph,
         skip_bad=skip_bad,
         skip_bad_limit=skip_bad_limit,
-        validation_sources=validation_sources,
+        validation_sources=as_named(validation_sources, "validation_source"),
         language=language,
         strip_accents=strip_accents,
         near_duplicates=near_duplicates,
-        decontaminate=decontaminate,
+        decontaminate=as_named(decontaminate, "decontaminate"),
         show_dropped=show_dropped,
     )
     # Where there are parts beside it, a finished corpus may be added to by another process.

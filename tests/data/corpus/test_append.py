@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import bert_jax
 from bert_jax import file_lock
 from bert_jax.__main__ import main
 from bert_jax.data.corpus.append import append
@@ -108,6 +109,18 @@ def test_old_documents_come_first_in_their_order(tmp_path, files, vocabulary):
         np.testing.assert_array_equal(grown[: len(tokens[split])], tokens[split])
     assert new.fingerprint != old.fingerprint
     assert new.tokenizer_hash == old.tokenizer_hash
+
+
+def test_from_python_places_are_paths_or_texts(tmp_path, files, vocabulary):
+    options = {"validation_fraction": 0.2, "workers": 1}
+    prepare(files[:4], tmp_path / "texts", tokenizer=vocabulary, **options)
+    expected = append(files[4:], tmp_path / "texts", workers=1)
+    paths, place = [*map(Path, files)], str(tmp_path / "paths")
+    bert_jax.prepare(paths[:4], place, tokenizer=Path(vocabulary), **options)
+    assert bert_jax.append(paths[4:], place, workers=1).fingerprint == expected.fingerprint
+    for call in (bert_jax.prepare, bert_jax.append):
+        with pytest.raises(UsageError, match=r"`source` is one place, .*; make it a list"):
+            call(files[0], place)
 
 
 def test_a_trained_vocabulary_stays(tmp_path, files):
