@@ -38,7 +38,7 @@ def identify(text: bytes) -> Identity:
     """Returns what a document is known by; `text` is UTF-8."""
     plain, rest = _streams(text)
     if not (plain or rest):  # of emoji or dashes alone
-        plain = b" ".join(text.split())
+        plain = "".join(text.decode().split()).encode()
     digest = hashlib.blake2b(plain, digest_size=16)
     digest.update(b"\0")
     digest.update(rest)
