@@ -13,7 +13,7 @@ from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import UsageError, some
 from bert_jax.model import sharding
 from bert_jax.model.attention.implementation import refusal
-from bert_jax.progress import duration
+from bert_jax.progress import duration, ticking
 from bert_jax.update.flops import train_flops
 
 _DAY_SECONDS = 86400.0
@@ -109,7 +109,8 @@ def held_out_elsewhere(config: TrainConfig | None, corpus: Corpus) -> tuple[str,
     trained on.
     """
     shares = largest_shares(config, corpus) if corpus.sources else {}
-    found = trained_elsewhere(corpus, {name for name, share in shares.items() if share})
+    with ticking("looking for held-out documents in the training text of other sources"):
+        found = trained_elsewhere(corpus, {name for name, share in shares.items() if share})
     if not found:
         return None
     each = [

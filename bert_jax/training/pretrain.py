@@ -102,7 +102,8 @@ def pretrain(
         )
         config, allowed = settled.config, settled.allowed
         setup = _setup(place, config, corpus, init_from=init_from, allowed=allowed)
-        if verify and not setup.is_held and (seen := preflight.held_out_elsewhere(config, corpus)):
+        is_new = distributed.is_main() and not setup.is_held
+        if verify and is_new and (seen := preflight.held_out_elsewhere(config, corpus)):
             note(f"warning: {'; '.join(seen)}")
         # Measured on one device, hence before all of them are the context.
         peak = peak_flops(config.compute.dtype)
