@@ -131,6 +131,8 @@ class Family:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Tensors that some writers store twice: name -> what it must equal.
     copies: Mapping[str, str] = field(default_factory=dict)
+    # What names begin with in the files of some writers -> what they begin with in `names`.
+    prefixes: Mapping[str, str] = field(default_factory=dict)
 
     def unused_rows(self, pad: int) -> int:
         """Returns how many rows of the position table no token uses, given the id of padding."""

@@ -297,10 +297,15 @@ def _table(
 
 
 def _modern_name(name: str, theirs: dict[str, Any]) -> str:
-    """Returns the name as it is today: once a norm had gamma and beta, and names no prefix."""
+    """Returns the name as it is today: once a norm had gamma and beta, and names no prefix, or
+    another one.
+    """
     name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
     name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
-    base = FAMILIES[theirs.get("model_type", "bert")].base
+    family = FAMILIES[theirs.get("model_type", "bert")]
+    for other, ours in family.prefixes.items():
+        name = ours + name.removeprefix(other) if name.startswith(other) else name
+    base = family.base
     bare = ("embeddings.", "embeddings_project.", "encoder.", "pooler.", "LayerNorm.")
     bare += ("layers.", "final_norm.", "embed_tokens.", "norm.")
     return f"{base}.{name}" if name.startswith(bare) else name

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.errors import UsageError
@@ -108,6 +108,20 @@ def test_what_transformers_writes_is_read_and_written_again(golden, tmp_path):
         name: value for name, value in described.items() if name != "torch_dtype"
     }
     (directory / "config.json").write_text(str(golden["5.config"]))
+    back = huggingface.read(directory)
+    assert (back.model, back.head) == (MODEL, HEAD)
+    assert_same(back.params, params(MODEL))
+
+
+def test_names_that_its_classes_save(tmp_path):
+    """`save_pretrained` of transformers 5.24 undoes the renaming of `conversion_mapping.py`."""
+    directory = written(tmp_path, MODEL)
+    saved = {
+        name.replace("model.", "ultrabert.", 1).replace("head.decoder.", "cls.", 1): tensor
+        for name, tensor in load_file(directory / "model.safetensors").items()
+    }
+    assert {"cls.weight", "ultrabert.embed_tokens.weight", "head.linear1.weight"} <= saved.keys()
+    save_file(saved, directory / "model.safetensors")
     back = huggingface.read(directory)
     assert (back.model, back.head) == (MODEL, HEAD)
     assert_same(back.params, params(MODEL))
