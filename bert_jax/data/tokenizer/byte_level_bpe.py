@@ -125,16 +125,23 @@ def is_byte_level(backend: Any) -> bool:
     return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["pre_tokenizer"])
 
 
-def add_special_tokens(backend: Any, names: dict[str, str], *, source: str) -> None:
+def with_special_tokens(backend: Any, names: dict[str, str], *, source: str) -> dict[str, str]:
     """Gives a backend that has no special tokens, as GPT-2's, those of RoBERTa. They become its
-    last ids, with a note. `names` has the roles that have a token.
+    last ids, with a note. `names` has the roles that have a token; returns all that are known.
+
+    Where the unknown token alone lacks, as in Llama's vocabulary and so in EuroBERT's, padding is
+    it: no byte is unknown, and a model of such a vocabulary has no row for one more.
     """
     from tokenizers import AddedToken
 
     vocab = backend.get_vocab(with_added_tokens=True)
     if any(name in vocab for usual in special_tokens.USUAL.values() for name in usual):
-        return
+        return names
     added = [token for role, token in _SPECIALS.items() if role not in names]
+    if added == [_SPECIALS["unk"]]:
+        return names | {"unk": names["pad"]}
+    if not added:
+        return names
     backend.add_special_tokens(
         [AddedToken(token, lstrip=token == _SPECIALS["mask"], normalized=False) for token in added]
     )
@@ -143,6 +150,7 @@ def add_special_tokens(backend: Any, names: dict[str, str], *, source: str) -> N
         f"{source} has no special tokens: {' '.join(added)} are added as ids {first} to {last}"
     )
     _pair_as_roberta(backend)
+    return names
 
 
 def _pair_as_roberta(backend: Any) -> None:

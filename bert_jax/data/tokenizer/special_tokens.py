@@ -1,9 +1,10 @@
 """The five tokens that BERT gives a meaning, by whatever names a vocabulary has them."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 from bert_jax.errors import UsageError
+from bert_jax.progress import note_once
 
 # The names a special token goes by: BERT's first, then those of RoBERTa, ALBERT and XLM-R.
 USUAL = {
@@ -33,6 +34,33 @@ def configured(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(name, str):
             names[role] = name
     return names
+
+
+def examples(backend: Any) -> list[Any]:
+    """Returns the `tokenizers.Encoding` of a text and of a pair, whole and without padding."""
+    backend.no_truncation()
+    backend.no_padding()
+    return [backend.encode("a"), backend.encode("a", "a")]
+
+
+def around(encoding: Any) -> dict[str, str]:
+    """Returns what a tokenizer puts before and behind a text as the tokens of these roles: not all
+    configs name them, and some call them the first and the last one of a text (EuroBERT's).
+    """
+    tokens, is_special = encoding.tokens, encoding.special_tokens_mask
+    found = {"cls": tokens[0]} if is_special[:1] == [1] else {}
+    return found | ({"sep": tokens[-1]} if is_special[1:][-1:] == [1] else {})
+
+
+def note_other_forms(theirs: Sequence[Any], ours: Sequence[Any], *, source: str) -> None:
+    """Notes where the special tokens of `examples` stand elsewhere than the model's own tokenizer,
+    at `source`, puts them.
+    """
+    for what, before, after in zip(("a text", "a pair"), theirs, ours, strict=True):
+        if before.ids != after.ids:
+            forms = (" ".join(encoding.tokens) for encoding in (before, after))
+            note_once(f"{source} encodes {what} as {' and bert-jax as '.join(forms)}, as BERT does")
+            return
 
 
 def find(vocab: Container[str], names: dict[str, str], source: str, *, kind: str) -> dict[str, str]:

@@ -27,11 +27,9 @@ from bert_jax.data.tokenizer import (
     tokenizer_hash,
     wordpiece_model,
 )
-from bert_jax.errors import UsageError, brief
+from bert_jax.errors import UsageError
 from bert_jax.progress import note_once
 
-# No embedding has more rows. A stray id beyond would take memory and time for all before it.
-_HIGHEST_ID = (1 << 24) - 1
 # A character of no vocabulary, for which a model without an unknown token has no answer.
 _UNKNOWN = "a \U0010fffd"
 _KINDS = {"WordPiece": "wordpiece", "Unigram": "sentencepiece", "BPE": "bpe"}
@@ -82,11 +80,12 @@ class Tokenizer:
         self.kind: str = _KINDS[model]
         self.is_byte_level = self.kind == "bpe" and byte_level_bpe.is_byte_level(backend)
         self.word_prefix = " " if self.is_byte_level else ""
+        names = names or {}
         if self.is_byte_level:
-            byte_level_bpe.add_special_tokens(backend, names or {}, source=source)
+            names = byte_level_bpe.with_special_tokens(backend, names, source=source)
         vocab = backend.get_vocab(with_added_tokens=True)
-        _require_ids(vocab, source)
-        self._names = special_tokens.find(vocab, names or {}, source, kind=self.kind)
+        tokenizer_files.require_ids(vocab, source)
+        self._names = special_tokens.find(vocab, names, source, kind=self.kind)
         # Special tokens are found before the text is cut up, so that [MASK] in it is one id. Those
         # that the file registers already keep their own settings.
         registered = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -305,14 +304,20 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     with tokenizer_files.refused_by_library(f"{path} is JSON, but not a tokenizer.json"):
         backend = Backend.from_str(text)
     # First: to write a vocabulary down, the library counts up to its highest id.
-    _require_ids(backend.get_vocab(with_added_tokens=True), str(path))
+    tokenizer_files.require_ids(backend.get_vocab(with_added_tokens=True), str(path))
     state = json.loads(backend.to_str())
     if state["model"]["type"] == "WordLevel":
         state = wordpiece_model.from_words(state, source=str(path))
         backend = Backend.from_str(json.dumps(state))
     if _is_bert(state):
         tokenizer_files.require_agreement(state["normalizer"], config, path)
-    return Tokenizer(backend, source=str(path), names=special_tokens.configured(config))
+    with tokenizer_files.refused_by_library(f"{path} cannot encode text"):
+        theirs = special_tokens.examples(backend)
+    names = special_tokens.around(theirs[0]) | special_tokens.configured(config)
+    tokenizer = Tokenizer(backend, source=str(path), names=names)
+    ours = special_tokens.examples(backend)
+    special_tokens.note_other_forms(theirs, ours, source=str(path))
+    return tokenizer
 
 
 def _load_byte_level(path: Path, config: dict[str, Any]) -> Tokenizer:
@@ -360,18 +365,6 @@ def _load_sentencepiece(path: Path, config: dict[str, Any], lowercase: bool | No
     if lowercase is False and tokenizer.lowercase:
         raise UsageError(f"{path} folds case itself; it cannot be loaded with lowercase=False")
     return tokenizer
-
-
-def _require_ids(vocab: dict[str, int], source: str) -> None:
-    """Checks that every token has an id of its own, and that none is beyond all embeddings."""
-    token_of: dict[int, str] = {}
-    for token, id_ in vocab.items():
-        if id_ > _HIGHEST_ID:
-            raise UsageError(f"{source}: {brief(token)} has id {id_}, above {_HIGHEST_ID}")
-        if id_ in token_of:
-            both = " and ".join(sorted(map(brief, (token_of[id_], token))))
-            raise UsageError(f"{source}: {both} have one id, {id_}; a token has its own")
-        token_of[id_] = token
 
 
 # --- parts ----------------------------------------------------------------------------------------

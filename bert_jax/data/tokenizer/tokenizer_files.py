@@ -16,6 +16,8 @@ _FLAGS = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+# No embedding has more rows. A stray id beyond would take memory and time for all before it.
+_HIGHEST_ID = (1 << 24) - 1
 
 
 def find(directory: Path) -> Path:
@@ -140,6 +142,18 @@ def require_no_added_tokens(vocabulary: Path, line_of: Mapping[str, int]) -> Non
             f"{path} adds {', '.join(map(brief, other[:5]))} to {vocabulary.name}, which alone is "
             "read: have transformers save the tokenizer as tokenizer.json"
         )
+
+
+def require_ids(vocab: dict[str, int], source: str) -> None:
+    """Checks that every token has an id of its own, and that none is beyond all embeddings."""
+    token_of: dict[int, str] = {}
+    for token, id_ in vocab.items():
+        if id_ > _HIGHEST_ID:
+            raise UsageError(f"{source}: {brief(token)} has id {id_}, above {_HIGHEST_ID}")
+        if id_ in token_of:
+            both = " and ".join(sorted(map(brief, (token_of[id_], token))))
+            raise UsageError(f"{source}: {both} have one id, {id_}; a token has its own")
+        token_of[id_] = token
 
 
 def parse_json(path: Path) -> Any:

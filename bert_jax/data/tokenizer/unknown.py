@@ -27,10 +27,10 @@ def note_unknown_ids(ids: np.ndarray, special: SpecialIds, what: str = "the text
     """Warns, as `note_unknown`, of texts to be read by a model; `ids` of any shape, filled up with
     padding.
     """
-    around = [special.pad, special.cls, special.sep]
+    is_text = ~np.isin(ids, [special.pad, special.cls, special.sep])
     note_unknown(
-        int(np.count_nonzero(ids == special.unk)),
-        int(ids.size - np.count_nonzero(np.isin(ids, around))),
+        int(np.count_nonzero(is_text & (ids == special.unk))),
+        int(np.count_nonzero(is_text)),
         f"the sub-words of {what}",
         "its vocabulary lacks these words or characters, and the model reads nothing there",
     )

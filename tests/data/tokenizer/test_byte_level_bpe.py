@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors, trainers
 
 from bert_jax.data.corpus.encode import encode_documents
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.language import scripts
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
+from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
 from tests.limits import HUNG
@@ -125,6 +128,68 @@ def test_gpt_2_gets_special_tokens_behind_its_own(pair, tmp_path, capsys, form):
     assert load_tokenizer(tmp_path / "again").hash == ours.hash
 
 
+@pytest.fixture
+def llama(tmp_path):
+    """A directory as EuroBERT's are: names of its own, and none for the unknown token, which no
+    text has where all bytes do.
+    """
+    names = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"]
+    backend = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, vocab_size=400, show_progress=False)
+    backend.train_from_iterator(texts(), trainer)
+    backend.add_special_tokens(names)
+    first, last, _ = ((name, backend.token_to_id(name)) for name in names)
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{names[0]} $A {names[1]}",
+        pair=f"{names[0]} $A {names[1]} $B:1 {names[1]}:1",
+        special_tokens=[first, last],
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+LLAMA = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "mask_token": "<|mask|>"}
+OTHER_ROLES = {"cls_token": "<|begin_of_text|>", "sep_token": "<|end_of_text|>"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"pad_token": "<|end_of_text|>"},
+        {"pad_token": "<|end_of_text|>", **OTHER_ROLES},
+        {"pad_token": "<|end_of_text|>", "unk_token": "<|mask|>", **OTHER_ROLES},
+    ],
+    ids=["first and last", "no unknown token", "all named"],
+)
+def test_special_tokens_of_other_names_are_those_around_a_text(llama, tmp_path, capsys, more):
+    (llama / "tokenizer_config.json").write_text(json.dumps(LLAMA | more))
+    theirs = tokenizers.Tokenizer.from_file(str(llama / "tokenizer.json"))
+    ours = load_tokenizer(llama)
+    for line in [*LINES, "a<|mask|> b"]:
+        assert ours.encode(line) == theirs.encode(line).ids, ascii(line)
+    assert ours.vocab_size == theirs.get_vocab_size() and ours.pair_separators == 1
+    special, ends = ours.special, theirs.encode("").ids
+    assert [special.cls, special.sep] == ends and special.pad == ends[1]
+    assert special.mask == theirs.token_to_id("<|mask|>")
+    # Padding stands for the unknown token, and is not told as text that a model cannot read.
+    note_unknown_ids(np.array([*ours.encode("the bear"), *[special.pad] * 9]), special)
+    assert capsys.readouterr().err == ""
+    ours.save(tmp_path / "again")
+    assert load_tokenizer(tmp_path / "again").hash == ours.hash
+
+
+def test_another_form_of_a_text_is_said(llama, capsys):
+    path, names = llama / "tokenizer.json", {"pad_token": "<|end_of_text|>", **OTHER_ROLES}
+    (llama / "tokenizer_config.json").write_text(json.dumps(LLAMA | names))
+    state = json.loads(path.read_text("utf-8")) | {"post_processor": None}
+    path.write_text(json.dumps(state), encoding="utf-8")
+    assert load_tokenizer(llama).encode("a")[1:-1] == [state["model"]["vocab"]["a"]]
+    said = f"{path} encodes a text as a and bert-jax as <|begin_of_text|> a <|end_of_text|>"
+    assert said in capsys.readouterr().err
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -174,6 +239,7 @@ _TRAIN = """
 import sys
 from pathlib import Path
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
+from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from tests.data.tokenizer.test_tokenizer import corpus
 train_byte_level_bpe(corpus(), vocab_size=650).save(Path(sys.argv[1]))
 """
