@@ -95,6 +95,7 @@ def load(directory: Path, config: dict[str, Any]) -> Any:
     for token, id_ in vocab.items():
         if not isinstance(id_, int) or isinstance(id_, bool) or id_ < 0:
             raise UsageError(f"{path}: {brief(token)} has the id {brief(id_)}; ids count from 0")
+    tokenizer_files.require_no_added_tokens(path, vocab, config)
     backend = build(
         vocab,
         _read_merges(directory / MERGES),

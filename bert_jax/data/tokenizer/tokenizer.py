@@ -227,8 +227,11 @@ class Tokenizer:
             config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
         else:
             # Any named class rebuilds normaliser and pre-tokenizer its own way, and gives other ids
-            # without a word; the generic one takes tokenizer.json as it is.
+            # without a word; the generic one takes tokenizer.json as it is, but for this field in
+            # transformers 4.
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
+            if (space := (state["pre_tokenizer"] or {}).get("add_prefix_space")) is not None:
+                config["add_prefix_space"] = space
         tokenizer_files.write_text(
             directory / "tokenizer_config.json", json.dumps(config, indent=2, sort_keys=True)
         )
@@ -262,6 +265,8 @@ def load_tokenizer(
     if advice := hub.pickle_advice(file):
         raise UsageError(f"tokenizer {advice}")
     config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
+    if file.suffix != ".model":
+        tokenizer_files.require_class(file, config)
     if file.suffix not in (".json", ".model") and not byte_level_bpe.is_file_of(file):
         if strip_accents is not None:
             config = {**config, "strip_accents": strip_accents}
@@ -311,6 +316,7 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
         backend = Backend.from_str(json.dumps(state))
     if _is_bert(state):
         tokenizer_files.require_agreement(state["normalizer"], config, path)
+    tokenizer_files.require_one_space(state["pre_tokenizer"], config, path)
     with tokenizer_files.refused_by_library(f"{path} cannot encode text"):
         theirs = special_tokens.examples(backend)
     names = special_tokens.around(theirs[0]) | special_tokens.configured(config)
@@ -341,7 +347,8 @@ def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None)
                 "a token has one id"
             )
         first_line[token] = number
-    tokenizer_files.require_no_added_tokens(path, first_line)
+    ids = {token: number for number, token in enumerate(tokens)}
+    tokenizer_files.require_no_added_tokens(path, ids, config)
     if lowercase is None:
         lowercase = config.get("do_lower_case")
     if lowercase is None:

@@ -16,6 +16,13 @@ _FLAGS = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+# The classes that read a bare vocabulary as it is read here, without "Tokenizer" and "Fast": of
+# vocab.txt, and of vocab.json with merges.txt.
+_WORDPIECE = (
+    *("Bert", "ConvBert", "DistilBert", "Electra", "Funnel", "LayoutLM", "Lxmert", "MPNet"),
+    *("MobileBert", "PreTrained", "SqueezeBert"),
+)
+_BYTE_LEVEL = ("Roberta", "Bart", "GPT2", "LED", "Longformer", "PreTrained")
 # No embedding has more rows. A stray id beyond would take memory and time for all before it.
 _HIGHEST_ID = (1 << 24) - 1
 
@@ -128,16 +135,58 @@ def require_agreement(normalizer: dict[str, Any], config: dict[str, Any], path: 
             )
 
 
-def require_no_added_tokens(vocabulary: Path, line_of: Mapping[str, int]) -> None:
-    """Raises UsageError if added_tokens.json beside a vocab.txt has tokens that it lacks."""
-    path = vocabulary.parent / "added_tokens.json"
-    if not path.is_file():
-        return
-    added = parse_json(path)
+def require_one_space(
+    pre_tokenizer: dict[str, Any] | None, config: dict[str, Any], path: Path
+) -> None:
+    """Raises UsageError if tokenizer_config.json has another answer than `path` beside it to
+    whether a text begins with a space, in which `transformers` obeys the former.
+    """
+    written, name = (pre_tokenizer or {}).get("add_prefix_space"), "add_prefix_space"
+    if written is not None and config.get(name) not in (None, written):
+        raise UsageError(
+            f"{path} has {name}={written}, but {path.parent / 'tokenizer_config.json'} has "
+            f"{name}={config[name]}; make them agree"
+        )
+
+
+def require_class(path: Path, config: dict[str, Any]) -> None:
+    """Raises UsageError if the class that a directory names, in one of two files, cuts text
+    otherwise than `path` is read: a bare vocabulary does not say how, and what RoFormer's does
+    first is in no file.
+    """
+    named, model = path.with_name("tokenizer_config.json"), path.with_name("config.json")
+    name = config.get("tokenizer_class")
+    if name is None and model.is_file():
+        named, values = model, parse_json(model)
+        name = values.get("tokenizer_class") if isinstance(values, dict) else None
+    kind = str(name).removesuffix("Fast").removesuffix("Tokenizer")
+    is_byte_level = path.name in ("vocab.json", "merges.txt")
+    known, is_whole = _BYTE_LEVEL if is_byte_level else _WORDPIECE, path.suffix == ".json"
+    is_other = kind not in known if is_byte_level or not is_whole else kind == "RoFormer"
+    if isinstance(name, str) and is_other:
+        raise UsageError(
+            f"{named} has tokenizer_class {brief(name)}, which cuts text otherwise than "
+            f"{known[0]}Tokenizer before it looks into {path.name}: the ids would be others than "
+            f"the model knows; where it was trained with {known[0]}Tokenizer, write that there"
+        )
+
+
+def require_no_added_tokens(
+    vocabulary: Path, ids: Mapping[str, int], config: dict[str, Any]
+) -> None:
+    """Raises UsageError if a file beside a bare vocabulary adds tokens that it lacks: an
+    added_tokens.json or the tokenizer_config.json, which says `config`.
+    """
+    path, declared = vocabulary.parent / "added_tokens.json", config.get("added_tokens_decoder")
+    added = parse_json(path) if path.is_file() else {}
     if not isinstance(added, dict):
         raise UsageError(f"{path} is not a JSON object")
-    other = [token for token, id_ in added.items() if line_of.get(token, 0) - 1 != id_]
-    if other:
+    numbered = [(token, str(id_)) for token, id_ in added.items()]
+    if not added and isinstance(declared, dict):
+        path = vocabulary.parent / "tokenizer_config.json"
+        entries = [(e.get("content"), id_) for id_, e in declared.items() if isinstance(e, dict)]
+        numbered = [(token, id_) for token, id_ in entries if isinstance(token, str)]
+    if other := [token for token, id_ in numbered if str(ids.get(token)) != id_]:
         raise UsageError(
             f"{path} adds {', '.join(map(brief, other[:5]))} to {vocabulary.name}, which alone is "
             "read: have transformers save the tokenizer as tokenizer.json"

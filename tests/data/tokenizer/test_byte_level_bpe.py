@@ -94,6 +94,25 @@ def test_add_prefix_space_of_a_config(pair):
     ours = load_tokenizer(pair)
     assert ours.encode("the bear") == ours.encode(" the bear") == theirs("the bear").input_ids
     assert ours.word_prefix == " "
+    # A class that takes tokenizer.json as it is asks the config for this in transformers 4.
+    ours.save(pair / "saved")
+    assert json.loads((pair / "saved/tokenizer_config.json").read_text())["add_prefix_space"]
+    again = transformers.AutoTokenizer.from_pretrained(pair / "saved")
+    assert again("the bear").input_ids == ours.encode("the bear")
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_two_answers_to_the_space_before_a_text(saved, tmp_path, written):
+    shutil.copytree(saved, tmp_path / "two")
+    state = json.loads((saved / "tokenizer.json").read_text("utf-8"))
+    state["pre_tokenizer"]["add_prefix_space"] = written
+    (tmp_path / "two/tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
+    (tmp_path / "two/tokenizer_config.json").write_text(json.dumps({"add_prefix_space": written}))
+    assert load_tokenizer(tmp_path / "two").encode("a") != []
+    other = json.dumps({"add_prefix_space": not written})
+    (tmp_path / "two/tokenizer_config.json").write_text(other)
+    with pytest.raises(UsageError, match=rf"tokenizer\.json has add_prefix_space={written}, but"):
+        load_tokenizer(tmp_path / "two")
 
 
 def without_special_tokens(pair: Path) -> None:
@@ -222,6 +241,24 @@ def test_one_of_the_two_files_alone(pair):
         load_tokenizer(pair)
     with pytest.raises(UsageError, match=r"cannot read .*merges.txt"):
         load_tokenizer(pair / "vocab.json")
+
+
+def test_tokens_that_the_two_files_lack(pair):
+    size = len(json.loads((pair / "vocab.json").read_text("utf-8")))
+    (pair / "added_tokens.json").write_text(json.dumps({"[E1]": size}))
+    with pytest.raises(UsageError, match=r"added_tokens.json adds '\[E1\]' to vocab.json"):
+        load_tokenizer(pair)
+
+
+def test_classes_that_cut_text_otherwise(pair):
+    config = pair / "tokenizer_config.json"
+    for name in ("RobertaTokenizer", "GPT2TokenizerFast"):
+        config.write_text(json.dumps({"tokenizer_class": name}))
+        assert load_tokenizer(pair).is_byte_level
+    config.write_text(json.dumps({"tokenizer_class": "HerbertTokenizer"}))
+    for path in (pair, pair / "merges.txt"):
+        with pytest.raises(UsageError, match="'HerbertTokenizer', which cuts text otherwise"):
+            load_tokenizer(path)
 
 
 def test_bytes_without_a_token_are_said(pair, capsys):

@@ -431,6 +431,38 @@ def test_tokens_that_a_vocabulary_file_lacks(tmp_path):
     added.write_text(json.dumps({"[E1]": len(SMALL)}))
     with pytest.raises(UsageError, match=r"added_tokens.json adds '\[E1\]' to vocab.txt"):
         load_tokenizer(tmp_path)
+    added.unlink()
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"added_tokens_decoder": {"3": {"content": SMALL[3]}}}))
+    assert load_tokenizer(tmp_path).vocab_size == len(SMALL)
+    declared = {"3": {"content": SMALL[3]}, str(len(SMALL)): {"content": "[E1]"}, "x": 1}
+    config.write_text(json.dumps({"added_tokens_decoder": declared}))
+    with pytest.raises(UsageError, match=r"tokenizer_config.json adds '\[E1\]' to vocab.txt"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_classes_that_cut_text_otherwise(tmp_path, file):
+    """Their words are others, and so are the ids, though the vocabulary is one of BERT's form."""
+    vocabulary(tmp_path, SMALL)
+    for name in ("BertTokenizer", "BertTokenizerFast", "ElectraTokenizerFast"):
+        (tmp_path / file).write_text(json.dumps({"tokenizer_class": name}))
+        assert load_tokenizer(tmp_path).kind == "wordpiece"
+    for name in ("BertJapaneseTokenizer", "RoFormerTokenizerFast", "PhobertTokenizer"):
+        (tmp_path / file).write_text(json.dumps({"tokenizer_class": name}))
+        with pytest.raises(UsageError, match=rf"{file} has tokenizer_class '{name}', which cuts"):
+            load_tokenizer(tmp_path)
+
+
+def test_what_roformer_does_first_is_in_no_file(wordpiece, tmp_path):
+    wordpiece.save(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    said = json.loads(config.read_text())
+    config.write_text(json.dumps(said | {"tokenizer_class": "BertJapaneseTokenizer"}))
+    assert load_tokenizer(tmp_path).hash == wordpiece.hash  # tokenizer.json says all of it
+    config.write_text(json.dumps(said | {"tokenizer_class": "RoFormerTokenizer"}))
+    with pytest.raises(UsageError, match=r"before it looks into tokenizer\.json"):
+        load_tokenizer(tmp_path)
 
 
 # --- training -------------------------------------------------------------------------------------
