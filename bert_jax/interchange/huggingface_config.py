@@ -114,6 +114,9 @@ def architectures(theirs: dict[str, Any], path: Path) -> list[str]:
     given = theirs.get("architectures") or []
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise UsageError(f"{path}: architectures is {brief(given)}; expected a list of names")
+    # Its tensors are those of a regression, and its question is which of several texts is best.
+    if other := [name for name in given if name.endswith("ForMultipleChoice")]:
+        raise UsageError(f"{path}: architectures has {other[0]}, which is not supported")
     return given
 
 

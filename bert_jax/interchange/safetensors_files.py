@@ -71,7 +71,7 @@ def read(directory: Path) -> dict[str, np.ndarray]:
         f".save_pretrained('NEW') and AutoTokenizer.from_pretrained({str(directory)!r})"
         ".save_pretrained('NEW')"
     )
-    is_pickled = any(directory.glob(f"*{ending}") for ending in (".bin", ".pt", ".pth", ".ckpt"))
+    is_pickled = any(p.suffix in (".bin", ".pt", ".pth", ".ckpt") for p in directory.glob("*"))
     raise UsageError(f"{directory} has no {WEIGHTS} (found {found})" + remedy * is_pickled)
 
 

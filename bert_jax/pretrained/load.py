@@ -172,6 +172,8 @@ def read_imported(
     }
     path = _existing(path)
     _require_no_corpus(path)
+    if (path / checkpoint.DIRECTORY).is_dir() or run_of(path)[1] is not None:
+        raise UsageError(f"`checkpoint` {path} is of bert-jax itself: other verbs read it as it is")
     directory = sentence_transformers.encoder_directory(path)
     if huggingface.is_directory(directory) and format != "tf1":
         foreign = huggingface.read(directory, **read)

@@ -272,6 +272,7 @@ def test_the_encoder_is_never_left_out(tmp_path):
         ({"problem_type": "multi_label_classification"}, "is not supported"),
         ({"problem_type": "regression"}, "a regression with 3 outputs"),
         ({"is_decoder": True}, "describes a decoder"),
+        ({"architectures": ["BertForMultipleChoice"]}, "has BertForMultipleChoice, which is not"),
         ({"hidden_size": 32}, r"is \[64, 24\], expected \[64, 32\]"),
     ],
 )

@@ -270,6 +270,13 @@ def test_weights_that_are_pickled_and_a_model_without_its_tokenizer(tmp_path, re
     assert "AutoModelForPreTraining.from_pretrained(" in said and "AutoTokenizer.from_pre" in said
 
 
+def test_a_workdir_is_not_imported(tmp_path, trained, refused):
+    step = next(path for path in (trained / "checkpoints").iterdir() if path.name.isdecimal())
+    for source in (trained, step):
+        said = refused("import", "--checkpoint", source, "--output", tmp_path / "again")
+        assert said == f"--checkpoint {source} is of bert-jax itself: other verbs read it as it is"
+
+
 def test_a_tokenizer_that_is_not_the_models(tmp_path, trained, refused):
     source = as_hf(tmp_path, "ForPreTraining")
     path = source / "config.json"
