@@ -62,7 +62,9 @@ def pickle_advice(path: str | Path) -> str:
     return (
         f"{path} is pickled, and pickles are never read, since they can execute anything; where "
         'you trust it, convert it with torch: python -c "import torch, safetensors.torch as s; '
-        f's.save_file(torch.load({str(path)!r}, weights_only=True), {str(new)!r})", with '
+        f"found = torch.load({str(path)!r}, weights_only=True); "
+        # Tied tensors are one there, and it writes none that share memory.
+        f's.save_file({{n: t.clone() for n, t in found.items()}}, {str(new)!r})", with '
         f"config.json and the tokenizer in {path.parent}, and name that directory"
     )
 

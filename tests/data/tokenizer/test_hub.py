@@ -1,13 +1,17 @@
 """Names of the hub are looked for in its cache on this machine, and nothing is fetched."""
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub.constants
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 import bert_jax
 from bert_jax.__main__ import main
@@ -116,3 +120,18 @@ def test_a_pickle_is_never_read(tmp_path, name):
         with pytest.raises(UsageError, match=rf"{name} is pickled, and pickles are never read"):
             read(path)
     assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parity
+def test_a_pickle_is_converted_as_it_is_said(tmp_path):
+    """A masked-LM model holds one tensor by two names, of which safetensors writes no copy."""
+    torch = pytest.importorskip("torch", reason="needs the `parity` extra")
+    table, path = torch.arange(6.0).reshape(2, 3), tmp_path / "pytorch_model.bin"
+    torch.save({"embeddings": table, "decoder": table}, path)
+    found = re.search(r'python -c "(.*?)", with config', hub.pickle_advice(path))
+    assert found is not None
+    subprocess.run([sys.executable, "-c", found[1]], check=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert sorted(tensors) == ["decoder", "embeddings"]
+    for tensor in tensors.values():
+        np.testing.assert_array_equal(tensor, table.numpy())
