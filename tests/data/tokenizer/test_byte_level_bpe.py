@@ -276,7 +276,6 @@ _TRAIN = """
 import sys
 from pathlib import Path
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
-from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from tests.data.tokenizer.test_tokenizer import corpus
 train_byte_level_bpe(corpus(), vocab_size=650).save(Path(sys.argv[1]))
 """
