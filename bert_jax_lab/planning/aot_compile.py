@@ -176,7 +176,8 @@ def _figures(
         try:
             program, text = _compile(lowered)
         except Exception as error:  # its type depends on the version of jax
-            raise _refusal(error, topology.chip) or error from None
+            what = f"{topology.name}: {title}"
+            raise _refusal(error, topology.chip) or _not_compiled(error, what) from None
         cost = hlo_cost.cost(text)
         scheduled = schedule.cycles(text, topology.chip)
         schedule_files.forget()
@@ -249,6 +250,19 @@ def _refusal(error: Exception, chip: Chip) -> DoesNotFit | None:
         int(float(match[i]) * _UNITS[match[i + 1]]) for i in (1, 3)
     )  # fmt: skip
     return DoesNotFit(needed, available)
+
+
+def _not_compiled(error: Exception, what: str) -> Exception:
+    """Returns what to raise where the compiler has another reason; the error itself, if it is none
+    of the compiler's, which begin with the name of a status.
+    """
+    said = str(error).partition("\n")[0]
+    if not re.match(r"[A-Z]+(_[A-Z]+)*: ", said):
+        return error
+    return UsageError(
+        f"{what}: the compiler does not take it: {said[:300]}; another compute.layers, "
+        "compute.attention or optimizer.gradient_accumulation_steps makes another program"
+    )
 
 
 def _kernels(cost: hlo_cost.Cost, chip: Chip) -> tuple[KernelCost, ...]:

@@ -182,6 +182,16 @@ def test_other_errors_are_no_refusals():
     )
 
 
+def test_what_the_compiler_does_not_take_is_one_line():
+    """The message is that for `modern_base` with its layers in a loop, 576 x 8,192, on v6e:8x8."""
+    said = "FAILED_PRECONDITION: Too many buffers are colored in the alternate memory. Could not"
+    found = aot_compile._not_compiled(RuntimeError(f"{said} reserve\nmore"), "v6e:8x8: train step")
+    assert isinstance(found, UsageError)
+    assert str(found).startswith(f"v6e:8x8: train step: the compiler does not take it: {said}")
+    for ours in (TypeError("INVALID dtype: int4"), KeyError("name")):
+        assert aot_compile._not_compiled(ours, "v6e:8x8: train step") is ours
+
+
 def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
     """No change to the train step helps it: its batch is halved until it compiles."""
 
