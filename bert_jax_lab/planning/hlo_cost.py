@@ -67,7 +67,8 @@ class Cost:
 
     cycles: int = 0
     # Bytes read and written in the large memory, by instructions with an estimate and by copies
-    # beside them; an operand of which only a part is read counts whole.
+    # beside them. Of what a loop slices, or updates in place, the slice counts; what is gathered
+    # from counts whole.
     traffic: int = 0
     collectives: dict[Collective, int] = field(default_factory=dict)  # -> how often
     kernels: dict[Kernel, int] = field(default_factory=dict)
@@ -110,6 +111,67 @@ def array_bytes(shape: str, *, large_memory_only: bool = False) -> int:
             continue
         total += _BYTES[dtype] * math.prod(int(size) for size in dims.split(",") if size)
     return int(total)
+
+
+def moved_bytes(
+    i: Instruction, shapes: dict[str, str], computations: dict[str, list[Instruction]]
+) -> int:
+    """Returns the bytes of large memory that an instruction reads and writes; of an array that it
+    slices, or updates in place, those of the slice.
+
+    `shapes` are those of its computation's instructions, by name.
+    """
+    inside = computations.get(_attribute(i, "calls"), []) if i.op == "fusion" else []
+    # An instruction alone is as a fusion of it.
+    operands = _operands(i)
+    parameters = {
+        int(match[1]): each.name
+        for each in inside
+        if each.op == "parameter" and (match := re.match(r"(\d+)\)", each.rest))
+    } or dict(enumerate(operands))
+    inside = inside or [i]
+    known = shapes | {each.name: each.shape for each in inside}
+    total = 0
+    for number, operand in enumerate(operands):
+        whole = array_bytes(shapes.get(operand, ""), large_memory_only=True)
+        part = _part_read(parameters.get(number, ""), inside, known) if whole else None
+        total += whole if part is None else min(part, whole)
+    by_name, root = {each.name: each for each in inside}, inside[-1]
+    results = _operands(root) if root.op == "tuple" else [root.name]
+    arrays = [match[0] for match in _ARRAY.finditer(i.shape)]
+    for number, array in enumerate(arrays):
+        made = by_name.get(results[number]) if len(results) == len(arrays) else None
+        whole = array_bytes(array, large_memory_only=True)
+        while made is not None and made.op == "bitcast":
+            made = by_name.get(_operands(made)[0])
+        if made is not None and made.op == "dynamic-update-slice":
+            total += min(whole, array_bytes(known.get(_operands(made)[1], "")))
+        else:
+            total += whole
+    return total
+
+
+def _part_read(name: str, inside: list[Instruction], shapes: dict[str, str]) -> int | None:
+    """Returns the bytes that are read of an array which is only sliced, or updated in place; None
+    where all of it is read.
+    """
+    total = 0
+    for use in inside:
+        if name not in (operands := _operands(use)):
+            continue
+        is_first = operands.index(name) == 0
+        passes_on = len(operands) == 1 and use is not inside[-1]
+        if use.op == "dynamic-slice" and is_first:
+            total += array_bytes(use.shape)
+        elif use.op in ("bitcast", "copy", "convert", "fusion") and passes_on:
+            # Elements that are moved, each for itself, as far as a slice of them asks for it.
+            part = _part_read(use.name, inside, shapes)
+            if part is None:
+                return None
+            total += part
+        elif not (use.op == "dynamic-update-slice" and is_first):
+            return None
+    return total
 
 
 def parse_group(attributes: str) -> tuple[int, ...]:
@@ -218,12 +280,12 @@ class _Reader:
         return total
 
     def _estimated(self, i: Instruction, cycles: int, shapes: dict, total: Cost) -> None:
-        touched = [i.shape, *(shapes.get(name, "") for name in _operands(i))]
         if cycles >= _UNKNOWN:
+            touched = [i.shape, *(shapes.get(name, "") for name in _operands(i))]
             size = sum(array_bytes(shape) for shape in touched)
             total.add(Cost(kernels={Kernel(_operation(i), None, size): 1}))
             return
-        traffic = sum(array_bytes(shape, large_memory_only=True) for shape in touched)
+        traffic = moved_bytes(i, shapes, self._computations)
         total.add(Cost(cycles, traffic, by_operation={_operation(i): cycles}))
 
     def _collectives(

@@ -75,8 +75,7 @@ def cycles(text: str, chip: Chip) -> Sum | None:
         if not found and i.name not in bundles:
             return Sum()
         estimated = int(found[1]) if found else 0
-        touched = [i.shape, *(shapes.get(o, "") for o in hlo_cost._operands(i))]
-        moved = sum(hlo_cost.array_bytes(s, large_memory_only=True) for s in touched)
+        moved = hlo_cost.moved_bytes(i, shapes, computations)
         products = hlo_products.flops(i, computations) / chip.peak_flops * chip.clock_hz
         parts = (bundles.get(i.name, 0), moved / bandwidth, products)
         return Sum(0 if estimated >= hlo_cost._UNKNOWN else estimated, *parts, max(parts))

@@ -49,6 +49,56 @@ def test_cycles_of_a_loop_count_as_often_as_it_runs():
     assert cost.traffic == 2 * 4096 * (1 + 24 + 3)
 
 
+def test_a_loop_reads_and_writes_its_slices_alone():
+    """Stacks of 2 layers, of which one iteration updates a layer in place, and reads one."""
+    text = program(
+        f"""\
+  %stack = f32[2,8,128]{{2,1,0:T(8,128)}} parameter(0)
+  %near = f32[8,128]{{1,0:T(8,128)S(3)}} parameter(1)
+  %i = s32[]{{:T(128)S(6)}} parameter(2)
+  %fusion.1 = (f32[2,8,128]{{2,1,0:T(8,128)}}, f32[8,128]{{1,0:T(8,128)}}) fusion(%stack, %i, %near), kind=kLoop, calls=%updated, {_CYCLES % 1}
+  %fusion.2 = f32[1,8,128]{{2,1,0:T(8,128)S(3)}} fusion(%stack, %i), kind=kLoop, calls=%sliced, {_CYCLES % 1}
+  %dynamic-slice.9 = f32[1,8,128]{{2,1,0:T(8,128)}} dynamic-slice(%stack, %i, %i, %i), dynamic_slice_sizes={{1,8,128}}, {_CYCLES % 1}
+  %fusion.3 = f32[1,8,128]{{2,1,0:T(8,128)S(3)}} fusion(%stack, %i), kind=kLoop, calls=%summed, {_CYCLES % 1}
+""",
+        """\
+%copy_fusion (input.88: f32[2,8,128]) -> f32[2,8,128] {
+  %input.88 = f32[2,8,128]{2,1,0:T(8,128)} parameter(0)
+  ROOT %copy.2020 = f32[2,8,128]{2,1,0:T(4,128)} copy(%input.88)
+}
+
+%updated (param_0.7: f32[2,8,128], param_1.8: s32[], param_2.9: f32[8,128]) -> (f32[2,8,128], f32[8,128]) {
+  %param_0.7 = f32[2,8,128]{2,1,0:T(8,128)} parameter(0)
+  %fusion.2208 = f32[2,8,128]{2,1,0:T(4,128)} fusion(%param_0.7), kind=kLoop, calls=%copy_fusion
+  %param_2.9 = f32[8,128]{1,0:T(8,128)S(3)} parameter(2)
+  %bitcast.2 = f32[1,8,128]{2,1,0:T(8,128)} bitcast(%param_2.9)
+  %param_1.8 = s32[]{:T(128)} parameter(1)
+  %constant.1 = s32[]{:T(128)} constant(0)
+  %dynamic-update-slice.4 = f32[2,8,128]{2,1,0:T(8,128)} dynamic-update-slice(%fusion.2208, %bitcast.2, %param_1.8, %constant.1, /*index=4*/%constant.1)
+  %bitcast.3 = f32[2,8,128]{2,1,0:T(8,128)} bitcast(%dynamic-update-slice.4)
+  ROOT %tuple.5 = (f32[2,8,128]{2,1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}) tuple(%bitcast.3, %param_2.9)
+}
+
+%sliced (param_0.1: f32[2,8,128], param_1.2: s32[]) -> f32[1,8,128] {
+  %param_1.2 = s32[]{:T(128)} parameter(1)
+  %param_0.1 = f32[2,8,128]{2,1,0:T(8,128)} parameter(0)
+  ROOT %dynamic-slice.2 = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%param_0.1, %param_1.2, %param_1.2, %param_1.2), dynamic_slice_sizes={1,8,128}
+}
+
+%summed (param_0.3: f32[2,8,128], param_1.4: s32[]) -> f32[1,8,128] {
+  %param_0.3 = f32[2,8,128]{2,1,0:T(8,128)} parameter(0)
+  %param_1.4 = s32[]{:T(128)} parameter(1)
+  %dynamic-slice.5 = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%param_0.3, %param_1.4, %param_1.4, %param_1.4), dynamic_slice_sizes={1,8,128}
+  %reduce.6 = f32[8,128]{1,0:T(8,128)} reduce(%param_0.3, %param_1.4), dimensions={0}, to_apply=%add
+  ROOT %add.7 = f32[1,8,128]{2,1,0:T(8,128)} add(%dynamic-slice.5, %reduce.6)
+}
+""",
+    )
+    one, stack = 4 * 8 * 128, 2 * 4 * 8 * 128
+    # Updated, and beside it a whole layer; read; read and written; and read whole.
+    assert hlo_cost.cost(text).traffic == 2 * one + one + 2 * one + stack
+
+
 def test_memory_near_the_core_is_not_traffic():
     shape = "(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/bf16[2,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)})"
     assert hlo_cost.array_bytes(shape) == 2 * 1024 + 2 * 256 + 4
