@@ -84,7 +84,7 @@ def run(options: ReportOptions) -> None:
     for path, record in zip(options.workdir, records, strict=True):
         _print(path, record.account)
     columns, rows, right = report_page.hidden_words(runs)
-    if rows:
+    if rows and options.examples:  # those that are for the page are there
         table(f"Hidden words, held out: {right}", columns, rows)
     for file in (options.plot, options.html):
         if file is not None:
