@@ -108,7 +108,9 @@ def held_out_elsewhere(config: TrainConfig | None, corpus: Corpus) -> tuple[str,
     one: its figures would be those of text that the model has seen. Without a config, all are
     trained on.
     """
-    shares = largest_shares(config, corpus) if corpus.sources else {}
+    if not corpus.sources:
+        return None
+    shares = largest_shares(config, corpus)
     with ticking("looking for held-out documents in the training text of other sources"):
         found = trained_elsewhere(corpus, {name for name, share in shares.items() if share})
     if not found:

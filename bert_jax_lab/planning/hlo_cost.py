@@ -160,11 +160,13 @@ def _part_read(name: str, inside: list[Instruction], shapes: dict[str, str]) -> 
         if name not in (operands := _operands(use)):
             continue
         is_first = operands.index(name) == 0
-        passes_on = len(operands) == 1 and use is not inside[-1]
+        # Elements that are moved, each for itself: a slice of them asks for its own alone.
+        passes_on = use.op in ("bitcast", "copy", "convert") or (
+            use.op == "fusion" and array_bytes(use.shape) == array_bytes(shapes[name])
+        )
         if use.op == "dynamic-slice" and is_first:
             total += array_bytes(use.shape)
-        elif use.op in ("bitcast", "copy", "convert", "fusion") and passes_on:
-            # Elements that are moved, each for itself, as far as a slice of them asks for it.
+        elif passes_on and len(operands) == 1 and use is not inside[-1]:
             part = _part_read(use.name, inside, shapes)
             if part is None:
                 return None

@@ -60,6 +60,7 @@ def test_a_loop_reads_and_writes_its_slices_alone():
   %fusion.2 = f32[1,8,128]{{2,1,0:T(8,128)S(3)}} fusion(%stack, %i), kind=kLoop, calls=%sliced, {_CYCLES % 1}
   %dynamic-slice.9 = f32[1,8,128]{{2,1,0:T(8,128)}} dynamic-slice(%stack, %i, %i, %i), dynamic_slice_sizes={{1,8,128}}, {_CYCLES % 1}
   %fusion.3 = f32[1,8,128]{{2,1,0:T(8,128)S(3)}} fusion(%stack, %i), kind=kLoop, calls=%summed, {_CYCLES % 1}
+  %fusion.4 = f32[8,128]{{1,0:T(8,128)S(3)}} fusion(%stack, %i), kind=kLoop, calls=%total, {_CYCLES % 1}
 """,
         """\
 %copy_fusion (input.88: f32[2,8,128]) -> f32[2,8,128] {
@@ -85,6 +86,18 @@ def test_a_loop_reads_and_writes_its_slices_alone():
   ROOT %dynamic-slice.2 = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%param_0.1, %param_1.2, %param_1.2, %param_1.2), dynamic_slice_sizes={1,8,128}
 }
 
+%total_fusion (input.90: f32[2,8,128]) -> f32[8,128] {
+  %input.90 = f32[2,8,128]{2,1,0:T(8,128)} parameter(0)
+  ROOT %reduce.9 = f32[8,128]{1,0:T(8,128)} reduce(%input.90, %input.90), dimensions={0}, to_apply=%add
+}
+
+%total (param_0.5: f32[2,8,128], param_1.6: s32[]) -> f32[8,128] {
+  %param_0.5 = f32[2,8,128]{2,1,0:T(8,128)} parameter(0)
+  %fusion.2210 = f32[8,128]{1,0:T(8,128)} fusion(%param_0.5), kind=kLoop, calls=%total_fusion
+  %param_1.6 = s32[]{:T(128)} parameter(1)
+  ROOT %dynamic-slice.7 = f32[8,128]{1,0:T(8,128)} dynamic-slice(%fusion.2210, %param_1.6, %param_1.6), dynamic_slice_sizes={8,128}
+}
+
 %summed (param_0.3: f32[2,8,128], param_1.4: s32[]) -> f32[1,8,128] {
   %param_0.3 = f32[2,8,128]{2,1,0:T(8,128)} parameter(0)
   %param_1.4 = s32[]{:T(128)} parameter(1)
@@ -95,8 +108,8 @@ def test_a_loop_reads_and_writes_its_slices_alone():
 """,
     )
     one, stack = 4 * 8 * 128, 2 * 4 * 8 * 128
-    # Updated, and beside it a whole layer; read; read and written; and read whole.
-    assert hlo_cost.cost(text).traffic == 2 * one + one + 2 * one + stack
+    # Updated, and beside it a whole layer; read; read and written; and twice read whole.
+    assert hlo_cost.cost(text).traffic == 2 * one + one + 2 * one + 2 * stack
 
 
 def test_memory_near_the_core_is_not_traffic():
