@@ -57,7 +57,7 @@ _MAY_IMPORT = {
     "data": set(),
     "data/language": {"errors", "progress"},
     "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
-    "data/sources": {"errors", "files", "progress", "registry"},
+    "data/sources": {"data/language", "errors", "files", "progress", "registry"},
     "data/formats": {"data/sources", "errors", "strict_json"},
     "data/matching": {"data", "data/language", "data/sources", "errors"},
     "data/corpus": {"data", "data/language", "data/matching", "data/sources", "data/tokenizer"}

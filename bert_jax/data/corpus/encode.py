@@ -26,13 +26,15 @@ from bert_jax.data.corpus.store import FORMAT_VERSION, SPLITS, Split, token_type
 from bert_jax.data.corpus.survey import Unit, texts_of
 from bert_jax.data.language import marks
 from bert_jax.data.language.codes import DEFAULT
-from bert_jax.data.language.sentences import cut, whole_sentences
+from bert_jax.data.language.sentences import sentences_of
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import DataDamaged, UsageError
 from bert_jax.progress import Progress
 
 # Sentences in one call of the tokenizer: while it runs, a token takes hundreds of bytes.
 _SENTENCES_PER_CALL = 1024
+# The rules by which sentences come with a space before them: a change of them has the next number.
+_SPACE_RULES = 1
 _ASCII_SPACES = bytes(code for code in range(128) if chr(code).isspace())
 
 
@@ -50,7 +52,13 @@ class Encoding:
         """Returns what decides the content of a piece beside its documents."""
         others = [self.language] if self.language != DEFAULT else []
         counted = len(TextCounts._fields)
-        versions = [FORMAT_VERSION, version("sentencex"), self.tokenizer_hash, counted]
+        versions = [
+            FORMAT_VERSION,
+            version("sentencex"),
+            self.tokenizer_hash,
+            counted,
+            _SPACE_RULES,
+        ]
         return json.dumps([*versions, *others]).encode()
 
     @property
@@ -244,10 +252,12 @@ def encode_documents(
 ) -> EncodedPart:
     """Cuts texts into sentences, by the rules of `language`, and encodes those.
 
-    `texts` are UTF-8, their paragraphs separated by newlines. To a byte-level tokenizer each
-    sentence but a document's first comes with the space before it, as in running text.
+    `texts` are UTF-8, their paragraphs separated by newlines. Where the space before a word decides
+    its ids, a sentence comes with the space that it has in running text, and without one that it
+    has not, as in Chinese.
     """
     sentences: list[str] = []
+    joined: list[bool] = []  # to the sentence before, without a space between them
     sentence_counts: list[int] = []
     words: list[int] = []
     characters = marks_lost = cut_sentences = 0
@@ -255,13 +265,12 @@ def encode_documents(
     for text in texts:
         before = len(sentences)
         decoded = text.decode()
-        for paragraph in decoded.split("\n"):
-            for whole in whole_sentences(paragraph, language):
-                pieces = cut(whole)
-                cut_sentences += len(pieces) > 1
-                for sentence in pieces:
-                    is_first = len(sentences) == before
-                    sentences.append(sentence if is_first else tokenizer.word_prefix + sentence)
+        for pieces in sentences_of(decoded, language):
+            cut_sentences += len(pieces) > 1
+            for piece in pieces:
+                has_space = piece[0] == " "
+                joined.append(not has_space and len(sentences) > before)
+                sentences.append(tokenizer.word_prefix + piece[1:] if has_space else piece)
         sentence_counts.append(len(sentences) - before)
         words.append(len(text.split()))
         characters += (
@@ -277,7 +286,9 @@ def encode_documents(
     unknown_characters = 0
     for start in range(0, len(sentences), _SENTENCES_PER_CALL):
         called = sentences[start : start + _SENTENCES_PER_CALL]
-        ids, counts = tokenizer.encode_running_text(called)
+        ids, counts = tokenizer.encode_running_text(
+            called, joined[start : start + _SENTENCES_PER_CALL]
+        )
         lengths.append(counts.astype(np.uint32))
         tokens.append(ids.astype(dtype))
         # Few have any, and only for those the tokenizer has to say where its tokens stand.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.language import marks
-from bert_jax.data.language.sentences import split_sentences
+from bert_jax.data.language.sentences import sentences_of
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.training import (
     train_byte_level_bpe,
@@ -47,13 +47,12 @@ def train_or_find(
         f"train {kind} on {size / 1e6:.1f} MB of text "
         f"({len(sample):,} of {documents:,} training documents)"
     )
-    # In a text a word comes with the space before it, which byte-level BPE makes a part of it.
-    before = " " if kind == "bpe" else ""
     sentences = [
-        before + sentence
+        piece if kind == "bpe" else piece.lstrip(" ")
         for text in sample
-        for paragraph in text.decode().split("\n")
-        for sentence in split_sentences(paragraph, request.rules)
+        # In a text a word comes with the space before it, which byte-level BPE makes a part of it.
+        for pieces in sentences_of(text.decode(), request.rules)
+        for piece in pieces
     ]
     if strip_accents is None and kind == "wordpiece" and request.lowercase:
         strip_accents = _strips_accents(sentences)

@@ -7,6 +7,7 @@ those of English for the rest, which know the full stops of most scripts.
 import re
 from collections.abc import Iterator
 
+from bert_jax.data.language import spaces
 from bert_jax.data.language.codes import DEFAULT
 
 # A longer sentence is cut at a space, so that one sentence is never most of a training example.
@@ -32,11 +33,29 @@ def split_sentences(paragraph: str, language: str = DEFAULT) -> list[str]:
     LONGEST_SENTENCE characters is cut at its last space before that, and where there is none, at
     the limit.
     """
-    return [piece for sentence in whole_sentences(paragraph, language) for piece in cut(sentence)]
+    return [
+        piece.lstrip() for sentence in _sentences(paragraph, language) for piece in cut(sentence)
+    ]
 
 
-def whole_sentences(paragraph: str, language: str = DEFAULT) -> Iterator[str]:
-    """Yields the sentences of a paragraph, however long they are, stripped; none is empty."""
+def sentences_of(text: str, language: str = DEFAULT) -> Iterator[list[str]]:
+    """Yields each sentence of a document, whose paragraphs are lines, as the pieces it is cut into.
+
+    A piece comes as it stands in running text: with one space before it where the text has white
+    space there. A line's end is a space, but in Chinese and Japanese.
+    """
+    last = ""
+    for paragraph in text.split("\n"):
+        for number, sentence in enumerate(_sentences(paragraph, language)):
+            has_space = number == 0 and last and not spaces.are_ideographic(last, sentence[0])
+            yield cut(f" {sentence}" if has_space else sentence)
+            last = sentence[-1]
+
+
+def _sentences(paragraph: str, language: str) -> Iterator[str]:
+    """Yields the sentences of a paragraph, however long they are, stripped; none is empty. One has
+    a space before it where white space parts it from the one before.
+    """
     signs = _OWN_SIGNS.get(language)
     if signs is None:
         import sentencex
@@ -51,22 +70,34 @@ def whole_sentences(paragraph: str, language: str = DEFAULT) -> Iterator[str]:
         found = (
             re.findall(f"[^{signs}]*[{signs}]+|[^{signs}]+", paragraph) if signs else [paragraph]
         )
-    return filter(None, (sentence.strip() for sentence in found))
+    space, is_first = "", True
+    for sentence in found:
+        if stripped := sentence.strip():
+            if not is_first and sentence[0].isspace():
+                space = " "
+            yield space + stripped
+            space, is_first = " " if sentence[-1].isspace() else "", False
+        elif not is_first:
+            space = " "
 
 
 def cut(sentence: str) -> list[str]:
-    """Returns a stripped sentence as pieces of at most LONGEST_SENTENCE characters, stripped."""
+    """Returns a sentence as pieces of at most LONGEST_SENTENCE characters, each with the space
+    before it where white space is.
+    """
     pieces = []
+    space = " " if sentence[0] == " " else ""
     # By its place: to copy what is left for each piece would take the square of its length.
-    at, end = 0, len(sentence)
+    at, end = len(space), len(sentence)
     while end - at > LONGEST_SENTENCE:
         stop = sentence.rfind(" ", at + 1, at + LONGEST_SENTENCE + 1)
         stop = stop if stop > at else at + LONGEST_SENTENCE
-        pieces.append(sentence[at:stop].rstrip())
+        pieces.append(space + sentence[at:stop].rstrip())
+        space = " " if sentence[stop].isspace() or sentence[stop - 1].isspace() else ""
         while sentence[stop].isspace():  # the last character is none
             stop += 1
         at = stop
-    pieces.append(sentence[at:])
+    pieces.append(space + sentence[at:])
     return pieces
 
 

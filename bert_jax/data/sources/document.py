@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
+from bert_jax.data.language import spaces
+
 # Paragraphs, stripped, none of them empty, none with a newline inside.
 Document = tuple[str, ...]
 
@@ -37,23 +39,10 @@ def join_lines(lines: Iterable[str]) -> str:
     for line in map(str.strip, lines):
         if not line:
             continue
-        if joined and not (_writes_no_spaces(joined[-1][-1]) and _writes_no_spaces(line[0])):
+        if joined and not spaces.is_unspaced(joined[-1][-1], line[0]):
             joined.append(" ")
         joined.append(line)
     return "".join(joined)
-
-
-def _writes_no_spaces(character: str) -> bool:
-    """Returns whether it is of Thai, Lao, Burmese, Khmer, kana, or an ideograph."""
-    code = ord(character)
-    return (
-        0x0E00 <= code < 0x0F00
-        or 0x1000 <= code < 0x10A0
-        or 0x1780 <= code < 0x1800
-        or 0x3000 <= code < 0xA000
-        or 0xFF00 <= code < 0xFFF0
-        or code >= 0x20000
-    )
 
 
 def whole_characters(text: str) -> str:

@@ -245,7 +245,7 @@ def encode_words(
 
     No word is lost: a sentence with more than `length` - 2 sub-words becomes several rows, cut
     between words; a word with more than that alone is cut off. A word of which the tokenizer leaves
-    nothing becomes the unknown token. To a byte-level tokenizer each comes with the space before
+    nothing becomes the unknown token. Each comes with the space before it where the ids depend on
     it, without which it would be the inside of a word. `labels` gives numbers to tags, none leaves
     them out; a tag that is not among them is a UsageError that names the sentence.
     """

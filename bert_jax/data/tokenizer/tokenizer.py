@@ -6,10 +6,11 @@ what `RobertaTokenizerFast` gives; a SentencePiece model is converted when it is
 What decides ids is summed up in `Tokenizer.hash`.
 """
 
-import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +62,9 @@ class Tokenizer:
 
     `kind` is "wordpiece", "sentencepiece" or "bpe"; `vocab_size` is the highest id + 1, hence the
     least number of rows of an embedding; `special` holds the special ids; `pair_separators` stand
-    between two texts (RoBERTa has two). `is_byte_level` says that the space before a word belongs
-    to it, and `word_prefix` is what a word that is not the first of its text comes with. Can be
-    pickled.
+    between two texts (RoBERTa has two). `is_byte_level` says that it cuts text by bytes, and
+    `word_prefix` is what a word that is not the first of its text has to come with: a space where
+    the ids depend on it, as in byte-level BPE and Gemma's vocabulary. Can be pickled.
     """
 
     def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
@@ -79,7 +80,6 @@ class Tokenizer:
             )
         self.kind: str = _KINDS[model]
         self.is_byte_level = self.kind == "bpe" and byte_level_bpe.is_byte_level(backend)
-        self.word_prefix = " " if self.is_byte_level else ""
         names = names or {}
         if self.is_byte_level:
             names = byte_level_bpe.with_special_tokens(backend, names, source=source)
@@ -100,6 +100,8 @@ class Tokenizer:
         self._set_template(segments=2)
         with tokenizer_files.refused_by_library(f"{source} cannot encode text"):
             backend.encode(_UNKNOWN)
+            one, two = (backend.encode(t, add_special_tokens=False).ids for t in ("a", "a a"))
+        self.word_prefix = "" if two == one + one else " "
 
     @property
     def lowercase(self) -> bool:
@@ -121,13 +123,27 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(sentences, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def encode_running_text(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_running_text(
+        self, sentences: list[str], joined: Sequence[bool] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids that `encode_sentences` gives, one sentence after the other, and how many
         each has: int64. Faster where there is much text, whose words it remembers.
+
+        A sentence that is `joined` to the one before it gets no "▁" that the text has not.
         """
-        if self._chunks is None:
+        if self._chunks is not None:
+            return self._chunks.encode(sentences)
+        if not any(joined) or self._inside is None:
             return chunk_cache.flat(self.encode_sentences(sentences))
-        return self._chunks.encode(sentences)
+        apart, inside = (list(compress(sentences, [j == side for j in joined])) for side in (0, 1))
+        found = self._inside.encode_batch_fast(inside, add_special_tokens=False)
+        ids = iter(self.encode_sentences(apart)), (encoding.ids for encoding in found)
+        return chunk_cache.flat([next(ids[is_joined]) for is_joined in joined])
+
+    @cached_property
+    def _inside(self) -> Any | None:
+        """Returns the backend of text that begins inside of a word, None where it is this one's."""
+        return tokenizer_files.without_prefix(self._backend)
 
     @cached_property
     def _chunks(self) -> chunk_cache.ChunkCache | None:
@@ -155,7 +171,7 @@ class Tokenizer:
         for sentence, encoding in zip(sentences, encodings, strict=True):
             for id_, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
                 if id_ == self.special.unk:
-                    count += sum(1 for _ in itertools.groupby("".join(sentence[first:end].split())))
+                    count += sum(1 for _ in groupby("".join(sentence[first:end].split())))
         return count
 
     def decode(self, ids: list[int]) -> str:
@@ -212,26 +228,10 @@ class Tokenizer:
         self._set_template(segments=segments)
         tokenizer_files.write_text(directory / "tokenizer.json", self._backend.to_str(pretty=True))
         self._set_template(segments=2)  # saving changes no encoding
+        state = json.loads(self._backend.to_str())
         config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
         config["model_max_length"] = model_max_length
-        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-        if segments == 1:
-            config["model_input_names"].remove("token_type_ids")
-        config["clean_up_tokenization_spaces"] = False
-        state = json.loads(self._backend.to_str())
-        if self.kind == "wordpiece" and _is_bert(state):
-            normalizer = state["normalizer"]
-            config["tokenizer_class"] = "BertTokenizer"
-            config["do_lower_case"] = normalizer["lowercase"]
-            config["strip_accents"] = normalizer["strip_accents"]
-            config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
-        else:
-            # Any named class rebuilds normaliser and pre-tokenizer its own way, and gives other ids
-            # without a word; the generic one takes tokenizer.json as it is, but for this field in
-            # transformers 4.
-            config["tokenizer_class"] = "PreTrainedTokenizerFast"
-            if (space := (state["pre_tokenizer"] or {}).get("add_prefix_space")) is not None:
-                config["add_prefix_space"] = space
+        config |= tokenizer_files.class_fields(state, _is_bert(state), segments)
         tokenizer_files.write_text(
             directory / "tokenizer_config.json", json.dumps(config, indent=2, sort_keys=True)
         )

@@ -1,6 +1,7 @@
 """The files of a tokenizer: which one counts, and reading them with errors that name them."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -234,3 +235,38 @@ def refused_by_library(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise UsageError(f"{what}: {brief(str(error))}") from error
+
+
+def class_fields(state: dict[str, Any], is_bert: bool, segments: int) -> dict[str, Any]:
+    """Returns what a tokenizer_config.json says of the class that gives the ids of a serialised
+    backend, and of its inputs.
+    """
+    inputs = ["input_ids", *["token_type_ids"] * (segments > 1), "attention_mask"]
+    fields = {"model_input_names": inputs, "clean_up_tokenization_spaces": False}
+    if state["model"]["type"] == "WordPiece" and is_bert:
+        normalizer = state["normalizer"]
+        flags = {theirs: normalizer[ours] for theirs, ours in _FLAGS.items()}
+        return fields | {"tokenizer_class": "BertTokenizer"} | flags
+    # Any named class rebuilds normaliser and pre-tokenizer its own way, and gives other ids without
+    # a word; the generic one takes tokenizer.json as it is, but for this field in transformers 4.
+    fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if (space := (state["pre_tokenizer"] or {}).get("add_prefix_space")) is not None:
+        fields["add_prefix_space"] = space
+    return fields
+
+
+def without_prefix(backend: Any) -> Any | None:
+    """Returns a backend that puts no space before a text, else as this one; None if it is one."""
+    state = json.loads(backend.to_str())
+    found = False
+    for name, steps in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        part = state[name] or {}
+        for step in [part, *part.get(steps, [])]:
+            for field, none in (
+                ("prepend", ""),
+                ("prepend_scheme", "never"),
+                ("add_prefix_space", False),
+            ):
+                if step.get(field, none) != none:
+                    step[field], found = none, True
+    return type(backend).from_str(json.dumps(state)) if found else None

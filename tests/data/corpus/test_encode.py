@@ -1,0 +1,84 @@
+"""Sentences have the ids that they have inside of their text."""
+
+import re
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from bert_jax.data.corpus.encode import encode_documents
+from bert_jax.data.tokenizer import tokenizer, training
+
+_TEXTS = {
+    "en": "The owl sleeps here. Then it hunts mice!\nA new day begins.  It ends.Or so it seems.",
+    "zh": "今天天气很好。我们去公园。 世界很大。\n公園へ行く。Then it hunts. 世界很大。",
+    "ja": "今日は天気です。公園へ行く。\n公園は広い。",
+    "th": "วันนี้อากาศดี เราไปสวน\nโลกกว้าง",
+}
+_LINES = [line for text in _TEXTS.values() for line in text.split("\n")] * 3
+
+
+def _gemma() -> tokenizer.Tokenizer:
+    """Returns one as `GemmaTokenizer` builds it: no space before a text."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    names = {"pad": "<pad>", "sep": "<eos>", "cls": "<bos>", "unk": "<unk>", "mask": "<mask>"}
+    words = re.findall(r"\w+|[^\w\s]", " ".join(_LINES))  # no piece goes over a sentence's end
+    alphabet = [*"▁", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=[*names.values(), *alphabet], show_progress=False
+    )
+    backend.train_from_iterator([*words, *(f"▁{word}" for word in words)], trainer)
+    return tokenizer.Tokenizer(backend, source="gemma", names=names)
+
+
+def _unigram(scheme: str) -> tokenizer.Tokenizer:
+    """Returns a SentencePiece model; with "always", as XLM-R's tokenizer.json has it."""
+    backend = training.train_sentencepiece(_LINES, vocab_size=83, lowercase=False)._backend
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    return tokenizer.Tokenizer(backend, source="unigram")
+
+
+def _llama() -> tokenizer.Tokenizer:
+    made = _gemma()
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    made._backend.normalizer = normalizers.Sequence(steps)
+    return tokenizer.Tokenizer(made._backend, source="llama", names=made._names)
+
+
+_TOKENIZERS = {
+    "wordpiece": lambda: training.train_wordpiece(
+        _LINES, vocab_size=300, lowercase=False, strip_accents=False
+    ),
+    "bytes": lambda: training.train_byte_level_bpe(
+        [f" {word}" for line in _LINES for word in line.split()], vocab_size=400
+    ),
+    "bytes that begin with a space": lambda: _with_space(_TOKENIZERS["bytes"]()),
+    "first": lambda: _unigram("first"),
+    "always": lambda: _unigram("always"),
+    "gemma": _gemma,
+    "llama": _llama,
+}
+
+
+def _with_space(made: tokenizer.Tokenizer) -> tokenizer.Tokenizer:
+    made._backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return tokenizer.Tokenizer(made._backend, source="bytes", names=made._names)
+
+
+@pytest.mark.parametrize("language", _TEXTS)
+@pytest.mark.parametrize("kind", _TOKENIZERS)
+def test_sentences_are_encoded_as_in_running_text(kind, language):
+    """The library encodes the text as a whole, its lines joined as the language joins them."""
+    text, made = _TEXTS[language], _TOKENIZERS[kind]()
+    whole = text.replace("\n", "" if language in ("zh", "ja") else " ").replace("  ", " ")
+    encoded = encode_documents([text.encode()] * 2, made, language=language)
+    ids = made.encode(whole)[1:-1]
+    assert made.tokens(encoded.tokens.tolist()) == made.tokens(ids) * 2
+    assert len(encoded.sentences) >= 4
+
+
+def test_a_sentence_that_is_cut_has_a_space_only_where_the_text_has():
+    made = _TOKENIZERS["bytes"]()
+    for text in ("世" * 2500, "owl " * 300 + "owl", "世" * 995 + " \t" + "界" * 900):
+        ids = encode_documents([text.encode()], made, language="zh").tokens.tolist()
+        assert made.decode(ids) == " ".join(text.split())
