@@ -88,6 +88,9 @@ def _print_phase(phase: Any) -> None:
     title = (
         f"length {phase.sequence_length}, {phase.global_batch_size:,} rows, {phase.steps:,} steps"
     )
+    if phase.memory_bytes is None:
+        tell(f"{title}: NOT COMPILED: {phase.remedy}")
+        return
     if not phase.fits:
         tell(
             f"{title}: DOES NOT FIT: needs {_gib(phase.memory_bytes)} a device, of which the "

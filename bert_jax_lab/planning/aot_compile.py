@@ -33,6 +33,10 @@ from bert_jax_lab.planning.topologies import Chip, Topology, devices
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
+class NotCompiled(UsageError):
+    """The compiler does not take a step, for another reason than memory."""
+
+
 class DoesNotFit(Exception):
     """The compiler refuses a step for its memory. Sizes in bytes a device."""
 
@@ -134,7 +138,7 @@ def make_mesh(config: TrainConfig, topology: Topology) -> Mesh:
 def train_figures(
     config: TrainConfig, phase: PhaseConfig, *, mesh: Mesh, topology: Topology
 ) -> Figures:
-    """Compiles the train step of a phase. Raises `DoesNotFit`."""
+    """Compiles the train step of a phase. Raises `DoesNotFit` or `NotCompiled`."""
 
     with jax.set_mesh(mesh):
         state = TrainState.abstract(config, mesh)
@@ -152,7 +156,7 @@ def train_figures(
 def eval_figures(
     config: TrainConfig, shape: PhaseConfig, *, mesh: Mesh, topology: Topology
 ) -> Figures:
-    """Compiles the evaluation step for batches of a shape. Raises `DoesNotFit`."""
+    """Compiles the evaluation step for batches of a shape. Raises as `train_figures` does."""
     with jax.set_mesh(mesh):
         params = TrainState.abstract(config, mesh).params
         objective = entry_of(config, "objective")
@@ -259,7 +263,7 @@ def _not_compiled(error: Exception, what: str) -> Exception:
     said = str(error).partition("\n")[0]
     if not re.match(r"[A-Z]+(_[A-Z]+)*: ", said):
         return error
-    return UsageError(
+    return NotCompiled(
         f"{what}: the compiler does not take it: {said[:300]}; another compute.layers, "
         "compute.attention or optimizer.gradient_accumulation_steps makes another program"
     )

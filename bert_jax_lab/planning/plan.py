@@ -54,7 +54,7 @@ class PhasePlan:
     global_batch_size: int
     steps: int
     fits: bool
-    memory_bytes: int
+    memory_bytes: int | None  # None where the compiler does not take the step
     hbm_bytes: int  # of the device, by its data sheet
     available_bytes: int  # to one program, by the compiler
     memory: dict[str, int]
@@ -170,16 +170,18 @@ def _phase_plan(config: TrainConfig, number: int, *, mesh, topology: Topology) -
     try:
         figures = aot_compile.train_figures(config, phase, mesh=mesh, topology=topology)
         held_out = aot_compile.eval_figures(config, shape, mesh=mesh, topology=topology)
-    except aot_compile.DoesNotFit as refusal:
-        if figures is None:
+    except (aot_compile.DoesNotFit, aot_compile.NotCompiled) as refusal:
+        if isinstance(refusal, aot_compile.NotCompiled):
+            advice = str(refusal)
+        elif figures is None:
             advice = remedy(config, phase, refusal, mesh=mesh, topology=topology)
         else:
             advice = evaluation_remedy(config, shape, refusal, mesh=mesh, topology=topology)
         return PhasePlan(
             **known,
             fits=False,
-            memory_bytes=refusal.needed,
-            available_bytes=refusal.available,
+            memory_bytes=getattr(refusal, "needed", None),
+            available_bytes=getattr(refusal, "available", chip.compiler_bytes),
             memory={},
             remedy=advice,
         )
@@ -283,7 +285,7 @@ def _bytes_of(
     """Returns the bytes of a device that a compiled step takes; infinity where it is refused."""
     try:
         return figures(config, shape, mesh=mesh, topology=topology).memory.total
-    except aot_compile.DoesNotFit:
+    except (aot_compile.DoesNotFit, aot_compile.NotCompiled):
         return math.inf
 
 

@@ -25,7 +25,8 @@ def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any)
         name = f"length {phase.sequence_length}"
         tokens = phase.global_batch_size * phase.sequence_length / topology.devices
         if not phase.fits:
-            yield f"{name}: does not fit; {phase.remedy}"
+            why = "is not compiled" if phase.memory_bytes is None else "does not fit"
+            yield f"{name}: {why}; {phase.remedy}"
             continue
         if phase.product_seconds < 0.5 * phase.step_seconds:
             yield (

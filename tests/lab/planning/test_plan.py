@@ -192,6 +192,24 @@ def test_what_the_compiler_does_not_take_is_one_line():
         assert aot_compile._not_compiled(ours, "v6e:8x8: train step") is ours
 
 
+def test_a_step_that_the_compiler_does_not_take_leaves_the_other_phases(monkeypatch, capsys):
+    said = "the compiler does not take it: FAILED_PRECONDITION: no"
+
+    def figures(config, phase, *, mesh, topology):
+        raise aot_compile.NotCompiled(said)
+
+    monkeypatch.setattr(aot_compile, "train_figures", figures)
+    topology = topologies.parse("v5e:2x2")
+    config = tiny_corpus.tiny_config()
+    mesh = param_sharding.abstract_mesh(config, topology)
+    phase = planning._phase_plan(config, 0, mesh=mesh, topology=topology)
+    assert not phase.fits and phase.memory_bytes is None
+    plan_verb._print_phase(phase)
+    assert f"steps: NOT COMPILED: {said}\n" in capsys.readouterr().out
+    (warning, *_) = plan_warnings.warnings(config, [phase], topology=topology, mesh=mesh)
+    assert warning == f"length {phase.sequence_length}: is not compiled; {said}"
+
+
 def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
     """No change to the train step helps it: its batch is halved until it compiles."""
 
