@@ -1,6 +1,7 @@
 """The files of a tokenizer: which one counts, and reading them with errors that name them."""
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -256,17 +257,23 @@ def class_fields(state: dict[str, Any], is_bert: bool, segments: int) -> dict[st
 
 
 def without_prefix(backend: Any) -> Any | None:
-    """Returns a backend that puts no space before a text, else as this one; None if it is one."""
+    """Returns a backend that puts no space before a text, else as this one. None if it is one, or
+    if the words after the first would change, too.
+    """
     state = json.loads(backend.to_str())
+    fields = (("prepend", ""), ("prepend_scheme", "never"), ("add_prefix_space", False))
     found = False
-    for name, steps in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+    for name, inside in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         part = state[name] or {}
-        for step in [part, *part.get(steps, [])]:
-            for field, none in (
-                ("prepend", ""),
-                ("prepend_scheme", "never"),
-                ("add_prefix_space", False),
-            ):
-                if step.get(field, none) != none:
-                    step[field], found = none, True
-    return type(backend).from_str(json.dumps(state)) if found else None
+        steps = part.get(inside, [])
+        for step, (field, none) in itertools.product([part, *steps], fields):
+            if step.get(field, none) != none:
+                step[field], found = none, True
+        # Cut by it, as XLM-R's, each word would be a text.
+        steps[:] = [step for step in steps if step["type"] != "WhitespaceSplit"]
+    if not found:
+        return None
+    changed = type(backend).from_str(json.dumps(state))
+    two, one = (changed.encode(text, add_special_tokens=False).ids for text in ("a a", "a"))
+    words = backend.encode("a a", add_special_tokens=False).ids
+    return changed if two[len(one) :] == words[len(words) // 2 :] else None

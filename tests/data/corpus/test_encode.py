@@ -31,10 +31,11 @@ def _gemma() -> tokenizer.Tokenizer:
     return tokenizer.Tokenizer(backend, source="gemma", names=names)
 
 
-def _unigram(scheme: str) -> tokenizer.Tokenizer:
-    """Returns a SentencePiece model; with "always", as XLM-R's tokenizer.json has it."""
+def _unigram(scheme: str, *first: pre_tokenizers.PreTokenizer) -> tokenizer.Tokenizer:
+    """Returns a SentencePiece model."""
     backend = training.train_sentencepiece(_LINES, vocab_size=83, lowercase=False)._backend
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*first, metaspace]) if first else metaspace
     return tokenizer.Tokenizer(backend, source="unigram")
 
 
@@ -55,6 +56,7 @@ _TOKENIZERS = {
     "bytes that begin with a space": lambda: _with_space(_TOKENIZERS["bytes"]()),
     "first": lambda: _unigram("first"),
     "always": lambda: _unigram("always"),
+    "as XLM-R": lambda: _unigram("always", pre_tokenizers.WhitespaceSplit()),
     "gemma": _gemma,
     "llama": _llama,
 }
