@@ -7,11 +7,19 @@ as it runs. Three things carry no estimate and are listed apart: collectives, cu
 copies between memories that run beside the computation.
 """
 
-import math
 import re
 from dataclasses import dataclass, field
 
-import numpy as np
+from bert_jax_lab.planning.hlo_text import (
+    ARRAY,
+    Instruction,
+    array_bytes,
+    attribute,
+    branches_of,
+    computations_of,
+    operands_of,
+    parse_group,
+)
 
 _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # Marks that the compiler leaves in its own program: they compute nothing.
@@ -25,18 +33,8 @@ _MARKS = {
     "SliceId",
     "ZeroCrop",
 }
-_BYTES = (
-    dict.fromkeys(("s4", "u4"), 0.5)
-    | dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1)
-    | dict.fromkeys(("s16", "u16", "bf16", "f16"), 2)
-    | dict.fromkeys(("s32", "u32", "f32"), 4)
-    | dict.fromkeys(("s64", "u64", "f64"), 8)
-)
-
-_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^{}]*\})?")
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _UNKNOWN = 2**62  # the compiler's way to say that it has no estimate
-_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$")
 
 
 @dataclass(frozen=True)
@@ -87,30 +85,12 @@ class Cost:
                 mine[key] = mine.get(key, 0) + times * count  # type: ignore[index]
 
 
-@dataclass(frozen=True)
-class Instruction:
-    name: str
-    shape: str
-    op: str
-    rest: str  # from the operands on
-
-
 def cost(text: str) -> Cost:
     """Returns the cost of one run of the program. Raises ValueError if the text has no entry."""
-    computations, entry = _computations(text)
+    computations, entry = computations_of(text)
     if entry is None:
         raise ValueError("no ENTRY computation in the compiled text")
     return _Reader(computations).cost(entry)
-
-
-def array_bytes(shape: str, *, large_memory_only: bool = False) -> int:
-    """Returns the bytes of all arrays of a shape such as `(bf16[8,128]{1,0:T(8,128)}, u32[])`."""
-    total = 0.0
-    for dtype, dims, layout in _ARRAY.findall(shape):
-        if dtype not in _BYTES or (large_memory_only and re.search(r"S\([1-9]", layout)):
-            continue
-        total += _BYTES[dtype] * math.prod(int(size) for size in dims.split(",") if size)
-    return int(total)
 
 
 def moved_bytes(
@@ -121,9 +101,9 @@ def moved_bytes(
 
     `shapes` are those of its computation's instructions, by name.
     """
-    inside = computations.get(_attribute(i, "calls"), []) if i.op == "fusion" else []
+    inside = computations.get(attribute(i, "calls"), []) if i.op == "fusion" else []
     # An instruction alone is as a fusion of it.
-    operands = _operands(i)
+    operands = operands_of(i)
     parameters = {
         int(match[1]): each.name
         for each in inside
@@ -137,15 +117,15 @@ def moved_bytes(
         part = _part_read(parameters.get(number, ""), inside, known) if whole else None
         total += whole if part is None else min(part, whole)
     by_name, root = {each.name: each for each in inside}, inside[-1]
-    results = _operands(root) if root.op == "tuple" else [root.name]
-    arrays = [match[0] for match in _ARRAY.finditer(i.shape)]
+    results = operands_of(root) if root.op == "tuple" else [root.name]
+    arrays = [match[0] for match in ARRAY.finditer(i.shape)]
     for number, array in enumerate(arrays):
         made = by_name.get(results[number]) if len(results) == len(arrays) else None
         whole = array_bytes(array, large_memory_only=True)
         while made is not None and made.op == "bitcast":
-            made = by_name.get(_operands(made)[0])
+            made = by_name.get(operands_of(made)[0])
         if made is not None and made.op == "dynamic-update-slice":
-            total += min(whole, array_bytes(known.get(_operands(made)[1], "")))
+            total += min(whole, array_bytes(known.get(operands_of(made)[1], "")))
         else:
             total += whole
     return total
@@ -157,7 +137,7 @@ def _part_read(name: str, inside: list[Instruction], shapes: dict[str, str]) -> 
     """
     total = 0
     for use in inside:
-        if name not in (operands := _operands(use)):
+        if name not in (operands := operands_of(use)):
             continue
         is_first = operands.index(name) == 0
         # Elements that are moved, each for itself: a slice of them asks for its own alone.
@@ -174,73 +154,6 @@ def _part_read(name: str, inside: list[Instruction], shapes: dict[str, str]) -> 
         elif not (use.op == "dynamic-update-slice" and is_first):
             return None
     return total
-
-
-def parse_group(attributes: str) -> tuple[int, ...]:
-    """Returns the partitions of the first replica group, in any of the notations that XLA has.
-
-    `{{0,1},{2,3}}`; `[2,4]<=[8]` with or without a transposition `T(1,0)`; and
-    `mesh['a'=2,'b'=4] {'b'}`, a mesh and the axes that the group spans.
-    """
-    if match := re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", attributes):
-        return int(match[1]), int(match[2])
-    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
-        return tuple(int(i) for i in match[1].split(","))
-    if match := re.search(
-        r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes
-    ):
-        groups, dims = _numbers(match[1]), _numbers(match[2])
-        order = _numbers(match[3]) if match[3] else None
-        devices = np.arange(math.prod(dims)).reshape(dims).transpose(order)
-        return tuple(devices.reshape(groups)[0].ravel().tolist())
-    if match := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes):
-        sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", match[1])}
-        # `'a','b':(2)4`: the whole axis a, and of b the 4 that come after a part of 2.
-        spanned = {
-            name: (int(before or 1), int(size or sizes[name]))
-            for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", match[2])
-        }
-        # An axis in three: before, spanned, after. The first group is at 0 along the outer two.
-        dims, first = [], []
-        for name, size in sizes.items():
-            before, part = spanned.get(name, (1, 1))
-            dims += [before, part, size // (before * part)]
-            first += [0, slice(None), 0]
-        return tuple(np.arange(math.prod(dims)).reshape(dims)[tuple(first)].ravel().tolist())
-    return ()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(n) for n in text.split(",")]
-
-
-def _computations(text: str) -> tuple[dict[str, list[Instruction]], str | None]:
-    found: dict[str, list[Instruction]] = {}
-    current: list[Instruction] | None = None
-    entry = None
-    for line in text.splitlines():
-        # A kernel's metadata has lines of its own, the last of which begins with two.
-        if line.startswith("}") and not line.startswith("}}"):
-            current = None
-        elif current is not None:
-            if instruction := _instruction(line):
-                current.append(instruction)
-        elif not line.startswith(" ") and (match := _HEADER.match(line)):
-            current = found[match[2]] = []
-            entry = match[2] if match[1] else entry
-    return found, entry
-
-
-def _instruction(line: str) -> Instruction | None:
-    head, equals, rest = line.partition(" = ")
-    if not equals:
-        return None
-    words = head.split()
-    # A tuple's shape goes to the parenthesis that closes it.
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
-    shape, rest = rest[:end], rest[end:].lstrip()
-    op, _, rest = rest.partition("(")
-    return Instruction(words[-1].lstrip("%"), shape, op, rest)
 
 
 class _Reader:
@@ -261,14 +174,14 @@ class _Reader:
         seen: set[str] = set()  # an asynchronous collective stands in several fusions
         for i in instructions:
             if i.op == "while":
-                total.add(self.cost(_attribute(i, "body")), self._trips(i))
+                total.add(self.cost(attribute(i, "body")), self._trips(i))
             elif i.op == "conditional":
-                branches = [self.cost(b) for b in _branches(i)]
+                branches = [self.cost(b) for b in branches_of(i)]
                 total.add(max(branches, key=lambda c: c.cycles, default=Cost()))
             elif i.op == "call":
-                total.add(self.cost(_attribute(i, "to_apply")))
+                total.add(self.cost(attribute(i, "to_apply")))
             elif i.op == "async-start" and "calls=" in i.rest:
-                total.add(self.cost(_attribute(i, "calls")))
+                total.add(self.cost(attribute(i, "calls")))
             elif i.op == "custom-call":
                 self._custom_call(i, shapes, total)
             elif i.op == "copy-start":  # between the memories, beside the computation
@@ -283,7 +196,7 @@ class _Reader:
 
     def _estimated(self, i: Instruction, cycles: int, shapes: dict, total: Cost) -> None:
         if cycles >= _UNKNOWN:
-            touched = [i.shape, *(shapes.get(name, "") for name in _operands(i))]
+            touched = [i.shape, *(shapes.get(name, "") for name in operands_of(i))]
             size = sum(array_bytes(shape) for shape in touched)
             total.add(Cost(kernels={Kernel(_operation(i), None, size): 1}))
             return
@@ -306,7 +219,7 @@ class _Reader:
         if kind in _COLLECTIVES:
             channel = re.search(r"channel_id=(\d+)", i.rest)
             size = array_bytes(i.shape)
-            operands = sum(array_bytes(shapes.get(o, "")) for o in _operands(i))
+            operands = sum(array_bytes(shapes.get(o, "")) for o in operands_of(i))
             if i.op.endswith("-start") and kind != "all-reduce" and i.shape.startswith("("):
                 size -= operands  # the shape of a start holds operands and results
             if kind == "reduce-scatter":
@@ -316,7 +229,7 @@ class _Reader:
             known = channel[0] if channel and is_fused else i.name
             return [(f"{kind} {known} {size}", Collective(kind, size, parse_group(i.rest)))]
         if i.op == "fusion":
-            return self._fused(_attribute(i, "calls"))
+            return self._fused(attribute(i, "calls"))
         return []
 
     def _fused(self, name: str) -> list[tuple[str, Collective]]:
@@ -345,7 +258,7 @@ class _Reader:
         target = re.search(r'custom_call_target="([^"]*)"', i.rest)
         if target is None or target[1] in _MARKS:
             return
-        size = array_bytes(i.shape) + sum(array_bytes(shapes.get(o, "")) for o in _operands(i))
+        size = array_bytes(i.shape) + sum(array_bytes(shapes.get(o, "")) for o in operands_of(i))
         flops = re.search(r'"cost_estimate":\{"flops":"?(\d+)', i.rest)
         moved = re.search(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)', i.rest)
         op_name = re.search(r'op_name="([^"]*)"', i.rest)
@@ -360,7 +273,7 @@ class _Reader:
         if match := re.search(r"known_trip_count[^0-9]*(\d+)", i.rest):
             return int(match[1])
         # The condition compares the counter with a constant.
-        condition = self._computations.get(_attribute(i, "condition"), [])
+        condition = self._computations.get(attribute(i, "condition"), [])
         bounds = [re.match(r"(\d+)\)", c.rest) for c in condition if c.op == "constant"]
         return max((int(b[1]) for b in bounds if b), default=1)
 
@@ -371,27 +284,3 @@ def _operation(i: Instruction) -> str:
     """
     match = re.search(r'op_name="(?:[^"]*/)?([^"/]+)"', i.rest)
     return re.sub(r"\.\d+$", "", match[1]) if match else i.op
-
-
-def _attribute(i: Instruction, name: str) -> str:
-    match = re.search(rf"\b{name}=%?([\w.\-]+)", i.rest)
-    return match[1] if match else ""
-
-
-def _branches(i: Instruction) -> list[str]:
-    if match := re.search(r"branch_computations=\{([^}]*)\}", i.rest):
-        return [name.strip().lstrip("%") for name in match[1].split(",")]
-    return [_attribute(i, f"{side}_computation") for side in ("true", "false")]
-
-
-def _operands(i: Instruction) -> list[str]:
-    return re.findall(r"%([\w.\-]+)", i.rest[: _closing(i.rest, 1)])
-
-
-def _closing(text: str, depth: int) -> int:
-    """Returns where the parenthesis closes that is `depth` deep before the text."""
-    for match in re.finditer(r"[()]", text):
-        depth += 1 if match[0] == "(" else -1
-        if depth == 0:
-            return match.start()
-    return len(text)

@@ -7,8 +7,7 @@ batch, heads) as spatial dims of its window.
 import math
 import re
 
-from bert_jax_lab.planning import hlo_cost
-from bert_jax_lab.planning.hlo_cost import Instruction
+from bert_jax_lab.planning.hlo_text import Instruction, attribute, operands_of
 
 _ARRAY = re.compile(r"\b[a-z]\w*\[([\d,]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -18,7 +17,7 @@ def flops(i: Instruction, computations: dict[str, list[Instruction]]) -> int:
     """Returns 2 for each multiplication and addition of the products in a fusion, and in those that
     it calls; 0 where it has none.
     """
-    inside = computations.get(hlo_cost._attribute(i, "calls"), []) if i.op == "fusion" else []
+    inside = computations.get(attribute(i, "calls"), []) if i.op == "fusion" else []
     shapes = {each.name: each.shape for each in inside}
     total = 0
     for each in inside:
@@ -28,7 +27,7 @@ def flops(i: Instruction, computations: dict[str, list[Instruction]]) -> int:
 
 
 def _of_convolution(i: Instruction, shapes: dict[str, str]) -> int:
-    left, right = (_sizes(shapes.get(o, "")) for o in hlo_cost._operands(i)[:2])
+    left, right = (_sizes(shapes.get(o, "")) for o in operands_of(i)[:2])
     labels, out = _LABELS.search(i.rest), _sizes(i.shape)
     if labels is None or not left or not right:
         return 0

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bert_jax_lab.planning import hlo_cost, hlo_products, schedule_files
+from bert_jax_lab.planning import hlo_cost, hlo_products, hlo_text, schedule_files
 from bert_jax_lab.planning.topologies import Chip
 
 _LINE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(LB|LH|LE|PB|PF|CT)?\s*:\s*((?:>\s*)*)\{")
@@ -49,7 +49,7 @@ def cycles(text: str, chip: Chip) -> Sum | None:
     """Returns the sums of a program's text, the last one that was compiled; loops count as often as
     they run. None where the compiler has written no schedules.
     """
-    computations, entry = hlo_cost._computations(text)
+    computations, entry = hlo_text.computations_of(text)
     assert entry is not None, "a program has one"
     reader, bundles = hlo_cost._Reader(computations), _of_instructions(text)
     if not bundles:
@@ -60,17 +60,17 @@ def cycles(text: str, chip: Chip) -> Sum | None:
         total, shapes = Sum(), {i.name: i.shape for i in computations.get(name, [])}
         for i in computations.get(name, []):
             if i.op == "while":
-                total = total.plus(of(hlo_cost._attribute(i, "body")), reader._trips(i))
+                total = total.plus(of(hlo_text.attribute(i, "body")), reader._trips(i))
             elif i.op == "conditional":
-                branches = map(of, hlo_cost._branches(i))
+                branches = map(of, hlo_text.branches_of(i))
                 total = total.plus(max(branches, key=lambda each: each.real, default=Sum()))
             elif i.op == "call":
-                total = total.plus(of(hlo_cost._attribute(i, "to_apply")))
+                total = total.plus(of(hlo_text.attribute(i, "to_apply")))
             else:
                 total = total.plus(of_one(i, shapes))
         return total
 
-    def of_one(i: hlo_cost.Instruction, shapes: dict[str, str]) -> Sum:
+    def of_one(i: hlo_text.Instruction, shapes: dict[str, str]) -> Sum:
         found = hlo_cost._CYCLES.search(i.rest)
         if not found and i.name not in bundles:
             return Sum()

@@ -112,12 +112,6 @@ def test_a_loop_reads_and_writes_its_slices_alone():
     assert hlo_cost.cost(text).traffic == 2 * one + one + 2 * one + 2 * stack
 
 
-def test_memory_near_the_core_is_not_traffic():
-    shape = "(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/bf16[2,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)})"
-    assert hlo_cost.array_bytes(shape) == 2 * 1024 + 2 * 256 + 4
-    assert hlo_cost.array_bytes(shape, large_memory_only=True) == 2 * 256
-
-
 def test_copies_beside_the_computation_are_traffic():
     text = program("""\
   %p = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)
@@ -289,23 +283,6 @@ def test_kernels_are_listed_and_marks_are_not():
         Kernel("jit(step)/pallas_call", 268435456.0, 123456): 1,
         Kernel("jit(step)/other", None, 2 * 512 * 512 * 2 + 512 * 512 * 4): 1,
     }
-
-
-@pytest.mark.parametrize(
-    ("notation", "group"),
-    [
-        ("replica_groups={{0,2},{1,3}}", (0, 2)),
-        ("replica_groups=[4,2]<=[8]", (0, 1)),
-        ("replica_groups=[2,4]<=[4,2]T(1,0)", (0, 2, 4, 6)),
-        ("replica_groups=mesh['a'=2,'b'=4] {'b'}", (0, 1, 2, 3)),
-        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", (0, 4)),
-        ("replica_groups=mesh['a'=8] {'a':(2)2}", (0, 2)),
-        ("source_target_pairs={{3,4},{4,5}}", (3, 4)),
-        ("replica_groups={}", ()),
-    ],
-)
-def test_replica_groups(notation, group):
-    assert hlo_cost.parse_group(f"channel_id=1, {notation}, dimensions={{0}}") == group
 
 
 def test_text_without_an_entry_is_refused():

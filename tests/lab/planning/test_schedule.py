@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bert_jax_lab.planning import hlo_cost, hlo_products, schedule, schedule_files
+from bert_jax_lab.planning import hlo_products, hlo_text, schedule, schedule_files
 from bert_jax_lab.planning.topologies import CHIPS
 
 _CHIP = CHIPS["v3"]
@@ -105,7 +105,7 @@ def test_flops_of_a_product(convolution, flops):
         f"  %a = {flops['a']}{{1,0}} parameter(0)\n  %b = {flops['b']}{{1,0}} parameter(1)\n"
         f"  ROOT %c = {convolution}\n}}\n\n"
     ) + _program("%fusion.1 = f32[] fusion(%x, %y), kind=kOutput, calls=%inside")
-    computations, entry = hlo_cost._computations(text)
+    computations, entry = hlo_text.computations_of(text)
     assert entry is not None
     (fusion,) = computations[entry]
     assert hlo_products.flops(fusion, computations) == flops["flops"]
