@@ -133,11 +133,17 @@ def _print_phase(phase: Any) -> None:
         for traffic in phase.collectives
     ]
     held_out = phase.evaluation
+    scheduled = ""
+    if phase.exposed_seconds is not None and phase.collective_seconds:
+        hidden = 100 * (1 - phase.exposed_seconds / phase.collective_seconds)
+        seconds = phase.compute_seconds + phase.exposed_seconds
+        scheduled = f"{_ms(seconds)} by the schedule, {hidden:.0f} % of collectives beside work; "
     rows += [
         (
             "step",
             _ms(phase.step_seconds),
-            f"computation + collectives; {_ms(phase.step_seconds_overlapped)} if all overlaps; "
+            f"computation + collectives; {scheduled}"
+            f"{_ms(phase.step_seconds_overlapped)} if all overlaps; "
             f"{phase.binds} binds",
         ),
         ("MFU", f"{100 * phase.mfu:.1f} %", f"{_hours(phase.hours)} in all"),

@@ -5,6 +5,7 @@ compiler. Nothing runs.
 """
 
 import contextlib
+import functools
 import re
 import tempfile
 import time
@@ -99,6 +100,7 @@ class Figures:
     memory: Memory
     compiler_cycles: int
     scheduled_cycles: int | None  # by the final schedule, bytes and products (schedule.py)
+    waiting_cycles: int | None  # for collectives, by the final schedule
     kernels: tuple[KernelCost, ...]
     memory_traffic: int  # bytes to and from the large memory
     collectives: tuple[Traffic, ...]
@@ -116,6 +118,10 @@ class Figures:
         """
         cycles = self.cycles if self.scheduled_cycles is None else self.scheduled_cycles
         return cycles / chip.clock_hz
+
+    def exposed_seconds(self, chip: Chip) -> float | None:
+        """Returns the time of collectives beside which the final schedule has no computation."""
+        return None if self.waiting_cycles is None else self.waiting_cycles / chip.clock_hz
 
     @property
     def collective_seconds(self) -> float:
@@ -183,7 +189,8 @@ def _figures(
             what = f"{topology.name}: {title}"
             raise _refusal(error, topology.chip) or _not_compiled(error, what) from None
         cost = hlo_cost.cost(text)
-        scheduled = schedule.cycles(text, topology.chip)
+        rate = functools.partial(_seconds, mesh=mesh, chip=topology.chip)
+        scheduled = schedule.cycles(text, topology.chip, rate)
         schedule_files.forget()
     found = {name: sharding.bytes_per_device(tree) for name, tree in sizes.items()}
     sizes_seen = program.memory_analysis()
@@ -199,6 +206,7 @@ def _figures(
         memory=memory,
         compiler_cycles=cost.cycles,
         scheduled_cycles=None if scheduled is None else round(scheduled.real),
+        waiting_cycles=None if scheduled is None else round(scheduled.waiting),
         kernels=_kernels(cost, topology.chip),
         memory_traffic=cost.traffic + sum(k.bytes * n for k, n in cost.kernels.items()),
         collectives=_traffic(cost, mesh=mesh, chip=topology.chip),
@@ -243,8 +251,8 @@ def _uncached() -> Iterator[None]:
 
 def _refusal(error: Exception, chip: Chip) -> DoesNotFit | None:
     text = str(error)
-    if "RESOURCE_EXHAUSTED" not in text:
-        return None
+    if "RESOURCE_EXHAUSTED" not in text or "memory space vmem" in text:
+        return None  # that of the core has room for one fusion, whatever the batch
     match = re.search(r"([\d.]+)([KMGT]?)\)? exceeds available HBM \(([\d.]+)([KMGT]?)\)", text)
     if match is None:
         match = re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", text)
@@ -295,15 +303,23 @@ def _traffic(cost: hlo_cost.Cost, *, mesh: Mesh, chip: Chip) -> tuple[Traffic, .
     sums: dict[tuple, list] = {}
     for collective, count in cost.collectives.items():
         axes = _axes(collective, mesh)
-        size = mesh.shape["slice"] if collective.over_slices else len(collective.group) or mesh.size
+        size = _members(collective, mesh)
         entry = sums.setdefault((collective.kind, axes, size), [0, 0, 0.0])
         entry[0] += count
         entry[1] += count * collective.bytes
-        entry[2] += count * seconds_on_the_links(collective, size=size, chip=chip)
+        entry[2] += count * _seconds(collective, mesh=mesh, chip=chip)
     return tuple(
         Traffic(kind=kind, axes=axes, group_size=size, count=n, bytes=total, seconds=seconds)
         for (kind, axes, size), (n, total, seconds) in sorted(sums.items())
     )
+
+
+def _members(collective: hlo_cost.Collective, mesh: Mesh) -> int:
+    return mesh.shape["slice"] if collective.over_slices else len(collective.group) or mesh.size
+
+
+def _seconds(collective: hlo_cost.Collective, *, mesh: Mesh, chip: Chip) -> float:
+    return seconds_on_the_links(collective, size=_members(collective, mesh), chip=chip)
 
 
 def _axes(collective: hlo_cost.Collective, mesh: Mesh) -> tuple[str, ...]:

@@ -111,9 +111,13 @@ def moved_bytes(
     } or dict(enumerate(operands))
     inside = inside or [i]
     known = shapes | {each.name: each.shape for each in inside}
+    # What a collective beside it works on goes from fusion to fusion in place.
+    is_beside = attribute(i, "calls").startswith("async_collective_fusion")
+    in_place = re.findall(r"\{(\d+)\}: \((\d+),", i.rest) if is_beside else []
     total = 0
     for number, operand in enumerate(operands):
-        whole = array_bytes(shapes.get(operand, ""), large_memory_only=True)
+        is_its_own = str(number) in (given for _, given in in_place)
+        whole = 0 if is_its_own else array_bytes(shapes.get(operand, ""), large_memory_only=True)
         part = _part_read(parameters.get(number, ""), inside, known) if whole else None
         total += whole if part is None else min(part, whole)
     by_name, root = {each.name: each for each in inside}, inside[-1]
@@ -121,7 +125,8 @@ def moved_bytes(
     arrays = [match[0] for match in ARRAY.finditer(i.shape)]
     for number, array in enumerate(arrays):
         made = by_name.get(results[number]) if len(results) == len(arrays) else None
-        whole = array_bytes(array, large_memory_only=True)
+        is_its_own = str(number) in (given_back for given_back, _ in in_place)
+        whole = 0 if is_its_own else array_bytes(array, large_memory_only=True)
         while made is not None and made.op == "bitcast":
             made = by_name.get(operands_of(made)[0])
         if made is not None and made.op == "dynamic-update-slice":

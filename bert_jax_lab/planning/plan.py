@@ -2,9 +2,10 @@
 
 Memory, cycles and collectives are the compiler's (`aot_compile.py`), FLOPs have a closed form
 (`update/flops.py`), rates and prices are data (`topologies.py`). The prediction is the plain sum of
-computation and collectives, as if nothing overlapped; the sum with everything overlapped, which is
-the larger of the two, stands beside it. Left out are compilation, checkpoints, preemptions, the
-latency of collectives and whatever the host is late with.
+computation and collectives, as if nothing overlapped. Beside it stand the sum with what the final
+schedule lets overlap, and that with everything overlapped, the larger of the two. Left out are
+compilation, checkpoints, preemptions, the latency of collectives and whatever the host is late
+with.
 """
 
 import collections
@@ -70,6 +71,7 @@ class PhasePlan:
     memory_seconds: float | None = None  # its traffic at full bandwidth: an upper bound
     compute_seconds: float | None = None  # scheduled cycles over the clock; without, estimated ones
     collective_seconds: float | None = None
+    exposed_seconds: float | None = None  # of collectives: the schedule has nothing beside them
     step_seconds: float | None = None  # computation + collectives: the prediction
     step_seconds_overlapped: float | None = None  # the larger of the two
     mfu: float | None = None
@@ -207,6 +209,7 @@ def _phase_plan(config: TrainConfig, number: int, *, mesh, topology: Topology) -
         memory_seconds=memory,
         compute_seconds=compute,
         collective_seconds=network,
+        exposed_seconds=figures.exposed_seconds(chip),
         step_seconds=seconds,
         step_seconds_overlapped=max(compute, network),
         mfu=products / seconds,

@@ -3,14 +3,17 @@
 The compiler writes the schedule of each fusion and each kernel (`schedule_files.py`), for one of
 the two cores of a chip where these share the tiles of a fusion (v4, v5p). That it waits for memory
 is not in it: what an instruction takes is the largest of its bundles, of its bytes over the
-bandwidth and of its products over the peak rate. The compiler's own estimates, by which it chooses
-tiles, are made before the schedule, and kernels have none. Not seen are the latency of memory, what
-a kernel fetches itself, and what has no schedule of its own.
+bandwidth and of its products over the peak rate. A collective runs beside what stands between its
+beginning and its end, one at a time over the links; for the rest of it the core waits. The
+compiler's own estimates, by which it chooses tiles, are made before the schedule, and kernels have
+none. Not seen are the latency of memory, what a kernel fetches itself, and what has no schedule of
+its own.
 """
 
+import collections
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from bert_jax_lab.planning import hlo_cost, hlo_products, hlo_text, schedule_files
@@ -40,14 +43,19 @@ class Sum(NamedTuple):
     by_products: float = 0.0
     # The largest of the last three, instruction by instruction.
     real: float = 0.0
+    waiting: float = 0.0  # for collectives, beside which nothing is left to do
 
     def plus(self, other: "Sum", times: float = 1) -> "Sum":
         return Sum(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
-def cycles(text: str, chip: Chip) -> Sum | None:
+def cycles(
+    text: str, chip: Chip, seconds: Callable[[hlo_cost.Collective], float] = lambda _: 0.0
+) -> Sum | None:
     """Returns the sums of a program's text, the last one that was compiled; loops count as often as
     they run. None where the compiler has written no schedules.
+
+    A collective takes `seconds` over the links.
     """
     computations, entry = hlo_text.computations_of(text)
     assert entry is not None, "a program has one"
@@ -57,8 +65,20 @@ def cycles(text: str, chip: Chip) -> Sum | None:
     bandwidth = chip.memory_bandwidth / chip.clock_hz
 
     def of(name: str) -> Sum:
-        total, shapes = Sum(), {i.name: i.shape for i in computations.get(name, [])}
-        for i in computations.get(name, []):
+        instructions = computations.get(name, [])
+        total, shapes = Sum(), {i.name: i.shape for i in instructions}
+        begin, ends = _collectives(instructions, shapes, reader), dict[int, float]()
+        free = {False: 0.0, True: 0.0}  # since when the links are, and the network over slices
+
+        def start(collective: hlo_cost.Collective, end: int) -> None:
+            began = max(free[collective.over_slices], total.real + total.waiting)
+            free[collective.over_slices] = began + seconds(collective) * chip.clock_hz
+            ends[end] = max(ends.get(end, 0.0), free[collective.over_slices])
+
+        for place, i in enumerate(instructions):
+            for collective, end in begin[place]:
+                if end > place:
+                    start(collective, end)
             if i.op == "while":
                 total = total.plus(of(hlo_text.attribute(i, "body")), reader._trips(i))
             elif i.op == "conditional":
@@ -68,6 +88,11 @@ def cycles(text: str, chip: Chip) -> Sum | None:
                 total = total.plus(of(hlo_text.attribute(i, "to_apply")))
             else:
                 total = total.plus(of_one(i, shapes))
+            for collective, end in begin[place]:
+                if end == place:  # nothing runs beside it
+                    start(collective, end)
+            wait = ends.pop(place, 0.0) - total.real - total.waiting
+            total = total._replace(waiting=total.waiting + max(0.0, wait))
         return total
 
     def of_one(i: hlo_text.Instruction, shapes: dict[str, str]) -> Sum:
@@ -81,6 +106,31 @@ def cycles(text: str, chip: Chip) -> Sum | None:
         return Sum(0 if estimated >= hlo_cost._UNKNOWN else estimated, *parts, max(parts))
 
     return of(entry)
+
+
+def _collectives(
+    instructions: list[hlo_text.Instruction], shapes: dict[str, str], reader: hlo_cost._Reader
+) -> dict[int, list[tuple[hlo_cost.Collective, int]]]:
+    """Returns which collectives begin at each place of a computation, and where each ends: at its
+    "done", at the last of the fusions that it runs inside of, or where it is received.
+    """
+    began: dict[str, tuple[int, hlo_cost.Collective]] = {}
+    ends: dict[str, int] = {}
+    of: dict[str, list[str]] = {}
+    for place, i in enumerate(instructions):
+        keys = of[i.name] = []
+        for key, collective in reader._collectives(i, shapes):
+            began.setdefault(key, (place, collective))
+            keys.append(key)
+        if i.op.endswith("-done"):
+            keys += [key for operand in hlo_text.operands_of(i) for key in of.get(operand, [])]
+        elif i.op == "recv" and (known := re.search(r'host_transfer_rendezvous="([^"]+)"', i.rest)):
+            keys.append(known[1])
+        ends |= dict.fromkeys(keys, place)
+    found: dict[int, list[tuple[hlo_cost.Collective, int]]] = collections.defaultdict(list)
+    for key, (place, collective) in began.items():
+        found[place].append((collective, ends[key]))
+    return found
 
 
 def _of_instructions(text: str) -> dict[str, int]:

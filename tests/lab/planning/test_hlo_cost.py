@@ -112,6 +112,23 @@ def test_a_loop_reads_and_writes_its_slices_alone():
     assert hlo_cost.cost(text).traffic == 2 * one + one + 2 * one + 2 * stack
 
 
+@pytest.mark.parametrize(
+    ("called", "arrays"), [("async_collective_fusion.4", 2), ("fused_computation.4", 2 + 2)]
+)
+def test_what_a_collective_works_on_is_not_moved_by_what_runs_beside_it(called, arrays):
+    """The fusion reads one array and writes another, and passes a third on."""
+    far = "f32[8,128]{1,0:T(8,128)}"
+    text = program(
+        f"""\
+  %gathered = {far} parameter(0)
+  %n = u32[]{{:S(2)}} parameter(1)
+  %q = {far} parameter(2)
+  ROOT %fusion.1 = ({far}, {far}, u32[]{{:S(2)}}) fusion(%gathered, %n, %q), kind=kOutput, output_to_operand_aliasing={{{{1}}: (0, {{}}), {{2}}: (1, {{}})}}, calls=%{called}, {_CYCLES % 1}
+"""
+    )
+    assert hlo_cost.cost(text).traffic == arrays * 4 * 8 * 128
+
+
 def test_copies_beside_the_computation_are_traffic():
     text = program("""\
   %p = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)

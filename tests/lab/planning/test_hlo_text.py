@@ -6,7 +6,8 @@ from bert_jax_lab.planning import hlo_text
 
 
 def test_memory_near_the_core_is_not_traffic():
-    shape = "(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/bf16[2,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)})"
+    near, far = "bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", "bf16[2,128]{1,0:T(8,128)(2,1)}"
+    shape = f"({near}, /*index=1*/{far}, u32[]{{:S(2)}})"
     assert hlo_text.array_bytes(shape) == 2 * 1024 + 2 * 256 + 4
     assert hlo_text.array_bytes(shape, large_memory_only=True) == 2 * 256
 

@@ -188,6 +188,10 @@ def test_what_the_compiler_does_not_take_is_one_line():
     found = aot_compile._not_compiled(RuntimeError(f"{said} reserve\nmore"), "v6e:8x8: train step")
     assert isinstance(found, UsageError)
     assert str(found).startswith(f"v6e:8x8: train step: the compiler does not take it: {said}")
+    near = (
+        "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\nRan out of memory in memory space "
+    )
+    assert aot_compile._refusal(RuntimeError(f"{near}vmem while"), CHIPS["v5e"]) is None
     for ours in (TypeError("INVALID dtype: int4"), KeyError("name")):
         assert aot_compile._not_compiled(ours, "v6e:8x8: train step") is ours
 
@@ -270,6 +274,7 @@ _NO_FIGURES = aot_compile.Figures(
     memory_traffic=0,
     collectives=(),
     scheduled_cycles=None,
+    waiting_cycles=None,
     cycles_by_operation={},
     compile_seconds=0.0,
 )
@@ -396,7 +401,7 @@ def test_a_plan_says_when_launched_runs_have_another_compiler(monkeypatch):
 def check_schema(plan: dict[str, Any]) -> None:
     def has(values: dict, kind: type, *, may_be_none: bool = False) -> None:
         # Plans that are kept were made before these were a part of them.
-        newer = {"saving", "attention", "scheduled_cycles"}
+        newer = {"saving", "attention", "scheduled_cycles", "exposed_seconds"}
         assert {field.name for field in dataclasses.fields(kind)} - values.keys() <= newer
         assert may_be_none or None not in values.values()
 

@@ -76,6 +76,66 @@ def test_what_waits_for_memory_is_charged_for_it(folder):
     assert found.real == found.by_memory == pytest.approx(moved)
 
 
+_NEAR = "f32[8,128]{1,0:T(8,128)S(1)}"
+
+
+def _work(number: int) -> str:
+    """Returns a fusion of 14 cycles."""
+    return f"%work.{number} = {_NEAR} fusion(%p), kind=kLoop, calls=%c, {_TILED}"
+
+
+def _gather(number: int, *, done: bool) -> str:
+    op, of = ("done", f"%gather.{number}") if done else ("start", "%p")
+    name = f"done.{number}" if done else f"gather.{number}"
+    return f"%{name} = ({_NEAR}, {_NEAR}) all-gather-{op}({of}), replica_groups={{{{0,1}}}}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "waiting"),
+    [
+        ([_work(1), f"%g = {_NEAR} all-gather(%p), replica_groups={{{{0,1}}}}", _work(2)], 20),
+        ([_gather(1, done=False), _work(1), _gather(1, done=True), _work(2)], 20 - 14),
+        ([_gather(1, done=False), _work(1), _work(2), _gather(1, done=True)], 0),
+        (  # two of them share the links
+            [
+                *(_gather(1, done=False), _gather(2, done=False), _work(1), _gather(1, done=True)),
+                *(_work(2), _gather(2, done=True)),
+            ],
+            (20 - 14) + (20 - 14),
+        ),
+        (  # inside of the fusions from the first to the last of one channel
+            [_work(1).replace("%c,", "%inside,"), _work(2).replace("%c,", "%inside,"), _work(3)],
+            0,
+        ),
+        (  # sent to another slice, while the links are in use
+            [
+                f'%s = ({_NEAR}, u32[], token[]) send(%p), megascale_transfer_type="ALL_REDUCE", '
+                'host_transfer_rendezvous="one"',
+                f'%r = ({_NEAR}, u32[], token[]) recv(), host_transfer_rendezvous="one"',
+                _gather(1, done=False),
+                _work(1),
+                f"%d = ({_NEAR}, token[]) recv-done(%r)",
+                _gather(1, done=True),
+            ],
+            20 - 14,
+        ),
+    ],
+    ids=["alone", "half beside", "beside", "one after the other", "in fusions", "over slices"],
+)
+def test_what_runs_beside_collectives_is_not_waited_for(folder, lines, waiting):
+    """Each takes 20 cycles."""
+    (folder / "12-work.1-34-final_bundles.txt").write_text(_BUNDLES)
+    inside = (
+        f"%inside (x: f32[8,128]) -> f32[8,128] {{\n  %x = {_NEAR} parameter(0)\n"
+        f"  %a = {_NEAR} all-gather(%x), channel_id=7, replica_groups={{{{0,1}}}}\n}}\n\n"
+    )
+    text = inside + _program(f"%p = {_NEAR} parameter(0)", *lines)
+    found = schedule.cycles(text, _CHIP, lambda _: 20 / _CHIP.clock_hz)
+    assert found is not None
+    assert found.real == 14 * sum("work" in line.split(" = ")[0] for line in lines)
+    assert found.waiting == pytest.approx(waiting)
+
+
 def test_without_schedules_nothing_is_said(folder):
     assert schedule.cycles(_program("%p = f32[8,128]{1,0} parameter(0)"), _CHIP) is None
 
