@@ -97,7 +97,8 @@ def _answers(variants: Sequence[dict[str, Any]]) -> list[str]:
     if not found:
         return []
     parts = ["## What the models answer"]
-    asked = found[0]["findings"]
+    # A model is asked what it has the parts for, which the first one need not have.
+    asked = {(f["probe"], f["name"]): f for v in found for f in v["findings"]}.values()
     numbers = [finding for finding in asked if "words" not in finding]
     words = [finding for finding in asked if "words" in finding]
     if numbers:

@@ -749,6 +749,10 @@ def test_what_the_models_answer_is_a_table(tmp_path, corpus):
     assert "| eight | 60.5 (60.0 to 61.0) |" in text and "| guessing | 50 |" in text
     assert "| nine | 60.0 |" in text and "| eight | a&#124;b, 0 |" in text
     assert "| nine.seed1.probes | 2 | no such thing |" in text
+    # The first variant need not have the parts for all that the others are asked.
+    del found["variants"][0]["findings"][0]
+    text = table.markdown(found)
+    assert "| nine | 60.0 |" in text and "| eight | – |" in text and "| nine | a&#124;b" in text
     # One that has ended says how long the other seeds' take.
     names = ("nine.seed0.probes", "nine.seed1.probes", "eight.seed0.probes")
     one, other, another = (estimate._kind(plan.named(name)) for name in names)
