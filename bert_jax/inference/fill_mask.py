@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data.tasks.encode_rows import Batches, encode_texts
-from bert_jax.data.tasks.tables import TextRow
+from bert_jax.data.tasks.encode_rows import Batches, RowArrays
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
+from bert_jax.data.tokenizer.words import readable
 from bert_jax.errors import UsageError
 from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
@@ -16,7 +16,7 @@ from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 @dataclass(frozen=True)
 class Prediction:
     """One candidate for one masked place; `text` is the text that was given, with the candidate in
-    that place.
+    that place, and `token` the candidate as `readable` writes it.
     """
 
     probability: float
@@ -45,46 +45,48 @@ def fill_mask(
     """
     ids, spans = tokenizer.encode_with_offsets(text)
     masked = [i for i, token in enumerate(ids) if token == tokenizer.special.mask]
-    positions = [1 + i for i in masked]  # [CLS] stands before
     mask = tokenizer.tokens([tokenizer.special.mask])[0]
-    if not positions:
+    if not masked:
         raise UsageError(f"{text!r} has no {mask}; write {mask} where a word should be guessed")
     require_parts(checkpoint, "mlm")
-    model = checkpoint.config.model
-    tokens = len(ids) + 2  # with [CLS] and [SEP]
-    if tokens > model.max_position_embeddings:
-        raise UsageError(
-            f"the text has {tokens} tokens, the model {model.max_position_embeddings} positions; "
-            "shorten it"
-        )
     note_unknown_ids(np.asarray(ids), tokenizer.special, what=repr(text))
     forward = forward_of(checkpoint) if forward is None else forward
-    features = encode_texts(
-        [TextRow("the text", (text,), None, "")],
-        tokenizer,
-        length=model.max_position_embeddings,
-        truncation="never",
-    )
-    size = forward.size(1)  # a batch lies over all devices; copies fill it
-    batch = Batches(features, size=size)(np.arange(1))
-    batch["mlm_positions"] = np.tile(np.asarray(positions, np.int32), (size, 1))
-    (logits, *_) = forward.batch(checkpoint.params, batch).astype(np.float64)
-    logits = logits[:, : tokenizer.vocab_size]
-    probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+    probabilities = probabilities_of(checkpoint, tokenizer, ids, forward=forward)
     results = []
     for place, row_probabilities in zip(masked, probabilities, strict=True):
         best = np.argsort(-row_probabilities, kind="stable")[:top]
         before, after = _around(text, spans[place])
         results.append([])
-        for token in best.tolist():
-            (name,) = tokenizer.tokens([token])
-            word = tokenizer.decode([token]).strip() or name  # special tokens are not decoded
+        for token, name in zip(best.tolist(), readable(tokenizer, best.tolist()), strict=True):
+            decoded = tokenizer.decode([token])
+            word = decoded.strip() if decoded else name  # special tokens are not decoded
             if tokenizer.kind == "wordpiece" and name.startswith("##"):
                 filled = before.rstrip() + word.removeprefix("##") + after
             else:
                 filled = before + word + after
             results[-1].append(Prediction(float(row_probabilities[token]), name, filled))
     return results
+
+
+def probabilities_of(
+    checkpoint: LoadedCheckpoint, tokenizer: Tokenizer, ids: list[int], *, forward: Forward
+) -> np.ndarray:
+    """Returns the probabilities of all tokens at each mask among the ids of a text, which has one
+    at least: float64 `[masks, vocab_size]`. Raises UsageError if the model has too few positions.
+    """
+    row = [tokenizer.special.cls, *ids, tokenizer.special.sep]
+    limit = checkpoint.config.model.max_position_embeddings
+    if len(row) > limit:
+        raise UsageError(f"the text has {len(row)} tokens, the model {limit} positions; shorten it")
+    arrays = RowArrays(1, min(limit, -(-len(row) // 8) * 8), tokenizer)
+    arrays.put(0, row, [])
+    size = forward.size(1)  # a batch lies over all devices; copies fill it
+    batch = Batches(arrays.features(), size=size)(np.arange(1))
+    positions = np.flatnonzero(np.array(row) == tokenizer.special.mask).astype(np.int32)
+    batch["mlm_positions"] = np.tile(positions, (size, 1))
+    (logits, *_) = forward.batch(checkpoint.params, batch).astype(np.float64)
+    logits = logits[:, : tokenizer.vocab_size]
+    return np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
 
 
 def _around(text: str, span: tuple[int, int]) -> tuple[str, str]:

@@ -113,7 +113,13 @@ def _examples(workdir: Path | str, record: Any, number: int) -> list[Any]:
             held_out, model = open_corpora(corpus), load(workdir)
             # It may have been prepared again since.
             require_same_tokenizer(model.source, held_out)
-            return hidden_words(model.source, model.tokenizer, held_out, number=number)
+            found = hidden_words(model.source, model.tokenizer, held_out, number=number)
+        if not found:
+            note(
+                f"{workdir}: no hidden words are filled in: no held-out sentence of readable "
+                "length has a word of letters that is one token"
+            )
+        return found
     except BertJaxError as error:
         note(f"{workdir}: no hidden words are filled in: {error}")
         return []

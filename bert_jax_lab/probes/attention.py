@@ -19,6 +19,7 @@ import numpy as np
 from bert_jax.config import HeadConfig
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
+from bert_jax.data.tokenizer.words import readable
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
 from bert_jax.model.attention.plain import plain
@@ -258,17 +259,3 @@ class AttentionProbe:
         note_unknown_ids(np.array([id_ for id_, *_ in columns]), special)
         names = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
         return dict(zip(names, np.array(columns, np.int32).T, strict=True))
-
-
-def readable(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Returns the tokens of ids. A byte-level one is its text, with "▁" for each space; where that
-    is no whole character, or the token is special, as the vocabulary has it.
-    """
-    names = tokenizer.tokens(ids)
-    if not tokenizer.is_byte_level:
-        return names
-    texts = [tokenizer.decode([id_]).replace(" ", "▁") for id_ in ids]
-    return [
-        text if text and "\ufffd" not in text else name
-        for text, name in zip(texts, names, strict=True)
-    ]

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-from bert_jax.data.tokenizer.words import begins_word
-from bert_jax.inference.fill_mask import fill_mask, forward_of
+from bert_jax.data.tokenizer.words import begins_word, readable, whole_words
+from bert_jax.inference.fill_mask import forward_of, probabilities_of
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax_lab.probes.held_out import readable_sentences
 
@@ -42,25 +44,17 @@ def hidden_words(
     Fewer are returned where the split has fewer documents with a sentence of readable length.
     Raises UsageError for a model without a masked-LM head.
     """
-    forward, mask = forward_of(source), tokenizer.tokens([tokenizer.special.mask])[0]
+    forward, mask = forward_of(source), tokenizer.special.mask
     found = []
     for ids, place in drawn_words(tokenizer, corpus, number):
-        text = " ".join(
-            part
-            for part in (
-                tokenizer.decode(ids[:place]),
-                mask,
-                tokenizer.decode(ids[place + 1 :]),
-            )
-            if part
-        )
-        if tokenizer.encode(text).count(tokenizer.special.mask) != 1:
-            continue  # the text itself speaks of masks
-        (candidates,) = fill_mask(source, tokenizer, text, top=top, forward=forward)
+        # Of the ids themselves: their text would have other ones where a space is part of a token.
+        asked = [*ids[:place], mask, *ids[place + 1 :]]
+        (shares,) = probabilities_of(source, tokenizer, asked, forward=forward)
+        best = np.argsort(-shares, kind="stable")[:top].tolist()
+        candidates = zip(readable(tokenizer, best), shares[best].tolist(), strict=True)
+        text = _with_mask(tokenizer, ids, place)
         word = tokenizer.decode([ids[place]]).strip()
-        best = tuple((c.token, c.probability) for c in candidates)
-        is_right = best[0][0] == tokenizer.tokens([ids[place]])[0]
-        found.append(HiddenWord(text, word, best, is_right))
+        found.append(HiddenWord(text, word, tuple(candidates), best[0] == ids[place]))
     return found
 
 
@@ -68,15 +62,12 @@ def drawn_words(
     tokenizer: Tokenizer, corpus: Corpus, number: int
 ) -> Sequence[tuple[list[int], int]]:
     """Returns ids of sentences, and which of them is hidden: a word of one sub-word of letters."""
-    begins, found = begins_word(tokenizer), []
+    begins, words, found = begins_word(tokenizer), whole_words(tokenizer), []
     for sentences in readable_sentences(corpus, 3 * number):
         for ids in sentences:
-            names = tokenizer.tokens(ids)
-            places = [
-                i
-                for i in range(len(ids) - 1)
-                if begins[ids[i]] and begins[ids[i + 1]] and names[i].lstrip("▁Ġ").isalpha()
-            ]
+            if tokenizer.special.mask in ids:
+                continue  # the text itself speaks of masks
+            places = [i for i in range(len(ids) - 1) if words[ids[i]] and begins[ids[i + 1]]]
             if places:
                 drawn = counter_rng.bits(_DRAW, len(found))
                 found.append((ids, places[int(counter_rng.randint(drawn, len(places))[0])]))
@@ -84,3 +75,14 @@ def drawn_words(
         if len(found) == number:
             break
     return found
+
+
+def _with_mask(tokenizer: Tokenizer, ids: list[int], place: int) -> str:
+    """Returns the text of ids with the mask in place of one, and spaces where the text has them."""
+    text = tokenizer.decode(ids[:place]).rstrip()
+    (mask,) = tokenizer.tokens([tokenizer.special.mask])
+    hidden, after = readable(tokenizer, ids[place : place + 2])
+    for token, part in ((hidden, mask), (after, tokenizer.decode(ids[place + 1 :]).lstrip())):
+        has_space = tokenizer.kind == "wordpiece" or token.startswith("▁")
+        text += " " + part if text and has_space else part
+    return text

@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-from bert_jax.data.tokenizer.words import begins_word
+from bert_jax.data.tokenizer.words import whole_words
 from bert_jax.errors import UsageError
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax_lab.probes.probe import Probe, ProbeResult
@@ -38,11 +38,9 @@ def nearest_words(
     but-the-Top"). Raises UsageError for a word without sub-words.
     """
     table_VD = np.asarray(source.params["encoder"]["embeddings"]["word"]["embedding"], np.float32)
-    ids = np.flatnonzero(begins_word(tokenizer))
-    names = [token.lstrip("▁Ġ") for token in tokenizer.tokens(ids.tolist())]
-    special = {*vars(tokenizer.special).values()}
-    kept = [i for i, name in enumerate(names) if name.isalpha() and int(ids[i]) not in special]
-    ids, names = ids[kept], [names[i] for i in kept]
+    by_id = whole_words(tokenizer)
+    ids = np.array([id_ for id_, name in enumerate(by_id) if name], np.int64)
+    names = [by_id[id_] for id_ in ids]
     if not len(ids):
         raise UsageError("the vocabulary has no whole words to choose from")
     mean_D = table_VD[ids].mean(axis=0)
@@ -53,7 +51,8 @@ def nearest_words(
         if not pieces:
             raise UsageError(f"{word!r} has no sub-words")
         cosines_C = candidates_CD @ _unit(table_VD[pieces].mean(axis=0) - mean_D)
-        own = word.lower() if tokenizer.lowercase else word
+        # As the vocabulary has it: in lower case, and without accents, where it has none.
+        own = by_id[pieces[0]] if len(pieces) == 1 else word
         best = [i for i in np.argsort(-cosines_C, kind="stable") if names[i] != own][:top]
         found[word] = [Neighbour(names[i], float(cosines_C[i])) for i in best]
     return found

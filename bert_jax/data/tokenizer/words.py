@@ -1,4 +1,6 @@
-"""The tokens that begin a word: one bit an id, for masks that take words whole."""
+"""The tokens that begin a word, one bit an id, for masks that take words whole; and how to read
+tokens.
+"""
 
 import unicodedata
 
@@ -47,3 +49,37 @@ def begins_word(tokenizer: Tokenizer, *, by_piece: bool = True) -> np.ndarray:
         is_letter = np.array([unicodedata.category(one) not in ("Mn", "Mc") for one in first])
         found |= is_letter & scripts.is_spaceless(scripts.points("".join(first)))
     return found
+
+
+def whole_words(tokenizer: Tokenizer) -> list[str]:
+    """Returns for each id the word that it writes; nothing for one that is part of a word, special,
+    or not of letters alone. Marks count with their letters: the vowels of Hindi are marks.
+    """
+    ids, special = list(range(tokenizer.vocab_size)), {*vars(tokenizer.special).values()}
+    if tokenizer.is_byte_level:
+        texts = [tokenizer.decode([id_]).strip() for id_ in ids]
+    else:
+        texts = [name.lstrip("▁") for name in tokenizer.tokens(ids)]
+    begins = begins_word(tokenizer)
+    return [
+        text if begins[id_] and id_ not in special and _is_word(text) else ""
+        for id_, text in zip(ids, texts, strict=True)
+    ]
+
+
+def _is_word(text: str) -> bool:
+    return text[:1].isalpha() and all(unicodedata.category(one)[0] in "LM" for one in text)
+
+
+def readable(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Returns the tokens of ids. A byte-level one is its text, with "▁" for each space; where that
+    is no whole character, or the token is special, as the vocabulary has it.
+    """
+    names = tokenizer.tokens(ids)
+    if not tokenizer.is_byte_level:
+        return names
+    texts = [tokenizer.decode([id_]).replace(" ", "▁") for id_ in ids]
+    return [
+        text if text and "\ufffd" not in text else name
+        for text, name in zip(texts, names, strict=True)
+    ]

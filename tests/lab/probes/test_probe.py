@@ -19,13 +19,15 @@ from bert_jax.config import ComputeConfig, HeadConfig, TrainConfig
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
+from bert_jax.data.tokenizer.words import readable
 from bert_jax.errors import UsageError
+from bert_jax.inference.fill_mask import fill_mask
 from bert_jax.model import bert, sharding
 from bert_jax.model.positions import distance_bias
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.registry import POSITIONS
 from bert_jax_lab.probes import minimal_pairs, stored_arrays
-from bert_jax_lab.probes.attention import Attention, AttentionProbe, readable, statistics
+from bert_jax_lab.probes.attention import Attention, AttentionProbe, statistics
 from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.hidden_words import drawn_words, hidden_words
 from bert_jax_lab.probes.minimal_pairs import MinimalPair
@@ -44,7 +46,8 @@ _TEXTS = ("w3 w1 w4 w1 w5 w9", "w2 w6 w5")
 
 def checkpoint(kind: str, words: Path, *, head: HeadConfig = _MLM, **changes) -> LoadedCheckpoint:
     """A random model with positions of a kind, as `load_checkpoint` returns one."""
-    model = dataclasses.replace(model_of(kind), vocab_size=60, num_hidden_layers=2, **changes)
+    changes = {"vocab_size": 60, "num_hidden_layers": 2, **changes}
+    model = dataclasses.replace(model_of(kind), **changes)
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     params = random_params(model, head)
     shardings = sharding.param_shardings(params, mesh=mesh, shard_weights=True)
@@ -434,6 +437,23 @@ def test_nearest_words(tmp_path):
         nearest_words(source, load_tokenizer(tmp_path), [" "])  # type: ignore[arg-type]
 
 
+def test_words_are_found_in_the_form_that_the_vocabulary_has(tmp_path):
+    """A vowel of Hindi is a mark on a letter; and a vocabulary may have no capitals, no accents."""
+    rows = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "में", "किताब", "घर", "cafe", "7", "।"]
+    (tmp_path / "vocab.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"strip_accents": False}))
+    table = np.random.default_rng(0).normal(size=(len(rows), 4)).astype(np.float32)
+    source = SimpleNamespace(params={"encoder": {"embeddings": {"word": {"embedding": table}}}})
+
+    def nearest(word: str) -> set[str]:
+        (found,) = nearest_words(source, load_tokenizer(tmp_path), [word], top=9).values()  # type: ignore[arg-type]
+        return {each.word for each in found}
+
+    assert nearest("किताब") == {"में", "घर", "cafe"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"strip_accents": True}))
+    assert "cafe" not in nearest("Café")
+
+
 def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys, exported):
     file = tmp_path / "answers.json"
     asked = ["probe", "--checkpoint", str(trained)]
@@ -518,3 +538,33 @@ def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
         shares = [share for _, share in each.candidates]
         assert each.is_right == (each.candidates[0][0] == each.word)
         assert len(shares) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1
+
+
+def test_hidden_words_of_bytes_are_asked_in_the_text_as_it_stands(tmp_path):
+    """A space belongs to the token after it: one more beside the mask is another text."""
+    draw = np.random.default_rng(0).choice
+    names = ["日本", "東京", "学校", "größer", "маленький", "fish"]
+    texts = [" ".join(draw(names, 9)) + "." for _ in range(60)]
+    (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    command = ["prepare", "--source", str(tmp_path / "text.txt"), "--tokenizer", "bpe"]
+    command += ["--output", str(tmp_path / "corpus"), "--vocab-size", "320"]
+    assert main([*command, "--validation-fraction", "0.3"]) == 0
+    opened = open_corpus(tmp_path / "corpus")
+    tokenizer = load_tokenizer(tmp_path / "corpus" / "tokenizer")
+    source = checkpoint("learned", tmp_path / "corpus" / "tokenizer", vocab_size=320)
+    split, mask = opened.validation, tokenizer.special.mask
+    held_out = [split.sentence(n).tolist() for n in range(len(split.sentence_starts) - 1)]
+    found = hidden_words(source, tokenizer, opened, number=8)
+    assert len(found) == 8
+    for each in found:
+        asked = tokenizer.encode(each.text)[1:-1]
+        place = asked.index(mask)
+        (ids,) = (s for s in held_out if [*s[:place], mask, *s[place + 1 :]] == asked)
+        assert tokenizer.decode([ids[place]]).strip() == each.word and each.word in names
+        ((*best,),) = fill_mask(source, tokenizer, each.text, top=3)
+        assert [token for token, _ in each.candidates] == [one.token for one in best]
+        shares = [one.probability for one in best]
+        assert [share for _, share in each.candidates] == pytest.approx(shares)
+    (near,) = nearest_words(source, tokenizer, ["fish"], top=400).values()
+    assert {"日本", "маленький"} < {one.word for one in near}
+    assert all(any(one.word in text for text in texts) for one in near if not one.word.isascii())

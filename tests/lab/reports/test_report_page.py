@@ -299,7 +299,9 @@ def test_durations(seconds, text):
     assert report_page.duration(seconds) == text
 
 
-def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp_path, capsys):
+def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(
+    trained, tmp_path, capsys, monkeypatch
+):
     page = tmp_path / "page.html"
     assert main(["report", str(trained), "--html", str(page), "--json", "--examples", "3"]) == 0
     (first, *more) = json.loads(capsys.readouterr().out)["examples"]
@@ -316,6 +318,11 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     printed = capsys.readouterr().out
     assert f"trained/workdir: {right} of 3" in " ".join(printed.split())
     assert first["candidates"][0][0] in printed
+    # No word of a vocabulary of bytes may be one token: that is said.
+    with monkeypatch.context() as patched:
+        patched.setattr("bert_jax_lab.probes.hidden_words.hidden_words", lambda *_, **__: [])
+        assert main(["report", str(trained), "--html", str(page)]) == 0
+    assert "has a word of letters that is one token" in capsys.readouterr().err
     # Nor where the corpus was prepared again with other words.
     again = shutil.copytree(trained, tmp_path / "again")
     held = json.loads((again / "config.json").read_text())
