@@ -27,7 +27,7 @@ class SkippedUpdates(Hook):
     """Counts the updates that were left out, over all processes that worked on the run."""
 
     def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
-        self._count = len(log_reader.skips(run.directory, step))
+        self._count = len(log_reader.skips(log_reader.read_events(run.directory), step))
         return super().begin(run, step, rows)
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Action:

@@ -62,7 +62,7 @@ def account(workdir: Path) -> dict[str, Any]:
         "wall_seconds": wall,
         "goodput": seconds["training"] / wall if wall else 0.0,
         "seconds": seconds,
-        "skipped_updates": len({e["step"] for e in events if e.get("event") == "skip"}),
+        "skipped_updates": len(log_reader.skips(events)),
         "failed_saves": count("save_failed"),
         "preemptions": count("preempt"),
     }

@@ -1,6 +1,7 @@
 """Reads the logs of a run back, and rewinds them to the step that it resumes from."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,35 +80,43 @@ def _is_cut_short(line: bytes) -> bool:
     return line.startswith(b"{") and not line.endswith(b"}")
 
 
-def skips(workdir: Path, step: int) -> list[dict[str, Any]]:
-    """Returns the event of each of them."""
-    skipped: dict[int, dict[str, Any]] = {}
-    for event in read_events(workdir):
-        if event.get("event") == "start":
-            skipped = {s: skip for s, skip in skipped.items() if s <= event["step"]}
-        elif event.get("event") == "skip":
-            skipped[event["step"]] = event
+def standing(events: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Returns the events of a name that belong to the run as it is.
+
+    What came after the step that a process began at, or that the run went back to, is abandoned.
+    """
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if event.get("event") in ("start", "rollback"):
+            last = event.get("step", math.inf)
+            found = [each for each in found if each["step"] <= last]
+        elif event.get("event") == name:
+            found.append(event)
+    return found
+
+
+def skips(events: Sequence[dict[str, Any]], step: float = math.inf) -> list[dict[str, Any]]:
+    """Returns the event of each update up to a step that was left out."""
+    skipped = {skip["step"]: skip for skip in standing(events, "skip")}
     return [skip for s, skip in sorted(skipped.items()) if s <= step]
 
 
 def best_step(workdir: Path, there: Sequence[int]) -> int | None:
-    """Returns the step of those that are `there` which a `best` event named last; None if none did.
-
-    What came after the step that a process began at, or that the run went back to, is abandoned.
+    """Returns the step of those that are `there` which a `best` event named last; None if none
+    did.
     """
-    named: list[int] = []
-    for event in read_events(workdir):
-        if event.get("event") in ("start", "rollback"):
-            named = [step for step in named if step <= event["step"]]
-        elif event.get("event") == "best":
-            named.append(event["step"])
+    named = [event["step"] for event in standing(read_events(workdir), "best")]
     return next((step for step in reversed(named) if step in there), None)
 
 
-def unexpected(workdir: Path) -> list[tuple[int, str]]:
-    """Returns the step and the text of each warning of a loss that was not as expected."""
-    found = [e for e in read_events(workdir) if e.get("event") == "unexpected"]
-    return [(e["step"], f"step {e['step']}: {e['said']}") for e in found]
+def unexpected(events: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
+    """Returns the step and the text of each warning of a loss that was not as expected, each reason
+    once: a process does not know what one before it has said.
+    """
+    first: dict[str, dict[str, Any]] = {}
+    for event in standing(events, "unexpected"):
+        first.setdefault(event.get("reason", ""), event)
+    return [(e["step"], f"step {e['step']}: {e['said']}") for e in first.values()]
 
 
 def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:

@@ -149,7 +149,7 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (building / metrics_log.METRICS).write_text(text, encoding="utf-8")
         journal = metrics_log.MetricsLogger(building)
-        for skipped in log_reader.skips(directory, step):
+        for skipped in log_reader.skips(log_reader.read_events(directory), step):
             journal.event(
                 "skip", **{k: v for k, v in skipped.items() if k not in ("event", "time")}
             )

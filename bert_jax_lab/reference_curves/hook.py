@@ -93,14 +93,13 @@ class ExpectedCurves(Hook):
         """
         if self._expectation is None:
             return {}
+        events = log_reader.read_events(self.run.directory)
         found = {
             "mlm_loss": None,
             "from": None,
             **(_band(self._expectation, step) or {}),
             "published": [dataclasses.asdict(each) for each in published(self.run.job.config)],
-            "warnings": [
-                text for at, text in log_reader.unexpected(self.run.directory) if at <= step
-            ],
+            "warnings": [text for at, text in log_reader.unexpected(events) if at <= step],
         }
         return {"expected": found}
 

@@ -192,9 +192,9 @@ def _glance(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def _unexpected(run: Mapping[str, Any]) -> str | None:
     """Returns since when the losses of a run are not those that are expected."""
-    steps = [event["step"] for event in run["events"] if event["event"] == "unexpected"]
-    if steps:
-        return f"not as expected since step {steps[0]:,}"
+    if run["unexpected"]:
+        step, _ = run["unexpected"][0]
+        return f"not as expected since step {step:,}"
     return "as expected" if run["expected"] and run["step"] == run["steps_planned"] else None
 
 

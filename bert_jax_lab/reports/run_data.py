@@ -73,7 +73,8 @@ def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
             if (found := [row[name] for row in training if row.get(name) is not None])
         },
         "seen": _seen(run, passed, training),
-        "skipped_steps": sorted({e["step"] for e in run.events if e.get("event") == "skip"}),
+        "skipped_steps": [skip["step"] for skip in log_reader.skips(run.events)],
+        "unexpected": log_reader.unexpected(run.events),
         "training_rows": len(training),
         "training": passed.columns(kept),
         "held_out": {

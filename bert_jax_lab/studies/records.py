@@ -180,7 +180,9 @@ def _pretrained(run: PretrainRun) -> dict[str, Any]:
             if isinstance(value, float) and name != "time"
         },
         "step": last.get("step", 0),
-        "warnings": [text for _, text in log_reader.unexpected(run.directory)],
+        "warnings": [
+            text for _, text in log_reader.unexpected(log_reader.read_events(run.directory))
+        ],
         "starts": account["starts"],
         "seconds": account["wall_seconds"] - account["seconds"]["down"],
         "training_seconds": account["seconds"]["training"] + account["seconds"]["data_wait"],

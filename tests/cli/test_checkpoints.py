@@ -119,4 +119,4 @@ def test_updates_that_were_left_out_still_count(tmp_path, trained):
     for step in (30, 130, 170):
         metrics_log.append_event(old, "skip", step=step, loss="nan", grad_norm="nan")
     recovery.branch_off(old, tmp_path / "new", step=160)
-    assert len(log_reader.skips(tmp_path / "new", 160)) == 2
+    assert len(log_reader.skips(log_reader.read_events(tmp_path / "new"), 160)) == 2

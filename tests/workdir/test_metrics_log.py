@@ -63,7 +63,7 @@ def test_updates_left_out_on_an_abandoned_branch_do_not_count(tmp_path):
     def count(*events, at: int) -> int:
         lines = [json.dumps({"event": event, "time": 1, "step": step}) for event, step in events]
         (tmp_path / metrics_log.EVENTS).write_text("\n".join(lines) + "\n")
-        return len(log_reader.skips(tmp_path, at))
+        return len(log_reader.skips(log_reader.read_events(tmp_path), at))
 
     branch = [("start", 0), ("skip", 5), ("skip", 6), ("stop", 6)]
     assert count(*branch, at=6) == 2 and count(*branch, at=5) == 1
@@ -71,6 +71,21 @@ def test_updates_left_out_on_an_abandoned_branch_do_not_count(tmp_path):
     assert count(*back, at=4) == 0 and count(*back, at=8) == 1
     # A crash repeats a step: once is enough.
     assert count(*back, ("start", 6), ("skip", 7), at=8) == 1
+
+
+def test_warnings_are_those_of_the_run_as_it_is_and_each_reason_once():
+    def said(*events) -> list[int]:
+        named = [{"event": event, "step": step, **more} for event, step, *rest in events
+                 for more in (rest or [{}])]  # fmt: skip
+        return [step for step, _ in log_reader.unexpected(named)]
+
+    entropy, above = ({"reason": reason, "said": "..."} for reason in ("entropy", "above"))
+    killed = [("start", 0), ("unexpected", 315, entropy), ("start", 250)]
+    assert said(*killed) == []
+    assert said(*killed, ("unexpected", 315, entropy)) == [315]
+    later = [*killed, ("unexpected", 315, entropy), ("start", 500), ("unexpected", 600, entropy)]
+    assert said(*later) == [315] and said(*later, ("unexpected", 610, above)) == [315, 610]
+    assert said(*later, ("rollback", 300)) == []
 
 
 @pytest.mark.parametrize("cut", [1, 9, 14, -2, -1])
