@@ -15,6 +15,7 @@ from bert_jax.training import preflight
 from bert_jax.training.pretrain import pipeline_of
 from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import PASSED, Finding, passed, warned
+from bert_jax_lab.reference_curves import watch
 
 # Files beyond this are not read whole: a minute would not suffice.
 _READ_WHOLE = 20_000_000_000
@@ -53,9 +54,15 @@ def files(case: Case) -> Finding:
 
 
 def vocabulary(case: Case) -> Finding:
-    """The model has a row for every token, and hardly more."""
+    """The model has a row for every token, and hardly more; and the vocabulary is the text's."""
     assert case.config is not None and case.corpus is not None
     preflight.require_fitting(case.config, case.corpus)
+    share = (case.corpus.manifest.get("unknown_share") or {}).get("train", 0.0)
+    if share > watch.MOST_UNKNOWN:
+        return warned(
+            f"{share:.1%} of the corpus's tokens are [UNK]: {watch.UNKNOWN}",
+            "prepare the text with a vocabulary of its own",
+        )
     if spare := preflight.spare_rows(case.config, case.corpus):
         return warned(*spare)
     rows, tokens = case.config.model.vocab_size, case.corpus.vocab_size

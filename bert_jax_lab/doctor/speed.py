@@ -139,18 +139,30 @@ def saving(case: Case) -> Finding:
     fixed, for_a_byte = case.save_seconds
     save = fixed + for_a_byte * case.state_bytes
     step = min(_step_seconds(case))
-    every = case.config.checkpoint.every_steps
-    text = (
-        f"a save takes about {save:.2g} s, and is due every {every:,} steps or {every * step:.2g} s"
+    config = case.config.checkpoint
+    interval = 60 * config.every_minutes or config.every_steps * step
+    due = (
+        f"{config.every_minutes:g} minutes"
+        if config.every_minutes
+        else f"{config.every_steps:,} steps or {_short(interval)}"
     )
+    text = f"a save takes about {_short(save)}, and is due every {due}"
     if not _is_measured(case):
         return passed(f"{text}, or more: by the run's matrix products, for no step was measured")
-    if save > every * step:
+    if save > interval:
+        remedy = (
+            f"checkpoint.every_minutes={math.ceil(2 * save / 60)}"
+            if config.every_minutes
+            else f"checkpoint.every_steps={2 * math.ceil(save / step)}"
+        )
         return warned(
-            f"{text}: training would wait for it",
-            f"set checkpoint.every_steps={2 * math.ceil(save / step)}, or take a faster `workdir`",
+            f"{text}: training would wait for it", f"set {remedy}, or take a faster `workdir`"
         )
     return passed(text)
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 90 else duration(seconds)
 
 
 def _is_measured(case: Case) -> bool:

@@ -36,7 +36,8 @@ _KNOWN_AT_ONCE, _LEAST_ENTROPY = 0.4, 2.0
 _GAP = 0.7
 
 # Of the tokens: more of them unknown, and the vocabulary is another text's.
-_UNKNOWN = 0.01
+MOST_UNKNOWN = 0.01
+UNKNOWN = "its vocabulary is not for this text, and the run learns to guess [UNK]"
 
 _SLOW = (
     "Look at optimizer.learning_rate, optimizer.warmup_steps and the text; 'bert-jax doctor' looks "
@@ -73,9 +74,9 @@ class Watch:
         self._judge(
             "vocabulary",
             step,
-            share > _UNKNOWN,
-            f"{share:.1%} of the corpus's tokens are [UNK]: its vocabulary is not for this text, "
-            "and the run learns to guess [UNK]. Prepare the text with a vocabulary of its own",
+            share > MOST_UNKNOWN,
+            f"{share:.1%} of the corpus's tokens are [UNK]: {UNKNOWN}. Prepare the text with a "
+            "vocabulary of its own",
             looks=1,
         )
 

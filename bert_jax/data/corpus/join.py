@@ -265,7 +265,8 @@ def _entropy(counts: np.ndarray) -> float:
     constant guess.
     """
     share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log(share)).sum())
+    # Of one kind of token alone it is zero, not minus zero.
+    return max(0.0, float(-(share * np.log(share)).sum()))
 
 
 def require_room(output: Path, parts: Path, *, text_bytes: int, vocab_size: int) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from bert_jax import file_lock
+from bert_jax.data.corpus import join
 from bert_jax.data.corpus.dedup import HashSet
 from bert_jax.data.corpus.encode import read_part
 from bert_jax.data.corpus.pool import Pool, count
@@ -178,6 +179,7 @@ def test_the_manifest(tmp_path, source, vocabulary):
     share = np.bincount(tokens) / len(tokens)
     entropy = -sum(p * math.log(p) for p in share if p)
     assert manifest["unigram_entropy_nats"] == pytest.approx(entropy, abs=1e-12)
+    assert str(join._entropy(np.array([0, 7]))) == "0.0"  # not -0.0
     on_disk = {str(p.relative_to(tmp_path / "c")) for p in (tmp_path / "c").rglob("*.npy")}
     assert set(manifest["files"]) == on_disk
 

@@ -220,6 +220,16 @@ def repeated_text(place: Place) -> None:
     prepare([str(source)], place.corpus, **options)
 
 
+def text_in_other_letters(place: Place) -> None:
+    source = place.directory / "greek.txt"
+    words = ["λόγος", "φῶς", "νόμος", "πόλις"]
+    source.write_text("\n\n".join(f"{' '.join(words)} {n}." for n in range(20)), encoding="utf-8")
+    shutil.move(place.corpus / "tokenizer", place.directory / "tokenizer")
+    shutil.rmtree(place.corpus)
+    options = {"tokenizer": str(place.directory / "tokenizer"), "validation_fraction": 0.2}
+    prepare([str(source)], place.corpus, workers=1, **options)
+
+
 def read_only_workdir(place: Place) -> None:
     place.workdir.mkdir(parents=True)
     # Tests may run as root, whom no mode of a directory stops.
@@ -250,6 +260,12 @@ def no_room(place: Place) -> None:
 def slow_saves(place: Place) -> None:
     place.case.save_seconds = (2.0, 1e-6)
     place.case.timings = [Timing(1.0, 0.001)]
+
+
+def slow_saves_by_the_clock(place: Place) -> None:
+    slow_saves(place)
+    place.case.save_seconds = (200.0, 1e-6)
+    place.change(checkpoint=dataclasses.replace(_CONFIG.checkpoint, every_minutes=1.0))
 
 
 def slow_steps(place: Place) -> None:
@@ -403,6 +419,7 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     one_document: ("padding", "failed", 2, "prepare a corpus of more documents"),
     single_sentences: ("text", "warned", 0, "by blank lines"),
     repeated_text: ("text", "warned", 0, "drop repeated lines"),
+    text_in_other_letters: ("vocabulary", "warned", 0, "with a vocabulary of its own"),
     read_only_workdir: ("saving", "failed", 7, "make it writable"),
     full_disk: ("saving", "failed", 7, "free or repair the storage"),
     altering_disk: ("saving", "failed", 7, "alters what it keeps"),
@@ -411,6 +428,7 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     bucket_to_look_at: ("saving", "failed", 7, "roles/storage.objectUser"),
     no_room: ("room", "failed", 7, "set checkpoint.keep_last=1"),
     slow_saves: ("save interval", "warned", 0, "set checkpoint.every_steps="),
+    slow_saves_by_the_clock: ("save interval", "warned", 0, "set checkpoint.every_minutes=7"),
     slow_steps: ("step", "warned", 0, "set deadline_seconds=8000"),
     compiles_for_ever: ("step", "warned", 0, "set compute.layers=scan"),
     another_run: ("workdir", "failed", 3, "or another `workdir`"),
