@@ -51,7 +51,8 @@ def account(workdir: Path) -> dict[str, Any]:
             seconds[part] += event.get("seconds", 0.0)
     wall, alive = _spans(events, own + lost)
     seconds["down"] = wall - alive
-    seconds["unaccounted"] = alive - sum(seconds[p] for p in PARTS if p != "down")
+    if alive:  # without events nobody knows
+        seconds["unaccounted"] = alive - sum(seconds[p] for p in PARTS if p != "down")
 
     def count(name: str) -> int:
         return sum(event.get("event") == name for event in events)

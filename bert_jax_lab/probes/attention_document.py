@@ -123,4 +123,4 @@ def _once(position: np.ndarray) -> np.ndarray:
 
 
 def _rounded(x: Any) -> Any:
-    return np.round(np.asarray(x, np.float64), _DECIMALS).tolist()
+    return (np.round(np.asarray(x, np.float64), _DECIMALS) + 0.0).tolist()  # never -0.0

@@ -5,7 +5,8 @@ const attentionSteps = (() => {
   const { make } = page;
   const $ = (id) => document.getElementById(id);
   let chosen = null;
-  const number = (x) => x.toFixed(4);
+  // Never "-0.0000".
+  const number = (x) => (Number(x.toFixed(4)) + 0).toFixed(4);
   const named = (token) => {
     const sequences = data.sequence_ids[tokens - 1] > 1 ? ` (sequence ${data.sequence_ids[token]})` : "";
     return `${token + 1} ${data.tokens[token]}${sequences}`;

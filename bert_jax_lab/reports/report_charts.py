@@ -186,7 +186,7 @@ def _some(values: Sequence[Any], most: int) -> list[Any]:
 def _digits(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.5g}"
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:z,.5g}"
 
 
 def _in_words(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:

@@ -73,7 +73,7 @@ def shown(value: Any) -> str:
         return str(value)
     if isinstance(value, int) or abs(value) >= 1e5:
         return progress.number(value, ",.0f")
-    return f"{value:,.5g}"
+    return f"{value:z,.5g}"
 
 
 def duration(seconds: float) -> str:
@@ -239,7 +239,7 @@ def _time(runs: Sequence[Mapping[str, Any]]) -> str:
     used = [p for p in goodput.PARTS if any(run["seconds"][p] > 0 for run in runs)]
     key = "".join(f'<li><span class="part {p}"></span>{_spoken(p)}</li>' for p in used)
     rows = [
-        *([_spoken(p), *(f"{run['seconds'][p]:,.1f}" for run in runs)] for p in goodput.PARTS),
+        *([_spoken(p), *(f"{run['seconds'][p]:z,.1f}" for run in runs)] for p in goodput.PARTS),
         ["wall", *(f"{run['wall_seconds']:,.1f}" for run in runs)],
     ]
     seconds = table(["seconds", *(run["name"] for run in runs)], rows)

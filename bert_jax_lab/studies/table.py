@@ -230,9 +230,9 @@ def _comparison(compared: dict[str, Any] | None) -> str:
         return ""
     verdict = {True: ", beyond the spread", False: ", within the spread", None: ""}
     digits = 1 if compared["on"] == "tasks" else 3
-    text = f"{compared['difference']:+.{digits}f}{verdict[compared['is_beyond_spread']]}"
+    text = f"{compared['difference']:+z.{digits}f}{verdict[compared['is_beyond_spread']]}"
     if len(by_seed := compared["by_seed"]) > 1:
-        signed = ", ".join(f"{value:+.{digits}f}" for value in by_seed)
+        signed = ", ".join(f"{value:+z.{digits}f}" for value in by_seed)
         text += f" (seed by seed {signed})"
     return text
 

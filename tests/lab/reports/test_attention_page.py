@@ -81,6 +81,9 @@ def test_page_and_json_say_the_same(kind, stored_as, directories, tmp_path, caps
     assert full["stored_as"] == stored_as and full["texts"] == [*_TEXTS]
     assert (full["weights_within"] > 0) == (stored_as == "int16")
     assert full["weights_within"] < 1e-3
+    for name in ("query", "query_key", "scores"):
+        numbers = in_full(full, name)
+        assert not (np.signbit(numbers) & (numbers == 0)).any(), "-0.0"
     assert full["sequence_ids"] == [1] * 7 + [2] * 4
     # What the script computes from the stored arrays, in NumPy.
     query, key = (decoded(compact[name]) for name in ("query", "key"))

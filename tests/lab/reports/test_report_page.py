@@ -89,6 +89,15 @@ def test_restarts_skips_and_lost_work(tmp_path, capsys):
     assert links == {f"run/{name}" for name in printed["files"]} and len(links) == 4
 
 
+def test_a_run_whose_events_are_lost_has_no_shares_of_a_wall_time(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    (run / "events.jsonl").unlink()
+    account = goodput.account(run)
+    assert account["seconds"]["training"] > 0 and account["seconds"]["unaccounted"] == 0
+    assert main(["report", str(run)]) == 0
+    assert "%" not in capsys.readouterr().out
+
+
 def test_events_say_why(tmp_path):
     run = write_run(tmp_path / "run")
     with (run / "events.jsonl").open("a") as events:
@@ -285,7 +294,7 @@ def test_without_scripts_all_is_there_as_tables(tmp_path):
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, ""), (True, "True"), (3, "3"), (1234567, "1,234,567"), (0.00012, "0.00012"),
-     (1234567.8, "1,234,568"), (3.14159265, "3.1416"), ("a", "a")],
+     (1234567.8, "1,234,568"), (3.14159265, "3.1416"), ("a", "a"), (-0.0, "0")],
 )  # fmt: skip
 def test_values_are_shown_with_five_digits(value, text):
     assert report_page.shown(value) == text
