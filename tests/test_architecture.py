@@ -109,8 +109,8 @@ _MAY_IMPORT = {
     | {"data/corpus", "data/pretraining", "lab/reference_curves", "model", "update", "memory"}
     | {"runtime", "workdir", "pretrained", "training", "lab/planning"},
     "lab/studies": _COMMON
-    | {"data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir", "pretrained"}
-    | {"training", "lab/reports", "lab/doctor", "worker"},
+    | {"data/language", "data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir"}
+    | {"pretrained", "training", "lab/reports", "lab/doctor", "worker"},
     "lab": set(),
 }
 _CORE = {room for room in _MAY_IMPORT if not room.startswith("lab")}

@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data.corpus.store import Corpus, Split, open_corpus
+from bert_jax.data.language import scripts
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.data.tokenizer.words import readable
 from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
 from bert_jax_lab.studies.runs import FinetuneRun, StudyPlan
@@ -36,7 +38,7 @@ MOST_ROWS = 8192
 _SEED = 20_177
 
 Row = tuple[str, str, int]
-# The sentences of a document, each a list of words.
+# The sentences of a document, each a list of words; a space before a word stands in the word.
 Document = list[list[str]]
 
 
@@ -67,7 +69,7 @@ def write_rows(plan: StudyPlan) -> None:
             write_whole(path, "\n".join(lines) + "\n")
     # An empty line would end a document.
     usable = [found for document in training if (found := _usable(document))]
-    paragraphs = ("\n".join(" ".join(words) for words in document) for document in usable)
+    paragraphs = ("\n".join(map(_joined, document)) for document in usable)
     write_whole(texts, "\n\n".join(paragraphs) + "\n")
 
 
@@ -104,7 +106,22 @@ def _words(split: Split, sentence: int, tokenizer: Tokenizer, begins_word: np.nd
         tokenizer.decode([int(i) for i in ids[a:b]]).strip()
         for a, b in zip(first, ends, strict=True)
     ]
-    return [word for word in words if word and "\t" not in word]
+    if tokenizer.kind == "wordpiece":
+        spaces = [True] * len(words)  # its tokens do not say
+    else:
+        names = readable(tokenizer, [int(ids[i]) for i in first])
+        spaces = [name.startswith("▁") for name in names]
+        # Before a sentence there may be one or none; between words of its script there is, or not.
+        spaces[0] = not scripts.is_spaceless(scripts.points(words[0][:1])).any()
+    return [
+        " " * has_space + word
+        for word, has_space in zip(words, spaces, strict=True)
+        if word and "\t" not in word
+    ]
+
+
+def _joined(words: list[str]) -> str:
+    return "".join(words).strip()
 
 
 def _usable(document: Document) -> list[list[str]]:
@@ -120,7 +137,7 @@ def word_order(documents: list[Document], draw: np.random.Generator) -> list[Row
         moved = words
         while moved == words:
             moved = [words[i] for i in draw.permutation(len(words))]
-        rows += [(" ".join(words), "", 0), (" ".join(moved), "", 1)]
+        rows += [(_joined(words), "", 0), (_joined(moved), "", 1)]
     return rows
 
 
@@ -134,7 +151,7 @@ def bigram_shift(documents: list[Document], draw: np.random.Generator) -> list[R
         place = places[int(draw.integers(len(places)))]
         moved = [*words]
         moved[place : place + 2] = words[place + 1], words[place]
-        rows += [(" ".join(words), "", 0), (" ".join(moved), "", 1)]
+        rows += [(_joined(words), "", 0), (_joined(moved), "", 1)]
     return rows
 
 
@@ -144,7 +161,7 @@ def sentence_order(documents: list[Document], draw: np.random.Generator) -> list
     for document in documents:
         for first, second in zip(document[:-1:2], document[1::2], strict=False):
             if first and second and first != second:
-                a, b = " ".join(first), " ".join(second)
+                a, b = _joined(first), _joined(second)
                 rows += [(a, b, 0), (b, a, 1)]
     del draw
     return rows
@@ -160,8 +177,8 @@ def same_document(documents: list[Document], draw: np.random.Generator) -> list[
         for i in range(0, len(sentences) - 1, 2):
             other = (number + 1 + int(draw.integers(len(kept) - 1))) % len(kept)
             elsewhere = kept[other][int(draw.integers(len(kept[other])))]
-            a = " ".join(sentences[i])
-            rows += [(a, " ".join(sentences[i + 1]), 1), (a, " ".join(elsewhere), 0)]
+            a = _joined(sentences[i])
+            rows += [(a, _joined(sentences[i + 1]), 1), (a, _joined(elsewhere), 0)]
     return rows
 
 

@@ -24,6 +24,7 @@ from bert_jax import file_lock
 from bert_jax.__main__ import main
 from bert_jax.cli.usage import command_parser
 from bert_jax.config import OptimizerConfig, PhaseConfig, to_dict
+from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus, read_manifest
 from bert_jax.errors import Interrupted, Preempted, ResumeRefused, StorageFailed, UsageError
 from bert_jax.progress import duration, number
@@ -620,7 +621,7 @@ def test_rows_of_tasks_are_balanced_and_from_held_out_documents(tmp_path, corpus
     documents = (plan.workdir / "rows" / "texts.txt").read_text().split("\n\n")
     assert texts["train"] <= {line for document in documents for line in document.splitlines()}
     draw = np.random.default_rng(0)
-    stories = [[["a", str(n), str(i)] for i in range(6)] for n in range(5)]
+    stories = [[[" a", f" {n}", f" {i}"] for i in range(6)] for n in range(5)]
     pairs = corpus_tasks.bigram_shift(stories, draw)
     assert len(pairs) == 2 * 30
     for whole, shifted in zip(pairs[::2], pairs[1::2], strict=True):
@@ -638,6 +639,27 @@ def test_rows_of_tasks_are_balanced_and_from_held_out_documents(tmp_path, corpus
                 assert (m == n) == label
             else:
                 assert m == n and int(j) - int(i) == (-1 if label else 1)
+
+
+def test_rows_of_tasks_have_spaces_where_the_text_has_them(tmp_path):
+    """Japanese has none, and English words may stand in it."""
+    draw = np.random.default_rng(0).choice
+    words = ["学校", "東京", "日本", "の", "水"]
+    texts = ["".join(draw(words, 9)) + "。" for _ in range(40)]
+    texts += ["The " + " ".join(draw(["cat", "dog", "bird"], 8)) + "." for _ in range(40)]
+    (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    for kind, size in (("bpe", 300), ("sentencepiece", 50)):
+        made = prepare(
+            [str(tmp_path / "text.txt")], tmp_path / kind, tokenizer=kind, vocab_size=size,
+            validation_fraction=0.6, workers=1, lowercase=False,
+        )  # fmt: skip
+        documents, _ = corpus_tasks._documents(made)
+        rows = corpus_tasks.word_order(documents, np.random.default_rng(0))
+        assert len(rows) > 20
+        for (whole, *_), (moved, *_) in zip(rows[::2], rows[1::2], strict=True):
+            assert whole in texts and (" " in moved) == (" " in whole)
+            if " " in whole:
+                assert sorted(moved.split(" ")) == sorted(whole.split(" "))
 
 
 def test_a_task_with_another_rule_has_other_rows(tmp_path, corpus):
