@@ -18,6 +18,7 @@ _AXES = {
 }
 # Contours and the front go so far beyond the runs, as factors.
 _MARGIN = 2.0
+_NO_FRONT = "There is no front: by this law parameters, or tokens, hardly count"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def _compute(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
     n, d, loss, _ = _points(found)
     compute = 6 * n * d
     front = np.geomspace(compute.min() / _MARGIN, compute.max() * _MARGIN, 50)
-    least = law.loss(*law.optimal(front))
+    best = law.optimal(front)
+    least = law.loss(*best) if best is not None else None
 
     def plot(axes: Any) -> None:
         for number, size in enumerate(sorted(set(n))):
@@ -115,7 +117,8 @@ def _compute(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
             line = np.geomspace(compute[own].min() / _MARGIN, compute[own].max() * _MARGIN, 30)
             axes.plot(line, law.loss(size, line / 6 / size), color=f"C{number}", linewidth=1)
             axes.plot(compute[own], loss[own], "o", color=f"C{number}", label=f"{size:.3g}")
-        axes.plot(front, least, color="black", linestyle="--", label="front")
+        if least is not None:
+            axes.plot(front, least, color="black", linestyle="--", label="front")
         axes.set_xscale("log")
         axes.set_xlabel("6 x parameters of the blocks x tokens")
         axes.set_ylabel(f"held-out {found['columns'][0].replace('_', ' ')}")
@@ -125,6 +128,8 @@ def _compute(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
     alt = (
         f"{title}. The points are runs, the lines the law for each size, dashed the least loss for "
         f"the compute: {least[0]:.3f} at {front[0]:.3g} FLOPs, {least[-1]:.3f} at {front[-1]:.3g}."
+        if least is not None
+        else f"{title}. The points are runs, the lines the law for each size. {_NO_FRONT}."
     )
     return title, alt, plot
 
@@ -134,7 +139,7 @@ def _law(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
     n, d, loss, flops = _points(found)
     compute = 6 * n * d
     front = np.geomspace(compute.min(), compute.max() * _MARGIN, 50)
-    best_n, best_d = law.optimal(front)
+    best = law.optimal(front)
 
     def plot(axes: Any) -> None:
         sizes = np.geomspace(n.min() / _MARGIN, n.max() * _MARGIN, 60)
@@ -145,8 +150,10 @@ def _law(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
         # Equal compute is a straight line where both axes are logarithmic.
         for product in np.geomspace(compute.min(), compute.max(), 4):
             axes.plot(sizes, product / 6 / sizes, color="grey", linewidth=0.6, linestyle=":")
-        inside = (best_n >= sizes[0]) & (best_n <= sizes[-1])
-        axes.plot(best_n[inside], best_d[inside], color="C3", label="compute-optimal front")
+        if best is not None:
+            best_n, best_d = best
+            inside = (best_n >= sizes[0]) & (best_n <= sizes[-1])
+            axes.plot(best_n[inside], best_d[inside], color="C3", label="compute-optimal front")
         points = axes.scatter(n, d, c=loss, cmap="viridis", edgecolors="black", zorder=3)
         axes.figure.colorbar(points, ax=axes, label=f"measured {column.replace('_', ' ')}")
         axes.set_xscale("log")
@@ -155,14 +162,21 @@ def _law(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
         axes.set_ylim(tokens[0], tokens[-1])
         axes.set_xlabel("parameters of the blocks")
         axes.set_ylabel("tokens")
-        axes.legend(fontsize="small")
+        if best is not None:
+            axes.legend(fontsize="small")
 
     title = "The fitted law: loss over parameters and tokens"
     alt = (
         f"{title}. {len(n)} runs with {n.min():.3g} to {n.max():.3g} parameters, {d.min():.3g} "
         f"to {d.max():.3g} tokens and {flops.min():.3g} to {flops.max():.3g} FLOPs, coloured by "
         f"their loss of {loss.min():.3f} to {loss.max():.3f}; contours of the law, dotted lines of "
-        f"equal compute, and the front, which goes from {best_n[0]:.3g} parameters and "
-        f"{best_d[0]:.3g} tokens to {best_n[-1]:.3g} and {best_d[-1]:.3g}"
+        "equal compute"
+    )
+    if best is None:
+        return title, f"{alt}. {_NO_FRONT}.", plot
+    (n_first, *_, n_last), (d_first, *_, d_last) = best
+    alt += (
+        f", and the front, which goes from {n_first:.3g} parameters and {d_first:.3g} tokens to "
+        f"{n_last:.3g} and {d_last:.3g}"
     )
     return title, f"{alt}.", plot

@@ -76,17 +76,21 @@ class Law:
             found[name] = of[name] == name and (least <= _LOWEST[i] or most >= _HIGHEST[i])
         return [name for name in PARAMETERS if found[of[name]]]
 
-    def optimal(self, flops: Any) -> tuple[Any, Any]:
+    def optimal(self, flops: Any) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns the parameters and tokens with the lowest loss for so many FLOPs, 6 N D
-        (Hoffmann et al. 2022, equation 4).
+        (Hoffmann et al. 2022, equation 4); None where the one or the other hardly counts, so that
+        the best number of it is beyond any.
         """
         _, a, alpha, b, beta = self.values
         product = np.asarray(flops, float) / _FLOPS
-        scale = (alpha * a / (beta * b)) ** (1 / (alpha + beta))
-        return (
-            scale * product ** (beta / (alpha + beta)),
-            product ** (alpha / (alpha + beta)) / scale,
-        )
+        with np.errstate(all="ignore"):
+            scale = (alpha * a / (beta * b)) ** (1 / (alpha + beta))
+            best = (
+                scale * product ** (beta / (alpha + beta)),
+                product ** (alpha / (alpha + beta)) / scale,
+            )
+        # Fewer than one is none.
+        return best if all((each >= 1).all() and np.isfinite(each).all() for each in best) else None
 
     def as_json(self) -> dict[str, Any]:
         """Returns the law as study.json has it."""

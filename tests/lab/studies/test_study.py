@@ -35,6 +35,7 @@ from bert_jax_lab.cli.study import command_of, seconds_of
 from bert_jax_lab.studies import (
     corpus_tasks,
     estimate,
+    figures,
     runner,
     scaling_law,
     study,
@@ -833,12 +834,34 @@ def test_the_law_recovers_what_made_the_losses():
     low, high = law.interval(1e7, 5e7)
     assert low <= true_loss(1e7, 5e7) <= high and high - low < 0.3
     # No other split of the same compute is better than the front's.
-    best_n, best_d = law.optimal(1e14)
+    best = law.optimal(1e14)
+    assert best is not None
+    best_n, best_d = best
     assert 6 * best_n * best_d == pytest.approx(1e14)
     others = best_n * np.array([0.5, 0.8, 1.25, 2.0])
     assert (law.loss(others, 1e14 / 6 / others) > law.loss(best_n, best_d)).all()
     with pytest.raises(ValueError, match="needs 6 runs"):
         scaling_law.fit(n[:5], d[:5], n[:5])
+
+
+def test_a_law_in_which_sizes_do_not_count_has_no_front(tmp_path, recwarn):
+    """As runs that are too short to tell sizes apart give it: the best size would be none."""
+    values = np.array([0.04, 2e-9, 0.01, 7.6, 0.015])
+    law = scaling_law.Law(values, values[None], 0.0)
+    assert law.optimal(1e8) is None and law.optimal([1e8, 1e9]) is None
+    sizes = ((600, 2e4), (2000, 4e4))
+    runs = [
+        {"status": "done", "block_parameters": n, "tokens": d, "flops": 6 * n * d,
+         "figures": {"mlm_loss": float(law.loss(n, d))}}
+        for n, d in sizes
+    ]  # fmt: skip
+    found = {"columns": ["mlm_loss"], "corpus": None, "variants": [], "runs": runs}
+    drawn = figures.draw(found, law, tmp_path)
+    assert len(drawn) == 2
+    for each in drawn:
+        assert "There is no front" in each.alt
+        assert "inf" not in each.alt and "nan" not in each.alt
+    assert not [one for one in recwarn if issubclass(one.category, RuntimeWarning)]
 
 
 @pytest.mark.parametrize("name", law_coverage.LAWS)
