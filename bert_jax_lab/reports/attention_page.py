@@ -88,7 +88,7 @@ def render(document: Mapping[str, Any]) -> str:
     )
     body = (
         f'<p class="about">{page.text(_about(document))}</p>\n'
-        f"<blockquote>{page.text(texts)}</blockquote>\n"
+        f"<blockquote{page.direction(texts)}>{page.text(texts)}</blockquote>\n"
         "<noscript><p>The pictures need JavaScript. The table does not, and the verb that made "
         f"this page prints all numbers as JSON.</p></noscript>\n{_PARTS}"
         f'<section id="statistics" aria-labelledby="statistics-heading">'

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import importlib.resources
 import json
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -82,6 +83,17 @@ def text(value: object) -> str:
     return escape(str(value), quote=True)
 
 
+def direction(value: str) -> str:
+    """Returns an attribute for text most of whose letters run from right to left: else a mark or a
+    number in it would put its parts in the wrong order.
+    """
+    if value.isascii():
+        return ""
+    kinds = [unicodedata.bidirectional(character) for character in value]
+    is_from_right = sum(kind in ("R", "AL") for kind in kinds) > kinds.count("L")
+    return ' dir="rtl"' if is_from_right else ""
+
+
 def in_script(data: Any) -> str:
     """Returns JSON that may stand inside <script>. Raises ValueError for a number that is not
     finite."""
@@ -107,8 +119,9 @@ def table(columns: Sequence[object], rows: Iterable[Sequence[object]], *, captio
     """
 
     def cells(kind: str, values: Iterable[object]) -> str:
-        shown = ("" if value is None else text(value) for value in values)
-        return "".join(f"<{kind}>{value}</{kind.partition(' ')[0]}>" for value in shown)
+        shown = ["" if value is None else str(value) for value in values]
+        end = kind.partition(" ")[0]
+        return "".join(f"<{kind}{direction(value)}>{text(value)}</{end}>" for value in shown)
 
     head = cells('th scope="col"', columns)
     lines = (cells('th scope="row"', row[:1]) + cells("td", row[1:]) for row in rows)

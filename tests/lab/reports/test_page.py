@@ -106,6 +106,20 @@ def test_a_page_holds_all_it_needs_and_hostile_text_stays_text():
     assert content.count("Copyright (c) 2022 Leon Sorokin") == 2  # before script and style
 
 
+@pytest.mark.parametrize(
+    ("cell", "is_from_right"),
+    [
+        ("كان من أب [MASK] مدينة صغير.", True), ("[MASK] ילד בבית", True),
+        ("قرية 24%, أم 5%", True),
+        ("The word كتاب [MASK].", False), ("größer 24%", False), ("लड़का", False), ("3.14", False),
+    ],
+)  # fmt: skip
+def test_text_from_right_to_left_says_so(cell, is_from_right):
+    assert f"<td{is_from_right * ' dir=rtl'}>{cell}</td>".replace("rtl", '"rtl"') in page.table(
+        ["a", "b"], [["x", cell]]
+    )
+
+
 def test_numbers_that_json_has_no_word_for_are_refused():
     with pytest.raises(ValueError):
         page.render(title="", body="", data={"loss": float("nan")})
