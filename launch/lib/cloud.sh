@@ -156,6 +156,13 @@ elsewhere() {
     [[ $DRY_RUN ]] || grep -vxF -m 1 "$ZONE" <<<"$zones" | tr -cd 'a-z0-9-' || true
 }
 
+# What is added where this zone has no such resource, and another one has: that one costs. After `look`.
+but_there() {
+    local other=''
+    [[ $NOW != absent ]] || other=$(elsewhere) || printf '; whether another zone has one, the cloud does not say'
+    [[ ! $other ]] || printf ', and there is one in %s: --zone=%s' "$other" "$other"
+}
+
 # Deletes the resource with its nodes and waits until it is gone: a failed or suspended one keeps its quota until then.
 delete_resource() {
     local try

@@ -20,13 +20,18 @@ note() { # NAME TEXT
 
 is_done() { [[ $(noted launched_and_done) == "$RUN" ]]; }
 
-# Ends here if the run is done, or has had its hours. SPENT_MINUTES is what its machines have had.
-end_if_over() {
-    local alive over=''
+# SPENT_MINUTES is what the machines of the run have had.
+count_hours() {
+    local alive
     alive=$(noted launched_alive) || die "$EXIT_CLOUD" "$WORKDIR cannot be read: $(why)"
     SPENT_MINUTES=$(minutes_in "$alive" "$RUN") ||
         die "$EXIT_CLOUD" "$WORKDIR/launched_alive does not say how long the run has had machines, which --max-hours needs:" \
             "it was not written by a run. Delete it to count from none"
+}
+
+# Ends here if the run is done, or has had its hours.
+end_if_over() {
+    local over=''
     if is_done; then
         over=0
     elif ((SPENT_MINUTES * 60 >= MAX_SECONDS)); then
@@ -254,6 +259,7 @@ finish() { # CODE; none is that of a dry run
 
 run_all() {
     log "run $RUN: pretrain ${ARGUMENTS[*]}"
+    count_hours
     end_if_over
     check_places
     check_corpus

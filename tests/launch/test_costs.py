@@ -149,6 +149,53 @@ def test_a_machine_that_was_made_by_hand_gets_its_cap_at_set_up(cloud):
     wait_until(lambda: gone(here))
 
 
+def test_by_hand_the_same_ends_the_costs(cloud):
+    """Whose hours are counted, and that a workdir lies on the machine, is told by each command."""
+    here = cloud(number_of_hosts=1, environment=_QUICK, trainer=[{"code": "waits"}], boots=True)
+    cap = here.home() / "cap/boot.sh"
+    at_home = (*RUN, "--workdir=/home/me/run")
+    for command in ("create", "setup"):
+        assert here.tpu(command, *at_home).returncode == 0
+        assert "KEEP=1\n" in cap.read_text(), command
+    assert here.tpu("delete").returncode == 0
+    # Hours of a machine before this one.
+    (run,) = set(re.findall(r"start (\w{12})", here.tpu("start", "--dry-run", *RUN).stdout))
+    alive = here.directory / "buckets/b/run/launched_alive"
+    alive.parent.mkdir(parents=True)
+    alive.write_text(f"{run} 1200 then\n")
+    for command in ("create", "setup", "start"):
+        assert here.tpu(command, *RUN).returncode == 0
+        assert "SPENT_SECONDS=72000\n" in cap.read_text(), command
+    wait_until(lambda: alive.read_text() != f"{run} 1200 then\n")
+    assert alive.read_text().split()[1] == "1200"
+    # What a later start is told, all hosts are.
+    assert here.tpu("stop", *RUN).returncode == 0
+    again = here.tpu("start", *RUN, "--max-hours=72", "--keep")
+    assert again.returncode == 0 and "its 72 hours" in again.stderr
+    assert {"MAX_SECONDS=259200", "KEEP=1"} < set(cap.read_text().splitlines())
+    assert here.tpu("delete").returncode == 0
+    alive.write_text(f"{run} 1500 then\n")
+    over = here.tpu("create", *RUN)
+    assert over.returncode == 25 and here.commands().count("create") == 2
+
+
+def test_nothing_is_called_gone_that_is_in_another_zone(cloud):
+    here = cloud(number_of_hosts=1, states=["ACTIVE"], zone="zb")
+    done = here.tpu("delete")
+    assert done.returncode == 2 and "no pod in z, and there is one in zb: --zone=zb" in done.stderr
+    assert "absent, and there is one in zb" in here.tpu("status").stderr
+    stopped = here.tpu("stop")
+    assert stopped.returncode == 24 and "there is one in zb" in stopped.stderr
+    assert here.commands() == []
+    for said in ("pod is gone", "there is no pod in zb or in another zone"):
+        done = here.tpu("delete", "--zone=zb")
+        assert done.returncode == 0 and said in done.stderr
+    unknown = failing("queued-resources list", fails="PERMISSION_DENIED")
+    here.change(**unknown)
+    done = here.tpu("delete")
+    assert done.returncode == 0 and "another zone has one, the cloud does not say" in done.stderr
+
+
 # --- the request ---------------------------------------------------------------------------------
 
 

@@ -327,7 +327,7 @@ _ROUTER = """#!/bin/bash
 for word; do case $word in --zone=*) zone=${word#*=} ;; esac; done
 sleep "0.$(printf %02d $((RANDOM % 20)))"
 ask() { FAKE_CLOUD=CLOUDS/$1 "CLOUDS/$1/bin/gcloud" "${@:2}"; }
-if [[ $zone == - ]]; then ask za "$@" && ask zb "$@"; else ask "$zone" "$@"; fi
+if [[ $zone == - ]]; then ask za "$@" && ask zb "$@"; else ask "${zone:-za}" "$@"; fi
 """
 
 
