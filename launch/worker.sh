@@ -2,7 +2,7 @@
 # What launch/tpu runs on a TPU host, and what runs the trainer there, as a systemd unit: a host that shuts down stops
 # its units, so the trainer gets SIGTERM, saves, and exits with 42.
 #
-#   worker.sh stage gs://BUCKET/CORPUS DIRECTORY    copy a corpus to local disk, and check it
+#   worker.sh stage gs://BUCKET/CORPUS DIRECTORY... copy a corpus, or several, to local disk
 #   worker.sh start RUN ARGUMENT...                 start `bert-jax pretrain ARGUMENT...`, unless it runs
 #   worker.sh cap FILE                              make that text what ends the costs of this host (launch/boot.sh)
 #   worker.sh state RUN                             running, the exit code, none, or other (another run is running)
@@ -190,9 +190,19 @@ stop() {
 
 # A directory without corpus.json is not a corpus yet: it comes last. Files that are whole are not copied again. Whoever opens
 # the corpus, the doctor first, compares its sizes.
-stage() { # SOURCE DIRECTORY
-    local source=${1%/} directory=$2 left
+stage() { # SOURCE DIRECTORY...
+    while (($#)); do
+        copy "$1" "$2" || return
+        shift 2
+    done
+}
+
+copy() { # SOURCE DIRECTORY
+    local source=${1%/} directory=${2%/} left
     mkdir -p "$directory"
+    # Another command may be copying here, or what an interrupted one has left.
+    exec 9>"$directory.lock"
+    flock -n 9 || { say "another copy to $directory is under way: waiting for it" && flock 9; }
     for left in 3 2 1 0; do
         if gcloud --quiet storage cp "$source/corpus.json" "$directory/corpus.json.new" </dev/null &&
             rm -f "$directory/corpus.json" &&

@@ -49,13 +49,44 @@ check_table() {
     done
 }
 
+# A flag is 0 or 1; nothing here stands for 0.
+check_flags() { # VARIABLE...
+    local name
+    for name in "$@"; do
+        [[ ${!name:-} =~ ^[01]?$ ]] || die "$EXIT_USAGE" "$name=${!name@Q}: 0 or 1"
+        [[ ${!name:-} != 0 ]] || printf -v "$name" ''
+    done
+}
+
 # Whether a config is a path, or the name of a shipped one.
 is_config() { [[ $1 == */* || -f $ROOT/configs/$1.py ]]; }
 
+# What CORPUS names, a corpus or several with commas between, each PLACE or NAME=PLACE as for `bert-jax pretrain`: PLACES, its
+# options in CORPORA, and in STAGED the place and the directory of each that hosts copy from a bucket.
+corpora() { # DIRECTORY of the copies
+    local word words=() name place names=' '
+    CORPORA=() STAGED=() PLACES=()
+    mapfile -td, words < <(printf %s "$CORPUS")
+    for word in "${words[@]}"; do
+        place=${word%/}
+        name=${place##*/}
+        [[ ! $word =~ ^([^/=]+)=(.*)$ ]] || name=${BASH_REMATCH[1]} place=${BASH_REMATCH[2]%/}
+        [[ $place != *://* ]] || is_place "$place" ||
+            die "$EXIT_USAGE" "CORPUS ${word@Q}: write a place in a bucket as gs://BUCKET/PATH"
+        [[ $name =~ ^[A-Za-z0-9_.-]+$ && $name != . && $name != .. ]] ||
+            die "$EXIT_USAGE" "CORPUS ${word@Q}: a source has a name of letters, digits and _ . -, and is written as NAME=PLACE"
+        [[ $names != *" $name "* ]] || die "$EXIT_USAGE" "CORPUS ${CORPUS@Q}: two are called $name; write them as NAME=PLACE"
+        names+="$name "
+        PLACES+=("$place")
+        [[ $place != gs://* ]] || { word=$1/$name && STAGED+=("$place" "$word"); }
+        CORPORA+=(--corpus "$word")
+    done
+}
+
 # Reads `--name value`, `--name=value` and `--flag` into variables, and into GIVEN as VARIABLE=value; what follows `--` into
-# EXTRA.
+# EXTRA. A --corpus that is repeated adds one.
 read_options() { # "--FLAG..." "VARIABLE..." WORD...
-    local option value variable flags=" $1 " known=" $2 "
+    local option value variable corpora='' flags=" $1 " known=" $2 "
     shift 2
     GIVEN=() EXTRA=()
     while (($#)); do
@@ -76,6 +107,7 @@ read_options() { # "--FLAG..." "VARIABLE..." WORD...
             (($#)) || die "$EXIT_USAGE" "$option needs a value"
             value=$1 && shift
         fi
+        [[ $variable != CORPUS ]] || corpora+=${corpora:+,}$value value=$corpora
         GIVEN+=("$variable=$value")
     done
     take_given

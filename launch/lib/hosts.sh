@@ -52,7 +52,8 @@ setup_hosts() {
     cp "$SCRATCH/boot.sh" "$SCRATCH/run/"
     echo "$CHECKOUT" >"$SCRATCH/run/checkout"
     [[ ! -f ${CONFIG:-} ]] || cp -- "$CONFIG" "$SCRATCH/run/"
-    [[ ! ${SECRETS:-} ]] || install -m 600 -- "$SECRETS" "$SCRATCH/run/secrets.env"
+    [[ ! ${FILES[*]-} ]] || cp -- "${FILES[@]}" "$SCRATCH/run/"
+    [[ ! ${SECRETS:-} ]] || (umask 077 && lines_of "$SECRETS" >"$SCRATCH/run/secrets.env")
     # With secrets in it, nobody else of a host is to read it.
     (umask 077 && run tar -czf "$SCRATCH/bert-jax-run.tgz" -C "$SCRATCH" run)
     to_workers "$SCRATCH/bert-jax.tgz" "$SCRATCH/bert-jax-run.tgz" || return
@@ -70,12 +71,12 @@ tell_cap() {
     to_workers "$SCRATCH/boot.sh" && on_workers 120 "$(on_host) cap boot.sh && rm boot.sh"
 }
 
-# Where the corpus is on a host, seen from ~/bert-jax; one that is in no bucket is where it is.
-staged() { if [[ $CORPUS == gs://* ]]; then echo "corpus/$(basename -- "$CORPUS")"; else echo "$CORPUS"; fi; }
-
 stage() {
-    [[ $CORPUS != gs://* ]] ||
-        on_workers 21600 "bash $HOST/launch/worker.sh stage ${CORPUS@Q} $(printf %q "$PLACE/$(staged)")"
+    local number words=''
+    for ((number = 0; number < ${#STAGED[@]}; number += 2)); do
+        words+=" ${STAGED[number]@Q} $(printf %q "$PLACE/${STAGED[number + 1]}")"
+    done
+    [[ ! $words ]] || on_workers 21600 "bash $HOST/launch/worker.sh stage$words"
 }
 
 # shellcheck disable=SC2034 # `told` reads them by their names

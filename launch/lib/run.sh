@@ -50,7 +50,7 @@ end_if_over() {
 # cloud.google.com/storage/pricing, data transfer within Google Cloud.
 check_places() {
     local bucket where region=${ZONE%-*}
-    for bucket in $(printf '%s\n' "$WORKDIR" "$CORPUS" | sed -n 's|^gs://\([^/]*\).*|\1|p' | sort -u); do
+    for bucket in $(printf '%s\n' "$WORKDIR" "${PLACES[@]}" | sed -n 's|^gs://\([^/]*\).*|\1|p' | sort -u); do
         if ! where=$(gc storage buckets describe "gs://$bucket" '--format=value(location)' 2>"$SCRATCH/describe"); then
             log "where gs://$bucket lies is not known: $(why)"
             continue
@@ -70,10 +70,13 @@ check_places() {
 
 # A corpus that is nowhere is found out before a machine is asked for. One that this account may not see, the TPU's may.
 check_corpus() {
-    [[ $CORPUS != gs://* ]] || gc storage ls "$CORPUS/corpus.json" >/dev/null 2>"$SCRATCH/describe" ||
-        ! grep -qE 'matched no objects|404' "$SCRATCH/describe" ||
-        die "$EXIT_USAGE" "$CORPUS has no corpus.json: a directory that bert-jax prepare has made is copied there by" \
-            "gcloud storage rsync --recursive runs/corpus $CORPUS"
+    local word
+    for word in "${PLACES[@]}"; do
+        [[ $word != gs://* ]] || gc storage ls "$word/corpus.json" >/dev/null 2>"$SCRATCH/describe" ||
+            ! grep -qE 'matched no objects|404' "$SCRATCH/describe" ||
+            die "$EXIT_USAGE" "$word has no corpus.json: a directory that bert-jax prepare has made is copied there by" \
+                "gcloud storage rsync --recursive runs/corpus $word"
+    done
 }
 
 continent() { # REGION, or the place of a bucket in several

@@ -20,19 +20,33 @@ CAPACITY on-demand|spot|reserved|flex-start one of on-demand, spot, reserved, fl
 MAX_HOURS [0-9]{0,5}[1-9][0-9]{0,4}(\.[0-9]{1,9})?|0\.0{0,8}[1-9][0-9]{0,8} a number of hours, more than none; without it there are 24
 VALID_UNTIL_DURATION [1-9][0-9]{0,8}[smhd] a number and s, m, h or d, such as 12h
 KEEP [01] 0 or 1
+DOCTOR [01] 0 or 1
+CHECK_CHIPS [01] 0 or 1
 START_MINUTES [0-9]{1,9}(\.[0-9]{1,9})? a number
 END_MINUTES [0-9]{1,9}(\.[0-9]{1,9})? a number
 TAIL [0-9]{1,9} a whole number
 BERT_JAX_HOME [A-Za-z0-9_./][A-Za-z0-9_./-]* letters, digits and _ . / - only
 VALUES
     [[ /${BERT_JAX_HOME:-x}/ != */../* ]] || die "$EXIT_USAGE" "BERT_JAX_HOME $BERT_JAX_HOME has .. in it"
-    for name in CORPUS WORKDIR COMPILATION_CACHE; do
+    check_flags DRY_RUN IAP NEW_CHECKOUT FAR_BUCKET CHECKPOINTS
+    [[ ! ${CORPUS:-} ]] || corpora corpus
+    for name in WORKDIR COMPILATION_CACHE; do
         [[ ${!name:-} != *://* ]] || is_place "${!name}" ||
             die "$EXIT_USAGE" "$name ${!name@Q}: write a place in a bucket as gs://BUCKET/PATH"
     done
-    # Names of secrets, which only the trainer is to see: a file of NAME=value lines, taken as they are.
-    [[ ! ${SECRETS:-} ]] || { [[ -f $SECRETS ]] && ! grep -qvE '^[A-Z][A-Z0-9_]*=|^#|^$' -- "$SECRETS"; } ||
+    # Names of secrets, which only the trainer is to see: a file of NAME=value lines.
+    [[ ! ${SECRETS:-} ]] || [[ -r $SECRETS && ! $(lines_of "$SECRETS" | grep -vE '^[A-Z][A-Z0-9_]*=|^#|^$') ]] ||
         die "$EXIT_USAGE" "SECRETS=${SECRETS@Q}: a file, and its lines are NAME=value, such as WANDB_API_KEY=..."
+}
+
+# Prints the lines of a file of NAME=value lines, without quotes around a value, and without what editors on Windows add.
+lines_of() { # FILE
+    local text
+    while IFS= read -r text || [[ $text ]]; do
+        text=${text#$'\xef\xbb\xbf'} text=${text%$'\r'}
+        [[ ! $text =~ ^([^=]*=)\"([^\"]*)\"$ && ! $text =~ ^([^=]*=)\'([^\']*)\'$ ]] || text=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
+        printf '%s\n' "$text"
+    done <"$1"
 }
 
 # Reads a file of NAME=value lines, which nothing executes. A name that means nothing here is refused: a misspelt MAX_HOURS
@@ -48,13 +62,12 @@ read_settings() { # FILE
         [DISTRIBUTED]='--(distributed|coordinator|num-processes|process-id)(=.*)?|[^-].*'
     )
     local known=" ${RUN_SETTINGS[*]} ${TUNING_SETTINGS[*]} "
-    [[ -f $1 ]] || die "$EXIT_USAGE" "--settings $1: no such file"
-    while IFS= read -r text || [[ $text ]]; do
-        line=$((line + 1)) text=${text%$'\r'} # of an editor on Windows
+    [[ -f $1 && -r $1 ]] || die "$EXIT_USAGE" "--settings $1: no such file, or it may not be read"
+    while IFS= read -r text; do
+        line=$((line + 1))
         [[ ! $text =~ ^[[:space:]]*(#.*)?$ ]] || continue
         [[ $text =~ ^(export )?([A-Z][A-Z0-9_]*)=(.*)$ ]] || die "$EXIT_USAGE" "$1, line $line: its lines are NAME=value, without blanks around ="
         name=${BASH_REMATCH[2]} value=${BASH_REMATCH[3]}
-        [[ ! $value =~ ^\"([^\"]*)\"$ && ! $value =~ ^\'([^\']*)\'$ ]] || value=${BASH_REMATCH[1]}
         if [[ $name == CLOUDSDK_CORE_ACCOUNT || $name == CLOUDSDK_ACTIVE_CONFIG_NAME ]]; then
             export "$name=$value"
         elif [[ $name =~ ^(CLOUDSDK|GOOGLE)_ ]]; then
@@ -70,5 +83,5 @@ read_settings() { # FILE
             near=$(compgen -W "$known" -- "${name:0:5}" | tr '\n' ' ') || true
             die "$EXIT_USAGE" "$1, line $line: there is no setting $name${near:+; did you mean ${near% }?}; docs/launch.md has them"
         fi
-    done <"$1"
+    done < <(lines_of "$1")
 }

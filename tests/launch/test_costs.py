@@ -241,9 +241,53 @@ def test_what_else_hosts_are_told(cloud):
             assert ("--ssh-flag=-C" in line, "--scp-flag=-C" in line) == (
                 (True, False) if " ssh " in line else (False, True)
             )
-    traced = here.tpu("start", "--dry-run", *options, *words, "--profile-steps=20:25", **given)
     (run,) = re.findall(r"worker.sh start (\w+)", text)
-    assert f"worker.sh start {run} " in traced.stdout and "--profile-steps=20:25" in traced.stdout
+    for trace in (["--profile-steps=20:25"], ["--profile-steps", "20:25"]):
+        traced = here.tpu("start", "--dry-run", *options, *words, *trace, **given)
+        assert f"worker.sh start {run} " in traced.stdout and "20:25" in traced.stdout
+
+
+def test_a_flag_that_is_0_is_not_set(cloud):
+    """Each that is 1 for yes, in a file, the environment or as an option."""
+    here = cloud(number_of_hosts=1, location="EUROPE-WEST4")
+    zero = {"FAR_BUCKET": "0", "IAP": "0", "NEW_CHECKOUT": "0", "DRY_RUN": "0"}
+    done = here.tpu("run", *RUN, "--zone=us-central1-a", **zero)
+    assert done.returncode == 2 and "another continent" in done.stderr, done.stderr
+    dry = here.tpu("stop", "--dry-run", "--iap=0")
+    assert dry.returncode == 0 and "iap" not in dry.stdout and "alpha" not in dry.stdout
+
+
+def test_several_corpora_are_staged_and_trained_on(cloud):
+    here = cloud()
+    buckets = here.directory / "buckets"
+    for name in ("b/wiki", "c/x/code"):
+        (buckets / name / "train").mkdir(parents=True)
+        (buckets / name / "train/0").write_text(name)
+        (buckets / name / "corpus.json").write_text("{}")
+    options = (RUN[0], RUN[2], "--max-hours=1")
+    one = ("--corpus=gs://b/wiki", "--corpus", "python=gs://c/x/code/")
+    done = here.tpu("run", *options, *one)
+    assert done.returncode == 0, done.stderr
+    assert f"pretrain {RUN[0][9:]} --corpus corpus/wiki --corpus corpus/python --workdir" in (
+        done.stdout
+    )
+    # The same run, written as a file has it.
+    again = here.tpu("run", *options, CORPUS="gs://b/wiki,python=gs://c/x/code/")
+    assert again.returncode == 0 and "is done, says" in again.stderr, again.stderr
+    missing = here.tpu("run", *options, CORPUS="gs://b/wiki,gs://b/none,/data/x")
+    assert missing.returncode == 2 and "gs://b/none has no corpus.json" in missing.stderr
+
+
+def test_a_file_that_the_trainer_executes_is_sent_along(cloud):
+    """One with other lines is another run, as with a config."""
+    here = cloud(number_of_hosts=1)
+    (here.directory / "mine.py").write_text("first = 1\n")
+    done = here.tpu("run", *RUN, "--keep", "--", "--extend", "mine.py")
+    assert done.returncode == 0 and "--extend src/run/mine.py\n" in done.stdout, done.stderr
+    assert (here.home() / "bert-jax/src/run/mine.py").read_text() == "first = 1\n"
+    (here.directory / "mine.py").write_text("first = 2\n")
+    other = here.tpu("run", *RUN, "--", "--extend=mine.py")
+    assert other.returncode == 2 and "take another --name" in other.stderr
 
 
 # --- what is wrong is one line -------------------------------------------------------------------
@@ -269,6 +313,9 @@ def test_without_gcloud_nothing_waits(cloud):
         assert "gcloud is not installed" in done.stderr and done.stderr.count("\n") == 1
 
 
+_DRY = ("--project=p", "--zone=z", "--name=n", "--type=v4-8", *RUN, "--dry-run")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -289,6 +336,16 @@ def test_without_gcloud_nothing_waits(cloud):
         ("NAME=$(touch x)", "small letters"),
         ("CORPUS=runs/corpus", "rsync --recursive runs/corpus gs://"),
         ("TYPE=tpu7x-8", "on GKE it is: launch/gke/render"),
+        ("CONFIG=configs/bert_bas.py", "--config configs/bert_bas.py: neither a file here nor a"),
+        ("CORPUS=gs://b/x/c,gs://b/y/c", "two are called c; write them as NAME=PLACE"),
+        ("CORPUS=gs://b/a b", "'gs://b/a b': a source has a name of letters, digits and _ . -"),
+        ("CORPUS=gs://b/c,corpus/d", "rsync --recursive corpus/d gs://"),
+        ("FAR_BUCKET=no", "FAR_BUCKET='no': 0 or 1"),
+        ("DOCTOR=off", "DOCTOR='off': 0 or 1"),
+        (["run", *_DRY, "--", "--corpus=gs://b/d"], "--corpus is an option of launch/tpu"),
+        (["run", *_DRY, "--", "--workdir", "d"], "--workdir is an option of launch/tpu"),
+        (["run", *_DRY, "--", "--extend", "mine.py"], "--extend mine.py: no such file"),
+        (["run", *_DRY, "--", "--init-from=home"], "--init-from home: hosts do not have it; copy"),
         (["create", "--frob=1"], "unknown option --frob;"),
         (["create", "--frob"], "unknown option --frob;"),
         (["create", "frob"], "what is 'frob'"),

@@ -153,7 +153,13 @@ def test_a_jobset_for_tpu7x(cloud):
     assert variables["JAX_COMPILATION_CACHE_DIR"] == "gs://b/run/xla_cache"
     # The corpus is staged by the same script as on a TPU VM.
     (stage,) = pod["initContainers"]
-    assert stage["args"] == ["worker.sh", "stage", "gs://b/corpus", "/data/corpus"]
+    assert stage["args"] == ["worker.sh", "stage", "gs://b/corpus", "/data/corpus/corpus"]
+    more = jobset_of(cloud, "--type=v6e-64", "--corpus=code=gs://b/x")
+    pod = more["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    places = ["gs://b/corpus", "/data/corpus/corpus", "gs://b/x", "/data/corpus/code"]
+    assert pod["initContainers"][0]["args"] == ["worker.sh", "stage", *places]
+    named = ["--corpus", "/data/corpus/corpus", "--corpus", "/data/corpus/code"]
+    assert pod["containers"][0]["args"][2:6] == named
 
 
 # What Kubernetes says of a job that a rule of its podFailurePolicy has ended
@@ -233,6 +239,10 @@ def test_hours_queue_and_capacity(cloud):
         (["--spot", "--flex-start"], "one of --spot and --flex-start"),
         (["--queue=A B"], "small letters, digits and dashes"),
         (["--max-hours="], "missing: --max-hours;"),
+        (["--spot=yes"], "SPOT='yes': 0 or 1"),
+        (["--name=a.b"], "NAME='a.b': small letters, digits and dashes"),
+        (["--corpus=/data/x"], "'/data/x': write a place in a bucket"),
+        (["--", "--workdir=gs://b/other"], "--workdir comes before --"),
         (["--config=bert_bas"], "nor a shipped config"),
         (["--slices=", "--queue="], "missing: --slices --queue; launch/gke/render --help"),
         (["--type=v2-8"], "has no accelerator name on GKE"),

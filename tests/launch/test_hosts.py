@@ -169,6 +169,24 @@ def test_staging_copies_and_resumes(cloud, corpus):
     open_corpus(home / "corpus")
 
 
+def test_two_that_stage_at_once_do_not_disturb_each_other(cloud, corpus):
+    """An interrupted command may have left one. Several corpora are copied in turn."""
+    here = cloud(rsync_limits=[0])
+    for name in ("one", "two"):
+        shutil.copytree(corpus, here.directory / "buckets/b" / name)
+    target = here.home() / "corpora"
+    words = ("stage", "gs://b/one", target / "one", "gs://b/two", target / "two")
+    env = here.environment_of("pod-w-0", {"STAGE_PAUSE_SECONDS": "0.5"})
+    first = here.start(ROOT / "launch/worker.sh", *words, settings=env)
+    wait_until((target / "one/corpus.json.new").exists, first)
+    second = here.on_host(ROOT / "launch/worker.sh", *words)
+    first.communicate(timeout=HUNG)
+    assert (first.returncode, second.returncode) == (0, 0), second.stdout + second.stderr
+    assert f"another copy to {target}/one is under way" in second.stdout
+    assert second.stdout.count("staged gs://b/") == 2
+    assert {path.name for path in target.iterdir()} == {"one", "one.lock", "two", "two.lock"}
+
+
 _TRAINER = """#!/bin/bash
 trap 'sleep 0.3; exit 42' TERM
 echo "$@ port $JAX_COORDINATOR_PORT flags $LIBTPU_INIT_ARGS"

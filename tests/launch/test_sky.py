@@ -72,10 +72,10 @@ def run(task, tmp_path):
     for name in ("lib", "flags.tsv", "accelerators.tsv"):
         (checkout / name).symlink_to(ROOT / "launch" / name)
 
-    def call(trainer: str, *, seconds: float = 60, stage: str = "exit 0"):
+    def call(trainer: str, *, seconds: float = 60, stage: str = "exit 0", **envs: str):
         (checkout / "worker.sh").write_text(f'echo "$@" >"$HOME/staged"\n{stage}\n')
         given = {name: str(value) for name, value in task["envs"].items() if value is not None}
-        env = given | _ENVS | {
+        env = given | _ENVS | envs | {
             "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
             "HOME": str(tmp_path / "home"),
             "UNTIL": str(int(time.time() + seconds)),
@@ -106,6 +106,16 @@ def test_the_trainer_s_code_is_the_task_s(run, tmp_path, code):
     assert arguments[arguments.index("--corpus") + 1] == staged[2]
     assert arguments[-3:] == ["--workdir", "gs://b/run", "--distributed"]
     assert run("exit 0", stage="exit 4").returncode == 4
+
+
+def test_several_corpora_are_staged_and_trained_on(run, tmp_path):
+    assert run("exit 0", CORPUS="gs://b/wiki,code=gs://c/x").returncode == 0
+    home = tmp_path / "home"
+    folders = [f"{home}/bert-jax/corpus/{name}" for name in ("wiki", "code")]
+    staged = (home / "staged").read_text().split()
+    assert staged == ["stage", "gs://b/wiki", folders[0], "gs://c/x", folders[1]]
+    arguments = (home / "arguments").read_text().split()
+    assert arguments[2:6] == ["--corpus", folders[0], "--corpus", folders[1]]
 
 
 def test_hours_that_are_spent_end_the_job_for_good(run, tmp_path):
