@@ -4,6 +4,7 @@ import csv
 import math
 import re
 import shlex
+import tomllib
 
 import pytest
 
@@ -160,6 +161,12 @@ def test_the_lock_pins_by_hash_what_belongs_together():
     assert pins["jax"] == pins["jaxlib"] and "libtpu" in pins
     assert "tensorflow-cpu" in pins and "hatchling" in pins
     assert not {"tensorflow", "tensorflow-tpu", "bert-jax"} & pins.keys()
+    # What the extras of a launched run ask for: a workdir in a bucket, and the service of SECRETS.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra in ("tpu", "gcs", "wandb"):
+        wanted = project["optional-dependencies"][extra]
+        names = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted}
+        assert names - {"bert-jax"} <= pins.keys(), extra
     packages = re.split(r"\n(?=[a-z])", text)[1:]
     assert len(packages) == len(pins)
     assert all("--hash=sha256:" in package for package in packages)
