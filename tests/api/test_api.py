@@ -146,6 +146,10 @@ def test_the_notebook_of_a_whole_run(tmp_path, monkeypatch, capsys):
     text = (tmp_path / "runs" / "notebook" / "workdir" / "events.jsonl").read_text()
     events = [json.loads(line) for line in text.splitlines()]
     assert [event["step"] for event in events if event["event"] == "resume"] == [100]
+    # All cells again, in a session after one that ended before the second training had.
+    shutil.rmtree(tmp_path / "runs/notebook/workdir/checkpoints/200")
+    found = run_notebook("colab.ipynb")
+    assert (found["first"]["step"], found["second"]["step"]) == (150, 200)
     assert found["vectors"].shape == (3, 128)
     assert np.allclose(np.diag(found["vectors"] @ found["vectors"].T), 1, atol=1e-5)
 
