@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -16,6 +17,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.errors import UsageError, brief
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/")
+
+
+def local(place: str | Path) -> Path:
+    """Returns a place on this machine as a path.
+
+    Raises UsageError for an address: `Path` drops a slash of it, and names a folder here.
+    """
+    if _ADDRESS.match(str(place)):
+        raise UsageError(f"{place} is an address, and this has to be a directory of this machine")
+    return Path(place)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -22,7 +22,7 @@ from bert_jax import strict_json
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.config.fields import settings_of
 from bert_jax.errors import UsageError
-from bert_jax.files import read_plain
+from bert_jax.files import local, read_plain
 from bert_jax.model import bert
 from bert_jax.model.bert import Params
 from bert_jax.progress import note_once
@@ -275,5 +275,6 @@ def new_directory(directory: Path) -> Iterator[Path]:
 
 
 def require_free(directory: Path) -> None:
+    directory = local(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"`output` {directory} is not empty; choose another or remove it")

@@ -44,7 +44,11 @@ class Object(NamedTuple):
 
 
 def is_address(path: Any) -> bool:
-    return "://" in str(path)
+    """Returns whether a place is in a bucket. Raises UsageError for an address in a `Path`."""
+    text = str(path)
+    if re.match(r"[a-z][a-z0-9+.-]+:/[^/]", text):
+        raise UsageError(f"{text} has lost a slash: give an address as a text, and not as a Path")
+    return "://" in text
 
 
 def choose_gcsfs() -> None:

@@ -154,6 +154,33 @@ def test_the_notebook_of_a_whole_run(tmp_path, monkeypatch, capsys):
     assert np.allclose(np.diag(found["vectors"] @ found["vectors"].T), 1, atol=1e-5)
 
 
+def test_an_address_is_no_folder_of_this_machine(runs, tmp_path, monkeypatch):
+    """A path of one has lost a slash: it would be a folder that is called gs: here."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("one\n\ntwo\n")
+    place, config = Path("gs://b/x"), bert_jax.load_config("tiny_docs_cpu")
+    for call, said in (
+        (lambda: bert_jax.prepare(["a.txt"], "gs://b/x"), "gs://b/x is an address"),
+        (lambda: bert_jax.prepare(["a.txt"], place), "gs:/b/x is an address"),
+        (lambda: bert_jax.append(["a.txt"], place), "gs:/b/x is an address"),
+        (lambda: bert_jax.export_checkpoint(runs / "base", place, to="hf"), "is an address"),
+        (lambda: bert_jax.load(place), "gs:/b/x has lost a slash"),
+        (
+            lambda: bert_jax.pretrain(
+                config, corpus_directory={"a": place, "b": "gs://b/y"}, workdir_path="run"
+            ),
+            "is an address",
+        ),
+        (
+            lambda: bert_jax.pretrain(config, corpus_directory="corpus", workdir_path=place),
+            "gs:/b/x has lost a slash: give an address as a text",
+        ),
+    ):
+        with pytest.raises(bert_jax.UsageError, match=said):
+            call()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
 # --- the names ------------------------------------------------------------------------------------
 
 

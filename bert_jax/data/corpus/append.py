@@ -18,6 +18,7 @@ from bert_jax.data.language import codes
 from bert_jax.data.sources.stream import SourceOptions, require_encoding
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
+from bert_jax.files import local
 
 # Options by which documents are compared that are not equal.
 _COMPARED = ("near_duplicates", "decontaminate")
@@ -44,7 +45,7 @@ def append(
     Raises as `prepare` does, UsageError where `output` is no corpus, was made otherwise, or by a
     version that kept no digests, and DataDamaged where those are damaged.
     """
-    sources, output = as_named(sources, "source"), Path(output)
+    sources, output = as_named(sources, "source"), local(output)
     require_named(source=sources)
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` {workers} is less than 1")

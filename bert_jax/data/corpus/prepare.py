@@ -53,7 +53,7 @@ from bert_jax.data.sources.stream import SourceOptions, require_encoding, requir
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_letters_in_parts, note_unknown
 from bert_jax.errors import UsageError
-from bert_jax.files import write_whole
+from bert_jax.files import local, write_whole
 from bert_jax.progress import note
 
 # Text that the tokenizer is trained on.
@@ -123,7 +123,7 @@ def prepare(
     """
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` {workers} is less than 1")
-    output = Path(output)
+    output = local(output)
     request, given = asked(
         as_named(sources, "source"),
         output,

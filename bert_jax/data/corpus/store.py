@@ -32,7 +32,7 @@ from bert_jax.data.offsets import Offsets
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Tokenizer, Vocabulary, load_tokenizer
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.errors import DataDamaged, UsageError
-from bert_jax.files import measure, read_plain
+from bert_jax.files import local, measure, read_plain
 from bert_jax.progress import Progress
 
 FORMAT_VERSION = 1
@@ -115,7 +115,7 @@ def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpu
     are from. The files of the splits in `verify` are read whole, too, before they are mapped, and
     the first whose checksum is another raises DataDamaged.
     """
-    directory = Path(directory)
+    directory = local(directory)
     manifest = read_manifest(directory)
     for name, entry in manifest["files"].items():
         file = directory / name
