@@ -91,6 +91,9 @@ def test_status_logs_stop_fetch_delete(cloud):
     (bucket / "metrics.jsonl").write_text("{}\n")
     (bucket / "checkpoints/10/array").write_text("1")
     results = here.directory / "results"
+    empty = here.tpu("fetch", *_RUN, "--workdir=gs://b/none", f"--output={results}")
+    assert empty.returncode == 2 and "gs://b/none has nothing" in empty.stderr, empty.stderr
+    assert empty.stderr.count("\n") == 1 and not results.exists()
     assert here.tpu("fetch", *_RUN, f"--output={results}").returncode == 0
     assert {p.name for p in results.rglob("*") if p.is_file()} == {
         "metrics.jsonl", "pod-w-0.log", "pod-w-1.log", "launched_alive"
