@@ -22,7 +22,7 @@ VALID_UNTIL_DURATION [1-9][0-9]{0,8}[smhd] a number and s, m, h or d, such as 12
 KEEP [01] 0 or 1
 DOCTOR [01] 0 or 1
 CHECK_CHIPS [01] 0 or 1
-START_MINUTES [0-9]{1,9}(\.[0-9]{1,9})? a number
+START_MINUTES [0-9]{0,8}[1-9][0-9]{0,8}(\.[0-9]{1,9})?|0\.0{0,8}[1-9][0-9]{0,8} a number, more than none
 END_MINUTES [0-9]{1,9}(\.[0-9]{1,9})? a number
 TAIL [0-9]{1,9} a whole number
 BERT_JAX_HOME [A-Za-z0-9_./][A-Za-z0-9_./-]* letters, digits and _ . / - only

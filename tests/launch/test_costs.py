@@ -325,6 +325,7 @@ _DRY = ("--project=p", "--zone=z", "--name=n", "--type=v4-8", *RUN, "--dry-run")
         ("TYPE=v5e-63", "'v5e-63' is not known; one of: v2-8"),
         ("MAX_HOURS=soon", "MAX_HOURS='soon': a number of hours, more than none"),
         ("MAX_HOURS=0", "a number of hours, more than none"),
+        ("START_MINUTES=0", "a number, more than none"),
         ("CAPACITY=flex-start\nMAX_HOURS=200", "a flex-start machine has 168 at most"),
         ("CAPACITY=cheap", "one of on-demand, spot, reserved, flex-start"),
         ("CONFIG=bert_bas", "--config bert_bas: neither a file here nor a shipped config"),
@@ -377,6 +378,10 @@ def test_an_option_is_above_the_file_wherever_it_stands(cloud):
     for words in (("--type=v9-8", f"--settings={path}"), ("--settings", path, "--type=v9-8")):
         done = here.run(here.launcher, "create", *words)
         assert done.returncode == 2 and "'v9-8' is not known" in done.stderr, done.stderr
+    # As each option, the file is a variable, too.
+    path.write_text("TYPE=v9-7\nPROJECT=p\nZONE=z\nNAME=n\n")
+    done = here.run(here.launcher, "create", settings={"SETTINGS": str(path)})
+    assert done.returncode == 2 and "'v9-7' is not known" in done.stderr, done.stderr
     # Google's own variables are handed on, and nothing in the file is executed.
     path.write_text("CLOUDSDK_CORE_ACCOUNT=a@b.c\nWORKDIR=gs://b/$(touch x)\n")
     done = here.tpu("run", "--dry-run", *RUN[:2], f"--settings={path}")
