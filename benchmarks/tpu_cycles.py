@@ -7,8 +7,8 @@
 
 Compiles the step with 2 and with 6 layers and prints cycles a layer, cycles of everything else, and
 what 24 layers come to (`bert-jax plan` compiles all of them: minutes; the two agree within 2 %).
-Beside the estimate of each depth stands the count by the final schedule
-(bert_jax_lab/planning/schedule.py).
+Beside the estimate of each depth stand the count by the final schedule and the collectives beside
+which it has no work (bert_jax_lab/planning/schedule.py).
 `--variant` compiles another way of doing something, to see whether it pays: see
 `benchmarks/tpu_variants.py`.
 """
@@ -74,7 +74,21 @@ def main() -> None:
         figures = aot_compile.train_figures(config, phase, mesh=mesh, topology=topology)
         cycles[layers] = figures.cycles
         by_schedule = f", {(figures.scheduled_cycles or 0) / 1e6:.2f} M by schedule"
-        print(f"{layers} layers: {cycles[layers] / 1e6:.2f} M cycles{by_schedule}", flush=True)
+        milliseconds = (
+            1e3 * (seconds or 0)
+            for seconds in (
+                figures.compute_seconds(topology.chip),
+                figures.collective_seconds,
+                figures.exposed_seconds(topology.chip),
+            )
+        )
+        print(
+            f"{layers} layers: {cycles[layers] / 1e6:.2f} M cycles{by_schedule}; computation "
+            "{:.2f} ms, collectives {:.2f} ms, {:.2f} of these with no work beside them".format(
+                *milliseconds
+            ),
+            flush=True,
+        )
         for kernel in figures.kernels:
             print(f"  {kernel}")
     layer = (cycles[many] - cycles[few]) / (many - few)
