@@ -2,6 +2,8 @@
 
 import contextlib
 import inspect
+import io
+import itertools
 import json
 import logging
 import math
@@ -48,6 +50,7 @@ _NEAR, _FAR = 0.5, 5.0
 _DIRECT = "DirectRunner"
 _LOCAL = "bert_jax.data.cluster.direct_runner.DirectRunner"
 _DATAFLOW = "DataflowRunner"
+_RUNNERS = (_DIRECT, _DATAFLOW, "FlinkRunner", "SparkRunner", "PortableRunner")
 _FAILURE = "failure.txt"
 # Options of a runner that say where workers have bert-jax from.
 _WITH_PACKAGE = ("extra_package", "requirements_file", "sdk_container_image", "setup_file")
@@ -67,6 +70,9 @@ def prepare_on(
             "`workers` is for this machine: how many a runner has, its own options say after --"
         )
     request, given = request_of(sources, output, options)
+    # Beam takes names in any case, and without their end.
+    short = {name.lower().removesuffix("runner"): name for name in _RUNNERS}
+    runner = short.get(runner.lower().removesuffix("runner"), runner)
     _require_for_many(request, runner, output)
     # A worker may have begun in another folder.
     place = Shared(output if is_address(output) else str(Path(output).absolute()))
@@ -113,6 +119,10 @@ def _require_for_many(request: Request, runner: str, output: str) -> None:
                 f"`output` {output} lies in the folder `source` {source}, and would itself be read "
                 "as text; choose a place outside"
             )
+    if is_address(output) and not output.startswith(("gs://", "s3://", "memory://")):
+        raise UsageError(
+            f"`output` {output}: a job writes to a disk that all workers see, or to gs:// or s3://"
+        )
     if runner == _DATAFLOW and not is_address(output):
         raise UsageError(f"`output` {output}: Dataflow writes to an address, such as gs://")
 
@@ -211,11 +221,22 @@ def _pipeline(
     # What this process has in memory is nothing that a stage needs.
     usual: dict[str, Any] = {"runner": named, "save_main_session": False}
     options = PipelineOptions(flags)
-    every = options.get_all_options(retain_unknown_options=True)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            every = options.get_all_options(retain_unknown_options=True)
+    except SystemExit as error:
+        if not error.code:  # --help
+            raise
+        reason = said.getvalue().strip().rpartition("error: ")[2]
+        raise UsageError(f"`runner` {runner}: {reason}") from error
     # Those of Flink and Spark may be known to their own programs alone.
     unknown = sorted(every.keys() - options.get_all_options().keys())
     if unknown and runner in (_DATAFLOW, _DIRECT):
         raise UsageError(f"`runner` {runner} has no option {', '.join(unknown)}")
+    # Beam passes over a word that is neither an option nor the value of one.
+    for before, word in itertools.pairwise(("", *flags)):
+        if not word.startswith("-") and ("=" in before or not before.startswith("-")):
+            raise UsageError(f"`runner` {runner}: {word!r} is no option: each begins with --")
     kind = options.view_as(PortableOptions).environment_type
     is_near = named == _LOCAL or kind in _WITHOUT_CONTAINERS
     if not is_near and not any(flag.lstrip("-").startswith(_WITH_PACKAGE) for flag in flags):
@@ -224,7 +245,7 @@ def _pipeline(
         pipeline = beam.Pipeline(options=PipelineOptions(flags, **usual))
     except ValueError as error:  # of an option that is wrong, or missing
         reason = " ".join(str(error).split())
-        raise UsageError(f"`runner` {runner}: {reason}; write its options after --") from error
+        raise UsageError(f"`runner` {runner}: {reason} (its options come after --)") from error
     except ImportError as error:
         raise UsageError(
             f"`runner` {runner} needs more of Apache Beam ({error}): pip install "
