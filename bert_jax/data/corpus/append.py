@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.data.corpus import digests
+from bert_jax.data.corpus.encode import SPACE_RULES
 from bert_jax.data.corpus.output import as_named, only_writer, require_named, require_outside
 from bert_jax.data.corpus.prepare import write
 from bert_jax.data.corpus.request import KINDS, Request
@@ -66,6 +67,13 @@ def append(
             raise UsageError(
                 f"{output} {listed}: leave {names} out, or prepare all sources together, with "
                 "another `output`"
+            )
+        is_wordpiece = corpus.manifest["tokenizer"]["kind"] == "wordpiece"  # which knows no spaces
+        if not is_wordpiece and corpus.manifest["versions"].get("space_rules") != SPACE_RULES:
+            raise UsageError(
+                f"{output} was made by an earlier version, which put other spaces before "
+                "sentences, so that new text would have other ids: prepare all sources together, "
+                "with another `output`"
             )
         known, options = digests.read(corpus), corpus.manifest["options"]
         request = Request(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from bert_jax.data.corpus.dedup import Totals
-from bert_jax.data.corpus.encode import TextCounts, read_part, tokens_of
+from bert_jax.data.corpus.encode import SPACE_RULES, TextCounts, read_part, tokens_of
 from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.store import (
@@ -188,7 +188,10 @@ def manifest_of(
         "text": {split: joined[split].text._asdict() for split in SPLITS},
         "files": joined["train"].files | joined["validation"].files,
         "digests": digests,
-        "versions": {name: version(name) for name in ("sentencex", "tokenizers")},
+        "versions": {
+            **{name: version(name) for name in ("sentencex", "tokenizers")},
+            "space_rules": SPACE_RULES,
+        },
     }
     unknown = {split: joined[split].unknown(tokenizer.special.unk) for split in SPLITS}
     unknown["total"] = sum(unknown.values())

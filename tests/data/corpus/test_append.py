@@ -262,6 +262,23 @@ def test_a_corpus_from_before_is_refused(tmp_path, files, vocabulary):
         append(files[2:], output)
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "sentencepiece"])
+def test_a_corpus_with_other_spaces_is_refused(tmp_path, files, kind):
+    """But of WordPiece, whose ids are the same whether a space is before a sentence or not."""
+    output = tmp_path / "c"
+    sizes = {"wordpiece": 120, "bpe": 330, "sentencepiece": 40}
+    options = {"vocab_size": sizes[kind], "validation_fraction": 0.2}
+    prepare(files[:2], output, tokenizer=kind, workers=1, **options)
+    manifest = json.loads((output / "corpus.json").read_text())
+    del manifest["versions"]["space_rules"]
+    (output / "corpus.json").write_text(json.dumps(manifest))
+    if kind == "wordpiece":
+        assert "appended" in append(files[2:], output, workers=1).manifest
+        return
+    with pytest.raises(UsageError, match=r"other spaces before sentences.*prepare all sources tog"):
+        append(files[2:], output, workers=1)
+
+
 @pytest.mark.parametrize("damage", ["missing", "altered", "outside"])
 def test_damaged_digests_are_noticed(tmp_path, files, vocabulary, damage):
     output = tmp_path / "c"
