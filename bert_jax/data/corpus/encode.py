@@ -34,7 +34,7 @@ from bert_jax.progress import Progress
 # Sentences in one call of the tokenizer: while it runs, a token takes hundreds of bytes.
 _SENTENCES_PER_CALL = 1024
 # The rules by which sentences come with a space before them: a change of them has the next number.
-SPACE_RULES = 1
+SPACE_RULES = 2
 _ASCII_SPACES = bytes(code for code in range(128) if chr(code).isspace())
 
 

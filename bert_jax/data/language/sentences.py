@@ -47,9 +47,9 @@ def sentences_of(text: str, language: str = DEFAULT) -> Iterator[list[str]]:
     last = ""
     for paragraph in text.split("\n"):
         for number, sentence in enumerate(_sentences(paragraph, language)):
-            has_space = number == 0 and last and not spaces.are_ideographic(last, sentence[0])
+            has_space = number == 0 and last and not spaces.are_ideographic(last, sentence)
             yield cut(f" {sentence}" if has_space else sentence)
-            last = sentence[-1]
+            last = sentence
 
 
 def _sentences(paragraph: str, language: str) -> Iterator[str]:

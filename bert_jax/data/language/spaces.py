@@ -1,18 +1,23 @@
 """Where running text has no space: in lines that are joined, and between sentences."""
 
+# Signs that Chinese and Japanese share with scripts that write spaces: what is beside them counts.
+_SHARED = "\u2018\u2019\u201c\u201d\u2026\u2014\u00b7"
+
 
 def is_unspaced(before: str, after: str) -> bool:
-    """Returns whether no space stands between two characters that a line's end parts, as between
-    two of Thai, Lao, Burmese, Khmer, kana and ideographs, their punctuation included.
+    """Returns whether no space stands between two texts that a line's end parts, as between two of
+    Thai, Lao, Burmese, Khmer, kana and ideographs, their punctuation included.
     """
-    return all(_writes_no_spaces(ord(character)) for character in (before, after))
+    ends = before[-1], after[0]
+    return are_ideographic(before, after) or all(_writes_no_spaces(ord(end)) for end in ends)
 
 
 def are_ideographic(before: str, after: str) -> bool:
-    """Returns whether two characters are kana, ideographs or their punctuation: between their
-    sentences no space stands, as in Thai it does.
+    """Returns whether one text ends and the other begins with kana, ideographs or their
+    punctuation: between their sentences no space stands, as in Thai it does.
     """
-    return all(_is_ideographic(ord(character)) for character in (before, after))
+    ends = before.rstrip(_SHARED)[-1:] + after.lstrip(_SHARED)[:1]
+    return bool(ends) and all(_is_ideographic(ord(end)) for end in ends)
 
 
 def _writes_no_spaces(code: int) -> bool:

@@ -39,7 +39,7 @@ def join_lines(lines: Iterable[str]) -> str:
     for line in map(str.strip, lines):
         if not line:
             continue
-        if joined and not spaces.is_unspaced(joined[-1][-1], line[0]):
+        if joined and not spaces.is_unspaced(joined[-1], line):
             joined.append(" ")
         joined.append(line)
     return "".join(joined)

@@ -10,7 +10,8 @@ from bert_jax.data.tokenizer import tokenizer, training
 
 _TEXTS = {
     "en": "The owl sleeps here. Then it hunts mice!\nA new day begins.  It ends.Or so it seems.",
-    "zh": "今天天气很好。我们去公园。 世界很大。\n公園へ行く。Then it hunts. 世界很大。",
+    "zh": "今天天气很好。我们去公园。 世界很大。\n公園へ行く。Then it hunts. 世界很大。"
+    "\n我们说“天气很好”\n我们去……\n公园很大。",
     "ja": "今日は天気です。公園へ行く。\n公園は広い。",
     "th": "วันนี้อากาศดี เราไปสวน\nโลกกว้าง",
 }

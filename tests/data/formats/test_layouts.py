@@ -199,10 +199,14 @@ def test_a_document_a_line(tmp_path):
 
 
 def test_scripts_without_spaces_are_joined_without_them(tmp_path):
-    (tmp_path / "a.txt").write_text("これは\n本です。\n\nThe end\nof it\nと本\n", encoding="utf-8")
-    assert read(tmp_path / "a.txt", document="file", paragraph="blank") == [
-        "これは本です。\nThe end of it と本"
-    ]
+    for lines, joined in (
+        ("これは\n本です。\n\nThe end\nof it\nと本\n", "これは本です。\nThe end of it と本"),
+        ("他说：“\n天气很好。”\n“我们去……\n公园——\n去。", "他说：“天气很好。”“我们去……公园——去。"),
+        ("He said:\n“Yes.”\n“No…\n—\n“Why?”", "He said: “Yes.” “No… — “Why?”"),
+        ("อากาศ\nดี “ไป”\nสวน", "อากาศดี “ไป” สวน"),
+    ):
+        (tmp_path / "a.txt").write_text(lines, encoding="utf-8")
+        assert read(tmp_path / "a.txt", document="file", paragraph="blank") == [joined]
 
 
 def test_wrapped_text_is_noticed_and_other_text_is_not(tmp_path, vocabulary, caplog):
