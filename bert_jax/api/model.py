@@ -313,7 +313,7 @@ def _texts(texts: Any) -> list[str]:
     for number, text in enumerate(listed):
         if not isinstance(text, str):
             raise UsageError(f"text {number}: expected a text, got {brief(text)}")
-    return listed
+    return [text_row(text, number=number).texts[0] for number, text in enumerate(listed)]
 
 
 def _batch(features: Features) -> dict[str, np.ndarray]:

@@ -469,6 +469,18 @@ def test_texts_are_the_corpus_that_prepare_makes_of_them(corpus):
     assert sorted(found.shards[0]) == sorted(tokens) and found.shards[0].dtype == tokens.dtype
 
 
+def test_half_a_surrogate_pair_is_read_as_prepare_reads_it(model, corpus):
+    half, whole = (f"the {sign} horse [MASK]. It eats." for sign in "\ud800\ufffd")
+    tokenizer = bert_jax.load_tokenizer(corpus / "tokenizer")
+    made = [bert_jax.corpus_of([text], tokenizer).train.shards[0] for text in (half, whole)]
+    np.testing.assert_array_equal(*made)
+    np.testing.assert_array_equal(
+        *(model.encode([(text, text)])["input_ids"] for text in (half, whole))
+    )
+    np.testing.assert_array_equal(model.embed(half), model.embed(whole))
+    assert model.fill_mask(half) == model.fill_mask(whole)
+
+
 def test_a_batch_as_text():
     class Words:
         @staticmethod

@@ -27,6 +27,7 @@ from bert_jax.data.corpus.survey import Unit, texts_of
 from bert_jax.data.language import marks
 from bert_jax.data.language.codes import DEFAULT
 from bert_jax.data.language.sentences import sentences_of
+from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import DataDamaged, UsageError
 from bert_jax.progress import Progress
@@ -316,7 +317,9 @@ def split_of(
 
     Paragraphs are separated by newlines. Documents without a token are left out.
     """
-    encoded = encode_documents((text.encode() for text in texts), tokenizer, language=language)
+    encoded = encode_documents(
+        (whole_characters(text).encode() for text in texts), tokenizer, language=language
+    )
 
     def starts(lengths: np.ndarray) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

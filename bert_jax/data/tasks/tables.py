@@ -90,7 +90,7 @@ def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow
     if not is_whole or len(texts) not in ((len(columns),) if columns else (1, 2)):
         wanted = f"the text of {' and '.join(columns)}" if columns else "a text or a pair of two"
         raise UsageError(f"row {number}: expected {wanted}, got {brief(given)}")
-    return TextRow(f"row {number}", tuple(map(str, texts)), None, str(number))
+    return TextRow(f"row {number}", tuple(map(whole_characters, texts)), None, str(number))
 
 
 def read_text(path: Path) -> str:
