@@ -20,6 +20,7 @@ from bert_jax.data.sources.stream import SourceOptions, require_encoding
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.files import local
+from bert_jax.progress import note
 
 # Options by which documents are compared that are not equal.
 _COMPARED = ("near_duplicates", "decontaminate")
@@ -70,10 +71,10 @@ def append(
             )
         is_wordpiece = corpus.manifest["tokenizer"]["kind"] == "wordpiece"  # which knows no spaces
         if not is_wordpiece and corpus.manifest["versions"].get("space_rules") != SPACE_RULES:
-            raise UsageError(
+            note(
                 f"{output} was made by an earlier version, which put other spaces before "
-                "sentences, so that new text would have other ids: prepare all sources together, "
-                "with another `output`"
+                "sentences: its text keeps these ids, and new text has those of running text; all "
+                "sources prepared together, with another `output`, have one kind"
             )
         known, options = digests.read(corpus), corpus.manifest["options"]
         request = Request(
