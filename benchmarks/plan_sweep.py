@@ -135,7 +135,7 @@ def _summary(entry: Entry, plan: dict) -> list[str]:
 def _table() -> list[str]:
     lines = [
         "| plan | devices | rows x length | memory, GiB a device | M cycles by schedule "
-        "| estimated | collectives, ms | step, ms | MFU | binds | whole recipe, hours | dollars |",
+        "| estimated | collectives, ms (exposed) | step, ms | MFU | binds | whole recipe, hours | dollars |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in ENTRIES:
@@ -156,13 +156,23 @@ def _table() -> list[str]:
                 f"| {shape} | {phase['memory_bytes'] / 2**30:.2f} "
                 f"| {_millions(phase.get('scheduled_cycles'))} "
                 f"| {_millions(phase['estimated_cycles'])} "
-                f"| {1e3 * phase['collective_seconds']:.1f} | {1e3 * phase['step_seconds']:.1f} "
+                f"| {_collectives(phase)} | {1e3 * phase['step_seconds']:.1f} "
                 f"| {100 * phase['mfu']:.0f} % | {phase['binds']} | {total} | {dollars} |"
                 if phase["fits"]
-                else f"| {where} | {plan['devices']} | {shape} "
-                f"| needs {phase['memory_bytes'] / 2**30:.2f} | | | | | | | | |"
+                else f"| {where} | {plan['devices']} | {shape} | {_refused(phase)} | | | | | | | | |"
             )
     return lines
+
+
+def _refused(phase: dict) -> str:
+    needed = phase["memory_bytes"]
+    return "not compiled" if needed is None else f"needs {needed / 2**30:.2f}"
+
+
+def _collectives(phase: dict) -> str:
+    exposed = phase.get("exposed_seconds")
+    beside = "" if exposed is None else f" ({1e3 * exposed:.1f})"
+    return f"{1e3 * phase['collective_seconds']:.1f}{beside}"
 
 
 def _millions(cycles: int | None) -> str:

@@ -12,7 +12,7 @@ host makes its share of the batches in four threads.
 - length 128: 19.6 ms a step (6.1 compute + 13.5 collectives), MFU 24 %, 1.45 GiB a device;
 - length 512: 38.5 ms a step (25.0 compute + 13.5 collectives), MFU 52 %, 3.29 GiB a device;
 - in all 6.0 hours (4.1 if all communication overlaps), 383 chip-hours,
-  $460 on demand. libtpu 0.0.51.
+  $459 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
