@@ -35,7 +35,7 @@ VALUES
             die "$EXIT_USAGE" "$name ${!name@Q}: write a place in a bucket as gs://BUCKET/PATH"
     done
     # Names of secrets, which only the trainer is to see: a file of NAME=value lines.
-    [[ ! ${SECRETS:-} ]] || [[ -r $SECRETS && ! $(lines_of "$SECRETS" | grep -vE '^[A-Z][A-Z0-9_]*=|^#|^$') ]] ||
+    [[ ! ${SECRETS:-} ]] || [[ -f $SECRETS && -r $SECRETS && $(lines_of "$SECRETS" | grep -cvE '^[A-Z][A-Z0-9_]*=|^#|^$') == 0 ]] ||
         die "$EXIT_USAGE" "SECRETS=${SECRETS@Q}: a file, and its lines are NAME=value, such as WANDB_API_KEY=..."
 }
 
