@@ -135,7 +135,8 @@ def _summary(entry: Entry, plan: dict) -> list[str]:
 def _table() -> list[str]:
     lines = [
         "| plan | devices | rows x length | memory, GiB a device | M cycles by schedule "
-        "| estimated | collectives, ms (exposed) | step, ms | MFU | binds | whole recipe, hours | dollars |",
+        "| estimated | collectives, ms (exposed) | step, ms | MFU | binds | whole recipe, hours "
+        "| dollars |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in ENTRIES:
@@ -159,7 +160,7 @@ def _table() -> list[str]:
                 f"| {_collectives(phase)} | {1e3 * phase['step_seconds']:.1f} "
                 f"| {100 * phase['mfu']:.0f} % | {phase['binds']} | {total} | {dollars} |"
                 if phase["fits"]
-                else f"| {where} | {plan['devices']} | {shape} | {_refused(phase)} | | | | | | | | |"
+                else f"| {where} | {plan['devices']} | {shape} | {_refused(phase)} {'| ' * 8}|"
             )
     return lines
 
