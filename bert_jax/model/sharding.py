@@ -6,10 +6,10 @@ follows calls `fsdp`) and `tensor` (shares a matrix). A batch is cut over `slice
 parameter is *stored* in one layout and *used* in another:
 
 - `tensor` cuts the dim that a parameter's role names (roles.py), stored and used.
-- `fsdp` cuts the largest dim that it divides, stored only; a working copy, in the compute type, is
-  gathered for use. Its gradient comes back in the stored layout, so that master weights, moments
-  and the update are spread over `fsdp` (Rajbhandari et al. 2020, ZeRO). Every slice has them whole:
-  a gradient is summed across slices after it is cut, once.
+- `fsdp` cuts the largest dim that it divides, the last one if there is no other, stored only; a
+  working copy, in the compute type, is gathered for use. Its gradient comes back in the stored
+  layout, so that master weights, moments and the update are spread over `fsdp` (Rajbhandari et al.
+  2020, ZeRO). Every slice has them whole: a gradient is summed across slices after it is cut, once.
 - Each device keeps the gradient of its own rows until those of every use of a parameter are added
   up. They are summed and cut over one axis of `fsdp` after the other, since the compiler of most
   TPUs sums over both at once without cutting, which is twice the traffic.
@@ -184,7 +184,8 @@ def param_spec(path: tuple, shape: tuple[int, ...], *, mesh: Any, shard_weights:
     if shard_weights and size > 1 and math.prod(shape) >= _SMALL:
         free = [i for i, axis in enumerate(spec) if axis is None and shape[i] % size == 0]
         if free:
-            spec[max(free, key=lambda i: shape[i])] = FSDP
+            # A TPU scatters no sum along the last dim in parts of less than a tile's 128 columns.
+            spec[max(free, key=lambda i: (i < len(shape) - 1, shape[i]))] = FSDP
     while spec and spec[-1] is None:
         spec.pop()
     return jax.P(*spec)

@@ -177,6 +177,21 @@ def test_what_does_not_divide_is_not_cut():
     assert stored((30522, 770)) == jax.P()
 
 
+def test_columns_are_cut_where_nothing_else_divides():
+    """A TPU adds up a gradient whole rather than scatter it in parts of a tile's columns."""
+    mesh = jax.sharding.AbstractMesh((1, 8, 8, 1), sharding.AXES)
+    path = tuple(map(jax.tree_util.DictKey, ("encoder", "layer_0", "intermediate", "kernel")))
+    for shape, spec in (
+        ((1024, 4096), jax.P(sharding.FSDP)),
+        ((4096, 1024), jax.P(sharding.FSDP)),
+        ((24, 1024, 4096), jax.P(None, sharding.FSDP)),
+        ((1000, 4096), jax.P(None, sharding.FSDP)),
+        ((65536,), jax.P(sharding.FSDP)),
+    ):
+        found = sharding.param_spec(path[1:], shape, mesh=mesh, shard_weights=True)
+        assert found == spec, shape
+
+
 def test_state_is_stored_in_pieces_and_small_parameters_whole():
     mesh = mesh_of((1, 4, 2))
     with jax.set_mesh(mesh):
