@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_v5e --topology v5e:8x8` predicts:
 
-- length 128: 19.6 ms a step (6.1 compute + 13.5 collectives), MFU 24 %, 1.45 GiB a device;
-- length 512: 38.5 ms a step (25.0 compute + 13.5 collectives), MFU 52 %, 3.29 GiB a device;
-- in all 6.0 hours (4.1 if all communication overlaps), 383 chip-hours,
-  $459 on demand. libtpu 0.0.51.
+- length 128: 19.4 ms a step (6.1 compute + 13.3 collectives), MFU 25 %, 1.41 GiB a device;
+- length 512: 38.2 ms a step (24.9 compute + 13.3 collectives), MFU 53 %, 3.25 GiB a device;
+- in all 5.9 hours (4.0 if all communication overlaps), 378 chip-hours,
+  $453 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
