@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 
 from bert_jax.errors import UsageError, brief
 
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/")
+# `Path` drops one of an address's two slashes.
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/")
 
 
 def local(place: str | Path) -> Path:
     """Returns a place on this machine as a path.
 
-    Raises UsageError for an address: `Path` drops a slash of it, and names a folder here.
+    Raises UsageError for an address, which `Path` takes for a folder here.
     """
-    if _ADDRESS.match(str(place)):
+    if ADDRESS.match(str(place)):
         raise UsageError(f"{place} is an address, and this has to be a directory of this machine")
     return Path(place)
 

@@ -46,7 +46,7 @@ class Object(NamedTuple):
 def is_address(path: Any) -> bool:
     """Returns whether a place is in a bucket. Raises UsageError for an address in a `Path`."""
     text = str(path)
-    if re.match(r"[a-z][a-z0-9+.-]+:/[^/]", text):
+    if files.ADDRESS.match(text) and "://" not in text:
         raise UsageError(f"{text} has lost a slash: give an address as a text, and not as a Path")
     return "://" in text
 

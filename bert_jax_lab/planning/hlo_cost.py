@@ -33,8 +33,8 @@ _MARKS = {
     "SliceId",
     "ZeroCrop",
 }
-_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
-_UNKNOWN = 2**62  # the compiler's way to say that it has no estimate
+CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+UNKNOWN = 2**62  # the compiler's way to say that it has no estimate
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def cost(text: str) -> Cost:
     computations, entry = computations_of(text)
     if entry is None:
         raise ValueError("no ENTRY computation in the compiled text")
-    return _Reader(computations).cost(entry)
+    return ProgramReader(computations).cost(entry)
 
 
 def moved_bytes(
@@ -161,7 +161,9 @@ def _part_read(name: str, inside: list[Instruction], shapes: dict[str, str]) -> 
     return total
 
 
-class _Reader:
+class ProgramReader:
+    """Sums up the computations of a program, each once."""
+
     def __init__(self, computations: dict[str, list[Instruction]]):
         self._computations = computations
         self._costs: dict[str, Cost] = {}
@@ -179,7 +181,7 @@ class _Reader:
         seen: set[str] = set()  # an asynchronous collective stands in several fusions
         for i in instructions:
             if i.op == "while":
-                total.add(self.cost(attribute(i, "body")), self._trips(i))
+                total.add(self.cost(attribute(i, "body")), self.trips(i))
             elif i.op == "conditional":
                 branches = [self.cost(b) for b in branches_of(i)]
                 total.add(max(branches, key=lambda c: c.cycles, default=Cost()))
@@ -191,16 +193,16 @@ class _Reader:
                 self._custom_call(i, shapes, total)
             elif i.op == "copy-start":  # between the memories, beside the computation
                 total.traffic += array_bytes(i.shape, large_memory_only=True)
-            if estimate := _CYCLES.search(i.rest):
+            if estimate := CYCLES.search(i.rest):
                 self._estimated(i, int(estimate[1]), shapes, total)
-            for key, collective in self._collectives(i, shapes):
+            for key, collective in self.collectives(i, shapes):
                 if key not in seen:
                     seen.add(key)
                     total.add(Cost(collectives={collective: 1}))
         return total
 
     def _estimated(self, i: Instruction, cycles: int, shapes: dict, total: Cost) -> None:
-        if cycles >= _UNKNOWN:
+        if cycles >= UNKNOWN:
             touched = [i.shape, *(shapes.get(name, "") for name in operands_of(i))]
             size = sum(array_bytes(shape) for shape in touched)
             total.add(Cost(kernels={Kernel(_operation(i), None, size): 1}))
@@ -208,7 +210,7 @@ class _Reader:
         traffic = moved_bytes(i, shapes, self._computations)
         total.add(Cost(cycles, traffic, by_operation={_operation(i): cycles}))
 
-    def _collectives(
+    def collectives(
         self, i: Instruction, shapes: dict, *, is_fused: bool = False
     ) -> list[tuple[str, Collective]]:
         """Returns the collectives of one instruction, each with what it is known by in its
@@ -242,7 +244,7 @@ class _Reader:
             instructions = self._computations.get(name, [])
             shapes = {i.name: i.shape for i in instructions}
             found = [
-                pair for i in instructions for pair in self._collectives(i, shapes, is_fused=True)
+                pair for i in instructions for pair in self.collectives(i, shapes, is_fused=True)
             ]
             if any(i.op == "dynamic-slice" for i in instructions):
                 # An all-reduce of which each device keeps its part is sent as a reduce-scatter.
@@ -274,7 +276,8 @@ class _Reader:
         )
         total.add(Cost(kernels={kernel: 1}))
 
-    def _trips(self, i: Instruction) -> int:
+    def trips(self, i: Instruction) -> int:
+        """Returns how often the body of a loop runs."""
         if match := re.search(r"known_trip_count[^0-9]*(\d+)", i.rest):
             return int(match[1])
         # The condition compares the counter with a constant.

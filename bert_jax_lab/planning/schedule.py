@@ -59,7 +59,7 @@ def cycles(
     """
     computations, entry = hlo_text.computations_of(text)
     assert entry is not None, "a program has one"
-    reader, bundles = hlo_cost._Reader(computations), _of_instructions(text)
+    reader, bundles = hlo_cost.ProgramReader(computations), _of_instructions(text)
     if not bundles:
         return None
     bandwidth = chip.memory_bandwidth / chip.clock_hz
@@ -80,7 +80,7 @@ def cycles(
                 if end > place:
                     start(collective, end)
             if i.op == "while":
-                total = total.plus(of(hlo_text.attribute(i, "body")), reader._trips(i))
+                total = total.plus(of(hlo_text.attribute(i, "body")), reader.trips(i))
             elif i.op == "conditional":
                 branches = map(of, hlo_text.branches_of(i))
                 total = total.plus(max(branches, key=lambda each: each.real, default=Sum()))
@@ -96,20 +96,20 @@ def cycles(
         return total
 
     def of_one(i: hlo_text.Instruction, shapes: dict[str, str]) -> Sum:
-        found = hlo_cost._CYCLES.search(i.rest)
+        found = hlo_cost.CYCLES.search(i.rest)
         if not found and i.name not in bundles:
             return Sum()
         estimated = int(found[1]) if found else 0
         moved = hlo_cost.moved_bytes(i, shapes, computations)
         products = hlo_products.flops(i, computations) / chip.peak_flops * chip.clock_hz
         parts = (bundles.get(i.name, 0), moved / bandwidth, products)
-        return Sum(0 if estimated >= hlo_cost._UNKNOWN else estimated, *parts, max(parts))
+        return Sum(0 if estimated >= hlo_cost.UNKNOWN else estimated, *parts, max(parts))
 
     return of(entry)
 
 
 def _collectives(
-    instructions: list[hlo_text.Instruction], shapes: dict[str, str], reader: hlo_cost._Reader
+    instructions: list[hlo_text.Instruction], shapes: dict[str, str], reader: hlo_cost.ProgramReader
 ) -> dict[int, list[tuple[hlo_cost.Collective, int]]]:
     """Returns which collectives begin at each place of a computation, and where each ends: at its
     "done", at the last of the fusions that it runs inside of, or where it is received.
@@ -119,7 +119,7 @@ def _collectives(
     of: dict[str, list[str]] = {}
     for place, i in enumerate(instructions):
         keys = of[i.name] = []
-        for key, collective in reader._collectives(i, shapes):
+        for key, collective in reader.collectives(i, shapes):
             began.setdefault(key, (place, collective))
             keys.append(key)
         if i.op.endswith("-done"):

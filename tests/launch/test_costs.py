@@ -150,7 +150,7 @@ def test_a_machine_that_was_made_by_hand_gets_its_cap_at_set_up(cloud):
 
 
 def test_by_hand_the_same_ends_the_costs(cloud):
-    """Whose hours are counted, and that a workdir lies on the machine, is told by each command."""
+    """Each command tells the machine whose hours it counts, and that a workdir lies on it."""
     here = cloud(number_of_hosts=1, environment=_QUICK, trainer=[{"code": "waits"}], boots=True)
     cap = here.home() / "cap/boot.sh"
     at_home = (*RUN, "--workdir=/home/me/run")
