@@ -8,6 +8,14 @@ from bert_jax.model import sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 
 
+def described_gpu() -> jax.sharding.AbstractMesh:
+    """A mesh of one GPU that is not here."""
+    device = jax.sharding.AbstractDevice("NVIDIA H200", None, "gpu")
+    kinds = (jax.sharding.AxisType.Explicit,) * len(sharding.AXES)
+    sizes = (1,) * len(sharding.AXES)
+    return jax.sharding.AbstractMesh(sizes, sharding.AXES, kinds, abstract_device=device)
+
+
 def mesh_of(shape: int | tuple[int, ...]) -> jax.sharding.Mesh:
     """The first devices as a mesh of slices x fsdp x tensor, or of so many along fsdp.
 

@@ -17,7 +17,7 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.sharding import axes_summed_late, mesh_size, over_batch, spec_of
+from bert_jax.model.sharding import axes_summed_late, is_on_gpu, mesh_size, over_batch, spec_of
 from bert_jax.registry import POSITIONS
 
 
@@ -148,13 +148,11 @@ class Embed(nnx.Module):
         table = self.columns(x.dtype)
         flat = _reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         cut = spec_of(table)[0]
-        scores = jax.lax.dot_general(
-            flat,
-            table,
-            (((1,), (1,)), ((), ())),
-            preferred_element_type=jnp.float32,
-            out_sharding=over_batch(cut),
-        )
+        sharding = over_batch(cut)
+        if is_on_gpu():
+            scores: Any = _scores_on_gpu(flat, table, sharding)
+        else:
+            scores = _scores(flat, table, sharding=sharding, dtype=jnp.float32)
         shape = (*x.shape[:-1], table.shape[0])
         return _reshape(scores, shape, *(None,) * (x.ndim - 2), cut)
 
@@ -163,9 +161,48 @@ class Embed(nnx.Module):
         return split_rows(self.embedding[...].astype(dtype), fill=0)
 
 
+def _scores(x_ND: jax.Array, table_VD: jax.Array, *, sharding: Any, dtype: Any) -> jax.Array:
+    """Returns the products of rows and rows, `[N, V]`."""
+    dims = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(
+        x_ND, table_VD, dims, preferred_element_type=dtype, out_sharding=sharding
+    )
+
+
+# For GPUs the derivative is written out, so that its products are of the compute type, as all
+# others are: with the gradient of float32 scores jax multiplies in float32. A TPU rounds the
+# factors of such a product by itself.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _scores_on_gpu(x_ND: jax.Array, table_VD: jax.Array, sharding: Any) -> jax.Array:
+    return _scores(x_ND, table_VD, sharding=sharding, dtype=jnp.float32)
+
+
+def _scores_forward(x_ND, table_VD, sharding):
+    return _scores_on_gpu(x_ND, table_VD, sharding), (x_ND, table_VD)
+
+
+def _scores_backward(sharding, factors, gradient):
+    x_ND, table_VD = factors
+    product = partial(_scores, sharding=sharding, dtype=x_ND.dtype)
+    gradient = gradient.astype(x_ND.dtype)
+    (of_x_ND,) = jax.linear_transpose(lambda x: product(x, table_VD), x_ND)(gradient)
+    (of_table_VD,) = jax.linear_transpose(lambda table: product(x_ND, table), table_VD)(gradient)
+    return of_x_ND, of_table_VD
+
+
+_scores_on_gpu.defvjp(_scores_forward, _scores_backward)
+
+
 def look_up(table: jax.Array, ids_BL: jax.Array) -> jax.Array:
     """Returns the rows `ids_BL` of a table: `[B, L, D]`."""
-    return table.at[ids_BL].get(out_sharding=over_batch(), mode="clip")
+    dtype = table.dtype
+    if is_on_gpu():
+        # A GPU adds up the gradient of a row in the type that is looked up in, one token after the
+        # other: in bfloat16 what comes last would be rounded away.
+        table = table.astype(jnp.float32)
+    return table.at[ids_BL].get(out_sharding=over_batch(), mode="clip").astype(dtype)
 
 
 def split_rows(table: jax.Array, *, fill: float, rows: int = 0) -> jax.Array:
@@ -255,6 +292,9 @@ def _rounded_once_forward(function, x):
 
 
 def _rounded_once_backward(function, x, gradient):
+    if is_on_gpu():
+        # Else XLA would keep a tanh or an erf of the forward pass, in float32.
+        x = jax.lax.optimization_barrier(x)
     wide = x.astype(jnp.float32)
     _, slope = jax.jvp(function, (wide,), (jnp.ones_like(wide),))
     return ((slope * gradient.astype(jnp.float32)).astype(x.dtype),)

@@ -134,8 +134,16 @@ def device_kind() -> str:
     """Returns the kind of the devices that the program is for: those of the mesh that is set, which
     may be described only.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.devices()[0].device_kind if device is None else device.device_kind
+    return _device().device_kind
+
+
+def is_on_gpu() -> bool:
+    """Returns whether the program is for GPUs."""
+    return _device().platform == "gpu"
+
+
+def _device() -> Any:
+    return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
 def _has_mesh() -> bool:

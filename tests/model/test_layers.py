@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from scipy import special
 
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
 from bert_jax.model import bert, layers, sharding
 from bert_jax.model.layers import activation
-from tests.batches import mesh_of
+from tests.batches import described_gpu, mesh_of
 
 pytestmark = pytest.mark.core
 
@@ -161,3 +162,28 @@ def test_the_rows_that_many_tokens_share_are_added_up_in_float32():
         return float(np.linalg.norm(a - b) / np.linalg.norm(a))
 
     assert apart("embeddings", "token_type", "embedding") < 0.02
+
+
+def test_a_gpu_adds_gradients_of_rows_in_float32_and_multiplies_those_of_scores_in_bfloat16():
+    """In the program for a GPU that is described; run on a CPU, the derivative is the formula's."""
+    draw = np.random.default_rng(0)
+    ids = jnp.asarray(draw.integers(0, 40, (2, 8)), jnp.int32)
+    graph, state = nnx.split(layers.Embed(40, 16, config=ModelConfig(), rngs=nnx.Rngs(0)))
+
+    def loss(state):
+        embed = nnx.merge(graph, state)
+        return jnp.sum(embed.logits(embed(ids)) ** 2)
+
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state)
+    with jax.sharding.use_abstract_mesh(described_gpu()):
+        traced = str(jax.make_jaxpr(jax.grad(loss))(rounded))
+    products = re.findall(r":(\w+)\[[^\]]*\] = dot_general", traced)
+    assert products == ["f32", "bf16", "bf16"]
+    assert re.findall(r":(\w+)\[[^\]]*\] = scatter-add", traced) == ["f32"]
+
+    x = jnp.asarray(draw.normal(size=(6, 16)), jnp.float32)
+    weights = jnp.asarray(draw.normal(size=(6, 40)), jnp.float32)
+    table = jnp.asarray(draw.normal(size=(40, 16)), jnp.float32)
+    _, pull = jax.vjp(lambda x, t: layers._scores_on_gpu(x, t, None), x, table)
+    for found, wanted in zip(pull(weights), (weights @ table, weights.T @ x), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
