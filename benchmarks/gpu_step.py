@@ -1,6 +1,6 @@
 """One training step on a GPU: ours, and transformers on torch, side by side, in bfloat16.
 
-    python benchmarks/gpu_step.py [SHAPE ...] [--attention auto]
+    python benchmarks/gpu_step.py [SHAPE ...] [--attention auto] [--peers ours torch torch_eager]
 
 Both sides train the same model on as many tokens, in rows without padding, with weights and moments
 in float32. Ours has packed rows, of a document of 250 tokens in the mean, or of one sentence pair
@@ -189,13 +189,13 @@ def worker(peer: str, shape: str, attention: str) -> None:
         print((time.perf_counter() - began) / int(line), file=answers, flush=True)
 
 
-def compare(shapes: list[str], attention: str) -> None:
+def compare(shapes: list[str], attention: str, names: list[str]) -> None:
     """Compares both sides of shapes whose processes are there at the same time."""
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     peers = {
         (shape, peer): Peer(peer, f"{shape} {attention}", script=__file__, environment=environment)
         for shape in shapes
-        for peer in PEERS
+        for peer in names
     }
     seconds: dict[tuple, list[float]] = {}
     for each, process in list(peers.items()):  # all have compiled before the first is timed
@@ -234,6 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument(
         "--at-once", type=int, default=1, help="shapes whose processes live at once"
     )
@@ -241,7 +242,7 @@ def main() -> None:
     print("| shape | side | ms a step | rows/s | tokens/s | of the peak | times ours | attention |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for first in range(0, len(options.shapes), options.at_once):
-        compare(options.shapes[first : first + options.at_once], options.attention)
+        compare(options.shapes[first : first + options.at_once], options.attention, options.peers)
 
 
 if __name__ == "__main__":

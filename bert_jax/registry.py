@@ -212,6 +212,7 @@ ATTENTION = Registry(
         "local": "bert_jax.model.attention.local:LOCAL",
         "splash": "bert_jax.model.attention.splash:SPLASH",
         "cudnn": "bert_jax.model.attention.cudnn:CUDNN",
+        "triton": "bert_jax.model.attention.triton:TRITON",
         "chunked": "bert_jax.model.attention.chunked:CHUNKED",
         "fused": "bert_jax.model.attention.fused:FUSED",
         "plain": "bert_jax.model.attention.plain:PLAIN",

@@ -93,10 +93,35 @@ def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) ->
     """
     # An index in a row is below 2^32 for any tensor that fits in memory.
     assert math.prod(shape[1:]) < 2**32
-    rows = key.rows_B.reshape(key.rows_B.shape + (1,) * (len(shape) - 1))
-    row_1 = _mix(rows ^ key.word_1)
-    row_2 = _mix(rows + key.word_2)
+    row_1, row_2 = (
+        word_B.reshape(word_B.shape + (1,) * (len(shape) - 1)) for word_B in key_words(key)
+    )
     return HASHES[key.hash_name](row_1, row_2, shape, cuts)
+
+
+def key_words(key: DropoutKey) -> tuple[jax.Array, jax.Array]:
+    """Returns the two key words of each row, uint32 `[B]`."""
+    return _mix(key.rows_B ^ key.word_1), _mix(key.rows_B + key.word_2)
+
+
+def bits_at(
+    hash_name: str,
+    row_1: jax.Array,
+    row_2: jax.Array,
+    outer: jax.Array,
+    inner: jax.Array,
+    *,
+    size: int,
+) -> jax.Array:
+    """Returns the bits that `random_bits` draws, for a kernel, which knows where its elements are:
+    their places in the dims between the first and the last one, counted row by row, and in the
+    last, which has `size`. All uint32; `row_1` and `row_2` are the row's key words.
+    """
+    if hash_name == "lowbias32":
+        return hashed(outer * jnp.uint32(size) + inner + row_1, row_2)
+    of_columns = hashed(outer + row_1, row_2)
+    of_rows = hashed((inner ^ jnp.uint32(_GOLDEN)) + row_1, row_2 ^ jnp.uint32(_OTHER))
+    return _mix_by_shifts(of_columns + of_rows)
 
 
 def _index(shape: tuple[int, ...], cuts: Sequence, dims: Sequence[int]) -> jax.Array:
@@ -131,7 +156,10 @@ def _shift_add(
     of_rows = hashed(place + row_1, row_2 ^ jnp.uint32(_OTHER))
     # Without the barrier XLA would compute both for every element.
     of_columns, of_rows = jax.lax.optimization_barrier((of_columns, of_rows))
-    x = of_columns + of_rows
+    return _mix_by_shifts(of_columns + of_rows)
+
+
+def _mix_by_shifts(x: jax.Array) -> jax.Array:
     x ^= x >> 15
     x += x << 7
     x ^= x >> 11
@@ -153,7 +181,12 @@ def hashed(x: jax.Array, key: jax.Array) -> jax.Array:
 
 def keep_mask(key: DropoutKey, x: jax.Array, *, rate: float) -> jax.Array:
     """Returns true with probability 1 - `rate` for each element of `x`, laid out like it."""
-    return random_bits(key, x.shape, spec_of(x)) >= jnp.uint32(round(rate * 2**32))
+    return random_bits(key, x.shape, spec_of(x)) >= threshold(rate)
+
+
+def threshold(rate: float) -> jax.Array:
+    """Returns the lowest uint32 that keeps an element."""
+    return jnp.uint32(round(rate * 2**32))
 
 
 def dropout(x: jax.Array, key: DropoutKey | None, *, rate: float) -> jax.Array:
