@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bert_jax.config import TrainConfig
 
@@ -26,9 +26,7 @@ class Timing(NamedTuple):
 
 @dataclass(kw_only=True)
 class Case:
-    """The arguments, as of `pretrain`, and below them what is found out. None: not given, or not
-    known.
-    """
+    """The arguments, as of `pretrain`, None where not given, and below them what is found out."""
 
     config_name: str | None = None
     overrides: Sequence[str] = ()
@@ -47,22 +45,28 @@ class Case:
     # When the last long check is given up, on the monotonic clock.
     ends_at: float = field(default_factory=lambda: time.monotonic() + 50)
 
-    config: TrainConfig | None = None
-    corpus: "Corpus | None" = None
     # True once jax may be asked: all processes, if there are several, are there.
     met: bool | None = None
-    mesh: "Mesh | None" = None
     # Names what all processes write together; process 0's counts.
     token: str = field(default_factory=lambda: secrets.token_hex(4))
-    # Bytes of a checkpoint, and the settings with which the steps fit into the devices' memory.
-    state_bytes: int | None = None
-    settled: "Settled | None" = None
-    # Seconds that a save takes at least, and for each byte.
-    save_seconds: tuple[float, float] | None = None
     # Of each phase that could be measured, in order.
     timings: list[Timing] = field(default_factory=list)
     # A compilation that was given up goes on in a thread, which nothing can end.
     is_unfinished: bool = False
+
+    # Not there until a check has found it out. A check that needs one is made after that.
+    config: TrainConfig = field(init=False)
+    corpus: "Corpus" = field(init=False)
+    mesh: "Mesh" = field(init=False)
+    # Bytes of a checkpoint, and the settings with which the steps fit into the devices' memory.
+    state_bytes: int = field(init=False)
+    settled: "Settled" = field(init=False)
+    # Seconds that a save takes at least, and for each byte.
+    save_seconds: tuple[float, float] = field(init=False)
+
+    def known(self, name: str) -> Any:
+        """Returns a field, None where it is not found out."""
+        return getattr(self, name, None)
 
 
 # What a check may need -> the argument without which nobody has asked for it.

@@ -35,7 +35,8 @@ def files(case: Case) -> Finding:
     places = place.values() if isinstance(place, Mapping) else [place]
     entries = [e for each in places for e in read_manifest(each)["files"].values()]
     size = sum(entry["bytes"] for entry in entries)
-    wants_all = case.config is None or case.config.data.verify == "full"
+    config = case.known("config")
+    wants_all = config is None or config.data.verify == "full"
     reads_all = wants_all and size <= _READ_WHOLE
     found = open_corpora(place, verify=SPLITS if reads_all else ())
     case.corpus = found
@@ -55,7 +56,6 @@ def files(case: Case) -> Finding:
 
 def vocabulary(case: Case) -> Finding:
     """The model has a row for every token, and hardly more; and the vocabulary is the text's."""
-    assert case.config is not None and case.corpus is not None
     preflight.require_fitting(case.config, case.corpus)
     share = (case.corpus.manifest.get("unknown_share") or {}).get("train", 0.0)
     if share > watch.MOST_UNKNOWN:
@@ -71,7 +71,6 @@ def vocabulary(case: Case) -> Finding:
 
 def padding(case: Case) -> Finding:
     """The corpus makes rows for every phase, and they are mostly text."""
-    assert case.config is not None and case.corpus is not None
     shares = [_padding(case, number) for number in range(len(case.config.phases))]
     text = ", ".join(
         f"{100 * share:.0f} % of {phase.sequence_length}"
@@ -93,7 +92,6 @@ def padding(case: Case) -> Finding:
 
 def predictions(case: Case) -> Finding:
     """Every row has a token to predict, where whole words or spans are masked."""
-    assert case.config is not None and case.corpus is not None
     config, corpus = case.config, case.corpus
     return _worst(_predictions_of(config, corpus, name, split) for name, split in _trained(case))
 
@@ -119,7 +117,6 @@ def _predictions_of(config: TrainConfig, corpus: Corpus, name: str, split: Split
 
 def epochs(case: Case) -> Finding:
     """The text is not seen too often."""
-    assert case.config is not None and case.corpus is not None
     if case.corpus.sources:
         return _epochs_by_source(case)
     tokens = sum(
@@ -140,7 +137,6 @@ def epochs(case: Case) -> Finding:
 
 
 def _epochs_by_source(case: Case) -> Finding:
-    assert case.config is not None
     times: dict[str, float] = {}
     for number in range(len(case.config.phases)):
         for source in _sources(case, number):
@@ -161,8 +157,7 @@ def text(case: Case) -> Finding:
     """No source is trained on held-out text of another one; documents have several sentences, and
     sentences are not repeated all over.
     """
-    assert case.corpus is not None
-    if seen := preflight.held_out_elsewhere(case.config, case.corpus):
+    if seen := preflight.held_out_elsewhere(case.known("config"), case.corpus):
         return warned(*seen)
     return _worst(_text_of(case, name, split) for name, split in _trained(case))
 
@@ -181,7 +176,8 @@ def _text_of(case: Case, name: str, split: Split) -> Finding:
             f"{found} ({part.document_starts.size - 1:,} documents were looked at)",
             "drop repeated lines (menus, notices, copies) before prepare",
         )
-    pairs = case.config is not None and "nsp" in OBJECTIVES[case.config.objective].losses
+    config = case.known("config")
+    pairs = config is not None and "nsp" in OBJECTIVES[config.objective].losses
     if pairs and single > _MOST_SINGLE:
         return warned(
             f"{name}{100 * single:.0f} % of the documents are one sentence: no sentence follows it",
@@ -192,12 +188,11 @@ def _text_of(case: Case, name: str, split: Split) -> Finding:
 
 def _trained(case: Case) -> Iterator[tuple[str, Split]]:
     """Yields the training text of each source that has rows, and how a finding of it begins."""
-    assert case.corpus is not None
     sources = case.corpus.sources
     if not sources:
         yield "", case.corpus.train
         return
-    shares = preflight.largest_shares(case.config, case.corpus)
+    shares = preflight.largest_shares(case.known("config"), case.corpus)
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
         if share:
             yield f"{name}: ", sources[name].train
@@ -214,7 +209,6 @@ def _padding(case: Case, number: int) -> float:
 
     Raises UsageError where the corpus makes none.
     """
-    assert case.config is not None and case.corpus is not None
     sources = _sources(case, number)
     is_packed = case.config.in_phase(number).data.packing != "none"
     return sum(
@@ -223,7 +217,6 @@ def _padding(case: Case, number: int) -> float:
 
 
 def _sources(case: Case, number: int) -> list[SourceRows]:
-    assert case.config is not None and case.corpus is not None
     config, corpus = case.config.in_phase(number), case.corpus
     length = config.phases[number].sequence_length
     for source in corpus.sources.values() or (corpus,):

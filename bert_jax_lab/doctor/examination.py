@@ -114,7 +114,7 @@ def _finding(check: Check, case: Case) -> Finding | None:
     given = [getattr(case, COMES_FROM.get(need, need)) for need in check.needs if need != "met"]
     if None in given:
         return None
-    is_able = all(getattr(case, need) is not None for need in check.needs)
+    is_able = all(case.known(need) is not None for need in check.needs)
     if check.is_collective and not _all_are(is_able, check, case):
         return skipped("another process cannot take part, for what failed there")
     if not is_able:

@@ -30,7 +30,8 @@ def devices(case: Case) -> Finding:
         )
     kind = found[0].device_kind
     if case.topology_name is not None:
-        slices = case.config.mesh.slices if case.config is not None else 1
+        config = case.known("config")
+        slices = config.mesh.slices if config is not None else 1
         topology = topologies.parse(case.topology_name, slices=slices)
         if (len(found), kind) != (topology.devices, topology.chip.device_kind):
             return failed(
@@ -63,7 +64,6 @@ def memory(case: Case) -> Finding:
     """State and steps fit into what is free, by an estimate; the compiler's own figure of a step
     comes with its compilation.
     """
-    assert case.config is not None and case.mesh is not None
     with jax.set_mesh(case.mesh):
         state = TrainState.abstract(case.config, case.mesh)
     case.state_bytes = state_bytes(state)

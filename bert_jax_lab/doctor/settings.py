@@ -36,15 +36,14 @@ def config(case: Case) -> Finding:
 
 def tracked(case: Case) -> Finding:
     """The packages of the services that show the rows are installed."""
-    assert case.config is not None
     trackers.require_installed(case.config.trackers)
     return passed(", ".join(case.config.trackers) or "none is asked for")
 
 
 def beginning(case: Case) -> Finding:
     """The checkpoint that the run begins from can be read, and has the corpus's tokenizer."""
-    assert case.config is not None
-    wanted, case.config = case.config, None
+    wanted = case.config
+    del case.config
     # Without a workdir no run is there yet that would go on with a model of its own.
     workdir = case.workdir or Path("no workdir")
     begin = Initialization(
@@ -54,15 +53,15 @@ def beginning(case: Case) -> Finding:
     )
     fields = [assignment.partition("=")[0].strip() for assignment in case.overrides]
     found = validate(begin.config_of(wanted, workdir, own_fields=fields))
-    if case.corpus is not None:
-        begin.require_tokenizer_of(case.corpus)
+    if (corpus := case.known("corpus")) is not None:
+        begin.require_tokenizer_of(corpus)
     case.config = found
     return passed(f"the run begins from {case.init_from}")
 
 
 def expected(case: Case) -> Finding:
     """The runs that this one is compared with are of its kind."""
-    assert case.config is not None and case.corpus is not None and case.expect is not None
+    assert case.expect is not None
     entropy = case.corpus.manifest["unigram_entropy_nats"]
     group = recorded_runs.of_runs(case.config, entropy, case.expect, rows_of=log_reader.read_rows)
     return passed(f"{len(group['runs'])} run(s) of its kind")
@@ -70,7 +69,6 @@ def expected(case: Case) -> Finding:
 
 def export(case: Case) -> Finding:
     """A class of transformers computes the model, so that it can be exported."""
-    assert case.config is not None
     if warning := import_export.export_warning(case.config):
         text = warning.removeprefix("note: ")
         found, _, remedy = text.rpartition("; ")
@@ -80,7 +78,6 @@ def export(case: Case) -> Finding:
 
 def mesh(case: Case) -> Finding:
     """The mesh uses every device once, and every device gets as many rows."""
-    assert case.config is not None
     found = preflight.mesh_of(case.config)
     preflight.require_on_mesh(case.config, found)
     case.mesh = found
@@ -91,7 +88,6 @@ def mesh(case: Case) -> Finding:
 
 def masks(case: Case) -> Finding:
     """Every phase has room for the tokens that it is to predict."""
-    assert case.config is not None
     lines = [line.removeprefix("warning: ") for line in mask_warnings(case.config)]
     if lines:
         found, remedies = zip(*(line.rsplit("; ", 1) for line in lines), strict=True)

@@ -28,13 +28,11 @@ def steps(case: Case) -> Finding:
     """The step of each phase compiles, fits into memory by the compiler's figure, and runs; as far
     as time allows.
     """
-    assert case.config is not None and case.mesh is not None
     errors: list[Exception] = []
 
     def work(config: TrainConfig, mesh: Mesh) -> None:
         try:
-            if case.settled is not None:
-                case.settled.set_up_allocator()  # as a run does
+            case.settled.set_up_allocator()  # as a run does
             time_steps(config, mesh, case.timings)
         except Exception as error:
             errors.append(error)
@@ -116,7 +114,6 @@ def _ones(shape: jax.ShapeDtypeStruct) -> jax.Array:
 
 def hours(case: Case) -> Finding:
     """How long the run takes, without evaluations, saves and interruptions."""
-    assert case.config is not None and case.mesh is not None
     seconds = _step_seconds(case)
     total = sum(phase.steps * each for phase, each in zip(case.config.phases, seconds, strict=True))
     hours = f"{total / 3600:.1f} hours" if total > 3600 else f"{total / 60:.1f} minutes"
@@ -134,8 +131,6 @@ def hours(case: Case) -> Finding:
 
 def saving(case: Case) -> Finding:
     """A save is whole before the next one is due."""
-    assert case.config is not None and case.save_seconds is not None
-    assert case.state_bytes is not None
     fixed, for_a_byte = case.save_seconds
     save = fixed + for_a_byte * case.state_bytes
     step = min(_step_seconds(case))
@@ -173,7 +168,6 @@ def _step_seconds(case: Case) -> list[float]:
     """Returns the seconds of a step of each phase: measured, or by its FLOPs at the rate of those
     that were measured, else at that of a matrix product.
     """
-    assert case.config is not None
     known = dict(enumerate(timing.step_seconds for timing in case.timings))
     expected = preflight.step_seconds(case.config, _rate(case))
     return [known.get(i) or seconds for i, seconds in enumerate(expected)]
@@ -181,7 +175,6 @@ def _step_seconds(case: Case) -> list[float]:
 
 def _rate(case: Case) -> float:
     """Returns FLOP/s: of the first phase's step where that was measured, else of a product."""
-    assert case.config is not None
     first = case.timings[0].step_seconds if case.timings else None
     if first is None:
         return peak_flops(case.config.compute.dtype)

@@ -39,7 +39,7 @@ _OPEN_THE_BUCKET = (
 
 def held(case: Case) -> Finding:
     """The workdir is free, or holds this run."""
-    assert case.workdir is not None and case.config is not None and case.corpus is not None
+    assert case.workdir is not None
     is_held, changes = run_directory.holds_run(
         _directory(case),
         case.config,
@@ -105,7 +105,7 @@ def saves(case: Case) -> Finding:
 
 def room(case: Case) -> Finding:
     """The disk has room for as many checkpoints as will be kept, and one that is being saved."""
-    assert case.workdir is not None and case.config is not None and case.state_bytes is not None
+    assert case.workdir is not None
     if location.at(case.workdir).is_in_bucket:
         return passed("not checked: a bucket has no fixed size")
     room = saving.room_of(Path(case.workdir), case.config, case.state_bytes)

@@ -81,7 +81,9 @@ def test_it_is_said_before_anything_begins(capsys):
     assert json.loads(shown.out)["name"] == name
     assert shown.err.startswith("note: transformers cannot load this model: model.first_norm")
     assert shown.err.count("--set ") == len(_REMEDIES)
-    found = settings.export(Case(config_name=name, config=load_config(name, changes)))
+    case = Case(config_name=name)
+    case.config = load_config(name, changes)
+    found = settings.export(case)
     assert found.result == "warned" and found.remedy.count("set ") == len(_REMEDIES)
     assert main(["show", "bert_base"]) == 0
     assert not capsys.readouterr().err

@@ -261,7 +261,11 @@ def test_a_corpus_that_was_made_before_keeps_its_words(tmp_path):
     old = open_corpus(tmp_path / "c")
     # What the examination before a run says of either.
     config = config_loader.load_config("tiny_docs_cpu", ["data.mask=whole_words"])
-    said = [doctor_corpus.predictions(Case(config=config, corpus=each)) for each in (old, new)]
+    said = []
+    for each in (old, new):
+        case = Case()
+        case.config, case.corpus = config, each
+        said.append(doctor_corpus.predictions(case))
     assert [finding.result for finding in said] == ["warned", "passed"]
     assert said[1].found.startswith("0 of 32 rows") and "set data.mask=tokens" in said[0].remedy
     tokenizer = load_tokenizer(tmp_path / "c")
