@@ -24,31 +24,14 @@ _LINES_PER_CALL = 8192
 _FEW_LETTERS = 0.01
 
 
-def build(
-    vocab: dict[str, int],
-    *,
-    lowercase: bool,
-    unknown: str = "[UNK]",
-    strip_accents: bool | None = None,
-    handle_chinese_chars: bool = True,
-    cuts_runs: bool = False,
-) -> Any:
+def build(vocab: dict[str, int], *, unknown: str = "[UNK]", **settings: Any) -> Any:
     """Returns the `tokenizers.Tokenizer` that encodes as `BertTokenizer` does, but for
-    special tokens.
-
-    With `cuts_runs` it cuts runs of letters of scripts without spaces, which `BertTokenizer` takes
-    for one word each, before they are too long for one and all [UNK].
+    special tokens; `settings` are those of `bert_backend`.
     """
     from tokenizers import models
 
     model = models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=_MAX_CHARS_PER_WORD)
-    return _backend(
-        model,
-        lowercase=lowercase,
-        strip_accents=strip_accents,
-        handle_chinese_chars=handle_chinese_chars,
-        cuts_runs=cuts_runs,
-    )
+    return bert_backend(model, **settings)
 
 
 def has_long_runs(lines: list[str]) -> bool:
@@ -81,32 +64,18 @@ def from_words(state: dict[str, Any], *, source: str) -> dict[str, Any]:
     return {**state, "model": model}
 
 
-def train(
-    lines: list[str],
-    *,
-    vocab_size: int,
-    lowercase: bool,
-    strip_accents: bool | None = None,
-    cuts_runs: bool = False,
-) -> list[str]:
+def train(lines: list[str], *, vocab_size: int, **settings: Any) -> list[str]:
     """Returns at most `vocab_size` tokens in the order of their ids: specials, then by falling
-    frequency.
+    frequency; `settings` are those of `bert_backend`.
 
     A function of the lines' contents alone, not of threads or hash seeds. Raises `UsageError` if
     the text has more characters than `vocab_size` has room for.
     """
     from tokenizers import models, trainers
 
-    def backend(model: Any) -> Any:
-        return _backend(
-            model, lowercase=lowercase, strip_accents=strip_accents, cuts_runs=cuts_runs
-        )
-
-    normalizer = _normalizer(lowercase=lowercase, strip_accents=strip_accents)
-    alphabet = _alphabet(lines, vocab_size=vocab_size, normalizer=normalizer)
-
     # The distinct words, for the characters that occur after the first.
-    words = backend(models.WordLevel(unk_token="[UNK]"))
+    words = bert_backend(models.WordLevel(unk_token="[UNK]"), **settings)
+    alphabet = _alphabet(lines, vocab_size=vocab_size, normalizer=words.normalizer)
     words.train_from_iterator(
         lines,
         trainers.WordLevelTrainer(vocab_size=1 << 40, show_progress=False, special_tokens=[]),
@@ -123,7 +92,7 @@ def train(
     # The trainer numbers ##-characters in the order a hash map yields them, and breaks ties between
     # equally frequent pairs by those numbers: from run to run it even chooses other tokens. Given
     # every unit beforehand, as "special" tokens, it has no such freedom.
-    trained = backend(models.WordPiece(unk_token="[UNK]"))
+    trained = bert_backend(models.WordPiece(unk_token="[UNK]"), **settings)
     trained.train_from_iterator(
         lines,
         trainers.WordPieceTrainer(
@@ -137,11 +106,7 @@ def train(
     )
     found = sorted(set(trained.get_vocab()).difference(SPECIALS))
     tokens = {token: i for i, token in enumerate([*SPECIALS, *found])}
-    counts = _counts(
-        lines,
-        list(tokens),
-        build(tokens, lowercase=lowercase, strip_accents=strip_accents, cuts_runs=cuts_runs),
-    )
+    counts = _counts(lines, list(tokens), build(tokens, **settings))
     return [*SPECIALS, *sorted(found, key=lambda token: (-counts[token], token))]
 
 
@@ -192,7 +157,7 @@ def _alphabet(lines: list[str], *, vocab_size: int, normalizer: Any) -> list[str
     return sorted(ranked[:room])
 
 
-def _backend(
+def bert_backend(
     model: Any,
     *,
     lowercase: bool,
@@ -200,13 +165,20 @@ def _backend(
     handle_chinese_chars: bool = True,
     cuts_runs: bool = False,
 ) -> Any:
-    """Returns `model` behind BERT's text cleaning and word splitting."""
-    from tokenizers import Regex, decoders, pre_tokenizers
+    """Returns `model` behind BERT's text cleaning and word splitting.
+
+    With `cuts_runs` it cuts runs of letters of scripts without spaces, which `BertTokenizer` takes
+    for one word each, before they are too long for one and all [UNK].
+    """
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
     backend = Backend(model)
-    backend.normalizer = _normalizer(
-        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=handle_chinese_chars,
+        strip_accents=strip_accents,
+        lowercase=lowercase,
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     if cuts_runs:
@@ -218,16 +190,3 @@ def _backend(
         )
     backend.decoder = decoders.WordPiece(prefix="##")
     return backend
-
-
-def _normalizer(
-    *, lowercase: bool, strip_accents: bool | None = None, handle_chinese_chars: bool = True
-) -> Any:
-    from tokenizers import normalizers
-
-    return normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=handle_chinese_chars,
-        strip_accents=strip_accents,
-        lowercase=lowercase,
-    )
