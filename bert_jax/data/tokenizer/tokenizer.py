@@ -267,35 +267,28 @@ def load_tokenizer(
     config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
     if file.suffix != ".model":
         tokenizer_files.require_class(file, config)
-    if file.suffix not in (".json", ".model") and not byte_level_bpe.is_file_of(file):
-        if strip_accents is not None:
-            config = {**config, "strip_accents": strip_accents}
-        return _load_vocabulary(file, config, lowercase)
-    tokenizer = _load_whole(file, config, lowercase, is_searched=file != path)
-    if strip_accents is not None and strip_accents != tokenizer.strips_accents:
-        raise UsageError(
-            f"{file} {'strips' if tokenizer.strips_accents else 'keeps'} accents; it cannot be "
-            f"loaded with strip_accents={strip_accents}"
-        )
-    return tokenizer
-
-
-def _load_whole(
-    file: Path, config: dict[str, Any], lowercase: bool | None, *, is_searched: bool
-) -> Tokenizer:
-    """Returns the tokenizer of a file that says itself how it prepares text."""
     if byte_level_bpe.is_file_of(file) or file.suffix == ".json":
         load = _load_byte_level if byte_level_bpe.is_file_of(file) else _load_json
         tokenizer = load(file, config)
-        if is_searched:
+        if file != path:
             tokenizer_files.require_same_vocabulary(file, tokenizer.kind, tokenizer.tokens)
         if lowercase is not None and lowercase != tokenizer.lowercase:
             raise UsageError(
                 f"{file} {'lower-cases' if tokenizer.lowercase else 'keeps the case of'} text; "
                 f"it cannot be loaded with lowercase={lowercase}"
             )
-        return tokenizer
-    return _load_sentencepiece(file, config, lowercase)
+    elif file.suffix == ".model":
+        tokenizer = _load_sentencepiece(file, config, lowercase)
+    else:
+        if strip_accents is not None:
+            config = {**config, "strip_accents": strip_accents}
+        return _load_vocabulary(file, config, lowercase)
+    if strip_accents is not None and strip_accents != tokenizer.strips_accents:
+        raise UsageError(
+            f"{file} {'strips' if tokenizer.strips_accents else 'keeps'} accents; it cannot be "
+            f"loaded with strip_accents={strip_accents}"
+        )
+    return tokenizer
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -357,7 +350,15 @@ def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None)
         if why:
             taken = "lower-cased" if lowercase else "taken with its case"
             note_once(f"{path}: {why}, so text is {taken}")
-    return _from_vocabulary(tokens, lowercase=lowercase, source=str(path), config=config)
+    names = special_tokens.find(ids, special_tokens.configured(config), str(path), kind="wordpiece")
+    backend = wordpiece_model.build(
+        ids,
+        lowercase=lowercase,
+        unknown=names["unk"],
+        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
+    return Tokenizer(backend, source=str(path), names=names)
 
 
 def _load_sentencepiece(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
@@ -372,25 +373,6 @@ def _load_sentencepiece(path: Path, config: dict[str, Any], lowercase: bool | No
     if lowercase is False and tokenizer.lowercase:
         raise UsageError(f"{path} folds case itself; it cannot be loaded with lowercase=False")
     return tokenizer
-
-
-# --- parts ----------------------------------------------------------------------------------------
-
-
-def _from_vocabulary(
-    tokens: list[str], *, lowercase: bool, source: str, config: dict[str, Any]
-) -> Tokenizer:
-    """Returns BERT's tokenizer over `tokens`, whose ids are their places in the list."""
-    vocab = {token: i for i, token in enumerate(tokens)}
-    names = special_tokens.find(vocab, special_tokens.configured(config), source, kind="wordpiece")
-    backend = wordpiece_model.build(
-        vocab,
-        lowercase=lowercase,
-        unknown=names["unk"],
-        strip_accents=config.get("strip_accents"),
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-    )
-    return Tokenizer(backend, source=source, names=names)
 
 
 def _is_bert(state: dict[str, Any]) -> bool:
