@@ -32,12 +32,11 @@ from bert_jax.data import counter_rng
 from bert_jax.data.corpus.pieces import BLOCKS, UNCUT, Blocks
 from bert_jax.data.corpus.store import Split, open_corpus
 from bert_jax.data.offsets import Offsets
-from bert_jax.data.pretraining.epochs import KeptEpochs
+from bert_jax.data.pretraining.epochs import EpochSizes
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
 from bert_jax.objectives.mlm import MLM
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from bert_jax.training.epoch_sizes import EpochSizes
 
 ROWS, LENGTH, VOCAB_SIZE = 16384, 128, 30522
 SHARD = 250_000_000
@@ -77,7 +76,7 @@ def split_of(directory: Path, billions: float) -> Split:
     )
 
 
-def pipeline(split: Split, blocks: Blocks, kept: KeptEpochs | None) -> Pipeline:
+def pipeline(split: Split, blocks: Blocks, kept: EpochSizes | None) -> Pipeline:
     return Pipeline(
         split,
         collator=MLM_NSP,

@@ -168,6 +168,11 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
+def checksum_of(values: dict[str, Any]) -> int:
+    """Returns the CRC-32 of values of JSON, whatever the order of their keys."""
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
 def measure(path: Any) -> tuple[int, int]:
     """Returns size and CRC-32 of a file, at about 3 GB a second where it is in memory.
 

@@ -71,7 +71,7 @@ _MAY_IMPORT = {
     }
     | {"errors", "files", "progress", "strict_json", "versions", "worker"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
-    | {"config", "errors", "progress", "registry"},
+    | {"config", "errors", "files", "progress", "registry", "strict_json"},
     "data/tasks": {"data", "data/formats", "data/pretraining", "data/sources", "data/tokenizer"}
     | {"errors", "progress", "strict_json"},
     "model": {"config", "registry"},

@@ -15,7 +15,7 @@ from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split
-from bert_jax.data.pretraining.epochs import KeptEpochs
+from bert_jax.data.pretraining.epochs import EpochSizes
 from bert_jax.data.pretraining.padding import note_of_moved_rows
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
 from bert_jax.errors import some
@@ -26,7 +26,6 @@ from bert_jax.pretrained import import_export
 from bert_jax.progress import duration, note
 from bert_jax.runtime import distributed
 from bert_jax.training import device_feed, preflight
-from bert_jax.training.epoch_sizes import EpochSizes
 from bert_jax.training.evaluate import HeldOut, batch_shape, compared_with, describe
 from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
@@ -153,7 +152,7 @@ class Pretraining(TrainingJob):
         *,
         peak: float,
         initialization: Initialization | None = None,
-        kept: KeptEpochs | None = None,
+        kept: EpochSizes | None = None,
         blocks: Blocks = BLOCKS,
         before: TrainConfig | None = None,
     ):
@@ -263,7 +262,7 @@ def pipeline_of(
     corpus: Corpus,
     split: Split | None = None,
     *,
-    kept: KeptEpochs | None = None,
+    kept: EpochSizes | None = None,
     blocks: Blocks = BLOCKS,
 ) -> Pipeline:
     """Returns the training batches of a run; those of another split where one is given. `kept` has

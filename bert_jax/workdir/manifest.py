@@ -11,10 +11,9 @@ comparing.
 
 import json
 import time
-import zlib
 from typing import Any
 
-from bert_jax.files import inside, measure, measure_as_bucket
+from bert_jax.files import checksum_of, inside, measure, measure_as_bucket
 from bert_jax.runtime import network
 from bert_jax.workdir import bucket
 from bert_jax.workdir.bucket import is_address
@@ -138,8 +137,3 @@ def _files(directory: Any, prefix: str = "") -> list[tuple[str, Any]]:
         elif not name.startswith(MANIFEST):
             found.append((name, path))
     return found
-
-
-def checksum_of(values: dict[str, Any]) -> int:
-    """Returns the CRC-32 of values of JSON, whatever the order of their keys."""
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())

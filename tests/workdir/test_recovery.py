@@ -10,6 +10,7 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig
 from bert_jax.errors import DataDamaged, NoUsableCheckpoint, Unreachable, UsageError
+from bert_jax.files import checksum_of
 from bert_jax.workdir import (
     checkpoint,
     log_reader,
@@ -79,7 +80,7 @@ def test_a_manifest_that_nobody_wrote(saved, change):
     path = step_of(saved, 8) / "manifest.json"
     values = json.loads(path.read_text()) | change
     del values["checksum"]
-    path.write_text(json.dumps(values | {"checksum": manifest.checksum_of(values)}))
+    path.write_text(json.dumps(values | {"checksum": checksum_of(values)}))
     assert checkpoint.problem(saved, 8) is not None
 
 

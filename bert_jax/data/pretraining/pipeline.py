@@ -25,7 +25,7 @@ from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.batch import Batch, Draw, Field
-from bert_jax.data.pretraining.epochs import KeptEpochs
+from bert_jax.data.pretraining.epochs import EpochSizes
 from bert_jax.data.pretraining.mixture import Mixture
 from bert_jax.data.pretraining.stream import Key, Stream, Taken
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
@@ -57,7 +57,7 @@ class Pipeline:
         phases: tuple[PhaseConfig, ...],
         seed: int,
         sources: Mapping[str, Split] = types.MappingProxyType({}),
-        kept: KeptEpochs | None = None,
+        kept: EpochSizes | None = None,
         blocks: Blocks = BLOCKS,
     ):
         """Costs nothing; the first batch of an epoch waits for the epoch's plan, and for that of
@@ -97,7 +97,7 @@ class Pipeline:
         ]
 
     def _streams_of(
-        self, index: int, sources: Mapping[str, Split], kept: KeptEpochs | None, blocks: Blocks
+        self, index: int, sources: Mapping[str, Split], kept: EpochSizes | None, blocks: Blocks
     ) -> list[Stream]:
         options, phase, unpacked = self._options[index], self._phases[index], self._unpacked[index]
         parts = self._shares[index] if self._shares else [1.0]

@@ -28,7 +28,7 @@ from bert_jax.data import counter_rng
 from bert_jax.data.corpus.pieces import Blocks, Pieces
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
-from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch, KeptEpochs, decisive
+from bert_jax.data.pretraining.epochs import EpochCache, EpochSizes, FirstEpoch, decisive
 from bert_jax.data.pretraining.spans import ranges
 
 # An epoch's plan is begun this far before the epoch itself. A unit of an epoch is small, and is
@@ -81,7 +81,7 @@ class Stream:
         seed: int,
         rows: int,
         blocks: Blocks,
-        kept: KeptEpochs | None = None,
+        kept: EpochSizes | None = None,
         kept_as: str | None = None,
     ):
         """`index` is the phase's number, `rows` how many the source has of a step, on average. A

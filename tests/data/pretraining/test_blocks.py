@@ -10,13 +10,13 @@ import pytest
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data.corpus.pieces import Blocks, Pieces
 from bert_jax.data.corpus.store import Split
+from bert_jax.data.pretraining.epochs import EpochSizes
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.pretraining.sentence_pairs import SentencePairs
 from bert_jax.data.pretraining.stream import Stream
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.objectives.mlm import MLM
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from bert_jax.training.epoch_sizes import EpochSizes
 from tests.limits import HUNG
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split
 

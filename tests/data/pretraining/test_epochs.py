@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from bert_jax.config import DataConfig, PhaseConfig
-from bert_jax.data.pretraining.epochs import FirstEpoch
+from bert_jax.data.pretraining.epochs import EPOCHS, EpochSizes, FirstEpoch
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.pretraining.sentence_pairs import SentencePairs
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import DataDamaged
+from bert_jax.files import checksum_of
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from bert_jax.training.epoch_sizes import EPOCHS, EpochSizes
-from bert_jax.workdir.manifest import checksum_of
 from tests.synthetic_corpus import SPECIAL, random_split
 
 SPLIT = random_split(60, mean_tokens=8)
