@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax.errors import BertJaxError, UsageError
+from bert_jax.errors import UsageError
 from bert_jax.progress import note_once
 
 # What a file system says that has no locks.
@@ -40,17 +40,15 @@ def hold(path: Path, *, waits: bool = False) -> Iterator[int | None]:
 
 
 @contextlib.contextmanager
-def hold_or_refuse(
-    path: Path, doing: str, remedy: str, *, error: type[BertJaxError] = UsageError
-) -> Iterator[None]:
+def hold_or_refuse(path: Path, doing: str, remedy: str) -> Iterator[None]:
     """Holds the lock, whose file is gone afterwards.
 
-    Raises `error` where another process holds it, with that process and its machine; `doing` is
+    Raises UsageError where another process holds it, with that process and its machine; `doing` is
     what it does there ("is preparing corpus"), `remedy` what to do.
     """
     with hold(path) as held:
         if held is None:
-            raise error(f"{holder(path)} {doing}; {remedy}")
+            raise UsageError(f"{holder(path)} {doing}; {remedy}")
         try:
             yield
         finally:

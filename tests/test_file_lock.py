@@ -12,7 +12,7 @@ import time
 import pytest
 
 from bert_jax import file_lock
-from bert_jax.errors import ResumeRefused, UsageError
+from bert_jax.errors import UsageError
 
 
 def _hold(path, held):
@@ -39,10 +39,9 @@ def test_the_holder_is_named_and_a_killed_one_leaves_no_lock(tmp_path, other):
     with file_lock.hold(path) as held:
         assert held is None
     who = f"process {other.pid} on {socket.gethostname()} is writing x; wait"
-    for error in (UsageError, ResumeRefused):
-        refuse = file_lock.hold_or_refuse(path, "is writing x", "wait", error=error)
-        with pytest.raises(error, match=f"^{re.escape(who)}$"), refuse:
-            pass
+    refuse = file_lock.hold_or_refuse(path, "is writing x", "wait")
+    with pytest.raises(UsageError, match=f"^{re.escape(who)}$"), refuse:
+        pass
     os.kill(other.pid, signal.SIGKILL)
     other.join()
     assert path.exists()

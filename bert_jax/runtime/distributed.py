@@ -217,14 +217,14 @@ def exchange(name: str, text: str, *, seconds: float) -> list[str]:
 _endings = itertools.count()
 
 
-def all_end(*, seconds: float = 20.0) -> bool:
+def all_end() -> bool:
     """Returns whether every process has come to the end of its run within some seconds.
 
     Where one has not, it waits in a step for this one, which is to go: what asks all of them would
     never return.
     """
     try:
-        exchange(f"end-{next(_endings)}", "", seconds=seconds)
+        exchange(f"end-{next(_endings)}", "", seconds=20.0)
     except jax.errors.JaxRuntimeError:
         return False
     return True

@@ -10,7 +10,7 @@ from bert_jax.training import preflight
 from bert_jax.training.held_out_hooks import HeldOutFigure
 from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
-from bert_jax.workdir import log_reader, trackers
+from bert_jax.workdir import trackers
 from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import Finding, passed, warned
 from bert_jax_lab.reference_curves import recorded_runs
@@ -63,7 +63,7 @@ def expected(case: Case) -> Finding:
     """The runs that this one is compared with are of its kind."""
     assert case.expect is not None
     entropy = case.corpus.manifest["unigram_entropy_nats"]
-    group = recorded_runs.of_runs(case.config, entropy, case.expect, rows_of=log_reader.read_rows)
+    group = recorded_runs.of_runs(case.config, entropy, case.expect)
     return passed(f"{len(group['runs'])} run(s) of its kind")
 
 

@@ -43,9 +43,7 @@ class ExpectedCurves(Hook):
         groups = [*recorded_runs.named(directory), *recorded_runs.shipped()]
         if self._paths:
             try:
-                group = recorded_runs.of_runs(
-                    job.config, entropy, self._paths, rows_of=log_reader.read_rows
-                )
+                group = recorded_runs.of_runs(job.config, entropy, self._paths)
                 groups = [recorded_runs.parsed(group), *groups]
                 kept[run_directory.EXPECTED] = [group]
             except UsageError as error:

@@ -21,7 +21,7 @@ from bert_jax import config_loader, strict_json
 from bert_jax.config import TrainConfig, from_dict, to_dict
 from bert_jax.config_checks import complete
 from bert_jax.errors import UsageError
-from bert_jax.workdir import location
+from bert_jax.workdir import location, log_reader
 from bert_jax.workdir.run_directory import CONFIG, EXPECTED
 from bert_jax_lab.reference_curves import comparable_runs, curve
 from bert_jax_lab.reference_curves.curve import Curve
@@ -99,15 +99,12 @@ def _read(group: dict[str, Any], config_of: Any) -> RecordedRuns:
     )
 
 
-def of_runs(
-    config: TrainConfig, entropy: float, paths: Iterable[Path | str], *, rows_of: Any
-) -> dict[str, Any]:
+def of_runs(config: TrainConfig, entropy: float, paths: Iterable[Path | str]) -> dict[str, Any]:
     """Returns a group, as a file has it, of finished runs of the kind of a config.
 
     Each path is a workdir, or the workdir of a study, whose runs of other kinds are passed over.
-    `entropy` is the unigram entropy of the corpus that the config is to be run on, in nats;
-    `rows_of` returns the rows of a workdir's metrics.jsonl. Raises UsageError for a path without
-    a run of this kind, and for a log without losses of masked words.
+    `entropy` is the unigram entropy of the corpus that the config is to be run on, in nats. Raises
+    UsageError for a path without a run of this kind, and for a log without losses of masked words.
     """
     directories = []
     for place in paths:
@@ -123,7 +120,7 @@ def of_runs(
     return {
         "recipe": to_dict(first),
         "unigram_entropy_nats": entropy,
-        "runs": [_curves_of(each, config, rows_of) for each in directories],
+        "runs": [_curves_of(each, config) for each in directories],
     }
 
 
@@ -145,8 +142,8 @@ def _apart(config: TrainConfig, entropy: float, file: Path) -> str:
     return ""
 
 
-def _curves_of(directory: Path, config: TrainConfig, rows_of: Any) -> dict[str, Any]:
-    rows = rows_of(directory)
+def _curves_of(directory: Path, config: TrainConfig) -> dict[str, Any]:
+    rows = log_reader.read_rows(directory)
     found = {
         "training": curve.training(rows, config.total_steps),
         "held_out": curve.held_out(rows),

@@ -347,17 +347,10 @@ def test_expect(tmp_path, trained, corpus, capsys):
     (tmp_path / "study/runs/tiny.seed0").symlink_to(trained)
     other = dataclasses.replace(tiny_corpus.tiny_config(), output_bias="log_frequency")
     written_runs.write_config(tmp_path / "study/runs/other.seed0", other)
-    group = recorded_runs.of_runs(
-        load_config(str(config)),
-        kept.entropy,
-        [tmp_path / "study"],
-        rows_of=log_reader.read_rows,
-    )
+    group = recorded_runs.of_runs(load_config(str(config)), kept.entropy, [tmp_path / "study"])
     assert len(group["runs"]) == 1
     with pytest.raises(UsageError, match="no run of this study is of this kind"):
-        recorded_runs.of_runs(
-            load_config("bert_base"), 6.0, [tmp_path / "study"], rows_of=log_reader.read_rows
-        )
+        recorded_runs.of_runs(load_config("bert_base"), 6.0, [tmp_path / "study"])
 
 
 def test_nothing_is_expected_of_a_short_run():
