@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,10 +13,18 @@ from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.interchange.eurobert import FAMILY
 from bert_jax.model.mixers import self_attention
-from tests.golden import make_eurobert, make_modernbert
+from tests.golden import make_eurobert
 from tests.golden.make_eurobert import MODEL
 from tests.golden.make_modernbert import HEAD, documents, params
-from tests.interchange.test_modernbert import count, edit, logits_of, row_of, written
+from tests.interchange.test_modernbert import (
+    assert_gradients,
+    assert_logits,
+    count,
+    edit,
+    logits_of,
+    row_of,
+    written,
+)
 from tests.models import assert_same
 
 
@@ -27,26 +34,11 @@ def golden():
 
 
 def test_logits_equal_transformers(golden):
-    first, *packed = documents()
-    alone = logits_of(params(MODEL), row_of(first, length=64), MODEL)
-    together = logits_of(params(MODEL), row_of(*packed, length=96), MODEL)
-    ends = np.cumsum([len(text) for text in packed])
-    for number, ours in enumerate([alone, *np.split(together, ends)[:-1]]):
-        np.testing.assert_allclose(ours, golden[f"5.logits.{number}"], atol=1e-5, rtol=0)
+    assert_logits(golden, "5", MODEL)
 
 
 def test_gradients_equal_transformers(golden):
-    row = row_of(documents()[0], length=64)
-    run = jax.jit(jax.grad(lambda p: jnp.mean(jnp.sin(logits_of(p, row, MODEL)))))
-    tensors = huggingface.to_tensors(run(params(MODEL)), FAMILY)
-    named = {key for key in golden if key.startswith("5.gradient.")}
-    assert named == {f"5.gradient.{name}" for name in tensors}
-    for name, ours in tensors.items():
-        bound = 1e-5 * golden[f"5.largest.{name}"]
-        theirs = golden[f"5.gradient.{name}"]
-        np.testing.assert_allclose(
-            make_modernbert.sample(ours), theirs, atol=bound, rtol=0, err_msg=name
-        )
+    assert_gradients(golden, "5", MODEL, FAMILY)
 
 
 def the_other_order(patch):

@@ -49,19 +49,40 @@ def logits_of(params, row, model=MODEL):
     return outputs["mlm_logits"][0]
 
 
+def assert_logits(golden, version, model):
+    """One document that fills a row; three that share one, each beside what it is alone."""
+    first, *packed = documents()
+    alone = logits_of(params(model), row_of(first, length=64), model)
+    together = logits_of(params(model), row_of(*packed, length=96), model)
+    ends = np.cumsum([len(text) for text in packed])
+    for number, ours in enumerate([alone, *np.split(together, ends)[:-1]]):
+        theirs = golden[f"{version}.logits.{number}"]
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+
+
+def assert_gradients(golden, versions, model, family):
+    row = row_of(documents()[0], length=64)
+    run = jax.jit(jax.grad(lambda p: jnp.mean(jnp.sin(logits_of(p, row, model)))))
+    tensors = huggingface.to_tensors(run(params(model)), family)
+    for version in versions:
+        named = {key for key in golden if key.startswith(f"{version}.gradient.")}
+        assert named == {f"{version}.gradient.{name}" for name in tensors}
+        for name, ours in tensors.items():
+            theirs = golden[f"{version}.gradient.{name}"]
+            largest = golden[f"{version}.largest.{name}"]
+            bound = 1e-5 * largest
+            np.testing.assert_allclose(
+                make_modernbert.sample(ours), theirs, atol=bound, rtol=0, err_msg=name
+            )
+            assert abs(np.abs(ours).max() - largest) <= bound, name
+
+
 # --- what it computes ----------------------------------------------------------------------------
 
 
 @each_version
 def test_logits_equal_transformers(golden, version):
-    """One document that fills a row; three that share one, each beside what it is alone."""
-    first, *packed = documents()
-    alone = logits_of(params(), row_of(first, length=64))
-    together = logits_of(params(), row_of(*packed, length=96))
-    ends = np.cumsum([len(text) for text in packed])
-    for number, ours in enumerate([alone, *np.split(together, ends)[:-1]]):
-        theirs = golden[f"{version}.logits.{number}"]
-        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+    assert_logits(golden, version, MODEL)
 
 
 def test_a_document_does_not_see_its_neighbours():
@@ -74,20 +95,7 @@ def test_a_document_does_not_see_its_neighbours():
 
 
 def test_gradients_equal_transformers(golden):
-    row = row_of(documents()[0], length=64)
-    gradients = jax.jit(jax.grad(lambda p: jnp.mean(jnp.sin(logits_of(p, row)))))(params())
-    tensors = huggingface.to_tensors(gradients, FAMILY)
-    for version in VERSIONS:
-        named = {key for key in golden if key.startswith(f"{version}.gradient.")}
-        assert named == {f"{version}.gradient.{name}" for name in tensors}
-        for name, ours in tensors.items():
-            theirs = golden[f"{version}.gradient.{name}"]
-            largest = golden[f"{version}.largest.{name}"]
-            bound = 1e-5 * largest
-            np.testing.assert_allclose(
-                make_modernbert.sample(ours), theirs, atol=bound, rtol=0, err_msg=name
-            )
-            assert abs(np.abs(ours).max() - largest) <= bound, name
+    assert_gradients(golden, VERSIONS, MODEL, FAMILY)
 
 
 def changed(**changes):

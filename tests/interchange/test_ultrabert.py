@@ -3,8 +3,6 @@
 import dataclasses
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -16,11 +14,19 @@ from bert_jax.interchange.ultrabert import FAMILY
 from bert_jax.model import bert
 from bert_jax.model.layer_spec import layer_specs
 from bert_jax.registry import FAMILIES
-from tests.golden import make_modernbert, make_ultrabert
+from tests.golden import make_ultrabert
 from tests.golden.make_modernbert import HEAD, documents, params
 from tests.golden.make_ultrabert import MODEL
 from tests.interchange.test_eurobert import the_other_order
-from tests.interchange.test_modernbert import edit, logits_of, no_last_norm, row_of, written
+from tests.interchange.test_modernbert import (
+    assert_gradients,
+    assert_logits,
+    edit,
+    logits_of,
+    no_last_norm,
+    row_of,
+    written,
+)
 from tests.models import assert_same
 
 
@@ -30,27 +36,11 @@ def golden():
 
 
 def test_logits_equal_transformers(golden):
-    """One document that fills a row; three that share one, each beside what it is alone."""
-    first, *packed = documents()
-    alone = logits_of(params(MODEL), row_of(first, length=64), MODEL)
-    together = logits_of(params(MODEL), row_of(*packed, length=96), MODEL)
-    ends = np.cumsum([len(text) for text in packed])
-    for number, ours in enumerate([alone, *np.split(together, ends)[:-1]]):
-        np.testing.assert_allclose(ours, golden[f"5.logits.{number}"], atol=1e-5, rtol=0)
+    assert_logits(golden, "5", MODEL)
 
 
 def test_gradients_equal_transformers(golden):
-    row = row_of(documents()[0], length=64)
-    run = jax.jit(jax.grad(lambda p: jnp.mean(jnp.sin(logits_of(p, row, MODEL)))))
-    tensors = huggingface.to_tensors(run(params(MODEL)), FAMILY)
-    named = {key for key in golden if key.startswith("5.gradient.")}
-    assert named == {f"5.gradient.{name}" for name in tensors}
-    for name, ours in tensors.items():
-        bound = 1e-5 * golden[f"5.largest.{name}"]
-        theirs = golden[f"5.gradient.{name}"]
-        np.testing.assert_allclose(
-            make_modernbert.sample(ours), theirs, atol=bound, rtol=0, err_msg=name
-        )
+    assert_gradients(golden, "5", MODEL, FAMILY)
 
 
 def _with(**changes):

@@ -240,15 +240,15 @@ def test_a_finished_corpus_is_not_made_again(tmp_path, source, capsys):
         run()
 
 
+def with_vocabulary(source, vocabulary, output):
+    return prepare(
+        [str(source)], output, tokenizer=str(vocabulary), validation_fraction=0.1, workers=1
+    )
+
+
 def test_another_given_tokenizer_is_another_corpus(tmp_path, source, vocabulary):
     def run():
-        return prepare(
-            [str(source)],
-            tmp_path / "c",
-            tokenizer=str(vocabulary),
-            validation_fraction=0.1,
-            workers=1,
-        )
+        return with_vocabulary(source, vocabulary, tmp_path / "c")
 
     run()
     vocabulary.write_text(vocabulary.read_text() + "zebra\n")
@@ -434,13 +434,7 @@ def test_a_glob_does_not_read_what_is_being_written(tmp_path, source):
 
 def test_a_damaged_part_is_removed_and_made_again(tmp_path, source, vocabulary, monkeypatch):
     def run():
-        return prepare(
-            [str(source)],
-            tmp_path / "c",
-            tokenizer=str(vocabulary),
-            validation_fraction=0.1,
-            workers=1,
-        )
+        return with_vocabulary(source, vocabulary, tmp_path / "c")
 
     def damage(part):
         data = bytearray(part.read_bytes())
