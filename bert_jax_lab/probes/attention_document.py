@@ -4,19 +4,21 @@ Both say the same numbers. Queries, keys and what positions add are stored once,
 bytes a number, and all others are made of what is stored: here in NumPy, in the page by its script.
 """
 
+import base64
 import dataclasses
 from typing import Any
 
 import numpy as np
 
 from bert_jax_lab.probes.attention import Attention, statistics
-from bert_jax_lab.probes.stored_arrays import stored
 
 # Bytes up to which arrays are stored as float32, and beyond which in half of that: a page of
 # BERT-Base has some 6 MB for 128 tokens, and would have 13.
 _EXACT = 3_000_000
 # What numbers are rounded to where they are written out.
 _DECIMALS = 6
+# The largest of the numbers of a vector, in two bytes.
+_MOST = 32767
 
 
 class AttentionDocument:
@@ -124,3 +126,25 @@ def _once(position: np.ndarray) -> np.ndarray:
 
 def _rounded(x: Any) -> Any:
     return (np.round(np.asarray(x, np.float64), _DECIMALS) + 0.0).tolist()  # never -0.0
+
+
+def stored(array: np.ndarray, *, exact: bool) -> tuple[dict[str, Any], np.ndarray]:
+    """Returns an array float32 `[..., K]` as an object for JSON, and decoded again: numbers that
+    are made of what comes back are those of the page.
+
+    Exact, `data` is the base64 of its little-endian float32. Else each vector, the last dim, has a
+    float32 in `scales`, and `data` is int16: a number is off by at most 1/65,534 of the largest one
+    of its vector. `type` says which, `shape` the shape.
+    """
+    array = np.ascontiguousarray(array, np.float32)
+    described: dict[str, Any] = {"shape": list(array.shape)}
+    if exact:
+        return described | {"type": "float32", "data": _text(array, "<f4")}, array
+    scales = np.abs(array).max(axis=-1, keepdims=True) / np.float32(_MOST)
+    rounded = np.rint(array / np.where(scales > 0, scales, 1)).astype(np.int16)
+    described |= {"type": "int16", "scales": _text(scales, "<f4"), "data": _text(rounded, "<i2")}
+    return described, rounded * scales
+
+
+def _text(array: np.ndarray, dtype: str) -> str:
+    return base64.b64encode(array.astype(dtype).tobytes()).decode("ascii")

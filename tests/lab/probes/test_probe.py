@@ -26,7 +26,7 @@ from bert_jax.model import bert, sharding
 from bert_jax.model.positions import distance_bias
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.registry import POSITIONS
-from bert_jax_lab.probes import minimal_pairs, stored_arrays
+from bert_jax_lab.probes import attention_document, minimal_pairs
 from bert_jax_lab.probes.attention import Attention, AttentionProbe, statistics
 from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.hidden_words import drawn_words, hidden_words
@@ -279,10 +279,10 @@ def test_stored_arrays():
     draw = np.random.default_rng(0)
     array = draw.standard_normal((3, 5, 8)).astype(np.float32)
     array[1, 2] = 0.0
-    described, decoded = stored_arrays.stored(array, exact=True)
+    described, decoded = attention_document.stored(array, exact=True)
     assert decoded.tobytes() == array.tobytes() == base64.b64decode(described["data"])
     assert described["type"] == "float32" and described["shape"] == [3, 5, 8]
-    described, decoded = stored_arrays.stored(array, exact=False)
+    described, decoded = attention_document.stored(array, exact=False)
     numbers = np.frombuffer(base64.b64decode(described["data"]), "<i2").reshape(array.shape)
     scales = np.frombuffer(base64.b64decode(described["scales"]), "<f4").reshape(3, 5, 1)
     np.testing.assert_array_equal(numbers * scales, decoded)
