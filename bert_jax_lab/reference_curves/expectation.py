@@ -6,8 +6,7 @@ from typing import Any
 
 from bert_jax.config import TrainConfig
 from bert_jax_lab.reference_curves import comparable_runs, curve, recorded_runs
-from bert_jax_lab.reference_curves.curve import SHIFT, Point, band
-from bert_jax_lab.reference_curves.forecast import forecast
+from bert_jax_lab.reference_curves.curve import SHIFT, Point, band, forecast
 from bert_jax_lab.reference_curves.recorded_runs import RecordedRuns
 
 # Points of a band that is drawn.

@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bert_jax_lab.reference_curves.curve import MARGIN, Curve, band, window
+from bert_jax_lab.reference_curves.curve import MARGIN, Curve, band, forecast, window
 from bert_jax_lab.reference_curves.expectation import Expectation
-from bert_jax_lab.reference_curves.forecast import forecast
 
 # Looks in a row, each a hundredth of the run after the last, until there is a warning; and held-out
 # losses.

@@ -23,7 +23,6 @@ from bert_jax.workdir import log_reader
 from bert_jax_lab.reference_curves import (
     comparable_runs,
     curve,
-    forecast,
     published_losses,
     recorded_runs,
 )
@@ -94,10 +93,10 @@ def test_the_band_holds_other_seeds_and_other_moments():
 
 def test_the_forecast_is_that_of_the_law():
     past = range(200, 1001, 100)
-    found = forecast.forecast(Curve(tuple(past), tuple(falling(s) for s in past)), [1200, 2000])
+    found = curve.forecast(Curve(tuple(past), tuple(falling(s) for s in past)), [1200, 2000])
     for step, low, high in found:
         assert low < falling(step) < high and high - low < 0.6
-    assert forecast.forecast(Curve((1, 2, 3, 4), (5.0, 4.0, 3.0, 2.0)), [5]) == []
+    assert curve.forecast(Curve((1, 2, 3, 4), (5.0, 4.0, 3.0, 2.0)), [5]) == []
 
 
 def test_a_healthy_run_is_left_alone():
