@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bert_jax import progress
 from bert_jax_lab.reports.page import table
 
 _TRAINING = "training"
@@ -141,16 +142,16 @@ def as_table(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str
             sorted({step for found in values for step in found}),
             _LINES if name == _TRAINING else _HELD_OUT_LINES,
         )
-        rows = [[f"{step:,}", *(_digits(found.get(step)) for found in values)] for step in steps]
+        rows = [[f"{step:,}", *(shown(found.get(step)) for found in values)] for step in steps]
         caption = f"{chart['heading']}: {name}"
         tables.append(table(["step", *(s["label"] for s in members)], rows, caption=caption))
     if chart["lines"]:
-        rows = [[line["label"], _digits(line["value"])] for line in chart["lines"]]
+        rows = [[line["label"], shown(line["value"])] for line in chart["lines"]]
         tables.append(table(["line", "value"], rows, caption=f"{chart['heading']}: lines"))
     for number in chart["expected"]:
         run = runs[number]
         rows = [
-            [f"{step:,}", _digits(low), _digits(high)]
+            [f"{step:,}", shown(low), shown(high)]
             for step, low, high in _some(run["expected"], _LINES)
         ]
         caption = f"{chart['heading']}: expected of {run['name']}"
@@ -183,10 +184,15 @@ def _some(values: Sequence[Any], most: int) -> list[Any]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def _digits(value: float | None) -> str:
+def shown(value: Any) -> str:
+    """Returns a value as a table shows it: numbers with five digits, nothing for None."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:z,.5g}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 1e5:
+        return progress.number(value, ",.0f")
+    return f"{value:z,.5g}"
 
 
 def _in_words(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
@@ -196,9 +202,9 @@ def _in_words(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> st
         points = _points(runs[series["run"]], series)
         steps = list(points)
         parts.append(
-            f"{series['label']}: {_digits(points[steps[0]])} at step {steps[0]:,}"
-            + (f", {_digits(points[steps[-1]])} at step {steps[-1]:,}" if len(steps) > 1 else "")
+            f"{series['label']}: {shown(points[steps[0]])} at step {steps[0]:,}"
+            + (f", {shown(points[steps[-1]])} at step {steps[-1]:,}" if len(steps) > 1 else "")
         )
-    parts += [f"{line['label']}: {_digits(line['value'])}" for line in chart["lines"]]
+    parts += [f"{line['label']}: {shown(line['value'])}" for line in chart["lines"]]
     unit = f", {chart['unit']}" if chart["unit"] else ""
     return f"{chart['heading']}{unit}, over steps. {'; '.join(parts)}."

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bert_jax import progress
 from bert_jax.workdir import goodput
 from bert_jax_lab.reports import page, report_charts, run_data
 from bert_jax_lab.reports.page import table, text
+from bert_jax_lab.reports.report_charts import shown
 
 # How an end is marked on the track of a run.
 _MARKS = {"no last word": " lost", "preempted": " preempted"}
@@ -63,17 +63,6 @@ def render(
         scripts=["vendor/uPlot.iife.min.js", "report.js"],
         styles=["vendor/uPlot.min.css", "report.css"],
     )
-
-
-def shown(value: Any) -> str:
-    """Returns a value as a table shows it: numbers with five digits, nothing for None."""
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, int) or abs(value) >= 1e5:
-        return progress.number(value, ",.0f")
-    return f"{value:z,.5g}"
 
 
 def duration(seconds: float) -> str:
