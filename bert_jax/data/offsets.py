@@ -18,7 +18,9 @@ class Offsets:
     def __init__(self, shards: Sequence[np.ndarray], *, shift: int = 0):
         """`shards` are the offsets of each, from 0 to its size; `shift` is added to all."""
         self._shards, self._shift = tuple(shards), shift
-        self._first = np.cumsum([0, *(len(shard) - 1 for shard in shards)], dtype=np.int64)
+        # A shard's last offset is the first one of the next; the last of all is a part of its own.
+        self._parts = [*(shard[:-1] for shard in shards), np.zeros(1, np.int64)]
+        self._first = np.cumsum([0, *map(len, self._parts)], dtype=np.int64)
         self._base = shift + np.cumsum([0, *(int(shard[-1]) for shard in shards)], dtype=np.int64)
 
     @classmethod
@@ -32,7 +34,7 @@ class Offsets:
 
     @property
     def size(self) -> int:
-        return int(self._first[-1]) + 1
+        return int(self._first[-1])
 
     def __len__(self) -> int:
         return self.size
@@ -41,50 +43,37 @@ class Offsets:
         """Returns one offset as an integer, or several as an array."""
         if isinstance(index, slice):
             start, stop, step = index.indices(self.size)
-            if step != 1:
+            if step != 1 or start >= stop:
                 return self[np.arange(start, stop, step)]
-            return self._between(start, max(start, stop))
+            first, last = np.searchsorted(self._first, [start, stop - 1], side="right") - 1
+            return np.concatenate(
+                [
+                    self._base[number] + self._parts[number][max(start - at, 0) : stop - at]
+                    for number, at in enumerate(self._first[first : last + 1].tolist(), first)
+                ]
+            )
         asked = np.asarray(index)
         if asked.dtype == bool:
             (asked,) = np.nonzero(asked)
         if asked.size and (asked.min() < -self.size or asked.max() >= self.size):
             raise IndexError(f"index out of range of {self.size} offsets")
         asked = np.where(asked < 0, asked + self.size, asked)
-        # The last offset of all is the base of a shard that is not there.
-        shard = np.searchsorted(self._first, asked, side="right") - 1
-        found = self._base[shard]
-        for number in np.unique(shard[asked < self._first[-1]]).tolist():
-            here = shard == number
-            within = asked[here] - self._first[number]
-            found = np.array(found)
-            found[here] += self._shards[number][within].astype(np.int64)
+        part = np.searchsorted(self._first, asked, side="right") - 1
+        found = np.array(self._base[part])
+        for number in np.unique(part).tolist():
+            here = part == number
+            found[here] += self._parts[number][asked[here] - self._first[number]].astype(np.int64)
         return int(found) if found.ndim == 0 else found
 
     def searchsorted(self, value: int) -> int:
         """Returns where the first offset stands that is `value` or more."""
-        shard = int(np.searchsorted(self._base, value, side="right")) - 1
-        if shard < 0:
+        number = int(np.searchsorted(self._base, value, side="right")) - 1
+        if number < 0:
             return 0
-        if shard == len(self._shards):
-            return self.size - (value == self._base[-1])
-        offsets = self._shards[shard]
-        # Of another type, NumPy would make a copy of all offsets of the shard.
-        within = np.searchsorted(offsets, offsets.dtype.type(value - self._base[shard]))
-        return int(self._first[shard] + within)
+        offsets = self._parts[number]
+        # Of another type, NumPy would make a copy of all offsets of the part.
+        within = np.searchsorted(offsets, offsets.dtype.type(value - self._base[number]))
+        return int(self._first[number] + within)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self._between(0, self.size).astype(dtype or np.int64, copy=False)
-
-    def _between(self, start: int, stop: int) -> np.ndarray:
-        found, at = np.empty(stop - start, np.int64), start
-        while at < stop:
-            shard = int(np.searchsorted(self._first, at, side="right")) - 1
-            if shard == len(self._shards):
-                found[at - start :] = self._base[-1]
-                break
-            first = int(self._first[shard])
-            end = min(stop, int(self._first[shard + 1]))
-            part = self._shards[shard][at - first : end - first]
-            np.add(part, self._base[shard], out=found[at - start : end - start], casting="unsafe")
-            at = end
-        return found
+        return self[:].astype(dtype or np.int64, copy=False)
