@@ -27,11 +27,4 @@ from bert_jax.config import TrainConfig
 
 
 def config() -> TrainConfig:
-    recipe = config_loader.load_config("bert_base")
-    return replace(
-        recipe,
-        name="bert_base_64core",
-        data=replace(recipe.data, num_workers=4),
-        # By steps, it would be one save a minute.
-        checkpoint=replace(recipe.checkpoint, every_minutes=10.0),
-    )
+    return replace(config_loader.load_config("bert_base_16chip"), name="bert_base_64core")

@@ -26,11 +26,4 @@ from bert_jax.config import TrainConfig
 
 
 def config() -> TrainConfig:
-    recipe = config_loader.load_config("bert_large")
-    return replace(
-        recipe,
-        name="bert_large_v5e",
-        data=replace(recipe.data, num_workers=4),
-        # By steps, it would be one save a minute.
-        checkpoint=replace(recipe.checkpoint, every_minutes=10.0),
-    )
+    return replace(config_loader.load_config("bert_large_64core"), name="bert_large_v5e")
