@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from bert_jax import config_loader
 from bert_jax.config import ComputeConfig, TrainConfig, flatten, settings
+from bert_jax.config.conversion import changed
 from bert_jax.errors import UsageError
 from bert_jax.memory import estimate
 from bert_jax.memory.free import free_bytes
@@ -204,7 +205,7 @@ def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig |
     """
     stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
     fields = [path for path, each in settings().items() if each.fits_memory]
-    begun = _with(config, {name: stored[name] for name in fields})
+    begun = changed(config, {name: stored[name] for name in fields})
     kept = _difference(config, begun) or "as the config says"
     for number, phase in enumerate(begun.phases):
         pieces = begun.in_phase(number).optimizer.gradient_accumulation_steps
@@ -218,14 +219,6 @@ def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig |
 
 def _has_steps(directory: Path) -> bool:
     return (directory / run_directory.CONFIG).is_file() and bool(checkpoint.steps(directory))
-
-
-def _with(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    for name, value in values.items():
-        section, field = name.split(".")
-        part = dataclasses.replace(getattr(config, section), **{field: value})
-        config = dataclasses.replace(config, **{section: part})
-    return config
 
 
 class _MemoryPlanner:
