@@ -13,17 +13,11 @@ from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, huggingface_config, tf1
 from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, sharding
-from bert_jax.objectives.mlm_nsp import MLM_NSP
-from bert_jax.training import device_feed
-from bert_jax.update.flops import train_flops
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.muon import _labels
 from bert_jax.update.optimizers import decay_mask, make
-from bert_jax.update.state import TrainState
-from bert_jax.update.step import train_step
 from tests.batches import mesh_of, random_batch
 from tests.models import random_params, vocabulary
-from tests.update.test_flops import product_flops
 
 _MODEL = ModelConfig(
     vocab_size=50,
@@ -136,32 +130,6 @@ def test_the_gate_is_cut_as_the_map_beside_it():
             path = tuple(map(jax.tree_util.DictKey, ("encoder", "layer_0", module, leaf)))
             shape = (32, 48) if leaf == "kernel" else (48,)
             assert sharding.compute_spec(path, shape, mesh=mesh) == expected
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"feed_forward": "gated", "norm_placement": "pre", "position_embedding_type": "rotary"},
-        {"position_embedding_type": "relative_key"},
-        {"position_embedding_type": "relative_key_query"},
-    ],
-    ids=["gated", "relative_key", "relative_key_query"],
-)
-def test_flops_are_the_train_steps_products(changes):
-    """As test_flops.py has it of BERT, but for the rows that are picked."""
-    fields = [f"model.{name}={value}" for name, value in changes.items()]
-    config = load_config("bert_base", [*fields, "model.num_hidden_layers=2"])
-    phase = config.phases[0]
-    mesh = mesh_of((1, 8, 1))
-    with jax.set_mesh(mesh):
-        state = TrainState.abstract(config, mesh)
-        batch = device_feed.abstract_batch(phase, fields=MLM_NSP.fields, mesh=mesh)
-        jaxpr = jax.make_jaxpr(lambda s, b: train_step(s, b, config=config, objective=MLM_NSP))(
-            state, batch
-        )
-    picked = 2 * (phase.max_predictions + 1) * phase.sequence_length * config.model.hidden_size
-    closed = train_flops(MLM_NSP, config.model, phase)
-    assert product_flops(jaxpr.jaxpr) - closed == 2 * phase.global_batch_size * picked
 
 
 _NOT_BERT = {
