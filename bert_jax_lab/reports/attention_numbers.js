@@ -13,7 +13,7 @@ const attention = (() => {
     return found.buffer;
   }
 
-  // As stored_arrays.py writes them: float32, or int16 with a scale for each vector.
+  // As attention_document.py writes them: float32, or int16 with a scale for each vector.
   function decode(stored) {
     if (!stored) return null;
     if (stored.type === "float32") return new Float32Array(bytes(stored.data));
