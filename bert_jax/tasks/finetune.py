@@ -269,7 +269,9 @@ def _demand(data: TaskData, mesh: Mesh) -> Demand:
         return [max(map(batches, rows), key=lambda batch: batch["input_ids"].size)]
 
     def evaluation(config: TrainConfig) -> list[dict[str, np.ndarray]]:
-        shape = (config.evaluation.batch_size, config.phases[0].sequence_length)
+        # As many rows as the devices divide, as `Forward` takes.
+        rows = math.ceil(config.evaluation.batch_size / mesh.size) * mesh.size
+        shape = (rows, config.phases[0].sequence_length)
         names = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
         return [{name: np.zeros(shape, np.int32) for name in names}]
 

@@ -131,6 +131,16 @@ def test_an_answer_in_a_paragraph(tmp_path, encoder):
     assert list(result_of(home)["scores"]["dev"]) == ["exact_match", "f1"]
 
 
+def test_rows_that_do_not_divide_by_the_devices_are_scored(tmp_path, encoder, glue, classified):
+    """As three or six devices do not divide the 64 rows that are scored at a time."""
+    size = jax.device_count() + 1
+    assert size > 2, "one device divides everything"
+    task = ["--task", "sst2", "--data", str(glue), *_FAST]
+    options = ["--set", f"evaluation.batch_size={size}"]
+    assert main(finetune(encoder, tmp_path / "run", *task, *options)) == 0
+    assert result_of(tmp_path / "run")["scores"] == result_of(classified)["scores"]
+
+
 @pytest.mark.parametrize("task", ["squad", "squad2"])
 def test_right_spans_give_right_answers(tmp_path, encoder, task):
     """Outputs that are high where the labels are, through windows and candidates, score 100."""
