@@ -43,7 +43,7 @@ def seconds_of(text: str) -> float:
 class StudyOptions(Verb):
     study: Positional[str]
     """STUDY: a shipped study: ladder, positions, objectives, recipe, scaling, pretraining_pays,
-    electra, or a .py file that defines study() ([studies.md](studies.md))"""
+    layer_types, electra, or a .py file that defines study() ([studies.md](studies.md))"""
     workdir: Local
     """DIR: where runs and tables go"""
     corpus: CorpusDirectory | None = None
@@ -194,6 +194,7 @@ def _typed(options: StudyOptions) -> str:
     if options.steps is not None:
         words += ["--steps", str(options.steps)]
     words += [word for change in options.overrides for word in ("--set", change)]
+    words += [word for file in options.extend for word in ("--extend", str(file))]
     return shlex.join(words)
 
 

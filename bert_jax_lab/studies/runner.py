@@ -64,7 +64,7 @@ def claim(plan: StudyPlan) -> None:
         if held.get(name) != value:
             raise ResumeRefused(
                 f"`workdir` {plan.workdir} holds a study whose {name} is {held.get(name)!r}, not "
-                f"{value!r}; choose another `workdir`"
+                f"{value!r}; give what it was begun with, or choose another `workdir`"
             )
 
 

@@ -10,6 +10,7 @@ from bert_jax import progress
 from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir.run_list import spread_text
+from bert_jax_lab.reports import report_page
 from bert_jax_lab.studies.figures import Drawn
 
 _NOTHING = "–"
@@ -244,7 +245,8 @@ def _count(number: int | None) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    return _NOTHING if seconds is None else progress.duration(seconds)
+    # As measured: `progress.duration` rounds what is left up.
+    return _NOTHING if seconds is None else report_page.duration(seconds)
 
 
 def _or_nothing(value: Any) -> str:

@@ -7,6 +7,8 @@ import itertools
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 import signal
 import time
@@ -22,6 +24,7 @@ import bert_jax
 from benchmarks import attention_cost, law_coverage
 from bert_jax import file_lock
 from bert_jax.__main__ import main
+from bert_jax.cli import options, usage
 from bert_jax.cli.usage import command_parser
 from bert_jax.config import OptimizerConfig, PhaseConfig, to_dict
 from bert_jax.data.corpus.prepare import prepare
@@ -31,7 +34,7 @@ from bert_jax.progress import duration, number
 from bert_jax.registry import MIXERS, OBJECTIVES
 from bert_jax.workdir import log_reader, run_list
 from bert_jax.workdir.metrics_log import MetricsLogger
-from bert_jax_lab.cli.study import command_of, seconds_of
+from bert_jax_lab.cli.study import StudyOptions, _typed, command_of, seconds_of
 from bert_jax_lab.studies import (
     corpus_tasks,
     estimate,
@@ -498,6 +501,20 @@ def test_a_workdir_holds_one_study(tmp_path, corpus, capsys):
     assert not (tmp_path / "other").exists()
 
 
+def test_the_help_names_all_shipped_studies(capsys):
+    with pytest.raises(SystemExit):
+        main(["study", "--help"])
+    words = set(re.findall(r"\w+", capsys.readouterr().out))
+    assert words >= {*study.shipped_names()}
+
+
+def test_the_page_says_the_whole_command():
+    """Without the file that registers what its configs name, nobody can give it again."""
+    words = ["study", "mine.py", "--workdir", "w", "--set", "seed=1", "--extend", "objective.py"]
+    given = options.read(StudyOptions, usage.parse(command_parser(), words))
+    assert shlex.split(_typed(given)) == ["bert-jax", *words]
+
+
 @pytest.mark.parametrize("change", ["seed=7", "name=mine"])
 @pytest.mark.parametrize("place", ["study", "variant", "command"])
 def test_a_study_gives_names_and_seeds_itself(tmp_path, corpus, change, place):
@@ -577,6 +594,14 @@ def test_durations():
     ]
     assert [duration(24 * 3600 * d) for d in (3, 900, 4015)] == ["3 days", "2 years", "11 years"]
     assert [number(v) for v in (6.75, 1e304, -2e9)] == ["6.8", "1e+304", "-2e+09"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(2.2, "2.2 s"), (91, "1 min 31 s"), (181, "3 min 1 s"), (None, "–")]
+)
+def test_the_time_of_training_is_not_rounded_up(seconds, shown):
+    """An estimate is: 181 seconds that were measured stood in the table as four minutes."""
+    assert table._time(seconds) == shown
 
 
 def test_the_time_is_estimated_from_steps_and_then_from_runs(tmp_path, corpus):
