@@ -9,6 +9,7 @@ from bert_jax.config.data import DataConfig
 from bert_jax.config.fields import PHASE, WithChanges, section, setting
 from bert_jax.config.model import ModelConfig
 from bert_jax.config.optimizer import OptimizerConfig
+from bert_jax.errors import UsageError
 
 # fmt: off
 # The facts of a field stand side by side.
@@ -112,10 +113,21 @@ def growing(phase: PhaseConfig, *, by: int, tokens: float) -> tuple[PhaseConfig,
 
     Batches of `by` rows, 2 x `by`, 3 x `by`, ... come first, each for a share of `tokens` that is
     as large as the batch; then those of the phase itself (AnswerDotAI/ModernBERT
-    src/sequence_packer.py, `batch_size_warmup_tokens`). Tokens are those of full rows.
+    src/sequence_packer.py, `batch_size_warmup_tokens`). Tokens are those of full rows. Raises
+    UsageError where there is no batch before the phase's own, or no step left for it.
     """
+    if not 0 < by < phase.global_batch_size:
+        raise UsageError(
+            f"`by` {by}: a batch that grows to {phase.global_batch_size} rows begins with fewer"
+        )
     sizes = range(by, phase.global_batch_size, by)
     one = tokens / sum(sizes) / phase.sequence_length
     grows = [dataclasses.replace(phase, global_batch_size=rows, steps=round(one)) for rows in sizes]
     left = phase.steps - round(tokens / phase.global_batch_size / phase.sequence_length)
+    if round(one) < 1 or left < 1:
+        row, most = phase.sequence_length, phase.steps * phase.global_batch_size
+        raise UsageError(
+            f"`tokens` {tokens:g}: each size of the batch needs a step, and the phase has "
+            f"{most * row:,} tokens in all"
+        )
     return (*grows, dataclasses.replace(phase, steps=left))

@@ -1,6 +1,7 @@
 """Phases that change fields: JSON both ways, overrides, errors, clocks, and published recipes."""
 
 import math
+import re
 
 import jax.numpy as jnp
 import pytest
@@ -219,3 +220,14 @@ def test_a_batch_that_grows_has_the_tokens_of_its_phase():
     assert [p.global_batch_size for p in phases] == [2, 4, 6]
     assert [p.steps for p in phases] == [200, 200, 800]
     assert sum(p.steps * p.global_batch_size * 10 for p in phases) == 60_000
+
+
+@pytest.mark.parametrize(
+    ("by", "tokens", "named"),
+    [(6, 12_000, "`by` 6"), (0, 12_000, "`by` 0"), (2, 1e6, "`tokens` 1e+06"), (2, 20, "`tokens`")],
+)
+def test_a_batch_that_cannot_grow_is_named(by, tokens, named):
+    """As many rows as the phase has, none, more tokens than it has, or too few for a step."""
+    phase = PhaseConfig(sequence_length=10, steps=1000, global_batch_size=6)
+    with pytest.raises(UsageError, match=re.escape(named)):
+        growing(phase, by=by, tokens=tokens)
