@@ -46,7 +46,7 @@ from bert_jax.training.run import RunSetup
 from bert_jax.training.run import train as train_job
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import location, resume_policy, run_directory
+from bert_jax.workdir import checkpoint, location, resume_policy, run_directory
 from bert_jax.workdir.lease import Lease
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.resume_policy import Change
@@ -114,7 +114,10 @@ def train(
     setup = _setup(place, config, _facts(recipe, data, source), source, allowed=allowed)
     result = directory / RESULT
     if result.is_file():
-        return strict_json.load_object(result)
+        ended = strict_json.load_object(result)
+        # A run that went back since is no longer at its end, and its model has other scores.
+        if ended["steps"] <= max(checkpoint.steps(directory), default=ended["steps"]):
+            return ended
     job = FineTuning(config, recipe, data, mesh, source=source)
     settled.set_up_allocator()
     closing = train_job(job, setup, named_hooks(config), started=started)

@@ -108,6 +108,7 @@ def roll_back(workdir: Path, step: int) -> int:
     require_good(workdir, step)
     later = _clear_beyond(workdir, step)
     metrics_log.append_event(workdir, "rollback", step=step, set_aside=later)
+    log_reader.set_aside_after(workdir, step)
     location.at(workdir).sync()
     return step
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,6 +140,21 @@ def test_rows_that_do_not_divide_by_the_devices_are_scored(tmp_path, encoder, gl
     options = ["--set", f"evaluation.batch_size={size}"]
     assert main(finetune(encoder, tmp_path / "run", *task, *options)) == 0
     assert result_of(tmp_path / "run")["scores"] == result_of(classified)["scores"]
+
+
+def test_a_finished_run_that_went_back_is_trained_again(tmp_path, encoder, glue, classified):
+    """It said the scores of the model that is set aside, and to predict with the other one."""
+    home = tmp_path / "run"
+    kept = ["--set", "checkpoint.every_steps=10", "--set", "checkpoint.keep_last=4"]
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST, *kept)
+    assert main(command) == 0
+    assert main(["checkpoints", "rollback", str(home), "--step", "10"]) == 0
+    assert checkpoint.steps(home) == [10]
+    assert main(command) == 0
+    assert max(checkpoint.steps(home)) == 40
+    assert_same(params_of(home), params_of(classified))
+    shutil.rmtree(home / "checkpoints")  # to have room: the scores are known
+    assert main(command) == 0 and not (home / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("task", ["squad", "squad2"])

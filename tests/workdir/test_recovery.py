@@ -13,6 +13,7 @@ from bert_jax.errors import DataDamaged, NoUsableCheckpoint, Unreachable, UsageE
 from bert_jax.files import checksum_of
 from bert_jax.workdir import (
     checkpoint,
+    goodput,
     log_reader,
     manifest,
     metrics_log,
@@ -259,6 +260,12 @@ def test_the_verb(saved, capsys, trained):
     assert main(["checkpoints", "rollback", str(workdir)]) == 2
     assert main(["checkpoints", "rollback", str(workdir), "--step", "120"]) == 0
     assert checkpoint.steps(workdir) == [120]
+    # The report is that of the run as it is now.
+    rows = log_reader.read_rows(trained)
+    assert log_reader.read_rows(workdir) == [row for row in rows if row["step"] <= 120]
+    abandoned = log_reader.read_lines(workdir / metrics_log.DISCARDED)
+    assert len(abandoned) == sum(row["step"] > 120 for row in rows) > 0
+    assert goodput.account(workdir)["step"] == 120
     assert main(["checkpoints", "prune", str(workdir), "--keep-last", "0"]) == 2
     shutil.copytree(trained, workdir, dirs_exist_ok=True)
     # The step that would stay is no step to stay with.
