@@ -271,10 +271,7 @@ def _not_compiled(error: Exception, what: str) -> Exception:
     said = str(error).partition("\n")[0]
     if not re.match(r"[A-Z]+(_[A-Z]+)*: ", said):
         return error
-    return NotCompiled(
-        f"{what}: the compiler does not take it: {said[:300]}; another compute.layers, "
-        "compute.attention or optimizer.gradient_accumulation_steps makes another program"
-    )
+    return NotCompiled(f"{what}: the compiler does not take it: {said[:300]}")
 
 
 def _kernels(cost: hlo_cost.Cost, chip: Chip) -> tuple[KernelCost, ...]:

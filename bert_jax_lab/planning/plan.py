@@ -168,17 +168,21 @@ def _phase_plan(config: TrainConfig, number: int, *, mesh, topology: Topology) -
         ),
     }
     shape = batch_shape(config, phase, devices=mesh.size)
-    figures = None
+    held_out = None
     try:
-        figures = aot_compile.train_figures(config, phase, mesh=mesh, topology=topology)
+        # The evaluation step first: it is compiled in a fraction of the other one's time.
         held_out = aot_compile.eval_figures(config, shape, mesh=mesh, topology=topology)
+        figures = aot_compile.train_figures(config, phase, mesh=mesh, topology=topology)
     except (aot_compile.DoesNotFit, aot_compile.NotCompiled) as refusal:
-        if isinstance(refusal, aot_compile.NotCompiled):
-            advice = str(refusal)
-        elif figures is None:
-            advice = remedy(config, phase, refusal, mesh=mesh, topology=topology)
-        else:
+        if held_out is None:
             advice = evaluation_remedy(config, shape, refusal, mesh=mesh, topology=topology)
+        elif isinstance(refusal, aot_compile.NotCompiled):
+            advice = (
+                f"{refusal}; another compute.layers, compute.attention or "
+                "optimizer.gradient_accumulation_steps makes another program"
+            )
+        else:
+            advice = remedy(config, phase, refusal, mesh=mesh, topology=topology)
         return PhasePlan(
             **known,
             fits=False,
@@ -259,10 +263,17 @@ def remedy(
 
 
 def evaluation_remedy(
-    config: TrainConfig, shape: PhaseConfig, refusal: aot_compile.DoesNotFit, *, mesh: Any,
-    topology: Topology,
+    config: TrainConfig, shape: PhaseConfig,
+    refusal: aot_compile.DoesNotFit | aot_compile.NotCompiled, *, mesh: Any, topology: Topology,
 ) -> str:  # fmt: skip
-    """Returns what makes a refused evaluation step fit, tried by compiling it: fewer rows."""
+    """Returns with how many rows, fewer than these, a refused evaluation step is compiled and fits;
+    they are tried.
+    """
+    room, why = topology.chip.compiler_bytes, ""
+    if isinstance(refusal, aot_compile.DoesNotFit):
+        room = refusal.available
+    else:
+        why = f"{refusal}; "
     evaluation = dataclasses.replace(config.evaluation, batch_size=shape.global_batch_size)
     refused = dataclasses.replace(config, evaluation=evaluation)
 
@@ -272,13 +283,17 @@ def evaluation_remedy(
 
     found = fit.first_that_fits(
         fit.evaluation_candidates(refused, devices=mesh.size),
-        room=refusal.available,
+        room=room,
         expected=lambda _: 0,
         compiled=compiled,
     )
     if found is None:
+        if why:
+            return f"{why}nor with fewer rows"
         return "the evaluation step is what does not fit, with any batch: it needs more chips"
-    return f"the evaluation step does with {found.name} ({found.needed / 2**30:.2f} GiB a device)"
+    return (
+        f"{why}the evaluation step does with {found.name} ({found.needed / 2**30:.2f} GiB a device)"
+    )
 
 
 def _bytes_of(

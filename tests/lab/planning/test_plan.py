@@ -18,7 +18,7 @@ import pytest
 
 from bert_jax import config_loader
 from bert_jax.__main__ import main
-from bert_jax.config import CheckpointConfig, MeshConfig, PhaseConfig
+from bert_jax.config import CheckpointConfig, EvaluationConfig, MeshConfig, PhaseConfig
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.registry import OBJECTIVES
@@ -183,7 +183,7 @@ def test_other_errors_are_no_refusals():
 
 
 def test_what_the_compiler_does_not_take_is_one_line():
-    """The message is that for `modern_base` with its layers in a loop, 576 x 8,192, on v6e:8x8."""
+    """The message is that for the evaluation of `modern_base`, 256 x 8,192, on v6e:8x8."""
     said = "FAILED_PRECONDITION: Too many buffers are colored in the alternate memory. Could not"
     found = aot_compile._not_compiled(RuntimeError(f"{said} reserve\nmore"), "v6e:8x8: train step")
     assert isinstance(found, UsageError)
@@ -203,15 +203,41 @@ def test_a_step_that_the_compiler_does_not_take_leaves_the_other_phases(monkeypa
         raise aot_compile.NotCompiled(said)
 
     monkeypatch.setattr(aot_compile, "train_figures", figures)
+    monkeypatch.setattr(aot_compile, "eval_figures", lambda *_, **__: _NO_FIGURES)
     topology = topologies.parse("v5e:2x2")
     config = tiny_corpus.tiny_config()
     mesh = param_sharding.abstract_mesh(config, topology)
     phase = planning._phase_plan(config, 0, mesh=mesh, topology=topology)
     assert not phase.fits and phase.memory_bytes is None
     plan_verb._print_phase(phase)
-    assert f"steps: NOT COMPILED: {said}\n" in capsys.readouterr().out
+    assert f"steps: NOT COMPILED: {said}; another compute.layers, " in capsys.readouterr().out
     (warning, *_) = plan_warnings.warnings(config, [phase], topology=topology, mesh=mesh)
-    assert warning == f"length {phase.sequence_length}: is not compiled; {said}"
+    assert warning.startswith(f"length {phase.sequence_length}: is not compiled; {said}; another")
+
+
+def test_an_evaluation_that_the_compiler_does_not_take_is_refused_at_once(monkeypatch):
+    """Before the train step, which can take half an hour; with a number of rows that it takes."""
+    said = "the compiler does not take it: FAILED_PRECONDITION: no"
+
+    def figures(config, shape, *, mesh, topology):
+        if 4 < shape.global_batch_size < 64:
+            raise aot_compile.NotCompiled(said)
+        return _NO_FIGURES
+
+    def never(config, phase, *, mesh, topology):
+        raise AssertionError("the train step is compiled")
+
+    monkeypatch.setattr(aot_compile, "eval_figures", figures)
+    monkeypatch.setattr(aot_compile, "train_figures", never)
+    topology = topologies.parse("v5e:2x2")
+    config = dataclasses.replace(
+        tiny_corpus.tiny_config(), evaluation=EvaluationConfig(batch_size=32)
+    )
+    mesh = param_sharding.abstract_mesh(config, topology)
+    phase = planning._phase_plan(config, 0, mesh=mesh, topology=topology)
+    assert not phase.fits and phase.memory_bytes is None
+    advice = "the evaluation step does with set evaluation.batch_size=4 "
+    assert str(phase.remedy).startswith(f"{said}; {advice}")
 
 
 def test_an_evaluation_that_does_not_fit_has_a_remedy_of_its_own(monkeypatch):
