@@ -96,8 +96,6 @@ train() {
     source "$PLACE/run.env"
     # JAX's own choice of a port, 8482, is closed in the firewall rule that Google makes for TPU networks.
     export JAX_COORDINATOR_PORT=8476
-    # A read from a bucket that stalls is given up and tried again.
-    export TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS=60 TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES=1024
     export TPU_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
     ulimit -c 0
     signs &
