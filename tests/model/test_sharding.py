@@ -19,7 +19,7 @@ from bert_jax.config import (
 )
 from bert_jax.config_checks import validate
 from bert_jax.errors import UsageError
-from bert_jax.model import bert, sharding
+from bert_jax.model import bert, layers, sharding
 from bert_jax.model.dropout import HASHES, DropoutKey, keep_mask
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.update.state import TrainState
@@ -118,6 +118,18 @@ def test_modes_change_nothing(on_one_device, mesh, compute):
     compute = dataclasses.replace(_CONFIG.compute, **compute)
     config = dataclasses.replace(_CONFIG, mesh=mesh, compute=compute)
     assert_same_run(on_one_device, train(config, (1, 4, 2), steps=6))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 1, 2), (1, 4, 2)], ids=str)
+def test_gradients_as_gpus_add_and_multiply_them_change_nothing(on_one_device, shape, monkeypatch):
+    """Copies of weights whose gradients are summed late take it, too. In bfloat16 a loss is as near
+    as rounding lets it be.
+    """
+    monkeypatch.setattr(layers, "is_on_gpu", lambda: True)
+    assert_same_run(on_one_device, train(_CONFIG, shape, steps=6))
+    rounded = dataclasses.replace(_CONFIG, compute=ComputeConfig(dtype="bfloat16"))
+    for row, wanted in zip(train(rounded, shape, steps=3)[1], on_one_device[1], strict=False):
+        assert row["loss"] == pytest.approx(wanted["loss"], rel=2e-3)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 1), (1, 4, 2)], ids=str)
