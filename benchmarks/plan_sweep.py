@@ -30,6 +30,8 @@ class Entry:
     slices: int = 1
     # With the layers in a loop: for a compiler that needs hours for all of them written out.
     is_scanned: bool = False
+    # Rows of an evaluation step, where a compiler does not take the config's own.
+    evaluation_rows: int = 0
 
     @property
     def name(self) -> str:
@@ -47,7 +49,11 @@ class Entry:
         command = f"bert-jax plan {self.config} --topology {self.topology}"
         if self.slices > 1:
             command += f" --slices {self.slices}"
-        return command + (" --set compute.layers=scan" if self.is_scanned else "")
+        if self.is_scanned:
+            command += " --set compute.layers=scan"
+        if self.evaluation_rows:
+            command += f" --set evaluation.batch_size={self.evaluation_rows}"
+        return command
 
 
 # What is wanted first comes first.
@@ -73,7 +79,7 @@ ENTRIES = (
     Entry("bert_base", "v5e:4x4", 2),
     Entry("modern_base", "v4:4x4x4", is_scanned=True),
     Entry("modern_base", "v5e:8x8", is_scanned=True),
-    Entry("modern_base", "v6e:8x8", is_scanned=True),
+    Entry("modern_base", "v6e:8x8", is_scanned=True, evaluation_rows=512),
 )
 
 
@@ -146,6 +152,7 @@ def _table() -> list[str]:
         slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
         where = f"`{plan['config']}`, {slices}{plan['topology']}"
         where += ", layers in a loop" if entry.is_scanned else ""
+        where += f", {entry.evaluation_rows} rows evaluated" if entry.evaluation_rows else ""
         for i, phase in enumerate(plan["phases"]):
             shape = f"{phase['global_batch_size']:,} x {phase['sequence_length']:,}"
             total, dollars = "", ""
