@@ -148,11 +148,8 @@ class Embed(nnx.Module):
         table = self.columns(x.dtype)
         flat = _reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         cut = spec_of(table)[0]
-        sharding = over_batch(cut)
-        if is_on_gpu():
-            scores: Any = _scores_on_gpu(flat, table, sharding)
-        else:
-            scores = _scores(flat, table, sharding=sharding, dtype=jnp.float32)
+        product: Any = _scores_on_gpu if is_on_gpu() else _scores
+        scores = product(flat, table, over_batch(cut))
         shape = (*x.shape[:-1], table.shape[0])
         return _reshape(scores, shape, *(None,) * (x.ndim - 2), cut)
 
@@ -161,7 +158,9 @@ class Embed(nnx.Module):
         return split_rows(self.embedding[...].astype(dtype), fill=0)
 
 
-def _scores(x_ND: jax.Array, table_VD: jax.Array, *, sharding: Any, dtype: Any) -> jax.Array:
+def _scores(
+    x_ND: jax.Array, table_VD: jax.Array, sharding: Any, dtype: Any = jnp.float32
+) -> jax.Array:
     """Returns the products of rows and rows, `[N, V]`."""
     dims = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(
@@ -176,7 +175,7 @@ def _scores(x_ND: jax.Array, table_VD: jax.Array, *, sharding: Any, dtype: Any) 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _scores_on_gpu(x_ND: jax.Array, table_VD: jax.Array, sharding: Any) -> jax.Array:
-    return _scores(x_ND, table_VD, sharding=sharding, dtype=jnp.float32)
+    return _scores(x_ND, table_VD, sharding)
 
 
 def _scores_forward(x_ND, table_VD, sharding):

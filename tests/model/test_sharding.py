@@ -125,8 +125,10 @@ def test_gradients_as_gpus_add_and_multiply_them_change_nothing(on_one_device, s
     """Copies of weights whose gradients are summed late take it, too. In bfloat16 a loss is as near
     as rounding lets it be.
     """
-    monkeypatch.setattr(layers, "is_on_gpu", lambda: True)
+    asked = []
+    monkeypatch.setattr(layers, "is_on_gpu", lambda: asked.append(True) or True)
     assert_same_run(on_one_device, train(_CONFIG, shape, steps=6))
+    assert asked
     rounded = dataclasses.replace(_CONFIG, compute=ComputeConfig(dtype="bfloat16"))
     for row, wanted in zip(train(rounded, shape, steps=3)[1], on_one_device[1], strict=False):
         assert row["loss"] == pytest.approx(wanted["loss"], rel=2e-3)

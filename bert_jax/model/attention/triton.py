@@ -45,7 +45,8 @@ class KernelBlocks(NamedTuple):
     stages: int
 
 
-# The fastest of those tried on an H200, at 128 and at 512 tokens (benchmarks/gpu_attention.py).
+# Of those tried on an H200, at 128 and at 512 tokens, none was 3 % faster
+# (benchmarks/gpu_attention.py).
 _FORWARD = KernelBlocks(64, 32, 4, 3)
 _BACKWARD_KEYS = KernelBlocks(32, 64, 4, 3)
 _BACKWARD_QUERIES = KernelBlocks(64, 32, 4, 3)
@@ -214,11 +215,13 @@ def _backward_here(arrays, sums, spans, words, *, dropout, heads_axis):
     batch, length, heads, size = arrays[0].shape
     in_head, in_scores, in_row = _specs(length, size)
 
-    def gradients(blocks, *, own: int, other: int, outputs: int):
-        """Returns the gradients of keys and values, or of queries: those whose blocks, of `own`,
-        the programs have. In dims, P are the places of such a block, and T those of another one.
+    def gradients(blocks, *, is_of_keys: bool):
+        """Returns the gradients of keys and values, or of queries: the programs have a block of
+        theirs each. In dims, P are the places of such a block, and T those of one of the others.
         """
-        is_of_keys = outputs == 2
+        own, other, outputs = blocks.queries, blocks.keys, 1
+        if is_of_keys:
+            own, other, outputs = other, own, 2
 
         def kernel(q_ref, k_ref, v_ref, g_ref, log_sums_ref, sums_ref, ids_ref, *refs):
             (first_ref, end_ref, *words_refs), gradient_refs = refs[:-outputs], refs[-outputs:]
@@ -271,10 +274,8 @@ def _backward_here(arrays, sums, spans, words, *, dropout, heads_axis):
             blocks=blocks,
         )
 
-    blocks = _BACKWARD_KEYS
-    dk, dv = gradients(blocks, own=blocks.keys, other=blocks.queries, outputs=2)
-    blocks = _BACKWARD_QUERIES
-    (dq,) = gradients(blocks, own=blocks.queries, other=blocks.keys, outputs=1)
+    dk, dv = gradients(_BACKWARD_KEYS, is_of_keys=True)
+    (dq,) = gradients(_BACKWARD_QUERIES, is_of_keys=False)
     return dq, dk, dv
 
 

@@ -120,9 +120,7 @@ def test_jax_makes_kernels_of_them_for_a_gpu(rate):
     """
     mesh = described_gpu()
     spec = jax.NamedSharding(mesh, jax.P(sharding.BATCH))
-    shapes = [
-        jax.ShapeDtypeStruct((_ROWS, _HEADS, 64, _LENGTH), jnp.bfloat16, sharding=spec)
-    ] * 3  # fmt: skip
+    heads = jax.ShapeDtypeStruct((_ROWS, _HEADS, 64, _LENGTH), jnp.bfloat16, sharding=spec)
     ids = jax.ShapeDtypeStruct((_ROWS, _LENGTH), jnp.int32, sharding=spec)
     rows = jax.ShapeDtypeStruct((_ROWS,), jnp.uint32, sharding=spec)
 
@@ -134,7 +132,7 @@ def test_jax_makes_kernels_of_them_for_a_gpu(rate):
 
     with jax.sharding.use_abstract_mesh(mesh), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The Pallas Triton backend", DeprecationWarning)
-        traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(*shapes, ids, rows)
+        traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(heads, heads, heads, ids, rows)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == 3
 
