@@ -226,7 +226,7 @@ def _results(
         result = {}
     if result.get("scores"):
         rows = [
-            (split, metric, f"{value:.4f}")
+            (split, metric, f"{value:.4f}{log_reader.unit_of(stored.get('task'), metric)}")
             for split, scores in result["scores"].items()
             for metric, value in scores.items()
         ]
@@ -239,9 +239,8 @@ def _results(
     if task and curve:
         shown = [[f"{r['step']:,}", r["split"], *(_number(r.get(n)) for n in task["metrics"])]
                  for r in curve]  # fmt: skip
-        yield "## Scores on the way\n\n" + markdown_table(
-            ("step", "split", *task["metrics"]), shown
-        )
+        named = [f"{name}{log_reader.unit_of(task, name)}" for name in task["metrics"]]
+        yield "## Scores on the way\n\n" + markdown_table(("step", "split", *named), shown)
     if task:
         if not result.get("scores"):
             yield (

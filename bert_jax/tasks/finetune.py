@@ -46,7 +46,7 @@ from bert_jax.training.run import RunSetup
 from bert_jax.training.run import train as train_job
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import checkpoint, location, resume_policy, run_directory
+from bert_jax.workdir import checkpoint, location, log_reader, resume_policy, run_directory
 from bert_jax.workdir.lease import Lease
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.resume_policy import Change
@@ -194,8 +194,9 @@ class FineTuning(TrainingJob):
         return self.data.task.figures()
 
     def describe(self, scores: Scores) -> str:
+        kind = {"kind": self.data.task.spec.kind}
         return ", ".join(
-            f"{split} {metric} {value:.4f}"
+            f"{split} {metric} {value:.4f}{log_reader.unit_of(kind, metric)}"
             for split, found in scores.items()
             for metric, value in found.items()
         )

@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import DataDamaged, brief
 from bert_jax.files import write_whole
+from bert_jax.registry import TASK_KINDS
 from bert_jax.workdir.metrics_log import DISCARDED, EVENTS, METRICS, JsonLines
 
 # What a row has beside numbers.
@@ -117,6 +118,17 @@ def unexpected(events: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     for event in standing(events, "unexpected"):
         first.setdefault(event.get("reason", ""), event)
     return [(e["step"], f"step {e['step']}: {e['said']}") for e in first.values()]
+
+
+def unit_of(task: Mapping[str, Any] | None, score: str) -> str:
+    """Returns " %" where a score of a run with this task is percent; the others are shares.
+
+    Of a kind that was registered by a file which is not executed here nothing is known.
+    """
+    kind = str((task or {}).get("kind"))
+    if kind not in TASK_KINDS or score.endswith("_threshold"):
+        return ""
+    return " %" if TASK_KINDS[kind].has_percent_scores else ""
 
 
 def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:

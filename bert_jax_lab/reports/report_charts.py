@@ -16,6 +16,7 @@ _LEARNING_RATE, _NORM = "learning_rate", "grad_norm"
 _SPEEDS = ("tokens_per_second", "real_tokens_per_second", "examples_per_second")
 # The most lines of a table of training, and of one of held-out scores.
 _LINES, _HELD_OUT_LINES = 25, 60
+_PERCENT = ", %"
 
 
 def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -28,7 +29,7 @@ def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     update are marked. `label` says in words what the chart shows.
     """
     columns = dict.fromkeys(
-        name
+        titled(run, name)
         for run in runs
         for columns in (run["training"], *run["held_out"].values())
         for name, values in columns.items()
@@ -54,6 +55,11 @@ def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         chart["id"] = f"chart-{number}"
         chart["label"] = _in_words(chart, runs)
     return there
+
+
+def titled(run: Mapping[str, Any], name: str) -> str:
+    """Returns the title of a figure: shares and percent of one name do not stand side by side."""
+    return f"{name}{_PERCENT}" if name in run["percent"] else name
 
 
 def repeated(runs: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -88,9 +94,11 @@ def _chart(
     series = []
     for number, run in enumerate(runs):
         wanted = [c for c in columns if is_main is None or (c == run["loss"]) == is_main]
-        for order, column in enumerate(wanted):
+        for order, title in enumerate(wanted):
+            column = title.removesuffix(_PERCENT)
             for name, values in {_TRAINING: run["training"], **run["held_out"]}.items():
-                if any(value is not None for value in values.get(column, ())):
+                is_there = any(value is not None for value in values.get(column, ()))
+                if is_there and titled(run, column) == title:
                     words = [run["name"]] if len(runs) > 1 else []
                     words += [column] if len(columns) > 1 or not words else []
                     series.append(

@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.workdir import goodput
 from bert_jax_lab.reports import page, report_charts, run_data
 from bert_jax_lab.reports.page import table, text
-from bert_jax_lab.reports.report_charts import shown
+from bert_jax_lab.reports.report_charts import shown, titled
 
 # How an end is marked on the track of a run.
 _MARKS = {"no last word": " lost", "preempted": " preempted"}
@@ -135,8 +135,13 @@ def _rows(
 
 
 def _glance(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    def held_out(run: Any, field: str | None) -> float | None:
-        found = [scores.get(field) for scores in run["last"]["held_out"].values()]
+    def held_out(run: Any, title: str) -> float | None:
+        found = [
+            value
+            for scores in run["last"]["held_out"].values()
+            for name, value in scores.items()
+            if titled(run, name) == title
+        ]
         return next((value for value in found if value is not None), None)
 
     def progress(run: Any) -> str:
@@ -150,7 +155,7 @@ def _glance(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
     left_out = {"step", "split", "sequence_length", "time", *report_charts.repeated(runs)}
     scores = dict.fromkeys(
-        name
+        titled(run, name)
         for run in runs
         for columns in run["last"]["held_out"].values()
         for name in columns
@@ -163,6 +168,7 @@ def _glance(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             ("steps", progress),
             ("end", end),
             *((f"held-out {name}", lambda run, name=name: held_out(run, name)) for name in scores),
+            ("diverged", _diverged),
             ("losses", _unexpected),
             ("unigram entropy, nats", lambda run: run["unigram_entropy_nats"]),
             ("epochs seen", _epochs),
@@ -185,6 +191,10 @@ def _unexpected(run: Mapping[str, Any]) -> str | None:
         step, _ = run["unexpected"][0]
         return f"not as expected since step {step:,}"
     return "as expected" if run["expected"] and run["step"] == run["steps_planned"] else None
+
+
+def _diverged(run: Mapping[str, Any]) -> str | None:
+    return "no better than one answer for all rows" if run["diverged"] else None
 
 
 def _end(process: Mapping[str, Any]) -> str:
@@ -357,7 +367,7 @@ def _last(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     def numbers(run: Any) -> dict[str, Any]:
         groups = {"training": run["last"]["training"], **run["last"]["held_out"]}
         return {
-            f"{group} {name}": value
+            f"{group} {titled(run, name)}": value
             for group, row in groups.items()
             for name, value in row.items()
             if name not in left_out

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax import strict_json
 from bert_jax.config import flatten
 from bert_jax.workdir import log_reader, run_directory
 from bert_jax_lab.reports.curves import RunRecord
@@ -27,6 +28,7 @@ STEP, POSITIONS, SECONDS = "step", "positions_seen", "training_seconds"
 # Where a corpus lay, and the corpora of a mixture.
 _PLACES = ("directory", "absolute", run_directory.SOURCES)
 _NOT_DRAWN = ("split", "resumed_at")
+_NO_SCORE = (STEP, "time", *_NOT_DRAWN)
 _FILES = (
     "config.json",
     "metrics.jsonl",
@@ -57,6 +59,10 @@ def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
     splits = dict.fromkeys(row["split"] for row in run.rows if row.get("split") is not None)
     last_row, scores = log_reader.closing_rows(run.rows)
     corpus, task = run.stored.get("corpus") or {}, run.stored.get("task") or {}
+    scored = dict.fromkeys(name for row in scores.values() for name in row)
+    result = strict_json.load_object(run.directory / "result.json", default={})
+    if result.get("steps") != run.account["step"]:  # the run went back since
+        result = {}
     began = run.stored.get("init_from") or run.stored.get("imported_from")
     values = {
         **run.account,
@@ -64,6 +70,10 @@ def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
         "kind": f"fine-tuning: {task.get('name')}" if task else "pre-training",
         "steps_planned": sum(phase["steps"] for phase in config.get("phases") or ()),
         "unigram_entropy_nats": run.entropy,
+        # Of a task, the scores that are percent, where others are shares.
+        "percent": [n for n in scored if n not in _NO_SCORE and log_reader.unit_of(task, n)],
+        # Whether a task's model is no better than one answer for all rows.
+        "diverged": bool(result.get("diverged")),
         "loss": run.curve(held_out=False)[0] or run.curve(held_out=True)[0] or None,
         "last": {"training": last_row, "held_out": scores},
         "median": {

@@ -159,6 +159,21 @@ def test_an_imported_model_has_no_invented_history(tmp_path, exported):
     assert as_tf1 == card.replace("library_name: transformers\n", ""), "which cannot load those"
 
 
+def test_scores_in_percent_say_so(tmp_path):
+    task = {"name": "squad", "kind": "spans", "metrics": ["f1"]}
+    (tmp_path / "config.json").write_text(json.dumps({"task": task}))
+    scores = {"f1": 61.5, "best_f1_threshold": -3.0}
+    (tmp_path / "result.json").write_text(json.dumps({"steps": 2, "scores": {"dev": scores}}))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "split": "dev", "f1": 61.5}\n')
+    (tmp_path / "out").mkdir()
+    model_card.write_model_card(
+        tmp_path / "out", tmp_path, tiny_corpus.tiny_config(), step=2, parameters=1, library=None
+    )
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| dev | f1 | 61.5000 % |" in card and "| step | split | f1 % |" in card
+    assert "| dev | best_f1_threshold | -3.0000 |" in card
+
+
 def test_names_of_records_are_words(tmp_path):
     """Neither HTML nor a link, a heading, another cell or an escape comes from a record."""
     name = "x`` `\n\n# forged\n\n<script>[click](http://evil)|\x1b[2J\\<b>"

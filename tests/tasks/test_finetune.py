@@ -118,7 +118,7 @@ def test_a_tag_for_each_word(tmp_path, encoder):
     assert config["head"]["labels"] == labels
 
 
-def test_an_answer_in_a_paragraph(tmp_path, encoder):
+def test_an_answer_in_a_paragraph(tmp_path, encoder, capsys):
     files = ["--train", str(tiny_tasks.questions(tmp_path / "train.json", seed=0))]
     files += ["--dev", str(tiny_tasks.questions(tmp_path / "dev.json", seed=1, count=24))]
     home = tmp_path / "run"
@@ -129,7 +129,9 @@ def test_an_answer_in_a_paragraph(tmp_path, encoder):
     rows = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3
-    assert list(result_of(home)["scores"]["dev"]) == ["exact_match", "f1"]
+    scores = result_of(home)["scores"]["dev"]
+    assert list(scores) == ["exact_match", "f1"]
+    assert f"dev f1 {scores['f1']:.4f} %" in capsys.readouterr().err
 
 
 def test_rows_that_do_not_divide_by_the_devices_are_scored(tmp_path, encoder, glue, classified):

@@ -162,6 +162,36 @@ def test_a_fine_tuning(tmp_path, capsys):
     assert "results.md" in printed["files"]
 
 
+def test_shares_and_percent_of_one_name_stand_apart(tmp_path, capsys):
+    """SQuAD's F1 is percent, as its script has it, and that of entities a share."""
+    runs = []
+    for name, kind, score in (("ner", "tokens", 0.5), ("squad", "spans", 60.0)):
+        task = {"name": name, "kind": kind, "metrics": ["f1"]}
+        run = write_config(tmp_path / name, task=task)
+        rows = [{"step": step, "split": "dev", "f1": score} for step in (1, 2)]
+        write_lines(run / "metrics.jsonl", rows)
+        runs.append(run)
+    outline, printed = page_of(tmp_path / "runs.html", *runs, capsys=capsys)
+    assert [run["percent"] for run in printed] == [[], ["f1"]]
+    shown = {c["heading"]: [s["run"] for s in c["series"]] for c in outline.data()["charts"]}
+    assert shown == {"f1": [0], "f1, %": [1]}
+    assert "held-out f1, %" in outline.text and "dev f1, %" in outline.text
+
+
+def test_a_run_that_learned_nothing_says_so(tmp_path, capsys):
+    run = shutil.copytree(_TUNED, tmp_path / "tuned")
+    words = "no better than one answer for all rows"
+    outline, (printed,) = page_of(tmp_path / "run.html", run, capsys=capsys)
+    assert not printed["diverged"] and words not in outline.text
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"diverged": True}))
+    outline, (printed,) = page_of(tmp_path / "run.html", run, capsys=capsys)
+    assert printed["diverged"] and words in outline.text
+    # That of an end from which the run went back is not its result.
+    (run / "result.json").write_text(json.dumps(result | {"diverged": True, "steps": 999}))
+    assert not page_of(tmp_path / "run.html", run, capsys=capsys)[1][0]["diverged"]
+
+
 def test_a_run_that_has_not_begun(tmp_path, capsys):
     run = write_config(tmp_path / "run")
     outline, (printed,) = page_of(tmp_path / "run.html", run, capsys=capsys)
