@@ -1,5 +1,6 @@
 """Held-out evaluation: fixed examples, fixed masks, the same numbers on any number of devices."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,14 @@ from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.several import CorpusPlace, compared_entropy, open_corpora
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
-from bert_jax.errors import UsageError
+from bert_jax.errors import BertJaxError, UsageError, some
 from bert_jax.model import sharding
 from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import load_checkpoint, require_parts, require_same_tokenizer
-from bert_jax.progress import Progress
+from bert_jax.progress import Progress, note
 from bert_jax.registry import ALWAYS_HOOKS, HOOKS
-from bert_jax.training import device_feed
+from bert_jax.training import device_feed, preflight
 from bert_jax.training.job import Scores
 from bert_jax.update.step import compile_lowered, lower_eval_step
 from bert_jax.workdir import run_directory
@@ -199,6 +200,7 @@ def evaluate_checkpoint(
                 )
             corpus = _open(place)
         require_same_tokenizer(source, corpus)
+        _note_seen(source, corpus, is_named=corpus_directory is not None)
         held_out = HeldOut(config, phase, corpus=corpus, mesh=mesh, params=source.params)
         scores = held_out.run(source.params)
     assert scores is not None
@@ -219,6 +221,33 @@ def evaluate_checkpoint(
         **scores["validation"],
         **({"sources": by_source(corpus, scores)} if corpus.sources else {}),
     }
+
+
+def _note_seen(source: load.LoadedCheckpoint, corpus: Corpus, *, is_named: bool) -> None:
+    """Says where a run was, or may have been, trained on held-out text that it is scored on."""
+    if not source.is_run or not (source.directory / run_directory.CONFIG).is_file():
+        return
+    was = (run_directory.stored(source.directory).get("corpus") or {}).get("fingerprint")
+    if was in (None, corpus.fingerprint):
+        return
+    name, place = source.directory, run_directory.corpus_of(source.directory)
+    if not is_named:
+        each = some(str(each.directory) for each in corpus.sources.values() or (corpus,))
+        note(
+            f"warning: the text of {each} is not that any more which {name} was trained on "
+            f"(fingerprint {corpus.fingerprint[:12]}, and not {was[:12]}): it may hold out what "
+            "was trained on, unless it was only appended to"
+        )
+        return
+    with contextlib.suppress(BertJaxError):  # it may be on another machine
+        trained = None if place is None else open_corpora(place)
+        if trained is not None and trained.fingerprint == was:
+            seen, _ = preflight.seen_in_training(corpus, source.config, trained)
+            if seen:
+                note(
+                    f"warning: {seen}, on which {name} was trained: its figures are too good; "
+                    "prepare the text with the `seed` and the `validation_fraction` of that corpus"
+                )
 
 
 def _open(place: CorpusPlace) -> Corpus:

@@ -110,22 +110,34 @@ def held_out_elsewhere(config: TrainConfig | None, corpus: Corpus) -> tuple[str,
     """
     if not corpus.sources:
         return None
-    shares = largest_shares(config, corpus)
-    with ticking("looking for held-out documents in the training text of other sources"):
-        found = trained_elsewhere(corpus, {name for name, share in shares.items() if share})
-    if not found:
+    text, names = seen_in_training(corpus, config, corpus)
+    if not text:
         return None
-    each = [
-        f"{count:,} of the {corpus.sources[held_out].validation.document_starts.size - 1:,} "
-        f"held-out documents of {held_out} are in the training text of {name}"
-        for (held_out, name), count in found.items()
-    ]
-    names = sorted({name for _, name in found})
     return (
-        some(each),
+        text,
         f"prepare {some(names)} again, with the held-out text as `decontaminate`, or, where no "
         "`validation_source` was given, all with one `seed` and one `validation_fraction`",
     )
+
+
+def seen_in_training(
+    held_out: Corpus, config: TrainConfig | None, trained: Corpus
+) -> tuple[str, list[str]]:
+    """Returns how many held-out documents of a corpus a run on another one, or on all of several,
+    is trained on, and the names of the corpora that have them; an empty text if there are none.
+    """
+    sides = [each.sources or {str(each.directory): each} for each in (held_out, trained)]
+    if trained.sources:
+        shares = largest_shares(config, trained)
+        sides[1] = {name: each for name, each in sides[1].items() if shares[name]}
+    with ticking("looking for held-out documents in training text"):
+        found = trained_elsewhere(*sides)
+    each = [
+        f"{count:,} of the {sides[0][name].validation.document_starts.size - 1:,} held-out "
+        f"documents of {name} are in the training text of {other}"
+        for (name, other), count in found.items()
+    ]
+    return some(each) if each else "", sorted({other for _, other in found})
 
 
 def step_seconds(config: TrainConfig, rate: float) -> list[float]:

@@ -1,6 +1,7 @@
 """Held-out evaluation: one number, however the set is cut and wherever it runs."""
 
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from bert_jax.__main__ import main
+from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
 from bert_jax.model import bert, sharding
@@ -20,6 +22,7 @@ from bert_jax.registry import PROBES
 from bert_jax.training import evaluate
 from bert_jax.training.evaluate import HeldOut, evaluate_checkpoint
 from bert_jax.workdir import log_reader
+from tests import tiny_corpus
 from tests.tiny_corpus import tiny_config
 
 _CONFIG = tiny_config()
@@ -154,6 +157,49 @@ def test_any_step_of_a_workdir_is_evaluated_as_during_the_run(trained, corpus):
         assert result["step"] == last
         for name in ("loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "perplexity"):
             assert result[name] == by_step[last][name]
+
+
+def test_held_out_text_that_was_trained_on_is_counted(trained, corpus, tmp_path, capsys):
+    source = tiny_corpus.write(tmp_path / "stories.txt")
+    places = {"alike": {}, "other": {"seed": 5, "validation_fraction": 0.3}}
+    for name, options in places.items():
+        options = {"validation_fraction": 0.2, **options}
+        prepare([str(source)], tmp_path / name, tokenizer=str(corpus), workers=1, **options)
+
+    def documents(directory, side):
+        split = getattr(open_corpus(directory), side)
+        ends = np.asarray(split.document_starts)
+        sentences = [split.sentence(n).tobytes() for n in range(ends[-1])]
+        return {b"".join(sentences[a:b]) for a, b in itertools.pairwise(ends)}
+
+    def said(*arguments) -> str:
+        capsys.readouterr()
+        assert main(["evaluate", str(trained), *map(str, arguments)]) == 0
+        return capsys.readouterr().err
+
+    held_out = documents(tmp_path / "other", "validation")
+    seen = held_out & documents(corpus, "train")
+    assert 0 < len(seen) < len(held_out)
+    expected = f"{len(seen)} of the {len(held_out)} held-out documents of {tmp_path / 'other'} are"
+    text = said("--corpus", tmp_path / "other")
+    assert expected in text and f"on which {trained} was trained" in text
+    for arguments in ((), ("--corpus", corpus), ("--corpus", tmp_path / "alike")):
+        assert "warning" not in said(*arguments)
+
+
+def test_a_corpus_that_was_prepared_again_is_said(trained, corpus, tmp_path, capsys):
+    moved = shutil.copytree(trained, tmp_path / "workdir")
+    again = tmp_path / "again"
+    source = tiny_corpus.write(tmp_path / "stories.txt")
+    prepare([str(source)], again, tokenizer=str(corpus), seed=5, validation_fraction=0.3, workers=1)
+    stored = json.loads((moved / "config.json").read_text())
+    stored["corpus"] |= {"directory": str(again), "absolute": str(again)}
+    (moved / "config.json").write_text(json.dumps(stored))
+    assert main(["evaluate", str(moved)]) == 0
+    found = open_corpus(again).fingerprint[:12], open_corpus(corpus).fingerprint[:12]
+    err = capsys.readouterr().err
+    assert f"the text of {again} is not that any more which {moved} was trained on" in err
+    assert "{}, and not {}".format(*found) in err
 
 
 # --- one model, however it comes ------------------------------------------------------------------

@@ -212,10 +212,11 @@ def test_held_out_text_that_another_source_trains_on(
     assert 5 < len(shared) < 12 and not documents(sides["notes"].validation) & documents(
         sides["more"].train
     )
-    assert trained_elsewhere(corpus, set(place)) == {("more", "tales"): len(shared)}
-    assert trained_elsewhere(corpus, {"notes", "more"}) == {}
-    both = {name: place[name] for name in ("tales", "notes")}  # drawn alike
-    assert trained_elsewhere(open_corpora(both), set(both)) == {}
+    sources = corpus.sources
+    assert trained_elsewhere(sources, sources) == {("more", "tales"): len(shared)}
+    assert trained_elsewhere(sources, {n: sources[n] for n in ("notes", "more")}) == {}
+    both = {name: sources[name] for name in ("tales", "notes")}  # drawn alike
+    assert trained_elsewhere(both, both) == {}
     if is_large:
         return
     said = (

@@ -79,42 +79,47 @@ def mixed(sources: Mapping[str, Corpus]) -> Corpus:
     )
 
 
-def trained_elsewhere(corpus: Corpus, trained: Collection[str]) -> dict[tuple[str, str], int]:
-    """Returns how many held-out documents of each source are training text of another one, of those
-    that are `trained` on, by the names of both. Documents of the same ids count.
+def trained_elsewhere(
+    held_out: Mapping[str, Corpus], trained: Mapping[str, Corpus]
+) -> dict[tuple[str, str], int]:
+    """Returns how many held-out documents of each corpus are training text of another one that is
+    `trained` on, by the names of both. Documents of the same ids count.
 
-    Sources that were drawn alike have each document on the same side, and are not compared. What
+    Corpora that were drawn alike have each document on the same side, and are not compared. What
     decides is read of the others: a few tokens of each document.
     """
-    drawn = {
-        name: (options["validation_fraction"], options["seed"])
-        for name, source in corpus.sources.items()
-        if (options := source.manifest["options"])["validation_fraction"] is not None
-    }
     found: dict[tuple[str, str], int] = {}
-    for name, source in corpus.sources.items():
-        others = [
-            other
-            for other in corpus.sources
-            if other in trained and other != name
-            and (name not in drawn or drawn.get(other) != drawn[name])
-        ]  # fmt: skip
+    for name, source in held_out.items():
+        others = {
+            other: corpus
+            for other, corpus in trained.items()
+            if corpus.fingerprint != source.fingerprint and not _are_drawn_alike(corpus, source)
+        }
         if not others:
             continue
-        held_out: dict[int, set[bytes]] = defaultdict(set)
+        looked_for: dict[int, set[bytes]] = defaultdict(set)
         for keys, starts in _looked_for(source.validation):
             for number, key in enumerate(keys.tolist()):
-                held_out[key].add(_ids(source.validation, starts[number : number + 2]))
-        wanted = np.array([*held_out], np.int64)
-        for other in others:
-            split, seen = corpus.sources[other].train, set[bytes]()
+                looked_for[key].add(_ids(source.validation, starts[number : number + 2]))
+        wanted = np.array([*looked_for], np.int64)
+        for other, corpus in others.items():
+            split, seen = corpus.train, set[bytes]()
             for keys, starts in _looked_for(split):
                 for number in np.flatnonzero(np.isin(keys, wanted)).tolist():
                     ids = _ids(split, starts[number : number + 2])
-                    seen |= {ids} & held_out[int(keys[number])]
+                    seen |= {ids} & looked_for[int(keys[number])]
             if seen:
                 found[name, other] = len(seen)
     return found
+
+
+def _are_drawn_alike(one: Corpus, other: Corpus) -> bool:
+    """Returns whether chance has put each document on the same side in both."""
+    drawn = [
+        [corpus.manifest["options"][name] for name in ("validation_fraction", "seed")]
+        for corpus in (one, other)
+    ]
+    return drawn[0] == drawn[1] and drawn[0][0] is not None
 
 
 def compared_entropy(
