@@ -45,6 +45,13 @@ def join_lines(lines: Iterable[str]) -> str:
     return "".join(joined)
 
 
+def has_old_ends(text: str) -> bool:
+    """Returns whether the lines of a file that begins with `text` end in carriage returns alone, as
+    those of old Macs and of some spreadsheets do.
+    """
+    return "\n" not in text and "\r" in text[:-1]
+
+
 def whole_characters(text: str) -> str:
     """Returns `text`, each half of a surrogate pair as U+FFFD: JSON can write it, UTF-8 cannot.
 

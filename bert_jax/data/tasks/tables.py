@@ -26,7 +26,7 @@ from bert_jax.data.formats.delimited import (
     wrong_cells,
 )
 from bert_jax.data.sources.beginnings import misnamed
-from bert_jax.data.sources.document import whole_characters
+from bert_jax.data.sources.document import has_old_ends, whole_characters
 from bert_jax.data.sources.read import load_tfds
 from bert_jax.data.sources.stream import (
     PACKED,
@@ -94,7 +94,8 @@ def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow
 
 
 def read_text(path: Path) -> str:
-    """Returns the content of a UTF-8 file, packed or not, with line ends as they are.
+    """Returns the content of a UTF-8 file, packed or not, with line ends as they are, but for those
+    that are carriage returns alone.
 
     Raises UsageError if it is not there, is damaged, is not UTF-8 or is too large when it is
     unpacked.
@@ -112,9 +113,10 @@ def read_text(path: Path) -> str:
                 "all of it would be held; split it, or unpack it first where memory is plenty"
             )
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from error
+    return text.replace("\r", "\n") if has_old_ends(text) else text
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> UsageError:

@@ -43,10 +43,12 @@ def refusal(*sources):
         ("a.txt", TEXT.rstrip("\n")),
         ("a.txt", "\n\n" + TEXT.replace("\n\n", "\n \t\n\n\n") + "\n\n"),
         ("a.txt", TEXT.replace("\n", "\r\n")),
+        ("a.txt", TEXT.replace("\n", "\r")),
         ("a.txt", "\ufeff" + TEXT),
         ("a.jsonl", JSONL),
         ("a.jsonl", JSONL.rstrip("\n")),
         ("a.jsonl", "\ufeff" + JSONL.replace("\n", "\r\n\r\n")),
+        ("a.jsonl", JSONL.replace("\n", "\r")),
         ("a.jsonl", JSONL.replace("\\n", "\\n\\n  \\n") + '{"text": " \\n"}\n'),
     ],
 )

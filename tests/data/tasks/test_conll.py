@@ -34,7 +34,7 @@ def test_iob1_becomes_iob2(tmp_path):
 _LINES = ("Jo saw Rome .", "", "# 1 of 2", "We saw\u00a0it .", "Jo")
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_text_to_predict_is_a_sentence_a_line(tmp_path, capsys, end):
     path = write(tmp_path / "a.txt", end.join([*_LINES, ""]))
     found = conll.read_sentences(path, labelled=False)
