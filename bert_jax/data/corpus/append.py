@@ -6,6 +6,7 @@ dropped, as in a corpus that is made of all sources in one go.
 """
 
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,12 @@ def append(
                 f"{output} was made by an earlier version, which put other spaces before "
                 "sentences: its text keeps these ids, and new text has those of running text; all "
                 "sources prepared together, with another `output`, have one kind"
+            )
+        cut_by, here = corpus.manifest["versions"].get("sentencex"), version("sentencex")
+        if cut_by not in (None, here):
+            note(
+                f"{output} was cut into sentences by sentencex {cut_by}, and new text is by {here}: "
+                f"`pip install sentencex=={cut_by}` has it cut alike"
             )
         known, options = digests.read(corpus), corpus.manifest["options"]
         request = Request(

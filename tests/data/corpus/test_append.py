@@ -277,6 +277,19 @@ def test_new_text_of_a_corpus_with_other_spaces_is_said_to_differ(tmp_path, file
     assert said == (kind != "wordpiece")
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_another_version_that_cuts_sentences_is_said(tmp_path, files, vocabulary, changed, capsys):
+    output = tmp_path / "c"
+    prepare(files[:2], output, tokenizer=vocabulary, validation_fraction=0.2, workers=1)
+    manifest = json.loads((output / "corpus.json").read_text())
+    if changed:
+        manifest["versions"]["sentencex"] = "0.6.1"
+    (output / "corpus.json").write_text(json.dumps(manifest))
+    assert "appended" in append(files[2:], output, workers=1).manifest
+    said = f"{output} was cut into sentences by sentencex 0.6.1, and new text is by"
+    assert (said in capsys.readouterr().err) == changed
+
+
 @pytest.mark.parametrize("damage", ["missing", "altered", "outside"])
 def test_damaged_digests_are_noticed(tmp_path, files, vocabulary, damage):
     output = tmp_path / "c"
