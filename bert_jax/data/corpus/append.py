@@ -80,8 +80,8 @@ def append(
         cut_by, here = corpus.manifest["versions"].get("sentencex"), version("sentencex")
         if cut_by not in (None, here):
             note(
-                f"{output} was cut into sentences by sentencex {cut_by}, and new text is by {here}: "
-                f"`pip install sentencex=={cut_by}` has it cut alike"
+                f"{output} was cut into sentences by sentencex {cut_by}, new text is by {here}; "
+                f"`pip install sentencex=={cut_by}` cuts it alike"
             )
         known, options = digests.read(corpus), corpus.manifest["options"]
         request = Request(

@@ -88,7 +88,8 @@ class Tokenizer:
         self._names = special_tokens.find(vocab, names, source, kind=self.kind)
         # Special tokens are found before the text is cut up, so that [MASK] in it is one id. Those
         # that the file registers already keep their own settings.
-        registered = {token.content for token in backend.get_added_tokens_decoder().values()}
+        self._backend = backend
+        registered = self.special_names
         backend.add_special_tokens([n for n in self._names.values() if n not in registered])
         ids = {role: backend.token_to_id(name) for role, name in self._names.items()}
         self.special = SpecialIds(**ids)
@@ -96,7 +97,6 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.pair_separators = 2 if backend.num_special_tokens_to_add(is_pair=True) == 4 else 1
-        self._backend = backend
         self._set_template(segments=2)
         with tokenizer_files.refused_by_library(f"{source} cannot encode text"):
             backend.encode(_UNKNOWN)
@@ -114,6 +114,11 @@ class Tokenizer:
         """Returns whether a letter with a mark gives the ids of the letter alone."""
         normalizer = self._backend.normalizer
         return normalizer is not None and normalizer.normalize_str("\u00e9") == "e"
+
+    @property
+    def special_names(self) -> list[str]:
+        """Returns the tokens that are found in a text before it is cut up."""
+        return [token.content for token in self._backend.get_added_tokens_decoder().values()]
 
     def encode_sentences(self, sentences: list[str]) -> list[list[int]]:
         """Returns the ids of each sentence without special tokens around it.
@@ -147,7 +152,7 @@ class Tokenizer:
 
     @cached_property
     def _chunks(self) -> chunk_cache.ChunkCache | None:
-        tokens = [t.content for t in self._backend.get_added_tokens_decoder().values()]
+        tokens = self.special_names
         if self.kind != "wordpiece" or any(len(token.split()) > 1 for token in tokens):
             return None
         is_bert = _is_bert(json.loads(self._backend.to_str()))
@@ -282,7 +287,8 @@ def load_tokenizer(
     else:
         if strip_accents is not None:
             config = {**config, "strip_accents": strip_accents}
-        return _load_vocabulary(file, config, lowercase)
+        tokenizer, strip_accents = _load_vocabulary(file, config, lowercase), None
+    tokenizer_files.require_extra_tokens(file, config, tokenizer.special_names)
     if strip_accents is not None and strip_accents != tokenizer.strips_accents:
         raise UsageError(
             f"{file} {'strips' if tokenizer.strips_accents else 'keeps'} accents; it cannot be "

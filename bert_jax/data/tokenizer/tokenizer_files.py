@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
 from bert_jax.data.tokenizer import special_tokens
-from bert_jax.errors import UsageError, brief
+from bert_jax.errors import UsageError, brief, some
+from bert_jax.progress import note_once
 
 # How BertTokenizer prepares text, yes, no or not given: tokenizer_config.json's name for it ->
 # tokenizer.json's.
@@ -192,6 +193,33 @@ def require_no_added_tokens(
         raise UsageError(
             f"{path} adds {', '.join(map(brief, other[:5]))} to {vocabulary.name}, which alone is "
             "read: have transformers save the tokenizer as tokenizer.json"
+        )
+
+
+def require_extra_tokens(path: Path, config: dict[str, Any], known: Container[str]) -> None:
+    """Raises UsageError if a file beside `path` names special tokens that the tokenizer in it does
+    not find in text before it is cut up (`known`), as the classes of `transformers` do. Notes where
+    they find none at all.
+    """
+    other = path.with_name("special_tokens_map.json")
+    theirs = parse_json(other) if other.is_file() else {}
+    beside = path.with_name("tokenizer_config.json")
+    for file, fields in ((beside, config), (other, theirs if isinstance(theirs, dict) else {})):
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            named = fields.get(name)
+            named = named.values() if isinstance(named, dict) else named
+            named = named if isinstance(named, Iterable) else ()
+            found = [each.get("content") if isinstance(each, dict) else each for each in named]
+            if lacking := [each for each in found if isinstance(each, str) and each not in known]:
+                raise UsageError(
+                    f"{file} has {some(map(brief, lacking))} in {name}, which {path.name} does not "
+                    "have as such: have transformers save the tokenizer as tokenizer.json, or "
+                    "remove them there if no text has them"
+                )
+    if config.get("split_special_tokens"):
+        note_once(
+            f"{beside} has split_special_tokens: here special tokens in a text, as [MASK], are "
+            "always whole"
         )
 
 

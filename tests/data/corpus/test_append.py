@@ -286,7 +286,7 @@ def test_another_version_that_cuts_sentences_is_said(tmp_path, files, vocabulary
         manifest["versions"]["sentencex"] = "0.6.1"
     (output / "corpus.json").write_text(json.dumps(manifest))
     assert "appended" in append(files[2:], output, workers=1).manifest
-    said = f"{output} was cut into sentences by sentencex 0.6.1, and new text is by"
+    said = f"{output} was cut into sentences by sentencex 0.6.1, new text is by"
     assert (said in capsys.readouterr().err) == changed
 
 

@@ -441,6 +441,35 @@ def test_tokens_that_a_vocabulary_file_lacks(tmp_path):
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"additional_special_tokens": ["[MASK]", "hello", {"content": "[E1]"}]},
+        {"extra_special_tokens": {"first": "[E1]", "second": "hello"}},
+    ],
+)
+def test_special_tokens_that_would_be_cut_up_are_refused(tmp_path, file, fields):
+    """The classes of transformers find them whole, in the vocabulary or beyond it."""
+    path = vocabulary(tmp_path, SMALL)
+    (tmp_path / file).write_text(json.dumps(fields))
+    with pytest.raises(UsageError, match=rf"{file} has .*'\[E1\]'.* in (additional|extra)_special"):
+        load_tokenizer(path, lowercase=True)
+    whole = tokenizers.Tokenizer(tokenizers.models.WordPiece({t: i for i, t in enumerate(SMALL)}))
+    whole.add_special_tokens([*SPECIALS, "hello", "[E1]"])
+    whole.save(str(tmp_path / "tokenizer.json"))
+    path.unlink()
+    ids = load_tokenizer(tmp_path).encode("[E1]")
+    assert ids == [SMALL.index("[CLS]"), len(SMALL), SMALL.index("[SEP]")]
+
+
+def test_split_special_tokens_are_said_to_be_whole(tmp_path, capsys):
+    path = vocabulary(tmp_path, SMALL)
+    (tmp_path / "tokenizer_config.json").write_text('{"split_special_tokens": true}')
+    ids = load_tokenizer(path, lowercase=True).encode("[MASK]")
+    assert len(ids) == 3 and "has split_special_tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_classes_that_cut_text_otherwise(tmp_path, file):
     """Their words are others, and so are the ids, though the vocabulary is one of BERT's form."""
