@@ -124,6 +124,13 @@ def test_of_a_section_only_the_fields_change_that_are_named(section, single):
         ("phases.2.steps=3", "phases has entries 0 to 1, not '2'"),
         ("phases.first.steps=3", "phases has entries 0 to 1, not 'first'"),
         ('phases=[{"stepz": 3}]', "phases.0.stepz: no such field. Did you mean 'steps'?"),
+        (
+            'phases=[{"changes": {}}]',
+            "phases.0.changes: no such field. Fields here: sequence_length, "
+            "steps, global_batch_size, max_predictions, masked_lm_prob, max_sequences, model, "
+            "data, optimizer.",
+        ),
+        ('phases=[{"sections": {}}]', "phases.0.sections: no such field."),
         ("seed.x=3", "seed is a value, not a section"),
         ("seed", "write it as section.field=value"),
         ("phases.².steps=3", "phases has entries 0 to 1, not '²'"),

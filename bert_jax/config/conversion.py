@@ -67,14 +67,17 @@ def convert(value: Any, annotation: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise UsageError(f"{where}: expected a section of fields, got {brief(value)}")
         hints = typing.get_type_hints(annotation)
-        # Neither a field: what they hold is.
-        hints = {name: hint for name, hint in hints.items() if name not in (OPTIONS, CHANGES)}
+        # Neither is a field: what they hold is.
+        others = (OPTIONS, CHANGES)
+        hints = {n: h for n, h in hints.items() if n not in others and not _is_of_class(h)}
         known = {k: convert(v, hints[k], _join(path, k)) for k, v in value.items() if k in hints}
         more = {k: v for k, v in value.items() if k not in hints}
         if issubclass(annotation, WithOptions):
             known[OPTIONS] = _options(annotation, known, more, path)
         if issubclass(annotation, WithChanges):
             known[CHANGES] = _changes(annotation, more, path)
+        if issubclass(annotation, WithChanges):
+            hints |= annotation.sections
         for key in more:
             raise UsageError(
                 f"{_join(path, brief(key)[1:-1])}: no such field.{nearest(key, hints)}"
@@ -175,6 +178,11 @@ def changed(config: Any, changes: Mapping[str, Any], where: str = "") -> Any:
                     old.pop(option, None)
         found[name] = convert(old | values, type(section), _join(where, name))
     return dataclasses.replace(config, **found)
+
+
+def _is_of_class(annotation: Any) -> bool:
+    """Returns whether an annotation is of what a class has, and its objects have not each."""
+    return typing.get_origin(annotation) is typing.ClassVar
 
 
 def _join(path: str, key: str) -> str:
