@@ -66,9 +66,7 @@ def prepare_on(
     workers give no sign of life.
     """
     if "workers" in options:
-        raise UsageError(
-            "`workers` is for this machine: how many a runner has, its own options say after --"
-        )
+        raise UsageError("`workers` is for this machine: those of a runner stand after --")
     request, given = request_of(sources, output, options)
     # Beam takes names in any case, and without their end.
     short = {name.lower().removesuffix("runner"): name for name in _RUNNERS}
@@ -119,7 +117,7 @@ def _require_for_many(request: Request, runner: str, output: str) -> None:
                 f"`output` {output} lies in the folder `source` {source}, and would itself be read "
                 "as text; choose a place outside"
             )
-    if is_address(output) and not output.startswith(("gs://", "s3://", "memory://")):
+    if is_address(output) and not output.startswith(("gs://", "s3://")):
         raise UsageError(
             f"`output` {output}: a job writes to a disk that all workers see, or to gs:// or s3://"
         )
@@ -233,6 +231,8 @@ def _pipeline(
     unknown = sorted(every.keys() - options.get_all_options().keys())
     if unknown and runner in (_DATAFLOW, _DIRECT):
         raise UsageError(f"`runner` {runner} has no option {', '.join(unknown)}")
+    if other := every.get("runner"):
+        raise UsageError(f"`runner` is {runner}, and {other} after --: name it once, before --")
     # Beam passes over a word that is neither an option nor the value of one.
     for before, word in itertools.pairwise(("", *flags)):
         if not word.startswith("-") and ("=" in before or not before.startswith("-")):
@@ -251,9 +251,8 @@ def _pipeline(
             f"`runner` {runner} needs more of Apache Beam ({error}): pip install "
             "'bert-jax[dataflow]'"
         ) from error
-    if runner == _DATAFLOW:  # which looks after its own
-        return pipeline, math.inf
-    return pipeline, _PATIENCE if is_near else _PATIENCE_OF_CONTAINERS
+    patience = _PATIENCE if is_near else _PATIENCE_OF_CONTAINERS
+    return pipeline, math.inf if runner == _DATAFLOW else patience  # which looks after its own
 
 
 def _run(

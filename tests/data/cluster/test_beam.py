@@ -263,6 +263,7 @@ def test_a_pool_whose_workers_do_not_begin(tmp_path, sources, service, monkeypat
 def test_the_options_of_a_runner_come_before_the_sources(tmp_path):
     for flags, message in (
         (("--no_such_option=1",), "`runner` DirectRunner has no option no_such_option"),
+        (("--runner", "FlinkRunner"), "`runner` is DirectRunner, and FlinkRunner after --"),
         (("direct_num_workers", "2"), "DirectRunner: 'direct_num_workers' is no option"),
         (("--direct_num_workers=2", "4"), "DirectRunner: '4' is no option: each begins with --"),
         (("--direct_num_workers", "2", "4"), "DirectRunner: '4' is no option: each begins with --"),

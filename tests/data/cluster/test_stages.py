@@ -459,13 +459,20 @@ def test_a_corpus_that_was_added_to_is_finished(tmp_path, sources, capsys):
 
 
 def test_other_files_in_a_bucket_are_left_alone(sources):
-    mine = Shared("memory://mine/train")
-    mine.write("images.tar", b"")
-    with pytest.raises(UsageError, match="memory://mine exists and is not a corpus"):
-        run.prepare_on("DirectRunner", (), [str(sources)], "memory://mine")
-    assert mine.has("images.tar")
-    assert not Shared("memory://mine").is_foreign(("train",))
-    assert not Shared("memory://nothing").is_foreign(("train",))
+    with reached() as _:
+        mine = Shared("gs://bucket/mine/train")
+        mine.write("images.tar", b"")
+        with pytest.raises(UsageError, match="gs://bucket/mine exists and is not a corpus"):
+            run.prepare_on("DirectRunner", (), [str(sources)], "gs://bucket/mine")
+        assert mine.has("images.tar")
+        assert not Shared("gs://bucket/mine").is_foreign(("train",))
+        assert not Shared("gs://bucket/nothing").is_foreign(("train",))
+
+
+def test_a_corpus_in_the_memory_of_this_process_is_refused(sources):
+    """It would be gone with it."""
+    with pytest.raises(UsageError, match="`output` memory://c: a job writes to a disk"):
+        run.prepare_on("DirectRunner", (), [str(sources)], "memory://c")
 
 
 # --- the package of the workers -------------------------------------------------------------------
