@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
 from bert_jax.data.tasks.encode_rows import Batches, Features
+from bert_jax.errors import NonFinite
 from bert_jax.model import bert
 from bert_jax.training import device_feed
 
@@ -27,6 +28,20 @@ def in_float32(config: TrainConfig) -> TrainConfig:
     """
     compute = dataclasses.replace(config.compute, dtype="float32")
     return dataclasses.replace(config, compute=compute)
+
+
+def require_finite(outputs: Any) -> None:
+    """Raises NonFinite where arrays of outputs hold what is no number: an order of such values, the
+    best of them or a share means nothing.
+
+    A score may be -inf: that of a sub-word that a mesh adds.
+    """
+    # The highest value is NaN where one of them is.
+    if not all(array.max(initial=-np.inf) < np.inf for array in jax.tree.leaves(outputs)):
+        raise NonFinite(
+            "the outputs of the model are not finite: its parameters are spoilt, as by a learning "
+            "rate that is too high; an earlier step (checkpoints/STEP of its workdir) may be whole"
+        )
 
 
 class Forward:
@@ -87,10 +102,12 @@ class Forward:
         return -(-wanted // self._mesh.size) * self._mesh.size
 
     def batch(self, params: bert.Params, batch: dict[str, np.ndarray]) -> Any:
-        """Returns the outputs of one batch of a `size`, float32."""
+        """Returns the outputs of one batch of a `size`, float32. Raises NonFinite."""
         with jax.set_mesh(self._mesh):
             outputs = self._apply(params, device_feed.whole_to_global(batch, mesh=self._mesh))
-            return jax.tree.map(lambda x: np.asarray(x, np.float32), outputs)
+            found = jax.tree.map(lambda x: np.asarray(x, np.float32), outputs)
+        require_finite(found)
+        return found
 
     def batches(self, params: bert.Params, features: Features) -> Iterator[Any]:
         """Yields the outputs of the rows in order, some rows at a time, float32."""

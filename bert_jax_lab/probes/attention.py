@@ -21,6 +21,7 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.data.tokenizer.words import readable
 from bert_jax.errors import UsageError
+from bert_jax.inference.forward import require_finite
 from bert_jax.model import bert
 from bert_jax.model.attention.plain import plain
 from bert_jax.pretrained.load import LoadedCheckpoint
@@ -197,6 +198,7 @@ class AttentionProbe:
                 name: np.asarray(array)[chosen]
                 for name, array in self._record(encoder, placed).items()
             }
+        require_finite([noted["query"], noted["key"]])
         position = noted.get("position")
         if position is not None:
             # Some kinds add the same in all heads or to all rows; here each has its own.

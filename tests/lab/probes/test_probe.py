@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -497,6 +498,42 @@ def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys,
 def test_what_the_verb_refuses(options, message, exported, capsys):
     assert main(["probe", "--checkpoint", str(exported), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def spoilt(exported, tmp_path_factory) -> Path:
+    """A model with parameters as a rate that is far too high leaves them: numbers, but too large
+    to compute with.
+    """
+    from safetensors.numpy import load_file, save_file
+
+    directory = tmp_path_factory.mktemp("spoilt") / "hf"
+    shutil.copytree(exported, directory)
+    file = directory / "model.safetensors"
+    large = {name: array * np.float32(1e25) for name, array in load_file(file).items()}
+    save_file(large, file, metadata={"format": "np"})
+    return directory
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["fill-mask", "The [MASK] of Ada."],
+        ["embed", "--input", "text.txt", "--output", "written.npz"],
+        ["probe", "--probe", "minimal_pairs", "--output", "written"],
+        ["attention", "The horse of Ada.", "--html", "written"],
+        ["attention", "The horse of Ada."],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_spoilt_model_answers_nothing(command, spoilt, tmp_path, monkeypatch, capsys):
+    """The most probable word, shares and vectors of numbers that are none would be made up."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("The horse of Ada.\n")
+    assert main([*command, "--checkpoint", str(spoilt)]) == 6
+    said = capsys.readouterr()
+    assert "outputs of the model are not finite" in said.err and not said.out
+    assert [file.name for file in tmp_path.iterdir()] == ["text.txt"]
 
 
 def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys):
