@@ -18,6 +18,8 @@ _AXES = {
 }
 # Contours and the front go so far beyond the runs, as factors.
 _MARGIN = 2.0
+# What study.json has of variants that a law does not describe: their names, and why.
+LEFT_OUT = "left_out"
 _NO_FRONT = "There is no front: by this law parameters, or tokens, hardly count"
 
 
@@ -97,9 +99,17 @@ def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tu
 
 
 def _points(found: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """Returns parameters of the blocks, tokens, losses and FLOPs of all runs that are done."""
-    column = found["columns"][0]
-    runs = [r for r in found["runs"] if r["status"] == DONE and r.get("figures", {}).get(column)]
+    """Returns parameters of the blocks, tokens, losses and FLOPs of all runs that are done and that
+    the law describes.
+    """
+    column, left_out = found["columns"][0], found.get("law", {}).get(LEFT_OUT, {})
+    runs = [
+        run
+        for run in found["runs"]
+        if run["status"] == DONE
+        and run.get("figures", {}).get(column)
+        and run.get("variant") not in left_out
+    ]
     rows = [(r["block_parameters"], r["tokens"], r["figures"][column], r["flops"]) for r in runs]
     return tuple(np.array(rows, float).T)
 

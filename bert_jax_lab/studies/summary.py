@@ -18,6 +18,7 @@ from bert_jax.training.evaluate import batch_shape
 from bert_jax.versions import installed
 from bert_jax.workdir import log_reader, run_list
 from bert_jax_lab.studies import figures, scaling_law, table
+from bert_jax_lab.studies.figures import LEFT_OUT
 from bert_jax_lab.studies.records import DONE, FAILED, MADE, curve_of, parameters_of, record_of
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
@@ -47,7 +48,7 @@ def write(plan: StudyPlan) -> dict[str, Any]:
         found = summarise(plan)
         law = _law_of(plan, found)
         if law is not None:
-            found["law"] = law.as_json()
+            found["law"] = law.as_json() | {LEFT_OUT: _without_law(plan)}
         drawn = figures.draw(found, law, plan.workdir / FIGURES)
         write_json(plan.workdir / STUDY_JSON, found)
         write_whole(plan.workdir / STUDY_MD, table.markdown(found, drawn))
@@ -289,15 +290,30 @@ def _commit() -> str | None:
 
 
 def _points(plan: StudyPlan, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the runs that a law is fitted to: those that it does not predict."""
-    predicted = {variant.name for variant in plan.study.variants if variant.is_predicted}
+    """Returns the runs that a law is fitted to: those that it does not predict, or describe."""
+    others = {variant.name for variant in plan.study.variants if variant.is_predicted}
+    others |= _without_law(plan).keys()
     column = plan.study.columns[0]
     return [
         run
         for run in runs
-        if run["status"] == DONE and _is_pretraining(run) and run["variant"] not in predicted
+        if run["status"] == DONE and _is_pretraining(run) and run["variant"] not in others
         and column in run["figures"]
     ]  # fmt: skip
+
+
+def _without_law(plan: StudyPlan) -> dict[str, str]:
+    """Returns the variants that a law cannot describe, and why: what another run has seen is not
+    among the tokens of a run, and losses on other rows do not compare.
+    """
+    first, found = plan.study.variants[0], {}
+    for variant in plan.study.variants:
+        fields = _other_rows(plan, {"variant": variant.name}, {"variant": first.name})
+        if variant.init_from:
+            found[variant.name] = f"begins from {variant.init_from}"
+        elif fields:
+            found[variant.name] = f"other held-out rows than {first.name}: {', '.join(fields)}"
+    return found
 
 
 def _law_of(plan: StudyPlan, found: dict[str, Any]) -> Law | None:

@@ -11,7 +11,7 @@ from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir.run_list import spread_text
 from bert_jax_lab.reports import report_page
-from bert_jax_lab.studies.figures import Drawn
+from bert_jax_lab.studies.figures import LEFT_OUT, Drawn
 
 _NOTHING = "–"
 _GUESSING = "guessing"
@@ -277,6 +277,9 @@ def law_section(law: dict[str, Any]) -> list[str]:
             " Not identified: these runs do not tell the parameter, since it, its interval or its "
             "exponent ends on a bound of the search."
         )
+    if left_out := law.get(LEFT_OUT):
+        named = "; ".join(f"{name} ({why})" for name, why in left_out.items())
+        parts.append(f"The law does not describe, and is not fitted to: {named}.")
     return parts
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
 import itertools
 import json
@@ -936,7 +937,17 @@ def test_the_prediction_is_written_before_its_run_and_stays(tmp_path, corpus, mo
     sizes = ["L2-H32", "L2-H64", "L2-H128"]
     only = [f"{size}-{steps}" for size in sizes for steps in (1500, 2500, 4000)]
     found = shipped("scaling")
-    largest = found.variants[-1].name
+    *others, last = found.variants
+    first, largest = others[0], last.name
+    # What another run has seen is not among its tokens; and a loss on other rows.
+    apart = (
+        dataclasses.replace(first, name="continued", init_from=first.name),
+        dataclasses.replace(
+            first, name="few", overrides=(*first.overrides, "evaluation.num_examples=8")
+        ),
+    )
+    found = dataclasses.replace(found, variants=(*others, *apart, last))
+    only += [variant.name for variant in apart]
     plan = plan_runs(found, tmp_path / "study", corpus=corpus, only=[*only, largest])
     runner.claim(plan)
     path = plan.workdir / "predictions" / "L4-H192-4000.json"
@@ -946,7 +957,8 @@ def test_the_prediction_is_written_before_its_run_and_stays(tmp_path, corpus, mo
         from bert_jax_lab.studies.records import parameters_of
 
         size = parameters_of(run.config)["block_parameters"]
-        return float(true_loss(size, tokens_of(run.config)))
+        is_apart = run.variant in ("continued", "few")
+        return float(true_loss(size, tokens_of(run.config))) - is_apart
 
     def before(run):
         if run.is_predicted:
@@ -962,6 +974,9 @@ def test_the_prediction_is_written_before_its_run_and_stays(tmp_path, corpus, mo
     assert abs(prediction["error"]) < 2e-3 and len(prediction["runs"]) == 9
     np.testing.assert_allclose(list(found["law"]["values"].values()), _TRUE, rtol=0.02)
     text = (plan.workdir / "study.md").read_text(encoding="utf-8")
+    assert "continued (begins from L2-H32-1500)" in text
+    assert "few (other held-out rows than L2-H32-1500: evaluation.num_examples)" in text
+    assert "10 runs with" in text, "nor do the figures of the law show them"
     assert "| L4-H192-4000.seed0 |" in text.split("## Predictions")[1] and "figures/law.png" in text
     assert "![Held-out mlm loss over million tokens. A line for each run. L2-H32-1500 ends" in text
     drawn = sorted(path.name for path in (plan.workdir / "figures").iterdir())
