@@ -173,6 +173,7 @@ def _pretrained(run: PretrainRun) -> dict[str, Any]:
     rows = log_reader.read_rows(run.directory)
     account = goodput.account(run.directory)
     last, scores = log_reader.closing_rows(rows)
+    step = max((row["step"] for row in rows), default=0)
     return {
         "figures": {
             name: value
@@ -186,8 +187,9 @@ def _pretrained(run: PretrainRun) -> dict[str, Any]:
         "starts": account["starts"],
         "seconds": account["wall_seconds"] - account["seconds"]["down"],
         "training_seconds": account["seconds"]["training"] + account["seconds"]["data_wait"],
-        "tokens": tokens_of(run.config),
-        "flops": flops_of(run.config),
+        # As far as it came: it may have failed, or a hook have ended it.
+        "tokens": tokens_of(run.config, step),
+        "flops": flops_of(run.config, step),
         **parameters_of(run.config),
     }
 

@@ -15,12 +15,12 @@ table. A run whose variant is to be predicted comes after all others.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import TrainConfig, setting_of, to_dict
+from bert_jax.config import PhaseConfig, TrainConfig, setting_of, to_dict
 from bert_jax.config.conversion import nearest
 from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import read_manifest
@@ -363,21 +363,31 @@ def _with_steps(config: TrainConfig, steps: int) -> tuple[str, ...]:
     return tuple(changes)
 
 
-def flops_of(config: TrainConfig) -> float:
-    """Returns the FLOPs of all updates of a run (update/flops.py)."""
+def flops_of(config: TrainConfig, step: int | None = None) -> float:
+    """Returns the FLOPs of the updates of a run, until a step or of all (update/flops.py)."""
     from bert_jax.update.flops import train_flops
 
     objective = entry_of(config, "objective")
     return float(
-        sum(phase.steps * train_flops(objective, config.model, phase) for phase in config.phases)
+        sum(
+            steps * train_flops(objective, config.model, phase)
+            for phase, steps in _steps_until(config, step)
+        )
     )
 
 
 def tokens_of(config: TrainConfig, step: int | None = None) -> int:
     """Returns the positions that a run trains on, until a step or in all."""
-    left, tokens = config.total_steps if step is None else step, 0
+    return sum(
+        steps * phase.global_batch_size * phase.sequence_length
+        for phase, steps in _steps_until(config, step)
+    )
+
+
+def _steps_until(config: TrainConfig, step: int | None) -> Iterator[tuple[PhaseConfig, int]]:
+    """Yields each phase with the steps of it that come before a step, or all."""
+    left = config.total_steps if step is None else step
     for phase in config.phases:
         steps = min(left, phase.steps)
-        tokens += steps * phase.global_batch_size * phase.sequence_length
+        yield phase, steps
         left -= steps
-    return tokens

@@ -48,7 +48,7 @@ from bert_jax_lab.studies import (
 )
 from bert_jax_lab.studies.child import Outcome
 from bert_jax_lab.studies.estimate import StudyEstimate, measure_missing
-from bert_jax_lab.studies.records import finished_siblings, record_of
+from bert_jax_lab.studies.records import finished_siblings, record_of, write_record
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
     PretrainRun,
@@ -124,8 +124,9 @@ class Pretended:
             loss = self.loss(run)
             log = MetricsLogger(run.directory)
             log.event("start", step=0, seconds=1.0)
-            for step in (3, 6):
-                now, score = time.time(), loss + (step == 3)
+            end = run.config.total_steps
+            for step in (end // 2, end):
+                now, score = time.time(), loss + (step < end)
                 log.row(step=step, loss=loss, step_seconds=0.5, steps=3, time=now)
                 log.row(step=step, split="validation", mlm_loss=score, perplexity=9.0, time=now)
             log.close()
@@ -440,6 +441,22 @@ def test_parts_that_do_not_go_together_are_refused(tmp_path, changes, said):
     path.write_text(text)
     with pytest.raises(UsageError, match=said):
         study.load_study(str(path))
+
+
+@pytest.mark.parametrize("outcome", [Outcome(0), Outcome(8, "step 3: the run has diverged")])
+def test_a_run_that_ends_early_counts_what_it_has_seen(tmp_path, corpus, outcome):
+    """It failed, or a hook ended it: a law is fitted to what was seen."""
+    plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
+    run = plan.named("eight.seed0")
+    assert isinstance(run, PretrainRun) and run.config.total_steps == 6
+    run.directory.mkdir(parents=True)
+    log = MetricsLogger(run.directory)
+    log.row(step=2, loss=1.0, step_seconds=0.5, steps=2, time=1.0)
+    log.row(step=3, split="validation", mlm_loss=1.0, time=2.0)
+    log.close()
+    found = write_record(plan.workdir, run, outcome)
+    assert found["tokens"] == 3 * 16 * 32 == tokens_of(run.config) / 2
+    assert found["flops"] == pytest.approx(flops_of(run.config) / 2)
 
 
 def test_tokens_until_a_step_count_phase_by_phase():
