@@ -64,7 +64,8 @@ def test_a_file_name_is_no_second_error(tmp_path, capsys):
     assert main(["prepare", *arguments]) == 2
     *_, head, reason, first, second, remedy = capsys.readouterr().err.splitlines()
     assert head == "bert-jax prepare: error: 2 files cannot be read:"
-    assert reason.startswith("  2 of them: not UTF-8; if Windows wrote it, --encoding cp1252 reads")
+    said = "if Windows wrote it in a western language, --encoding cp1252 reads"
+    assert reason.startswith(f"  2 of them: not UTF-8; {said}")
     assert first == rf"    {texts}/\x1b[31ma\nbert-jax: b.txt, line 1"
     assert second == f"    {texts}/c.txt, line 1"
     assert remedy == "fix them, or leave them out with --skip-bad"

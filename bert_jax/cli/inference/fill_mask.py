@@ -62,8 +62,8 @@ def _lines() -> Iterator[tuple[str, str]]:
             line = data.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise UsageError(
-                f"standard input, line {number}, is not UTF-8 text: {error}; if Windows wrote it, "
-                "`iconv -f cp1252 -t utf-8` converts it"
+                f"standard input, line {number}, is not UTF-8 text: {error}; if Windows wrote it "
+                "in a western language, `iconv -f cp1252 -t utf-8` converts it"
             ) from error
         if line.strip():
             has_text = True

@@ -24,8 +24,8 @@ from bert_jax.progress import Progress, note
 _LISTED = 100
 # The remedy of one that is not UTF-8 beside others that are.
 _BY_ITSELF = (
-    "`skip_bad` leaves it out; if Windows wrote it, a second command adds it: `append` `source` "
-    "FILE `encoding` cp1252"
+    "`skip_bad` leaves it out; if Windows wrote it in a western language, a second command adds "
+    "it: `append` `source` FILE `encoding` cp1252"
 )
 # What the reasons of files that are not UTF-8 differ in.
 _BYTE = re.compile(r" \(byte 0x[0-9a-f]{2} at offset [0-9]+\)")

@@ -182,7 +182,7 @@ class SourceStream(io.BufferedReader):
 
 
 # The remedy of text that is not UTF-8.
-OF_WINDOWS = "if Windows wrote it, `encoding` cp1252 reads it"
+OF_WINDOWS = "if Windows wrote it in a western language, `encoding` cp1252 reads it"
 # Letters beyond ASCII, by which UTF-8 is known.
 _BEYOND_ASCII = 10
 
