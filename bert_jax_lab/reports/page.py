@@ -17,6 +17,8 @@ from typing import Any
 # Every page begins with them: colours and tables, and the switch between light and dark.
 _STYLE, _SCRIPT = "page.css", "page.js"
 _VENDOR = "vendor/"
+# The classes of letters that run from right to left.
+_FROM_RIGHT = {"R", "AL"}
 # A text inside <script> ends with the first "</script>" or changes its meaning with "<!--". JSON
 # may write these characters as escapes; JavaScript before 2019 took the last two for new lines.
 _IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -90,8 +92,18 @@ def direction(value: str) -> str:
     if value.isascii():
         return ""
     kinds = [unicodedata.bidirectional(character) for character in value]
-    is_from_right = sum(kind in ("R", "AL") for kind in kinds) > kinds.count("L")
+    is_from_right = sum(kind in _FROM_RIGHT for kind in kinds) > kinds.count("L")
     return ' dir="rtl"' if is_from_right else ""
+
+
+def isolated(value: str) -> str:
+    """Returns text for a place inside of other text. One with letters that run from right to left
+    is put into isolating marks: else a number that follows would stand before it.
+    """
+    kinds = set() if value.isascii() else {unicodedata.bidirectional(letter) for letter in value}
+    if not kinds & _FROM_RIGHT:
+        return value
+    return f"\N{FIRST STRONG ISOLATE}{value}\N{POP DIRECTIONAL ISOLATE}"
 
 
 def in_script(data: Any) -> str:

@@ -23,6 +23,7 @@ def render(
     `links` has for each run the addresses of its files, by their names; files without one are only
     named. The page's data are `{"runs": runs, "charts": ...}`.
     """
+    runs = [_isolated(run) for run in runs]
     charts = report_charts.charts(runs)
     names, last = [run["name"] for run in runs], _last(runs)
     sections = [
@@ -63,6 +64,15 @@ def render(
         scripts=["vendor/uPlot.iife.min.js", "report.js"],
         styles=["vendor/uPlot.min.css", "report.css"],
     )
+
+
+def _isolated(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a run whose name and whose guesses may stand beside other text and numbers."""
+    examples = [
+        {**each, "candidates": [(page.isolated(token), p) for token, p in each["candidates"]]}
+        for each in run["examples"]
+    ]
+    return {**run, "name": page.isolated(run["name"]), "examples": examples}
 
 
 def duration(seconds: float) -> str:
@@ -285,7 +295,8 @@ def _processes(runs: Sequence[Mapping[str, Any]]) -> str:
                     _end(process),
                 ]
             )
-        name = f"{run['name']}: {run['starts']} starts in {duration(run['wall_seconds'])}"
+        starts = f"{run['starts']} start{'s' * (run['starts'] != 1)}"
+        name = f"{run['name']}: {starts} in {duration(run['wall_seconds'])}"
         tracks.append(
             f'<p class="name">{text(name)}</p><div class="track" role="img" '
             f'aria-label="{text(name)}">{"".join(inside)}</div>'

@@ -296,6 +296,23 @@ def test_a_turned_phone(show):
     assert tab.evaluate(widths) == wide
 
 
+def test_on_paper_it_is_light_and_charts_are_whole(show):
+    tab, _ = show("slow", width=1400)
+    ink = "getComputedStyle(document.body).color"
+    light = tab.evaluate(ink)
+    tab.click("#theme")
+    assert tab.evaluate(ink) != light
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.evaluate(ink) == light
+    # A sheet's width, before anything is drawn for it.
+    right = (
+        "(() => { document.body.style.width = '700px'; return report.drawn.map(({plot, place}) => "
+        "place.getBoundingClientRect().right - plot.ctx.canvas.getBoundingClientRect().right); })()"
+    )
+    assert all(left >= 0 for left in tab.evaluate(right))
+    assert not tab.evaluate("document.getElementById('controls').getClientRects().length")
+
+
 def test_without_scripts_it_is_tables(show, pictures):
     tab, (run,) = show("slow", width=390, script=False)
     text = tab.evaluate("document.body.innerText")

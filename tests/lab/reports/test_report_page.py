@@ -278,6 +278,18 @@ def test_the_expected_band_is_drawn_where_it_is_known(tmp_path):
     assert "expected of" not in Outline(report_page.render([data_of(run)])).text
 
 
+def test_a_name_from_right_to_left_does_not_take_the_numbers_behind_it(tmp_path):
+    run = data_of(write_run(tmp_path / "عربي")) | {
+        "examples": [{"text": "a [MASK]", "word": "b", "candidates": [["قرية", 0.5], ["the", 0.1]],
+                      "is_right": False}]
+    }  # fmt: skip
+    content = report_page.render([run])
+    apart = "\u2068{}\u2069".format
+    assert f"{apart('عربي')}: 2 starts in" in content
+    assert f"({apart('عربي')}: 0 of 1)" in content
+    assert f"{apart('قرية')} 50%, the 10%" in content
+
+
 def test_right_guesses_are_marked(tmp_path):
     run = data_of(write_run(tmp_path / "run"))
     run["examples"] = [
