@@ -72,7 +72,9 @@ def render(document: Mapping[str, Any]) -> str:
 
     Its `checkpoint`, `step`, `texts` and `position_embedding_type` say whose it is.
     """
-    texts = " | ".join(document["texts"])
+    whole = " | ".join(document["texts"])
+    title = " | ".join(map(page.isolated, whole[:60].split(" | ")))
+    texts = " | ".join(map(page.isolated, document["texts"]))
     table = page.table(
         _COLUMNS,
         [
@@ -88,7 +90,7 @@ def render(document: Mapping[str, Any]) -> str:
     )
     body = (
         f'<p class="about">{page.text(_about(document))}</p>\n'
-        f"<blockquote{page.direction(texts)}>{page.text(texts)}</blockquote>\n"
+        f"<blockquote>{page.text(texts)}</blockquote>\n"
         "<noscript><p>The pictures need JavaScript. The table does not, and the verb that made "
         f"this page prints all numbers as JSON.</p></noscript>\n{_PARTS}"
         f'<section id="statistics" aria-labelledby="statistics-heading">'
@@ -96,9 +98,9 @@ def render(document: Mapping[str, Any]) -> str:
         f"{table}</section>"
     )
     return page.render(
-        title=f"Attention: {texts[:60]}{'…' if len(texts) > 60 else ''}",
+        title=f"Attention: {title}{'…' if len(whole) > 60 else ''}",
         body=body,
-        data=document,
+        data={**document, "tokens": [page.isolated(token) for token in document["tokens"]]},
         scripts=["attention_numbers.js", "attention_steps.js", "attention.js"],
         styles=["attention.css"],
     )

@@ -87,8 +87,12 @@ const attentionSteps = (() => {
       return row;
     });
     $("neurons").tBodies[0].replaceChildren(...rows);
-    const unseen = tokens - steps.length;
-    $("neuron-status").textContent = unseen ? `${unseen} tokens of other sequences are not seen.` : "";
+    const others = data.sequence_ids.filter((sequence) => sequence !== data.sequence_ids[token]).length;
+    const beyond = tokens - steps.length - others; // the window of the layer
+    $("neuron-status").textContent = [
+      others ? `${others} tokens of other sequences are not seen.` : "",
+      beyond ? `${beyond} tokens beyond the layer's window are not seen.` : "",
+    ].join(" ").trim();
     showPair(steps);
   }
 

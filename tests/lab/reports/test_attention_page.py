@@ -10,9 +10,13 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig
+from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.interchange import huggingface
 from bert_jax_lab.probes import attention_document
+from bert_jax_lab.probes.attention import AttentionProbe
+from bert_jax_lab.reports import attention_page
 from tests.browser import Tab
+from tests.lab.probes.test_probe import checkpoint
 from tests.lab.reports.test_page import assert_asks_for_nothing
 from tests.model.test_positions import model_of
 from tests.models import random_params, vocabulary
@@ -117,6 +121,14 @@ def test_hostile_text_stays_text(directories, tmp_path, capsys):
     page = assert_asks_for_nothing(file.read_text(encoding="utf-8"))
     assert page.data()["texts"] == [_HOSTILE] and not [t for t, _ in page.tags if t == "img"]
     assert f"wrote {file}: " in printed and "6 heads" in printed
+
+
+def test_texts_from_right_to_left_stand_in_their_order(directories, tmp_path, capsys):
+    file = tmp_path / "attention.html"
+    attention(capsys, directories["learned"], "קרא 12%.", "w2 w6.", "--html", file)
+    page = assert_asks_for_nothing(file.read_text(encoding="utf-8"))
+    assert page.text.count("\u2068קרא 12%.\u2069 | w2 w6.") == 3, "title, heading and quotation"
+    assert not [tag for tag, found in page.tags if tag == "blockquote" and "dir" in found]
 
 
 def test_some_layers_as_a_table(directories, capsys):
@@ -246,6 +258,29 @@ def assert_steps(view: View, full: dict, key: int) -> None:
     said = view.text("#pair")
     assert f"“{full['tokens'][token]}” ({token + 1})" in said
     assert said.endswith(f"{weight}.") or abs(float(said[-7:-1]) - float(weight)) < 1.1e-4
+
+
+@pytest.mark.browser
+def test_a_window_is_no_other_sequence_and_long_tokens_stay_on_the_page(tmp_path, capsys, browser):
+    file = tmp_path / "attention.html"
+    source = checkpoint("learned", vocabulary(tmp_path / "words"), attention_window=4)
+    texts = ["w3 w1 w4 w1 w5 w9", "w2 w6 w5"]
+    found = AttentionProbe(source, load_tokenizer(source.tokenizer))(texts, packed=True)
+    # The vocabulary has no long word.
+    tokens = (found.tokens[0], "w" * 80, *found.tokens[2:])
+    found = dataclasses.replace(found, tokens=tokens)
+    about = {"checkpoint": "x", "step": 1, "texts": texts, "position_embedding_type": "learned"}
+    document = attention_document.AttentionDocument(found, about=about)
+    file.write_text(attention_page.render(document.compact()), encoding="utf-8")
+    tab = browser.open(file, width=390)
+    view = View(tab)
+    # The window of the second of eight tokens is two to either side; the other text has five.
+    assert view.text("#neuron-status") == (
+        "5 tokens of other sequences are not seen. 4 tokens beyond the layer's window are not seen."
+    )
+    assert "w" * 80 in view.text("#pair") and tab.overflow() <= 0
+    assert tab.problems == []
+    tab.close()
 
 
 @pytest.mark.browser
