@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax import progress
+from bert_jax_lab.reports import page
 from bert_jax_lab.reports.page import table
 
 _TRAINING = "training"
@@ -60,6 +61,15 @@ def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def titled(run: Mapping[str, Any], name: str) -> str:
     """Returns the title of a figure: shares and percent of one name do not stand side by side."""
     return f"{name}{_PERCENT}" if name in run["percent"] else name
+
+
+def isolated(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a run whose name and whose guesses may stand beside other text and numbers."""
+    examples = [
+        {**each, "candidates": [(page.isolated(token), p) for token, p in each["candidates"]]}
+        for each in run["examples"]
+    ]
+    return {**run, "name": page.isolated(run["name"]), "examples": examples}
 
 
 def repeated(runs: Sequence[Mapping[str, Any]]) -> set[str]:

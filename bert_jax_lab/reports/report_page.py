@@ -23,7 +23,7 @@ def render(
     `links` has for each run the addresses of its files, by their names; files without one are only
     named. The page's data are `{"runs": runs, "charts": ...}`.
     """
-    runs = [_isolated(run) for run in runs]
+    runs = [report_charts.isolated(run) for run in runs]
     charts = report_charts.charts(runs)
     names, last = [run["name"] for run in runs], _last(runs)
     sections = [
@@ -64,15 +64,6 @@ def render(
         scripts=["vendor/uPlot.iife.min.js", "report.js"],
         styles=["vendor/uPlot.min.css", "report.css"],
     )
-
-
-def _isolated(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run whose name and whose guesses may stand beside other text and numbers."""
-    examples = [
-        {**each, "candidates": [(page.isolated(token), p) for token, p in each["candidates"]]}
-        for each in run["examples"]
-    ]
-    return {**run, "name": page.isolated(run["name"]), "examples": examples}
 
 
 def duration(seconds: float) -> str:
