@@ -17,7 +17,14 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.sharding import axes_summed_late, is_on_gpu, mesh_size, over_batch, spec_of
+from bert_jax.model.sharding import (
+    axes_summed_late,
+    is_on_gpu,
+    mesh_size,
+    over_batch,
+    reshaped,
+    spec_of,
+)
 from bert_jax.registry import POSITIONS
 
 
@@ -29,15 +36,6 @@ def truncated_normal(rngs: nnx.Rngs, shape: tuple[int, ...], *, stddev: float) -
     0.8796 `stddev`.
     """
     return nnx.Param(stddev * jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape))
-
-
-def _reshape(x: jax.Array, shape: tuple[int, ...], *rest: str | None) -> jax.Array:
-    """Returns activations in another shape, whose first dim still has the rows of the batch
-    outermost.
-
-    `rest` are the axes that cut the dims after the first.
-    """
-    return jnp.reshape(x, shape, out_sharding=over_batch(*rest))
 
 
 class Linear(nnx.Module):
@@ -80,11 +78,11 @@ class Linear(nnx.Module):
         leading = x.shape[:-1]
         # As a product of two matrices, which XLA's CPU back end computes half as fast again as the
         # same product with more dims.
-        flat = _reshape(x, (math.prod(leading), x.shape[-1]), cut_in)
+        flat = reshaped(x, (math.prod(leading), x.shape[-1]), cut_in)
         cut = over_batch(cut_out)
         y = jnp.matmul(flat, kernel, out_sharding=cut, preferred_element_type=dtype)
         y = self._plus_bias(y)
-        return _reshape(y, (*leading, y.shape[-1]), *(None,) * (len(leading) - 1), cut_out)
+        return reshaped(y, (*leading, y.shape[-1]), *(None,) * (len(leading) - 1), cut_out)
 
     def to_columns(self, x_BLD: jax.Array) -> jax.Array:
         """Maps `[B, L, inputs]` to `[B, outputs, L]`."""
@@ -139,19 +137,20 @@ class Embed(nnx.Module):
     def __call__(self, ids_BL: jax.Array) -> jax.Array:
         return look_up(self.embedding[...], ids_BL)
 
-    def logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, x: jax.Array, bias_V: jax.Array | None = None) -> jax.Array:
         """Returns the scores in float32 `[..., V]` of `x` `[..., D]` against every row.
 
         Under tensor parallelism the rows are shared out, after as many of them as it takes to
         divide; the extra rows are zero.
         """
         table = self.columns(x.dtype)
-        flat = _reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        flat = reshaped(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         cut = spec_of(table)[0]
         product: Any = _scores_on_gpu if is_on_gpu() else _scores
         scores = product(flat, table, over_batch(cut))
+        scores = scores if bias_V is None else scores + bias_V
         shape = (*x.shape[:-1], table.shape[0])
-        return _reshape(scores, shape, *(None,) * (x.ndim - 2), cut)
+        return reshaped(scores, shape, *(None,) * (x.ndim - 2), cut)
 
     def columns(self, dtype: jnp.dtype) -> jax.Array:
         """Returns the table `[V, D]` that `logits` multiplies with."""

@@ -41,6 +41,8 @@ BATCH = ("slice", *FSDP)
 # Numbers in a parameter below which each device keeps a copy: gathering a bias costs a message and
 # saves kilobytes.
 _SMALL = 2**16
+# A TPU lays the last two dims of an array out in tiles of so many rows, and 128 columns.
+_ROWS_OF_A_TILE = 8
 
 
 def make_mesh(
@@ -118,6 +120,15 @@ def over_batch(*rest: Any) -> jax.P | None:
     So a model can be called without any mesh, on one device.
     """
     return batch_spec(*rest) if _has_mesh() else None
+
+
+def reshaped(x: jax.Array, shape: tuple[int, ...], *rest: str | None) -> jax.Array:
+    """Returns activations in another shape, whose first dim still has the rows of the batch
+    outermost.
+
+    `rest` are the axes that cut the dims after the first.
+    """
+    return jnp.reshape(x, shape, out_sharding=over_batch(*rest))
 
 
 def fsdp_size(mesh: Any) -> int:
@@ -286,10 +297,11 @@ def _cut_by_rows(leaf: jax.Array) -> jax.Array:
 
     A TPU lays a table of gathered columns out column by column: it has to transpose it before rows
     are looked up, and so its gradient, which is then summed whole instead of scattered. Without the
-    last rows the gathered copy would have such a gradient, too.
+    last rows the gathered copy would have such a gradient, too; and where a device's rows filled
+    no whole tiles, the copy would be laid out anew.
     """
-    size = fsdp_size(jax.sharding.get_abstract_mesh())
-    filled = jnp.pad(leaf, ((0, -leaf.shape[0] % size), (0, 0)))
+    rows = fsdp_size(jax.sharding.get_abstract_mesh()) * _ROWS_OF_A_TILE
+    filled = jnp.pad(leaf, ((0, -leaf.shape[0] % rows), (0, 0)))
     return jax.reshard(filled, jax.P(FSDP))
 
 

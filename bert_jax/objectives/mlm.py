@@ -1,6 +1,7 @@
 """Masked words without next sentences (Liu et al. 2019, RoBERTa, section 4.2)."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from bert_jax.config.entries import entry_of
 from bert_jax.data.pretraining.batch import INPUTS, PREDICTIONS, Batch, Draw
 from bert_jax.model.flops import encoder_flops, masked_lm_flops
 from bert_jax.model.losses import Sums, cross_entropy, cross_entropy_and_normaliser
+from bert_jax.model.sharding import reshaped, spec_of
 from bert_jax.objectives.objective import Figure, Objective
 
 
@@ -42,10 +44,9 @@ class MaskedLanguageModel(Objective):
         weights, targets = batch["mlm_weights"], batch["mlm_targets"]
         if "mlm_scores" in outputs:
             found = outputs["mlm_scores"].cross_entropy(targets)
-        elif z_loss:
-            found = cross_entropy_and_normaliser(outputs["mlm_logits"], targets)
         else:
-            found = cross_entropy(outputs["mlm_logits"], targets)
+            function = cross_entropy_and_normaliser if z_loss else cross_entropy
+            found = _of_rows(function, outputs["mlm_logits"], targets)
         loss, hits, *log_normaliser = found
         if z_loss:
             extra = z_loss * jnp.square(log_normaliser[0])
@@ -65,6 +66,18 @@ class MaskedLanguageModel(Objective):
         read = phase.max_predictions
         encoder = encoder_flops(model, length=phase.sequence_length, read=read)
         return encoder + masked_lm_flops(model, predictions=read)
+
+
+def _of_rows(function: Callable, logits_BMV: jax.Array, targets_BM: jax.Array) -> list[jax.Array]:
+    """Returns what a function of rows of logits finds, each `[B, M]`.
+
+    As one matrix, which is what the product with the vocabulary gives: a TPU lays its last two dims
+    out in tiles of 8 rows, and would move all logits for 20 positions a row.
+    """
+    shape, words, cut = targets_BM.shape, logits_BMV.shape[-1], spec_of(logits_BMV)[-1]
+    rows = math.prod(shape)
+    found = function(reshaped(logits_BMV, (rows, words), cut), reshaped(targets_BM, (rows,)))
+    return [reshaped(x, shape) for x in found]
 
 
 MLM = MaskedLanguageModel()

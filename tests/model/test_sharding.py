@@ -144,7 +144,7 @@ def test_a_vocabulary_gathered_by_rows_changes_nothing(on_one_device, shape, mon
     )
     assert_same_run(on_one_device, train(_CONFIG, shape, steps=6))
     (table,) = {x.shape for x in gathered}
-    assert table == (520 if shape[1] == 8 else 516, 128)
+    assert table == (576 if shape[1] == 8 else 544, 128)  # whole tiles of 8 rows on each device
 
 
 @pytest.mark.parametrize("shape", _MESHES, ids=str)
@@ -230,7 +230,7 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("shape", "words"), [((1, 2, 4), 516), ((1, 8, 1), 520)], ids=str)
+@pytest.mark.parametrize(("shape", "words"), [((1, 2, 4), 516), ((1, 8, 1), 576)], ids=str)
 def test_extra_sub_words_of_a_mesh_have_no_probability(shape, words, monkeypatch):
     """Those that tensor parallelism adds, and a table that is gathered by rows."""
     monkeypatch.setattr(sharding, "_gathers_rows", lambda: True)

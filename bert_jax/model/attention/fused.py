@@ -79,6 +79,8 @@ def backward(rate, residuals, g_BHKL) -> tuple:
     """Returns the derivatives of queries, keys and values; None of the rest."""
     q_BHKL, k_BHKS, v_BHKS, exp_BHLS, divisor_BHL, out_BHKL = residuals
     dtype = v_BHKS.dtype
+    # In the type it has: else the TPU compiler lays the float32 of the line below out anew.
+    g_BHKL = jax.lax.optimization_barrier(g_BHKL)
     # P = exp * scale, dP is the gradient of the kept P, and dS = P (dP - rowsum(dP P)).
     scaled_g_BHKL = g_BHKL.astype(jnp.float32) / divisor_BHL[:, :, None]
     sums_BHL = jnp.sum(scaled_g_BHKL * out_BHKL.astype(jnp.float32), axis=2) * (1 - rate)

@@ -40,7 +40,7 @@ class MaskedLMHead(nnx.Module):
 
     def __call__(self, x_BMD: jax.Array, word: Embed) -> jax.Array:
         x_BMD, output, bias_V = self._factors(x_BMD, word)
-        return output.logits(x_BMD) + bias_V
+        return output.logits(x_BMD, bias_V)
 
     def sliced(self, x_BMD: jax.Array, word: Embed, slices: int) -> SlicedScores:
         """Returns the same scores, not yet computed."""
