@@ -76,7 +76,6 @@ def convert(value: Any, annotation: Any, path: str) -> Any:
             known[OPTIONS] = _options(annotation, known, more, path)
         if issubclass(annotation, WithChanges):
             known[CHANGES] = _changes(annotation, more, path)
-        if issubclass(annotation, WithChanges):
             hints |= annotation.sections
         for key in more:
             raise UsageError(
