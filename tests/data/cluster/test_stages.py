@@ -404,7 +404,7 @@ def test_workers_that_are_gone_are_missed():
 @pytest.mark.parametrize(
     ("runner", "sources", "output", "options", "message"),
     [
-        ("DirectRunner", ["a.txt"], "c", {"workers": 2}, "its own options say after --"),
+        ("DirectRunner", ["a.txt"], "c", {"workers": 2}, "those of a runner stand after --"),
         ("DirectRunner", ["-"], "c", {}, "`source` - is of this machine alone"),
         ("DirectRunner", ["docs:"], "c", {}, "`source` docs: is of this machine alone"),
         ("DataflowRunner", ["a.txt"], "gs://b/c", {}, "`source` a.txt: Dataflow reads from"),
