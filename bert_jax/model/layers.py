@@ -137,8 +137,8 @@ class Embed(nnx.Module):
     def __call__(self, ids_BL: jax.Array) -> jax.Array:
         return look_up(self.embedding[...], ids_BL)
 
-    def logits(self, x: jax.Array, bias_V: jax.Array | None = None) -> jax.Array:
-        """Returns the scores in float32 `[..., V]` of `x` `[..., D]` against every row.
+    def logits(self, x: jax.Array, bias_V: jax.Array) -> jax.Array:
+        """Returns the scores in float32 `[..., V]` of `x` `[..., D]` against every row, and a bias.
 
         Under tensor parallelism the rows are shared out, after as many of them as it takes to
         divide; the extra rows are zero.
@@ -147,8 +147,7 @@ class Embed(nnx.Module):
         flat = reshaped(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         cut = spec_of(table)[0]
         product: Any = _scores_on_gpu if is_on_gpu() else _scores
-        scores = product(flat, table, over_batch(cut))
-        scores = scores if bias_V is None else scores + bias_V
+        scores = product(flat, table, over_batch(cut)) + bias_V
         shape = (*x.shape[:-1], table.shape[0])
         return reshaped(scores, shape, *(None,) * (x.ndim - 2), cut)
 
