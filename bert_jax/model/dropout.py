@@ -11,10 +11,10 @@ Which hash it is, the config says (`dropout_hash`), since it decides what is dro
 
 - `lowbias32`: the mixing steps are those of Wellons' `lowbias32`
   (https://nullprogram.com/blog/2018/07/31/) with a second key word between its two multiplications.
+  Chips that multiply no integers add shifted ones up instead; the bits are the same.
 - `shift_add`: an element adds such a hash of its place in all dims but the last to one of its place
   in the last, a column and a row of hashes, and mixes the sum by shifts, additions and exclusive
-  ors, eleven in all. A TPU v3 has no integer multiplication: there each of the two of `lowbias32`
-  is 24 operations.
+  ors, eleven in all.
 
 `benchmarks/dropout_bits.py` and tests/model/test_dropout.py test them as generators: mean, variance
 and correlation between neighbours, rows, columns, rectangles, layers, sites and steps. They are
@@ -30,7 +30,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.sharding import spec_of
+from bert_jax.model.sharding import device_kind, spec_of
 
 _MULTIPLIER_1, _MULTIPLIER_2 = 0x7FEB352D, 0x846CA68B
 _OTHER = 0x5BD1E995  # any odd number: tells the hash of a row from that of a column
@@ -172,11 +172,43 @@ _Hash = Callable[[jax.Array, jax.Array, tuple[int, ...], Sequence], jax.Array]
 HASHES: Mapping[str, _Hash] = {"lowbias32": _lowbias32, "shift_add": _shift_add}
 
 
+# Their integer units have no multiplication: the compiler makes 24 operations of each.
+_KINDS_THAT_ADD = ("TPU v2", "TPU v3", "TPU v4")
+
+
 def hashed(x: jax.Array, key: jax.Array) -> jax.Array:
     """Returns the hash of each uint32 of `x`, with a key word between the multiplications."""
-    x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
-    x = (x ^ (x >> 15) ^ key) * jnp.uint32(_MULTIPLIER_2)
+    adds = device_kind() in _KINDS_THAT_ADD
+    x ^= x >> 16
+    x = times_multiplier_1(x) if adds else x * jnp.uint32(_MULTIPLIER_1)
+    x ^= (x >> 15) ^ key
+    x = times_multiplier_2(x) if adds else x * jnp.uint32(_MULTIPLIER_2)
     return x ^ (x >> 16)
+
+
+def times_multiplier_1(x: jax.Array) -> jax.Array:
+    """Returns `x` times the first multiplier, modulo 2^32, by shifts and seven additions.
+
+    The sums were found by a search: neither multiplier is a sum of four, nor this one of six in
+    the forms that were tried.
+    """
+    a = x - (x << 20)
+    a -= a << 10
+    b = (x << 10) - x
+    b += b << 3
+    b = (b << 4) - x
+    b += b << 2
+    return b + (a << 1)
+
+
+def times_multiplier_2(x: jax.Array) -> jax.Array:
+    """Returns `x` times the second multiplier, modulo 2^32, by shifts and six additions."""
+    a = (x << 11) - x
+    a += x << 7
+    b = a - (a << 10)
+    b -= a << 4
+    b += b << 16
+    return b + (a << 2)
 
 
 def keep_mask(key: DropoutKey, x: jax.Array, *, rate: float) -> jax.Array:

@@ -180,3 +180,17 @@ def test_rows_and_columns_are_no_more_alike_than_chance_has_it(key):
 def test_the_config_knows_each_of_them():
     described = setting_of("dropout_hash")
     assert described is not None and described.choices == (*HASHES,)
+
+
+@pytest.mark.parametrize("kind", ["TPU v3", "TPU v5 lite"])
+def test_a_chip_that_multiplies_no_integers_draws_the_same_bits(key, monkeypatch, kind):
+    """A TPU v3 adds shifted numbers up where others multiply."""
+    expected = np.asarray(random_bits(key(), (16, 5, 96)))
+    monkeypatch.setattr("bert_jax.model.dropout.device_kind", lambda: kind)
+    drawn = jax.jit(lambda: random_bits(key(), (16, 5, 96)))
+    np.testing.assert_array_equal(drawn(), expected)
+    # Only the key words, of which a row has two, are multiplied there.
+    wide = [line for line in drawn.lower().as_text().splitlines() if "multiply" in line]
+    assert any("16x5x96" in line for line in wide) == (
+        kind != "TPU v3" and key().hash_name == "lowbias32"
+    )
