@@ -172,7 +172,7 @@ _Hash = Callable[[jax.Array, jax.Array, tuple[int, ...], Sequence], jax.Array]
 HASHES: Mapping[str, _Hash] = {"lowbias32": _lowbias32, "shift_add": _shift_add}
 
 
-# Their integer units have no multiplication: the compiler makes 24 operations of each.
+# Where sums are faster: an integer multiplication is 24 operations on a v3, which has none.
 _KINDS_THAT_ADD = ("TPU v2", "TPU v3", "TPU v4")
 
 

@@ -131,6 +131,26 @@ def test_with_and_without_a_bias_it_is_what_jax_computes(name, has_bias):
     assert_close(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_a_tpu_takes_the_product_of_the_scores_twice_for_the_same_numbers(monkeypatch, dtype):
+    q, k, v, g = (jnp.asarray(x, dtype) for x in arrays(4))
+    key = DropoutKey.create(seed=3, step=jnp.int32(5), rows_B=jnp.arange(_ROWS))
+    allowed = Mask.of_rows(sequence_ids(), sequence_ids()).allowed()
+
+    def both_ways():
+        def run(q, k, v, g):
+            out, kept = fused.forward(q, k, v, allowed, key, 0.1)
+            return out, fused.backward(0.1, kept, g)[:3]
+
+        return str(jax.make_jaxpr(run)(q, k, v, g)).count("dot_general["), jax.jit(run)(q, k, v, g)
+
+    products, expected = both_ways()
+    monkeypatch.setattr(fused, "device_kind", lambda: "TPU v3")
+    products_there, found = both_ways()
+    assert products_there == products + 1
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_both_round_alike_in_bfloat16():
     """Scores and softmax are float32 in either, and the result has the type of the values."""
     q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in arrays(3))

@@ -13,6 +13,7 @@ from bert_jax.model.attention.implementation import Implementation
 from bert_jax.model.attention.plain import FORBIDDEN
 from bert_jax.model.dropout import DropoutKey, keep_mask
 from bert_jax.model.mask import Mask
+from bert_jax.model.sharding import device_kind
 
 
 class Fused(Implementation):
@@ -44,8 +45,7 @@ FUSED = Fused()
 # one is made in the backward pass. What jax derives keeps three. Normalising after the product with
 # v, and taking the row sums of dP * P from the output, each saves a pass over L x S (Dao et al.
 # 2022, sections 3.1 and B.2). The dropout mask is in the sign of what is kept, minus where a weight
-# is dropped, so that its bits are drawn in the forward pass alone: an integer multiplication, of
-# which they take two, is 24 operations on a TPU v3.
+# is dropped, so that its bits are drawn in the forward pass alone.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -56,15 +56,19 @@ def _attend(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate):
 def forward(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate) -> tuple[jax.Array, Any]:
     """Returns attention and what `backward` needs of it. Queries are scaled already."""
     dtype = v_BHKS.dtype
-    scores_BHLS = jnp.einsum("bhkl,bhks->bhls", q_BHKL, k_BHKS, preferred_element_type=jnp.float32)
-    scores_BHLS = jnp.where(allowed_BLS[:, None], scores_BHLS, FORBIDDEN)
-    exp_BHLS = jnp.exp(scores_BHLS - jnp.max(scores_BHLS, axis=-1, keepdims=True))
-    # What the kept exponentials are divided by: their sum, before dropout, times the share kept.
-    divisor_BHL = jnp.sum(exp_BHLS, axis=-1) * (1 - rate)
-    exp_BHLS = exp_BHLS.astype(dtype)
+    scores_BHLS = _scores(q_BHKL, k_BHKS, allowed_BLS)
+    highest_BHL = jnp.max(scores_BHLS, axis=-1)
+    if device_kind().startswith("TPU"):
+        # Taken again, the product leaves as exponentials with their mask and their sums, in one
+        # pass: that costs less than to write its float32 and to read it twice.
+        again_BHKL, highest_BHL = jax.lax.optimization_barrier((q_BHKL, highest_BHL))
+        scores_BHLS = _scores(again_BHKL, k_BHKS, allowed_BLS)
+    exp_BHLS = jnp.exp(scores_BHLS - highest_BHL[..., None]).astype(dtype)
     if rate:
         assert key is not None
         exp_BHLS = jnp.where(keep_mask(key, exp_BHLS, rate=rate), exp_BHLS, -exp_BHLS)
+    # What is kept is divided by the sum before dropout, times the share kept.
+    divisor_BHL = jnp.sum(jnp.abs(exp_BHLS.astype(jnp.float32)), axis=-1) * (1 - rate)
     out_BHKL = jnp.einsum(
         "bhls,bhks->bhkl",
         _kept(exp_BHLS, rate),
@@ -73,6 +77,11 @@ def forward(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate) -> tuple[jax.Array, 
     )
     out_BHKL = (out_BHKL / divisor_BHL[:, :, None]).astype(dtype)
     return out_BHKL, (q_BHKL, k_BHKS, v_BHKS, exp_BHLS, divisor_BHL, out_BHKL)
+
+
+def _scores(q_BHKL: jax.Array, k_BHKS: jax.Array, allowed_BLS: jax.Array) -> jax.Array:
+    scores_BHLS = jnp.einsum("bhkl,bhks->bhls", q_BHKL, k_BHKS, preferred_element_type=jnp.float32)
+    return jnp.where(allowed_BLS[:, None], scores_BHLS, FORBIDDEN)
 
 
 def backward(rate, residuals, g_BHKL) -> tuple:
