@@ -111,6 +111,12 @@ def test_of_a_section_only_the_fields_change_that_are_named(section, single):
         ("warmup_step=2", "Did you mean 'optimizer.warmup_steps'?"),
         ("epochs=2", "A run counts updates, not epochs: phases.0.steps."),
         ("optimizer=adamw", "a section of fields, got 'adamw'. Did you mean 'optimizer.kind'?"),
+        (
+            "compute.dropout_hash=murmur",
+            "'dropout_hash'. Did you mean 'dropout_hash', which is in no",
+        ),
+        ("phases.0.seed=1", "Did you mean 'seed', which is in no section?"),
+        ("sed=1", "no field 'sed'. Did you mean 'seed'?"),
         ("mesh.zzz=1", "no field 'zzz'. Fields here: slices, fsdp, tensor,"),
         ("model.hidden_size=big", "model.hidden_size: expected int, got 'big'"),
         ("model.hidden_size=1.5", "model.hidden_size: expected int, got 1.5"),

@@ -304,6 +304,9 @@ _TYPOS = {
     "from bert_jax import TrainConfig\ndef config(): return TrainConfig(sed=1)": ", line 2: "
     "TypeError: TrainConfig.__init__() got an unexpected keyword argument 'sed'. Did you mean "
     "'seed'?",
+    "from bert_jax.config import ModelConfig\ndef config(): return ModelConfig(seed=1)": ", line "
+    "2: TypeError: ModelConfig.__init__() got an unexpected keyword argument 'seed'. Did you mean "
+    "'seed', which is in no section?",
     "from bert_jax import TrainConfig\ndef config(): return TrainConfig().optimiser": ", line 2: "
     "AttributeError: 'TrainConfig' object has no attribute 'optimiser'. Did you mean 'optimizer'?",
     "from bert_jax import TrainConfig\ndef config(): return TrainConfig(seed='x')": ": seed: "

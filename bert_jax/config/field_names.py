@@ -44,5 +44,8 @@ def suggestion(name: str, paths: Iterable[str], here: Iterable[str] = ()) -> str
         close = found or difflib.get_close_matches(last, ends, n=1, cutoff=0.75)
         found = found or [path for path in paths if path.rpartition(".")[2] in close]
     if found:
-        return f" Did you mean {' or '.join(map(repr, found[:3]))}?"
+        # The last name of what was typed is quoted before this, and may be the same word.
+        nowhere = [path for path in found if here and "." not in path and path not in here]
+        shown = [f"{p!r}, which is in no section" if p in nowhere else repr(p) for p in found]
+        return f" Did you mean {' or '.join(shown[:3])}?"
     return f" Fields here: {', '.join(here or paths)}."
