@@ -123,12 +123,16 @@ def run(options: StudyOptions) -> None:
         if options.dry_run:
             _print_plan(plan, options)
             return
+        progress = ended = None
         try:
             progress = runner.make_missing(plan, execute, stopped_by=children.stopped_by)
-        except Preempted:
-            summary.write(plan)
-            raise
-    _print_summary(plan, summary.write(plan), progress, options)
+        except Preempted as error:
+            ended = error
+    # Which takes longer than a study has that is asked to end between runs.
+    found = summary.write(plan)
+    if ended is not None:
+        raise ended
+    _print_summary(plan, found, progress, options)
 
 
 def command_of(run: Any, extend: Sequence[Path] = ()) -> list[str]:

@@ -37,6 +37,7 @@ from bert_jax.workdir import log_reader, run_list
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax_lab.cli.study import StudyOptions, _typed, command_of, seconds_of
 from bert_jax_lab.studies import (
+    child,
     corpus_tasks,
     estimate,
     figures,
@@ -51,6 +52,7 @@ from bert_jax_lab.studies.estimate import StudyEstimate, measure_missing
 from bert_jax_lab.studies.records import finished_siblings, record_of, write_record
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
+    PrepareRun,
     PretrainRun,
     ProbeRun,
     StudyPlan,
@@ -130,6 +132,8 @@ class Pretended:
                 log.row(step=step, loss=loss, step_seconds=0.5, steps=3, time=now)
                 log.row(step=step, split="validation", mlm_loss=score, perplexity=9.0, time=now)
             log.close()
+        elif isinstance(run, PrepareRun) and not outcome.code:
+            run.directory.mkdir(parents=True, exist_ok=True)
         elif isinstance(run, FinetuneRun) and not outcome.code:
             run.directory.mkdir(parents=True)
             score = 50.0 + 10 * run.seed
@@ -155,6 +159,54 @@ def never() -> str:
 
 
 # --- real runs ------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_model_is_gone_says_how_to_make_it_again(tmp_path, corpus):
+    """The figures of a deleted run stay; a task that needs its parameters names the remedy."""
+    path = write_study(tmp_path, tasks=f"({_TASK},)")
+    plan = planned(path, tmp_path / "w", corpus, only=["eight"], steps=2)
+    made, task = plan.runs
+    runner.make_missing(plan, Pretended(losses), stopped_by=never, only=lambda run: run is made)
+    shutil.rmtree(made.directory)
+    runner.make_missing(plan, Pretended(losses), stopped_by=never)
+    record, file = record_of(plan.workdir, task), plan.workdir / "records" / "eight.seed0.json"
+    assert record is not None and record["code"] == 2
+    assert f"is gone; to make it again, remove {file}" in record["reason"]
+    file.unlink()
+    assert runner.make_missing(plan, Pretended(losses), stopped_by=never).made == [
+        "eight.seed0",
+        "eight.seed0.word_order",
+    ]
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"study": "two"'])
+def test_a_damaged_note_of_what_was_asked_is_one_line(tmp_path, corpus, text):
+    plan = planned(write_study(tmp_path), tmp_path / "w", corpus)
+    (plan.workdir / runner.ASKED).write_text(text)
+    with pytest.raises(UsageError, match=r"asked\.json"):
+        runner.claim(plan)
+
+
+def test_a_study_that_is_told_to_go_writes_its_table(tmp_path, corpus, monkeypatch):
+    """Figures may take longer than a study has that is told to go while no run is under way."""
+    drawn, left = figures.draw, []
+
+    def told_to_go(self, arguments, **_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Outcome(42, "received SIGTERM", "SIGTERM")
+
+    def draw(*arguments):
+        time.sleep(0.5)
+        return drawn(*arguments)
+
+    monkeypatch.setattr(child, "_PATIENCE", 0.2)
+    monkeypatch.setattr(child, "leave", left.append)
+    monkeypatch.setattr(child.Children, "run", told_to_go)
+    monkeypatch.setattr(figures, "draw", draw)
+    path, workdir = write_study(tmp_path), tmp_path / "w"
+    given = ["--corpus", str(corpus), "--workdir", str(workdir), "--untimed"]
+    assert main(["study", str(path), *given]) == 42
+    assert not left and "| eight | 0 of 2 |" in (workdir / "study.md").read_text()
 
 
 def test_a_study_that_is_interrupted_goes_on_to_the_same_bits(tmp_path, corpus, monkeypatch):
