@@ -59,7 +59,7 @@ def claim(plan: StudyPlan) -> None:
     if not path.exists():
         write_json(path, plan.asked)
         return
-    held = strict_json.load(path)
+    held = strict_json.load_object(path)
     for name, value in plan.asked.items():
         if held.get(name) != value:
             raise ResumeRefused(
@@ -152,7 +152,12 @@ def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: st
         summary.write_prediction(plan, run)
     if isinstance(run, ProbeRun):
         run.directory.mkdir(parents=True, exist_ok=True)
-    if isinstance(run, PretrainRun) and begins_elsewhere(run):
+    gone = [needed for needed in run.needs if not needed.directory.is_dir()]
+    if gone:
+        record = plan.workdir / "records" / f"{gone[0].name}.json"
+        message = f"{gone[0].directory}, which it needs, is gone; to make it again, remove {record}"
+        outcome = Outcome(UsageError.exit_code, message)
+    elif isinstance(run, PretrainRun) and begins_elsewhere(run):
         outcome = Outcome(ResumeRefused.exit_code, "its workdir began from another model")
     else:
         outcome = execute(run, held, lambda line: note(f"{where}: {line}"))
