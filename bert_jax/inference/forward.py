@@ -13,6 +13,7 @@ from bert_jax.data.tasks.encode_rows import Batches, Features
 from bert_jax.errors import NonFinite
 from bert_jax.model import bert
 from bert_jax.training import device_feed
+from bert_jax.training.divergence import SPOILT
 
 # Outputs with a dim for the tokens of a row, which a short batch has fewer of.
 OF_TOKENS = (
@@ -38,10 +39,7 @@ def require_finite(outputs: Any) -> None:
     """
     # The highest value is NaN where one of them is.
     if not all(array.max(initial=-np.inf) < np.inf for array in jax.tree.leaves(outputs)):
-        raise NonFinite(
-            "the outputs of the model are not finite: its parameters are spoilt, as by a learning "
-            "rate that is too high; an earlier step (checkpoints/STEP of its workdir) may be whole"
-        )
+        raise NonFinite(f"the outputs of the model are not finite: {SPOILT}")
 
 
 class Forward:

@@ -17,6 +17,11 @@ from bert_jax.workdir import log_reader
 if TYPE_CHECKING:
     from bert_jax.training.loop import Run
 
+# How a model came to compute no numbers, and the remedy.
+SPOILT = (
+    "its parameters are spoilt, as by a learning rate that is too high; an earlier step "
+    "(checkpoints/STEP of its workdir) may be whole"
+)
 # Times the loss of guessing.
 _FAR_ABOVE = 2.0
 # Steps in a row: one bad batch, or the spike of a warm-up, is forgotten.

@@ -16,7 +16,7 @@ from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.several import CorpusPlace, compared_entropy, open_corpora
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
-from bert_jax.errors import BertJaxError, UsageError, some
+from bert_jax.errors import BertJaxError, NonFinite, UsageError, some
 from bert_jax.model import sharding
 from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import load
@@ -24,6 +24,7 @@ from bert_jax.pretrained.load import load_checkpoint, require_parts, require_sam
 from bert_jax.progress import Progress, note
 from bert_jax.registry import ALWAYS_HOOKS, HOOKS
 from bert_jax.training import device_feed, preflight
+from bert_jax.training.divergence import SPOILT
 from bert_jax.training.job import Scores
 from bert_jax.update.step import compile_lowered, lower_eval_step
 from bert_jax.workdir import run_directory
@@ -171,7 +172,7 @@ def evaluate_checkpoint(
     trained on. Of several `sources` has the metrics of each.
 
     Raises UsageError where the corpus is not known, has another tokenizer, or the model lacks what
-    is scored: a head, or positions.
+    is scored: a head, or positions. Raises NonFinite where its losses are no numbers.
     """
     # Before the checkpoint is read, which takes longer.
     corpus = None if corpus_directory is None else _open(corpus_directory)
@@ -204,6 +205,8 @@ def evaluate_checkpoint(
         held_out = HeldOut(config, phase, corpus=corpus, mesh=mesh, params=source.params)
         scores = held_out.run(source.params)
     assert scores is not None
+    if not math.isfinite(scores["validation"].get("loss", 0.0)):
+        raise NonFinite(f"the held-out losses of {checkpoint} are not finite: {SPOILT}")
     return {
         "checkpoint": str(checkpoint),
         "step": source.step,

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
+from safetensors.numpy import load_file, save_file
 
 from bert_jax.__main__ import main
 from bert_jax.data.corpus.prepare import prepare
@@ -233,6 +234,19 @@ def json_of(capsys, *arguments) -> dict:
     capsys.readouterr()
     assert main([*map(str, arguments)]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def test_a_spoilt_model_has_no_score(copies, corpus, tmp_path, capsys):
+    """A table of nan looked like an answer, and its JSON is none."""
+    spoilt = shutil.copytree(copies[1], tmp_path / "spoilt")
+    file = spoilt / "model.safetensors"
+    large = {name: array * np.float32(1e25) for name, array in load_file(file).items()}
+    save_file(large, file, metadata={"format": "np"})
+    capsys.readouterr()
+    for form in ([], ["--json"]):
+        assert main(["evaluate", str(spoilt), "--corpus", str(corpus), *form]) == 6
+        said = capsys.readouterr()
+        assert f"held-out losses of {spoilt} are not finite" in said.err and not said.out
 
 
 def test_the_same_parameters_have_the_same_score(copies, corpus):
