@@ -24,10 +24,10 @@ The rate is RoBERTa-Large's, 4e-4, with a warm-up of 6 % of the updates and beta
 <plan>
 `bert-jax plan bert_large_64core_2k --topology v3:4x8` predicts:
 
-- length 128: 155.8 ms a step (146.3 compute + 9.5 collectives), MFU 68 %, 3.89 GiB a device;
-- length 512: 459.6 ms a step (450.2 compute + 9.5 collectives), MFU 63 %, 10.79 GiB a device;
-- in all 6.5 hours (6.1 if all communication overlaps), 207 chip-hours,
-  $414 on demand. libtpu 0.0.51.
+- length 128: 153.3 ms a step (143.9 compute + 9.5 collectives), MFU 69 %, 3.91 GiB a device;
+- length 512: 438.1 ms a step (428.6 compute + 9.5 collectives), MFU 66 %, 10.79 GiB a device;
+- in all 6.3 hours (6.0 if all communication overlaps), 202 chip-hours,
+  $404 on demand. libtpu 0.0.51.
 </plan>
 """
 
