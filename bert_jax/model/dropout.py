@@ -11,7 +11,7 @@ Which hash it is, the config says (`dropout_hash`), since it decides what is dro
 
 - `lowbias32`: the mixing steps are those of Wellons' `lowbias32`
   (https://nullprogram.com/blog/2018/07/31/) with a second key word between its two multiplications.
-  Chips that multiply no integers add shifted ones up instead; the bits are the same.
+  TPUs up to v4 add shifted numbers up in place of these; the bits are the same.
 - `shift_add`: an element adds such a hash of its place in all dims but the last to one of its place
   in the last, a column and a row of hashes, and mixes the sum by shifts, additions and exclusive
   ors, eleven in all.

@@ -205,7 +205,7 @@ def evaluate_checkpoint(
         held_out = HeldOut(config, phase, corpus=corpus, mesh=mesh, params=source.params)
         scores = held_out.run(source.params)
     assert scores is not None
-    if not math.isfinite(scores["validation"].get("loss", 0.0)):
+    if not math.isfinite(scores["validation"]["loss"]):
         raise NonFinite(f"the held-out losses of {checkpoint} are not finite: {SPOILT}")
     return {
         "checkpoint": str(checkpoint),
