@@ -124,8 +124,6 @@ class _Lines:
 def not_csv(path: Path, line: int, error: csv.Error) -> UsageError:
     """Returns the error of a line that is no CSV."""
     remedy = "is a quote not closed, or not doubled inside of quotes?"
-    if "new-line" in str(error):
-        error, remedy = csv.Error("a carriage return without a newline"), "end lines in newlines"
     return UsageError(f"{path}, line {line}: {error}; {remedy}")
 
 

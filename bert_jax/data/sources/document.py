@@ -19,6 +19,8 @@ LONGEST_LINE_BYTES = 1 << 20
 LONGEST_DOCUMENT_BYTES = 16 << 20
 
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n")
+# Several before a newline are what programs of Windows leave that write its lines once more.
+_LINE_ENDS = re.compile(r"\r+\n|\r")
 
 
 def paragraphs_of(text: str, paragraph: str = "line") -> Document:
@@ -26,9 +28,9 @@ def paragraphs_of(text: str, paragraph: str = "line") -> Document:
 
     A paragraph is a line, or, with `paragraph` "blank", the lines between two blank ones.
     """
-    text = whole_characters(text)
+    text = with_newlines(whole_characters(text))
     if paragraph == "blank":
-        blocks = _BLANK_LINES.split(text.replace("\r\n", "\n"))
+        blocks = _BLANK_LINES.split(text)
         return tuple(joined for block in blocks if (joined := join_lines(block.split("\n"))))
     return tuple(line for line in map(str.strip, text.split("\n")) if line)
 
@@ -45,11 +47,11 @@ def join_lines(lines: Iterable[str]) -> str:
     return "".join(joined)
 
 
-def has_old_ends(text: str) -> bool:
-    """Returns whether the lines of a file that begins with `text` end in carriage returns alone, as
-    those of old Macs and of some spreadsheets do.
+def with_newlines(text: str) -> str:
+    """Returns `text` with each end of a line as one newline: a carriage return is an end of its
+    own, as old Macs and some spreadsheets write it, unless a newline follows.
     """
-    return "\n" not in text and "\r" in text[:-1]
+    return _LINE_ENDS.sub("\n", text) if "\r" in text else text
 
 
 def whole_characters(text: str) -> str:

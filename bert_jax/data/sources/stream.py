@@ -18,7 +18,7 @@ from unicodedata import normalize
 
 from bert_jax.data.sources.address import AnyFile
 from bert_jax.data.sources.beginnings import marked, misnamed, wide_text
-from bert_jax.data.sources.document import Document, has_old_ends, paragraphs_of
+from bert_jax.data.sources.document import Document, paragraphs_of, with_newlines
 from bert_jax.errors import UsageError, brief
 
 # `train`; `validation`, or `test` where there is none; and all but `train`.
@@ -206,7 +206,7 @@ class _Decoded(io.RawIOBase):
         self._lines = self._read = 0
         self._has_other = False
         self._is_over = False
-        self._has_old_ends: bool | None = None  # until the first text
+        self._returns = ""  # the last carriage returns, until it is known what follows
 
     def readable(self) -> bool:
         return True
@@ -230,10 +230,10 @@ class _Decoded(io.RawIOBase):
                     and error.end == len(error.object)
                     and (self._has_other or not error.object[: error.start].isascii()),
                 ) from error
-            if self._has_old_ends is None and text:
-                self._has_old_ends = has_old_ends(text)
-            if self._has_old_ends:
-                text = text.replace("\r", "\n")
+            text = self._returns + text
+            whole = text if self._is_over else text.rstrip("\r")
+            self._returns = text[len(whole) :]
+            text = with_newlines(whole)
             self._lines += text.count("\n")
             self._has_other = self._has_other or not text.isascii()
             self._waiting = memoryview(text.encode(errors=self._errors))

@@ -26,7 +26,7 @@ from bert_jax.data.formats.delimited import (
     wrong_cells,
 )
 from bert_jax.data.sources.beginnings import misnamed
-from bert_jax.data.sources.document import has_old_ends, whole_characters
+from bert_jax.data.sources.document import whole_characters, with_newlines
 from bert_jax.data.sources.read import load_tfds
 from bert_jax.data.sources.stream import (
     PACKED,
@@ -94,8 +94,7 @@ def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow
 
 
 def read_text(path: Path) -> str:
-    """Returns the content of a UTF-8 file, packed or not, with line ends as they are, but for those
-    that are carriage returns alone.
+    """Returns the content of a UTF-8 file, packed or not, in lines that end in newlines.
 
     Raises UsageError if it is not there, is damaged, is not UTF-8 or is too large when it is
     unpacked.
@@ -116,7 +115,7 @@ def read_text(path: Path) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from error
-    return text.replace("\r", "\n") if has_old_ends(text) else text
+    return with_newlines(text)
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> UsageError:
@@ -252,7 +251,7 @@ def _records(
         kind = ".tsv" if found == "\t" else ".csv"
         return _table(path, text, kind, header, wanted, delimiter)
     # Without a line of names, which an error would ask for: a text a line, or a pair and a tab.
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = text.split("\n")
     numbered = [(number, cells) for number, cells in tab_rows(lines) if "".join(cells).strip()]
     for number, cells in numbered:
         if len(cells) != len(wanted):
@@ -307,7 +306,7 @@ def _table(
             note(f"{path}: its cells are separated by {found!r}")
         lines = csv_rows(path, io.StringIO(text, newline=""), found or ",")
     else:
-        lines = tab_rows(text.replace("\r\n", "\n").split("\n"))
+        lines = tab_rows(text.split("\n"))
     columns = _once([*map(_nfc, header)], wanted, "`columns`") if header else None
     may_be_names = True
     for number, cells in lines:

@@ -117,11 +117,6 @@ def test_a_tsv_has_tabs_and_no_quotes(tmp_path):
         ("a.tsv", "n\ttext\n1\n", "line 2: 1 cells for 2 columns"),
         ("a.csv", 'n,text\n1,"never closed\n2,y\n', "line 2: unexpected end of data; is a quote"),
         ("a.csv", 'n,text\n1,"a "b" c"\n', "line 2: ',' expected after '\"'; is a quote not clo"),
-        (
-            "a.csv",
-            "n,text\n1,x\r2,y\n",
-            "line 2: a carriage return without a newline; end lines in",
-        ),
         ("a.jsonl", '{"content": "x"}\n', "found ['content']; `text_field` names the one with"),
         ("a.jsonl", '{"text": 3}\n', "needs an object with a string field 'text', found ['te"),
     ],

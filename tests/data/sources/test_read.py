@@ -44,11 +44,14 @@ def refusal(*sources):
         ("a.txt", "\n\n" + TEXT.replace("\n\n", "\n \t\n\n\n") + "\n\n"),
         ("a.txt", TEXT.replace("\n", "\r\n")),
         ("a.txt", TEXT.replace("\n", "\r")),
+        ("a.txt", TEXT.replace("\n", "\r\r\n")),
+        ("a.txt", TEXT[: len(TEXT) // 2] + TEXT[len(TEXT) // 2 :].replace("\n", "\r")),
         ("a.txt", "\ufeff" + TEXT),
         ("a.jsonl", JSONL),
         ("a.jsonl", JSONL.rstrip("\n")),
         ("a.jsonl", "\ufeff" + JSONL.replace("\n", "\r\n\r\n")),
         ("a.jsonl", JSONL.replace("\n", "\r")),
+        ("a.jsonl", JSONL.replace("\\n", "\\r")),
         ("a.jsonl", JSONL.replace("\\n", "\\n\\n  \\n") + '{"text": " \\n"}\n'),
     ],
 )
@@ -58,6 +61,15 @@ def test_one_file_of_each_kind_gives_the_same_documents(tmp_path, name, content,
     path = tmp_path / (name + ".gz" if compressed else name)
     path.write_bytes(gzip.compress(data) if compressed else data)
     assert documents(path) == DOCUMENTS
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\r\r\n"])
+def test_an_end_of_a_line_may_lie_where_two_blocks_meet(tmp_path, end):
+    """A file is decoded in blocks of 256 KiB: each place of the end in the first one is tried."""
+    path, first = tmp_path / "a.txt", "x" * ((1 << 18) - 4)
+    for more in range(6):
+        path.write_bytes(f"{first}{'y' * more}{end}z{end}".encode())
+        assert documents(path) == [(first + "y" * more, "z")]
 
 
 def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path):
