@@ -21,7 +21,7 @@ import numpy as np
 from bert_jax import strict_json
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.config.fields import settings_of
-from bert_jax.errors import UsageError
+from bert_jax.errors import NonFinite, UsageError
 from bert_jax.files import local, read_plain
 from bert_jax.model import bert
 from bert_jax.model.bert import Params
@@ -160,11 +160,12 @@ def collect(
     """Returns the parameters of `model` with the parts of `head`, from `tensors` in `layout`.
 
     Raises UsageError that names the tensors that are missing, extra or misshapen (of many the
-    first ones, and how many more), after `problems` found before. With `allow_missing_heads` a part
+    first ones, and how many more), after `problems` found before, and NonFinite for those that hold
+    nan or infinity, of which nothing good can be computed, exported or trained. With `allow_missing_heads` a part
     that is not whole is left out instead; the encoder never is. Extra tensors whose names match one
     of `ignore_unexpected` (as shells match names of files) are left out with a note.
     """
-    listed, params = list(problems), {}
+    listed, spoilt, params = list(problems), [], {}
     missing: dict[str, list[str]] = {}
     surplus = set(tensors) - set(redundant)
     # Each layer of a description takes time to lay out, and a number is quickly written.
@@ -186,6 +187,7 @@ def collect(
             listed.append(f"{entry.name} is of type {tensor.dtype}, expected floating point")
         else:
             insert(params, path, entry.to_ours(tensor))
+            spoilt += [] if np.isfinite(tensor).all() else [entry.name]
     left_out: tuple[str, ...] = ()
     if allow_missing_heads:
         optional = missing.keys() - {"encoder"}
@@ -209,6 +211,12 @@ def collect(
             f"{source} does not hold the model its {described_by} describes: "
             + "; ".join(_first(listed) + _first(lost) + _first(unexpected))
             + remedy
+        )
+    if spoilt:
+        raise NonFinite(
+            f"{source} holds numbers that are not finite, in {len(spoilt)} tensors: "
+            f"{'; '.join(_first(spoilt))}. The training that saved them had diverged, or their type "
+            "was too narrow for them: take an earlier checkpoint, or one in float32"
         )
     return ImportedModel(model=model, head=head, params=params, missing=left_out)
 

@@ -4,13 +4,15 @@ import json
 import re
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_jax.__main__ import main
 from bert_jax.config import ModelConfig
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.errors import UsageError
+from bert_jax.errors import NonFinite, UsageError
 from bert_jax.inference.fill_mask import fill_mask
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
@@ -160,6 +162,24 @@ def test_a_config_of_another_size_is_noticed(copied):
     edit_config(copied, num_hidden_layers=1)
     with pytest.raises(UsageError, match=r"unexpected bert\.encoder\.layer\.1\."):
         read(copied)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_numbers_that_are_none_are_refused(copied, tmp_path, dtype, capsys):
+    """They went into exports, and a run that began from them left each update out."""
+
+    def spoil(tensors):
+        tensors |= {name: tensor.astype(dtype) for name, tensor in tensors.items()}
+        tensors["cls.predictions.bias"][3] = np.nan
+        tensors["bert.pooler.dense.weight"][1, 2] = np.inf
+
+    rewrite(copied, spoil)
+    given = ["--checkpoint", str(copied), "--output", str(tmp_path / "out")]
+    assert main(["export", *given]) == NonFinite.exit_code == 6
+    message = capsys.readouterr().err
+    assert f"{copied} holds numbers that are not finite, in 2 tensors: " in message
+    assert "cls.predictions.bias" in message and "bert.pooler.dense.weight" in message
+    assert not (tmp_path / "out").exists()
 
 
 def test_of_many_wrong_tensors_the_first_are_named(copied):
