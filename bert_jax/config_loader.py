@@ -92,11 +92,12 @@ def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
         try:
             _assign(values, path.strip(), value)
         except _UnknownField as error:
-            known = (*flatten(values), *configs.option_paths())
+            known, here = (*flatten(values), *configs.option_paths()), error.names
             if section := _changed_section(path.strip()):
                 phase = ".".join(path.strip().split(".")[:2])
                 known = [f"{phase}.{each}" for each in known if each.startswith(f"{section}.")]
-            hint = field_names.suggestion(path.strip(), known, error.names)
+                here = dict.fromkeys(p.removeprefix(f"{phase}.{section}.") for p in known)
+            hint = field_names.suggestion(path.strip(), known, here)
             raise UsageError(f"override {path.strip()}: no field {error}.{hint}") from None
     return from_dict(values)
 

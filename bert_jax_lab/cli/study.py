@@ -15,7 +15,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -229,7 +229,7 @@ def _print_plan(plan: Any, options: StudyOptions) -> None:
             for e in listed]  # fmt: skip
     table(f"{plan.study.title}: {len(listed)} runs", ("run", "status", "time"), rows)
     total = estimate.total([run for run in plan.runs if run.name in left])
-    print(f"{len(left)} runs are left: about {duration(total)}")
+    print(_count(left, total))
     if options.budget is not None and total is not None and total > options.budget:
         print(f"the budget of {duration(options.budget)} is too small")
 
@@ -249,9 +249,11 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
     if progress.held:
         note(f"another process works on {', '.join(run.name for run in progress.held)}")
     if progress.left:
-        left = duration(StudyEstimate(plan).total(progress.left))
+        left = _count(progress.left, StudyEstimate(plan).total(progress.left))
         why = "the time is up; " if progress.is_stopped else ""
-        note(
-            f"{why}{len(progress.left)} runs are left, about {left}; the same command continues "
-            "with them"
-        )
+        note(f"{why}{left}; the same command continues with them")
+
+
+def _count(left: Collection[Any], seconds: float | None) -> str:
+    """Returns how many runs are left, and how long they will take where that is known."""
+    return f"runs left: {len(left)}" + ("" if seconds is None else f", about {duration(seconds)}")
