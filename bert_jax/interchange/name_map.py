@@ -161,9 +161,9 @@ def collect(
 
     Raises UsageError that names the tensors that are missing, extra or misshapen (of many the
     first ones, and how many more), after `problems` found before, and NonFinite for those that hold
-    nan or infinity, of which nothing good can be computed, exported or trained. With `allow_missing_heads` a part
-    that is not whole is left out instead; the encoder never is. Extra tensors whose names match one
-    of `ignore_unexpected` (as shells match names of files) are left out with a note.
+    nan or infinity. With `allow_missing_heads` a part that is not whole is left out instead; the
+    encoder never is. Extra tensors whose names match one of `ignore_unexpected` (as shells match
+    names of files) are left out with a note.
     """
     listed, spoilt, params = list(problems), [], {}
     missing: dict[str, list[str]] = {}
@@ -215,8 +215,8 @@ def collect(
     if spoilt:
         raise NonFinite(
             f"{source} holds numbers that are not finite, in {len(spoilt)} tensors: "
-            f"{'; '.join(_first(spoilt))}. The training that saved them had diverged, or their type "
-            "was too narrow for them: take an earlier checkpoint, or one in float32"
+            f"{'; '.join(_first(spoilt))}. The training that saved them had diverged, or their "
+            "type was too narrow for them: take an earlier checkpoint, or one in float32"
         )
     return ImportedModel(model=model, head=head, params=params, missing=left_out)
 
