@@ -19,6 +19,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.sharding import (
     axes_summed_late,
+    is_on_cpu,
     is_on_gpu,
     mesh_size,
     over_batch,
@@ -147,7 +148,12 @@ class Embed(nnx.Module):
         flat = reshaped(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         cut = spec_of(table)[0]
         product: Any = _scores_on_gpu if is_on_gpu() else _scores
-        scores = product(flat, table, over_batch(cut)) + bias_V
+        scores = product(flat, table, over_batch(cut))
+        if is_on_cpu():
+            ones_N1 = jnp.ones_like(flat[:, :1], jnp.float32)
+            scores = _plus_on_cpu(scores, bias_V, ones_N1, over_batch(cut))
+        else:
+            scores += bias_V
         shape = (*x.shape[:-1], table.shape[0])
         return reshaped(scores, shape, *(None,) * (x.ndim - 2), cut)
 
@@ -190,6 +196,33 @@ def _scores_backward(sharding, factors, gradient):
 
 
 _scores_on_gpu.defvjp(_scores_forward, _scores_backward)
+
+
+# XLA sums the columns of an array that is 30,522 wide in 30 times the time, on a CPU, that it takes
+# to multiply it with ones.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _plus_on_cpu(
+    scores_NV: jax.Array, bias_V: jax.Array, ones_N1: jax.Array, sharding: Any
+) -> jax.Array:
+    return scores_NV + bias_V
+
+
+def _plus_forward(scores_NV, bias_V, ones_N1, sharding):
+    return _plus_on_cpu(scores_NV, bias_V, ones_N1, sharding), (bias_V, ones_N1)
+
+
+def _plus_backward(sharding, kept, gradient_NV):
+    bias_V, ones_N1 = kept
+
+    def to_all_rows(bias_V):
+        return _scores(ones_N1, bias_V[:, None], sharding)
+
+    return gradient_NV, *jax.linear_transpose(to_all_rows, bias_V)(gradient_NV), None
+
+
+_plus_on_cpu.defvjp(_plus_forward, _plus_backward)
 
 
 def look_up(table: jax.Array, ids_BL: jax.Array) -> jax.Array:

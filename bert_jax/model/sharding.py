@@ -153,6 +153,11 @@ def is_on_gpu() -> bool:
     return _device().platform == "gpu"
 
 
+def is_on_cpu() -> bool:
+    """Returns whether the program is for CPUs."""
+    return _device().platform == "cpu"
+
+
 def _device() -> Any:
     return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 

@@ -122,6 +122,33 @@ def test_positions_of_long_rows_are_read_without_a_product(shape, monkeypatch):
     assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", program)
 
 
+# --- scores of the vocabulary ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_a_bias_of_scores_has_the_sums_of_their_columns(shape, monkeypatch):
+    """A CPU multiplies with ones; all others leave the sum to XLA."""
+    draw = np.random.default_rng(0)
+    config = ModelConfig(vocab_size=48)
+    table = layers.Embed(48, 16, config=config, rngs=nnx.Rngs(0))
+    x_BRD = draw.standard_normal((8, 5, 16)).astype(np.float32)
+    weights_BRV = draw.standard_normal((8, 5, 48)).astype(np.float32)
+
+    def loss(bias_V, x_BRD, weights_BRV):
+        return jnp.sum(table.logits(x_BRD, bias_V) * weights_BRV)
+
+    mesh, found = mesh_of(shape), []
+    with jax.set_mesh(mesh):
+        rows = [jax.device_put(a, sharding.batch_sharding(mesh)) for a in (x_BRD, weights_BRV)]
+        for is_cpu in (True, False):
+            monkeypatch.setattr(layers, "is_on_cpu", lambda is_cpu=is_cpu: is_cpu)
+            gradient = jax.jit(jax.grad(loss)).lower(jnp.zeros(48), *rows).compile()
+            found.append((gradient(jnp.zeros(48), *rows), " dot(" in gradient.as_text()))
+    assert [multiplies for _, multiplies in found] == [True, False]
+    for sums, _ in found:
+        np.testing.assert_allclose(sums, weights_BRV.sum((0, 1)), rtol=1e-5, atol=1e-5)
+
+
 # --- sums over many tokens ------------------------------------------------------------------------
 
 
