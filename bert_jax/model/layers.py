@@ -148,7 +148,7 @@ class Embed(nnx.Module):
         flat = reshaped(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         cut = spec_of(table)[0]
         product: Any = _scores_on_gpu if is_on_gpu() else _scores
-        scores = product(flat, table, over_batch(cut))
+        scores: Any = product(flat, table, over_batch(cut))
         if is_on_cpu():
             ones_N1 = jnp.ones_like(flat[:, :1], jnp.float32)
             scores = _plus_on_cpu(scores, bias_V, ones_N1, over_batch(cut))
