@@ -1,5 +1,6 @@
 """Signals as a question that the loop asks between steps."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -7,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar
 
 import jax
@@ -21,6 +23,8 @@ _T = TypeVar("_T")
 _POLL_SECONDS = 0.1
 # What ends within the first says only that it has ended; what takes longer says so now and then.
 _PATIENCE_SECONDS, _SECONDS_BETWEEN_LINES = 0.7, 30.0
+# Another thread may be the one that takes the signal to stop, a moment later.
+_STOPPING_SECONDS = 0.1
 # Of the process, over all runs that it makes: jax names the number after the largest that any
 # process has asked with, and would never be asked with that by a run that counts anew.
 _questions = itertools.count(1)
@@ -31,7 +35,8 @@ class Preemption:
 
     Machines that are taken away get a SIGTERM a few tens of seconds before. With several processes
     any one of them may get it; jax's coordination service then names a step to all.
-    A second Ctrl-C ends the process at once.
+    A second Ctrl-C ends the process at once. Ctrl-Z stops it as ever, but for the watchdog, which
+    would take the time until `fg` for that of a hang.
     """
 
     def __init__(self) -> None:
@@ -47,12 +52,14 @@ class Preemption:
         # Whether nothing but the running step is lost where the process ends now, if it is the only
         # one: until the first of its steps has ended, which may take minutes.
         self.is_idle = False
+        # Entered while the process is stopped.
+        self.suspended: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     def __enter__(self) -> Self:
         # Where processes are connected, jax has put its own handler for SIGTERM there.
         self._is_ours = not jax.distributed.is_initialized()
         numbers = [n for n in ENDING if self._is_ours or n != signal.SIGTERM]
-        self._signals = Signals(numbers, self._receive)
+        self._signals = Signals([*numbers, signal.SIGTSTP], self._receive)
         self._signals.__enter__()
         return self
 
@@ -62,6 +69,11 @@ class Preemption:
 
     def _receive(self, number: int) -> None:
         """Runs in a thread, at once: what the process is at may take a while yet."""
+        if number == signal.SIGTSTP:
+            with self.suspended():
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(_STOPPING_SECONDS)
+            return
         if self._received.is_set():
             if number == self._number == signal.SIGINT:
                 say(f"interrupted again: ends without saving; {self.kept_by_now()}")

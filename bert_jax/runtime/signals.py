@@ -18,7 +18,7 @@ from bert_jax.progress import leave, say, stop_bar
 # The signals that ask a process to end: Ctrl-C, a machine or a scheduler, a terminal that closes.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A process that was begun to ignore them goes on doing so: a shell's background, nohup.
-_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTSTP)
 _WORDS = {signal.SIGTERM: "received SIGTERM", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
 # So long may a command clean up after itself.
 _CLEANING_SECONDS = 1.0

@@ -10,6 +10,7 @@ five seconds later. A process that is only slow, because its data are, is named 
 
 import contextlib
 import faulthandler
+import math
 import os
 import statistics
 import sys
@@ -48,6 +49,7 @@ class Watchdog:
         # What is being done, since when, and for how long it may be (None: not watched).
         self._doing: tuple[str, float, float] = ("start", time.monotonic(), deadline_seconds)
         self._armed_at = 0.0
+        self._is_suspended = False
         self._is_over = threading.Event()
         self._main = threading.main_thread().ident
         self._rank, self._ranks = jax.process_index(), jax.process_count()
@@ -76,6 +78,8 @@ class Watchdog:
         now, limit = time.monotonic(), patience * self._deadline
         is_longer = limit != self._doing[2]
         self._doing = (what, now, limit)
+        if self._is_suspended:
+            return
         # Arming costs tens of microseconds: not at every step.
         if is_longer or now - self._armed_at > min(1.0, self._deadline / 10):
             self._armed_at = now
@@ -90,11 +94,23 @@ class Watchdog:
         finally:
             self._waited += time.monotonic() - began
 
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Watches nothing inside, and gives what is being done its whole time afterwards."""
+        self._is_suspended = True
+        faulthandler.cancel_dump_traceback_later()
+        try:
+            yield
+        finally:
+            what, _, limit = self._doing
+            self._armed_at, self._is_suspended = -math.inf, False
+            self.at(what, patience=limit / self._deadline)
+
     def _watch(self) -> None:
         pause = min(1.0, self._deadline / 10)
         while not self._is_over.wait(pause):
             what, since, limit = self._doing
-            if time.monotonic() - since > limit:
+            if time.monotonic() - since > limit and not self._is_suspended:
                 self._end(what, time.monotonic() - since)
 
     def _tell(self) -> None:

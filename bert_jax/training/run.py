@@ -98,6 +98,7 @@ def train(
     kept = {name: file for hook in hooks for name, file in hook.prepare(job, directory).items()}
     with Preemption() as preemption, Watchdog(config.deadline_seconds) as watchdog:
         preemption.doing, preemption.is_idle = (lambda: watchdog.doing), True
+        preemption.suspended = watchdog.suspended
         # 0. Every process has looked before one of them writes.
         watchdog.at("meeting the other processes")
         distributed.barrier(mesh)
