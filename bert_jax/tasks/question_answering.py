@@ -153,7 +153,7 @@ class SpanTask(Task):
                     if first <= last < first + spec.max_answer_length:
                         score = float(outputs[row, first, 0]) + float(outputs[row, last, 1])
                         begin, stop = windows.characters[row, [first, last], [0, 1]].tolist()
-                        text = question.context[begin:stop] + _marks(question.context, stop)
+                        text = question.context[begin : _end_of_letter(question.context, stop)]
                         # Some tokenizers count the space before a word to its sub-word.
                         begin += len(text) - len(text.lstrip())
                         if text := text.strip():
@@ -190,14 +190,25 @@ class SpanTask(Task):
         return record
 
 
-def _marks(text: str, start: int) -> str:
-    """Returns the combining marks that stand there: a vocabulary without accents leaves out those
-    behind a token's last letter, and they are of that letter.
+def _end_of_letter(text: str, stop: int) -> int:
+    """Returns where the letter before `stop` ends. Its combining marks are of it, which a
+    vocabulary without accents leaves out behind a token's last letter, and so is what is composed
+    with it: where text is composed before it is cut, the token stands for its first part alone.
     """
-    stop = start
-    while stop < len(text) and unicodedata.category(text[stop]).startswith("M"):
+    while stop < len(text) and (
+        unicodedata.category(text[stop]).startswith("M")
+        or _is_composed(text[max(stop - 2, 0) : stop], text[stop])
+    ):
         stop += 1
-    return text[start:stop]
+    return stop
+
+
+def _is_composed(before: str, character: str) -> bool:
+    """Returns whether a character becomes one with what stands before it, as the jamo of a Korean
+    syllable, of which there are three at most, and the voicing mark of half-width kana do.
+    """
+    parts = (unicodedata.normalize("NFKC", part) for part in (before, character))
+    return unicodedata.normalize("NFKC", before + character) != "".join(parts)
 
 
 def _best(scores: np.ndarray, allowed: np.ndarray, count: int) -> list[int]:

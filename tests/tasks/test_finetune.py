@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig, TrainConfig
 from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
+from bert_jax.data.tokenizer.training import train_sentencepiece
 from bert_jax.errors import NonFinite, UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
@@ -210,6 +212,21 @@ def test_an_answer_keeps_the_marks_of_its_last_letter(encoder, answer):
     outputs = np.zeros((*found.features.input_ids.shape, 2), np.float32)
     outputs[0, found.features.labels[0], [0, 1]] = 9.0
     assert task.score(rows, found, outputs)["exact_match"] == 100.0
+
+
+@pytest.mark.parametrize(("answer", "size"), [("\uc11c\uc6b8\uc740", 23), ("\uff76\uff9e", 20)])
+def test_an_answer_has_the_whole_of_its_last_letter(answer, size):
+    """SentencePiece composes it, and says that the token stands for the letter's first part."""
+    answer = unicodedata.normalize("NFD", answer)
+    texts = [f"{answer} and {answer} the cat saw {answer} {word}" for word in ("sun", "moon")] * 20
+    trained = train_sentencepiece(texts, vocab_size=size, lowercase=True)
+    context = f"the cat saw {answer} and the moon"
+    rows = [Question("row 0", "0", "who?", context, answers=(answer,), starts=(12,))]
+    task = task_of(spec_of("squad"))
+    found = task.encode(rows, trained, length=48, labelled=True)
+    outputs = np.zeros((*found.features.input_ids.shape, 2), np.float32)
+    outputs[0, found.features.labels[0], [0, 1]] = 9.0
+    assert task.predictions(rows, found, outputs)[0]["prediction"] == answer
 
 
 # --- one run, many ways --------------------------------------------------------------------------
