@@ -316,6 +316,9 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     if _is_bert(state):
         tokenizer_files.require_agreement(state["normalizer"], config, path)
     tokenizer_files.require_one_space(state["pre_tokenizer"], config, path)
+    # Where tokenizer_config.json does not say a side, `transformers` takes that of this file.
+    for side, section in (("truncation_side", "truncation"), ("padding_side", "padding")):
+        config.setdefault(side, (state[section] or {}).get("direction", "").lower())
     with tokenizer_files.refused_by_library(f"{path} cannot encode text"):
         theirs = special_tokens.examples(backend)
     names = special_tokens.around(theirs[0]) | special_tokens.configured(config)

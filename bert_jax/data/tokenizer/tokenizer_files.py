@@ -221,6 +221,12 @@ def require_extra_tokens(path: Path, config: dict[str, Any], known: Container[st
             f"{beside} has split_special_tokens: here special tokens in a text, as [MASK], are "
             "always whole"
         )
+    sides = [side for side in ("truncation_side", "padding_side") if config.get(side) == "left"]
+    if sides:
+        note_once(
+            f"{path.parent} has {' and '.join(sides)} left: here a text that is too long loses its "
+            "end, and padding stands at the end"
+        )
 
 
 def require_ids(vocab: dict[str, int], source: str) -> None:

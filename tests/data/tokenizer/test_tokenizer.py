@@ -463,6 +463,24 @@ def test_special_tokens_that_would_be_cut_up_are_refused(tmp_path, file, fields)
     assert ids == [SMALL.index("[CLS]"), len(SMALL), SMALL.index("[SEP]")]
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "tokenizer.json"])
+def test_sides_that_are_not_followed_are_said(tmp_path, capsys, trained, file):
+    trained.save(tmp_path)
+    path = tmp_path / file
+    values = json.loads(path.read_text())
+    if file == "tokenizer.json":
+        cut = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+        values["truncation"] = cut
+    else:
+        values |= {"truncation_side": "left", "padding_side": "left"}
+    load_tokenizer(tmp_path)
+    assert "left" not in capsys.readouterr().err
+    path.write_text(json.dumps(values))
+    load_tokenizer(tmp_path)
+    both = "" if file == "tokenizer.json" else " and padding_side"
+    assert f"{tmp_path} has truncation_side{both} left: here" in capsys.readouterr().err
+
+
 def test_split_special_tokens_are_said_to_be_whole(tmp_path, capsys):
     path = vocabulary(tmp_path, SMALL)
     (tmp_path / "tokenizer_config.json").write_text('{"split_special_tokens": true}')
