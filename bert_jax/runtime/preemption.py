@@ -17,14 +17,12 @@ from jax.sharding import Mesh
 from bert_jax import progress
 from bert_jax.errors import Interrupted, Preempted
 from bert_jax.progress import leave, say
-from bert_jax.runtime.signals import ENDING, Signals, error_of, word_of
+from bert_jax.runtime.signals import ENDING, Signals, error_of, stop, word_of
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.1
 # What ends within the first says only that it has ended; what takes longer says so now and then.
 _PATIENCE_SECONDS, _SECONDS_BETWEEN_LINES = 0.7, 30.0
-# Another thread may be the one that takes the signal to stop, a moment later.
-_STOPPING_SECONDS = 0.1
 # Of the process, over all runs that it makes: jax names the number after the largest that any
 # process has asked with, and would never be asked with that by a run that counts anew.
 _questions = itertools.count(1)
@@ -71,8 +69,7 @@ class Preemption:
         """Runs in a thread, at once: what the process is at may take a while yet."""
         if number == signal.SIGTSTP:
             with self.suspended():
-                os.kill(os.getpid(), signal.SIGSTOP)
-                time.sleep(_STOPPING_SECONDS)
+                stop()
             return
         if self._received.is_set():
             if number == self._number == signal.SIGINT:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -20,6 +21,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A process that was begun to ignore them goes on doing so: a shell's background, nohup.
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTSTP)
 _WORDS = {signal.SIGTERM: "received SIGTERM", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
+# Another thread may be the one that takes the signal to stop, a moment later.
+_STOPPING_SECONDS = 0.1
 # So long may a command clean up after itself.
 _CLEANING_SECONDS = 1.0
 
@@ -32,6 +35,12 @@ def word_of(number: int) -> str:
 def error_of(number: int) -> type[Preempted]:
     """Returns the error, and with it the exit code, of a process that such a signal ends."""
     return Interrupted if number == signal.SIGINT else Preempted
+
+
+def stop() -> None:
+    """Stops the process, as Ctrl-Z does where nothing hears it; returns when it goes on."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(_STOPPING_SECONDS)
 
 
 class Signals:

@@ -17,7 +17,7 @@ from typing import Any
 
 from bert_jax.errors import Interrupted
 from bert_jax.progress import leave, say
-from bert_jax.runtime.signals import ENDING, Signals, error_of, word_of
+from bert_jax.runtime.signals import ENDING, Signals, error_of, stop, word_of
 
 # Seconds between two looks at a child.
 _LOOK = 0.2
@@ -43,7 +43,7 @@ class Children:
     """Runs commands of `bert-jax`, one at a time, and hands on the signals that come meanwhile.
 
     SIGTERM, SIGHUP and Ctrl-C reach a child, so that it saves; so does a second Ctrl-C, which ends
-    it at once.
+    it at once. Ctrl-Z stops both, and `fg` lets both go on.
     """
 
     def __init__(self, *, compiled: Path, until: float | None = None):
@@ -56,7 +56,7 @@ class Children:
         # The first signal that came.
         self.heard: int | None = None
         self._last: threading.Timer | None = None
-        self._signals = Signals(ENDING, self._hear)
+        self._signals = Signals((*ENDING, signal.SIGTSTP), self._hear)
 
     def __enter__(self) -> "Children":
         self._signals.__enter__()
@@ -75,6 +75,10 @@ class Children:
         return "budget" if is_time_up else ""
 
     def _hear(self, number: int) -> None:
+        if number == signal.SIGTSTP:
+            self._tell(number)
+            stop()
+            return self._tell(signal.SIGCONT)
         is_first, self.heard = self.heard is None, self.heard or number
         self._tell(number)
         if is_first:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,19 @@ def test_a_study_that_is_told_to_go_writes_its_table(tmp_path, corpus, monkeypat
     given = ["--corpus", str(corpus), "--workdir", str(workdir), "--untimed"]
     assert main(["study", str(path), *given]) == 42
     assert ending == [[]] and "| eight | 0 of 2 |" in (workdir / "study.md").read_text()
+
+
+def test_a_study_that_is_stopped_from_the_keyboard_stops_its_run(tmp_path, monkeypatch):
+    """A run has a process group of its own, which no Ctrl-Z reaches: it trained on unseen."""
+    acts, children = [], child.Children(compiled=tmp_path)
+    run = SimpleNamespace(poll=lambda: None, send_signal=acts.append)
+    monkeypatch.setattr(child, "stop", lambda: acts.append("stopped"))
+    with children:
+        monkeypatch.setattr(children, "_child", run)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        while len(acts) < 3:
+            time.sleep(0.01)
+    assert acts == [signal.SIGTSTP, "stopped", signal.SIGCONT] and not children.stopped_by()
 
 
 def _timers(others):
