@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.several import CorpusPlace, compared_entropy, open_corpora
-from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.corpus.store import MANIFEST, Corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
 from bert_jax.errors import BertJaxError, NonFinite, UsageError, some
 from bert_jax.model import sharding
@@ -199,6 +199,12 @@ def evaluate_checkpoint(
                 raise UsageError(
                     f"`checkpoint` {checkpoint} knows no corpus; name one with `corpus`"
                 )
+            for each in place.values() if isinstance(place, dict) else (place,):
+                if not (each / MANIFEST).is_file():
+                    raise UsageError(
+                        f"`checkpoint` {checkpoint} was trained on the corpus {each}, which is not "
+                        "there any more; if it was moved, name its new place with `corpus`"
+                    )
             corpus = _open(place)
         require_same_tokenizer(source, corpus)
         _note_seen(source, corpus, is_named=corpus_directory is not None)

@@ -203,6 +203,18 @@ def test_a_corpus_that_was_prepared_again_is_said(trained, corpus, tmp_path, cap
     assert "{}, and not {}".format(*found) in err
 
 
+def test_a_corpus_that_was_moved_is_asked_for(trained, corpus, tmp_path, capsys):
+    moved, gone = shutil.copytree(trained, tmp_path / "workdir"), tmp_path / "gone"
+    stored = json.loads((moved / "config.json").read_text())
+    stored["corpus"] |= {"directory": str(gone), "absolute": str(gone)}
+    (moved / "config.json").write_text(json.dumps(stored))
+    assert main(["evaluate", str(moved)]) == 2
+    said = capsys.readouterr().err
+    assert f"was trained on the corpus {gone}, which is not there any more" in said
+    assert "name its new place with --corpus" in said and "prepare" not in said
+    assert main(["evaluate", str(moved), "--corpus", str(corpus)]) == 0
+
+
 # --- one model, however it comes ------------------------------------------------------------------
 
 
