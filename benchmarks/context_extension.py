@@ -124,8 +124,8 @@ def write_corpus(output: Path, count: int) -> Path:
     return corpus
 
 
-def train(output: Path, corpus: Path, steps: Sequence[int]) -> dict[str, Path]:
-    """Trains what is not there yet; returns the workdirs by what they are called in the tables."""
+def train(output: Path, corpus: Path, steps: Sequence[int]) -> Iterator[tuple[str, Path]]:
+    """Trains what is not there yet; yields each workdir and what it is called in the tables."""
     short = "".join(
         f"phase({length}, {n}), " for length, n in zip(_LENGTHS, steps[:2], strict=False)
     )
@@ -147,7 +147,7 @@ def train(output: Path, corpus: Path, steps: Sequence[int]) -> dict[str, Path]:
             _bert_jax("checkpoints", "branch", runs["base"], "--output", runs[name])
             begun = ["--allow-change", "phases"]
         _bert_jax("pretrain", config, "--corpus", corpus, "--workdir", runs[name], *begun)
-    return runs
+        yield name, runs[name]
 
 
 def recall(model: bert_jax.Model, apart: int, *, count: int, facts: int) -> float:
@@ -174,23 +174,29 @@ def recall(model: bert_jax.Model, apart: int, *, count: int, facts: int) -> floa
 
 
 def loss_by_place(model: bert_jax.Model, *, count: int) -> np.ndarray:
-    """Returns the mean loss of masked values, `[8]`: by the eighth of the row they stand in."""
+    """Returns the mean loss of masked values, `[8]`: by the eighth of the row they stand in.
+
+    Each document is asked eight times, an eighth further round each time, so that each masked value
+    stands once in each eighth: else the eighths would differ by their values.
+    """
     draw = np.random.default_rng(3)
     sums, counts = np.zeros(8), np.zeros(8)
     for keys, values in documents(4, count):
-        words = words_of(keys, values)
-        masked = np.flatnonzero(draw.random(len(words)) < 0.15)
-        words[masked] = _MASK
-        scores = model.logits(" ".join(words))["mlm_logits"][0, 1:-1][: len(words)]
-        masked = masked[masked % 2 == 1]
-        scores = scores[masked].astype(np.float64)
-        truth = len(_SPECIAL) + _KEYS + values[masked // 2]
-        top = scores.max(-1)
-        normaliser = top + np.log(np.exp(scores - top[:, None]).sum(-1))
-        losses = normaliser - scores[np.arange(len(masked)), truth]
-        places = (masked + 1) // 1024
-        np.add.at(sums, places, losses)
-        np.add.at(counts, places, 1)
+        is_masked = draw.random(2 * _PAIRS) < 0.15
+        for turn in range(8):
+            by = -(turn * _PAIRS // 8)
+            words = words_of(np.roll(keys, by), np.roll(values, by))
+            masked = np.flatnonzero(np.roll(is_masked, 2 * by))
+            words[masked] = _MASK
+            masked = masked[masked % 2 == 1]
+            scores = model.logits(" ".join(words))["mlm_logits"][0, 1 + masked].astype(np.float64)
+            truth = len(_SPECIAL) + _KEYS + np.roll(values, by)[masked // 2]
+            top = scores.max(-1)
+            normaliser = top + np.log(np.exp(scores - top[:, None]).sum(-1))
+            losses = normaliser - scores[np.arange(len(masked)), truth]
+            places = (masked + 1) // 1024
+            np.add.at(sums, places, losses)
+            np.add.at(counts, places, 1)
     return sums / counts
 
 
@@ -208,16 +214,16 @@ def main() -> int:
     parser.add_argument("--asked", type=int, default=48, help="documents asked (default: 48)")
     arguments = parser.parse_args()
     corpus = write_corpus(arguments.output, arguments.documents)
-    runs = train(arguments.output, corpus, arguments.steps)
     apart = (256, 512, 1024, 2048, 4096, 6144)
     recalls, losses = [], []
-    for name, workdir in runs.items():
+    for name, workdir in train(arguments.output, corpus, arguments.steps):
         model = bert_jax.load(workdir)
         found = [recall(model, each, count=arguments.asked, facts=16) for each in apart]
         recalls.append([name, *(f"{each:.2f}" for each in found)])
         by_place = loss_by_place(model, count=arguments.asked)
         near, far = by_place[1], by_place[4:].mean()
         losses.append([name, *(f"{x:.3f}" for x in by_place), f"{100 * (far / near - 1):+.1f} %"])
+        print(*recalls[-1], *losses[-1], flush=True)
     print(markdown_table(["recall, tokens apart", *map(str, apart)], recalls))
     print()
     places = [f"{i} to {i + 1} Ki" for i in range(8)]
