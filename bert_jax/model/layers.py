@@ -198,8 +198,8 @@ def _scores_backward(sharding, factors, gradient):
 _scores_on_gpu.defvjp(_scores_forward, _scores_backward)
 
 
-# XLA sums the columns of an array that is 30,522 wide in 30 times the time, on a CPU, that it takes
-# to multiply it with ones.
+# On a CPU, XLA sums the columns of an array that is as wide as BERT's vocabulary in many times the
+# time that it takes to multiply them with ones.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))

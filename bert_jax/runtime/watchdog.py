@@ -103,15 +103,18 @@ class Watchdog:
             yield
         finally:
             what, _, limit = self._doing
+            self._doing = (what, time.monotonic(), limit)
             self._armed_at, self._is_suspended = -math.inf, False
             self.at(what, patience=limit / self._deadline)
 
     def _watch(self) -> None:
         pause = min(1.0, self._deadline / 10)
         while not self._is_over.wait(pause):
+            # In this order: the process may be stopped, and go on, between any two of them.
+            now, is_suspended = time.monotonic(), self._is_suspended
             what, since, limit = self._doing
-            if time.monotonic() - since > limit and not self._is_suspended:
-                self._end(what, time.monotonic() - since)
+            if now - since > limit and not is_suspended:
+                self._end(what, now - since)
 
     def _tell(self) -> None:
         """Publishes what is being done, in a thread of its own: the service that it tells may hang,
