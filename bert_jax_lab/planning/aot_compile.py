@@ -261,7 +261,8 @@ def _refusal(error: Exception, chip: Chip) -> DoesNotFit | None:
     needed, available = (
         int(float(match[i]) * _UNITS[match[i + 1]]) for i in (1, 3)
     )  # fmt: skip
-    return DoesNotFit(needed, available)
+    # Both are rounded to a hundredth of their unit, so that they may be written alike.
+    return DoesNotFit(max(needed, available + _UNITS[match[4]] // 100), available)
 
 
 def _not_compiled(error: Exception, what: str) -> Exception:

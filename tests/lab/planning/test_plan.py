@@ -168,6 +168,12 @@ def test_kernels_of_a_kind_are_one_row():
             1.5 * 2**40,
             31.24 * 2**30,
         ),
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+            "memory required for HLO temporaries (7.48G) exceeds available HBM (7.48G).",
+            int(7.48 * 2**30) + 2**30 // 100,
+            7.48 * 2**30,
+        ),
     ],
 )
 def test_a_refusal_says_both_sizes(message, needed, available):
