@@ -167,6 +167,7 @@ def _write_network(
         building,
         model_max_length=config.max_position_embeddings,
         segments=max(1, config.type_vocab_size),
+        is_for_words="token_classifier" in head.parts,
     )
 
 

@@ -7,6 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.config import ComputeConfig, HeadConfig
@@ -398,6 +399,16 @@ def test_words_of_a_byte_level_tokenizer_begin_as_words(tmp_path):
     rows = encode_words([sentence], ours, length=16, labels=None)
     ids = rows.features.input_ids[0][: rows.features.lengths[0]].tolist()
     assert ids == backend.encode(" the bear eats").ids
+    # And so in what is exported, to which others give the words of a sentence apart.
+    model = dataclasses.replace(SIZES["small"], vocab_size=ours.vocab_size)
+    for name in ("ForTokenClassification", "ForMaskedLM"):
+        params, folder = random_params(model, HEADS[name], seed=0), tmp_path / name
+        huggingface.write(folder, params, model, head=HEADS[name], tokenizer=tmp_path / "theirs")
+        taken = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        found = taken.encode(list(sentence.words), is_pretokenized=True).ids
+        assert (found == ids) == (name == "ForTokenClassification")
+        again = encode_words([sentence], load_tokenizer(folder), length=16, labels=None)
+        assert again.features.input_ids[0].tolist() == rows.features.input_ids[0].tolist()
 
 
 # --- against transformers ------------------------------------------------------------------------

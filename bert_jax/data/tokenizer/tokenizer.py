@@ -220,20 +220,30 @@ class Tokenizer:
         self._backend.post_processor = template
 
     def save(
-        self, directory: Path, *, model_max_length: int = 512, segments: int | None = None
+        self,
+        directory: Path,
+        *,
+        model_max_length: int = 512,
+        segments: int | None = None,
+        is_for_words: bool = False,
     ) -> None:
         """Writes tokenizer.json, tokenizer_config.json and vocab.txt (WordPiece) or vocab.json and
         merges.txt (byte-level BPE).
 
         `load` and `transformers.AutoTokenizer.from_pretrained` give the same ids from it. The model
-        that it is for has so many `segments`; None is one where pairs are RoBERTa's, else two.
+        that it is for has so many `segments`; None is one where pairs are RoBERTa's, else two. One
+        that `is_for_words` was given words apart, with their `word_prefix`; it is written so.
         """
         segments = segments or (1 if self.pair_separators > 1 else 2)
         directory.mkdir(parents=True, exist_ok=True)
         self._set_template(segments=segments)
-        tokenizer_files.write_text(directory / "tokenizer.json", self._backend.to_str(pretty=True))
+        backend = self._backend
+        if is_for_words and self.word_prefix:
+            backend = tokenizer_files.with_prefix(backend)
+        text = backend.to_str(pretty=True)
+        tokenizer_files.write_text(directory / "tokenizer.json", text)
         self._set_template(segments=2)  # saving changes no encoding
-        state = json.loads(self._backend.to_str())
+        state = json.loads(text)
         config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
         config["model_max_length"] = model_max_length
         config |= tokenizer_files.class_fields(state, _is_bert(state), segments)

@@ -311,3 +311,17 @@ def without_prefix(backend: Any) -> Any | None:
     two, one = (changed.encode(text, add_special_tokens=False).ids for text in ("a a", "a"))
     words = backend.encode("a a", add_special_tokens=False).ids
     return changed if two[len(one) :] == words[len(words) // 2 :] else None
+
+
+def with_prefix(backend: Any) -> Any:
+    """Returns a backend that puts a space before a text, or before each of the words that it is
+    given apart, else as this one.
+    """
+    state = json.loads(backend.to_str())
+    if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
+        state["pre_tokenizer"]["add_prefix_space"] = True
+    else:
+        rest = [state["normalizer"]] if state["normalizer"] else []
+        prepend = {"type": "Prepend", "prepend": " "}
+        state["normalizer"] = {"type": "Sequence", "normalizers": [prepend, *rest]}
+    return type(backend).from_str(json.dumps(state))

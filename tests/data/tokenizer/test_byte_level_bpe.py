@@ -1,5 +1,6 @@
 """Byte-level BPE: the ids of RobertaTokenizerFast and GPT2TokenizerFast, files, training, words."""
 
+import itertools
 import json
 import os
 import shutil
@@ -100,6 +101,39 @@ def test_add_prefix_space_of_a_config(pair):
     assert json.loads((pair / "saved/tokenizer_config.json").read_text())["add_prefix_space"]
     again = transformers.AutoTokenizer.from_pretrained(pair / "saved")
     assert again("the bear").input_ids == ours.encode("the bear")
+
+
+@pytest.mark.parametrize("cut", ["by bytes", "by a pattern before"])
+def test_saved_for_words_it_encodes_each_as_it_was_trained(saved, tmp_path, cut):
+    """Transformers encodes words that come apart as texts, which have no space before them."""
+    transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
+    if cut != "by bytes":  # as Llama's vocabulary, and so EuroBERT's
+        shutil.copytree(saved, tmp_path / "other")
+        state = json.loads((saved / "tokenizer.json").read_text("utf-8"))
+        split = {"type": "Split", "pattern": {"Regex": r"\s?\S+|\s+"}, "behavior": "Isolated"}
+        by_bytes = state["pre_tokenizer"] | {"use_regex": False}
+        steps = [split | {"invert": False}, by_bytes]
+        state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+        saved = tmp_path / "other"
+        (saved / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
+        config = json.loads((saved / "tokenizer_config.json").read_text("utf-8"))
+        del config["add_prefix_space"]
+        (saved / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    ours, words = load_tokenizer(saved), ["Paris", "(France)", "日本語", "don't", "日"]
+    each = ours.encode_sentences([ours.word_prefix + word for word in words])
+    expected = [ours.special.cls, *itertools.chain(*each), ours.special.sep]
+    ours.save(tmp_path / "plain")
+    ours.save(tmp_path / "words", is_for_words=True)
+    theirs, plain = (
+        transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ("words", "plain")
+    )
+    found = theirs(words, is_split_into_words=True)
+    assert found.input_ids == expected != plain(words, is_split_into_words=True).input_ids
+    numbers = [number for number, ids in enumerate(each) for _ in ids]
+    assert found.word_ids() == [None, *numbers, None]
+    assert theirs("Paris (France)").input_ids == ours.encode(" Paris (France)")
+    again = load_tokenizer(tmp_path / "words")
+    assert again.encode("Paris") == ours.encode(" Paris")
 
 
 @pytest.mark.parametrize("written", [True, False])
