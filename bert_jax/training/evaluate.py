@@ -194,17 +194,11 @@ def evaluate_checkpoint(
             )
         require_parts(source, *entry_of(config, "objective").parts)
         if corpus is None:
-            place = run_directory.corpus_of(source.directory)
+            place = trained_on(source.directory, checkpoint)
             if place is None:
                 raise UsageError(
                     f"`checkpoint` {checkpoint} knows no corpus; name one with `corpus`"
                 )
-            for each in place.values() if isinstance(place, dict) else (place,):
-                if not (each / MANIFEST).is_file():
-                    raise UsageError(
-                        f"`checkpoint` {checkpoint} was trained on the corpus {each}, which is not "
-                        "there any more; if it was moved, name its new place with `corpus`"
-                    )
             corpus = _open(place)
         require_same_tokenizer(source, corpus)
         _note_seen(source, corpus, is_named=corpus_directory is not None)
@@ -230,6 +224,21 @@ def evaluate_checkpoint(
         **scores["validation"],
         **({"sources": by_source(corpus, scores)} if corpus.sources else {}),
     }
+
+
+def trained_on(directory: Path, checkpoint: Path | str) -> CorpusPlace | None:
+    """Returns the corpus, or corpora, of the run in a directory; None if it names none.
+
+    Raises UsageError, which names the `checkpoint`, if one is not there any more.
+    """
+    place = run_directory.corpus_of(directory)
+    for each in place.values() if isinstance(place, dict) else (place,):
+        if each is not None and not (each / MANIFEST).is_file():
+            raise UsageError(
+                f"`checkpoint` {checkpoint} was trained on the corpus {each}, which is not there "
+                "any more; if it was moved, name its new place with `corpus`"
+            )
+    return place
 
 
 def _note_seen(source: load.LoadedCheckpoint, corpus: Corpus, *, is_named: bool) -> None:

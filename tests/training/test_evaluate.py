@@ -208,10 +208,11 @@ def test_a_corpus_that_was_moved_is_asked_for(trained, corpus, tmp_path, capsys)
     stored = json.loads((moved / "config.json").read_text())
     stored["corpus"] |= {"directory": str(gone), "absolute": str(gone)}
     (moved / "config.json").write_text(json.dumps(stored))
-    assert main(["evaluate", str(moved)]) == 2
-    said = capsys.readouterr().err
-    assert f"was trained on the corpus {gone}, which is not there any more" in said
-    assert "name its new place with --corpus" in said and "prepare" not in said
+    for more in ([], [str(trained)], ["--like", str(moved)]):
+        assert main(["evaluate", str(moved), *more]) == 2
+        said = capsys.readouterr().err
+        assert f"was trained on the corpus {gone}, which is not there any more" in said
+        assert "name its new place with --corpus" in said and "prepare" not in said
     assert main(["evaluate", str(moved), "--corpus", str(corpus)]) == 0
 
 

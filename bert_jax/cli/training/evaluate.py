@@ -47,15 +47,14 @@ def run(options: EvaluateOptions) -> None:
     if options.length is not None and options.length < 8:
         raise UsageError(f"--length {options.length}: it must be at least 8")
     from bert_jax.pretrained.load import first_run, run_of
-    from bert_jax.training.evaluate import evaluate_checkpoint
-    from bert_jax.workdir.run_directory import corpus_of
+    from bert_jax.training.evaluate import evaluate_checkpoint, trained_on
 
     like, corpus = options.like, corpora(options.corpus)
     if len(given) > 1:
         like = like or first_run(given)
     if corpus is None and like is not None:
         # Of a model and the run that went on from it, the run knows the text.
-        places = (corpus_of(run_of(each)[0]) for each in (like, *given))
+        places = (trained_on(run_of(each)[0], each) for each in (like, *given))
         corpus = next((place for place in places if place is not None), None)
     for checkpoint in given:
         found = evaluate_checkpoint(
