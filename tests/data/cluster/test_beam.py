@@ -182,7 +182,13 @@ def test_workers_end_with_the_command(tmp_path, sources, beginning, number, code
     words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", "DirectRunner"]
     words += ["--source", sources[0], "--output", str(tmp_path / "c"), "--", *PROCESSES]
     with subprocess.Popen(
-        words, env=beginning, stderr=subprocess.PIPE, text=True, start_new_session=True
+        words,
+        env=beginning,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell that began in the background ignores an interrupt, and so do its children.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     ) as process:
         until = time.monotonic() + HUNG
         while not list(tmp_path.glob("c/.parts/try-*/found/*")) and time.monotonic() < until:
