@@ -16,7 +16,7 @@ from bert_jax.interchange.modernbert import FAMILY
 from bert_jax.model import bert, encoder
 from bert_jax.model.heads import masked_lm
 from bert_jax.model.layer_spec import layer_specs
-from tests.golden import make_modernbert
+from tests.golden import make_eurobert, make_modernbert, make_ultrabert
 from tests.golden.make_modernbert import HEAD, MODEL, documents, params
 from tests.models import assert_same, vocabulary
 
@@ -85,11 +85,14 @@ def test_logits_equal_transformers(golden, version):
     assert_logits(golden, version, MODEL)
 
 
-def test_a_document_does_not_see_its_neighbours():
+@pytest.mark.parametrize("maker", [make_modernbert, make_eurobert, make_ultrabert])
+def test_a_document_does_not_see_its_neighbours(maker):
+    """In this family and in the two that are packed alike."""
     _, *packed = documents()
-    before = np.asarray(logits_of(params(), row_of(*packed, length=96)))
+    model, row = maker.MODEL, row_of(*packed, length=96)
+    before = np.asarray(logits_of(params(model), row, model))
     packed[1] = (packed[1] + 1) % 60
-    after = np.asarray(logits_of(params(), row_of(*packed, length=96)))
+    after = np.asarray(logits_of(params(model), row_of(*packed, length=96), model))
     assert (before[:40] == after[:40]).all() and (before[64:] == after[64:]).all()
     assert (before[40:64] != after[40:64]).all(axis=1).all()
 
