@@ -21,6 +21,8 @@ _NAMES = dataclasses.replace(
         "mlm.transform": "head.linear1",
         "mlm.transform_back": "head.linear2",
         "mlm.decoder": "head.decoder",
+        "token_classifier": "classifier",
+        "span_classifier": "qa_outputs",
     },
 )
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -166,8 +168,13 @@ FAMILY = dataclasses.replace(
     eurobert.FAMILY,
     names=_NAMES,
     class_prefix="Ultrabert",
-    # EuroBERT's classifiers are not known to be its own.
-    classes={"ForMaskedLM": ("mlm",), "Model": ()},
+    # Its classifier of texts has no map before it, which every one of ours has.
+    classes={
+        "ForTokenClassification": ("token_classifier",),
+        "ForQuestionAnswering": ("span_classifier",),
+        "ForMaskedLM": ("mlm",),
+        "Model": (),
+    },
     token_ids={"bos_token_id": "cls", "eos_token_id": "sep"},
     fields=(
         *eurobert.FAMILY.fields,

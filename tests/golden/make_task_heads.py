@@ -17,12 +17,14 @@ import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.interchange import huggingface
-from tests.golden import make_eurobert, make_modernbert
+from tests.golden import make_eurobert, make_modernbert, make_ultrabert
 from tests.models import vocabulary
 
 FILE = Path(__file__).parent / "task_heads.npz"
 STEPS, RATE, LABELS = 50, 0.02, ("no", "yes", "perhaps")
-_LAYERS = 2  # one of each kind
+_MAKERS = {"ModernBert": make_modernbert, "EuroBert": make_eurobert, "Ultrabert": make_ultrabert}
+# Both kinds are among them.
+_LAYERS = {"Ultrabert": 3}
 
 
 class Case(NamedTuple):
@@ -35,9 +37,10 @@ class Case(NamedTuple):
 
     @property
     def model(self) -> ModelConfig:
-        maker = {"ModernBert": make_modernbert, "EuroBert": make_eurobert}[self.family]
         return dataclasses.replace(
-            maker.MODEL, num_hidden_layers=_LAYERS, classifier_pooling=self.pooling
+            _MAKERS[self.family].MODEL,
+            num_hidden_layers=_LAYERS.get(self.family, 2),
+            classifier_pooling=self.pooling,
         )
 
     @property
@@ -47,17 +50,18 @@ class Case(NamedTuple):
 
 _TEXTS = HeadConfig(parts=("pooler", "sequence_classifier"), labels=LABELS)
 _TOKENS = HeadConfig(parts=("token_classifier",), labels=LABELS)
+_ANSWERS = HeadConfig(parts=("span_classifier",))
 CASES = {
     "cls": Case("ModernBert", "SequenceClassification", _TEXTS, "cls", True),
     "mean": Case("ModernBert", "SequenceClassification", _TEXTS, "mean", True),
     "tokens": Case("ModernBert", "TokenClassification", _TOKENS, "cls", True),
-    "answers": Case(
-        "ModernBert", "QuestionAnswering", HeadConfig(parts=("span_classifier",)), "cls", True
-    ),
+    "answers": Case("ModernBert", "QuestionAnswering", _ANSWERS, "cls", True),
     "eurobert late": Case("EuroBert", "SequenceClassification", _TEXTS, "late", True),
     "eurobert mean": Case("EuroBert", "SequenceClassification", _TEXTS, "mean"),
     "eurobert cls": Case("EuroBert", "SequenceClassification", _TEXTS, "cls"),
     "eurobert tokens": Case("EuroBert", "TokenClassification", _TOKENS, "late", True),
+    "ultrabert tokens": Case("Ultrabert", "TokenClassification", _TOKENS, "cls", True),
+    "ultrabert answers": Case("Ultrabert", "QuestionAnswering", _ANSWERS, "cls", True),
 }
 
 
@@ -117,7 +121,9 @@ def _of(case: Case, directory: Path) -> tuple[np.ndarray, np.ndarray]:
         attn_implementation="eager",
         output_loading_info=True,
     )
-    fresh = {"classifier.weight", "classifier.bias"}
+    is_apart = case.family == "Ultrabert" and case.task[0] == "Q"
+    last = "qa_outputs" if is_apart else "classifier"
+    fresh = {f"{last}.weight", f"{last}.bias"}
     if case.family == "EuroBert" and case.task[0] == "S":
         fresh |= {"dense.weight", "dense.bias"}
     assert set(told["missing_keys"]) == fresh, told

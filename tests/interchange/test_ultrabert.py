@@ -183,10 +183,24 @@ def test_patterns_of_layers_are_read(kinds, every, first, tmp_path):
     assert "".join("G" if each.window is None else "L" for each in layer_specs(found)) == kinds
 
 
-@pytest.mark.parametrize("part", ["sequence_classifier", "token_classifier"])
-def test_its_classifiers_are_not_exported(part):
-    """EuroBERT has classes for them; those of UltraBERT are compared with nothing."""
-    parts = ("pooler", part) if part == "sequence_classifier" else (part,)
-    head = HeadConfig(parts=parts, labels=("a", "b"), pooler_act="gelu")
+def test_its_classifier_of_texts_is_not_exported():
+    """It has no map before it. Those of tokens and of answers are (test_task_heads.py)."""
+    head = HeadConfig(parts=("pooler", "sequence_classifier"), labels=("a", "b"), pooler_act="gelu")
     assert huggingface.refusal(MODEL, HEAD) == ""
-    assert part in huggingface.refusal(MODEL, head)
+    assert "sequence_classifier" in huggingface.refusal(MODEL, head)
+
+
+@pytest.mark.parametrize(
+    ("part", "theirs"),
+    [("token_classifier", "TokenClassification"), ("span_classifier", "QuestionAnswering")],
+)
+def test_classifiers_go_both_ways(part, theirs, tmp_path):
+    labels = ("no", "yes", "perhaps") if part == "token_classifier" else ()
+    head = HeadConfig(parts=(part,), labels=labels)
+    tree = params(MODEL, head)
+    directory = written(tmp_path, MODEL, head=head, tree=tree)
+    described = json.loads((directory / "config.json").read_text())
+    assert described["architectures"] == [f"UltrabertFor{theirs}"]
+    back = huggingface.read(directory)
+    assert (back.model, back.head.parts, back.head.labels) == (MODEL, head.parts, head.labels)
+    assert_same(back.params, tree)
