@@ -15,10 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from bert_jax.data.sources.read import read_documents
-from tests.data.formats.test_layouts import LAYOUTS
-from tests.data.sources.test_address import PACKERS
-
 _OF_MANY_FILES = ("files", "wrapped")
 _ONE_BYTE = ("windows",)
 
@@ -37,6 +33,11 @@ def _prepare(source: str, options: dict[str, str], tokenizer: str) -> tuple[str,
 
 
 def main() -> None:
+    # Here, so that the processes which prepare import the library of their own layout alone.
+    from bert_jax.data.sources.read import read_documents
+    from tests.data.formats.test_layouts import LAYOUTS
+    from tests.data.sources.test_address import PACKERS
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text", metavar="TEXT")
     whole = [name for name in LAYOUTS if name not in (*_OF_MANY_FILES, *_ONE_BYTE)]

@@ -1,5 +1,6 @@
 """How text lies on disk: ten layouts of one text, wrapped books, folders of hubs, bad records."""
 
+import contextlib
 import csv
 import gzip
 import io
@@ -8,7 +9,7 @@ import random
 import struct
 import textwrap
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -581,14 +582,31 @@ def test_a_small_file_of_many_long_texts_does_not_fill_the_memory(tmp_path, monk
     else:
         writer.write_table(table, path)
     assert path.stat().st_size < 1 << 20
-    pool = pa.default_memory_pool()
-    watched = pa.proxy_memory_pool(pool)
+    with arrow_memory() as watched:
+        rows = sum(1 for _ in read_documents([str(path)]))
+    assert rows == 300 and (watched.max_memory() or 0) < 32 << 20
+
+
+@contextlib.contextmanager
+def arrow_memory() -> Iterator["pa.MemoryPool"]:
+    """Yields a pool of memory that counts what is taken by readers that begin in the block."""
+    usual = pa.default_memory_pool()
+    watched = pa.proxy_memory_pool(usual)
     pa.set_memory_pool(watched)
     try:
-        rows = sum(1 for _ in read_documents([str(path)]))
+        yield watched
     finally:
-        pa.set_memory_pool(pool)
-    assert rows == 300 and (watched.max_memory() or 0) < 32 << 20
+        pa.set_memory_pool(usual)
+
+
+def test_a_column_of_parquet_that_was_a_dictionary_is_read_as_text(tmp_path):
+    """Made a dictionary again, all words of a row group would be held several times."""
+    words = [f"{n} " + "word " * 1000 for n in range(1000)]
+    write_parquet(tmp_path / "a.parquet", pa.array(words).dictionary_encode())
+    with arrow_memory() as watched:
+        assert read(tmp_path / "a.parquet") == [word.strip() for word in words]
+    # One page has them all.
+    assert 0 < (watched.max_memory() or 0) < 1.5 * sum(map(len, words))
 
 
 @pytest.mark.parametrize("column", [pa.array, lambda t: pa.array(t).dictionary_encode()])
