@@ -55,6 +55,18 @@ if stage and "cluster.direct_runner" in " ".join(sys.orig_argv):
             return real(*arguments)
         os.kill(os.getpid(), 9)
     setattr(stages, stage, dies)
+# A job service gives each job one worker, whatever is asked of it; here as many as a test says.
+if workers := os.environ.get("SERVICE_WORKERS"):
+    words = " ".join(sys.orig_argv)
+    if "SdkHarness" in words:
+        open(os.path.join(os.environ["SERVICE_BEGAN"], str(os.getpid())), "w").close()
+    if "local_job_service_main" in words:
+        from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
+        begin = FnApiRunner.__init__
+        def begins(self, *arguments, **named):
+            begin(self, *arguments, **named)
+            self._num_workers = int(workers)
+        FnApiRunner.__init__ = begins
 """
 
 
@@ -216,13 +228,27 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def service(beginning) -> Iterator[tuple[str, ...]]:
+def workers() -> int:
+    """Returns how many workers a job service gives a job."""
+    return 1
+
+
+@pytest.fixture
+def began(tmp_path) -> Path:
+    """Returns the folder in which each worker of a job service leaves a file."""
+    (tmp_path / "began").mkdir()
+    return tmp_path / "began"
+
+
+@pytest.fixture
+def service(beginning, workers, began) -> Iterator[tuple[str, ...]]:
     """Yields the options of a job service and of a pool of workers, processes of their own."""
+    asked = {"SERVICE_WORKERS": str(workers), "SERVICE_BEGAN": str(began)}
     jobs, pool = free_port(), free_port()
     started = [
         subprocess.Popen(
             [sys.executable, "-m", f"apache_beam.runners.{name}", flag, str(port)],
-            env=beginning,
+            env=beginning | asked,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -248,10 +274,14 @@ def service(beginning) -> Iterator[tuple[str, ...]]:
             process.wait()
 
 
-def test_a_job_service_and_a_pool_of_workers(tmp_path, sources, here, beginning, service):
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_job_service_and_a_pool_of_workers(
+    tmp_path, sources, here, beginning, service, workers, began
+):
     done = command(sources, tmp_path / "c", "PortableRunner", *service, environment=beginning)
     assert done.returncode == 0, done.stderr
     assert is_equal(tmp_path / "c", here)
+    assert len([*began.iterdir()]) == workers
 
 
 def test_a_pool_whose_workers_do_not_begin(tmp_path, sources, service, monkeypatch):
