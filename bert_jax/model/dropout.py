@@ -2,10 +2,10 @@
 
 The random bits come from a short integer hash of counters, not from a generator with state and not
 from threefry: they fuse into the multiplication they gate, the backward pass computes them again
-instead of storing them (but for attention, whose stored numbers have the mask in their signs), and
-they are the same on every mesh, since an element is known by its row in the *global* batch and its
-index in that row. Row and index are separate 32-bit words, so nothing repeats when a tensor has
-more than 2^32 elements.
+instead of storing them, and they are the same on every mesh, since an element is known by its row
+in the *global* batch and its index in that row. Row and index are separate 32-bit words, so nothing
+repeats when a tensor has more than 2^32 elements. Stored is the mask of attention, in the signs of
+numbers that are stored, and on TPUs up to v4 each mask that `lowbias32` draws.
 
 Which hash it is, the config says (`dropout_hash`), since it decides what is dropped:
 
@@ -91,12 +91,17 @@ def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) ->
     `cuts` are the mesh axes that cut each dim, the first included; none by default. They decide
     where bits are computed, never which.
     """
+    return HASHES[key.hash_name].last_step(_mixed(key, shape, cuts))
+
+
+def _mixed(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence) -> jax.Array:
+    """Returns the bits before the last step of the hash."""
     # An index in a row is below 2^32 for any tensor that fits in memory.
     assert math.prod(shape[1:]) < 2**32
     row_1, row_2 = (
         word_B.reshape(word_B.shape + (1,) * (len(shape) - 1)) for word_B in key_words(key)
     )
-    return HASHES[key.hash_name](row_1, row_2, shape, cuts)
+    return HASHES[key.hash_name].steps(row_1, row_2, shape, cuts)
 
 
 def key_words(key: DropoutKey) -> tuple[jax.Array, jax.Array]:
@@ -144,7 +149,7 @@ def _index(shape: tuple[int, ...], cuts: Sequence, dims: Sequence[int]) -> jax.A
 def _lowbias32(
     row_1: jax.Array, row_2: jax.Array, shape: tuple[int, ...], cuts: Sequence
 ) -> jax.Array:
-    return hashed(_index(shape, cuts, range(1, len(shape))) + row_1, row_2)
+    return _but_the_last_step(_index(shape, cuts, range(1, len(shape))) + row_1, row_2)
 
 
 def _shift_add(
@@ -168,8 +173,33 @@ def _mix_by_shifts(x: jax.Array) -> jax.Array:
     return x + (x << 5)
 
 
-_Hash = Callable[[jax.Array, jax.Array, tuple[int, ...], Sequence], jax.Array]
-HASHES: Mapping[str, _Hash] = {"lowbias32": _lowbias32, "shift_add": _shift_add}
+@dataclasses.dataclass(frozen=True)
+class Hash:
+    """Its steps but the last one, from the key words of the rows, a shape and its cuts; the last;
+    whether the bits that this one would return are at least a number; and whether each element
+    costs multiplications.
+    """
+
+    steps: Callable[[jax.Array, jax.Array, tuple[int, ...], Sequence], jax.Array]
+    last_step: Callable[[jax.Array], jax.Array]
+    at_least: Callable[[jax.Array, jax.Array], jax.Array]
+    multiplies: bool
+
+
+def _fold_in_half(x: jax.Array) -> jax.Array:
+    return x ^ (x >> 16)
+
+
+def _folded_at_least(x: jax.Array, lowest: jax.Array) -> jax.Array:
+    # The upper half stays as it is. The lower one decides where the upper ones are equal, and there
+    # that of `x` is that of `lowest`, a constant.
+    return (x ^ (lowest >> 16)) >= lowest
+
+
+HASHES: Mapping[str, Hash] = {
+    "lowbias32": Hash(_lowbias32, _fold_in_half, _folded_at_least, multiplies=True),
+    "shift_add": Hash(_shift_add, lambda x: x, lambda x, lowest: x >= lowest, multiplies=False),
+}
 
 
 # Where sums are faster: an integer multiplication is 24 operations on a v3, which has none.
@@ -178,12 +208,15 @@ _KINDS_THAT_ADD = ("TPU v2", "TPU v3", "TPU v4")
 
 def hashed(x: jax.Array, key: jax.Array) -> jax.Array:
     """Returns the hash of each uint32 of `x`, with a key word between the multiplications."""
+    return _fold_in_half(_but_the_last_step(x, key))
+
+
+def _but_the_last_step(x: jax.Array, key: jax.Array) -> jax.Array:
     adds = device_kind() in _KINDS_THAT_ADD
     x ^= x >> 16
     x = times_multiplier_1(x) if adds else x * jnp.uint32(_MULTIPLIER_1)
     x ^= (x >> 15) ^ key
-    x = times_multiplier_2(x) if adds else x * jnp.uint32(_MULTIPLIER_2)
-    return x ^ (x >> 16)
+    return times_multiplier_2(x) if adds else x * jnp.uint32(_MULTIPLIER_2)
 
 
 def times_multiplier_1(x: jax.Array) -> jax.Array:
@@ -213,7 +246,7 @@ def times_multiplier_2(x: jax.Array) -> jax.Array:
 
 def keep_mask(key: DropoutKey, x: jax.Array, *, rate: float) -> jax.Array:
     """Returns true with probability 1 - `rate` for each element of `x`, laid out like it."""
-    return random_bits(key, x.shape, spec_of(x)) >= threshold(rate)
+    return HASHES[key.hash_name].at_least(_mixed(key, x.shape, spec_of(x)), threshold(rate))
 
 
 def threshold(rate: float) -> jax.Array:
@@ -229,6 +262,30 @@ def dropout(x: jax.Array, key: DropoutKey | None, *, rate: float) -> jax.Array:
     if key is None or rate == 0:
         return x
     keep = keep_mask(key, x, rate=rate)
+    if HASHES[key.hash_name].multiplies and device_kind() in _KINDS_THAT_ADD:
+        return _with_mask_kept(x, keep, rate)
+    return _masked(x, keep, rate)
+
+
+def _masked(x: jax.Array, keep: jax.Array, rate: float) -> jax.Array:
     # In float32: 1 / .9 in bfloat16 would be .16 % too small for all that is kept.
     scaled = (x.astype(jnp.float32) * (1 / (1 - rate))).astype(x.dtype)
     return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
+
+
+# Where bits cost most, the backward pass reads the mask, a byte an element. What the forward pass
+# takes is before the barrier, so that the compiler writes the mask in passing.
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _with_mask_kept(x: jax.Array, keep: jax.Array, rate: float) -> jax.Array:
+    return _masked(x, keep, rate)
+
+
+def _with_mask_kept_forward(x, keep, rate):
+    return _masked(x, keep, rate), jax.lax.optimization_barrier(keep)
+
+
+def _with_mask_kept_backward(rate, keep, gradient):
+    return _masked(gradient, keep, rate), None
+
+
+_with_mask_kept.defvjp(_with_mask_kept_forward, _with_mask_kept_backward)

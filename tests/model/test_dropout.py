@@ -1,6 +1,7 @@
 """The dropout mask as a random generator, and as a function of global position alone."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,14 @@ import pytest
 
 from bert_jax.config import setting_of
 from bert_jax.model import sharding
-from bert_jax.model.dropout import HASHES, DropoutKey, dropout, random_bits
+from bert_jax.model.dropout import (
+    HASHES,
+    DropoutKey,
+    dropout,
+    keep_mask,
+    random_bits,
+    threshold,
+)
 
 pytestmark = pytest.mark.core
 
@@ -194,3 +202,36 @@ def test_a_chip_that_multiplies_no_integers_draws_the_same_bits(key, monkeypatch
     assert any("16x5x96" in line for line in wide) == (
         kind != "TPU v3" and key().hash_name == "lowbias32"
     )
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 2**-15, 0.999])
+def test_a_mask_is_that_of_the_bits(key, rate):
+    """Some of the 4,194,304 bits agree with the threshold in their upper half."""
+    x = jnp.ones((16, 256, 1024))
+    bits, mask = random_bits(key(), x.shape), keep_mask(key(), x, rate=rate)
+    assert rate == 0.999 or int((bits >> 16 == threshold(rate) >> 16).sum()) > 10
+    np.testing.assert_array_equal(mask, bits >= threshold(rate))
+
+
+@pytest.mark.parametrize("name", HASHES)
+@pytest.mark.parametrize("lowest", [0, 1, 0x1999999A, 0x80000000, 0xFFFF0000, 2**32 - 1])
+def test_the_last_step_of_a_hash_may_be_left_out_of_a_comparison(name, lowest):
+    """All lower halves beside the upper one of the number, and beside those next to it."""
+    upper = (lowest >> 16) + np.arange(-1, 2)[:, None]
+    x = ((upper % 2**16) << 16 | np.arange(2**16)).astype(np.uint32)
+    kind, lowest = HASHES[name], np.uint32(lowest)
+    np.testing.assert_array_equal(kind.at_least(x, lowest), kind.last_step(x) >= lowest)
+
+
+@pytest.mark.parametrize("kind", ["TPU v3", "TPU v5 lite"])
+def test_a_mask_that_the_backward_pass_reads_is_the_one_that_it_would_draw(key, monkeypatch, kind):
+    x = jax.random.normal(jax.random.key(0), (16, 5, 96)).astype(jnp.bfloat16)
+    expected, derivative = jax.vjp(lambda x: dropout(x, key(), rate=0.1), x)
+    monkeypatch.setattr("bert_jax.model.dropout.device_kind", lambda: kind)
+    both = jax.jit(lambda x: jax.vjp(lambda x: dropout(x, key(), rate=0.1), x))
+    found, other = both(x)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(jax.jit(other)(x)[0], derivative(x)[0])
+    # It is kept, and not drawn again, where bits cost most.
+    kept = re.search("optimization_barrier.*xi1>", both.lower(x).as_text())
+    assert bool(kept) == (kind == "TPU v3" and key().hash_name == "lowbias32")
