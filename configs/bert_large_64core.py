@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_64core --topology v3:4x8` predicts:
 
-- length 128: 33.3 ms a step (23.8 compute + 9.5 collectives), MFU 46 %, 1.26 GiB a device;
-- length 512: 112.5 ms a step (103.0 compute + 9.5 collectives), MFU 57 %, 3.10 GiB a device;
-- in all 11.5 hours (8.8 if all communication overlaps), 367 chip-hours,
-  $733 on demand. libtpu 0.0.51.
+- length 128: 32.9 ms a step (23.4 compute + 9.5 collectives), MFU 46 %, 1.28 GiB a device;
+- length 512: 110.4 ms a step (100.9 compute + 9.5 collectives), MFU 58 %, 3.19 GiB a device;
+- in all 11.3 hours (8.7 if all communication overlaps), 362 chip-hours,
+  $723 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
