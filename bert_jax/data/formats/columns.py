@@ -26,7 +26,7 @@ def find_column(path: Path, schema: Any, fields: tuple[str, ...]) -> list[str]:
         require_column(path, schema.names, fields)
         raise AssertionError("a name that the schema has leads somewhere")
     require_column(path, schema.names, (found[0],))
-    kind = type_of(schema, found)
+    kind = _type_of(schema, found)
     if not _is_text(kind):
         raise UsageError(
             f"{path}: column {'.'.join(found)!r} is {brief(str(kind))[1:-1]}, not text{_REFUSED}"
@@ -34,7 +34,7 @@ def find_column(path: Path, schema: Any, fields: tuple[str, ...]) -> list[str]:
     return found
 
 
-def type_of(schema: Any, names: list[str]) -> Any:
+def _type_of(schema: Any, names: list[str]) -> Any:
     """Returns the type of the column, or field of a struct, that `names` lead to."""
     kind = schema.field(names[0]).type
     for name in names[1:]:
