@@ -175,9 +175,9 @@ def _mix_by_shifts(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Hash:
-    """Its steps but the last one, from the key words of the rows, a shape and its cuts; the last;
-    whether the bits that this one would return are at least a number; and whether each element
-    costs multiplications.
+    """A hash as functions: `steps` takes the key words of the rows, a shape and its cuts,
+    `last_step` makes bits of what they return, and `at_least` tells from the latter whether those
+    bits are at least a number. Where it `multiplies`, it does so for each element.
     """
 
     steps: Callable[[jax.Array, jax.Array, tuple[int, ...], Sequence], jax.Array]

@@ -209,7 +209,7 @@ def test_a_mask_is_that_of_the_bits(key, rate):
     """Some of the 4,194,304 bits agree with the threshold in their upper half."""
     x = jnp.ones((16, 256, 1024))
     bits, mask = random_bits(key(), x.shape), keep_mask(key(), x, rate=rate)
-    assert rate == 0.999 or int((bits >> 16 == threshold(rate) >> 16).sum()) > 10
+    assert int((bits >> 16 == threshold(rate) >> 16).sum()) > 10
     np.testing.assert_array_equal(mask, bits >= threshold(rate))
 
 
