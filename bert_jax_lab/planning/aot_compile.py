@@ -6,6 +6,7 @@ compiler. Nothing runs.
 
 import contextlib
 import functools
+import hashlib
 import re
 import tempfile
 import time
@@ -31,6 +32,9 @@ from bert_jax.update.step import lower_eval_step, lower_train_step, temporary_by
 from bert_jax_lab.planning import hlo_cost, schedule, schedule_files
 from bert_jax_lab.planning.topologies import Chip, Topology, devices
 
+# Of what this process has compiled, by the text of the program: phases of one shape have the same
+# train step, and those of one length the same evaluation step.
+_KNOWN: "dict[str, Figures]" = {}
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -182,9 +186,14 @@ def _figures(
     began = time.monotonic()
     with ticking(f"compiling for {topology.name}: {title}"):
         lowered = lower()
+        options = compiler_options.for_platform("tpu")
+        described = repr((topology.name, options, lowered.as_text()))
+        key = hashlib.sha256(described.encode()).hexdigest()
+        if known := _KNOWN.get(key):
+            return known
         schedule_files.forget()
         try:
-            program, text = _compile(lowered)
+            program, text = _compile(lowered, options)
         except Exception as error:  # its type depends on the version of jax
             what = f"{topology.name}: {title}"
             raise _refusal(error, topology.chip) or _not_compiled(error, what) from None
@@ -202,7 +211,7 @@ def _figures(
     )
     if memory.total > topology.chip.compiler_bytes:
         raise DoesNotFit(memory.total, topology.chip.compiler_bytes)
-    return Figures(
+    _KNOWN[key] = Figures(
         memory=memory,
         compiler_cycles=cost.cycles,
         scheduled_cycles=None if scheduled is None else round(scheduled.real),
@@ -213,16 +222,17 @@ def _figures(
         cycles_by_operation=dict(sorted(cost.by_operation.items(), key=lambda c: -c[1])),
         compile_seconds=time.monotonic() - began,
     )
+    return _KNOWN[key]
 
 
-def _compile(lowered: Any) -> tuple[Any, str]:
+def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, str]:
     """Returns the program, and its text as the compiler itself writes it.
 
     Not by `as_text()`: that goes through jaxlib, which may be older than libtpu and then cannot
     read every program for the newer chips.
     """
     with tempfile.TemporaryDirectory(prefix="bert-jax-plan-") as folder:
-        options = compiler_options.for_platform("tpu") | {
+        options = options | {
             "xla_dump_to": folder,
             "xla_dump_hlo_as_text": True,
             "xla_dump_hlo_pass_re": "",

@@ -546,6 +546,28 @@ class TestCompiled:
         assert collective_counts(plan) == counts
 
 
+class TestPhases:
+    pytestmark = needs_compiler
+
+    def test_what_is_equal_in_two_phases_is_compiled_once(self, monkeypatch, capsys):
+        compiled: list[str] = []
+        compile_really = aot_compile._compile
+
+        def counted(lowered, options):
+            compiled.append(lowered.as_text())
+            return compile_really(lowered, options)
+
+        monkeypatch.setattr(aot_compile, "_compile", counted)
+        monkeypatch.setattr(aot_compile, "_KNOWN", {})
+        # The first and the last are one shape; the one between has their length.
+        rows = [{"sequence_length": 32, "steps": 900, "global_batch_size": r} for r in (16, 32, 16)]
+        plan = _plan(capsys, "v3:2x2", "--set", f"phases={json.dumps(rows)}")
+        first, between, last = plan["phases"]
+        assert len(compiled) == len(set(compiled)) == 3, "two train steps and one evaluation step"
+        assert first["scheduled_cycles"] == last["scheduled_cycles"] < between["scheduled_cycles"]
+        assert first["memory"] == last["memory"] != between["memory"]
+
+
 @pytest.mark.parametrize("topology", ["v3:4x8", "v4:4x4x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8"])
 class TestGradients:
     pytestmark = needs_compiler
