@@ -5,6 +5,9 @@
 TEXT is plain, its documents separated by blank lines, and may be packed. Each layout, those of
 `tests/data/formats/test_layouts.py` and packed ones, is read, encoded and written in a fresh
 process, with one worker. The vocabulary is by default that of $BERT_JAX_SHARED (else ../shared).
+
+The process's own memory is what no other process can share, and the system cannot drop: without
+the code of libraries, which is mapped from their files once for all processes.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import multiprocessing
 import os
 import re
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -19,17 +23,33 @@ _OF_MANY_FILES = ("files", "wrapped")
 _ONE_BYTE = ("windows",)
 
 
-def _prepare(source: str, options: dict[str, str], tokenizer: str) -> tuple[str, float, int]:
-    """Returns fingerprint, seconds and the peak of resident memory in KiB."""
+def _memory(kind: str) -> int:
+    """Returns a figure of this process in KiB, as the system has it."""
+    (found,) = re.findall(rf"{kind}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found)
+
+
+def _prepare(source: str, options: dict[str, str], tokenizer: str) -> tuple[str, float, int, int]:
+    """Returns fingerprint, seconds, and the peaks of resident memory and of its own in KiB."""
     from bert_jax.data.corpus.prepare import prepare
 
+    own, is_over = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal own
+        while not is_over.wait(0.01):
+            own = max(own, _memory("RssAnon"))
+
+    watching = threading.Thread(target=watch)
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
+        watching.start()
         corpus = prepare([source], Path(folder, "c"), tokenizer=tokenizer, workers=1, **options)  # pyright: ignore
         seconds = time.process_time() - began
+        is_over.set()
+        watching.join()
         # The one of getrusage begins with that of the process that began this one.
-        (peak,) = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-        return corpus.fingerprint, seconds, int(peak)
+        return corpus.fingerprint, seconds, _memory("VmHWM"), own
 
 
 def main() -> None:
@@ -47,8 +67,9 @@ def main() -> None:
     parser.add_argument("--tokenizer", default=shared / "vocab/bert-base-uncased-vocab.txt")
     options = parser.parse_args()
     texts = ["\n".join(document) for document in read_documents([options.text])]
-    print("| layout | MB | CPU s | peak MiB | of text's | fingerprint |\n|---|---|---|---|---|---|")
-    plain = 0
+    print("| layout | MB | CPU s | peak MiB | of text's | its own MiB | of text's | fingerprint |")
+    print("|---|---|---|---|---|---|---|---|")
+    plain = plain_own = 0
     for layout in options.layouts:
         kind, ending = os.path.splitext(layout)
         name, reading, write = LAYOUTS[kind]
@@ -62,12 +83,12 @@ def main() -> None:
                 file.write_bytes(data)
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 made = (str(file), reading, str(options.tokenizer))
-                fingerprint, seconds, peak = pool.apply(_prepare, made)
+                fingerprint, seconds, peak, own = pool.apply(_prepare, made)
             size = file.stat().st_size / 1e6
-        plain = plain or peak
+        plain, plain_own = plain or peak, plain_own or own
         print(
             f"| {layout} | {size:.1f} | {seconds:.1f} | {peak / 1024:.0f} | {peak / plain:.2f} "
-            f"| {fingerprint[:12]} |",
+            f"| {own / 1024:.0f} | {own / plain_own:.2f} | {fingerprint[:12]} |",
             flush=True,
         )
 
