@@ -18,7 +18,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(title=Text(shown(title)), title_justify="left")
+    found = Table()
     for column in columns:
         found.add_column(Text(shown(column)))
     for row in rows:
@@ -31,7 +31,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
             raise
 
     # A file or a pipe has no width of its own.
-    Raising(width=None if sys.stdout.isatty() else 110).print(found)
+    console = Raising(width=None if sys.stdout.isatty() else 110)
+    # A title of the table's own would be cut to lines of its width, and be in italics.
+    console.print(Text(shown(title)), soft_wrap=True)
+    console.print(found)
 
 
 def tell(text: str) -> None:

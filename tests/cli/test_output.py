@@ -34,9 +34,12 @@ def test_lines_and_tables_of_stdout(capsys):
     assert capsys.readouterr().out == _SHOWN + "\n"
     output.table("t\x1b\nforged", ["c\x9b", "two"], [["\x1b[2J", _WORDS], ["one\nmore", ""]])
     title, *lines = capsys.readouterr().out.splitlines()
-    assert title.strip() == r"t\x1b\nforged" and r"c\x9b" in lines[1]
+    assert title == r"t\x1b\nforged" and r"c\x9b" in lines[1]
     assert r"\x1b[2J" in lines[3] and _WORDS in lines[3]
     assert "one" in lines[4] and "more" in lines[5] and len(lines) == 7
+    # A title that is longer than its table, or than the terminal, is one line all the same.
+    output.table(long := "runs/demo/workdir, step 1,800 " * 5, ["c"], [["1"]])
+    assert capsys.readouterr().out.splitlines()[0] == long
 
 
 def test_a_bar_on_a_terminal(monkeypatch):
