@@ -25,6 +25,12 @@ class Question:
     starts: tuple[int, ...]
 
 
+# The form of a file, for whoever has his questions in another one.
+_FORM = (
+    """SQuAD's JSON is {"data": [{"paragraphs": [{"context": TEXT, "qas": [{"id": NAME, """
+    """"question": TEXT, "answers": [{"text": TEXT, "answer_start": NUMBER}]}]}]}]}; to predict """
+    """leave out the answers"""
+)
 # Characters around an offset in which its answer is looked for.
 _NEARBY = 20
 
@@ -109,7 +115,11 @@ def _place(context: str, answer: str, start: int) -> int | None:
 
 
 def _from_json(path: Path, *, labelled: bool) -> Iterator[Question]:
-    values = strict_json.parse_file(path, read_text(path))
+    text = read_text(path)
+    try:
+        values = strict_json.parse_file(path, text)
+    except UsageError as error:
+        raise UsageError(f"{error}; {_FORM}") from error
     for a, article in enumerate(_field(values, "data", list, str(path))):
         title = article.get("title", f"article {a}") if isinstance(article, dict) else ""
         for p, paragraph in enumerate(_field(article, "paragraphs", list, f"{path}, {title}")):
@@ -136,7 +146,7 @@ def _answers(entry: dict[str, Any], location: str) -> tuple[tuple[str, ...], tup
         return (), ()
     answers = entry.get("answers", [])
     if not isinstance(answers, list):
-        raise UsageError(f"{location}: 'answers' must be a list")
+        raise UsageError(f"{location}: 'answers' must be a list; {_FORM}")
     found = [
         (_field(answer, "text", str, location), _field(answer, "answer_start", int, location))
         for answer in answers
@@ -165,7 +175,7 @@ def _from_tfds(location: str, record: dict[str, Any]) -> Question:
 def _field(value: Any, name: str, kind: Any, location: str) -> Any:
     found = value.get(name) if isinstance(value, dict) else None
     if not isinstance(found, kind) or isinstance(found, bool):
-        raise UsageError(f"{location}: needs {name!r}; is this SQuAD's JSON?")
+        raise UsageError(f"{location}: needs {name!r}; {_FORM}")
     return whole_characters(found) if isinstance(found, str) else found
 
 

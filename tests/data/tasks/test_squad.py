@@ -96,6 +96,13 @@ def test_a_file_that_is_not_squad(tmp_path):
         ("{", "is not JSON"),
         ("{}", "needs 'data'"),
         ("[]", "needs 'data'"),
+        ('{"question": "a", "context": "b"}\n' * 2, "is not JSON"),
+        ("question\tcontext\na\tb\n", "is not JSON"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(UsageError, match=message) as refused:
             squad.read_questions(write(tmp_path / "a.json", text))
+        form = str(refused.value).partition("SQuAD's JSON is ")[2].partition("; to predict")[0]
+        # Of the form that is named, a file is read.
+        form = form.replace("NUMBER", "0").replace("NAME", '"n"').replace("TEXT", '"t"')
+        (question,) = squad.read_questions(write(tmp_path / "b.json", form))
+        assert (question.id, question.context, question.answers) == ("n", "t", ("t",))
