@@ -278,7 +278,7 @@ def _with_restarts(
                     "`batch_size` make more of them"
                 )
             elif result["diverged"]:
-                note(f"{config.name}: seed {seed} diverged, too; it was the last attempt")
+                note(f"{config.name}: seed {seed} diverged ({why}); it was the last attempt")
             return result | {"attempts": attempt, "directory": str(workdir)}
         if distributed.is_main():
             _set_aside(workdir, attempt)

@@ -397,6 +397,8 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
     assert main(command) == 0
     said = capsys.readouterr()
     assert "seed 0 diverged (is no better than one answer for all); again with 1000" in said.err
+    last = "seed 1000 diverged (is no better than one answer for all); it was the last attempt"
+    assert last in said.err
     (setting,) = json.loads((home / "results.json").read_text())["settings"]
     assert setting["divergent"] == 4 and setting["seeds"] == [1000, 1001]
     for directory in setting["directories"]:
