@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_jax.data.tokenizer import hub
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.registry import TASKS
@@ -52,6 +53,8 @@ def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length:
         name: TaskSplit(rows, task.encode(rows, tokenizer, length=length, labelled=True))
         for name, rows in {"train": train, **dev}.items()
     }
+    ids = splits["train"].encoded.features.input_ids
+    note_unknown_ids(ids, tokenizer.special, what="the training rows")
     line = task.describe(train, splits["train"].encoded, length=length)
     if line is not None:
         note(line)

@@ -423,6 +423,17 @@ def test_a_run_of_too_few_updates_is_not_tried_again(tmp_path, encoder, capsys, 
     assert setting["divergent"] == 1 and not [*home.glob("diverged-*")]
 
 
+def test_rows_that_the_vocabulary_lacks_are_said_before_the_training(tmp_path, encoder, capsys):
+    folder = tiny_tasks.sst2(tmp_path / "SST-2")
+    rows = "".join(f"ฉันรักกรุงเทพ ดีมาก\t{i % 2}\n" for i in range(32))
+    (folder / "train.tsv").write_text("sentence\tlabel\n" + rows, encoding="utf-8")
+    home = tmp_path / "run"
+    assert main(finetune(encoder, home, "--task", "sst2", "--data", str(folder), *_FAST)) == 0
+    said = capsys.readouterr().err
+    warned = said.index("warning: 100.0 % of the sub-words of the training rows are [UNK]; its")
+    assert warned < said.index("a new run of")
+
+
 def test_a_restart_that_was_interrupted(tmp_path, encoder, glue, monkeypatch):
     """While a failed attempt is set aside, or the next one begins: the same command works."""
     home, moves, saves = tmp_path / "run", [], []
