@@ -26,7 +26,7 @@ class Machine:
 
     def __init__(self, here: Cloud, api: Api) -> None:
         self.here, self.api = here, api
-        self.disk = here.home() / "cap"
+        self.disk, self.shims = here.home() / "cap", here.directory / "bin"
         for name in ("gcloud", "curl", "python3", "sudo"):
             (here.directory / "bin" / name).unlink()
         server = f"127.0.0.1:{api.server_port}"
@@ -51,15 +51,21 @@ class Machine:
 
     def boot(self, *, with_startup: bool = True) -> None:
         """Power off as a reset does it, then systemd's enabled units, then Google's agent."""
-        self.ends()
-        self.here.reset()
+        self.off()
         (self.here.directory / "boot_id").write_text(f"b007-{time.monotonic_ns()}\n")
         self.here.up(10)
-        if (self.here.home() / "enabled").exists():
-            self.run("systemctl", "--no-block", "start", "bert-jax-cap")
+        self.on()
         if with_startup:
             self.startup()
         self.look()
+
+    def off(self) -> None:
+        self.ends()
+        self.here.reset()
+
+    def on(self) -> None:
+        if (self.here.home() / "enabled").exists():
+            self.run("systemctl", "--no-block", "start", "bert-jax-cap")
 
     def at(self, uptime: int) -> list[str]:
         """The requests to delete after the unit has seen this uptime."""
@@ -75,6 +81,9 @@ class Machine:
             return len(seen) > times
 
         wait_until(has_looked)
+        return self.deletes()
+
+    def deletes(self) -> list[str]:
         return [path for method, path, _ in self.api.requests if method == "DELETE"]
 
     def log(self) -> str:
@@ -85,6 +94,9 @@ class Machine:
         self.trainer = subprocess.Popen(["sleep", "600"])
         (self.here.home() / "unit.pid").write_text(f"{self.trainer.pid}\n")
         self.look()
+
+    def saves(self) -> None:
+        (self.here.home() / "unit.stopping").touch()
 
     def ends(self) -> None:
         (self.here.home() / "unit.stopping").unlink(missing_ok=True)
@@ -102,7 +114,7 @@ class Machine:
             elif word == "trains":
                 self.trains()
             elif word == "saves":  # it is being stopped
-                (self.here.home() / "unit.stopping").touch()
+                self.saves()
             elif word == "ends":
                 self.ends()
                 self.look()
@@ -111,7 +123,7 @@ class Machine:
                 self.startup("again")
                 self.write()
             elif word in ("1970-01-01", "2038-01-19"):
-                date = self.here.directory / "bin/date"
+                date = self.shims / "date"
                 date.write_text(f"#!/bin/sh\necho '{word} 03:14:08'\n")
                 date.chmod(0o755)
                 os.utime(self.disk / "account", (0, 0))
@@ -129,7 +141,7 @@ def machine(cloud, api):
 
 
 _HOUR_OFFLINE = " ".join(f"{3600 + 60 * minute}-" for minute in range(1, 61, 12))
-_LIVES = {
+LIVES = {
     "nothing begins": "boot 3599- 3600+",
     "nothing begins, and its boots have no end": "boot 590- " * 6 + "boot 3600+",
     "its hours, while it trains": "boot trains 86399- 86400+",
@@ -153,9 +165,9 @@ _LIVES = {
 }
 
 
-@pytest.mark.parametrize("life", _LIVES)
+@pytest.mark.parametrize("life", LIVES)
 def test_it_goes_when_it_should(machine, life):
-    machine.play(_LIVES[life])
+    machine.play(LIVES[life])
 
 
 def test_what_it_asks_and_says(machine, api):

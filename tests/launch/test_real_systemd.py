@@ -1,0 +1,116 @@
+"""The machine ends its own costs: launch/boot.sh under a real systemd, which is booted and reset.
+
+The lives are those of test_boot.py, of which the fake systemctl knows no more than they need. Time
+is a file here, too, and the cloud a server on loopback.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch.cloud import ROOT, wait_until
+from tests.launch.real_systemd import CAN_BOOT, Systemd
+from tests.launch.test_boot import LIVES, Machine
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.skipif(not CAN_BOOT, reason="needs root, cgroup2 and systemd"),
+]
+
+# It saves for as long as a file is there, once it has got SIGTERM.
+_TRAINER = """
+trap 'while [ -e {saving} ]; do sleep 0.05; done; echo saved >>{told}; exit 42' TERM
+while :; do sleep 0.05; done
+"""
+
+
+class RealMachine(Machine):
+    """A host whose unit, reboots and trainer are systemd's own."""
+
+    def __init__(self, here, api) -> None:
+        super().__init__(here, api)
+        folder = here.directory
+        self.saving, self.told = folder / "saving", folder / "told"
+        self.shims = folder / "shims"
+        self.shims.mkdir()
+        self.settings |= {
+            "TICK_SECONDS": "0.05",
+            "UPTIME_FILE": str(folder / "uptime"),
+            "BOOT_ID_FILE": str(folder / "boot_id"),
+            # For the clock that jumps.
+            "PATH": f"{self.shims}:/usr/sbin:/usr/bin:/sbin:/bin",
+        }
+        self.host = Systemd(folder.parent / "machine", folder, self.settings)
+        self.disk = self.host.files / "var/lib/bert-jax"
+
+    def run(self, *words: str | Path) -> None:
+        found = self.host.run(*words, **self.settings)
+        assert found.returncode == 0, found.stderr
+
+    def off(self) -> None:
+        self.host.reset()
+        self.saving.unlink(missing_ok=True)
+
+    def on(self) -> None:
+        self.host.boot()
+
+    def trains(self) -> None:
+        script = _TRAINER.format(saving=self.saving, told=self.told)
+        lines = f". {ROOT}/launch/lib/unit.sh && mkdir -p $PLACE && as_unit --unit=bert-jax"
+        lines += " --property=KillMode=mixed --property=TimeoutStopSec=300 bash -c"
+        self.host.run("systemctl", "reset-failed", "bert-jax")
+        self.run("bash", "-c", f'{lines} "$1"', "bash", script)
+        self.look()
+
+    def saves(self) -> None:
+        self.saving.touch()
+        self.run("systemctl", "--no-block", "stop", "bert-jax")
+
+    def ends(self) -> None:
+        self.saving.unlink(missing_ok=True)
+        self.host.run("systemctl", "kill", "--signal=KILL", "--kill-who=all", "bert-jax")
+        wait_until(lambda: self.state() not in ("active", "deactivating"))
+
+    def state(self) -> str:
+        return self.host.run("systemctl", "is-active", "bert-jax").stdout.strip()
+
+
+@pytest.fixture
+def machine(cloud, api):
+    here = RealMachine(cloud(number_of_hosts=1, states=["ACTIVE"]), api)
+    yield here
+    here.host.remove()
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_it_goes_when_it_should(machine, life):
+    machine.play(LIVES[life])
+
+
+def test_the_trainer_saves_before_the_machine_goes(machine):
+    machine.play("boot trains")
+    machine.saving.touch()
+    machine.here.up(86_400)
+    wait_until(lambda: "stopping the trainer, which saves" in machine.log())
+    wait_until(lambda: machine.state() == "deactivating")
+    assert not machine.deletes() and not machine.told.exists()
+    machine.saving.unlink()
+    wait_until(machine.deletes)
+    assert machine.told.read_text() == "saved\n"
+
+
+def test_a_unit_that_is_killed_begins_again(machine):
+    machine.play("boot trains 5000-")
+    machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=all", "bert-jax-cap")
+    machine.play("ends 5899- 5900+")  # after RestartSec
+
+
+def test_a_host_that_shuts_down_waits_until_the_trainer_has_saved(machine):
+    """So a preemption begins, for which the trainer is a unit."""
+    machine.play("boot trains")
+    machine.saving.touch()
+    machine.host.run("systemctl", "--no-block", "poweroff")
+    wait_until(lambda: machine.state() == "deactivating")
+    machine.saving.unlink()
+    wait_until(lambda: not machine.host.is_on)
+    assert machine.told.read_text() == "saved\n" and not machine.deletes()
