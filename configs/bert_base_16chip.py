@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_base_16chip --topology v3:4x4` predicts:
 
-- length 128: 23.6 ms a step (19.0 compute + 4.6 collectives), MFU 36 %, 0.68 GiB a device;
-- length 512: 81.4 ms a step (76.8 compute + 4.6 collectives), MFU 45 %, 2.11 GiB a device;
-- in all 8.2 hours (6.9 if all communication overlaps), 130 chip-hours,
-  $261 on demand. libtpu 0.0.51.
+- length 128: 21.2 ms a step (16.6 compute + 4.6 collectives), MFU 41 %, 0.69 GiB a device;
+- length 512: 71.0 ms a step (66.4 compute + 4.6 collectives), MFU 52 %, 2.13 GiB a device;
+- in all 7.3 hours (6.0 if all communication overlaps), 116 chip-hours,
+  $232 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 4 Cloud TPUs in pod configuration,

@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_base_64core --topology v3:4x8` predicts:
 
-- length 128: 12.9 ms a step (9.3 compute + 3.6 collectives), MFU 33 %, 0.50 GiB a device;
-- length 512: 41.7 ms a step (38.1 compute + 3.6 collectives), MFU 44 %, 1.26 GiB a device;
-- in all 4.4 hours (3.4 if all communication overlaps), 140 chip-hours,
-  $281 on demand. libtpu 0.0.51.
+- length 128: 12.3 ms a step (8.4 compute + 4.0 collectives), MFU 35 %, 0.49 GiB a device;
+- length 512: 37.1 ms a step (33.1 compute + 4.0 collectives), MFU 50 %, 1.23 GiB a device;
+- in all 4.1 hours (3.0 if all communication overlaps), 132 chip-hours,
+  $263 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 4 Cloud TPUs in pod configuration,

@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_64chip --topology v3:8x8` predicts:
 
-- length 128: 32.0 ms a step (17.7 compute + 14.3 collectives), MFU 24 %, 1.02 GiB a device;
-- length 512: 77.0 ms a step (62.7 compute + 14.3 collectives), MFU 42 %, 2.03 GiB a device;
-- in all 10.1 hours (6.2 if all communication overlaps), 649 chip-hours,
-  $1,298 on demand. libtpu 0.0.51.
+- length 128: 28.2 ms a step (13.9 compute + 14.3 collectives), MFU 27 %, 1.01 GiB a device;
+- length 512: 68.4 ms a step (54.1 compute + 14.3 collectives), MFU 47 %, 2.01 GiB a device;
+- in all 8.9 hours (5.1 if all communication overlaps), 573 chip-hours,
+  $1,146 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE

@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_v4 --topology v4:4x4x4` predicts:
 
-- length 128: 22.0 ms a step (7.1 compute + 14.9 collectives), MFU 15 %, 1.41 GiB a device;
-- length 512: 44.9 ms a step (30.0 compute + 14.9 collectives), MFU 32 %, 3.34 GiB a device;
-- in all 6.8 hours (4.6 if all communication overlaps), 432 chip-hours,
-  $1,391 on demand. libtpu 0.0.51.
+- length 128: 21.3 ms a step (6.5 compute + 14.8 collectives), MFU 16 %, 1.35 GiB a device;
+- length 512: 41.7 ms a step (26.9 compute + 14.8 collectives), MFU 35 %, 3.32 GiB a device;
+- in all 6.5 hours (4.4 if all communication overlaps), 415 chip-hours,
+  $1,335 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
