@@ -1,7 +1,8 @@
 """The machine ends its own costs: launch/boot.sh under a real systemd, which is booted and reset.
 
-The lives are those of test_boot.py, of which the fake systemctl knows no more than they need. Time
-is a file here, too, and the cloud a server on loopback.
+The lives are those of test_boot.py, of which the fake systemctl knows no more than they need. The
+trainer's unit is that of launch/worker.sh. Time is a file here, too, and the cloud a server on
+loopback.
 """
 
 from pathlib import Path
@@ -17,9 +18,10 @@ pytestmark = [
     pytest.mark.skipif(not CAN_BOOT, reason="needs root, cgroup2 and systemd"),
 ]
 
-# It saves for as long as a file is there, once it has got SIGTERM.
-_TRAINER = """
-trap 'while [ -e {saving} ]; do sleep 0.05; done; echo saved >>{told}; exit 42' TERM
+# In place of the environment's Python. It saves for as long as a file is there, once it has got
+# SIGTERM.
+_TRAINER = """#!/bin/bash
+trap 'while [ -e {saving} ]; do sleep 0.05; done; exit 42' TERM
 while :; do sleep 0.05; done
 """
 
@@ -30,13 +32,19 @@ class RealMachine(Machine):
     def __init__(self, here, api) -> None:
         super().__init__(here, api)
         folder = here.directory
-        self.saving, self.told = folder / "saving", folder / "told"
-        self.shims = folder / "shims"
+        self.saving, self.shims, self.place = folder / "saving", folder / "shims", folder / "place"
         self.shims.mkdir()
+        python = self.place / "venv/bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(_TRAINER.format(saving=self.saving))
+        python.chmod(0o755)
+        (self.place / "src").symlink_to(ROOT)
         self.settings |= {
             "TICK_SECONDS": "0.05",
             "UPTIME_FILE": str(folder / "uptime"),
             "BOOT_ID_FILE": str(folder / "boot_id"),
+            "BERT_JAX_HOME": str(self.place),
+            "DOCTOR": "0",
             # For the clock that jumps.
             "PATH": f"{self.shims}:/usr/sbin:/usr/bin:/sbin:/bin",
         }
@@ -55,11 +63,7 @@ class RealMachine(Machine):
         self.host.boot()
 
     def trains(self) -> None:
-        script = _TRAINER.format(saving=self.saving, told=self.told)
-        lines = f". {ROOT}/launch/lib/unit.sh && mkdir -p $PLACE && as_unit --unit=bert-jax"
-        lines += " --property=KillMode=mixed --property=TimeoutStopSec=300 bash -c"
-        self.host.run("systemctl", "reset-failed", "bert-jax")
-        self.run("bash", "-c", f'{lines} "$1"', "bash", script)
+        self.run("bash", ROOT / "launch/worker.sh", "start", "run")
         self.look()
 
     def saves(self) -> None:
@@ -70,6 +74,10 @@ class RealMachine(Machine):
         self.saving.unlink(missing_ok=True)
         self.host.run("systemctl", "kill", "--signal=KILL", "--kill-who=all", "bert-jax")
         wait_until(lambda: self.state() not in ("active", "deactivating"))
+
+    def exit_code(self) -> str:
+        """Returns what worker.sh has written of the trainer's end."""
+        return found.read_text() if (found := self.place / "exit").exists() else ""
 
     def state(self) -> str:
         return self.host.run("systemctl", "is-active", "bert-jax").stdout.strip()
@@ -93,10 +101,10 @@ def test_the_trainer_saves_before_the_machine_goes(machine):
     machine.here.up(86_400)
     wait_until(lambda: "stopping the trainer, which saves" in machine.log())
     wait_until(lambda: machine.state() == "deactivating")
-    assert not machine.deletes() and not machine.told.exists()
+    assert not machine.deletes() and not machine.exit_code()
     machine.saving.unlink()
     wait_until(machine.deletes)
-    assert machine.told.read_text() == "saved\n"
+    assert machine.exit_code() == "42\n"
 
 
 def test_a_unit_that_is_killed_begins_again(machine):
@@ -113,4 +121,4 @@ def test_a_host_that_shuts_down_waits_until_the_trainer_has_saved(machine):
     wait_until(lambda: machine.state() == "deactivating")
     machine.saving.unlink()
     wait_until(lambda: not machine.host.is_on)
-    assert machine.told.read_text() == "saved\n" and not machine.deletes()
+    assert machine.exit_code() == "42\n" and not machine.deletes()

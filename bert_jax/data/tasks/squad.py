@@ -25,7 +25,7 @@ class Question:
     starts: tuple[int, ...]
 
 
-# The form of a file, for whoever has his questions in another one.
+# The form of a file, for questions that come in another one.
 _FORM = (
     """SQuAD's JSON is {"data": [{"paragraphs": [{"context": TEXT, "qas": [{"id": NAME, """
     """"question": TEXT, "answers": [{"text": TEXT, "answer_start": NUMBER}]}]}]}]}; to predict """
