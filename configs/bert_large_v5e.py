@@ -10,9 +10,9 @@ host makes its share of the batches in four threads.
 `bert-jax plan bert_large_v5e --topology v5e:8x8` predicts:
 
 - length 128: 19.2 ms a step (5.9 compute + 13.3 collectives), MFU 25 %, 1.39 GiB a device;
-- length 512: 38.1 ms a step (24.8 compute + 13.3 collectives), MFU 53 %, 3.24 GiB a device;
-- in all 5.9 hours (4.0 if all communication overlaps), 376 chip-hours,
-  $451 on demand. libtpu 0.0.51.
+- length 512: 38.0 ms a step (24.7 compute + 13.3 collectives), MFU 53 %, 3.24 GiB a device;
+- in all 5.9 hours (4.0 if all communication overlaps), 375 chip-hours,
+  $450 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
