@@ -13,16 +13,18 @@ import time
 from pathlib import Path
 
 SYSTEMD = Path("/lib/systemd/systemd")
-# Where the first cgroup2 of this system is.
-_CGROUPS = next(
-    (
-        Path(line.split()[1])
-        for line in Path("/proc/mounts").read_text().splitlines()
-        if line.split()[2] == "cgroup2"
-    ),
-    None,
-)
-CAN_BOOT = os.geteuid() == 0 and SYSTEMD.exists() and _CGROUPS is not None
+
+
+def _cgroups() -> Path | None:
+    """Returns where the first cgroup2 of this system is."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/mounts").read_text().splitlines():
+            _, place, kind, *_ = line.split()
+            if kind == "cgroup2":
+                return Path(place)
+    return None
+
+
 # Units that every system begins by itself, and that would touch what is not this host's.
 _MASKED = ("getty.target", "systemd-udevd.service", "systemd-logind.service",
            "systemd-modules-load.service", "systemd-sysctl.service", "systemd-remount-fs.service",
@@ -69,13 +71,17 @@ class Systemd:
         conf = self.files / "etc/systemd/system.conf.d/test.conf"
         conf.parent.mkdir(parents=True)
         conf.write_text(f"[Manager]\nDefaultEnvironment={settings}\n")
-        self._cgroup = None if _CGROUPS is None else _CGROUPS / f"bert-jax-test-{os.getpid()}"
+        cgroups = _cgroups()
+        self._cgroup = None if cgroups is None else cgroups / f"bert-jax-test-{os.getpid()}"
         self._unshare: subprocess.Popen[bytes] | None = None
 
     def boot(self) -> None:
-        """Returns when all that begins with the system has begun."""
+        """Returns when all that begins with the system has begun. Raises OSError where none can be
+        booted.
+        """
         self.reset()
-        assert self._cgroup is not None
+        if self._cgroup is None or os.geteuid() or not SYSTEMD.exists():
+            raise OSError("it needs root, cgroup2 and systemd")
         self._cgroup.mkdir(exist_ok=True)
         variables = {"DISK": self._disk, "SHARED": self._shared, "CGROUP": self._cgroup,
                      "SYSTEMD": SYSTEMD}  # fmt: skip
@@ -86,7 +92,8 @@ class Systemd:
         )
         until = time.monotonic() + 60
         while self.run("systemctl", "is-system-running").stdout not in ("running\n", "degraded\n"):
-            assert self._unshare.poll() is None, "it ended"
+            if self._unshare.poll() is not None:
+                raise OSError("it ended: may this system have an overlay, and namespaces?")
             assert time.monotonic() < until, self.run("systemctl", "list-jobs").stdout
             time.sleep(0.1)
 
