@@ -117,6 +117,11 @@ def test_the_trainer_saves_before_the_machine_goes(machine):
     assert machine.exit_code() == "42\n"
 
 
+def test_one_that_is_kept_has_its_hours(machine):
+    machine.write(KEEP=1)
+    machine.play("boot trains 9000- ends 9900- boot 900- 77400+")
+
+
 def test_a_unit_that_is_killed_begins_again(machine):
     machine.play("boot trains 5000-")
     machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=all", "bert-jax-cap")
