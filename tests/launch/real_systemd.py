@@ -55,8 +55,8 @@ exec chroot . env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin \
 
 
 class Systemd:
-    """A host. Its disk is in `directory`, and what is in `shared` is seen there, too; all of its
-    units have `environment`.
+    """Boots, resets and removes a host. Its disk is in `directory`, and what is in `shared` is seen
+    there, too; all of its units have `environment`.
     """
 
     def __init__(self, directory: Path, shared: Path, environment: dict[str, str]) -> None:
