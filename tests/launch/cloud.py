@@ -16,9 +16,14 @@ from tests.launch import fake_programs
 from tests.limits import HUNG
 
 ROOT = Path(__file__).parents[2]
-NAME = "pod"
-RUN = ("--project=p", "--zone=z", f"--name={NAME}")
-_TYPES = {1: "v4-8", 2: "v4-16", 8: "v4-64"}
+WHERE = ("--project=p", "--zone=z", "--name=pod")
+WHAT = ("--config=bert_large_64core", "--corpus=/data/corpus", "--workdir=gs://b/run")
+STAGED = (WHAT[0], "--corpus=gs://b/corpus", WHAT[2])  # from a bucket
+_TYPES = {1: "v4-8", 2: "v4-16"}
+# What is sent to hosts is small: of most parts one file, since no fake program reads them.
+_PARTS = ("bert_jax/__init__.py", "bert_jax_lab/__init__.py", "studies/electra.py",
+          "examples/smoke.sh", "tpu_setup.sh", "requirements-tpu.lock", "pyproject.toml",
+          "README.md", "LICENSE")  # fmt: skip
 
 
 def wait_until(condition, process=None, seconds: float = HUNG) -> None:
@@ -39,13 +44,16 @@ def in_shell(script: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def unit_faults(unit: Path) -> list[str]:
-    """Returns what systemd-analyze has against a unit, but not against those of this machine."""
+def check_unit(unit: Path, text: str, setting: str) -> None:
+    """systemd-analyze has nothing against this unit, and sees a setting that means nothing."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed")
-    done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True)
-    return [line for line in (done.stdout + done.stderr).splitlines() if unit.name in line]
+    for found, expected in ((text, False), (text.replace(setting, f"{setting}?"), True)):
+        unit.write_text(found)
+        done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True)
+        # It speaks of the units of this machine, too.
+        assert (unit.name in done.stdout + done.stderr) == expected, done.stdout + done.stderr
 
 
 def end(process) -> None:
@@ -60,15 +68,16 @@ def read_until(process, text: str) -> None:
     raise AssertionError(f"it ended without saying {text!r}")
 
 
-# What each creation's describe calls say in turn (the last one for ever), the exit codes of the
-# trainer's starts, and events: the times-th call (or each) of a program, HOST PROGRAM ARGUMENT...,
-# that matches fails, or loses its answer, or hosts are deaf to it, or the machine has other states.
+# What each creation's describe calls say in turn (the last one for ever), the exit code of each of
+# the trainer's starts, or one for each host, and events: the times-th call (or each) of a program,
+# HOST PROGRAM ARGUMENT..., that matches fails, or loses its answer, or hosts are deaf to it, or the
+# machine has other states.
 _SCENARIO: dict[str, Any] = {
     "creations": [["ACTIVE"]],
-    "trainer": [{"code": 0}],
+    "trainer": [0],
     "events": [],
-    # The codes of the doctor on each host; none: 0 on all; "real": the real one.
-    "doctor": [],
+    # The codes of the doctor on each host, or "real" for the real one.
+    "doctor": [0, 0],
     "real_trainer": False,
     "environment": {},
     "devices": 4,
@@ -94,22 +103,19 @@ def failing(match: str, *times: int, **how: object) -> dict[str, Any]:
 
 
 class Cloud:
-    """A v4-8 has one host, a v4-16 two and a v4-64 eight, with four devices each."""
+    """A v4-8 has one host, a v4-16 two, with four devices each."""
 
     def __init__(self, directory: Path, *, number_of_hosts: int = 2, **scenario: Any) -> None:
         self.directory = directory
         self.processes: list[subprocess.Popen[str]] = []
         self.hosts = tuple(f"pod-w-{number}" for number in range(number_of_hosts))
         kind = _TYPES[number_of_hosts]
-        self.options = (*RUN, f"--type={kind}")
-        # What is sent to hosts is small: a file of each part that no fake program reads.
+        self.bucket = directory / "buckets/b/run"  # the workdir of WHAT
+        self.options = (*WHERE, f"--type={kind}")
         self.launcher = directory / "checkout/launch/tpu"
         for part in ("launch", "configs"):
-            shutil.copytree(ROOT / part, directory / "checkout" / part,
-                            ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
-        for part in ("bert_jax/__init__.py", "bert_jax_lab/__init__.py", "studies/electra.py",
-                     "examples/smoke.sh", "tpu_setup.sh", "requirements-tpu.lock",
-                     "pyproject.toml", "README.md", "LICENSE"):  # fmt: skip
+            shutil.copytree(ROOT / part, directory / "checkout" / part)
+        for part in _PARTS:
             (directory / "checkout" / part).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / part, directory / "checkout" / part)
         fake_programs.install(directory / "bin")
@@ -134,7 +140,7 @@ class Cloud:
     def boot(self, settings: dict[str, str] | None = None) -> None:
         """Google's agent executes the startup script on each host, as at any boot."""
         (self.directory / "boot_id").write_text(f"b007-{len(self.calls())}\n")
-        assert self.run("boot", settings=settings).returncode == 0
+        self.run("boot", settings=settings)
 
     def environment_of(self, host: str, settings: dict[str, str]) -> dict[str, str]:
         return fake_programs.environment_of(self.directory, host, self.environment | settings)
@@ -158,63 +164,51 @@ class Cloud:
         """With a stdin that is at its end: what asks a question gets no answer."""
         # What a shell has put into the background does not hear SIGINT, and below nohup no SIGHUP.
         heard = ("/usr/bin/env", "--default-signal=INT,HUP")
+        pipe = subprocess.PIPE
         process = subprocess.Popen(
             [str(word) for word in (*heard, *command)],
-            env=self.environment | (settings or {}),
-            cwd=self.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+            env=self.environment | (settings or {}), cwd=self.directory, text=True,
+            stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True,
+        )  # fmt: skip
         self.processes.append(process)
         return process
 
     def run(
-        self, *command: str | Path, settings: dict[str, str] | None = None
+        self,
+        *command: str | Path,
+        settings: dict[str, str] | None = None,
+        code: int = 0,
+        says: str = "",
     ) -> subprocess.CompletedProcess[str]:
+        """Runs it to its end, which has to be with this code, and with this on stderr."""
         process = self.start(*command, settings=settings)
-        try:
-            out, err = process.communicate(timeout=HUNG)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        return subprocess.CompletedProcess(command, process.returncode, out, err)
+        out, err = process.communicate(timeout=HUNG)
+        assert process.returncode == code and says in err, (process.returncode, err, out)
+        return subprocess.CompletedProcess(command, code, out, err)
 
-    def tpu(self, command: str, *options: str, **settings: str):
-        return self.run(self.launcher, command, *self.options, *options, settings=settings)
+    def tpu(self, command: str, *options: str, code: int = 0, says: str = "", **settings: str):
+        words = (self.launcher, command, *self.options, *options)
+        return self.run(*words, settings=settings, code=code, says=says)
 
-    def started(self, *options: str, **settings: str) -> subprocess.Popen[str]:
+    def started(self, *options: str) -> subprocess.Popen[str]:
         """Returns a `launch/tpu run` whose hosts train."""
-        run = self.start(self.launcher, "run", *self.options, *options, settings=settings)
+        run = self.start(self.launcher, "run", *self.options, *WHAT, *options)
         wait_until(lambda: len(self.state()["starts"]) == len(self.hosts), run)
         return run
 
-    def on_host(self, *command: str | Path, **settings: str):
+    def on_host(self, *command: str | Path, code: int = 0, **settings: str):
         """As on worker 0."""
-        return self.run(*command, settings=self.environment_of("pod-w-0", settings))
+        given = self.environment_of("pod-w-0", settings)
+        return self.run(*command, settings=given, code=code)
 
     def calls(self) -> list[dict]:
         path = self.directory / "log.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def commands(self) -> list[str]:
-        """Returns what changed something, in order: create, delete, copy, verbs of worker.sh."""
-        found = []
-        for call in self.calls():
-            words = [w for w in call["argv"] if not w.startswith("--") and w != "alpha"]
-            if call["program"] == "gcloud" and words[:2] == ["compute", "tpus"]:
-                if words[3] in ("create", "delete", "scp"):
-                    found.append(words[3])
-                elif words[3] == "ssh":
-                    line = next(w for w in call["argv"] if w.startswith("--command="))
-                    for key, name in _LINES.items():
-                        if key in line:
-                            found.append(name)
-            elif call["program"] == "curl" and "DELETE" in call["argv"]:
-                found.append("deletes itself")
-        return found
+        """Returns what changed something, in order."""
+        lines = [" ".join(call["argv"]) for call in self.calls()]
+        return [name for line in lines for part, name in _CHANGES.items() if part in line]
 
     def state(self) -> dict:
         return json.loads((self.directory / "state.json").read_text())
@@ -229,21 +223,33 @@ class Cloud:
             (self.directory / "state.new").write_text(json.dumps(self.state() | values))
             (self.directory / "state.new").replace(self.directory / "state.json")
 
+    def store(self, name: str, text: str) -> Path:
+        """Makes an object of a bucket, BUCKET/PATH."""
+        path = self.directory / "buckets" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
     def home(self, number: int = 0) -> Path:
         return self.directory / "hosts" / self.hosts[number]
 
     def close(self) -> None:
         """Ends what a test that failed has left: launchers, and units on the hosts."""
         for process in self.processes:
-            if process.poll() is None:
-                end(process)
+            with process:  # which closes its pipes
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
         self.reset()
         shutil.rmtree(self.directory / "hosts")
 
 
-_LINES = {
+_CHANGES = {
+    " queued-resources create ": "create",
+    " queued-resources delete ": "delete",
+    " tpu-vm scp ": "scp",
     "tpu_setup.sh": "setup",
     "worker.sh stage": "stage",
     "worker.sh start": "start",
     "worker.sh stop": "stop",
+    " -X DELETE ": "deletes itself",
 }

@@ -30,9 +30,8 @@ def api() -> Iterator[Api]:
 
 @pytest.fixture
 def machines(cloud, request) -> Iterator[Callable[..., tuple[Cloud, dict[str, str], Callable]]]:
-    """Returns a cloud, settings that lead there, and what takes its machine away.
-
-    The real gcloud, and sshd on its hosts, are behind it where both are installed, else fakes.
+    """Returns a cloud, settings that lead there, and what takes its machine away: behind it are the
+    real gcloud, and sshd on its hosts, where both are installed, else fakes.
     """
     made: list[SshHosts] = []
 

@@ -58,38 +58,48 @@ def gcloud(argv: list[str]) -> int:
     assert words[:2] == ["compute", "tpus"], argv
     if option(argv, "project") is None or option(argv, "zone") is None:
         return fail("it would ask for the project or the zone", 99)
-    return {
-        ("queued-resources", "describe"): describe_resource,
-        ("queued-resources", "create"): create,
-        ("queued-resources", "delete"): delete,
-        ("queued-resources", "list"): list_resources,
-        ("tpu-vm", "describe"): describe_node,
-        ("tpu-vm", "ssh"): ssh,
-        ("tpu-vm", "scp"): scp,
-    }[words[2], words[3]](words[4:], argv)
-
-
-def describe_resource(words: list[str], argv: list[str]) -> int:
+    if words[2:4] == ["tpu-vm", "ssh"]:
+        return ssh(argv)
     with state() as now:
-        if not now["states"] or now["zone"] not in ("", option(argv, "zone")):
-            return fail(f"NOT_FOUND: Resource {words[0]} was not found")
+        call = {
+            ("queued-resources", "describe"): describe_resource,
+            ("queued-resources", "create"): create,
+            ("queued-resources", "delete"): delete,
+            ("queued-resources", "list"): list_resources,
+            ("tpu-vm", "describe"): describe_node,
+            ("tpu-vm", "scp"): scp,
+        }[words[2], words[3]]
+        code = call(now, words[4:], argv)
+    # Afterwards: the caller may be on one of the hosts.
+    if code == 0 and call is delete:
+        kill_units()
+    if code == 0 and call is create and SCENARIO["boots"]:
+        boot()
+    return code
+
+
+def is_absent(now: dict, argv: list[str]) -> bool:
+    return not now["states"] or now["zone"] not in ("", option(argv, "zone"))
+
+
+def describe_resource(now: dict, words: list[str], argv: list[str]) -> int:
+    if not is_absent(now, argv):
         now["current"] = now["states"][0]
-        if len(now["states"]) > 1:
-            now["states"].pop(0)
+        now["states"] = now["states"][1:] or now["states"]
         if now["current"] == "GONE":
             now["states"] = []
-            return fail(f"NOT_FOUND: Resource {words[0]} was not found")
-        why = "There is no more capacity in the zone" if now["current"] == "FAILED" else ""
-        found = (now["current"].partition("/")[0], now["type"], now["run"], why)
-        print(found[0] if option(argv, "format") == "value(state.state)" else ",".join(found))
+    if is_absent(now, argv):
+        return fail(f"NOT_FOUND: Resource {words[0]} was not found")
+    why = "There is no more capacity in the zone" if now["current"] == "FAILED" else ""
+    found = (now["current"].partition("/")[0], now["type"], now["run"], why)
+    print(found[0] if option(argv, "format") == "value(state.state)" else ",".join(found))
     return 0
 
 
-def list_resources(words: list[str], argv: list[str]) -> int:
+def list_resources(now: dict, words: list[str], argv: list[str]) -> int:
     assert option(argv, "zone") == "-" and "--filter=name.basename()=pod" in argv
-    with state() as now:
-        if now["states"]:
-            print(now["zone"] or "z")
+    if now["states"]:
+        print(now["zone"] or "z")
     return 0
 
 
@@ -99,28 +109,45 @@ def node_state(now: dict) -> str:
     return node or {"ACTIVE": "READY", "SUSPENDED": "PREEMPTED"}.get(resource, "CREATING")
 
 
-def describe_node(words: list[str], argv: list[str]) -> int:
-    with state() as now:
-        print(node_state(now))
+def describe_node(now: dict, words: list[str], argv: list[str]) -> int:
+    print(node_state(now))
     return 0
 
 
-def create(words: list[str], argv: list[str]) -> int:
-    assert option(argv, "node-id") == words[0] or option(argv, "node-count")
-    with state() as now:
-        if now["states"]:
-            return fail(f"ALREADY_EXISTS: Resource {words[0]} already exists")
-        number = min(now["created"], len(SCENARIO["creations"]) - 1)
-        now["states"] = list(SCENARIO["creations"][number])
-        now["created"] += 1
-        now["zone"] = option(argv, "zone")
-        now["type"] = option(argv, "accelerator-type") or ""
-        now["run"] = (option(argv, "labels") or "").removeprefix("bert_jax_run=")
-        new_hosts()
-        script = option(argv, "metadata-from-file") or ""
-        (CLOUD / "startup").write_text(Path(script.removeprefix("startup-script=")).read_text())
-    if SCENARIO["boots"]:
-        boot()
+def create(now: dict, words: list[str], argv: list[str]) -> int:
+    assert option(argv, "node-id") == words[0]
+    if now["states"]:
+        return fail(f"ALREADY_EXISTS: Resource {words[0]} already exists")
+    number = min(now["created"], len(SCENARIO["creations"]) - 1)
+    now["states"] = list(SCENARIO["creations"][number])
+    now["created"] += 1
+    now["zone"], now["type"] = option(argv, "zone"), option(argv, "accelerator-type")
+    now["run"] = (option(argv, "labels") or "").removeprefix("bert_jax_run=")
+    import shutil  # here, as it takes as long to load as most calls take to answer
+
+    kill_units()
+    for host in HOSTS:
+        shutil.rmtree(CLOUD / "hosts" / host, ignore_errors=True)
+        (CLOUD / "hosts" / host / "dev").mkdir(parents=True, exist_ok=True)
+    script = option(argv, "metadata-from-file") or ""
+    (CLOUD / "startup").write_text(Path(script.removeprefix("startup-script=")).read_text())
+    return 0
+
+
+def delete(now: dict, words: list[str], argv: list[str]) -> int:
+    assert "--force" in argv, "a resource with nodes is deleted by force only"
+    if is_absent(now, argv):
+        return fail(f"NOT_FOUND: Resource {words[0]} was not found")
+    now["states"] = ["DELETING", "GONE"]
+    return 0
+
+
+def scp(now: dict, words: list[str], argv: list[str]) -> int:
+    if not now["states"] or node_state(now) != "READY":
+        return fail("scp: Connection refused", 255)
+    for host in HOSTS:
+        for file in words[:-1]:
+            (CLOUD / "hosts" / host / Path(file).name).write_bytes(Path(file).read_bytes())
     return 0
 
 
@@ -157,45 +184,23 @@ def curl(argv: list[str]) -> int:
         print('{"access_token":"t0k.en","expires_in":3599}')
         return 0
     assert sys.stdin.read() == 'header = "Authorization: Bearer t0k.en"\n'
-    if SCENARIO["api_code"] != 200:
-        print(SCENARIO["api_code"], end="")
-        return 0
-    with state() as now:
-        found = bool(now["states"]) and "/queuedResources/pod" in url
-        if found and "DELETE" in argv:
-            now["states"] = ["DELETING", "GONE"]
-    print(200 if found else 404, end="", flush=True)
-    if found and "DELETE" in argv:
+    code, goes = SCENARIO["api_code"], False
+    if code == 200:
+        with state() as now:
+            code = 200 if now["states"] and "/queuedResources/pod" in url else 404
+            if goes := code == 200 and "DELETE" in argv:
+                now["states"] = ["DELETING", "GONE"]
+    print(code, end="", flush=True)
+    if goes:
         kill_units()
-    return 0
-
-
-def new_hosts() -> None:
-    import shutil  # here, as it takes as long to load as most calls take to answer
-
-    kill_units()
-    shutil.rmtree(CLOUD / "hosts", ignore_errors=True)
-    for host in HOSTS:
-        (CLOUD / "hosts" / host / "dev").mkdir(parents=True)
-
-
-def delete(words: list[str], argv: list[str]) -> int:
-    assert "--force" in argv, "a resource with nodes is deleted by force only"
-    with state() as now:
-        if not now["states"] or now["zone"] not in ("", option(argv, "zone")):
-            return fail(f"NOT_FOUND: Resource {words[0]} was not found")
-        now["states"] = ["DELETING", "GONE"]
-    # Afterwards: the caller may be on one of the hosts.
-    kill_units()
     return 0
 
 
 def _put(source: Path, target: Path) -> None:
     """Copies a file that is there as a whole or not at all, as objects of a bucket are."""
-    import shutil
-
     part = CLOUD / f"part-{os.getpid()}"
-    shutil.copyfile(source, part)
+    part.write_bytes(source.read_bytes())
+    target.parent.mkdir(parents=True, exist_ok=True)
     part.replace(target)
 
 
@@ -212,7 +217,6 @@ def storage(verb: str, words: list[str], argv: list[str]) -> int:
     if verb == "cat":
         print(source.read_text(), end="")
     elif verb == "cp":
-        rest[0].parent.mkdir(parents=True, exist_ok=True)
         _put(source, rest[0])
     elif verb == "rsync":
         excluded = re.compile(option(argv, "exclude") or "$^")
@@ -221,13 +225,11 @@ def storage(verb: str, words: list[str], argv: list[str]) -> int:
         for file in sorted(p for p in source.rglob("*") if p.is_file()):
             name = file.relative_to(source)
             to = rest[0] / name
-            if excluded.match(name.as_posix()):
-                continue
-            if to.exists() and to.stat().st_size == file.stat().st_size:
+            is_there = to.exists() and to.stat().st_size == file.stat().st_size
+            if is_there or excluded.match(name.as_posix()):
                 continue
             if limit == 0:
                 return fail("interrupted")
-            to.parent.mkdir(parents=True, exist_ok=True)
             _put(file, to)
             print(f"copied {name.as_posix()}")
             limit = None if limit is None else limit - 1
@@ -237,79 +239,49 @@ def storage(verb: str, words: list[str], argv: list[str]) -> int:
 # --- hosts ---------------------------------------------------------------------------------------
 
 
-def ssh(words: list[str], argv: list[str]) -> int:
+def ssh(argv: list[str]) -> int:
     import subprocess
 
     command, worker = option(argv, "command"), option(argv, "worker")
     assert command and worker in ("all", "0")
     with state() as now:
-        ready = now["states"] and node_state(now) == "READY"
-    if not ready:
-        return fail("[/usr/bin/ssh] exited with return code [255].", 255)
+        if not now["states"] or node_state(now) != "READY":
+            return fail("[/usr/bin/ssh] exited with return code [255].", 255)
     running = []
     for number, host in enumerate(HOSTS if worker == "all" else HOSTS[:1]):
-        if number in EVENT.get("deaf", []):
-            continue
-        running.append(
-            subprocess.Popen(
-                ["bash", "-c", command],
-                cwd=CLOUD / "hosts" / host,
-                env=environment_of(CLOUD, host, os.environ | SCENARIO["environment"]),
-                stdin=0,
-            )
-        )
-    codes = [process.wait() for process in running]
-    return max(codes)
-
-
-def scp(words: list[str], argv: list[str]) -> int:
-    import shutil
-
-    with state() as now:
-        if not now["states"] or node_state(now) != "READY":
-            return fail("scp: Connection refused", 255)
-    for host in HOSTS:
-        for file in words[:-1]:
-            shutil.copy(file, CLOUD / "hosts" / host)
-    return 0
+        if number not in EVENT.get("deaf", []):
+            environment = environment_of(CLOUD, host, os.environ | SCENARIO["environment"])
+            folder = CLOUD / "hosts" / host
+            running.append(subprocess.Popen(["bash", "-c", command], cwd=folder, env=environment))
+    return max(process.wait() for process in running)
 
 
 def systemd_run(argv: list[str]) -> int:
     import subprocess
 
     first = next(i for i, word in enumerate(argv) if not word.startswith("--"))
-    settings = dict(
-        word.removeprefix("--setenv=").split("=", 1)
-        for word in argv[:first]
-        if word.startswith("--setenv=")
-    )
-    environment = {**os.environ, **settings}
+    told = [word.removeprefix("--setenv=") for word in argv[:first] if "--setenv=" in word]
+    environment = os.environ | dict(word.split("=", 1) for word in told)
     if "--pipe" in argv:
         return subprocess.call(argv[first:], env=environment)
-    process = subprocess.Popen(
-        argv[first:],
-        cwd=option(argv, "working-directory"),
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
     assert "--unit=bert-jax" in argv
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(
+        argv[first:], cwd=option(argv, "working-directory"), env=environment, stdin=nothing,
+        stdout=nothing, stderr=nothing, start_new_session=True,
+    )  # fmt: skip
     Path(os.environ["HOME"], "unit.pid").write_text(f"{process.pid}\n")
     return 0
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def pid_of(file: Path) -> int | None:
-    pid = int(file.read_text()) if file.exists() else 0
-    return pid if pid and alive(pid) else None
+    """Returns the process whose number a file has, unless it has ended."""
+    try:
+        pid = int(file.read_text())
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (OSError, ValueError):
+        return None
+    return None if stat.rpartition(")")[2].split()[0] == "Z" else pid
 
 
 def kill_units(_: object = None) -> None:
@@ -361,16 +333,20 @@ def install(folder: Path) -> None:
     for name in ("gcloud", "systemd-run", "python3", "curl", "boot", "kill_units"):
         wrapper(folder / name, name)
     for name, text in _SHELLS.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (folder / name).chmod(0o755)
+        program(folder / name, f"#!/bin/bash\n{text}\n")
 
 
 def wrapper(path: Path, name: str) -> None:
     """A program NAME at `path`. As an import this module is compiled once and not at each call."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     here = Path(__file__)
     code = f"import sys; sys.path.append('{here.parent}'); import {here.stem} as f; f.main()"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{code}" {name} "$@"\n')
+    program(path, f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{code}" {name} "$@"\n')
+
+
+def program(path: Path, text: str) -> None:
+    """An executable file, whose first line names what executes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
     path.chmod(0o755)
 
 
@@ -402,9 +378,7 @@ def uv(argv: list[str]) -> int:
 
 def venv_python(argv: list[str]) -> int:
     if argv[:3] == ["-m", "bert_jax", "doctor"] and SCENARIO["doctor"] != "real":
-        codes = SCENARIO["doctor"]
-        print("what the doctor says")
-        return codes[HOSTS.index(os.environ["FAKE_HOST"])] if codes else 0
+        return SCENARIO["doctor"][HOSTS.index(os.environ["FAKE_HOST"])]
     if argv[:2] == ["-m", "bert_jax"]:
         if SCENARIO["real_trainer"]:
             os.execv(sys.executable, [sys.executable, "-u", *argv])
@@ -424,16 +398,13 @@ def trainer() -> int:
         starts = now["starts"].setdefault(str(host), 0)
         now["starts"][str(host)] += 1
     entry = SCENARIO["trainer"][min(starts, len(SCENARIO["trainer"]) - 1)]
-    code = entry["codes"][host] if "codes" in entry else entry["code"]
+    code = entry[host] if isinstance(entry, list) else entry
     if code == "waits":  # for SIGTERM, or for the end of the run
         while not received:
             if (CLOUD / "done").exists():
                 return 0
             time.sleep(0.01)
         return 42
-    if host == 0 and "states" in entry:
-        with state() as now:
-            now["states"] = list(entry["states"])
     return code
 
 

@@ -17,12 +17,9 @@ SYSTEMD = Path("/lib/systemd/systemd")
 
 def _cgroups() -> Path | None:
     """Returns where the first cgroup2 of this system is."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/mounts").read_text().splitlines():
-            _, place, kind, *_ = line.split()
-            if kind == "cgroup2":
-                return Path(place)
-    return None
+    mounts = Path("/proc/mounts")
+    lines = [line.split() for line in mounts.read_text().splitlines()] if mounts.exists() else []
+    return next((Path(place) for _, place, kind, *_ in lines if kind == "cgroup2"), None)
 
 
 # Units that every system begins by itself, and that would touch what is not this host's.
@@ -104,15 +101,9 @@ class Systemd:
         namespaces = ("--mount", "--uts", "--ipc", "--pid", "--cgroup", "--root", "--wd")
         clean = ("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root")
         given = (f"{name}={value}" for name, value in settings.items())
-        words = ("nsenter", f"--target={init}", *namespaces, *clean, *given, *command)
-        return subprocess.run(
-            [str(word) for word in words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        words = ["nsenter", f"--target={init}", *namespaces, *clean, *given, *map(str, command)]
+        nothing = subprocess.DEVNULL
+        return subprocess.run(words, stdin=nothing, capture_output=True, text=True, timeout=60)
 
     def _init(self) -> int | None:
         """Returns the process here that is the first one there."""

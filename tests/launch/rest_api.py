@@ -154,8 +154,8 @@ class Api(http.server.ThreadingHTTPServer):
 
     def described(self, bucket: str, name: str) -> dict:
         content = self.objects[f"{bucket}/{name}"]
+        link = f"http://127.0.0.1:{self.server_port}/download/storage/v1/b/{bucket}/o/"
         return {
-            "kind": "storage#object",
             "bucket": bucket,
             "name": name,
             "size": str(len(content)),
@@ -163,10 +163,7 @@ class Api(http.server.ThreadingHTTPServer):
             "metageneration": "1",
             "updated": "2026-01-01T00:00:00.000Z",
             "timeCreated": "2026-01-01T00:00:00.000Z",
-            "mediaLink": f"http://127.0.0.1:{self.server_port}/download/storage/v1/b/{bucket}/o/"
-            f"{urllib.parse.quote(name, safe='')}?alt=media",
-            "storageClass": "STANDARD",
-            "contentType": "application/octet-stream",
+            "mediaLink": f"{link}{urllib.parse.quote(name, safe='')}?alt=media",
             "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
         }
 
@@ -202,12 +199,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 def settings_of(directory: Path, api: Api) -> dict[str, str]:
     """Returns an environment that leads the SDK to loopback, away from this machine's settings."""
+    assert GCLOUD is not None
     token = directory / "token"
     token.write_text("none\n")
-    (directory / "bin" / "gcloud").unlink(missing_ok=True)
-    assert GCLOUD is not None
+    for name in ("gcloud", "curl"):  # the real ones
+        (directory / "bin" / name).unlink()
     (directory / "bin" / "gcloud").symlink_to(GCLOUD)
-    (directory / "bin" / "curl").unlink()  # the real one
     here = f"http://127.0.0.1:{api.server_port}"
     return {
         "TPU_API": f"{here}/v2",

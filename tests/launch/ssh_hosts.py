@@ -10,21 +10,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from tests.launch import fake_programs
-from tests.launch.cloud import Cloud
+from tests.launch.cloud import Cloud, wait_until
+from tests.launch.fake_programs import program
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-_SFTP = next(
-    (
-        str(file)
-        for folder in ("lib/openssh", "libexec/openssh", "lib/ssh", "libexec")
-        if (file := Path("/usr") / folder / "sftp-server").is_file()
-    ),
-    None,
-)
+_FOLDERS = ("lib/openssh", "libexec/openssh", "lib/ssh", "libexec")
+_SFTP = next((f for place in _FOLDERS if (f := Path("/usr", place, "sftp-server")).is_file()), None)
 HAS_SSHD = bool(
     SSHD and _SFTP and shutil.which("ssh") and shutil.which("scp") and sys.platform == "linux"
 )
@@ -47,9 +40,8 @@ class SshHosts:
         config = self.place / "ssh_config"
         config.write_text(f"Host 127.0.0.*\n    Port {self.port}\n")
         for name in ("ssh", "scp"):
-            wrapper = cloud.directory / "bin" / name
-            wrapper.write_text(f'#!/bin/sh\nexec {shutil.which(name)} -F {config} "$@"\n')
-            wrapper.chmod(0o755)
+            text = f'#!/bin/sh\nexec {shutil.which(name)} -F {config} "$@"\n'
+            program(cloud.directory / "bin" / name, text)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # where sshd, as root, puts away its rights
 
@@ -61,9 +53,15 @@ class SshHosts:
             home = self.cloud.directory / "hosts" / name
             (home / "dev").mkdir(parents=True, exist_ok=True)
             self.sshd(name, address, home)
-        for address in self.addresses:
-            wait_for(address, self.port)
+        wait_until(lambda: all(self.answers(address) for address in self.addresses))
         self.cloud.boot(self.settings)
+
+    def answers(self, address: str) -> bool:
+        try:
+            socket.create_connection((address, self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
     def sshd(self, name: str, address: str, home: Path) -> None:
         key = self.place / f"{name}.{self.boots}"
@@ -92,9 +90,7 @@ class SshHosts:
         for process in self.running:
             process.wait()
         self.running = []
-        for file in (self.cloud.directory / "hosts").glob("*/*.pid"):
-            if pid := fake_programs.pid_of(file):
-                os.killpg(pid, 9)
+        self.cloud.reset()
         for name in self.cloud.hosts:
             shutil.rmtree(self.cloud.directory / "hosts" / name, ignore_errors=True)
 
@@ -121,15 +117,3 @@ class SshHosts:
         keys = [line.partition(":")[2] for line in ssh_keys.splitlines() if line]
         for name in self.cloud.hosts:
             (self.place / f"{name}.keys").write_text("\n".join(keys) + "\n")
-
-
-def wait_for(address: str, port: int, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)

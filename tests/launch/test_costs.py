@@ -5,57 +5,43 @@ import shlex
 
 import pytest
 
-from tests.launch.cloud import end, failing, wait_until
-from tests.launch.test_run import RUN
+from tests.launch.cloud import STAGED, WHAT, end, failing, wait_until
 from tests.limits import HUNG
 
 _HOUR = 3600
 _QUICK = {"TICK_SECONDS": "0.05", "AGAIN_SECONDS": "0.05", "LAST_SECONDS": "0",
           "ALIVE_SECONDS": "600", "STAGE_PAUSE_SECONDS": "0"}  # fmt: skip
-# Hosts of 64 v5e cost $76.80 an hour: the longest bill is this, times the hours of the last column.
+# Hours for which a machine is still there: after its boot, after the end of its trainer, and where
+# it is kept.
 _START, _END, _CAP = 1, 0.25, 24
-
-# What goes wrong; the scenario, options; what the command ends with, and says (None: it is killed);
-# and how many hours after the boot, or after the end of the trainer, the machine is still there at
-# most.
-_WRONG = {
-    "set-up fails": (failing("-m pip install", fails="no such version"), (), 23,
-                     "setting up failed: pod-w-0 31;pod-w-1 31", _START),
-    "one bad host": (failing("tpu_setup", deaf=[1]), (), 23, "setting up failed: pod-w-0 0;",
-                     _START),
-    "the corpus cannot be read": ({}, ("--corpus=gs://b/none",), 23, "staging failed: pod-w-0 4",
-                                  _START),
-    "ssh never gets in": (failing("tpu_setup", fails=""), (), 23,
-                          "setting up failed: no host answered", _START),
-    "nor scp": (failing(" scp ", fails="no route"), (), 23,
-                "setting up failed: copying failed: ERROR: (gcloud) no route", _START),
-    "no trainer is started": (failing("worker.sh start", fails=""), (), 24,
-                              "starting failed: no host answered", _START),
-    "the trainer ends with 2": ({"trainer": [{"codes": [2, 134]}]}, (), 2, "ended with 2", _END),
-    "an error, and kept": ({"trainer": [{"code": 6}]}, ("--keep",), 6, "ended with 6", _CAP),
-    "it is stopped": ({"trainer": [{"code": "waits"}]}, (), None, "", _END),
-}  # fmt: skip
 
 
 def gone(here) -> bool:
     return here.state()["states"] in (["DELETING", "GONE"], ["GONE"], [])
 
 
-@pytest.mark.parametrize("wrong", _WRONG)
-def test_no_machine_outlives_its_cap(cloud, wrong):
+@pytest.mark.parametrize(
+    ("scenario", "code", "said", "hours"),
+    [
+        (failing("-m pip install", fails="no"), 23, "setting up failed: pod-w-0 31;pod-w-1 31",
+         _START),
+        (failing("tpu_setup", deaf=[1]), 23, "setting up failed: pod-w-0 0;", _START),
+        (failing("pod-w-. gcloud .* rsync", fails="no"), 23, "staging failed: pod-w-0 4;", _START),
+        (failing("tpu_setup", fails=""), 23, "setting up failed: no host answered", _START),
+        (failing(" scp ", fails="no route"), 23,
+         "setting up failed: copying failed: ERROR: (gcloud) no route", _START),
+        (failing("worker.sh start", fails=""), 24, "starting failed: no host answered", _START),
+        ({"trainer": [[2, 134]]}, 2, "ended with 2", _END),
+        ({"trainer": [6]}, 6, "ended with 6", _CAP),
+    ],
+)  # fmt: skip
+def test_no_machine_outlives_its_cap(cloud, scenario, code, said, hours):
     """Nobody watches afterwards, and the bucket, if it is asked, does not answer."""
-    scenario, options, code, said, hours = _WRONG[wrong]
     here = cloud(environment=_QUICK, boots=True, **scenario)
-    # It is seen there from here, and cannot be copied by a host.
-    (here.directory / "buckets/b/none/corpus.json").mkdir(parents=True)
-    if wrong == "it is stopped":
-        end(here.started(*RUN))
-        assert here.tpu("stop").returncode == 0
-    else:
-        done = here.tpu("run", *RUN, *options)
-        assert done.returncode == code and said in done.stderr, done.stderr
-        last = done.stderr.splitlines()[-1]
-        assert "costs $25.76 an hour" in last and "To end it now: launch/tpu delete" in last
+    here.store("b/corpus/corpus.json", "{}")
+    done = here.tpu("run", *STAGED, KEEP=str(int(hours == _CAP)), code=code, says=said)
+    last = done.stderr.splitlines()[-1]
+    assert "costs $25.76 an hour" in last and "To end it now: launch/tpu delete" in last
     for host in here.hosts:
         (here.directory / "hosts" / host / "bert-jax/venv/bin/python").unlink(missing_ok=True)
     (here.directory / "buckets").rename(here.directory / "unreadable")
@@ -68,53 +54,37 @@ def test_no_machine_outlives_its_cap(cloud, wrong):
     assert "deletes itself" in here.commands() and "delete" not in here.commands()
 
 
-def test_a_request_that_is_granted_at_night(cloud):
-    here = cloud(environment=_QUICK, creations=[["WAITING_FOR_RESOURCES"]])
-    run = here.start(here.launcher, "run", *here.options, *RUN)
-    wait_until((here.directory / "startup").exists, run)
-    end(run)
-    here.set_states("ACTIVE")
-    here.boot()
-    here.up(_HOUR + 20)
-    wait_until(lambda: gone(here))
-
-
 def test_the_machine_ends_with_the_run_while_the_laptop_sleeps(cloud):
     """Whoever wakes up finds a run that is done, and makes no machine for it."""
-    here = cloud(environment=_QUICK, trainer=[{"code": "waits"}], boots=True)
-    bucket = here.directory / "buckets/b/run"
-    end(here.started(*RUN))
+    here = cloud(environment=_QUICK, trainer=["waits"], boots=True)
+    end(here.started())
     here.up(_HOUR)
     (here.directory / "done").touch()
-    wait_until((bucket / "launched_and_done").exists)
-    wait_until(lambda: (bucket / "logs").is_dir() and len(list((bucket / "logs").iterdir())) == 2)
+    wait_until((here.bucket / "launched_and_done").exists)
+    wait_until(lambda: len(list(here.bucket.glob("logs/*.log"))) == 2)
     assert not gone(here)
     here.up(_HOUR + 1000)
     wait_until(lambda: gone(here))
-    later = here.tpu("run", *RUN)
-    assert later.returncode == 0 and "is done" in later.stderr, later.stderr
+    here.tpu("run", *WHAT, says="is done")
     assert here.commands().count("create") == 1
-    logs = here.tpu("logs", *RUN)
-    assert logs.returncode == 24 and "gcloud storage cat 'gs://b/run/logs/*'" in logs.stderr
+    here.tpu("logs", *WHAT, code=24, says="gcloud storage cat 'gs://b/run/logs/*'")
 
 
 def test_hours_are_those_of_all_machines_together(cloud):
     """An hour of an earlier machine, and this one's: together they are over, and it ends."""
     here = cloud(number_of_hosts=1, environment=_QUICK | {"ALIVE_SECONDS": "0.05"},
-                 trainer=[{"code": "waits"}], boots=True)  # fmt: skip
-    bucket = here.directory / "buckets/b/run"
-    alive = bucket / "launched_alive"
+                 trainer=["waits"], boots=True)  # fmt: skip
+    alive = here.bucket / "launched_alive"
     here.up(30 * 60)
-    run = here.started(*RUN, "--max-hours=1.5")
+    run = here.started("--max-hours=1.5")
     wait_until(lambda: alive.exists() and alive.read_text().split()[1] == "30", run)
     here.up(61 * 60)
     wait_until(lambda: alive.read_text().split()[1] == "61", run)
     here.set_states("SUSPENDED")
     here.reset()
     assert run.wait(timeout=HUNG) == 42
-    run.communicate()
     here.up(60)
-    run = here.started(*RUN, "--max-hours=1.5")
+    run = here.started("--max-hours=1.5")
     here.up(28 * 60)
     wait_until(lambda: here.state()["starts"]["0"] == 2, run)
     wait_until(lambda: alive.read_text().split()[1] == "89", run)
@@ -122,19 +92,19 @@ def test_hours_are_those_of_all_machines_together(cloud):
     # The trainer is told first, and saves.
     out, err = run.communicate(timeout=HUNG)
     assert run.returncode == 42, err
-    assert "exit code 42" in out + (bucket / "logs/pod-w-0.log").read_text()
+    assert "exit code 42" in out + (here.bucket / "logs/pod-w-0.log").read_text()
     wait_until(lambda: gone(here))
     made = here.commands().count("create")
     (name, *_) = alive.read_text().split()
     alive.write_text(f"{name} 91 then\n")
-    over = here.tpu("run", *RUN, "--max-hours=1.5")
-    assert over.returncode == 25 and "for 91 minutes, --max-hours is 1.5" in over.stderr
+    over = "for 91 minutes, --max-hours is 1.5"
+    here.tpu("run", *WHAT, "--max-hours=1.5", code=25, says=over)
     assert here.commands().count("create") == made
 
 
 def test_who_may_not_delete_is_said_at_set_up(cloud):
     here = cloud(number_of_hosts=1, api_code=403, environment=_QUICK, boots=True)
-    done = here.tpu("run", *RUN, "--keep")
+    done = here.tpu("run", *WHAT, "--keep")
     assert "warning: this TPU's service account may not delete it (HTTP 403)" in done.stdout
     here.up(25 * _HOUR)
     log = here.home() / "cap/log"
@@ -142,78 +112,66 @@ def test_who_may_not_delete_is_said_at_set_up(cloud):
     assert not gone(here)
 
 
-def test_a_machine_that_was_made_by_hand_gets_its_cap_at_set_up(cloud):
-    here = cloud(number_of_hosts=1, states=["ACTIVE"], environment=_QUICK)
-    assert here.tpu("setup").returncode == 0
-    here.up(_HOUR + 20)
-    wait_until(lambda: gone(here))
-
-
 def test_by_hand_the_same_ends_the_costs(cloud):
     """Each command tells the machine whose hours it counts, and that a workdir lies on it."""
-    here = cloud(number_of_hosts=1, environment=_QUICK, trainer=[{"code": "waits"}], boots=True)
+    here = cloud(number_of_hosts=1, environment=_QUICK, trainer=["waits"])
     cap = here.home() / "cap/boot.sh"
-    at_home = (*RUN, "--workdir=/home/me/run")
-    for command in ("create", "setup"):
-        assert here.tpu(command, *at_home).returncode == 0
-        assert "KEEP=1\n" in cap.read_text(), command
-    assert here.tpu("delete").returncode == 0
+    startup = here.directory / "startup"
+    for command, text in (("create", startup), ("setup", cap)):
+        here.tpu(command, *WHAT, "--workdir=/home/me/run")
+        assert "KEEP=1\n" in text.read_text(), command
+    here.tpu("delete")
     # Hours of a machine before this one.
-    (run,) = set(re.findall(r"start (\w{12})", here.tpu("start", "--dry-run", *RUN).stdout))
-    alive = here.directory / "buckets/b/run/launched_alive"
-    alive.parent.mkdir(parents=True)
-    alive.write_text(f"{run} 1200 then\n")
-    for command in ("create", "setup", "start"):
-        assert here.tpu(command, *RUN).returncode == 0
-        assert "SPENT_SECONDS=72000\n" in cap.read_text(), command
+    (run,) = set(re.findall(r"start (\w{12})", here.tpu("start", "--dry-run", *WHAT).stdout))
+    alive = here.store("b/run/launched_alive", f"{run} 1200 then\n")
+    for command, text in (("create", startup), ("setup", cap), ("start", cap)):
+        here.tpu(command, *WHAT)
+        assert "SPENT_SECONDS=72000\n" in text.read_text(), command
     wait_until(lambda: alive.read_text() != f"{run} 1200 then\n")
     assert alive.read_text().split()[1] == "1200"
     # What a later start is told, all hosts are.
-    assert here.tpu("stop", *RUN).returncode == 0
-    again = here.tpu("start", *RUN, "--max-hours=72", "--keep")
-    assert again.returncode == 0 and "its 72 hours" in again.stderr
+    here.tpu("stop", *WHAT)
+    here.tpu("start", *WHAT, "--max-hours=72", "--keep", says="its 72 hours")
     assert {"MAX_SECONDS=259200", "KEEP=1"} < set(cap.read_text().splitlines())
-    assert here.tpu("delete").returncode == 0
+    here.tpu("delete")
     alive.write_text(f"{run} 1500 then\n")
-    over = here.tpu("create", *RUN)
-    assert over.returncode == 25 and here.commands().count("create") == 2
+    here.tpu("create", *WHAT, code=25)
+    assert here.commands().count("create") == 2
 
 
 def test_nothing_is_called_gone_that_is_in_another_zone(cloud):
     here = cloud(number_of_hosts=1, states=["ACTIVE"], zone="zb")
-    done = here.tpu("delete")
-    assert done.returncode == 2 and "no pod in z, and there is one in zb: --zone=zb" in done.stderr
-    assert "absent, and there is one in zb" in here.tpu("status").stderr
-    stopped = here.tpu("stop")
-    assert stopped.returncode == 24 and "there is one in zb" in stopped.stderr
+    here.tpu("delete", code=2, says="no pod in z, and there is one in zb: --zone=zb")
+    here.tpu("status", says="absent, and there is one in zb")
+    here.tpu("stop", code=24, says="there is one in zb")
     assert here.commands() == []
     for said in ("pod is gone", "there is no pod in zb or in another zone"):
-        done = here.tpu("delete", "--zone=zb")
-        assert done.returncode == 0 and said in done.stderr
-    unknown = failing("queued-resources list", fails="PERMISSION_DENIED")
-    here.change(**unknown)
-    done = here.tpu("delete")
-    assert done.returncode == 0 and "another zone has one, the cloud does not say" in done.stderr
+        here.tpu("delete", "--zone=zb", says=said)
+    here.change(**failing("queued-resources list", fails="PERMISSION_DENIED"))
+    here.tpu("delete", says="another zone has one, the cloud does not say")
 
 
 # --- the request ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "flags", "words"),
+    ("options", "flags", "words", "price"),
     [
-        ((), "", {"--valid-until-duration=12h", "--node-id=pod"}),
+        ((), "", {"--valid-until-duration=12h", "--node-id=pod"}, "on-demand, $25.76"),
         (("--capacity=flex-start", "--max-hours=4"), "",
-         {"alpha", "--provisioning-model=flex-start", "--max-run-duration=14400s"}),
+         {"alpha", "--provisioning-model=flex-start", "--max-run-duration=14400s"},
+         "flex-start, at most $25.76"),
         (("--capacity=reserved", "--type=v5e-64"), "--internal-ips --network=n",
-         {"--reserved", "--internal-ips", "--network=n", "--accelerator-type=v5litepod-64"}),
-        (("--type=v6e:8x8", "--capacity=spot"), "--autocheckpoint-enabled",
-         {"alpha", "--spot", "--provisioning-model=spot", "--accelerator-type=v6e-64"}),
+         {"--reserved", "--internal-ips", "--network=n", "--accelerator-type=v5litepod-64"},
+         "reserved, at most $76.80"),
+        (("--type=v6e:8x8", "--capacity=spot", "--zone=europe-west4-b"), "--autocheckpoint-enabled",
+         {"alpha", "--spot", "--provisioning-model=spot", "--accelerator-type=v6e-64"},
+         "spot, at most at US prices $172.80"),
     ],
 )  # fmt: skip
-def test_the_request_has_its_options(cloud, options, flags, words):
-    done = cloud().tpu("create", "--dry-run", *RUN, *options, CREATE_FLAGS=flags)
-    assert done.returncode == 0, done.stderr
+def test_the_request_has_its_options(cloud, options, flags, words, price):
+    dry = ("create", "--dry-run", *WHAT, *options)
+    done = cloud().tpu(*dry, CREATE_FLAGS=flags, says=f"{price} an hour, ")
     command = shlex.split(next(s for s in done.stdout.splitlines() if " create " in s))
     assert words < set(command)
     kept = [word.partition("=")[0] for word in command if word.startswith(("--label", "--meta"))]
@@ -222,28 +180,24 @@ def test_the_request_has_its_options(cloud, options, flags, words):
 
 def test_what_else_hosts_are_told(cloud):
     """Another home, a tunnel, where compilations are, and a trace, which is no other run."""
-    options = ("--config=tiny_docs_cpu", "--corpus=gs://b/corpus", RUN[2], "--iap")
-    words = ("--", "--init-from", "gs://m/base")
+    words = (*STAGED, "--iap", "--", "--init-from", "gs://m/base")
     given = {"BERT_JAX_HOME": "/big/bert", "SSH_FLAGS": "--ssh-key-file=k --ssh-flag=-C"}
     here = cloud()
-    done = here.tpu("run", "--dry-run", *options, *words, **given)
-    assert done.returncode == 0, done.stderr
-    text = done.stdout
+    text = here.tpu("run", "--dry-run", *words, **given).stdout
     assert "worker.sh stage '\\''gs://b/corpus'\\'' /big/bert/corpus/corpus" in text
     assert "'\\''--init-from'\\'' '\\''gs://m/base'\\''" in text
     assert "BERT_JAX_HOME='\\''/big/bert'\\'' bash /big/bert/src/tpu_setup.sh --type v4-16" in text
     assert "JAX_COMPILATION_CACHE_DIR='\\''gs://b/run/xla_cache'\\''" in text
+    assert text.count("--xla_") == 2  # those of a v4
     for line in text.splitlines():
         if " ssh " in line or " scp " in line:
             assert "alpha compute tpus tpu-vm" in line
             assert "--tunnel-through-iap" in line and "--ssh-key-file=k" in line
             # What ssh is given has another name for scp.
-            assert ("--ssh-flag=-C" in line, "--scp-flag=-C" in line) == (
-                (True, False) if " ssh " in line else (False, True)
-            )
+            assert ("--ssh-flag=-C" in line) == (" ssh " in line) == ("--scp-flag=-C" not in line)
     (run,) = re.findall(r"worker.sh start (\w+)", text)
     for trace in (["--profile-steps=20:25"], ["--profile-steps", "20:25"]):
-        traced = here.tpu("start", "--dry-run", *options, *words, *trace, **given)
+        traced = here.tpu("start", "--dry-run", *words, *trace, **given)
         assert f"worker.sh start {run} " in traced.stdout and "20:25" in traced.stdout
 
 
@@ -251,45 +205,36 @@ def test_a_flag_that_is_0_is_not_set(cloud):
     """Each that is 1 for yes, in a file, the environment or as an option."""
     here = cloud(number_of_hosts=1, location="EUROPE-WEST4")
     zero = {"FAR_BUCKET": "0", "IAP": "0", "NEW_CHECKOUT": "0", "DRY_RUN": "0"}
-    done = here.tpu("run", *RUN, "--zone=us-central1-a", **zero)
-    assert done.returncode == 2 and "another continent" in done.stderr, done.stderr
+    words = (*WHAT, "--zone=us-central1-a")
+    here.tpu("run", *words, **zero, code=2, says="another continent")
     dry = here.tpu("stop", "--dry-run", "--iap=0")
-    assert dry.returncode == 0 and "iap" not in dry.stdout and "alpha" not in dry.stdout
+    assert "iap" not in dry.stdout and "alpha" not in dry.stdout
 
 
 def test_several_corpora_are_staged_and_trained_on(cloud):
     """One that is nowhere costs no machine."""
     here = cloud()
-    buckets = here.directory / "buckets"
     for name in ("b/wiki", "c/x/code"):
-        (buckets / name / "train").mkdir(parents=True)
-        (buckets / name / "train/0").write_text(name)
-        (buckets / name / "corpus.json").write_text("{}")
-    options = (RUN[0], RUN[2], "--max-hours=1")
-    one = ("--corpus=gs://b/wiki", "--corpus", "python=gs://c/x/code/")
-    done = here.tpu("run", *options, *one)
-    assert done.returncode == 0, done.stderr
-    assert f"pretrain {RUN[0][9:]} --corpus corpus/wiki --corpus corpus/python --workdir" in (
-        done.stdout
-    )
+        here.store(f"{name}/corpus.json", "{}")
+    options = (WHAT[0], WHAT[2], "--max-hours=1")
+    done = here.tpu("run", *options, "--corpus=gs://b/wiki", "--corpus", "python=gs://c/x/code/")
+    assert " --corpus corpus/wiki --corpus corpus/python --workdir" in done.stdout
     # The same run, written as a file has it.
-    again = here.tpu("run", *options, CORPUS="gs://b/wiki,python=gs://c/x/code/")
-    assert again.returncode == 0 and "is done, says" in again.stderr, again.stderr
-    missing = here.tpu("run", *options, CORPUS="gs://b/wiki,gs://b/none,/data/x")
-    assert missing.returncode == 2 and here.commands().count("create") == 1
-    assert "gs://b/none has no corpus.json" in missing.stderr.splitlines()[-1]
+    here.tpu("run", *options, CORPUS="gs://b/wiki,python=gs://c/x/code/", says="is done, says")
+    none = "gs://b/none has no corpus.json"
+    here.tpu("run", *options, CORPUS="gs://b/wiki,gs://b/none,/data/x", code=2, says=none)
+    assert here.commands().count("create") == 1
 
 
 def test_a_file_that_the_trainer_executes_is_sent_along(cloud):
     """One with other lines is another run, as with a config."""
     here = cloud(number_of_hosts=1)
     (here.directory / "mine.py").write_text("first = 1\n")
-    done = here.tpu("run", *RUN, "--keep", "--", "--extend", "mine.py")
-    assert done.returncode == 0 and "--extend src/run/mine.py\n" in done.stdout, done.stderr
+    done = here.tpu("run", *WHAT, "--keep", "--", "--extend", "mine.py")
+    assert "--extend src/run/mine.py\n" in done.stdout
     assert (here.home() / "bert-jax/src/run/mine.py").read_text() == "first = 1\n"
     (here.directory / "mine.py").write_text("first = 2\n")
-    other = here.tpu("run", *RUN, "--", "--extend=mine.py")
-    assert other.returncode == 2 and "take another --name" in other.stderr
+    here.tpu("run", *WHAT, "--", "--extend=mine.py", code=2, says="take another --name")
 
 
 # --- what is wrong is one line -------------------------------------------------------------------
@@ -303,12 +248,31 @@ def test_without_gcloud_nothing_waits(cloud):
         (here.directory / "bin" / name).symlink_to(f"/usr/bin/{name}")
     settings = {"PATH": str(here.directory / "bin")}
     for command in ("create", "run", "status", "delete"):
-        done = here.tpu(command, *RUN, **settings)
-        assert done.returncode == 20, done.stderr
-        assert "gcloud is not installed" in done.stderr and done.stderr.count("\n") == 1
+        done = here.tpu(command, *WHAT, **settings, code=20, says="gcloud is not installed")
+        assert done.stderr.count("\n") == 1
 
 
-_DRY = ("--project=p", "--zone=z", "--name=n", "--type=v4-8", *RUN, "--dry-run")
+# Words that would make ssh, gcloud or a host execute something, and such variables of Google's.
+_EXECUTED = {
+    "SSH_FLAGS=--ssh-flag=-C": (
+        "--ssh-flag=-oProxyCommand=MARK", "--ssh-flag=-oproxycommand=MARK", "-oProxyCommand=MARK",
+        "--ssh-flag=-oPermitLocalCommand=yes", "--ssh-flag=-oKnownHostsCommand=MARK",
+        "--ssh-flag=-oPKCS11Provider=MARK", "--ssh-flag=-oInclude=MARK", "--ssh-flag=-FMARK",
+        "--ssh-flag=-oPort=1,-oProxyCommand=MARK", "--scp-flag=-SMARK", "--flags-file=MARK",
+        "--command=MARK", "--ssh-key-file=MARK", "--ssh-flag",
+    ),
+    "CREATE_FLAGS=--network=n": (
+        "--metadata=startup-script=MARK", "--metadata-from-file=startup-script=MARK",
+        "--flags-file=MARK", "--boot-disk=MARK", "--impersonate-service-account=x",
+    ),
+    "DISTRIBUTED=--distributed": ("--extend=MARK",),
+}  # fmt: skip
+_GOOGLES = (
+    "CLOUDSDK_PYTHON", "CLOUDSDK_PYTHON_ARGS", "CLOUDSDK_CONFIG", "CLOUDSDK_PROXY_ADDRESS",
+    "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE",
+    "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "GOOGLE_APPLICATION_CREDENTIALS",
+)  # fmt: skip
+_DRY = ("--project=p", "--zone=z", "--name=n", "--type=v4-8", *WHAT, "--dry-run")
 
 
 @pytest.mark.parametrize(
@@ -338,6 +302,9 @@ _DRY = ("--project=p", "--zone=z", "--name=n", "--type=v4-8", *RUN, "--dry-run")
         ("CORPUS=gs://b/c,corpus/d", "rsync --recursive corpus/d gs://"),
         ("FAR_BUCKET=no", "FAR_BUCKET='no': 0 or 1"),
         ("DOCTOR=off", "DOCTOR='off': 0 or 1"),
+        *((f"{name}=x", f"line 8: a file may not set {name}: set it in") for name in _GOOGLES),
+        *((f"{setting} {word}", f"run.env, line 8: a file may not put '{word}' into ")
+          for setting, words in _EXECUTED.items() for word in words),
         (["run", *_DRY, "--", "--corpus=gs://b/d"], "--corpus is an option of launch/tpu"),
         (["run", *_DRY, "--", "--workdir", "d"], "--workdir is an option of launch/tpu"),
         (["run", *_DRY, "--", "--extend", "mine.py"], "--extend mine.py: no such file"),
@@ -360,25 +327,23 @@ def test_what_is_wrong_is_one_line(cloud, wrong, message):
         f"NAME='n'\n{wrong}\n" + 'TYPE="v4-8"\n' * ("TYPE" not in wrong)
     )
     words = ["run", "--settings", path] if isinstance(wrong, str) else wrong
-    done = here.run(here.launcher, *words)
-    assert done.returncode == 2 and message in done.stderr, done.stderr
+    done = here.run(here.launcher, *words, code=2, says=message)
     assert done.stderr.count("\n") == 1 and here.calls() == []
     assert not (here.directory / "x").exists()
 
 
 def test_an_option_is_above_the_file_wherever_it_stands(cloud):
     here = cloud()
-    (here.directory / "run.env").write_text("TYPE=v4-8\nPROJECT=p\nZONE=z\nNAME=n\n")
     path = here.directory / "run.env"
+    path.write_text("TYPE=v4-8\nPROJECT=p\nZONE=z\nNAME=n\n")
     for words in (("--type=v9-8", f"--settings={path}"), ("--settings", path, "--type=v9-8")):
-        done = here.run(here.launcher, "create", *words)
-        assert done.returncode == 2 and "'v9-8' is not known" in done.stderr, done.stderr
+        here.run(here.launcher, "create", *words, code=2, says="'v9-8' is not known")
     # As each option, the file is a variable, too.
     path.write_text("TYPE=v9-7\nPROJECT=p\nZONE=z\nNAME=n\n")
-    done = here.run(here.launcher, "create", settings={"SETTINGS": str(path)})
-    assert done.returncode == 2 and "'v9-7' is not known" in done.stderr, done.stderr
+    given = {"SETTINGS": str(path)}
+    here.run(here.launcher, "create", settings=given, code=2, says="'v9-7' is not known")
     # Google's own variables are handed on, and nothing in the file is executed.
     path.write_text("CLOUDSDK_CORE_ACCOUNT=a@b.c\nWORKDIR=gs://b/$(touch x)\n")
-    done = here.tpu("run", "--dry-run", *RUN[:2], f"--settings={path}")
-    assert done.returncode == 0 and "gs://b/$(touch x)/xla_cache" in done.stdout, done.stderr
+    done = here.tpu("run", "--dry-run", *WHAT[:2], f"--settings={path}")
+    assert "gs://b/$(touch x)/xla_cache" in done.stdout
     assert not (here.directory / "x").exists()

@@ -32,14 +32,10 @@ _SMALLEST = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x
 def load(generation: str, flags: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, since libtpu is loaded once."""
     environment = os.environ | {
-        "LIBTPU_INIT_ARGS": flags,
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v3-8",
-        "TPU_MIN_LOG_LEVEL": "3",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
-    }
+        "LIBTPU_INIT_ARGS": flags, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v3-8",
+        "TPU_MIN_LOG_LEVEL": "3", "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+    }  # fmt: skip
     command = [sys.executable, "-c", _LOAD, f"{generation}:{_SMALLEST[generation]}"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HUNG)
 

@@ -29,12 +29,6 @@ _CONFIG = tiny_corpus.tiny_config(
 )
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 _PROCESSES = {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_CPU_DEVICES": "1",
@@ -47,9 +41,9 @@ _PROCESSES = {
 @pytest.mark.chaos
 def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, tmp_path):
     """Created, trained, preempted; the same command: trained to the end, deleted; the same bits."""
-    # The real doctor compiles the step at each start; tests/lab/doctor has it, too.
-    doctor = "real" if IS_LONG else []
-    scenario = {"real_trainer": True, "environment": _PROCESSES, "doctor": doctor}
+    scenario: dict = {"real_trainer": True, "environment": _PROCESSES}
+    if IS_LONG:  # the real doctor compiles the step at each start; tests/lab/doctor has it, too
+        scenario["doctor"] = "real"
     config = tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG)
 
     def command(here, workdir: Path) -> list:
@@ -57,17 +51,17 @@ def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, t
         return [here.launcher, "run", *here.options, "--capacity=spot", *what]
 
     def settings() -> dict[str, str]:
-        coordinator = f"--coordinator 127.0.0.1:{free_port()}"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         return {
-            "DISTRIBUTED": f"{coordinator} --num-processes 2 --process-id %i",
+            "DISTRIBUTED": f"--coordinator 127.0.0.1:{port} --num-processes 2 --process-id %i",
             "COMPILATION_CACHE": str(tmp_path / "cache"),
             "POLL_SECONDS": "0.5",
         }
 
     # A run that nothing disturbs, to compare with.
     calm = cloud(**scenario)
-    done = calm.run(*command(calm, tmp_path / "calm"), settings=settings())
-    assert done.returncode == 0, done.stderr + done.stdout
+    calm.run(*command(calm, tmp_path / "calm"), settings=settings())
 
     here, more, lose = machines(**scenario)
     workdir = tmp_path / "workdir"
@@ -87,7 +81,6 @@ def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, t
     assert ("2 processes met" if IS_LONG else ": pretrain src/run/tiny.json") in out
 
     again = here.run(*command(here, workdir), settings=place)
-    assert again.returncode == 0, again.stderr + again.stdout
     assert "asked for pod" in again.stderr and "goes on (" in again.stderr
     # Every step once, the later ones from the saved state on; more than the last periodic save had.
     rows = [row for row in lines(workdir / "metrics.jsonl") if "split" not in row]
@@ -98,5 +91,4 @@ def test_two_processes_train_are_preempted_and_resume(cloud, machines, corpus, t
     assert losses(workdir) == losses(tmp_path / "calm")
     digests = {state_digest(place, config=_CONFIG) for place in (workdir, tmp_path / "calm")}
     assert len(digests) == 1
-    done = here.tpu("delete", "--capacity=spot", **place)
-    assert done.returncode == 0 and "pod is gone" in done.stderr
+    here.tpu("delete", "--capacity=spot", **place, says="pod is gone")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cloud import ROOT
+from tests.launch.cloud import ROOT, STAGED
 from tests.launch.rest_api import GCLOUD, Api, settings_of
 from tests.launch.ssh_hosts import HAS_SSHD
 
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.skipif(GCLOUD is None, reason="the Google Cloud SDK is 
 needs_sshd = pytest.mark.skipif(
     not HAS_SSHD, reason="sshd is not installed: the fake cloud has to do"
 )
-_WHAT = ("--config=tiny_docs_cpu", "--corpus=gs://b/corpus", "--workdir=gs://b/run")
 
 
 def test_a_machine_is_asked_for_looked_at_and_deleted(cloud, api):
@@ -29,8 +28,8 @@ def test_a_machine_is_asked_for_looked_at_and_deleted(cloud, api):
     is seen, and refused."""
     here = cloud(number_of_hosts=1)
     settings = settings_of(here.directory, api)
-    made = here.tpu("create", *_WHAT, "--capacity=spot", "--valid-until-duration=6h", **settings)
-    assert made.returncode == 0 and "pod: ready" in made.stderr, made.stderr
+    options = (*STAGED, "--capacity=spot", "--valid-until-duration=6h")
+    here.tpu("create", *options, **settings, says="pod: ready")
     place = "/v2/projects/p/locations/z"
     looked = {path.partition("?")[0] for method, path, _ in api.requests if method == "GET"}
     everywhere = "/v2/projects/p/locations/-/queuedResources"
@@ -51,26 +50,22 @@ def test_a_machine_is_asked_for_looked_at_and_deleted(cloud, api):
 
     for options, said in (
         (("--type=v4-64",), "pod in z is a v4-8, not a v4-64"),
-        (("--config=bert_base", *_WHAT[1:]), f"pod in z is run {run}'s"),
+        ((*STAGED, "--config=bert_base"), f"pod in z is run {run}'s"),
     ):
-        done = here.tpu("create", *options, **settings)
-        assert done.returncode == 2 and said in done.stderr, done.stderr
-    deleted = here.tpu("delete", **settings)
-    assert deleted.returncode == 0 and "pod is gone" in deleted.stderr, deleted.stderr
+        here.tpu("create", *options, **settings, code=2, says=said)
+    here.tpu("delete", **settings, says="pod is gone")
     _, (method, removed, _) = changing(api)
     assert method == "DELETE" and removed.startswith(f"{place}/queuedResources/pod?")
     assert "force=True" in removed
     api.resources["pod2"] = body  # one of another name is no matter
     api.elsewhere.append("projects/p/locations/zb/queuedResources/pod")
-    done = here.tpu("create", *_WHAT, **settings)
-    assert done.returncode == 2 and "pod is in zb already: --zone=zb" in done.stderr, done.stderr
+    here.tpu("create", *STAGED, **settings, code=2, says="pod is in zb already: --zone=zb")
     assert len(changing(api)) == 2
 
 
 def printed(here, command: str, *options: str, **settings: str) -> list[list[str]]:
     """Returns the commands of gcloud that the launcher would call."""
     done = here.tpu(command, "--dry-run", *options, **settings)
-    assert done.returncode == 0, done.stderr
     words = [shlex.split(line[2:]) for line in done.stdout.splitlines()]
     return [each[each.index("gcloud") + 1 :] for each in words if "gcloud" in each]
 
@@ -94,8 +89,7 @@ def test_the_request_of_a_capacity(cloud, api, capacity, flags, expected):
     (command,) = (words for words in commands if "create" in words)
     boot = f"--metadata-from-file=startup-script={ROOT / 'launch/boot.sh'}"
     words = [boot if word.startswith("--metadata-from") else word for word in command]
-    done = here.run("gcloud", *words, settings=settings)
-    assert done.returncode == 0, done.stderr
+    here.run("gcloud", *words, settings=settings)
     ((_, _, body),) = changing(api)
     assert body | expected == body
     node = body["tpu"]["nodeSpec"][0]["node"]
@@ -107,8 +101,7 @@ def test_a_login_that_is_missing_is_named(cloud, api):
     """In the SDK's own words, which the launcher looks for; nothing was asked."""
     here = cloud(number_of_hosts=1)
     nobody = {k: v for k, v in settings_of(here.directory, api).items() if "TOKEN" not in k}
-    done = here.tpu("status", **nobody)
-    assert done.returncode == 20 and "or there is none: gcloud auth login" in done.stderr
+    here.tpu("status", **nobody, code=20, says="or there is none: gcloud auth login")
     assert api.requests == []
 
 
@@ -126,9 +119,9 @@ def test_the_sdk_knows_every_option(cloud, tmp_path):
     used: set[tuple[str, ...]] = set()
     for words in (
         *map(shlex.split, documented),
-        *printed(here, "run", *_WHAT, "--capacity=spot", SSH_FLAGS="--ssh-flag=-C"),
+        *printed(here, "run", *STAGED, "--capacity=spot", SSH_FLAGS="--ssh-flag=-C"),
         *printed(here, "create", "--capacity=flex-start", "--max-hours=4", "--iap"),
-        *printed(here, "status", *_WHAT, "--iap"),
+        *printed(here, "status", *STAGED, "--iap"),
         *printed(here, "fetch", "--workdir=gs://b/run", f"--output={tmp_path}/out"),
     ):
         node, flags = tree, set(tree["flags"])
@@ -162,24 +155,21 @@ def changing(api: Api) -> list[tuple[str, str, dict]]:
 @needs_sshd
 def test_every_command_on_the_way_of_a_run(machines, api):
     """By hand, on two hosts, and then by `run`; what it leaves is in the bucket's words."""
-    here, settings, _ = machines(trainer=[{"code": "waits"}])
+    here, settings, _ = machines(trainer=["waits"])
     api.objects |= _CORPUS
 
     def tpu(command: str, *options: str) -> subprocess.CompletedProcess[str]:
-        done = here.tpu(command, *_WHAT, *options, **settings)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
+        return here.tpu(command, *STAGED, *options, **settings)
 
-    tpu("create")
-    tpu("setup")
-    tpu("stage")
+    for command in ("create", "setup", "stage"):
+        tpu(command)
     for number in range(2):
         assert (here.home(number) / "bert-jax/corpus/corpus/train.bin").read_bytes() == b"abc"
         assert (here.home(number) / "bert-jax/corpus/corpus/corpus.json").is_file()
     tpu("start")
     said = tpu("status").stdout
     assert "trainer on pod-w-0 running\ntrainer on pod-w-1 running\n" in said
-    assert tpu("logs").stdout.count("pretrain tiny_docs_cpu --corpus corpus/corpus") == 2
+    assert tpu("logs").stdout.count("pretrain bert_large_64core --corpus corpus/corpus") == 2
     stopped = tpu("stop").stdout
     assert all(f"{host}: stopped, exit code 42" in stopped for host in here.hosts)
     assert b"exit code 42" in api.objects["b/run/logs/pod-w-1.log"]

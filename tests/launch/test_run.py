@@ -9,10 +9,10 @@ import time
 import pytest
 
 from tests.chaos import IS_LONG
-from tests.launch.cloud import end, failing, in_shell, read_until, wait_until
+from tests.launch.cloud import WHAT, end, failing, in_shell, read_until, wait_until
+from tests.launch.fake_programs import program
 from tests.limits import HUNG
 
-RUN = ("--config=bert_large_64core", "--corpus=/data/corpus", "--workdir=gs://b/run")
 _UP = ["scp", "setup", "start"]
 _PREEMPTED = ["SUSPENDING", "SUSPENDED"]
 _NETWORK = "Failed to establish a new connection: [Errno 101] Network is unreachable"
@@ -38,11 +38,12 @@ _LIVES = {
         ["create", "scp", "setup", "delete"], _ALL,
     ),
     "preempted in training": (
-        {"trainer": [{"code": 42, "states": _PREEMPTED}, {"code": 0}]}, 42,
+        {"trainer": [42, 0],
+         "events": [{"match": "worker.sh state", "times": [2], "states": _PREEMPTED}]}, 42,
         ["create", *_UP, "delete"], _ALL,
     ),
     "deleted by somebody": (
-        {"trainer": [{"code": "waits"}, {"code": 0}],
+        {"trainer": ["waits", 0],
          "events": [{"match": "worker.sh state", "times": [3], "states": ["GONE"]}]},
         42, ["create", *_UP], _ALL,
     ),
@@ -51,6 +52,8 @@ _LIVES = {
     "an answer that is lost": (failing(" create ", 1, loses=True), 0, _ALL, []),
     "no room twice": (failing(" create ", 1, 2, fails="RESOURCE_EXHAUSTED: no capacity in zone"),
                       0, ["create", "create", *_ALL], []),
+    "a node has its name": (failing(" create ", *range(1, 6), fails="ALREADY_EXISTS: node pod"), 20,
+                            ["create"] * 5, _ALL),
     "it is refused": (failing(" create ", 1, fails="PERMISSION_DENIED: no tpu.nodes.create"), 20,
                       ["create"], _ALL),
     "a cloud that is silent for a while": (
@@ -64,40 +67,39 @@ _LIVES = {
 def test_a_life_ends_where_it_should_and_the_same_command_goes_on(cloud, life):
     scenario, code, did, then = _LIVES[life]
     here = cloud(number_of_hosts=2 if "preempted" in life else 1, **scenario)
-    done = here.tpu("run", *RUN, "--capacity=spot")
-    assert (done.returncode, here.commands()) == (code, did), done.stderr
-    assert (here.directory / "buckets/b/run/launched_and_done").exists() == (code == 0)
+    said = here.tpu("run", *WHAT, "--capacity=spot", code=code).stderr
+    assert here.commands() == did, said
+    assert (here.bucket / "launched_and_done").exists() == (code == 0)
     # Nothing is left that costs, so nothing is said of it.
-    assert "costs" not in done.stderr.replace("an hour, 24 hours at most", ""), done.stderr
-    if code == 21:
-        assert done.stderr.count("There is no more capacity") == (life == "no capacity")
-        assert "the same command asks again" in done.stderr
-    if code == 42:
-        assert "the machine is gone: the same command goes on" in done.stderr
-    again = here.tpu("run", *RUN, "--capacity=spot")
-    assert (again.returncode, here.commands()) == (0, did + then), again.stderr
+    assert "costs" not in said.replace("an hour, 24 hours at most", ""), said
+    assert said.count("There is no more capacity") == (life == "no capacity")
+    assert ("tpus tpu-vm delete pod" in said) == (life == "a node has its name")
+    assert ("the same command asks again" in said) == (code == 21)
+    assert ("the machine is gone: the same command goes on" in said) == (code == 42)
+    again = here.tpu("run", *WHAT, "--capacity=spot")
+    assert here.commands() == did + then, again.stderr
     assert ("is done, says" in again.stderr) == (not then)
 
 
 @pytest.mark.parametrize(
-    ("codes", "code", "said"),
+    ("scenario", "code", "said"),
     [
-        ([134, 3], 3, "would meet the same error"),
-        ([200, 137], 200, "the same command goes on"),
-        ([42, 42], 42, "the same command goes on"),
-        ([1, "waits"], 1, "some hosts have ended and others have not"),
+        ({"trainer": [[134, 3]]}, 3, "would meet the same error"),
+        ({"trainer": [[200, 137]]}, 200, "the same command goes on"),
+        ({"trainer": [[42, 42]]}, 42, "the same command goes on"),
+        ({"trainer": [[1, "waits"]]}, 1, "some hosts have ended and others have not"),
+        ({"doctor": [4, 0]}, 4, "would meet the same error"),
     ],
 )
-def test_the_code_that_explains_the_others_comes_back(cloud, codes, code, said):
+def test_the_code_that_explains_the_others_comes_back(cloud, scenario, code, said):
     """The machine stays for a while; what it costs and how that ends is the last line."""
-    here = cloud(trainer=[{"codes": codes}, {"code": 0}])
-    done = here.tpu("run", *RUN)
-    assert done.returncode == code and said in done.stderr, done.stderr
-    assert here.commands() == ["create", *_UP, *["stop"] * ("waits" in codes)]
+    here = cloud(**scenario)
+    done = here.tpu("run", *WHAT, code=code, says=said)
+    assert here.commands() == ["create", *_UP, *["stop"] * ("waits" in str(scenario))]
     last = done.stderr.splitlines()[-1]
     assert "costs $25.76 an hour" in last and "or one has ended 15 minutes ago" in last
     command = shlex.split(last.partition("To end it now: ")[2])
-    assert here.run(here.launcher.parents[1] / command[0], *command[1:]).returncode == 0
+    here.run(here.launcher.parents[1] / command[0], *command[1:])
     assert here.commands()[-1] == "delete" and here.state()["states"] == []
 
 
@@ -116,18 +118,9 @@ def test_of_two_codes_the_one_that_says_why_is_taken():
     assert in_shell(script, *words).split() == [str(first) for first, _ in pairs]
 
 
-def test_a_fault_that_the_doctor_finds_ends_the_run(cloud):
-    """The host has the code as if it had trained; no restart would meet anything else."""
-    here = cloud(doctor=[4, 0])
-    done = here.tpu("run", *RUN)
-    assert (done.returncode, here.commands()) == (4, ["create", *_UP]), done.stderr
-    assert "not started" in done.stdout and "0" not in here.state()["starts"]
-    assert "what the doctor says" in here.tpu("logs", *RUN).stdout
-
-
 def test_the_log_is_followed(cloud):
-    here = cloud(number_of_hosts=1, trainer=[{"code": "waits"}])
-    run = here.started(*RUN)
+    here = cloud(number_of_hosts=1, trainer=["waits"])
+    run = here.started()
     assert "pretrain bert_large_64core" in next(s for s in run.stdout if "pretrain" in s)
     log = here.home() / "bert-jax/log/train.log"
     for text in ("step 1", "loss \x1b[31m0.5\a", "@bert-jax-at 7", "step 2"):
@@ -145,8 +138,8 @@ def test_the_log_is_followed(cloud):
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_whoever_leaves_is_told_what_stays(cloud, number):
-    here = cloud(number_of_hosts=1, trainer=[{"code": "waits"}])
-    run = here.started(*RUN)
+    here = cloud(number_of_hosts=1, trainer=["waits"])
+    run = here.started()
     run.send_signal(number)
     _, err = run.communicate(timeout=HUNG)
     assert run.returncode == 128 + number
@@ -155,24 +148,22 @@ def test_whoever_leaves_is_told_what_stays(cloud, number):
 
 def test_a_run_is_found_again(cloud):
     """Its costs may have been told another end since; another run is refused."""
-    here = cloud(trainer=[{"code": "waits"}])
-    end(here.started(*RUN))
+    here = cloud(trainer=["waits"])
+    end(here.started())
     did = here.commands()
-    second = here.start(here.launcher, "run", *here.options, *RUN, "--max-hours=30")
+    second = here.start(here.launcher, "run", *here.options, *WHAT, "--max-hours=30")
     read_until(second, "runs already")
     cap = here.home(1) / "cap/boot.sh"
     wait_until(lambda: "MAX_SECONDS=108000" in cap.read_text(), second)
-    other = here.tpu("run", "--config=bert_base", *RUN[1:])
-    assert other.returncode == 2 and "this is" in other.stderr, other.stderr
+    here.tpu("run", "--config=bert_base", *WHAT[1:], code=2, says="this is")
     end(second)
     assert [c for c in here.commands() if c != "scp"] == [c for c in did if c != "scp"]
-    stopped = here.tpu("stop")
-    assert stopped.returncode == 0 and "exit code 42" in stopped.stdout
+    assert "exit code 42" in here.tpu("stop").stdout
 
 
 def test_no_outage_ends_a_run(cloud):
-    here = cloud(trainer=[{"code": "waits"}])
-    run = here.started(*RUN)
+    here = cloud(trainer=["waits"])
+    run = here.started()
     for words in (_NETWORK, _LOGIN):
         cut = failing("^laptop gcloud", *range(1, 13), fails=words)
         here.change(**cut, happened={})
@@ -193,12 +184,11 @@ def test_no_outage_ends_a_run(cloud):
 @pytest.mark.parametrize("codes", [[4, "waits"], [42, "waits"]])
 def test_what_hosts_said_last_counts_when_the_machine_is_gone(cloud, codes):
     deaf = {"match": "worker.sh state", "times": list(range(2, 99)), "deaf": [1]}
-    here = cloud(trainer=[{"codes": codes}], events=[deaf])
-    run = here.started(*RUN)
+    here = cloud(trainer=[codes], events=[deaf])
+    run = here.started()
     read_until(run, "not all hosts answer; pod: ready")
     here.set_states("GONE")
     assert run.wait(timeout=HUNG) == codes[0]
-    run.communicate()
 
 
 @pytest.mark.parametrize(
@@ -217,9 +207,8 @@ def test_a_run_that_begins_in_an_outage_says_so(cloud, words, said):
     here = cloud(number_of_hosts=1, states=["ACTIVE"], **cut)
     # Deleting is tried on and on while there is no network.
     for command in ("run", "create", "fetch", *["delete"] * (words != _NETWORK)):
-        done = here.tpu(command, *RUN, f"--output={here.directory}/out")
-        assert (done.returncode, here.commands()) == (20, []), done.stderr
-        assert done.stderr.count(" error: ") == 1 and said in done.stderr, done.stderr
+        done = here.tpu(command, *WHAT, f"--output={here.directory}/out", code=20, says=said)
+        assert here.commands() == [] and done.stderr.count(" error: ") == 1, done.stderr
         assert command in ("run", "create") or done.stderr.count("\n") == 1, done.stderr
         assert "an hour" not in done.stderr
 
@@ -228,137 +217,111 @@ def test_a_run_that_begins_in_an_outage_says_so(cloud, words, said):
 
 
 @pytest.mark.parametrize(
-    ("there", "option", "said"),
+    ("scenario", "option", "said"),
     [
-        ({"run": "0123456789ab"}, (), "pod in z is run 0123456789ab's"),
-        ({}, ("--type=v4-64",), "pod in z is a v4-8, not a v4-64"),
-        ({"zone": "zb"}, (), "pod is in zb already: --zone=zb goes on there"),
+        ({"states": ["ACTIVE"], "run": "0123456789ab"}, "--keep", "pod in z is run 0123456789ab's"),
+        ({"states": ["ACTIVE"]}, "--type=v4-64", "pod in z is a v4-8, not a v4-64"),
+        ({"states": ["ACTIVE"], "zone": "zb"}, "--keep", "pod is in zb already: --zone=zb goes on"),
+        ({"location": "EUROPE-WEST4"}, "--zone=us-central1-a", "another continent"),
+        ({"location": "EU"}, "--zone=asia-east1-c", "another continent"),
     ],
 )
-def test_a_machine_of_another_run_type_or_zone_is_refused(cloud, there, option, said):
-    here = cloud(number_of_hosts=1, states=["ACTIVE"], **there)
-    done = here.tpu("run", *RUN, *option)
-    assert done.returncode == 2 and said in done.stderr, done.stderr
+def test_a_machine_of_others_and_a_bucket_far_away_are_refused(cloud, scenario, option, said):
+    here = cloud(number_of_hosts=1, **scenario)
+    here.tpu("run", *WHAT, option, code=2, says=said)
     assert here.commands() == []
 
 
-def test_a_run_that_is_done_leaves_the_machine_of_another_run_alone(cloud):
-    """Also while that one is still being set up: the request says whose it is."""
+@pytest.mark.parametrize(
+    ("zone", "place", "said"),
+    [
+        ("europe-west4-b", "EUROPE-WEST4", ""),
+        ("us-central1-a", "US", "lies in us, the machine in us-central1: each GiB"),
+        ("us-central1-a", "NAM4", "GiB between them costs about $0.02"),
+        ("asia-east1-c", "EU", "GiB between them costs about $0.05"),
+    ],
+)
+def test_what_the_way_to_the_bucket_costs_is_said(cloud, zone, place, said):
+    here = cloud(number_of_hosts=1, location=place)
+    done = here.tpu("run", *WHAT, f"--zone={zone}", "--far-bucket", says=said)
+    assert ("GiB" in done.stderr) == ("GiB" in said)
+
+
+def test_a_run_that_is_done_deletes_what_it_has_left_and_no_other(cloud):
     here = cloud(number_of_hosts=1)
-    assert here.tpu("run", *RUN).returncode == 0
-    assert here.tpu("create", "--config=bert_base", *RUN[1:]).returncode == 0
-    again = here.tpu("run", *RUN)
-    assert again.returncode == 0 and "is done, says" in again.stderr
+    for _ in range(2):
+        here.tpu("run", *WHAT, "--keep")
+        assert here.state()["states"] == ["ACTIVE"]
+    here.tpu("run", *WHAT)
+    assert here.commands() == _ALL and here.state()["states"] == []
+    # Another run's, which is still being set up: the request says whose it is.
+    here.tpu("create", "--config=bert_base", *WHAT[1:])
+    here.tpu("run", *WHAT, says="is done, says")
     assert here.commands() == [*_ALL, "create"]
 
 
-def test_what_a_done_run_has_left_is_deleted(cloud):
-    here = cloud(number_of_hosts=1)
-    assert here.tpu("run", *RUN, "--keep").returncode == 0
-    assert here.state()["states"] == ["ACTIVE"]
-    assert here.tpu("run", *RUN, "--keep").returncode == 0
-    assert here.tpu("run", *RUN).returncode == 0
-    assert here.commands() == _ALL and here.state()["states"] == []
-
-
-def test_a_node_of_that_name_is_named(cloud):
-    here = cloud(
-        number_of_hosts=1, events=[{"match": " create ", "fails": "ALREADY_EXISTS: node pod"}]
-    )
-    done = here.tpu("run", *RUN)
-    assert done.returncode == 20 and "gcloud compute tpus tpu-vm delete pod" in done.stderr
-    assert here.commands() == ["create"] * 5
-
-
 def test_a_run_goes_on_with_its_machine_and_the_checkout_that_it_began_with(cloud):
-    here = cloud(number_of_hosts=1, trainer=[{"code": 42}, {"code": 42}, {"code": 0}])
-    first = here.tpu("run", *RUN)
-    assert first.returncode == 42, first.stderr
+    here = cloud(number_of_hosts=1, trainer=[42, 42, 0])
+    first = here.tpu("run", *WHAT, code=42)
     (pack,) = (here.directory / "home/.local/state/bert-jax").glob("*.tgz")
-    noted = here.directory / "buckets/b/run/launched_checkout"
+    noted = here.bucket / "launched_checkout"
     run, digest = noted.read_text().split()
     assert pack.name == f"{run}.tgz"
     assert f"checkout {digest}: pretrain" in first.stdout
     before = pack.read_bytes()
-    assert "this run began with goes on" in here.tpu("run", *RUN).stderr
+    here.tpu("run", *WHAT, code=42, says="this run began with goes on")
     assert pack.read_bytes() == before
     # Another laptop, with another checkout.
     noted.write_text(f"{run} {'0' * 16}\n")
     other = {"XDG_STATE_HOME": str(here.directory / "other")}
-    refused = here.tpu("run", *RUN, **other)
-    assert refused.returncode == 2 and "with --new-checkout" in refused.stderr
-    assert here.tpu("run", *RUN, "--new-checkout", **other).returncode == 0
+    here.tpu("run", *WHAT, **other, code=2, says="with --new-checkout")
+    here.tpu("run", *WHAT, "--new-checkout", **other)
     assert noted.read_text() == f"{run} {digest}\n"
     assert here.commands() == ["create", *_UP, *_UP, *_UP, "delete"]
-
-
-@pytest.mark.parametrize(
-    ("zone", "place", "code", "said"),
-    [
-        ("europe-west4-b", "EUROPE-WEST4", 0, None),
-        ("us-central1-a", "US", 0, "lies in us, the machine in us-central1: each GiB"),
-        ("us-central1-a", "NAM4", 0, "about $0.02"),
-        ("us-central1-a", "EUROPE-WEST4", 2, "another continent"),
-        ("asia-east1-c", "EU", 2, "about $0.05"),
-    ],
-)
-def test_the_place_of_the_bucket_is_looked_at(cloud, zone, place, code, said):
-    here = cloud(number_of_hosts=1, location=place)
-    done = here.tpu("run", *RUN, f"--zone={zone}")
-    assert done.returncode == code, done.stderr
-    assert (said or "") in done.stderr and ("GiB" in done.stderr) == (said is not None)
-    if code:
-        assert here.commands() == []
-        assert here.tpu("run", *RUN, f"--zone={zone}", "--far-bucket").returncode == 0
 
 
 def test_without_a_bucket_the_hosts_say_that_it_is_done(cloud):
     """And the machine, on whose disk the workdir may be, stays until its hours are spent."""
     here = cloud()
     options = ("--config=tiny_docs_cpu", "--corpus=/c", "--workdir=/shared/run")
-    done = here.tpu("run", *options)
-    assert done.returncode == 0 and "/shared/run is in no bucket" in done.stderr
-    assert here.tpu("run", *options).returncode == 0
+    here.tpu("run", *options, says="/shared/run is in no bucket")
+    here.tpu("run", *options)
     assert here.commands() == ["create", *_UP]
     assert "KEEP=1\n" in (here.home() / "cap/boot.sh").read_text()
 
 
 _ROUTER = """#!/bin/bash
+zone=za
 for word; do case $word in --zone=*) zone=${word#*=} ;; esac; done
 sleep "0.$(printf %02d $((RANDOM % 20)))"
-ask() { FAKE_CLOUD=CLOUDS/$1 "CLOUDS/$1/bin/gcloud" "${@:2}"; }
-if [[ $zone == - ]]; then ask za "$@" && ask zb "$@"; else ask "${zone:-za}" "$@"; fi
+ask() { FAKE_CLOUD=$1 "$1/bin/gcloud" "${@:2}"; }
+if [[ $zone == - ]]; then ask "$za" "$@" && ask "$zb" "$@"; else ask "${!zone}" "$@"; fi
 """
 
 
 def test_two_laptops_make_one_machine(cloud, tmp_path):
     """Each in a zone by chance, at about the same moment, while machines are lost by chance."""
     zones = {name: cloud(number_of_hosts=1) for name in ("za", "zb")}
-    (tmp_path / "router").mkdir()
-    for name, here in zones.items():
-        (tmp_path / name).symlink_to(here.directory)
-    router = tmp_path / "router" / "gcloud"
-    router.write_text(_ROUTER.replace("CLOUDS", str(tmp_path)))
-    router.chmod(0o755)
+    here = zones["za"]
+    program(tmp_path / "router/gcloud", _ROUTER)
+    settings = {name: str(zone.directory) for name, zone in zones.items()}
+    settings["PATH"] = f"{tmp_path}/router:{here.environment['PATH']}"
     chance = random.Random(7)
     ends = set()
     for _ in range(200 if IS_LONG else 5):
-        for here in zones.values():
-            here.set_states()
-        path = f"{router.parent}:{zones['za'].environment['PATH']}"
+        for zone in zones.values():
+            zone.set_states()
         laptops = []
         for _ in range(2):
-            words = (*zones["za"].options, *RUN, f"--zone={chance.choice(tuple(zones))}")
-            laptops.append(
-                zones["za"].start(zones["za"].launcher, "create", *words, settings={"PATH": path})
-            )
+            words = ("create", *here.options, *WHAT, f"--zone={chance.choice(('za', 'zb'))}")
+            laptops.append(here.start(here.launcher, *words, settings=settings))
             time.sleep(chance.choice((0, 0.1, 0.5)))
-        lost = zones[chance.choice(tuple(zones))] if chance.random() < 0.3 else None
+        lost = zones[chance.choice(("za", "zb"))] if chance.random() < 0.3 else None
         if lost and lost.state()["states"] == ["ACTIVE"]:
             lost.set_states("SUSPENDED")
         said = [laptop.communicate(timeout=HUNG)[1] for laptop in laptops]
         codes = [laptop.returncode for laptop in laptops]
-        there = [name for name, here in zones.items() if here.state()["states"] == ["ACTIVE"]]
+        there = [name for name, zone in zones.items() if zone.state()["states"] == ["ACTIVE"]]
         assert len(there) <= 1, said
         # Whoever says that it is there is right; the other is told where it is, or withdraws.
         assert set(codes) <= {0, 2, 21} and (0 not in codes or there or lost), said

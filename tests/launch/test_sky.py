@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.launch.cloud import ROOT, in_shell
+from tests.launch.fake_programs import program
 from tests.limits import HUNG
 
 _FILE = ROOT / "launch" / "sky.yaml"
@@ -56,17 +57,9 @@ def test_skypilot_takes_it(task):
 @pytest.fixture
 def run(task, tmp_path):
     """Runs the script of the task with a trainer that does as `trainer` says."""
-    programs = {
-        "home/bert-jax/venv/bin/bert-jax": 'echo "$@" >"$HOME/arguments"\neval "$TRAINER"',
-        "bin/sudo": "exit 0",
-        "bin/gcloud": "exit 1",
-    }
-    for name, text in programs.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"#!/bin/bash\n{text}\n")
-        path.chmod(0o755)
-    # A corpus that is staged already, and the rest of the checkout.
+    told = '#!/bin/bash\necho "$@" >"$HOME/arguments"\neval "$TRAINER"\n'
+    program(tmp_path / "home/bert-jax/venv/bin/bert-jax", told)
+    program(tmp_path / "bin/sudo", "#!/bin/bash\n")
     checkout = tmp_path / "checkout" / "launch"
     checkout.mkdir(parents=True)
     for name in ("lib", "flags.tsv", "accelerators.tsv"):
@@ -75,47 +68,32 @@ def run(task, tmp_path):
     def call(trainer: str, *, seconds: float = 60, stage: str = "exit 0", **envs: str):
         (checkout / "worker.sh").write_text(f'echo "$@" >"$HOME/staged"\n{stage}\n')
         given = {name: str(value) for name, value in task["envs"].items() if value is not None}
-        env = given | _ENVS | envs | {
-            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-            "HOME": str(tmp_path / "home"),
-            "UNTIL": str(int(time.time() + seconds)),
-            "TRAINER": trainer,
-        }  # fmt: skip
+        machine = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home")}
+        until = {"UNTIL": str(int(time.time() + seconds)), "TRAINER": trainer}
         return subprocess.run(
-            ["bash", "-c", task["run"]],
-            cwd=checkout.parent,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=HUNG,
-        )
+            ["bash", "-c", task["run"]], cwd=checkout.parent,
+            env=given | _ENVS | envs | machine | until,
+            capture_output=True, text=True, timeout=HUNG,
+        )  # fmt: skip
 
     return call
 
 
 @pytest.mark.parametrize("code", [0, 2, 7, 42, 75, 134, 200])
 def test_the_trainer_s_code_is_the_task_s(run, tmp_path, code):
-    done = run(f'echo "$LIBTPU_INIT_ARGS" "$JAX_COMPILATION_CACHE_DIR"; exit {code}')
+    trainer = f'echo "$LIBTPU_INIT_ARGS" "$JAX_COMPILATION_CACHE_DIR"; exit {code}'
+    done = run(trainer, CORPUS="gs://b/wiki,code=gs://c/x")
     assert done.returncode == code, done.stderr
     # The flags of the compiler are those of launch/tpu.
     assert re.search(r"^--xla_tpu\S+ .*gs://b/run/xla_cache$", done.stdout.strip())
-    staged = (tmp_path / "home" / "staged").read_text().split()
-    assert staged[:2] == ["stage", "gs://b/corpus"]
-    arguments = (tmp_path / "home" / "arguments").read_text().split()
-    assert arguments[:2] == ["pretrain", "bert_large_v5e"]
-    assert arguments[arguments.index("--corpus") + 1] == staged[2]
-    assert arguments[-3:] == ["--workdir", "gs://b/run", "--distributed"]
-    assert run("exit 0", stage="exit 4").returncode == 4
-
-
-def test_several_corpora_are_staged_and_trained_on(run, tmp_path):
-    assert run("exit 0", CORPUS="gs://b/wiki,code=gs://c/x").returncode == 0
     home = tmp_path / "home"
-    folders = [f"{home}/bert-jax/corpus/{name}" for name in ("wiki", "code")]
+    wiki, other = (f"{home}/bert-jax/corpus/{name}" for name in ("wiki", "code"))
     staged = (home / "staged").read_text().split()
-    assert staged == ["stage", "gs://b/wiki", folders[0], "gs://c/x", folders[1]]
-    arguments = (home / "arguments").read_text().split()
-    assert arguments[2:6] == ["--corpus", folders[0], "--corpus", folders[1]]
+    assert staged == ["stage", "gs://b/wiki", wiki, "gs://c/x", other]
+    what = ["pretrain", "bert_large_v5e", "--corpus", wiki, "--corpus", other]
+    where = ["--workdir", "gs://b/run", "--distributed"]
+    assert (home / "arguments").read_text().split() == what + where
+    assert run("exit 0", stage="exit 4").returncode == 4
 
 
 def test_hours_that_are_spent_end_the_job_for_good(run, tmp_path):
