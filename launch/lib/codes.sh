@@ -17,6 +17,7 @@ verdict() {
     local code kind
     for kind in stop network crash preempted restart 'done'; do
         while read -r _ code; do
+            [[ $code != none ]] || code=137 # the host was made anew, and knows nothing of the run
             [[ $(meaning "$code") != "$kind" ]] || { echo "$code" && return; }
         done <<<"$REPORT"
     done

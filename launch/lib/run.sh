@@ -164,9 +164,8 @@ ask_for_one() {
 begin() {
     local all=yes try=1
     ask_trainer || all=''
-    if grep -q ' other$' <<<"$REPORT"; then
-        die "$EXIT_USAGE" "another run is running on $NAME; launch/tpu stop ends it"
-    elif grep -q ' running$' <<<"$REPORT"; then
+    check_report
+    if grep -q ' running$' <<<"$REPORT"; then
         log "the trainer runs already"
         # What ends its costs may have been told otherwise since.
         tell_cap || log "what ends the costs could not be told to all hosts"
@@ -185,6 +184,11 @@ begin() {
     start_trainer || failed "$EXIT_CONTACT" "starting"
 }
 
+# Ends here if the hosts train another run. After `ask_trainer`.
+check_report() {
+    ! grep -q ' other$' <<<"$REPORT" || die "$EXIT_USAGE" "another run is running on $NAME; launch/tpu stop ends it"
+}
+
 # Ends here, unless somebody else's command has started the trainer meanwhile.
 failed() { # CODE WHAT
     local said=${REPORT:-no host answered}
@@ -201,6 +205,7 @@ follow() {
         new_lines
         if ask_trainer; then
             SAID_LAST=''
+            check_report
             if [[ $DRY_RUN ]] || ! grep -q ' running$' <<<"$REPORT"; then
                 new_lines
                 finish "$(verdict)"

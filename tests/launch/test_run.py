@@ -3,6 +3,7 @@
 import itertools
 import random
 import shlex
+import shutil
 import signal
 import time
 
@@ -116,6 +117,23 @@ def test_of_two_codes_the_one_that_says_why_is_taken():
     script = """for pair; do REPORT="a ${pair#* }"$'\\n'"b ${pair% *}"; verdict; done"""
     words = [f"{first} {second}" for first, second in pairs]
     assert in_shell(script, *words).split() == [str(first) for first, _ in pairs]
+
+
+def test_hosts_that_forget_the_run_or_train_another_one(cloud):
+    """A host that was made anew is like one that was reset. One that trains another run is not
+    ours, while we follow as before we begin.
+    """
+    here = cloud(trainer=["waits", "waits"])
+    run = here.started()
+    here.reset()
+    shutil.rmtree(here.home(1) / "bert-jax")
+    _, err = run.communicate(timeout=HUNG)
+    assert run.returncode == 137 and "the same command goes on" in err, err
+    run = here.start(here.launcher, "run", *here.options, *WHAT)
+    wait_until(lambda: here.state()["starts"] == {"0": 2, "1": 2}, run)
+    (here.home() / "bert-jax/run").write_text("0123456789ab\n")
+    _, err = run.communicate(timeout=HUNG)
+    assert run.returncode == 2 and "another run is running on pod" in err, err
 
 
 def test_the_log_is_followed(cloud):
