@@ -131,8 +131,9 @@ class Preemption:
             try:
                 return work.result(timeout=_POLL_SECONDS)
             except TimeoutError:
+                # It may have ended since, or with an error of this kind.
                 if work.done():
-                    raise
+                    return work.result()
                 if self._is_ours and self._received.is_set():
                     raise self.preemption_error() from None
 

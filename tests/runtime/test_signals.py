@@ -5,6 +5,7 @@ import queue
 import signal
 import threading
 import time
+from concurrent.futures import Future
 
 import jax
 import pytest
@@ -48,6 +49,33 @@ def test_an_interrupt_that_is_ignored_stays_ignored():
 
 def wait_for(event) -> None:
     assert event.wait(10)
+
+
+class _EndsLate(Future):
+    """Ends when it was waited for in vain, before it is asked whether it has ended."""
+
+    def __init__(self, end):
+        super().__init__()
+        self._end = end
+
+    def result(self, timeout=None):
+        try:
+            return super().result(timeout)
+        except TimeoutError:
+            if not self.done():
+                self._end(self)
+            raise
+
+
+def test_what_ends_between_two_looks_is_waited_for():
+    """A run ended with "the network fails" where its batch came at the end of a tenth of a
+    second.
+    """
+    with Preemption() as preemption:
+        assert preemption.wait(_EndsLate(lambda work: work.set_result("batch"))) == "batch"
+        failed = _EndsLate(lambda work: work.set_exception(TimeoutError("the server is away")))
+        with pytest.raises(TimeoutError, match="the server is away"):
+            preemption.wait(failed)
 
 
 def test_a_signal_is_heard_while_the_main_thread_is_busy():
