@@ -115,6 +115,14 @@ class TrainConfig(WithOptions):
         """The last step of each phase."""
         return tuple(itertools.accumulate(phase.steps for phase in self.phases))
 
+    @property
+    def scored_phases(self) -> tuple[PhaseConfig, ...]:
+        """The phases as a model that was trained in them is scored: none changes it, which is as
+        its step left it, and no rows are packed.
+        """
+        rate = self.data.masked_lm_prob
+        return tuple(dataclasses.replace(p.unpacked(rate), changes={}) for p in self.phases)
+
     def phase_of(self, update: int) -> int:
         """Returns the number of the phase in which an update is made, counted from 0."""
         return bisect.bisect_right(self.phase_ends, update)

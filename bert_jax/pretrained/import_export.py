@@ -115,6 +115,7 @@ def average_checkpoints(sources: Sequence[Path | str], output: Path) -> Imported
         )
         # Its rows, masks and held-out examples are those of the run: it is scored as that was.
         kept = {name: getattr(first.config, name) for name in SCORED_BY}
+        kept["phases"] = first.config.scored_phases
         run = dataclasses.replace(imported_config(foreign), **kept)
         origin = f"{run_directory.MEAN_OF}{', '.join(map(str, sources))}"
         words.save(output / run_directory.TOKENIZER)

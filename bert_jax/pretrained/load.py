@@ -256,9 +256,7 @@ def write_record(directory: Path, loaded: LoadedCheckpoint) -> None:
         return
     if not {*OBJECTIVES[name].parts} <= {*loaded.config.head.parts}:
         return
-    # The model is as the step left it, and the phases say how its rows are.
-    phases = tuple(dataclasses.replace(phase, changes={}) for phase in loaded.config.phases)
-    kept = configs.to_dict(dataclasses.replace(loaded.config, phases=phases))
+    kept = configs.to_dict(dataclasses.replace(loaded.config, phases=loaded.config.scored_phases))
     record = {"step": loaded.step, "config": {name: kept[name] for name in SCORED_BY}}
     write_json(directory / RECORD, record)
 

@@ -1,10 +1,14 @@
 """The mean of checkpoints: by number, by name, and what is refused."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config_loader import load_config_json
+from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.workdir import checkpoint
 from tests.states import arrays_of
 
@@ -53,6 +57,32 @@ def test_it_is_the_mean_of_the_newest_steps(trained, tmp_path, capsys):
     for name, mean in params_of(tmp_path / "all", steps[-1]).items():
         np.testing.assert_array_equal(mean, params_of(tmp_path / "named", steps[-1])[name])
     assert average(tmp_path / "again", tmp_path / "mean", trained) == 0
+
+
+def test_a_mean_and_an_export_of_phases_that_change_the_run_are_read(trained, tmp_path, capsys):
+    """The mean had a phase with an option of an optimiser's schedule that it does not have, and
+    could not be read; the record of an export had packed rows, and was ignored.
+    """
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    stored = json.loads((run / "config.json").read_text())
+    config = stored["config"]
+    config["optimizer"] |= {"schedule": "warmup_stable_decay", "decay_steps": 20}
+    config["phases"][1] |= {
+        "optimizer": {"decay_steps": 10}, "data": {"packing": "best_fit"}, "max_sequences": 3,
+        "max_predictions": 20,
+    }  # fmt: skip
+    (run / "config.json").write_text(json.dumps(stored))
+    assert average(tmp_path / "mean", run, last=2) == 0
+    assert main(["export", "--checkpoint", str(run), "--output", str(tmp_path / "hf")]) == 0
+    for place in (tmp_path / "mean", tmp_path / "hf"):
+        found = load_checkpoint(place)
+        assert found.is_run
+        last = found.config.phases[-1]
+        # The rows are those that the run was scored on.
+        assert (last.max_sequences, not last.changes) == (-1, True)
+        assert last.sequence_length == config["phases"][1]["sequence_length"]
+    assert "is ignored" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
