@@ -72,9 +72,11 @@ def prepare_resume(
             f"`resume_step` {resume_step} was done before; going on from step {chosen}. To go back "
             f"again: bert-jax checkpoints rollback {location.at(workdir).name} `step` STEP"
         )
-    if chosen is None and _steps_of(workdir, "save"):
+    # No event tells of the step that an import begins with.
+    is_imported = bool(run_directory.stored(workdir).get("imported_from"))
+    if chosen is None and (is_imported or _saved(workdir)):
         raise NoUsableCheckpoint(
-            f"workdir {location.at(workdir).name} saved checkpoints that are no longer "
+            f"workdir {location.at(workdir).name} had checkpoints that are no longer "
             "there; put them back, or start again in another `workdir`"
         )
     _clear_beyond(workdir, -1 if chosen is None else chosen)
@@ -84,9 +86,9 @@ def prepare_resume(
 def _describe_committed(workdir: Path, facts: Mapping[str, Any]) -> None:
     """Gives the newest whole step that is committed its manifest, if a save ended before that.
 
-    Where a `save` event says that it had one, it has lost it since, and is not trusted.
+    Where an event says that it had one, it has lost it since, and is not trusted.
     """
-    saved, newest = _steps_of(workdir, "save"), max(checkpoint.steps(workdir), default=-1)
+    saved, newest = _saved(workdir), max(checkpoint.steps(workdir), default=-1)
     for step in reversed(checkpoint.steps_without_manifest(workdir)):
         if step <= newest or step in saved:
             continue
@@ -165,7 +167,7 @@ def _clear_beyond(workdir: Path, step: int) -> list[int]:
 
     Returns the steps that were moved.
     """
-    saved = _steps_of(workdir, "save")
+    saved = _saved(workdir)
     moved = []
     for number in checkpoint.incomplete_steps(workdir):
         if number in saved:
@@ -177,6 +179,11 @@ def _clear_beyond(workdir: Path, step: int) -> list[int]:
         place = checkpoint.set_aside(workdir, number)
         note(f"step {number} is moved to {place}")
     return sorted(moved)
+
+
+def _saved(workdir: Path) -> set[int]:
+    """Returns the steps that were whole once: those of saves, and the one that a branch is of."""
+    return _steps_of(workdir, "save") | _steps_of(workdir, "branch")
 
 
 def _steps_of(workdir: Path, event: str) -> set[int]:

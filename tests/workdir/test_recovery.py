@@ -182,6 +182,25 @@ def test_nothing_good(saved):
         recovery.prepare_resume(saved)
 
 
+@pytest.mark.parametrize("is_branch", [True, False])
+def test_a_beginning_that_is_lost_is_missed(saved, tmp_path, is_branch):
+    """A branch, or an import, without its step began again at step 0, with fresh parameters."""
+    home = tmp_path / "home"
+    (saved / "tokenizer").mkdir()
+    if is_branch:
+        recovery.branch_off(saved, home, step=8)
+        (step_of(home, 8) / "manifest.json").unlink()
+        # It had a manifest: its files may be other ones now.
+        with pytest.raises(NoUsableCheckpoint, match="no longer there"):
+            recovery.prepare_resume(home)
+    else:
+        home.mkdir()
+        run_directory.write_config(home, _CONFIG, imported_from="elsewhere")
+    shutil.rmtree(home / "checkpoints", ignore_errors=True)
+    with pytest.raises(NoUsableCheckpoint, match="no longer there"):
+        recovery.prepare_resume(home)
+
+
 def test_going_back_once(saved, capsys):
     assert recovery.prepare_resume(saved, resume_step=4) == 4
     assert checkpoint.steps(saved) == [4]
