@@ -68,37 +68,31 @@ def read_until(process, text: str) -> None:
     raise AssertionError(f"it ended without saying {text!r}")
 
 
-# What each creation's describe calls say in turn (the last one for ever), the exit code of each of
-# the trainer's starts, or one for each host, and events: the times-th call (or each) of a program,
-# HOST PROGRAM ARGUMENT..., that matches fails, or loses its answer, or hosts are deaf to it, or the
-# machine has other states.
 _SCENARIO: dict[str, Any] = {
-    "creations": [["ACTIVE"]],
-    "trainer": [0],
-    "events": [],
-    # The codes of the doctor on each host, or "real" for the real one.
-    "doctor": [0, 0],
+    "creations": [["ACTIVE"]],  # what the describe calls of each say in turn, the last for ever
+    "trainer": [0],  # the exit code of each of its starts, or a list of one for each host
+    "events": [],  # see `failing`
+    "doctor": [0, 0],  # its codes on each host, or "real" for the real one
     "real_trainer": False,
-    "environment": {},
+    "environment": {},  # of the hosts
     "devices": 4,
-    # Whether hosts execute the startup script when they are made; what the TPU API says to a host;
-    # where all buckets lie.
-    "boots": False,
-    "api_code": 200,
-    "location": "Z",
-    # What there is: what the cloud will say of it in turn, and what it said last; its zone (none:
-    # in any that is asked) and its run.
-    "states": [],
-    "current": "",
-    "zone": "",
+    "boots": False,  # whether hosts execute the startup script when they are made
+    "api_code": 0,  # what the TPU API says to a host; 0: by what there is
+    "location": "Z",  # of all buckets
+    "states": [],  # what there is: what the cloud will say of it in turn
+    "current": "",  # and what it said last
+    "zone": "",  # in which it is; none: in any that is asked
     "run": "",
-    # How many files each rsync copies before it is interrupted.
-    "rsync_limits": [],
+    "rsync_limits": [],  # how many files each rsync copies before it is interrupted
 }
 
 
 def failing(match: str, *times: int, **how: object) -> dict[str, Any]:
-    """Returns a scenario in which these calls, or all, that match do not go well."""
+    """Returns a scenario in which these calls, or all, that match do not go well.
+
+    A call is HOST PROGRAM ARGUMENT..., and `how` is one of fails=MESSAGE, loses=True (its answer),
+    deaf=HOSTS (to it), and states=STATES (that the machine has from then on).
+    """
     return {"events": [{"match": match, **({"times": times} if times else {}), **how}]}
 
 
@@ -110,6 +104,9 @@ class Cloud:
         self.processes: list[subprocess.Popen[str]] = []
         self.hosts = tuple(f"pod-w-{number}" for number in range(number_of_hosts))
         kind = _TYPES[number_of_hosts]
+        # What the real gcloud asks, where that is installed, and what leads it there.
+        self.api: Any = None
+        self.settings: dict[str, str] = {}
         self.bucket = directory / "buckets/b/run"  # the workdir of WHAT
         self.options = (*WHERE, f"--type={kind}")
         self.launcher = directory / "checkout/launch/tpu"
@@ -137,11 +134,6 @@ class Cloud:
         """Power off, as a reset does it: nothing runs there any more."""
         self.run("kill_units")
 
-    def boot(self, settings: dict[str, str] | None = None) -> None:
-        """Google's agent executes the startup script on each host, as at any boot."""
-        (self.directory / "boot_id").write_text(f"b007-{len(self.calls())}\n")
-        self.run("boot", settings=settings)
-
     def environment_of(self, host: str, settings: dict[str, str]) -> dict[str, str]:
         return fake_programs.environment_of(self.directory, host, self.environment | settings)
 
@@ -156,6 +148,7 @@ class Cloud:
             "POLL_SECONDS": "0.02",
             "RETRY_SECONDS": "0",
             "LC_ALL": "C.UTF-8",
+            **self.settings,
         }
 
     def start(
@@ -228,6 +221,8 @@ class Cloud:
         path = self.directory / "buckets" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        if self.api:
+            self.api.objects[name] = text.encode()
         return path
 
     def home(self, number: int = 0) -> Path:

@@ -1,11 +1,12 @@
 """A fake cloud for each test, made with the test's scenario and emptied after it."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.launch.cloud import Cloud
-from tests.launch.rest_api import GCLOUD, Api, settings_of
+from tests.launch.rest_api import GCLOUD, Api, lead
 from tests.launch.ssh_hosts import HAS_SSHD, SshHosts
 
 
@@ -29,22 +30,18 @@ def api() -> Iterator[Api]:
 
 
 @pytest.fixture
-def machines(cloud, request) -> Iterator[Callable[..., tuple[Cloud, dict[str, str], Callable]]]:
-    """Returns a cloud, settings that lead there, and what takes its machine away: behind it are the
-    real gcloud, and sshd on its hosts, where both are installed, else fakes.
+def machines(cloud, request) -> Iterator[Callable[..., Cloud]]:
+    """A cloud as of `cloud`, but behind it are the real gcloud, and sshd on its hosts, where both
+    are installed.
     """
-    made: list[SshHosts] = []
+    with contextlib.ExitStack() as stack:
 
-    def make(**scenario) -> tuple[Cloud, dict[str, str], Callable[[], None]]:
-        here = cloud(**scenario)
-        if GCLOUD is None or not HAS_SSHD:
-            return here, {}, lambda: here.set_states("SUSPENDED")
-        api = request.getfixturevalue("api")
-        settings = settings_of(here.directory, api)
-        api.machines = SshHosts(here, settings | scenario.get("environment", {}))
-        made.append(api.machines)
-        return here, settings, lambda: api.lose("SUSPENDED", "PREEMPTED")
+        def make(**scenario) -> Cloud:
+            here = cloud(**scenario)
+            if GCLOUD is not None and HAS_SSHD:
+                lead(here, request.getfixturevalue("api"))
+                here.api.machines = SshHosts(here, scenario.get("environment", {}))
+                stack.callback(here.api.machines.end)
+            return here
 
-    yield make
-    for hosts in made:
-        hosts.end()
+        yield make

@@ -179,17 +179,17 @@ def environment_of(cloud: Path, host: str, settings: dict[str, str]) -> dict[str
 
 def curl(argv: list[str]) -> int:
     """Answers launch/boot.sh: a token of the metadata server, and the TPU API."""
-    url = next(word for word in argv if word.startswith("http"))
-    if "/computeMetadata/v1/instance/service-accounts/default/token" in url:
+    line = " ".join(argv)
+    if "/service-accounts/default/token" in line:
         print('{"access_token":"t0k.en","expires_in":3599}')
         return 0
     assert sys.stdin.read() == 'header = "Authorization: Bearer t0k.en"\n'
-    code, goes = SCENARIO["api_code"], False
-    if code == 200:
-        with state() as now:
-            code = 200 if now["states"] and "/queuedResources/pod" in url else 404
-            if goes := code == 200 and "DELETE" in argv:
-                now["states"] = ["DELETING", "GONE"]
+    with state() as now:
+        found = 200 if now["states"] and "/queuedResources/pod" in line else 404
+        code = SCENARIO["api_code"] or found
+        goes = code == 200 and "DELETE" in argv
+        if goes:
+            now["states"] = ["DELETING", "GONE"]
     print(code, end="", flush=True)
     if goes:
         kill_units()

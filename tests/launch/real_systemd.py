@@ -96,7 +96,7 @@ class Systemd:
 
     def run(self, *command: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:
         """Runs a command there, as root."""
-        if (init := self._init()) is None:
+        if (init := self.init()) is None:
             return subprocess.CompletedProcess(command, 1, "", "it is off")
         namespaces = ("--mount", "--uts", "--ipc", "--pid", "--cgroup", "--root", "--wd")
         clean = ("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root")
@@ -105,8 +105,8 @@ class Systemd:
         nothing = subprocess.DEVNULL
         return subprocess.run(words, stdin=nothing, capture_output=True, text=True, timeout=60)
 
-    def _init(self) -> int | None:
-        """Returns the process here that is the first one there."""
+    def init(self) -> int | None:
+        """Returns the process here that is the first one there, if it is on."""
         if self._unshare is None or self._unshare.poll() is not None:
             return None
         with contextlib.suppress(OSError, ValueError):
@@ -116,14 +116,10 @@ class Systemd:
                 return child
         return None
 
-    @property
-    def is_on(self) -> bool:
-        return self._init() is not None
-
     def reset(self) -> None:
         """Power off, as a reset does it: nothing of it is told."""
         if self._unshare is not None:
-            if (init := self._init()) is not None:
+            if (init := self.init()) is not None:
                 os.kill(init, signal.SIGKILL)
             self._unshare.kill()
             self._unshare.wait()

@@ -1,6 +1,6 @@
 """Google's REST APIs on loopback, as far as the launcher's commands go: TPU, Compute, Storage.
 
-The real gcloud is led here by `settings_of`, with a token that means nothing. What the requests
+The real gcloud is led here by `lead`, with a token that means nothing. What the requests
 hold is kept, for tests to compare with the documented messages
 (cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources).
 """
@@ -14,9 +14,9 @@ import shutil
 import threading
 import traceback
 import urllib.parse
-from pathlib import Path
 from typing import Any
 
+from tests.launch.cloud import Cloud
 from tests.launch.ssh_hosts import SshHosts
 
 GCLOUD = shutil.which("gcloud")
@@ -57,6 +57,10 @@ class Api(http.server.ThreadingHTTPServer):
             self.states = (resource, node)
             if self.machines:
                 self.machines.end()
+
+    def changes(self) -> list[tuple[str, str, dict]]:
+        """Returns the requests that changed something."""
+        return [r for r in self.requests if r[0] != "GET" and ":getGuestAttributes" not in r[1]]
 
     def answer(self, method: str, path: str, data: bytes, kind: str) -> tuple[int, Any]:
         place, _, query = path.partition("?")
@@ -160,8 +164,6 @@ class Api(http.server.ThreadingHTTPServer):
             "name": name,
             "size": str(len(content)),
             "generation": "1",
-            "metageneration": "1",
-            "updated": "2026-01-01T00:00:00.000Z",
             "timeCreated": "2026-01-01T00:00:00.000Z",
             "mediaLink": f"{link}{urllib.parse.quote(name, safe='')}?alt=media",
             "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
@@ -197,23 +199,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def settings_of(directory: Path, api: Api) -> dict[str, str]:
-    """Returns an environment that leads the SDK to loopback, away from this machine's settings."""
+def lead(here: Cloud, api: Api) -> None:
+    """Leads the SDK of a cloud to loopback, away from this machine's settings."""
     assert GCLOUD is not None
-    token = directory / "token"
+    token, programs = here.directory / "token", here.directory / "bin"
     token.write_text("none\n")
     for name in ("gcloud", "curl"):  # the real ones
-        (directory / "bin" / name).unlink()
-    (directory / "bin" / "gcloud").symlink_to(GCLOUD)
-    here = f"http://127.0.0.1:{api.server_port}"
-    return {
-        "TPU_API": f"{here}/v2",
-        "GCE_METADATA_HOST": here.removeprefix("http://"),
-        "CLOUDSDK_CONFIG": str(directory / "sdk"),
+        (programs / name).unlink()
+    (programs / "gcloud").symlink_to(GCLOUD)
+    place = f"http://127.0.0.1:{api.server_port}"
+    here.api = api
+    here.settings = {
+        "TPU_API": f"{place}/v2",
+        "GCE_METADATA_HOST": place.removeprefix("http://"),
+        "CLOUDSDK_CONFIG": str(here.directory / "sdk"),
         "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{here}/",
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{here}/compute/v1/",
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{here}/storage/v1/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{place}/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{place}/compute/v1/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{place}/storage/v1/",
         "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
         "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
         "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",

@@ -26,8 +26,8 @@ HAS_SSHD = bool(
 class SshHosts:
     """The hosts of a fake cloud, at 127.0.0.2 and so on; with other host keys after each boot."""
 
-    def __init__(self, cloud: Cloud, settings: dict[str, str]) -> None:
-        self.cloud, self.settings = cloud, settings
+    def __init__(self, cloud: Cloud, environment: dict[str, str]) -> None:
+        self.cloud, self.environment = cloud, environment
         self.running: list[subprocess.Popen] = []
         self.addresses = [f"127.0.0.{2 + number}" for number in range(len(cloud.hosts))]
         self.place = cloud.directory / "sshd"
@@ -54,7 +54,7 @@ class SshHosts:
             (home / "dev").mkdir(parents=True, exist_ok=True)
             self.sshd(name, address, home)
         wait_until(lambda: all(self.answers(address) for address in self.addresses))
-        self.cloud.boot(self.settings)
+        self.cloud.run("boot", settings=self.environment)
 
     def answers(self, address: str) -> bool:
         try:
@@ -66,7 +66,7 @@ class SshHosts:
     def sshd(self, name: str, address: str, home: Path) -> None:
         key = self.place / f"{name}.{self.boots}"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-        environment = self.cloud.environment_of(name, self.settings)
+        environment = self.cloud.environment_of(name, self.environment)
         exports = "\n".join(f"export {k}={shlex.quote(v)}" for k, v in environment.items())
         session = self.place / f"{name}.session"
         session.write_text(f'{exports}\ncd "$HOME" && exec bash -c "$SSH_ORIGINAL_COMMAND"\n')

@@ -68,14 +68,10 @@ class Machine:
         if (self.here.home() / "enabled").exists():
             self.run("systemctl", "--no-block", "start", "bert-jax-cap")
 
-    def at(self, uptime: int) -> list[str]:
-        """The requests to delete after the unit has seen this uptime."""
-        self.here.up(uptime)
-        return self.look()
-
-    def look(self, times: int = 3) -> list[str]:
+    def look(self) -> list[str]:
+        """Returns the requests to delete, after the unit has looked some more times."""
         account, seen = self.disk / "account", set()
-        while len(seen) <= times:
+        while len(seen) < 4:
             wait_until(lambda: account.exists() and account.stat().st_mtime_ns not in seen)
             seen.add(account.stat().st_mtime_ns)
         return self.deletes()
@@ -93,6 +89,7 @@ class Machine:
         self.look()
 
     def saves(self) -> None:
+        """It is being stopped."""
         (self.here.home() / "unit.stopping").touch()
 
     def ends(self) -> None:
@@ -104,14 +101,10 @@ class Machine:
     def play(self, life: str) -> None:
         """Plays words and uptimes: `600-` is one at which it lives, `601+` one at which it goes."""
         for word in life.split():
-            if word == "boot":
-                self.boot()
+            if word in ("boot", "trains", "saves"):
+                getattr(self, word)()
             elif word == "unit":  # the enabled unit alone: the agent gets no metadata this time
                 self.boot(with_startup=False)
-            elif word == "trains":
-                self.trains()
-            elif word == "saves":  # it is being stopped
-                self.saves()
             elif word == "ends":
                 self.ends()
                 self.look()
@@ -127,7 +120,8 @@ class Machine:
             elif word in ("offline", "online"):
                 self.api.silent = word == "offline"
             else:
-                assert bool(self.at(int(word[:-1]))) == (word[-1] == "+"), (word, self.log())
+                self.here.up(int(word[:-1]))
+                assert bool(self.look()) == (word[-1] == "+"), (word, self.log())
 
 
 @pytest.fixture

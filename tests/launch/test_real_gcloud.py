@@ -1,40 +1,39 @@
 """The launcher's commands, executed by the real gcloud against Google's APIs on loopback.
 
 The SDK needs no account for this: a token that means nothing, and other endpoints. It is skipped
-where there is no SDK, and the lives over real ssh where there is no sshd.
+where there is no SDK.
 """
 
-import getpass
 import re
 import runpy
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.launch.cloud import ROOT, STAGED
-from tests.launch.rest_api import GCLOUD, Api, settings_of
-from tests.launch.ssh_hosts import HAS_SSHD
+from tests.launch.rest_api import GCLOUD, lead
 
 pytestmark = pytest.mark.skipif(GCLOUD is None, reason="the Google Cloud SDK is not installed")
-needs_sshd = pytest.mark.skipif(
-    not HAS_SSHD, reason="sshd is not installed: the fake cloud has to do"
-)
 
 
-def test_a_machine_is_asked_for_looked_at_and_deleted(cloud, api):
+@pytest.fixture
+def here(cloud, api):
+    made = cloud(number_of_hosts=1)
+    lead(made, api)
+    return made
+
+
+def test_a_machine_is_asked_for_looked_at_and_deleted(here, api):
     """In the words of the API, by the formats and filters of the SDK. Another run, type or zone
     is seen, and refused."""
-    here = cloud(number_of_hosts=1)
-    settings = settings_of(here.directory, api)
     options = (*STAGED, "--capacity=spot", "--valid-until-duration=6h")
-    here.tpu("create", *options, **settings, says="pod: ready")
+    here.tpu("create", *options, says="pod: ready")
     place = "/v2/projects/p/locations/z"
     looked = {path.partition("?")[0] for method, path, _ in api.requests if method == "GET"}
     everywhere = "/v2/projects/p/locations/-/queuedResources"
     assert looked == {f"{place}/queuedResources/pod", f"{place}/nodes/pod", everywhere}
-    ((_, posted, body),) = changing(api)
+    ((_, posted, body),) = api.changes()
     assert posted.startswith(f"{place}/queuedResources?") and "queuedResourceId=pod" in posted
     (spec,) = body["tpu"]["nodeSpec"]
     assert (spec["nodeId"], spec["parent"]) == ("pod", "projects/p/locations/z")
@@ -52,15 +51,15 @@ def test_a_machine_is_asked_for_looked_at_and_deleted(cloud, api):
         (("--type=v4-64",), "pod in z is a v4-8, not a v4-64"),
         ((*STAGED, "--config=bert_base"), f"pod in z is run {run}'s"),
     ):
-        here.tpu("create", *options, **settings, code=2, says=said)
-    here.tpu("delete", **settings, says="pod is gone")
-    _, (method, removed, _) = changing(api)
+        here.tpu("create", *options, code=2, says=said)
+    here.tpu("delete", says="pod is gone")
+    _, (method, removed, _) = api.changes()
     assert method == "DELETE" and removed.startswith(f"{place}/queuedResources/pod?")
     assert "force=True" in removed
     api.resources["pod2"] = body  # one of another name is no matter
     api.elsewhere.append("projects/p/locations/zb/queuedResources/pod")
-    here.tpu("create", *STAGED, **settings, code=2, says="pod is in zb already: --zone=zb")
-    assert len(changing(api)) == 2
+    here.tpu("create", *STAGED, code=2, says="pod is in zb already: --zone=zb")
+    assert len(api.changes()) == 2
 
 
 def printed(here, command: str, *options: str, **settings: str) -> list[list[str]]:
@@ -81,27 +80,24 @@ def printed(here, command: str, *options: str, **settings: str) -> list[list[str
         ("on-demand", "--autocheckpoint-enabled", {"provisioningModel": "STANDARD"}),
     ],
 )  # fmt: skip
-def test_the_request_of_a_capacity(cloud, api, capacity, flags, expected):
-    here = cloud(number_of_hosts=1)
-    settings = settings_of(here.directory, api)
+def test_the_request_of_a_capacity(here, api, capacity, flags, expected):
     options = (f"--capacity={capacity}", "--max-hours=4")
     commands = printed(here, "create", *options, **({"CREATE_FLAGS": flags} if flags else {}))
     (command,) = (words for words in commands if "create" in words)
     boot = f"--metadata-from-file=startup-script={ROOT / 'launch/boot.sh'}"
     words = [boot if word.startswith("--metadata-from") else word for word in command]
-    here.run("gcloud", *words, settings=settings)
-    ((_, _, body),) = changing(api)
+    here.run("gcloud", *words)
+    ((_, _, body),) = api.changes()
     assert body | expected == body
     node = body["tpu"]["nodeSpec"][0]["node"]
     assert "startup-script" in node["metadata"]
     assert node.get("autocheckpointEnabled", False) == bool(flags)
 
 
-def test_a_login_that_is_missing_is_named(cloud, api):
+def test_a_login_that_is_missing_is_named(here, api):
     """In the SDK's own words, which the launcher looks for; nothing was asked."""
-    here = cloud(number_of_hosts=1)
-    nobody = {k: v for k, v in settings_of(here.directory, api).items() if "TOKEN" not in k}
-    here.tpu("status", **nobody, code=20, says="or there is none: gcloud auth login")
+    del here.settings["CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"]
+    here.tpu("status", code=20, says="or there is none: gcloud auth login")
     assert api.requests == []
 
 
@@ -137,61 +133,3 @@ def test_the_sdk_knows_every_option(cloud, tmp_path):
         assert {option.replace("--no-", "--") for option in options} <= flags, (path, options)
         used.add(tuple(path))
     assert len(used) >= 30
-
-
-# --- lives, with real ssh -------------------------------------------------------------------------
-
-_CORPUS = {
-    "b/corpus/corpus.json": b'{"files": {"train.bin": {"bytes": 3}}}',
-    "b/corpus/train.bin": b"abc",
-    "b/corpus/tokenizer/vocab.txt": b"[PAD]",
-}
-
-
-def changing(api: Api) -> list[tuple[str, str, dict]]:
-    return [r for r in api.requests if r[0] != "GET" and ":getGuestAttributes" not in r[1]]
-
-
-@needs_sshd
-def test_every_command_on_the_way_of_a_run(machines, api):
-    """By hand, on two hosts, and then by `run`; what it leaves is in the bucket's words."""
-    here, settings, _ = machines(trainer=["waits"])
-    api.objects |= _CORPUS
-
-    def tpu(command: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return here.tpu(command, *STAGED, *options, **settings)
-
-    for command in ("create", "setup", "stage"):
-        tpu(command)
-    for number in range(2):
-        assert (here.home(number) / "bert-jax/corpus/corpus/train.bin").read_bytes() == b"abc"
-        assert (here.home(number) / "bert-jax/corpus/corpus/corpus.json").is_file()
-    tpu("start")
-    said = tpu("status").stdout
-    assert "trainer on pod-w-0 running\ntrainer on pod-w-1 running\n" in said
-    assert tpu("logs").stdout.count("pretrain bert_large_64core --corpus corpus/corpus") == 2
-    stopped = tpu("stop").stdout
-    assert all(f"{host}: stopped, exit code 42" in stopped for host in here.hosts)
-    assert b"exit code 42" in api.objects["b/run/logs/pod-w-1.log"]
-    (here.directory / "done").touch()
-    done = tpu("run")
-    assert "is not known" not in done.stderr and "could not be" not in done.stderr
-    assert ": exit code 0" in done.stdout and "pod is gone" in done.stderr
-    digest = re.search(rb"^[0-9a-f]{12} ([0-9a-f]{16})$", api.objects["b/run/launched_checkout"])
-    assert digest and digest[1].decode() in done.stdout
-    assert "is done, says" in tpu("run").stderr and api.machines.boots == 1
-    # What is left of it is in the bucket.
-    assert all(b"exit code 0" in api.objects[f"b/run/logs/{host}.log"] for host in here.hosts)
-    tpu("fetch", f"--output={here.directory}/fetched")
-    assert (here.directory / "fetched/launched_and_done").is_file()
-
-    # gcloud has made a key, once, and the node's metadata has let it in.
-    key = (here.directory / "home/.ssh/google_compute_engine.pub").read_text().split()
-    (posted, patched, deleted) = changing(api)
-    assert [posted[0], patched[0], deleted[0]] == ["POST", "PATCH", "DELETE"]
-    assert posted[2]["tpu"]["nodeSpec"][0]["node"]["acceleratorType"] == "v4-16"
-    # The startup script is still in the metadata, for the next boot.
-    assert patched[2]["metadata"]["startup-script"].startswith("#!/usr/bin/env bash\nTPU=")
-    user, _, line = patched[2]["metadata"]["ssh-keys"].strip().partition(":")
-    assert line.split() == [*key[:2], user] and user == getpass.getuser()
-    assert "/nodes/pod?" in patched[1] and "/queuedResources/pod?" in deleted[1]

@@ -120,5 +120,5 @@ def test_a_host_that_shuts_down_waits_until_the_trainer_has_saved(machine):
     machine.host.run("systemctl", "--no-block", "poweroff")
     wait_until(lambda: machine.state() == "deactivating")
     machine.saving.unlink()
-    wait_until(lambda: not machine.host.is_on)
+    wait_until(lambda: machine.host.init() is None)
     assert machine.exit.read_text() == "42\n" and not machine.deletes()

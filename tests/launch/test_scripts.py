@@ -1,6 +1,7 @@
 """Without a life cycle: dry runs, wrong options, single commands, tables, the page."""
 
 import csv
+import getpass
 import math
 import re
 import shlex
@@ -9,7 +10,7 @@ import tomllib
 import pytest
 
 from bert_jax_lab.planning import topologies
-from tests.launch.cloud import ROOT, STAGED, WHAT, in_shell, wait_until
+from tests.launch.cloud import ROOT, STAGED, in_shell, wait_until
 
 _LAUNCH = ROOT / "launch"
 
@@ -54,32 +55,64 @@ def test_help_is_printed_wherever_it_is_asked_for(cloud, option):
         assert "--config CONFIG" in done.stdout and "shellcheck" not in done.stdout
 
 
-def test_status_logs_stop_fetch_delete(cloud):
-    here = cloud(states=["ACTIVE"], trainer=["waits"])
-    here.tpu("setup")
-    here.tpu("start", *WHAT)
-    status = here.tpu("status", *WHAT, says="ready")
-    assert status.stdout == "trainer on pod-w-0 running\ntrainer on pod-w-1 running\n"
-    here.tpu("setup", code=23, says="pod-w-0 34")
+def test_every_command_on_the_way_of_a_run(machines):
+    """By hand, on two hosts, and then by `run`: over real ssh where the SDK and sshd are."""
+    here = machines(trainer=["waits"])
+    here.store("b/corpus/corpus.json", '{"files": {"train.bin": {"bytes": 3}}}')
+    here.store("b/corpus/train.bin", "abc")
+    here.store("b/corpus/tokenizer/vocab.txt", "[PAD]")
+
+    def tpu(command: str, *options: str, **expected):
+        return here.tpu(command, *STAGED, *options, **expected)
+
+    for command in ("create", "setup", "stage", "start"):
+        tpu(command)
+    for number in range(2):
+        staged = here.home(number) / "bert-jax/corpus/corpus"
+        assert (staged / "train.bin").read_text() == "abc" and (staged / "corpus.json").is_file()
+    status = tpu("status", says="ready")
+    assert "trainer on pod-w-0 running\ntrainer on pod-w-1 running\n" in status.stdout
+    tpu("setup", code=23, says="pod-w-0 34")
     # The two hosts have only just begun to write.
-    wait_until(lambda: here.tpu("logs", "--tail=5").stdout.count("pretrain bert_large") == 2)
-    assert here.tpu("stop").stdout.count("exit code 42") == 2
-    assert "trainer on pod-w-1 42" in here.tpu("status", *WHAT).stdout
+    wait_until(lambda: tpu("logs", "--tail=5").stdout.count("pretrain bert_large") == 2)
+    assert tpu("stop").stdout.count(": stopped, exit code 42") == 2
+    assert "trainer on pod-w-1 42" in tpu("status").stdout
+    (here.directory / "done").touch()
+    done = tpu("run", says="pod is gone")
+    assert "is not known" not in done.stderr and "could not be" not in done.stderr
+    assert ": exit code 0" in done.stdout
+    tpu("run", says="is done, says")
+    tpu("delete", says="there is no pod in z or in another zone")
+
+    # What is left of it is in the bucket.
+    results = here.directory / "results"
+    fetch = ("fetch", f"--output={results}")
+    empty = tpu(*fetch, "--workdir=gs://b/none", code=2, says="gs://b/none has nothing")
+    assert empty.stderr.count("\n") == 1 and not results.exists()
     for name in ("metrics.jsonl", "checkpoints/10/array"):
         here.store(f"b/run/{name}", "1")
-    results = here.directory / "results"
-    fetch = ("fetch", *WHAT, f"--output={results}")
-    empty = here.tpu(*fetch, "--workdir=gs://b/none", code=2, says="gs://b/none has nothing")
-    assert empty.stderr.count("\n") == 1 and not results.exists()
-    here.tpu(*fetch)
+    tpu(*fetch)
     assert {p.name for p in results.rglob("*") if p.is_file()} == {
-        "metrics.jsonl", "pod-w-0.log", "pod-w-1.log", "launched_alive"
+        "metrics.jsonl", "pod-w-0.log", "pod-w-1.log", "launched_alive", "launched_and_done",
+        "launched_checkout",
     }  # fmt: skip
-    here.tpu(*fetch, "--checkpoints")
+    assert "exit code 0" in (results / "logs/pod-w-1.log").read_text()
+    assert (results / "launched_checkout").read_text().split()[1] in done.stdout
+    tpu(*fetch, "--checkpoints")
     assert (results / "checkpoints/10/array").exists()
-    for _ in range(2):
-        here.tpu("delete")
-    assert here.state()["states"] == [] and here.commands().count("delete") == 1
+    if here.api is None:
+        assert here.commands().count("create") == here.commands().count("delete") == 1
+        return
+    # gcloud has made a key, once, and the node's metadata has let it in.
+    key = (here.directory / "home/.ssh/google_compute_engine.pub").read_text().split()
+    (posted, patched, deleted) = here.api.changes()
+    assert [posted[0], patched[0], deleted[0]] == ["POST", "PATCH", "DELETE"]
+    assert posted[2]["tpu"]["nodeSpec"][0]["node"]["acceleratorType"] == "v4-16"
+    # The startup script is still in the metadata, for the next boot.
+    assert patched[2]["metadata"]["startup-script"].startswith("#!/usr/bin/env bash\nTPU=")
+    user, _, line = patched[2]["metadata"]["ssh-keys"].strip().partition(":")
+    assert line.split() == [*key[:2], user] and user == getpass.getuser()
+    assert "/nodes/pod?" in patched[1] and "/queuedResources/pod?" in deleted[1]
 
 
 # --- data ----------------------------------------------------------------------------------------
