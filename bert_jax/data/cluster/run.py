@@ -22,9 +22,9 @@ from bert_jax.data.cluster.reports import Reports, error_of
 from bert_jax.data.cluster.shared import Shared
 from bert_jax.data.cluster.values import Job
 from bert_jax.data.corpus.output import PARTS, only_writer, require_own, storage_failures
-from bert_jax.data.corpus.prepare import SAMPLE_BYTES, asked, differences_of, finished, prepare
+from bert_jax.data.corpus.prepare import SAMPLE_BYTES, asked, prepare
 from bert_jax.data.corpus.preview import LOOKED_AT_BYTES
-from bert_jax.data.corpus.request import Request
+from bert_jax.data.corpus.request import Request, differences_of, finished
 from bert_jax.data.corpus.store import MANIFEST
 from bert_jax.data.matching.near_duplicates import require_rensa
 from bert_jax.data.sources.address import KINDS, is_address

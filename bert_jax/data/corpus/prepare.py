@@ -17,7 +17,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bert_jax.data.corpus import digests
 from bert_jax.data.corpus.encode import Encoding, encode_units
@@ -34,7 +33,13 @@ from bert_jax.data.corpus.output import (
 )
 from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, preview
-from bert_jax.data.corpus.request import KINDS, Request
+from bert_jax.data.corpus.request import (
+    KINDS,
+    Request,
+    differences_of,
+    finished,
+    held_out_documents,
+)
 from bert_jax.data.corpus.store import (
     MANIFEST,
     SPLITS,
@@ -270,9 +275,13 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None, workers: in
             look = preview(plainly, stdin.parent, "compare sources", workers=workers or _cores())
         finally:
             stdin.unlink(missing_ok=True)
+        held_out = look.survey.documents["validation"] + look.survey.duplicates["validation"]
         if look.survey.source_hash != manifest.get("source_hash"):
             differences.append("its sources had other text")
             remedy = "`append` adds what is new to it; or choose another `output`"
+        elif request.held_out and held_out != held_out_documents(manifest):
+            # The same documents in the same order, and those that are held out are the first.
+            differences.append("its held-out side has other text")
     if differences:
         raise UsageError(
             f"{output} holds another corpus ({'; '.join(differences)}): {remedy}, or delete it"
@@ -281,28 +290,6 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None, workers: in
     shutil.rmtree(output / PARTS, ignore_errors=True)
     note(f"{output} {finished(manifest)}, and its checksums are right: nothing to do")
     return corpus
-
-
-def differences_of(
-    manifest: Mapping[str, Any], request: Request, given: Tokenizer | None
-) -> list[str]:
-    """Returns how a corpus differs from the one that is asked for, but for its text."""
-    theirs, ours = manifest["options"], json.loads(json.dumps(request.options))
-    differences = [
-        f"its {name} is {theirs.get(name)!r}, not {ours.get(name)!r}"
-        for name in {**ours, **theirs}
-        if theirs.get(name) != ours.get(name)
-    ]
-    if given is not None and given.hash != manifest["tokenizer"]["hash"]:
-        differences.append("its tokenizer is another one")
-    return differences
-
-
-def finished(manifest: Mapping[str, Any]) -> str:
-    """Returns that a corpus is finished, and how often it has been added to, for a note."""
-    times = len(manifest.get("appended", ()))
-    more = f", and has been added to {times} time{'s' * (times > 1)} since" if times else ""
-    return f"is finished already{more}"
 
 
 def write(

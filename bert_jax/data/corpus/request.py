@@ -1,6 +1,8 @@
 """The request to `prepare`: all that decides the content of a corpus."""
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from bert_jax.data.corpus.survey import Looked, Unit, units_of
 from bert_jax.data.language import codes
 from bert_jax.data.matching.contamination import Contamination
 from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
+from bert_jax.data.tokenizer.tokenizer import Tokenizer
 
 # The kinds of tokenizers that can be trained.
 KINDS = ("wordpiece", "sentencepiece", "bpe")
@@ -106,3 +109,34 @@ class Request:
         """Returns the units of all sources, those that are held out first."""
         held_out = dataclasses.replace(reading, splits=HELD_OUT)
         return units_of([(self.held_out, held_out), (self.sources, reading)])
+
+
+def differences_of(
+    manifest: Mapping[str, Any], request: Request, given: Tokenizer | None
+) -> list[str]:
+    """Returns how a corpus differs from the one that is asked for, but for its text."""
+    theirs, ours = manifest["options"], json.loads(json.dumps(request.options))
+    differences = [
+        f"its {name} is {theirs.get(name)!r}, not {ours.get(name)!r}"
+        for name in {**ours, **theirs}
+        if theirs.get(name) != ours.get(name)
+    ]
+    if given is not None and given.hash != manifest["tokenizer"]["hash"]:
+        differences.append("its tokenizer is another one")
+    return differences
+
+
+def finished(manifest: Mapping[str, Any]) -> str:
+    """Returns that a corpus is finished, and how often it has been added to, for a note."""
+    times = len(manifest.get("appended", ()))
+    more = f", and has been added to {times} time{'s' * (times > 1)} since" if times else ""
+    return f"is finished already{more}"
+
+
+def held_out_documents(manifest: Mapping[str, Any]) -> int:
+    """Returns how many documents the sources of the held-out side had, dropped ones included."""
+    side, counts = "validation", manifest["counts"]["validation"]
+    found = sum(counts[f"{kind}documents"] for kind in ("", "duplicate_", "empty_"))
+    for reason in ("near_duplicate_documents", "contaminated_documents"):
+        found += manifest.get(reason, {}).get(side, 0)
+    return found

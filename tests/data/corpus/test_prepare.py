@@ -17,6 +17,7 @@ import pytest
 
 from bert_jax import file_lock
 from bert_jax.data.corpus import join
+from bert_jax.data.corpus.append import append
 from bert_jax.data.corpus.dedup import HashSet
 from bert_jax.data.corpus.encode import read_part
 from bert_jax.data.corpus.pool import Pool, count
@@ -238,6 +239,39 @@ def test_a_finished_corpus_is_not_made_again(tmp_path, source, capsys):
     source.write_text(text_of(301))
     with pytest.raises(UsageError, match=r"its sources had other text\): `append` adds what is"):
         run()
+
+
+@pytest.mark.parametrize("dropping", [{}, {"decontaminate": True}, {"appended": True}])
+def test_what_was_trained_on_is_not_found_held_out(tmp_path, vocabulary, dropping):
+    """The same texts in the same order, of which one is trained on in the one and held out in the
+    other, are two corpora, whatever else was dropped of them.
+    """
+    texts = [tmp_path / f"{number}.txt" for number in range(4)]
+    for seed, text in enumerate(texts):
+        text.write_text(text_of(20, seed=seed))
+    texts[2].write_text(texts[0].read_text()[:2000] + texts[2].read_text())
+    tests = tmp_path / "tests.txt"
+    tests.write_text(" ".join(texts[0].read_text().split()[:40]))
+    options = {"decontaminate": [tests]} if "decontaminate" in dropping else {}
+
+    def run(held_out):
+        sources, others = texts[held_out:3], texts[:held_out]
+        return prepare(
+            sources,
+            tmp_path / "c",
+            validation_sources=others,
+            tokenizer=vocabulary,
+            workers=1,
+            **options,
+        )
+
+    first = run(1)
+    assert ("contaminated_documents" in first.manifest) == bool(options)
+    if "appended" in dropping:
+        append([texts[3]], tmp_path / "c", workers=1)
+    assert run(1).manifest["source_hash"] == first.manifest["source_hash"]
+    with pytest.raises(UsageError, match=r"its held-out side has other text\): choose another"):
+        run(2)
 
 
 def with_vocabulary(source, vocabulary, output):
