@@ -23,9 +23,9 @@ from bert_jax.data.corpus.encode import Encoding, encode_units
 from bert_jax.data.corpus.join import JoinedSplit, manifest_of, require_room
 from bert_jax.data.corpus.output import (
     PARTS,
-    STDIN,
     as_named,
     only_writer,
+    remove_samples,
     require_named,
     require_outside,
     require_own,
@@ -53,7 +53,7 @@ from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.matching.contamination import Contamination
 from bert_jax.data.matching.near_duplicates import FEWEST_ALIKE
 from bert_jax.data.sources.address import is_address
-from bert_jax.data.sources.read import left_out
+from bert_jax.data.sources.read import is_stdin, left_out
 from bert_jax.data.sources.stream import SourceOptions, require_encoding, require_layout
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_letters_in_parts, note_unknown
@@ -150,15 +150,19 @@ def prepare(
         decontaminate=as_named(decontaminate, "decontaminate"),
         show_dropped=show_dropped,
     )
-    # Where there are parts beside it, a finished corpus may be added to by another process.
-    if (output / MANIFEST).exists() and not (output / PARTS).exists():
-        with storage_failures(output):
-            return _reopen(request, output, given, workers)
+    # Where there are parts beside it, a finished corpus may be added to by another process. Who
+    # holds no lock writes nothing there, as a copy of standard input would be, and removes nothing.
+    is_copied = any(map(is_stdin, request.sources))
     with storage_failures(output):
-        require_own(output)
+        if not (output / MANIFEST).exists():
+            require_own(output)
+        elif not (is_copied or (output / PARTS).exists()):
+            return _reopen(request, output, given, workers)
     with only_writer(output):
         if (output / MANIFEST).exists():
-            return _reopen(request, output, given, workers)
+            corpus = _reopen(request, output, given, workers)
+            shutil.rmtree(output / PARTS, ignore_errors=True)
+            return corpus
         return write(request, output, given, workers)
 
 
@@ -269,12 +273,8 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None, workers: in
     manifest = read_manifest(output)
     differences, remedy = differences_of(manifest, request, given), "choose another `output`"
     if not differences:
-        stdin = output / PARTS / STDIN
-        try:
-            plainly = dataclasses.replace(request, near_duplicates=None, contamination=None)
-            look = preview(plainly, stdin.parent, "compare sources", workers=workers or _cores())
-        finally:
-            stdin.unlink(missing_ok=True)
+        plainly = dataclasses.replace(request, near_duplicates=None, contamination=None)
+        look = preview(plainly, output / PARTS, "compare sources", workers=workers or _cores())
         held_out = look.survey.documents["validation"] + look.survey.duplicates["validation"]
         if look.survey.source_hash != manifest.get("source_hash"):
             differences.append("its sources had other text")
@@ -287,7 +287,6 @@ def _reopen(request: Request, output: Path, given: Tokenizer | None, workers: in
             f"{output} holds another corpus ({'; '.join(differences)}): {remedy}, or delete it"
         )
     corpus = open_corpus(output, verify=SPLITS)
-    shutil.rmtree(output / PARTS, ignore_errors=True)
     note(f"{output} {finished(manifest)}, and its checksums are right: nothing to do")
     return corpus
 
@@ -316,6 +315,7 @@ def write(
         workers=workers,
         sample_bytes=SAMPLE_BYTES if given is None else LOOKED_AT_BYTES,
     )
+    remove_samples(folder)
     survey = look.survey
     if before is None:
         survey.check(survey.documents)

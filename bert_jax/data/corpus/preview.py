@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.data.corpus.dedup import Survey, Totals
-from bert_jax.data.corpus.output import STDIN, remove_samples
+from bert_jax.data.corpus.output import STDIN
 from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.request import Request
 from bert_jax.data.corpus.survey import Unit, gather, look_through
@@ -102,7 +102,6 @@ def preview(
         dropped = _drop_near_duplicates(near, request, survey)
         sample = [number for number in sample if number not in dropped]
     texts = [survey.places[number].read() for number in sample]
-    remove_samples(folder)
     return Preview(survey=survey, units=units, bad=bad, sample=texts)
 
 

@@ -11,12 +11,14 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bert_jax import file_lock
 from bert_jax.data.corpus import join
+from bert_jax.data.corpus import survey as survey_module
 from bert_jax.data.corpus.append import append
 from bert_jax.data.corpus.dedup import HashSet
 from bert_jax.data.corpus.encode import read_part
@@ -239,6 +241,24 @@ def test_a_finished_corpus_is_not_made_again(tmp_path, source, capsys):
     source.write_text(text_of(301))
     with pytest.raises(UsageError, match=r"its sources had other text\): `append` adds what is"):
         run()
+
+
+def test_a_finished_corpus_that_is_found_may_be_added_to_meanwhile(tmp_path, source, monkeypatch):
+    """It keeps what another process, which has begun since, has put there."""
+    made = prepare([source], tmp_path / "c", vocab_size=120, validation_fraction=0.1, workers=1)
+    parts = [tmp_path / "c/.parts" / name for name in ("a.npz", "000000.sample", "000000.texts")]
+
+    def look_through(*arguments: Any) -> Any:
+        if not parts[0].parent.exists():
+            parts[0].parent.mkdir()
+            for part in parts:
+                part.touch()
+        return survey_module.look_through(*arguments)
+
+    monkeypatch.setattr("bert_jax.data.corpus.preview.look_through", look_through)
+    found = prepare([source], tmp_path / "c", vocab_size=120, validation_fraction=0.1, workers=1)
+    assert found.fingerprint == made.fingerprint
+    assert all(part.exists() for part in parts)
 
 
 @pytest.mark.parametrize("dropping", [{}, {"decontaminate": True}, {"appended": True}])
