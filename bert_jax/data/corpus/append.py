@@ -15,7 +15,7 @@ from bert_jax.data.corpus.encode import SPACE_RULES
 from bert_jax.data.corpus.output import as_named, only_writer, require_named, require_outside
 from bert_jax.data.corpus.prepare import write
 from bert_jax.data.corpus.request import KINDS, Request
-from bert_jax.data.corpus.store import Corpus, open_corpus, read_manifest
+from bert_jax.data.corpus.store import SPLITS, Corpus, open_corpus, read_manifest
 from bert_jax.data.language import codes
 from bert_jax.data.sources.stream import SourceOptions, require_encoding
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -46,7 +46,7 @@ def append(
     The manifest is written last: before that, the corpus is what it was, and the same call goes on.
 
     Raises as `prepare` does, UsageError where `output` is no corpus, was made otherwise, or by a
-    version that kept no digests, and DataDamaged where those are damaged.
+    version that kept no digests, and DataDamaged where it is damaged.
     """
     sources, output = as_named(sources, "source"), local(output)
     require_named(source=sources)
@@ -56,7 +56,8 @@ def append(
     require_outside(sources, output)
     read_manifest(output)  # before a lock is made there
     with only_writer(output):
-        corpus = open_corpus(output)
+        # All of it: its tokens are counted with the new ones, and its checksums are kept.
+        corpus = open_corpus(output, verify=SPLITS)
         if dropped := [n for n in _COMPARED if n in corpus.manifest["options"]]:
             names = " and ".join(f"`{name}`" for name in dropped)
             raise UsageError(

@@ -290,6 +290,17 @@ def test_another_version_that_cuts_sentences_is_said(tmp_path, files, vocabulary
     assert (said in capsys.readouterr().err) == changed
 
 
+def test_a_damaged_shard_is_named_before_anything_is_added(tmp_path, files, vocabulary):
+    """It has an id that the vocabulary lacks, which cannot be counted with the others."""
+    prepare(files[:1], tmp_path / "c", tokenizer=vocabulary, validation_fraction=0.2, workers=1)
+    shard = tmp_path / "c/train/00000.tokens.npy"
+    shard.write_bytes(shard.read_bytes()[:-2] + b"\xff\xff")
+    before = files_of(tmp_path / "c")
+    with pytest.raises(DataDamaged, match=r"00000\.tokens\.npy has another checksum"):
+        append(files[1:2], tmp_path / "c", workers=1)
+    assert files_of(tmp_path / "c") == before
+
+
 @pytest.mark.parametrize("damage", ["missing", "altered", "outside"])
 def test_damaged_digests_are_noticed(tmp_path, files, vocabulary, damage):
     output = tmp_path / "c"
