@@ -1,7 +1,7 @@
 """Sources on other machines, through fsspec: what an address means, and the bytes of its files.
 
 A name at an address is somebody else's: one that would lead out of the folder that was asked for is
-refused. fsspec lists and fetches; unpacking is ours (`stream.py`), which finds damage.
+refused. fsspec lists and fetches; unpacking is ours (`unpacking.py`), which finds damage.
 """
 
 import contextlib

@@ -10,7 +10,8 @@ from typing import Any
 
 from bert_jax.data.sources import address
 from bert_jax.data.sources.address import AnyFile, RemoteFile
-from bert_jax.data.sources.stream import HELD_OUT, PACKED, TESTS, TRAIN
+from bert_jax.data.sources.stream import HELD_OUT, TESTS, TRAIN
+from bert_jax.data.sources.unpacking import PACKED
 from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
 

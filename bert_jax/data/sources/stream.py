@@ -1,8 +1,6 @@
 """The bytes of a source file as a format's reader gets them: unpacked, and as UTF-8 on demand."""
 
-import bz2
 import codecs
-import gzip
 import importlib.util
 import io
 import itertools
@@ -19,6 +17,7 @@ from unicodedata import normalize
 from bert_jax.data.sources.address import AnyFile
 from bert_jax.data.sources.beginnings import marked, misnamed, wide_text
 from bert_jax.data.sources.document import Document, paragraphs_of, with_newlines
+from bert_jax.data.sources.unpacking import TOOLS, unpacked
 from bert_jax.errors import UsageError, brief
 
 # `train`; `validation`, or `test` where there is none; and all but `train`.
@@ -289,7 +288,7 @@ def opened(
     """
     try:
         with io.FileIO(path) if isinstance(path, Path) else path.open() as file:
-            yield SourceStream(_UNPACKERS[suffix](file), name, reading, findings)
+            yield SourceStream(unpacked(file, suffix), name, reading, findings)
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         if not suffix:  # a format's own
             raise UsageError(f"{name}: damaged ({error}); fetch it again") from error
@@ -302,61 +301,13 @@ def opened(
 
 
 def _damaged(name: AnyFile, suffix: str, error: Exception) -> UsageError:
-    tool = _TOOLS[suffix]
+    tool = TOOLS[suffix]
     return UsageError(
         f"{name}: damaged {tool} file ({brief(str(error))[1:-1]}); check it with `{tool} -t` and "
         "fetch it again"
     )
 
 
-class _ZstdFile(io.RawIOBase):
-    """The content of a file of zstd frames; one that ends within a frame is an EOFError."""
-
-    _CHUNK = 1 << 14  # of packed bytes: at the highest ratio, some hundred megabytes
-
-    def __init__(self, file: IO[bytes]):
-        import zstandard  # pyright: ignore[reportMissingImports]
-
-        self._file, self._error = file, zstandard.ZstdError
-        # As wide a window as `zstd --long=31` writes.
-        self._new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
-        self._frame: Any = None
-        self._packed = b""
-        self._waiting = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._waiting:
-            packed = self._packed or self._file.read(self._CHUNK)
-            if not packed:
-                if self._frame is not None:
-                    raise EOFError("it ends within a frame")
-                return 0
-            self._frame = self._frame or self._new()
-            try:
-                self._waiting = memoryview(self._frame.decompress(packed))
-            except self._error as error:
-                raise EOFError(str(error)) from error
-            self._packed = self._frame.unused_data if self._frame.eof else b""
-            self._frame = None if self._frame.eof else self._frame
-        size = min(len(buffer), len(self._waiting))
-        buffer[:size] = self._waiting[:size]
-        self._waiting = self._waiting[size:]
-        return size
-
-
-# Ending of a packed file -> what unpacks a stream, and the program of that name.
-_UNPACKERS: dict[str, Callable[[Any], Any]] = {
-    "": lambda file: file,
-    ".gz": lambda file: gzip.GzipFile(fileobj=file),
-    ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
-    ".zst": _ZstdFile,
-}
-_TOOLS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
-PACKED = tuple(_TOOLS)
 # What an ending needs that is not installed with the rest.
 _PACKAGES = {
     ".zst": ("zstandard", "formats"),

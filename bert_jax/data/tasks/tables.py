@@ -28,12 +28,8 @@ from bert_jax.data.formats.delimited import (
 from bert_jax.data.sources.beginnings import misnamed
 from bert_jax.data.sources.document import whole_characters, with_newlines
 from bert_jax.data.sources.read import load_tfds
-from bert_jax.data.sources.stream import (
-    PACKED,
-    SourceOptions,
-    opened,
-    require_packages,
-)
+from bert_jax.data.sources.stream import SourceOptions, opened, require_packages
+from bert_jax.data.sources.unpacking import PACKED
 from bert_jax.errors import UsageError, brief, did_you_mean
 from bert_jax.progress import note
 

@@ -92,6 +92,24 @@ def test_what_is_damaged_names_the_program_that_checks_it(tmp_path, packing, dam
     assert f"`{tool} -t` and fetch it again" in message and "()" not in message
 
 
+@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_file_of_many_frames_is_read_to_its_end_or_refused(tmp_path, packing):
+    """A frame whose beginning is damaged is not the end of the file."""
+    frames = [PACK[packing](f"Document {number}.\n\n".encode()) for number in range(3)]
+    path = tmp_path / f"a.txt{packing}"
+    path.write_bytes(b"".join(frames))
+    whole = documents(path)
+    assert whole == [(f"Document {number}.",) for number in range(3)]
+    padding = b"" if packing == ".zst" else bytes(8)  # which zstd does not know
+    path.write_bytes(padding.join(frames) + padding)
+    assert documents(path) == whole
+    for damage in ([frames[0], b"?" + frames[1][1:], frames[2]], [*frames, b"<html>"], [bytes(64)]):
+        path.write_bytes(b"".join(damage))
+        assert f"a.txt{packing}: damaged" in refusal(path)
+    path.write_bytes(b"")
+    assert "(it is empty)" in refusal(path)
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_the_separator_of_a_csv_is_the_one_that_makes_a_column_of_the_field(
