@@ -35,9 +35,10 @@ class Contamination:
         """Reads the records of the test sets; of plain text, each line is one. Of a folder that has
         splits, all but `train` are read.
 
-        Raises UsageError where there are none to look for, or they cannot be read.
+        Raises UsageError where there are none to look for, or they cannot be read: a record that
+        may be left out of a text would here be one that stays in it.
         """
-        reading = dataclasses.replace(reading, document="line", splits=TESTS)
+        reading = dataclasses.replace(reading, document="line", splits=TESTS, skips_records=False)
         self.sources = tuple(sources)
         self.records: Counter[str] = Counter()  # of each source
         self.short: Counter[str] = Counter()  # those that are too short to be looked for

@@ -28,6 +28,23 @@ def test_sets(tmp_path):
     return long, short
 
 
+def test_a_record_that_cannot_be_read_is_no_record_that_is_not_there(test_sets, tmp_path):
+    """Bad records are left out of the text alone: its test set would stay in it."""
+    (tmp_path / "text.txt").write_text("\n\n".join(test_sets[0]) + "\n")
+    with (tmp_path / "long.jsonl").open("a") as file:
+        file.write('{"text": "cut in the')
+    with pytest.raises(UsageError, match=r"long\.jsonl, line 41: not JSON"):
+        prepare(
+            [tmp_path / "text.txt"],
+            tmp_path / "c",
+            vocab_size=300,
+            workers=1,
+            decontaminate=[tmp_path / "long.jsonl"],
+            skip_bad="record",
+            skip_bad_limit=1.0,
+        )
+
+
 def test_what_was_planted_is_found_named_and_removed(test_sets, tmp_path, capsys):
     long, short = test_sets
     draw = random.Random(4)
