@@ -218,10 +218,12 @@ class _Decoded(io.RawIOBase):
             try:
                 text = self._decoder.decode(data, final=self._is_over)
             except UnicodeDecodeError as error:
-                before = error.object[: error.start].decode(self._encoding, "ignore").count("\n")
+                # Of UTF-16 and UTF-32, that says the order of the bytes as the mark did.
+                said = error.encoding if error.encoding.startswith("utf-") else self._encoding
+                before = self._returns + error.object[: error.start].decode(said, "ignore")
                 raise self._explain(
                     self._encoding,
-                    1 + self._lines + before,
+                    1 + self._lines + with_newlines(before).count("\n"),
                     error.object[error.start],
                     self._read - len(error.object) + error.start,
                     # Else the one letter beyond ASCII may be of another encoding.

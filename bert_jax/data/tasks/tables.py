@@ -122,7 +122,7 @@ def _not_utf8(path: Path, error: UnicodeDecodeError) -> UsageError:
         f"if Windows or Excel wrote it in {encoding}, `iconv -f {encoding} -t utf-8 FILE > NEW` "
         "converts it"
     )
-    line = 1 + data.count(b"\n", 0, offset)
+    line = 1 + with_newlines(data[:offset].decode()).count("\n")
     return UsageError(
         f"{path}, line {line}: not UTF-8 (byte 0x{data[offset]:02x} at offset {offset}); {remedy}"
     )

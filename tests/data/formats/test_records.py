@@ -368,6 +368,21 @@ def test_line_and_offset_are_those_of_the_file(tmp_path, monkeypatch, encoding, 
     )
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("count", [2, 40_000])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-be"])
+def test_a_line_is_counted_as_it_is_read(tmp_path, end, count, encoding):
+    """Lines end as they do in the text, and bytes are in the order that the mark says."""
+    good = f"\ufeff{f'a line{end}' * count}".encode(encoding)
+    bad = {"utf-8": b"\xff", "utf-16-le": b"\x00\xdc", "utf-16-be": b"\xdc\x00"}
+    rest = "x\n".encode(encoding) * 2
+    (tmp_path / "a.txt").write_bytes(good + bad.get(encoding, b"\xff" * 4) + rest)
+    assert (
+        f"a.txt, line {count + 1}: not {encoding[:6]}".lower()
+        in refusal(tmp_path / "a.txt").lower()
+    )
+
+
 @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_packed_file_by_another_name_is_called_so(tmp_path, packing):
     (tmp_path / "a.txt").write_bytes(PACK[packing]((plain() * 20).encode()))

@@ -162,10 +162,11 @@ def test_a_file_that_is_not_text(tmp_path):
             "line 2: not UTF-8 (byte 0xc4 at offset 11); if Windows or Excel wrote it in cp1252, "
             "`iconv -f cp1252 -t utf-8 FILE > NEW` converts it",
         ),
+        ("text,label\rÄußerung,1\r".encode("cp1252"), "a.csv, line 2: not UTF-8 (byte 0xc4 at"),
         ("text\n".encode("utf-16"), "offset 0); if Windows or Excel wrote it in utf-16, `iconv -f"),
         (gzip.compress(b"text"), "it begins as a .gz file does: let its name end so, or unpack it"),
     ],
-    ids=["cp1252", "UTF-16", "packed"],
+    ids=["cp1252", "carriage returns", "UTF-16", "packed"],
 )
 def test_a_file_that_is_not_utf8_says_how_it_is_converted(tmp_path, data, said):
     (tmp_path / "a.csv").write_bytes(data)
