@@ -16,7 +16,12 @@ from unicodedata import normalize
 
 from bert_jax.data.sources.address import AnyFile
 from bert_jax.data.sources.beginnings import marked, misnamed, wide_text
-from bert_jax.data.sources.document import Document, paragraphs_of, with_newlines
+from bert_jax.data.sources.document import (
+    Document,
+    paragraphs_of,
+    whole_characters,
+    with_newlines,
+)
 from bert_jax.data.sources.unpacking import TOOLS, unpacked
 from bert_jax.errors import UsageError, brief
 
@@ -197,7 +202,9 @@ class _Decoded(io.RawIOBase):
         *,
         errors: str,
     ):
-        """With `errors` "surrogateescape", bytes that are none are passed on as they are."""
+        """With `errors` "surrogateescape", bytes that are none are passed on, as what is no UTF-8
+        either.
+        """
         self._source, self._encoding, self._explain = source, encoding, explain
         self._errors = errors
         self._decoder = codecs.getincrementaldecoder(encoding)(errors)
@@ -237,11 +244,20 @@ class _Decoded(io.RawIOBase):
             text = with_newlines(whole)
             self._lines += text.count("\n")
             self._has_other = self._has_other or not text.isascii()
-            self._waiting = memoryview(text.encode(errors=self._errors))
+            self._waiting = memoryview(self._encoded(text))
         size = min(len(buffer), len(self._waiting))
         buffer[:size] = self._waiting[:size]
         self._waiting = self._waiting[size:]
         return size
+
+    def _encoded(self, text: str) -> bytes:
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            if self._errors == "strict":  # of UTF-7, say, which can write half a character
+                return whole_characters(text).encode()
+            # Not as they were: two bytes of another encoding may be a letter of this one.
+            return text.encode(errors="surrogatepass")
 
 
 def require_layout(document: str, paragraph: str) -> None:

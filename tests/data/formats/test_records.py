@@ -368,6 +368,29 @@ def test_line_and_offset_are_those_of_the_file(tmp_path, monkeypatch, encoding, 
     )
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+def test_bytes_that_are_none_are_not_read_as_another_encoding(tmp_path, name):
+    """0xc9 0xa1 are no letter of EUC-KR, and one of UTF-8: the record is left out."""
+    korean, bad = "한국어 문서".encode("euc_kr"), b"\xc9\xa1"
+    texts = {
+        "a.txt": [korean, korean + bad, korean],
+        "a.jsonl": [b'{"text": "' + text + b'"}' for text in (korean, korean + bad, korean)],
+        "a.csv": [b"text", korean, korean + bad, korean],
+    }[name]
+    (tmp_path / name).write_bytes((b"\n" if name != "a.txt" else b"\n\n").join(texts) + b"\n")
+    assert "not euc_kr (byte 0xc9 at" in refusal(tmp_path / name, encoding="euc_kr")
+    findings = Findings()
+    reading = SourceOptions(encoding="euc_kr", skips_records=True)
+    found = list(read_documents([str(tmp_path / name)], reading, findings=findings))
+    assert found == [("한국어 문서",)] * 2
+    assert findings.records == {str(tmp_path / name): 1}
+
+
+def test_half_a_character_that_an_encoding_can_write_is_one_that_is_lost(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"an emoji +2D0- cut in two\n")
+    assert documents(tmp_path / "a.txt", encoding="utf-7") == [("an emoji \ufffd cut in two",)]
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("count", [2, 40_000])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-be"])
