@@ -85,7 +85,8 @@ def replace(
 def positions_of(is_chosen: np.ndarray, max_predictions: int) -> np.ndarray:
     """Returns the chosen positions of each row, ascending: int64 `[R, M]`; others after them."""
     length = is_chosen.shape[1]
-    columns = np.where(is_chosen, np.arange(length, dtype=np.int16), np.int16(length - 1))
+    kind = np.int16 if length <= 1 << 15 else np.int32  # the smaller is sorted faster
+    columns = np.where(is_chosen, np.arange(length, dtype=kind), kind(length - 1))
     columns.sort(axis=1)
     return columns[:, :max_predictions].astype(np.int64)
 

@@ -190,6 +190,16 @@ def test_edges(kind):
 
 
 @pytest.mark.parametrize("kind", ["tokens", *_KINDS])
+@pytest.mark.parametrize("length", [1 << 15, (1 << 15) + 1, 1 << 17])
+def test_rows_may_be_of_any_length(kind, length):
+    """The places of a longer row do not fit into 16 bits."""
+    ids = np.full((1, length), FIRST_WORD + FIRST_WORD % 2, np.int32)
+    ids[:, 0], ids[:, 1:-9], ids[:, -1] = SPECIAL.cls, SPECIAL.mask, SPECIAL.sep
+    _, (found,) = masked(kind, ids, np.array([length]), max_predictions=8)
+    np.testing.assert_array_equal(found, np.arange(length - 9, length - 1))
+
+
+@pytest.mark.parametrize("kind", ["tokens", *_KINDS])
 def test_masks_are_made_faster_than_any_step_needs_them(kind):
     """More than a million tokens in a second of one core; the best of five."""
     ids, lengths = rows_of(256)
