@@ -316,7 +316,7 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     text = tokenizer_files.read_text(path)
     strict_json.parse_file(path, text)
     with tokenizer_files.refused_by_library(f"{path} is JSON, but not a tokenizer.json"):
-        backend = Backend.from_str(text)
+        backend = tokenizer_files.without_dropout(Backend.from_str(text), path)
     # First: to write a vocabulary down, the library counts up to its highest id.
     tokenizer_files.require_ids(backend.get_vocab(with_added_tokens=True), str(path))
     state = json.loads(backend.to_str())

@@ -229,6 +229,19 @@ def require_extra_tokens(path: Path, config: dict[str, Any], known: Container[st
         )
 
 
+def without_dropout(backend: Any, path: Path) -> Any:
+    """Returns a backend that gives a text the same ids each time: without BPE's dropout, which
+    leaves out merges at random (Provilkov et al. 2020). That is noted.
+    """
+    if getattr(backend.model, "dropout", None):
+        note_once(
+            f"{path} has dropout {backend.model.dropout:g}, which gives a text other ids each "
+            "time: text is encoded without it, always alike"
+        )
+        backend.model.dropout = None
+    return backend
+
+
 def require_ids(vocab: dict[str, int], source: str) -> None:
     """Checks that every token has an id of its own, and that none is beyond all embeddings."""
     token_of: dict[int, str] = {}
