@@ -23,6 +23,9 @@ def sha256(backend: Any, *, kind: str, special: dict[str, int], pair_separators:
     elif kind == "bpe":
         fields = ("merges", "byte_fallback", "ignore_merges", "unk_token", "fuse_unk")
         settings = {field: model.get(field) for field in fields}
+        # Few have them, and what others have made has a hash without.
+        affixes = ("continuing_subword_prefix", "end_of_word_suffix")
+        settings |= {field: model[field] for field in affixes if model.get(field)}
     else:
         # Scores are 32-bit by origin; a file's text form may differ beyond that.
         scores = np.array([score for _, score in model["vocab"]], dtype=np.float32).tolist()

@@ -193,6 +193,18 @@ def test_hash_sees_everything_that_decides_ids(tmp_path):
     assert len(set(hashes)) == 5
 
 
+def test_hash_sees_what_bpe_puts_around_the_parts_of_a_word(tmp_path):
+    vocab = {name: i for i, name in enumerate([*SPECIALS, "a", "b", "##b", "b</w>"])}
+    found = {}
+    for affix in ({}, {"continuing_subword_prefix": "##"}, {"end_of_word_suffix": "</w>"}):
+        model = tokenizers.models.BPE(vocab, [], unk_token="[UNK]", **affix)
+        backend = tokenizers.Tokenizer(model)
+        backend.save(str(tmp_path / "tokenizer.json"))
+        tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+        found[tokenizer.hash] = tokenizer.encode_sentences(["ab"])
+    assert len({str(ids) for ids in found.values()}) == len(found) == 3
+
+
 def test_hash_is_pinned(tmp_path):
     # A change here makes every corpus and checkpoint in the world look like a stranger's.
     tokenizer = load_tokenizer(vocabulary(tmp_path, SMALL))
