@@ -5,6 +5,7 @@ tokenizer, segmenter, format. If the file is there, it is the right one, and who
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -241,7 +242,10 @@ def tokens_of(file: Path) -> int:
 def _sound(file: Path) -> Iterator[None]:
     try:
         yield
-    except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
+    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, RuntimeError, OSError) as error:
+        # Of a place that is before the file's beginning, or a kind of packing, that nobody wrote.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         file.unlink(missing_ok=True)
         raise DataDamaged(
             f"{file} was damaged and is removed now: run the same command again"
