@@ -53,7 +53,7 @@ class JoinedSplit:
         self._output, self._split = output, split
         if before is not None:
             self.counts.update(before.manifest["counts"][split])
-            self.text += before.manifest["text"][split].values()
+            self.text += TextCounts(**before.manifest["text"][split])
             self.token_counts += token_counts(getattr(before, split), vocab_size)
             self.files |= shard_files(before.manifest, split)
 

@@ -149,6 +149,18 @@ def test_the_same_text_again_changes_nothing(tmp_path, files, vocabulary, capsys
     assert files_of(output) == before
 
 
+def test_the_order_of_fields_means_nothing(tmp_path, files, vocabulary):
+    """A manifest whose keys were sorted has the same fingerprint, and is the same corpus."""
+    grown = []
+    for name in ("as-written", "sorted"):
+        output = tmp_path / name
+        prepare(files[:2], output, tokenizer=vocabulary, validation_fraction=0.2, workers=1)
+        manifest = json.loads((output / "corpus.json").read_text())
+        (output / "corpus.json").write_text(json.dumps(manifest, sort_keys=name == "sorted"))
+        grown.append(append(files[2:4], output, workers=1))
+    assert_same_corpus(*grown)
+
+
 def test_a_held_out_side_of_its_own(tmp_path, files, vocabulary):
     """Nothing is drawn: all that is added is trained on, but for what is held out."""
     held_out, options = files[9:], {"tokenizer": vocabulary, "workers": 1}
