@@ -8,7 +8,7 @@ from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UsageError, brief
-from bert_jax.interchange.family import Dialect, Family, checked
+from bert_jax.interchange.family import Dialect, Family, checked, is_plain_rotation
 from bert_jax.interchange.name_map import NameMap
 
 NAMES = NameMap(
@@ -121,14 +121,15 @@ class EuroBert(Dialect):
 
 
 def _theta(theirs: Mapping[str, Any], path: Path) -> float:
-    rotation = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    if not isinstance(rotation, dict) or rotation.get("rope_type", "default") != "default":
-        raise UsageError(f"{path}: rope_parameters is {brief(rotation)}; only rope_type default")
-    found = [each["rope_theta"] for each in (rotation, theirs) if "rope_theta" in each]
-    if len(found) > 1 and found[0] != found[1]:
+    tables = {n: theirs[n] for n in ("rope_parameters", "rope_scaling") if theirs.get(n)}
+    for name, rotation in tables.items():
+        if not is_plain_rotation(rotation):
+            raise UsageError(f"{path}: {name} is {brief(rotation)}; only rope_type default")
+    found = [each["rope_theta"] for each in (*tables.values(), theirs) if "rope_theta" in each]
+    if others := [theta for theta in found if theta != found[0]]:
         raise UsageError(
-            f"{path}: rope_theta is {brief(found[1])}, but rope_parameters says {brief(found[0])}; "
-            "remove the one that is wrong"
+            f"{path}: rope_theta is {brief(others[0])}, but {next(iter(tables))} says "
+            f"{brief(found[0])}; remove the one that is wrong"
         )
     return checked({"rope_theta": (*found, _THETA)[0]}, {"rope_theta": _THETA}, path)["rope_theta"]
 

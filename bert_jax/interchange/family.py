@@ -81,6 +81,17 @@ def checked(theirs: Mapping[str, Any], defaults: Mapping[str, Any], path: Path) 
     return values
 
 
+def is_plain_rotation(rotation: Any) -> bool:
+    """Returns whether a table of a `config.json` says nothing of rotary positions but a theta.
+
+    What it says else lies in `rope_type`, or in `type` where that is not there (transformers
+    modeling_rope_utils.py, `standardize_rope_params`).
+    """
+    if not isinstance(rotation, dict):
+        return False
+    return rotation.get("rope_type", rotation.get("type", "default")) == "default"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """An entry of `registry.FAMILIES`: how the models of one `model_type` map to ours."""

@@ -14,7 +14,13 @@ from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UsageError, brief
-from bert_jax.interchange.family import OF_TASKS, Dialect, Family, checked
+from bert_jax.interchange.family import (
+    OF_TASKS,
+    Dialect,
+    Family,
+    checked,
+    is_plain_rotation,
+)
 from bert_jax.interchange.name_map import NameMap
 from bert_jax.model.layer_spec import layer_specs
 from bert_jax.progress import note_once
@@ -189,7 +195,7 @@ def _of_version_5(theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: rope_parameters is {brief(rope)}; expected one for each kind")
     for kind, name in _THETAS.items():
         rotation = rope.get(kind) or {}
-        if not isinstance(rotation, dict) or rotation.get("rope_type", "default") != "default":
+        if not is_plain_rotation(rotation):
             raise UsageError(
                 f"{path}: rope_parameters has {brief(rotation)} for {kind}; only rope_type default "
                 "is read"

@@ -10,7 +10,7 @@ from typing import Any
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import eurobert
-from bert_jax.interchange.family import checked
+from bert_jax.interchange.family import checked, is_plain_rotation
 from bert_jax.model.layer_spec import layer_specs
 
 _NAMES = dataclasses.replace(
@@ -48,6 +48,8 @@ class _UltraBert(eurobert.EuroBert):
     }
 
     def rotation(self, theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        if scaling := theirs.get("rope_scaling"):
+            raise UsageError(f"{path}: rope_scaling is {brief(scaling)}, which is not supported")
         given = theirs.get("rope_parameters") or {}
         kinds, old = _kinds(theirs, path), theirs.get("rope_theta")
         # A theta for each layer, from before transformers had the class.
@@ -62,7 +64,7 @@ class _UltraBert(eurobert.EuroBert):
         found = {}
         for kind, (name, theta) in _THETAS.items():
             rotation = given.get(kind, {})
-            if not isinstance(rotation, dict) or rotation.get("rope_type", "default") != "default":
+            if not is_plain_rotation(rotation):
                 raise UsageError(
                     f"{path}: rope_parameters has {brief(rotation)} for {kind}; only rope_type "
                     "default is read"

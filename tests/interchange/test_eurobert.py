@@ -121,6 +121,10 @@ def test_its_config(tmp_path):
         ({"mlp_bias": True}, "mlp_bias is true"),
         ({"rope_theta": 5.0}, r"rope_theta is 5\.0, but rope_parameters says 1000\.0"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope_parameters is .*llama3"),
+        # As it was called before, and as transformers reads it still.
+        ({"rope_parameters": {"type": "linear", "factor": 2.0}}, "rope_parameters is .*linear"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is .*linear"),
+        ({"rope_scaling": {"rope_theta": 5.0}}, r"rope_theta is 5\.0, but rope_parameters says"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of"),
         ({"classifier_pooling": "cls"}, "classifier_pooling is 'cls'; expected one of bos, mean"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; expected float"),

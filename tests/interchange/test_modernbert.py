@@ -384,6 +384,9 @@ _REFUSED = {
     "rope_parameters has .*yarn.* for full_attention": {
         "rope_parameters": {"full_attention": _PLAIN | {"rope_type": "yarn"}}
     },
+    "rope_parameters has .*linear.* for full_attention": {
+        "rope_parameters": {"full_attention": {"type": "linear", "rope_theta": 1_000.0}}
+    },
     "rope_scaling is .*, which is not supported": {"rope_scaling": {"factor": 2.0}},
     "mlp_bias is True, and attention_bias False": {"mlp_bias": True},
     "classifier_activation is silu, and hidden_activation gelu": {"classifier_activation": "silu"},

@@ -142,6 +142,11 @@ def test_checkpoints_from_before_the_class_say_each_layer(golden, tmp_path):
             {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
             "rope_parameters has .*yarn.* for full_attention",
         ),
+        (
+            {"rope_parameters": {"full_attention": {"type": "linear", "factor": 2.0}}},
+            "rope_parameters has .*linear.* for full_attention",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling is .*, which is not supported"),
         ({"rope_parameters": None, "rope_theta": [1.0, 2.0, 3.0, 1.0]}, "one for each kind"),
         ({"mlp_bias": True}, "mlp_bias is true"),
     ],
