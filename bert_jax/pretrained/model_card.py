@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import strict_json
 from bert_jax.config import ModelConfig, OptimizerConfig, TrainConfig
 from bert_jax.config.entries import entry_of, is_open, own_options
 from bert_jax.config.fields import WithOptions, fields_read_by
@@ -78,9 +77,8 @@ def _sections(
     }
     yield f"---\n{ModelCardData(**front).to_yaml()}\n---"
     is_only_imported = "imported_from" in stored and not log_reader.read_rows(workdir)
-    what = "imported" if is_only_imported else f"fine-tuned on {prose(task['name'])}" if task else (
-        "pre-trained"
-    )  # fmt: skip
+    what = f"fine-tuned on {prose(task.get('name'))}" if task else "pre-trained"
+    what = "imported" if is_only_imported else what
     ours = versions()["bert-jax"]
     yield f"# {prose(config.name)}"
     yield f"An encoder of the BERT family, {what} with bert-jax {ours}; step {step:,}."
@@ -117,18 +115,28 @@ def _data(stored: dict[str, Any]) -> str:
                      f"{code(corpus.get('tokenizer_hash', '')[:12])}.")  # fmt: skip
     if corpus.get("sources"):
         lines.append(f"Sources: {', '.join(map(code, corpus['sources']))}.")
-    if "train" in corpus:
+    counts = [
+        (corpus.get(split) or {}).get(name)
+        for split in ("train", "validation")
+        for name in ("documents", "tokens")
+    ]
+    if all(type(count) is int for count in counts):
         lines.append(
-            "Trained on {documents:,} documents, {tokens:,} tokens; ".format(**corpus["train"])
-            + "held out: {documents:,} documents, {tokens:,} tokens.".format(**corpus["validation"])
+            "Trained on {:,} documents, {:,} tokens; held out: {:,} documents, {:,} tokens.".format(
+                *counts
+            )
         )
     if task:
-        lines.append(f"Task {code(task['name'])}, data {code(str(stored.get('data'))[:12])}.")
+        lines.append(f"Task {code(task.get('name'))}, data {code(str(stored.get('data'))[:12])}.")
         if stored.get("sources"):
             lines.append(f"Sources: {', '.join(map(code, stored['sources']))}.")
         if stored.get("rows"):
-            counts = (f"{prose(name)} {number:,}" for name, number in stored["rows"].items())
-            lines.append(f"Rows: {', '.join(counts)}.")
+            rows = (
+                f"{prose(name)} {number:,}"
+                for name, number in stored["rows"].items()
+                if type(number) is int
+            )
+            lines.append(f"Rows: {', '.join(rows)}.")
     began = stored.get("init_from") or stored.get("imported_from")
     if began:
         # The name says what it was; where it lay is nobody's business.
@@ -221,7 +229,7 @@ def _value(value: Any) -> str:
 def _results(
     workdir: Path, config: TrainConfig, stored: dict[str, Any], step: int
 ) -> Iterable[str]:
-    result = strict_json.load_object(workdir / "result.json", default={})
+    result = run_directory.result_of(workdir)
     if result.get("steps") != step:  # those of the run's end are not these parameters'
         result = {}
     if result.get("scores"):
@@ -237,9 +245,10 @@ def _results(
     curve = [r for r in log_reader.read_rows(workdir) if r.get("split") and r["step"] <= step]
     task = stored.get("task")
     if task and curve:
-        shown = [[f"{r['step']:,}", r["split"], *(_number(r.get(n)) for n in task["metrics"])]
+        metrics = task.get("metrics") or ()
+        shown = [[f"{r['step']:,}", r["split"], *(_number(r.get(n)) for n in metrics)]
                  for r in curve]  # fmt: skip
-        named = [f"{name}{log_reader.unit_of(task, name)}" for name in task["metrics"]]
+        named = [f"{name}{log_reader.unit_of(task, name)}" for name in metrics]
         yield "## Scores on the way\n\n" + markdown_table(("step", "split", *named), shown)
     if task:
         if not result.get("scores"):
@@ -271,7 +280,9 @@ def _results(
 def _hardware(workdir: Path, stored: dict[str, Any]) -> str:
     account = goodput.account(workdir)
     starts = [e for e in log_reader.read_events(workdir) if e.get("event") == "start"]
-    devices = sorted({prose(f"{e['devices']} x {e.get('device_kind', 'device')}") for e in starts})
+    devices = sorted(
+        {prose(f"{e.get('devices', '?')} x {e.get('device_kind', 'device')}") for e in starts}
+    )
     lines = [f"- devices: {', '.join(devices) or 'not recorded'}"]
     if account["wall_seconds"]:
         lines.append(
@@ -279,7 +290,7 @@ def _hardware(workdir: Path, stored: dict[str, Any]) -> str:
             f"start{'s' if account['starts'] != 1 else ''}, {account['goodput']:.0%} of it training"
         )
     lines.append(f"- updates left out: {account['skipped_updates']}")
-    used = starts[-1]["versions"] if starts else stored.get("versions") or {}
+    used = (starts[-1].get("versions") if starts else None) or stored.get("versions") or {}
     lines.append("- " + ", ".join(prose(f"{name} {value}") for name, value in used.items()))
     return "\n".join(lines)
 

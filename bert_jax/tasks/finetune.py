@@ -51,7 +51,6 @@ from bert_jax.workdir.lease import Lease
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.resume_policy import Change
 
-RESULT = "result.json"
 # What the directories of diverged attempts begin with.
 DIVERGED = "diverged-"
 # Fields of a recipe, as they were before they had a name.
@@ -112,12 +111,10 @@ def train(
     config, allowed = settled.config, settled.allowed
     recipe = _as_begun(recipe, directory)
     setup = _setup(place, config, _facts(recipe, data, source), source, allowed=allowed)
-    result = directory / RESULT
-    if result.is_file():
-        ended = strict_json.load_object(result)
-        # A run that went back since is no longer at its end, and its model has other scores.
-        if ended["steps"] <= max(checkpoint.steps(directory), default=ended["steps"]):
-            return ended
+    ended = run_directory.result_of(directory)
+    # A run that went back since is no longer at its end, and its model has other scores.
+    if ended and ended["steps"] <= max(checkpoint.steps(directory), default=ended["steps"]):
+        return ended
     job = FineTuning(config, recipe, data, mesh, source=source)
     settled.set_up_allocator()
     closing = train_job(job, setup, named_hooks(config), started=started)
@@ -138,7 +135,7 @@ def train(
         "diverged": _has_diverged(data, scores),
     }
     if distributed.is_main():
-        write_json(result, found)
+        write_json(directory / run_directory.RESULT, found)
         place.sync()
     return found
 

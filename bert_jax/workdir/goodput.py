@@ -117,7 +117,7 @@ def processes(workdir: Path) -> list[dict[str, Any]]:
             "began": began - lives[0][0],
             "ended": ended - lives[0][0],
             "from_step": begun,
-            "to_step": max([begun, *steps, *(e["step"] for e in own if "step" in e)]),
+            "to_step": max([begun, *steps, *(e["step"] for e in own if e.get("step") is not None)]),
             "end": "stopped" if "reason" in last else end,
             "reason": last.get("reason"),
         }

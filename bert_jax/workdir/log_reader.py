@@ -11,8 +11,14 @@ from bert_jax.files import write_whole
 from bert_jax.registry import TASK_KINDS
 from bert_jax.workdir.metrics_log import DISCARDED, EVENTS, METRICS, JsonLines
 
-# What a row has beside numbers.
-_TEXTS = ("split",)
+# What a row has beside numbers, and which of these are never null.
+_TEXTS, _NEVER_NULL = ("split",), ("step", "steps", "time")
+# The events that others are asked about here, and those that are of a step. What a hook of
+# somebody's own writes may be anything.
+_OF_A_STEP = ("best", "branch", "save", "skip", "unexpected")
+_KNOWN = ("start", "rollback", "open", "compile", "evaluate", "saving", *_OF_A_STEP)
+# Larger numbers are none that a run has written, and floats cannot hold all of them.
+_MOST = 2.0**63
 
 
 def read_rows(workdir: Path) -> list[dict[str, Any]]:
@@ -58,15 +64,23 @@ def _require_record(row: Any) -> None:
     if not isinstance(row, dict):
         raise ValueError("it is no object")
     if "event" in row:
-        numbers, texts = ("time", "step"), ("event",)
-        if "time" not in row:
-            raise ValueError("it has no time")
+        is_known = row["event"] in _KNOWN
+        numbers = ("time", "step", "seconds") if is_known else ("time", "step")
+        texts = ("event", "reason", "said") if is_known else ("event",)
+        needed = ("time", *(("step",) if row["event"] in _OF_A_STEP else ()))
+        never_null = numbers if is_known else ("time",)
+        if not isinstance(row.get("versions", {}), dict) and row["event"] == "start":
+            raise ValueError("its versions are no table")
     else:
         numbers, texts = [name for name in row if name not in _TEXTS], _TEXTS
+        never_null, needed = _NEVER_NULL, ()
         if type(row.get("step")) is not int:
             raise ValueError("its step is no whole number")
+    for name in needed:
+        if name not in row:
+            raise ValueError(f"it has no {name}")
     for name in numbers:
-        if not isinstance(row.get(name), int | float | None):
+        if not _is_number(row.get(name), may_be_null=name not in never_null or name not in row):
             raise ValueError(f"its {brief(name)} is no number")
     for name in texts:
         if not isinstance(row.get(name, ""), str):
@@ -74,6 +88,12 @@ def _require_record(row: Any) -> None:
     # A folder has its name (TensorBoard).
     if {"..", ""} & {*row.get("split", "train").split("/")}:
         raise ValueError("its split is no name")
+
+
+def _is_number(value: Any, *, may_be_null: bool) -> bool:
+    if value is None or not isinstance(value, int | float):
+        return value is None and may_be_null
+    return not isinstance(value, int) or abs(value) < _MOST
 
 
 def _is_cut_short(line: bytes) -> bool:
@@ -117,7 +137,7 @@ def unexpected(events: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     first: dict[str, dict[str, Any]] = {}
     for event in standing(events, "unexpected"):
         first.setdefault(event.get("reason", ""), event)
-    return [(e["step"], f"step {e['step']}: {e['said']}") for e in first.values()]
+    return [(e["step"], f"step {e['step']}: {e.get('said', '')}") for e in first.values()]
 
 
 def unit_of(task: Mapping[str, Any] | None, score: str) -> str:

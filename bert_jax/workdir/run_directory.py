@@ -23,6 +23,8 @@ from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, location, log_reader, resume_policy
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
+# How a fine-tuning ended.
+RESULT = "result.json"
 # What config.json calls the corpora of a mixture, in what it says of the corpus.
 SOURCES = resume_policy.SOURCES
 # Curves of finished runs that the user has named, with which this one is compared.
@@ -33,8 +35,9 @@ _NEW_CONFIG = f"{CONFIG}.new"
 # What is read of config.json beside the config; all of it may be missing.
 _KINDS: Mapping[str, Any] = {
     "corpus": dict, "task": dict, "versions": dict, "sources": list, "init_from": str,
-    "imported_from": str,
+    "imported_from": str, "recipe": dict, "rows": dict,
 }  # fmt: skip
+_TASK_KINDS: Mapping[str, Any] = {"name": str, "kind": str, "metrics": list}
 _CORPUS_KINDS: Mapping[str, Any] = {
     "directory": str, "absolute": str, "fingerprint": str, "language": str, "tokenizer_hash": str,
     "sources": list, "unigram_entropy_nats": int | float, "train": dict, "validation": dict,
@@ -149,9 +152,29 @@ def stored(directory: Path) -> dict[str, Any]:
     _require_kinds(path, found, _KINDS)
     corpus = found.get("corpus") or {}
     _require_kinds(path, corpus, _CORPUS_KINDS)
+    _require_kinds(path, found.get("task") or {}, _TASK_KINDS)
     for name, source in (corpus.get(SOURCES) or {}).items():
         _require_kinds(path, {name: source}, {name: dict})
         _require_kinds(path, source, _CORPUS_KINDS)
+    return found
+
+
+def result_of(directory: Path) -> dict[str, Any]:
+    """Returns what result.json says of the end of a fine-tuning; nothing where there is none.
+
+    Raises UsageError for one that is damaged.
+    """
+    path = directory / RESULT
+    found = strict_json.load_object(path, default={})
+    scores = found.get("scores", {})
+    each = scores.values() if isinstance(scores, dict) else (None,)
+    values = [v for split in each for v in (split.values() if isinstance(split, dict) else (None,))]
+    has_steps = not found or type(found.get("steps")) is int
+    if not has_steps or not all(isinstance(value, int | float) for value in values):
+        raise UsageError(
+            f"{path} is damaged: it has no steps, or scores that are none; remove it, and the "
+            "command that wrote it writes it again"
+        )
     return found
 
 

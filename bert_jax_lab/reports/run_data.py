@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import strict_json
 from bert_jax.config import flatten
 from bert_jax.workdir import log_reader, run_directory
 from bert_jax_lab.reports.curves import RunRecord
@@ -60,7 +59,7 @@ def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
     last_row, scores = log_reader.closing_rows(run.rows)
     corpus, task = run.stored.get("corpus") or {}, run.stored.get("task") or {}
     scored = dict.fromkeys(name for row in scores.values() for name in row)
-    result = strict_json.load_object(run.directory / "result.json", default={})
+    result = run_directory.result_of(run.directory)
     if result.get("steps") != run.account["step"]:  # the run went back since
         result = {}
     began = run.stored.get("init_from") or run.stored.get("imported_from")

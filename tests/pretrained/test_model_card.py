@@ -42,6 +42,26 @@ def test_front_matter(card):
     }
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"corpus": {"fingerprint": "a", "train": {"documents": "x"}}},
+        {"corpus": {"train": {"documents": 1, "tokens": 1}}},
+        {"task": {"kind": "classification"}, "rows": {"train": "many"}},
+    ],
+    ids=str,
+)
+def test_what_somebody_elses_records_lack_is_left_out(tmp_path, stored):
+    (tmp_path / "config.json").write_text(json.dumps({"config": {}} | stored))
+    (tmp_path / "events.jsonl").write_text('{"event": "start", "time": 1.0}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "dev", "loss": 1.0}\n')
+    home, config = tmp_path / "card", from_dict({})
+    home.mkdir()
+    model_card.write_model_card(home, tmp_path, config, step=1, parameters=1, library=None)
+    text = (home / "README.md").read_text(encoding="utf-8")
+    assert "Trained on" not in text and "devices: ? x device" in text
+
+
 def test_the_tag_is_the_kind_that_was_written(tmp_path):
     import yaml
 

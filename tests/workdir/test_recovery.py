@@ -327,13 +327,28 @@ def test_a_link_to_what_is_elsewhere_is_refused_before_anything_is_removed(saved
 @pytest.mark.parametrize(
     "text", ["5", "[1]", "[" * 100_000, "9" * 5000, '{"lr": 1}', '{"step": 1, "loss": "x"}',
              '{"step": 1, "split": "../../x"}', '{"step": 1, "split": 5}', '{"event": "start"}',
-             '{"event": [1], "time": 1}', '{"event": "start", "time": 1, "step": "x"}'],
-    ids=range(11),
+             '{"event": [1], "time": 1}', '{"event": "start", "time": 1, "step": "x"}',
+             # Each was a traceback of whoever asked for the time, the skips or the best step.
+             '{"event": "save", "time": 1}', '{"event": "best", "time": 1, "step": null}',
+             '{"event": "start", "time": null}', '{"event": "open", "time": 1, "seconds": "x"}',
+             '{"event": "start", "time": 1, "versions": 5}', '{"step": 1, "time": null}',
+             '{"step": 1, "steps": ' + "9" * 400 + "}"],
+    ids=range(18),
 )  # fmt: skip
 def test_a_log_of_other_records_is_refused_by_its_line(tmp_path, text):
     (tmp_path / "log").write_text(f'{{"step": 1, "split": "validation/a", "loss": 2}}\n{text}\n')
     with pytest.raises(DataDamaged, match="log, line 2: not as it was written"):
         log_reader.read_lines(tmp_path / "log")
+
+
+def test_what_a_hook_of_ones_own_writes_is_no_damage(tmp_path):
+    line = {"event": "mine", "time": 1.0, "step": None, "seconds": "few", "reason": [1]}
+    (tmp_path / "events.jsonl").write_text(
+        '{"event": "start", "time": 0.5, "step": 3}\n' + json.dumps(line) + "\n"
+    )
+    assert log_reader.read_events(tmp_path)[1] == line
+    assert goodput.account(tmp_path)["starts"] == 1
+    assert goodput.processes(tmp_path)[0]["to_step"] == 3
 
 
 def test_a_log_of_no_text_is_refused(tmp_path):
@@ -360,10 +375,24 @@ def test_a_step_that_orbax_cannot_read_is_named(saved, name, text):
     "facts",
     [{"corpus": "x"}, {"corpus": {"directory": 5}}, {"corpus": {"sources": [5]}}, {"task": 5},
      {"corpus": {"unigram_entropy_nats": "x"}}, {"corpus": {"corpora": {"a": 5}}}, {"sources": 5},
-     {"versions": 5}, {"init_from": 5}],
+     {"versions": 5}, {"init_from": 5}, {"recipe": [1]}, {"rows": [1]}, {"task": {"metrics": 5}},
+     {"task": {"metrics": [{}]}}, {"task": {"name": {}}}],
     ids=str,
 )  # fmt: skip
 def test_what_a_run_says_of_itself_is_of_its_kind(tmp_path, facts):
     (tmp_path / "config.json").write_text(json.dumps({"config": {}} | facts))
     with pytest.raises(UsageError, match=r"config\.json is damaged: `[a-z_]+` is "):
         run_directory.stored(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [{"scores": {}}, {"steps": "x"}, {"steps": 1, "scores": [1]}, {"steps": 1, "scores": {"a": 1}},
+     {"steps": 1, "scores": {"a": {"f1": None}}}],
+    ids=str,
+)  # fmt: skip
+def test_a_result_is_one(tmp_path, result):
+    assert run_directory.result_of(tmp_path) == {}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    with pytest.raises(UsageError, match=r"result\.json is damaged"):
+        run_directory.result_of(tmp_path)
