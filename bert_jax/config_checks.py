@@ -12,11 +12,11 @@ from bert_jax.config import (
     OptimizerConfig,
     TrainConfig,
     flatten,
-    settings,
+    setting_of,
     source_shares,
 )
 from bert_jax.config.entries import entry_of, settings_chosen
-from bert_jax.config.fields import WithOptions, fields_read_by, numbered, settings_of
+from bert_jax.config.fields import WithOptions, fields_read_by, settings_of
 from bert_jax.config.phase_checks import phase_problems
 from bert_jax.errors import UsageError, brief
 from bert_jax.registry import (
@@ -82,14 +82,25 @@ def require_registered(config: TrainConfig) -> None:
     Only what computes outputs is asked for: who trains or scores finds the rest missing when it is
     looked up, and who fills a mask needs no optimiser.
     """
-    unknown = {
-        path: problem
-        for path, problem in _field_problems(config, "")
-        if isinstance(settings()[numbered(path)].choices, Registry)
-    }
+    unknown = {path: text for path, text in _field_problems(config, "") if _is_of_a_table(path)}
     if any(path.startswith(("model.", "compute.", "head.")) for path in unknown):
         path, problem = next(iter(unknown.items()))
         raise UsageError(f"config {config.name!r}: {path} {problem}")
+
+
+def require_possible(config: TrainConfig) -> None:
+    """Raises `UsageError` for a number in a stored config that no run has: what reads somebody
+    else's workdir would divide by it. Names that no table has are for `require_registered`.
+    """
+    problems = [p for p in _field_problems(config, "") if not _is_of_a_table(p[0])]
+    for path, problem in [*problems, *([] if config.phases else [("phases", "is empty")])]:
+        raise UsageError(f"config {config.name!r}: {path} {problem}")
+
+
+def _is_of_a_table(path: str) -> bool:
+    """Returns whether the field at a path names entries of a table."""
+    described = setting_of(path)
+    return described is not None and isinstance(described.choices, Registry)
 
 
 def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:

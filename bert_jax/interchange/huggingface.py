@@ -346,6 +346,6 @@ def _with_moments(
         for kind in ("adam_m.", "adam_v.")
     ]
     step = metadata.get("step", "")
-    if not re.fullmatch("[0-9]{1,18}", step):
+    if not re.fullmatch("[0-9]{1,10}", step) or int(step) > name_map.LAST_STEP:
         raise UsageError(f"{path} has no step in its metadata; was it written by bert-jax export?")
     return dataclasses.replace(foreign, moments=(trees[0], trees[1]), step=int(step))

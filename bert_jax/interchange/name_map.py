@@ -33,6 +33,8 @@ _TORCH = {
     **{"kernel": "weight", "embedding": "weight", "scale": "weight"},
     **{"bias": "bias", "norm_bias": "bias"},
 }
+# A state counts its steps in int32.
+LAST_STEP = 2**31 - 1
 # Of the tensors that do not fit in one way, so many are named: one wrong number makes hundreds.
 _NAMED = 8
 

@@ -106,6 +106,11 @@ def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             opened: Any = file
             names = opened.keys()
             return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {})
+    except AttributeError as error:  # the name of a type that NumPy lacks, such as float8_e4m3fn
+        raise UsageError(
+            f"{path} has tensors of type {error.name}, which are not read: save the model in "
+            "float32 or bfloat16"
+        ) from error
     except (SafetensorError, OSError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
 

@@ -198,7 +198,8 @@ def _prompt(directory: Path) -> str:
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     if name is None:
         return ""
-    prompt = prompts.get(name) if isinstance(prompts, dict) else None
+    is_name = isinstance(prompts, dict) and isinstance(name, str)
+    prompt = prompts.get(name) if is_name else None
     if not isinstance(prompt, str):
         raise UsageError(f"{path}: default_prompt_name {brief(name)} is none of its prompts")
     return prompt

@@ -16,7 +16,7 @@ import numpy as np
 from bert_jax.config import HeadConfig, ModelConfig, from_dict
 from bert_jax.config_checks import validate_model
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import name_map
 from bert_jax.interchange.family import Family
 from bert_jax.interchange.name_map import ImportedModel, NameMap
@@ -127,7 +127,7 @@ def read(
     described = name_map.read_json(
         prefix.parent / CONFIG, hint=f"put the model's {CONFIG} (and vocab.txt) beside it"
     )
-    step = int(tensors.pop(STEP, np.int64(0)))
+    step = _step(np.asarray(tensors.pop(STEP, np.int64(0))), prefix)
     slots = {
         suffix: {
             name.removesuffix(suffix): tensors.pop(name)
@@ -186,6 +186,15 @@ def _read_tensors(prefix: Path) -> dict[str, np.ndarray]:
     except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise UsageError(f"{prefix} cannot be read: {reason}") from error
+
+
+def _step(value: np.ndarray, prefix: Path) -> int:
+    if value.ndim or value.dtype.kind not in "iu" or not 0 <= value <= name_map.LAST_STEP:
+        raise UsageError(
+            f"{prefix}: {STEP} is {brief(str(value))}; expected one number up to "
+            f"{name_map.LAST_STEP:,}"
+        )
+    return int(value)
 
 
 def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:

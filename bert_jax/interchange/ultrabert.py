@@ -29,6 +29,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 # What a config without a theta means (configuration_ultrabert.py), and the field of ours.
 _THETAS = {_FULL: ("rope_theta", 2_560_000.0), _SLIDING: ("local_rope_theta", 10_000.0)}
 _PERIOD = 3
+_MOST_LAYERS = 100_000
 
 
 class _UltraBert(eurobert.EuroBert):
@@ -131,11 +132,14 @@ def _kinds(theirs: Mapping[str, Any], path: Path) -> list[str]:
     """Returns the kind of each layer."""
     layers = checked(theirs, {"num_hidden_layers": _UltraBert.defaults["num_hidden_layers"]}, path)
     count, kinds = layers["num_hidden_layers"], theirs.get("layer_types")
+    if count > _MOST_LAYERS:  # each is written out below
+        raise UsageError(f"{path}: num_hidden_layers is {count:,}, of at most {_MOST_LAYERS:,}")
     if kinds is None and isinstance(windows := theirs.get("attention_windows"), list):
         kinds = [_SLIDING if window else _FULL for window in windows]
     if kinds is None:
         kinds = [_FULL if (i + 1) % _PERIOD == 0 else _SLIDING for i in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or not {*kinds} <= {_FULL, _SLIDING}:
+    is_listed = isinstance(kinds, list) and len(kinds) == count
+    if not is_listed or not all(kind in (_FULL, _SLIDING) for kind in kinds):
         raise UsageError(
             f"{path}: layer_types is {brief(kinds)}; expected {_FULL} or {_SLIDING} for each layer"
         )

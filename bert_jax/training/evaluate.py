@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
+from bert_jax.config_checks import require_possible
 from bert_jax.data.corpus.several import CorpusPlace, compared_entropy, open_corpora
 from bert_jax.data.corpus.store import MANIFEST, Corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
@@ -183,6 +184,7 @@ def evaluate_checkpoint(
         if like is not None:
             run = load.scoring_of(like)
             config = dataclasses.replace(config, **{n: getattr(run, n) for n in load.SCORED_BY})
+            require_possible(config)
         phase = config.phases[-1]
         if length is not None:
             phase = dataclasses.replace(phase, sequence_length=length, max_predictions=-1)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 
 import jax
 import ml_dtypes
@@ -196,6 +197,15 @@ def test_truncated_tensors(copied, keep):
     data = path.read_bytes()
     path.write_bytes(data[: int(keep if keep > 1 else keep * len(data))])
     with pytest.raises(UsageError, match=r"model\.safetensors cannot be read"):
+        read(copied)
+
+
+def test_a_type_that_numpy_lacks_is_named(copied):
+    """As a model in eight bits has."""
+    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + b"\0\0"
+    (copied / "model.safetensors").write_bytes(content)
+    with pytest.raises(UsageError, match="tensors of type float8_e4m3fn, which are not read"):
         read(copied)
 
 

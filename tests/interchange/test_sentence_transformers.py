@@ -53,6 +53,15 @@ def _states(exported: Path, texts: list[str], *, length: int = _LENGTH):
     return model.embed(texts, pooling="none", length=length)
 
 
+@pytest.mark.parametrize("name", ["passage", ["query"]])
+def test_a_prompt_that_is_none_of_its_own(layout, name):
+    home = layout(("Pooling", {}))
+    settings = {"default_prompt_name": name, "prompts": {"query": "query: "}}
+    (home / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises(UsageError, match=r"default_prompt_name .* is none of its prompts"):
+        sentence_transformers.read(home)
+
+
 def test_every_pooling_is_that_of_its_formula(exported, layout, caplog, capsys):
     modes = {f"pooling_mode_{name}": True for name in (
         "lasttoken", "cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens",

@@ -230,6 +230,15 @@ def test_one_of_several_checkpoints(tmp_path):
 # --- what is wrong -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("step", [np.array([1, 2]), np.float32(1.5), np.int64(-3), np.int64(2**40)])
+def test_a_step_that_is_none(tmp_path, step):
+    directory, _, _ = written(tmp_path, with_moments=False)
+    values = variables(directory / "bert_model.ckpt") | {"global_step": step}
+    save_like_tf1(directory / "bert_model.ckpt", values)
+    with pytest.raises(UsageError, match=r"global_step is .*; expected one number"):
+        tf1.read(directory)
+
+
 def test_every_wrong_tensor_is_listed(tmp_path):
     directory, _, _ = written(tmp_path, with_moments=False)
     values = variables(directory / "bert_model.ckpt")

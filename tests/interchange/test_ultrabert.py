@@ -132,6 +132,9 @@ def test_checkpoints_from_before_the_class_say_each_layer(golden, tmp_path):
     ("changes", "message"),
     [
         ({"layer_types": ["full_attention"] * 3}, "layer_types is .*for each layer"),
+        ({"layer_types": [{}] * 4}, "layer_types is .*for each layer"),
+        # The layers were written out, until the memory was full.
+        ({"layer_types": None, "num_hidden_layers": 10**7}, "num_hidden_layers is 10,000,000"),
         (
             {"layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 2},
             "only patterns are read in which layers f",

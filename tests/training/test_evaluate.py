@@ -373,6 +373,29 @@ def test_the_run_knows_the_text_of_the_model_before_it(trained, exported, capsys
         assert capsys.readouterr().out.count("the corpus's unigram entropy") == 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"phases": []}, "phases is empty"),
+        ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size is 0; it must be at least 1"),
+        ({"evaluation": {"num_examples": 0}}, "evaluation.num_examples is 0"),
+        ({"optimizer": {"kind": "muon", "momentum": 7.0}}, "optimizer.momentum is 7.0"),
+    ],
+    ids=str,
+)
+def test_numbers_that_no_run_has_are_named(changes, said, trained, exported, tmp_path, capsys):
+    """They were a division by zero, or a list without a last entry."""
+    home = tmp_path / "run"
+    shutil.copytree(trained, home)
+    stored = json.loads((home / "config.json").read_text())
+    (home / "config.json").write_text(json.dumps(stored | {"config": stored["config"] | changes}))
+    # How a run was trained says nothing of its rows.
+    like = [] if "optimizer" in changes else [[exported, "--like", home]]
+    for arguments in ([home], *like):
+        assert main(["evaluate", *map(str, arguments)]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_a_damaged_config_is_one_line(trained, exported, tmp_path, capsys):
     damaged = shutil.copytree(trained, tmp_path / "run")
     for text, said in (('{"config": ', "is not JSON"), ("[]", "it holds no JSON object")):
