@@ -332,8 +332,7 @@ def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
         old["task"] = to_dict(from_dict(old["task"], TaskSpec))
     if isinstance(old.get("recipe"), dict):
         old["recipe"] = _BEFORE_NAMED | old["recipe"]
-    # One folder can be written in several ways.
-    if Path(str(old["init_from"])).resolve() == Path(facts["init_from"]).resolve():
+    if resume_policy.is_same_place(str(old["init_from"]), facts["init_from"]):
         old["init_from"] = facts["init_from"]
     old, new = (flatten_values({**values, "sources": None}) for values in (old, facts))
     return resume_policy.differences(old, new)

@@ -23,7 +23,7 @@ from bert_jax.progress import note
 from bert_jax.registry import PARTS
 from bert_jax.training import preflight
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import location, run_directory
+from bert_jax.workdir import location, resume_policy, run_directory
 
 # Of an array that is compared between processes.
 _SMALL_BYTES = 1 << 20
@@ -148,7 +148,10 @@ class Initialization:
         """Returns the model of the run that the workdir holds, if that began from a checkpoint."""
         directory = location.opened(workdir, owner=f"process-{jax.process_index()}").path
         begun = run_directory.stored(directory).get("init_from")
-        if begun is None or (self._init_from is not None and begun != str(self._init_from)):
+        if begun is None:
+            return None
+        named = begun if self._init_from is None else str(self._init_from)
+        if not resume_policy.is_same_place(begun, named):
             return None
         return config_loader.load_config_json(directory / run_directory.CONFIG).model
 

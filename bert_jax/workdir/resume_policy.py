@@ -108,10 +108,19 @@ def corpus_changes(
     if "tokenizer_hash" in was and was["tokenizer_hash"] != corpus.tokenizer_hash:
         changes.append(("tokenizer", was["tokenizer_hash"][:12], corpus.tokenizer_hash[:12]))
     beginning = stored.get("init_from")
+    if is_same_place(beginning, init_from):
+        beginning = init_from
     # What a run began from matters until its first checkpoint; later it may be left out.
     if beginning != init_from and not (has_steps and init_from is None):
         changes.append(("`init_from`", beginning, init_from))
     return changes
+
+
+def is_same_place(one: str | None, other: str | None) -> bool:
+    """Returns whether two names are of one place: a folder can be written in several ways."""
+    if one is None or other is None:
+        return one == other
+    return one == other or Path(one).resolve() == Path(other).resolve()
 
 
 def is_allowed(field: str, allowed: Sequence[str]) -> bool:

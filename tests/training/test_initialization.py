@@ -17,6 +17,7 @@ from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.training import preflight
 from bert_jax.training.initialization import Initialization
 from bert_jax.training.pretrain import Pretraining
+from bert_jax.workdir import resume_policy, run_directory
 from tests.batches import mesh_of
 from tests.models import assert_same, batch, random_params
 from tests.tiny_corpus import tiny_config
@@ -101,6 +102,25 @@ def test_a_run_begins_from_a_checkpoint_of_fewer_positions(
     tables = [p["encoder"]["embeddings"]["position"]["embedding"] for p in (old, state.params)]
     repeated = np.asarray(tables[0])[np.arange(more) % fewer]
     np.testing.assert_array_equal(np.asarray(tables[1]), repeated)
+
+
+def test_the_checkpoint_of_a_beginning_may_be_written_in_another_way(tmp_path, corpus, monkeypatch):
+    """runs/base and /home/me/runs/base were two checkpoints, and the run was refused."""
+    opened, config, home = open_corpus(corpus), tiny_config(), tmp_path / "run"
+    run_directory.create(home, config, opened, init_from="runs/base")
+    monkeypatch.chdir(tmp_path)
+
+    def changes(init_from):
+        return resume_policy.corpus_changes(
+            home / "config.json", opened, init_from=init_from, has_steps=False
+        )
+
+    for written in ("runs/base", str(tmp_path / "runs" / "base"), "run/../runs/base"):
+        assert changes(written) == []
+        # Nothing lies there any more: the model is that of the run.
+        assert Initialization(written).config_of(config, home).model == config.model
+    assert [field for field, *_ in changes("runs/other")] == ["`init_from`"]
+    assert [field for field, *_ in changes(None)] == ["`init_from`"]
 
 
 def test_processes_that_begin_with_other_parameters_differ_in_a_fact(trained, corpus):
