@@ -53,6 +53,8 @@ from bert_jax.workdir.resume_policy import Change
 
 # What the directories of diverged attempts begin with.
 DIVERGED = "diverged-"
+# What a run's config.json calls the number of attempts before it.
+ATTEMPT = "attempt"
 # Fields of a recipe, as they were before they had a name.
 _BEFORE_NAMED = {"decays_to_top": 1}
 # Batches of a run among which the largest is looked for: they have at most eight sizes.
@@ -91,11 +93,13 @@ def train(
     mesh: Mesh,
     fit_memory: bool = False,
     lease: Lease | None = None,
+    attempt: int = 0,
 ) -> dict[str, Any]:
     """Runs, resumes or only reports the run of `path`; returns what its `result.json` says.
 
     Of `source` the encoder is used, and the pooler where the head has one; the head is fresh, from
-    the seed. `path` may be in a bucket. `lease` is process 0's of the sweep (workdir/lease.py).
+    the seed. `path` may be in a bucket. `lease` is process 0's of the sweep (workdir/lease.py),
+    and `attempt` counts the attempts before it.
     `fit_memory` chooses the number of microbatches, once
     for a run (memory/fit.py). Raises NonFinite where too many updates had to be left out
     or an output is no number, ResumeRefused if `path` holds another run, Preempted after SIGTERM,
@@ -110,7 +114,8 @@ def train(
     )
     config, allowed = settled.config, settled.allowed
     recipe = _as_begun(recipe, directory)
-    setup = _setup(place, config, _facts(recipe, data, source), source, allowed=allowed)
+    facts = _facts(recipe, data, source)
+    setup = _setup(place, config, facts, source, allowed=allowed, attempt=attempt)
     ended = run_directory.result_of(directory)
     # A run that went back since is no longer at its end, and its model has other scores.
     if ended and ended["steps"] <= max(checkpoint.steps(directory), default=ended["steps"]):
@@ -284,11 +289,12 @@ def _setup(
     source: LoadedCheckpoint,
     *,
     allowed: Sequence[str],
+    attempt: int,
 ) -> RunSetup:
     directory = place.path
 
     def write() -> None:
-        run_directory.write_config(directory, config, **facts)
+        run_directory.write_config(directory, config, **facts, **{ATTEMPT: attempt})
 
     def create() -> None:
         run_directory.claim(directory)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import config_loader
+from bert_jax import config_loader, strict_json
 from bert_jax.config import (
     CheckpointConfig,
     EvaluationConfig,
@@ -31,7 +31,7 @@ from bert_jax.progress import note
 from bert_jax.registry import TASKS
 from bert_jax.runtime import distributed
 from bert_jax.tasks import glue, results
-from bert_jax.tasks.finetune import DIVERGED, Recipe, train
+from bert_jax.tasks.finetune import ATTEMPT, DIVERGED, Recipe, train
 from bert_jax.tasks.task import NamedTask, TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
@@ -263,6 +263,7 @@ def _with_restarts(
                 mesh=mesh,
                 fit_memory=settings.fit_memory,
                 lease=lease,
+                attempt=attempt,
             )
             why = "is no better than one answer for all"
         except NonFinite as error:
@@ -311,8 +312,16 @@ def _look(workdir: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
             if name.startswith(_MOVING) and name.removeprefix(_MOVING).isdecimal():
                 _set_aside(workdir, int(name.removeprefix(_MOVING)))
         names = place.names()
-        attempts = sum(name.startswith(DIVERGED) for name in names)
-        return 2 * attempts + (run_directory.CONFIG in names)
+        ended = [name.removeprefix(DIVERGED) for name in names if name.startswith(DIVERGED)]
+        attempts = max((int(number) for number in ended if number.isdecimal()), default=0)
+        is_begun = run_directory.CONFIG in names
+        if is_begun:
+            # Those before it may have been removed since, to have room.
+            text = place.read_text(run_directory.CONFIG)
+            stored = strict_json.parse_file(place.inside(run_directory.CONFIG), text)
+            said = stored.get(ATTEMPT) if isinstance(stored, dict) else None
+            attempts = said if type(said) is int and 0 <= said < _NEXT_SEED else attempts
+        return 2 * attempts + is_begun
 
     # Process 0 looks, before any of them has begun to write.
     found = distributed.broadcast_from_main(look, mesh=mesh) or 0

@@ -460,6 +460,9 @@ def test_a_restart_that_was_interrupted(tmp_path, encoder, glue, monkeypatch):
     assert main(command) != 0 and not (home / "config.json").exists() and len(saves) == 2
     assert main(command) == 0
     assert result_of(home)["seed"] == 1000 and result_of(home / "diverged-1")["seed"] == 0
+    # To have room: the run was refused then, being of another seed.
+    shutil.rmtree(home / "diverged-1")
+    assert main(command) == 0 and result_of(home)["seed"] == 1000
 
 
 def test_held_out_rows_of_one_class_say_nothing_of_divergence(tmp_path, encoder, glue):
