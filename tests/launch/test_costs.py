@@ -94,6 +94,8 @@ def test_hours_are_those_of_all_machines_together(cloud):
     assert run.returncode == 42, err
     assert "exit code 42" in out + (here.bucket / "logs/pod-w-0.log").read_text()
     wait_until(lambda: gone(here))
+    told = (here.home() / "cap/log").read_text()
+    assert "91 of 90 minutes are spent: stopping the trainer, which saves" in told
     made = here.commands().count("create")
     (name, *_) = alive.read_text().split()
     alive.write_text(f"{name} 91 then\n")

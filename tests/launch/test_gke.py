@@ -117,13 +117,15 @@ def test_a_jobset_for_tpu7x(cloud):
     assert jobset["spec"]["replicatedJobs"][0]["replicas"] == 2
     assert jobset["spec"]["ttlSecondsAfterFinished"] > 0
     assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (8, 8, 0)
+    assert (job["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
     assert pod["terminationGracePeriodSeconds"] >= 60
     assert pod["nodeSelector"] == {
         f"{_GKE}tpu-accelerator": "tpu7x", f"{_GKE}tpu-topology": "2x4x4", f"{_GKE}spot": "true"
     }  # fmt: skip
     (trainer,) = pod["containers"]
     # What the drivers need (memory may be locked, devices opened), and slices among each other.
-    assert trainer["securityContext"] == {"privileged": True} and pod["hostNetwork"]
+    assert trainer["securityContext"] == {"privileged": True}
+    assert pod["hostNetwork"] and pod["dnsPolicy"] == "ClusterFirstWithHostNet"
     assert trainer["resources"]["limits"]["google.com/tpu"] == 4
     assert trainer["args"][:2] == ["pretrain", "bert_large_64core"]
     slices, own = ["--set", "mesh.slices=2"], ["--set", "seed=1"]
