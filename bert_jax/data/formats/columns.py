@@ -64,16 +64,17 @@ def _inside(schema: Any, name: str) -> list[str] | None:
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return (
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_string_view(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-    )
+    words = kind.value_type if types.is_dictionary(kind) else kind
+    is_string = types.is_string(words) or types.is_large_string(words)
+    return is_string or types.is_string_view(words) or _is_binary(kind)
+
+
+def _is_binary(kind: Any) -> bool:
+    from pyarrow import types
+
+    words = kind.value_type if types.is_dictionary(kind) else kind
+    is_binary = types.is_binary(words) or types.is_large_binary(words)
+    return is_binary or types.is_binary_view(words)
 
 
 @contextlib.contextmanager
@@ -105,7 +106,9 @@ def documents_of(
 def _documents_of_batch(
     path: Path, stream: SourceStream, batch: Any, names: list[str], first: int
 ) -> Iterator[Document]:
-    longest, encoding = delimited.LONGEST_RECORD_BYTES, stream.reading.encoding
+    longest = delimited.LONGEST_RECORD_BYTES
+    # Strings are UTF-8 by the format of the file, whatever texts beside it are written in.
+    encoding = stream.reading.encoding if _is_binary(_type_of(batch.schema, names)) else None
     for number, value in enumerate(_bytes_of(batch.column(names[0]), names[1:]), first):
         if value is not None and len(value) > longest:
             stream.refuse(

@@ -621,6 +621,19 @@ def test_a_row_that_is_too_long_is_refused(tmp_path, monkeypatch, column):
         assert read(tmp_path / name, skips_records=True) == ["the old cat", "a dog"]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_strings_are_utf8_whatever_texts_beside_them_are_written_in(tmp_path, kind):
+    """An encoding is that of bytes: of a column of them, too, and of none that is of strings."""
+    found = ["Größe, Übermaß und Öl", "zwölf süße Äpfel"]
+    write_parquet(tmp_path / "a.parquet", pa.array(found, kind))
+    write_arrow(tmp_path / "b.arrow", pa.array(found, kind), is_file=False)
+    words = pa.array(found, pa.string()).dictionary_encode()
+    write_arrow(tmp_path / "c.arrow", words, is_file=True)
+    write_parquet(tmp_path / "d.parquet", pa.array([t.encode("cp1252") for t in found]))
+    (tmp_path / "e.txt").write_bytes("\n\n".join(found).encode("cp1252"))
+    assert read(tmp_path, encoding="cp1252") == found * 5
+
+
 def test_a_file_that_ends_in_the_middle_of_a_character(tmp_path):
     (tmp_path / "a.txt").write_bytes("日本\n日本".encode()[:-1])
     with pytest.raises(UsageError, match="line 2: the file ends in the middle of a character"):
