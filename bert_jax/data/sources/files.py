@@ -108,7 +108,7 @@ def _find_remote(source: str, left_out: dict[str, list[AnyFile]], *, splits: str
     files: list[AnyFile] = []
     for file in found:
         inner = file.relative_to(folder).parts
-        if any(part.startswith(".") for part in inner[-1:]):
+        if _is_hidden(inner):
             left_out.setdefault(_HIDDEN, []).append(file)
         elif kind_of(file.name) is None:
             left_out.setdefault(_OTHER, []).append(file)
@@ -158,7 +158,7 @@ def _walk(folder: Path, left_out: dict[str, list[AnyFile]]) -> Iterator[Path]:
                 left_out.setdefault(_LINKS, []).append(Path(inner, name))
         for name in names:
             path = Path(inner, name)
-            if name.startswith("."):
+            if _is_hidden(path.relative_to(folder).parts):
                 left_out.setdefault(_HIDDEN, []).append(path)
             elif kind_of(name) is None:
                 left_out.setdefault(_OTHER, []).append(path)
@@ -166,6 +166,13 @@ def _walk(folder: Path, left_out: dict[str, list[AnyFile]]) -> Iterator[Path]:
                 left_out.setdefault(_NOT_PLAIN, []).append(path)
             else:
                 yield path
+
+
+def _is_hidden(parts: Sequence[str]) -> bool:
+    """Returns whether a glob would pass over a file, for its own name or a folder's: in there are
+    copies that a program keeps for itself, as of notebooks (.ipynb_checkpoints).
+    """
+    return any(part.startswith(".") for part in parts)
 
 
 def _refuse_folder(error: OSError) -> None:

@@ -11,7 +11,7 @@ from bert_jax.data.formats import delimited
 from bert_jax.data.language import sentences as cutting
 from bert_jax.data.language.sentences import split_sentences
 from bert_jax.data.sources import document
-from bert_jax.data.sources.read import read_documents
+from bert_jax.data.sources.read import left_out, read_documents
 from bert_jax.data.sources.stream import Findings, SourceOptions
 from bert_jax.errors import UsageError
 
@@ -73,7 +73,8 @@ def test_an_end_of_a_line_may_lie_where_two_blocks_meet(tmp_path, end):
 
 
 def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path):
-    for name in ["b/2.txt", "b/10.jsonl", "a/x.txt.gz", "c.txt", "a/.hidden.txt", "a/readme.md"]:
+    hidden = ["a/.hidden.txt", ".copies/c.txt", "b/.git/d/e.txt"]
+    for name in ["b/2.txt", "b/10.jsonl", "a/x.txt.gz", "c.txt", "a/readme.md", *hidden]:
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         data = (json.dumps({"text": name}) if name.endswith("jsonl") else name).encode()
@@ -81,6 +82,9 @@ def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path):
     whole = [("a/x.txt.gz",), ("b/10.jsonl",), ("b/2.txt",), ("c.txt",)]
     assert documents(tmp_path / "in") == whole
     assert documents(tmp_path / "in" / "b" / "*") == whole[1:3]
+    (said,) = left_out([str(tmp_path / "in")])
+    assert ".copies/c.txt, a/.hidden.txt, b/.git/d/e.txt (hidden)" in said
+    assert documents(tmp_path / "in/.copies") == [(".copies/c.txt",)]
     assert documents(tmp_path / "in" / "**" / "*.txt") == whole[2:]
     assert documents(tmp_path / "in/c.txt", tmp_path / "in/a") == [whole[3], whole[0]]
 
