@@ -114,7 +114,12 @@ def trained_elsewhere(
 
 
 def _are_drawn_alike(one: Corpus, other: Corpus) -> bool:
-    """Returns whether chance has put each document on the same side in both."""
+    """Returns whether chance has put each document on the same side in both.
+
+    Before documents were known by their words, their bytes decided, and no digests were kept.
+    """
+    if not all("digests" in corpus.manifest for corpus in (one, other)):
+        return False
     drawn = [
         [corpus.manifest["options"][name] for name in ("validation_fraction", "seed")]
         for corpus in (one, other)
