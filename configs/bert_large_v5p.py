@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_v5p --topology v5p:4x4x4` predicts:
 
-- length 128: 9.7 ms a step (3.0 compute + 6.7 collectives), MFU 21 %, 1.36 GiB a device;
-- length 512: 18.9 ms a step (12.2 compute + 6.7 collectives), MFU 46 %, 3.22 GiB a device;
-- in all 2.9 hours (2.0 if all communication overlaps), 188 chip-hours,
-  $790 on demand. libtpu 0.0.51.
+- length 128: 9.5 ms a step (2.8 compute + 6.6 collectives), MFU 21 %, 1.34 GiB a device;
+- length 512: 18.1 ms a step (11.4 compute + 6.6 collectives), MFU 48 %, 3.19 GiB a device;
+- in all 2.9 hours (2.0 if all communication overlaps), 184 chip-hours,
+  $773 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
