@@ -335,7 +335,7 @@ def _copy_changes(directory: Path, address: str) -> None:
     for name, curve in _files(curves, _CURVES) if has_own and is_dir(curves) else ():
         if name not in names:
             curve.unlink()
-    record.write_text("".join(f"{name} {stamp}\n" for name, stamp in known.items()))
+    files.write_whole(record, "".join(f"{name} {stamp}\n" for name, stamp in known.items()))
 
 
 def _files(place: Any, name: str) -> Iterator[tuple[str, Any]]:

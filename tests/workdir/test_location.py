@@ -194,6 +194,14 @@ def test_what_is_copied_and_taken_back(tmp_path, monkeypatch):
     fill(machine("one"), "tensorboard/run/train/first")
     taken = {"config.json", "tokenizer/vocab.txt", "metrics.aside.jsonl"}
     assert files(there) == {*taken, "tensorboard/run/train/first"}
+    # A machine that is lost while it writes down what is copied has what it wrote before.
+    (record,) = (tmp_path / "one").rglob("*copied*")
+    before = record.read_text()
+    with monkeypatch.context() as lost, pytest.raises(StorageFailed):
+        lost.setattr(os, "fsync", lambda descriptor: os.close(-1))  # an OSError
+        fill(machine("one"), "config.json", "events.jsonl")
+    assert record.read_text() == before
+    (there / "events.jsonl").unlink()
     # Another machine has the logs, and writes the curves anew.
     two = machine("two")
     assert files(two) == taken
