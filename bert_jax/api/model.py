@@ -206,7 +206,7 @@ class Model:
         `[N, L, V]` for *every* position (at a [MASK] they are what `fill_mask` ranks),
         `nsp_logits` `[N, 2]` (is next, is not next), `sequence_logits` `[N, labels]`,
         `token_logits` `[N, L, labels]`, `span_logits` `[N, L, 2]` (start, end), `replaced_logits`
-        `[N, L]`. At padding they are 0. Raises UsageError if there are no texts.
+        `[N, L]`. At padding they are 0. Raises UsageError if there are no texts, or no head.
         """
         features = self._features(texts, length)
         found = self._kept(
@@ -323,4 +323,10 @@ def _batch(features: Features) -> dict[str, np.ndarray]:
 
 
 def _logits(outputs: dict[str, Any]) -> dict[str, Any]:
-    return {name: array for name, array in outputs.items() if name.endswith("_logits")}
+    found = {name: array for name, array in outputs.items() if name.endswith("_logits")}
+    if not found:
+        raise UsageError(
+            "the model has no head, and so no logits; hidden_states() and embed() give what its "
+            "layers say"
+        )
+    return found

@@ -17,8 +17,10 @@ from jax.sharding import AxisType
 
 import bert_jax
 from bert_jax.__main__ import main
+from bert_jax.config import HeadConfig
 from bert_jax.config_loader import override
 from bert_jax.errors import UsageError
+from bert_jax.interchange import huggingface
 from tests import tiny_corpus
 from tests.paths import ROOT
 
@@ -329,6 +331,21 @@ def test_what_is_asked_wrongly_is_refused(model, trained):
     ):
         with pytest.raises(UsageError, match=message):
             ask()
+
+
+def test_a_model_without_a_head_has_no_logits(model, exported, tmp_path):
+    encoder = huggingface.read(exported)
+    huggingface.write(
+        tmp_path / "bare",
+        {name: encoder.params[name] for name in ("encoder", "pooler")},
+        encoder.model,
+        head=HeadConfig(parts=("pooler",)),
+        tokenizer=exported,
+    )
+    bare = bert_jax.load(tmp_path / "bare")
+    with pytest.raises(UsageError, match="the model has no head, and so no logits"):
+        bare.logits("The horse eats hay.")
+    assert bare.hidden_states("The horse eats hay.").shape[1] == 1
 
 
 def test_numbers_of_numpy_are_numbers(model):
