@@ -7,14 +7,16 @@ repository's `studies/` have names. Another function of the file is another scal
 
 import dataclasses
 import re
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bert_jax import config_loader
 from bert_jax.config import TrainConfig
-from bert_jax.config.conversion import nearest
-from bert_jax.errors import UsageError
+from bert_jax.config.conversion import convert, nearest
+from bert_jax.config.fields import is_section, item_of
+from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note_once
 from bert_jax.registry import PROBES
 
@@ -168,7 +170,27 @@ def load_study(name_or_path: str, *, scale: str = "study") -> Study:
     return found
 
 
+def _require_types(value: Any, where: str) -> None:
+    """Raises UsageError for a field of `value`, a study or a part of one, of another type than it
+    declares: of a tuple of one it is the comma that is forgotten.
+    """
+    for name, hint in typing.get_type_hints(type(value)).items():
+        found, here, item = getattr(value, name), f"{where}{name}", item_of(hint)
+        if item is not hint and not isinstance(found, tuple | list):
+            raise UsageError(
+                f"{here} is {brief(found)}; expected a tuple: one of a single thing is (thing,)"
+            )
+        for number, each in enumerate(found if item is not hint else [found]):
+            if not is_section(item):
+                convert(each, item, here)
+            elif not isinstance(each, item):
+                raise UsageError(f"{here}: expected {item.__name__}, got {brief(each)}")
+            else:
+                _require_types(each, f"{here}.{number}." if item is not hint else f"{here}.")
+
+
 def _validate(study: Study) -> None:
+    _require_types(study, "")
     for kind, names in (
         ("variant", [variant.name for variant in study.variants]),
         ("task", [task.name for task in study.tasks]),

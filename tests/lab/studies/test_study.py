@@ -516,6 +516,28 @@ def test_parts_that_do_not_go_together_are_refused(tmp_path, changes, said):
         study.load_study(str(path))
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ('variants=(Variant("a"))', r"variants is Variant\(.*\); expected a tuple"),
+        ('variants=("a", "b")', "variants: expected Variant, got 'a'"),
+        (
+            'variants=(Variant("a", overrides=("optimizer.beta1=0.8")),)',
+            "variants.0.overrides is 'optimizer.beta1=0.8'; expected a tuple: .* is \\(thing,\\)",
+        ),
+        ('variants=(Variant("a"),), seeds="3"', "seeds: expected int, got '3'"),
+    ],
+)
+def test_a_comma_that_is_forgotten_is_one_line(tmp_path, changes, said):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from bert_jax_lab.studies.study import Study, Variant\n"
+        f'def study():\n    return Study(title="x", base="tiny_docs_cpu", {changes})\n'
+    )
+    with pytest.raises(UsageError, match=f"study .*mine.py: {said}"):
+        study.load_study(str(path))
+
+
 @pytest.mark.parametrize("outcome", [Outcome(0), Outcome(8, "step 3: the run has diverged")])
 def test_a_run_that_ends_early_counts_what_it_has_seen(tmp_path, corpus, outcome):
     """It failed, or a hook ended it: a law is fitted to what was seen."""
