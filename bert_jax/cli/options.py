@@ -349,11 +349,17 @@ def run_directory(name: Path | str) -> Path:
     Raises UsageError if it is none.
     """
     from bert_jax.workdir import location
-    from bert_jax.workdir.run_directory import CONFIG, nearby
+    from bert_jax.workdir.run_directory import CONFIG, nearby, stored
 
     directory = location.opened(name).path
     if not (directory / CONFIG).is_file():
         raise UsageError(f"{name} is no workdir: it has no {CONFIG}{nearby(directory)}")
+    try:
+        is_run = "config" in stored(directory)
+    except UsageError:
+        is_run = True  # its checkpoints can be looked at, whatever became of that file
+    if not is_run:
+        raise UsageError(f"{name} is no workdir: its {CONFIG} is that of a model")
     return directory
 
 

@@ -374,6 +374,13 @@ def test_a_folder_that_holds_a_workdir(tmp_path, trained, refused):
         assert said.endswith(f"; {tmp_path / 'sweep' / 'runs' / 'seed-0'} is one of 2 in it")
 
 
+@pytest.mark.parametrize("command", [("report",), ("checkpoints", "list")])
+def test_a_model_of_transformers_is_no_workdir(exported, refused, command):
+    """Both have a config.json, and a model has neither a log nor steps to show."""
+    said = refused(2, *command, exported)
+    assert said == f"{exported} is no workdir: its config.json is that of a model"
+
+
 def _without_steps(directory: str, names: list[str]) -> list[str]:
     return [name for name in names if name.isdigit()]
 
