@@ -13,10 +13,11 @@ import shutil
 import stat
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.errors import UsageError, brief
+from bert_jax.errors import StorageFailed, UsageError, brief, exit_code_of, reason_of
 
 # `Path` drops one of an address's two slashes.
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/")
@@ -32,10 +33,24 @@ def local(place: str | Path) -> Path:
     return Path(place)
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Names the file in what the storage refuses inside: a write that finds the disk full knows no
+    name.
+    """
+    try:
+        yield
+    except OSError as error:
+        is_storage = exit_code_of(error) == StorageFailed.exit_code
+        if error.filename is not None or not is_storage:
+            raise
+        raise OSError(error.errno or errno.ENOSPC, reason_of(error), str(path)) from error
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes a text file that is whole, and on the disk, before it has its name."""
     building = path.with_name(f"{path.name}.new")
-    with building.open("w", encoding="utf-8") as stream:
+    with writing(path), building.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())

@@ -56,7 +56,7 @@ _MAY_IMPORT = {
     "config_width": {"config"},
     "data": set(),
     "data/language": {"errors", "progress"},
-    "data/tokenizer": {"data/language", "errors", "progress", "strict_json"},
+    "data/tokenizer": {"data/language", "errors", "files", "progress", "strict_json"},
     "data/sources": {"data/language", "errors", "files", "progress", "registry"},
     "data/formats": {"data/sources", "errors", "strict_json"},
     "data/matching": {"data", "data/language", "data/sources", "errors"},

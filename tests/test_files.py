@@ -1,11 +1,16 @@
 """Documents of somebody else's: read where they are plain files, and copied without their links."""
 
+import errno
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert_jax import files, strict_json
 from bert_jax.errors import UsageError
+from bert_jax.inference import embed
+from bert_jax.interchange import name_map, safetensors_files
 
 
 def test_what_has_no_end_is_not_read(tmp_path, monkeypatch):
@@ -33,3 +38,28 @@ def test_a_folder_is_copied_without_what_lies_elsewhere(tmp_path):
     with pytest.raises(UsageError, match=r"tokenizer/notes.txt is no plain file; take it away"):
         files.copy_files(source, tmp_path / "other")
     assert not (tmp_path / "other" / "notes.txt").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here plays a full disk")
+def test_a_full_disk_is_met_in_a_file_that_is_named(tmp_path):
+    def fill_a_new_directory():
+        with name_map.new_directory(tmp_path / "hf"):
+            Path("/dev/full").write_text("a")
+
+    (tmp_path / "a.html.new").symlink_to("/dev/full")
+    (tmp_path / "a.npz.new.npz").symlink_to("/dev/full")
+    for name, write in (
+        ("hf", fill_a_new_directory),
+        ("a.html", lambda: files.write_whole(tmp_path / "a.html", "a")),
+        ("a.npz", lambda: embed.save(tmp_path / "a.npz", {"vectors": np.zeros((99, 99))})),
+    ):
+        with pytest.raises(OSError) as found:
+            write()
+        assert (found.value.errno, found.value.filename) == (errno.ENOSPC, str(tmp_path / name))
+    # What was written until then, which may be what fills the disk, is gone.
+    assert {path.name for path in tmp_path.iterdir()} == {"a.html.new"}
+
+
+def test_tensors_that_the_system_does_not_take_are_its_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        safetensors_files.write_file(tmp_path / "none" / "a", {"a": np.zeros(2, np.float32)})

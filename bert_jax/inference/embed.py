@@ -13,6 +13,7 @@ from bert_jax.data.tasks.tables import TextRow, read_text
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError, brief
+from bert_jax.files import writing
 from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import sentence_transformers
 from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
@@ -27,8 +28,12 @@ POOLINGS = (*sentence_transformers.POOLINGS, "none")
 def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """A NumPy archive that appears whole."""
     building = path.with_name(f"{path.name}.new.npz")
-    np.savez(building, **arrays)  # pyright: ignore[reportArgumentType]
-    building.replace(path)
+    try:
+        with writing(path):
+            np.savez(building, **arrays)  # pyright: ignore[reportArgumentType]
+        building.replace(path)
+    finally:
+        building.unlink(missing_ok=True)  # of a full disk it would be the rest
 
 
 def embed(

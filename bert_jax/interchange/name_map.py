@@ -22,7 +22,7 @@ from bert_jax import strict_json
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.config.fields import settings_of
 from bert_jax.errors import NonFinite, UsageError
-from bert_jax.files import local, read_plain
+from bert_jax.files import local, read_plain, writing
 from bert_jax.model import bert
 from bert_jax.model.bert import Params
 from bert_jax.progress import note_once
@@ -276,7 +276,8 @@ def new_directory(directory: Path) -> Iterator[Path]:
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
-        yield building
+        with writing(directory):
+            yield building
         if directory.exists():
             directory.rmdir()
         building.rename(directory)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bert_jax.files import inside, read_plain
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What transformers begins a new file at, for repositories with a limit on files.
 MAX_FILE_BYTES = 5_000_000_000
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def write_tensors(
@@ -44,9 +46,17 @@ def write_tensors(
 
 
 def write_file(path: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -> None:
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    save_file(dict(tensors), path, metadata={"format": "pt", **metadata})
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt", **metadata})
+    except SafetensorError as error:
+        # The library says what the system refused as text: "... (os error 28)".
+        found = _OS_ERROR.search(str(error))
+        if not found:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
     # The library makes files that nobody else can read; a model is to be handed on.
     umask = os.umask(0)
     os.umask(umask)

@@ -6,7 +6,9 @@ written is what TF1's `Saver` restores, with a `checkpoint` file that makes the 
 """
 
 import dataclasses
+import errno
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -298,10 +300,16 @@ def _save(prefix: Path, tensors: dict[str, np.ndarray]) -> None:
 
     names = sorted(tensors)
     save: Any = tf.raw_ops.SaveV2
-    with tf.device("cpu:0"):
-        save(
-            prefix=tf.constant(str(prefix)),
-            tensor_names=tf.constant(names),
-            shape_and_slices=tf.constant([""] * len(names)),
-            tensors=[tf.constant(tensors[name]) for name in names],
-        )
+    try:
+        with tf.device("cpu:0"):
+            save(
+                prefix=tf.constant(str(prefix)),
+                tensor_names=tf.constant(names),
+                shape_and_slices=tf.constant([""] * len(names)),
+                tensors=[tf.constant(tensors[name]) for name in names],
+            )
+    except tf.errors.ResourceExhaustedError as error:
+        reason = os.strerror(errno.ENOSPC)
+        if reason not in str(error):  # memory is another resource
+            raise
+        raise OSError(errno.ENOSPC, reason) from error

@@ -30,6 +30,7 @@ from bert_jax.cli.options import (
 )
 from bert_jax.cli.output import table
 from bert_jax.errors import BertJaxError, UsageError
+from bert_jax.files import writing
 from bert_jax.progress import note, ticking
 
 # On a page.
@@ -77,7 +78,8 @@ def run(options: ReportOptions) -> None:
             _links(path, found["files"], options.html)
             for path, found in zip(options.workdir, runs, strict=True)
         ]
-        options.html.write_text(report_page.render(runs, links=links), encoding="utf-8")
+        with writing(options.html):
+            options.html.write_text(report_page.render(runs, links=links), encoding="utf-8")
     if options.json:
         print(json.dumps(runs if len(runs) > 1 else runs[0]))
         return

@@ -6,6 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from bert_jax.files import writing
+
 _DPI = 130
 
 
@@ -37,7 +39,8 @@ def draw(
         )
         plot(*axes[:, 0])
         for target in targets:
-            _save(figure, target, title, alt)
+            with writing(target):
+                _save(figure, target, title, alt)
         pyplot.close(figure)
 
 

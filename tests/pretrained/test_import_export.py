@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -413,3 +415,27 @@ def test_a_tf1_prefix_is_a_checkpoint(tmp_path, capsys):
     shutil.rmtree(source)
     code = main(["fill-mask", "--checkpoint", str(source / "bert_model.ckpt"), "w1 [MASK]"])
     assert code == 2 and "no such directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [("export", "--format", "hf"), ("export", "--format", "tf1"), ("import",)]
+)
+def test_a_full_disk_is_one_line(tmp_path, trained, exported, command):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=64k none {disk}"
+    alone = ["unshare", "-rm", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, mount]).returncode:
+        pytest.skip("no disk of a known size can be mounted here")
+    source = exported if command == ("import",) else trained
+    words = [sys.executable, "-m", "bert_jax", *command, "--checkpoint", str(source)]
+    script = f'{mount} && head -c 61440 /dev/zero > {disk}/a && exec "$@"'
+    ended = subprocess.run(
+        [*alone, script, "sh", *words, "--output", str(disk / "out")],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == StorageFailed.exit_code, ended.stderr
+    said = ended.stderr.splitlines()[-1]
+    assert said.startswith(f"bert-jax {command[0]}: error: {disk}/out")
+    assert said.endswith("No space left on device")

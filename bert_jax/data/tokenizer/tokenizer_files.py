@@ -10,6 +10,7 @@ from typing import Any
 from bert_jax import strict_json
 from bert_jax.data.tokenizer import special_tokens
 from bert_jax.errors import UsageError, brief, some
+from bert_jax.files import writing
 from bert_jax.progress import note_once
 
 # How BertTokenizer prepares text, yes, no or not given: tokenizer_config.json's name for it ->
@@ -268,7 +269,8 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+    with writing(path):
+        path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
 @contextlib.contextmanager
