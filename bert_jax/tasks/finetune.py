@@ -97,11 +97,10 @@ def train(
 ) -> dict[str, Any]:
     """Runs, resumes or only reports the run of `path`; returns what its `result.json` says.
 
-    Of `source` the encoder is used, and the pooler where the head has one; the head is fresh, from
+    The encoder of `source` is used, and the pooler where the head has one; the head is fresh, from
     the seed. `path` may be in a bucket. `lease` is process 0's of the sweep (workdir/lease.py),
-    and `attempt` counts the attempts before it.
-    `fit_memory` chooses the number of microbatches, once
-    for a run (memory/fit.py). Raises NonFinite where too many updates had to be left out
+    and `attempt` counts the attempts before it. `fit_memory` chooses the number of microbatches,
+    once for a run (memory/fit.py). Raises NonFinite where too many updates had to be left out
     or an output is no number, ResumeRefused if `path` holds another run, Preempted after SIGTERM,
     when the state is saved.
     """

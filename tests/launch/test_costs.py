@@ -284,6 +284,7 @@ _DRY = ("--project=p", "--zone=z", "--name=n", "--type=v4-8", *WHAT, "--dry-run"
         ("MAX_HOUR=3", "run.env, line 8: there is no setting MAX_HOUR; did you mean MAX_HOURS?"),
         ("export SPOTS=1", "run.env, line 8: there is no setting SPOTS;"),
         ("TYPE=v5e-63", "'v5e-63' is not known; one of: v2-8"),
+        ("BERT_JAX_HOME=big/../..", "BERT_JAX_HOME big/../.. has .. in it"),
         ("MAX_HOURS=soon", "MAX_HOURS='soon': a number of hours, more than none"),
         ("MAX_HOURS=0", "a number of hours, more than none"),
         ("START_MINUTES=0", "a number, more than none"),

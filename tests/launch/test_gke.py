@@ -111,13 +111,15 @@ def rendered(cloud, *options: str) -> tuple[dict, dict, dict]:
 
 
 def test_a_jobset_for_tpu7x(cloud):
-    words = ("--type=tpu7x-64", "--slices=2", "--spot", "--", "--set", "seed=1")
-    jobset, job, pod = rendered(cloud, *words)
+    words = ("--type=tpu7x-64", "--slices=2", "--spot", "--service-account=trainer")
+    jobset, job, pod = rendered(cloud, *words, "--", "--set", "seed=1")
     assert jobset["metadata"]["name"] == "pod"
     assert jobset["spec"]["replicatedJobs"][0]["replicas"] == 2
     assert jobset["spec"]["ttlSecondsAfterFinished"] > 0
     assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (8, 8, 0)
     assert (job["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
+    assert jobset["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
+    assert pod["serviceAccountName"] == "trainer"
     assert pod["terminationGracePeriodSeconds"] >= 60
     assert pod["nodeSelector"] == {
         f"{_GKE}tpu-accelerator": "tpu7x", f"{_GKE}tpu-topology": "2x4x4", f"{_GKE}spot": "true"
