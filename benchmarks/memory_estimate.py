@@ -1,18 +1,22 @@
 """The estimate of a step's memory beside the compiler's figure, and beside what a process takes.
 
     python benchmarks/memory_estimate.py [--run] [--shape '[2, 256, 128, 32, 1, []]']
+    python benchmarks/memory_estimate.py --plans
 
 Six shapes of pre-training, from 0.3 to 4 GiB. With --run each step runs three times in a process of
 its own, whose peak of resident memory, less what the process had before there was a state, stands
 beside the estimate and what a process takes by itself. Off by more than a fifth, of the compiler's
-figure or of the peak, is exit code 1.
+figure or of the peak, is exit code 1. With --plans the estimates of the steps in docs/plans stand
+beside the figures of the TPU compiler there, without its programs.
 """
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 # Layers, width, length, rows, microbatches, and what else is set.
@@ -31,7 +35,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--run", action="store_true", help="run the steps, too")
     parser.add_argument("--shape", type=json.loads, help="one alone, as a list in JSON")
+    parser.add_argument("--plans", action="store_true", help="the steps of docs/plans instead")
     arguments = parser.parse_args()
+    if arguments.plans:
+        print("| plan | rows x length | estimate | compiler | ratio |\n" + "|---" * 5 + "|")
+        for plan in sorted(Path(__file__).parents[1].glob("docs/plans/*.json")):
+            _of_plan(plan)
+        return 0
     shapes = [arguments.shape] if arguments.shape else _SHAPES
     print("| layers x width | length | rows | microbatches | other | estimate | compiler | ratio |"
           + (" with its process | process | ratio |" if arguments.run else ""))  # fmt: skip
@@ -52,6 +62,38 @@ def main() -> int:
         if arguments.run:
             worst = max(worst, abs(expected / peak - 1))
     return int(worst > 0.2)
+
+
+def _of_plan(path: Path) -> None:
+    import jax
+
+    from bert_jax.config_loader import load_config
+    from bert_jax.memory import estimate
+    from bert_jax.registry import OBJECTIVES
+    from bert_jax.update.state import TrainState
+    from bert_jax_lab.planning import param_sharding, topologies
+
+    plan = json.loads(path.read_text())
+    is_loop = path.stem.endswith("-scan")
+    config = load_config(
+        plan["config"], [f"mesh.slices={plan['slices']}", *["compute.layers=scan"] * is_loop]
+    )
+    topology = topologies.parse(plan["topology"], slices=plan["slices"])
+    mesh = param_sharding.abstract_mesh(config, topology)
+    with jax.sharding.use_abstract_mesh(mesh):
+        state = TrainState.abstract(config, mesh)
+    for phase, found in zip(config.phases, plan["phases"], strict=True):
+        sizes = dataclasses.asdict(phase)
+        sizes = {name: sizes[name] for name in ("sequence_length", "max_predictions")}
+        batch = {
+            name: jax.ShapeDtypeStruct((phase.global_batch_size, f.columns(**sizes)), f.dtype)
+            for name, f in OBJECTIVES[config.objective].fields.items()
+        }
+        ours = estimate.of_train_step(config, state, batch, mesh=mesh, platform="tpu").total
+        exact = sum(size for kind, size in found["memory"].items() if kind != "program")
+        shape = f"{phase.global_batch_size:,} x {phase.sequence_length:,}"
+        sizes = f"{ours / _GIB:.2f} | {exact / _GIB:.2f} | {ours / exact:.2f}"
+        print(f"| {path.stem} | {shape} | {sizes} |")
 
 
 def _measure(shape: Any, is_run: bool) -> tuple[int, int, int, int]:

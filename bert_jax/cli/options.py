@@ -15,6 +15,7 @@ with what is done by default.
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -354,11 +355,10 @@ def run_directory(name: Path | str) -> Path:
     directory = location.opened(name).path
     if not (directory / CONFIG).is_file():
         raise UsageError(f"{name} is no workdir: it has no {CONFIG}{nearby(directory)}")
-    try:
-        is_run = "config" in stored(directory)
-    except UsageError:
-        is_run = True  # its checkpoints can be looked at, whatever became of that file
-    if not is_run:
+    found: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):  # its checkpoints can be looked at all the same
+        found = stored(directory)
+    if "config" not in found and "model_type" in found:
         raise UsageError(f"{name} is no workdir: its {CONFIG} is that of a model")
     return directory
 

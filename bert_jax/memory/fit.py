@@ -4,8 +4,8 @@ Three sources say what a step needs: the estimate, before anything is compiled (
 compiler of this machine (compiled.py); and that of TPUs that are not here (`bert-jax plan`). All
 share the order in which changes are tried, and the search.
 
-The estimate is within a fifth of what the compiler says later. So by it only what is clearly too
-much is refused, and what is chosen leaves as much room.
+The estimate is within about a fifth of what the compiler says later. So by it only what is clearly
+too much is refused, and what is chosen leaves as much room.
 """
 
 import dataclasses
