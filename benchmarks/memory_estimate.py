@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ def main() -> int:
     if arguments.plans:
         print("| plan | rows x length | estimate | compiler | ratio |\n" + "|---" * 5 + "|")
         for plan in sorted(Path(__file__).parents[1].glob("docs/plans/*.json")):
-            _of_plan(plan)
+            for shape, ours, exact in of_plan(plan):
+                sizes = f"{ours / _GIB:.2f} | {exact / _GIB:.2f} | {ours / exact:.2f}"
+                print(f"| {plan.stem} | {shape} | {sizes} |")
         return 0
     shapes = [arguments.shape] if arguments.shape else _SHAPES
     print("| layers x width | length | rows | microbatches | other | estimate | compiler | ratio |"
@@ -64,7 +67,10 @@ def main() -> int:
     return int(worst > 0.2)
 
 
-def _of_plan(path: Path) -> None:
+def of_plan(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields rows x length of each step of a plan, and its bytes on a device: those estimated, and
+    those of the TPU compiler without its program.
+    """
     import jax
 
     from bert_jax.config_loader import load_config
@@ -91,9 +97,7 @@ def _of_plan(path: Path) -> None:
         }
         ours = estimate.of_train_step(config, state, batch, mesh=mesh, platform="tpu").total
         exact = sum(size for kind, size in found["memory"].items() if kind != "program")
-        shape = f"{phase.global_batch_size:,} x {phase.sequence_length:,}"
-        sizes = f"{ours / _GIB:.2f} | {exact / _GIB:.2f} | {ours / exact:.2f}"
-        print(f"| {path.stem} | {shape} | {sizes} |")
+        yield f"{phase.global_batch_size:,} x {phase.sequence_length:,}", ours, exact
 
 
 def _measure(shape: Any, is_run: bool) -> tuple[int, int, int, int]:

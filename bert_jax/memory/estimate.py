@@ -57,6 +57,7 @@ class _Arrays(NamedTuple):
 # For the backward pass of one block, beside those of its mixer. What is cheap is not kept but
 # computed again, by a TPU's compiler more than by a CPU's; in a loop all is kept that jax asks for.
 _UNROLLED = {"cpu": _Arrays(11, 3, 2), "tpu": _Arrays(5, 2, 1)}
+# Of GPUs, on which they were not counted: those of a TPU that still wrote scores in float32.
 _UNROLLED_ELSEWHERE = _Arrays(8, 3, 0.5)
 _LOOP = _Arrays(15, 5, 1)
 _REMATERIALISED = {"dots": _Arrays(2, 1, 0), "full": _Arrays(1, 0, 0)}

@@ -6,26 +6,25 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import pytest
 
+from benchmarks.memory_estimate import of_plan
 from bert_jax import config_loader
 from bert_jax.__main__ import main
 from bert_jax.config import EvaluationConfig, OptimizerConfig, PhaseConfig, flatten
 from bert_jax.errors import UsageError
 from bert_jax.memory import estimate, fit
 from bert_jax.model import sharding
-from bert_jax.registry import OBJECTIVES
 from bert_jax.runtime import host_allocator
 from bert_jax.training import compiled_steps, preflight, pretrain
-from bert_jax.update.state import TrainState
 from bert_jax.update.step import temporary_bytes
-from bert_jax_lab.planning import param_sharding, topologies
 from tests import tiny_corpus
 from tests.paths import ROOT
 
-_DOCS = ROOT / "docs"
-_PLANS = ("bert_base-v6e_8x8", "bert_large-v5e_4x4-2slices", "bert_large-tpu7x_2x4x4-scan")
+_PLANS = (
+    "bert_base-v5e_8x8", "bert_base-v6e_8x8", "bert_large_64core_2k-v5e_8x8",
+    "bert_large-v5e_4x4-2slices", "bert_large-tpu7x_2x4x4-scan",
+)  # fmt: skip
 
 
 # --- the estimate --------------------------------------------------------------------------------
@@ -34,25 +33,8 @@ _PLANS = ("bert_base-v6e_8x8", "bert_large-v5e_4x4-2slices", "bert_large-tpu7x_2
 @pytest.mark.parametrize("name", _PLANS)
 def test_the_estimate_is_that_of_the_tpu_compiler(name):
     """Within a fifth, for steps that are planned in docs/plans."""
-    plan = json.loads((_DOCS / f"plans/{name}.json").read_text())
-    changes = [f"mesh.slices={plan['slices']}"]
-    changes += ["compute.layers=scan"] * name.endswith("-scan")
-    config = config_loader.load_config(plan["config"], changes)
-    topology = topologies.parse(plan["topology"], slices=plan["slices"])
-    mesh = param_sharding.abstract_mesh(config, topology)
-    with jax.sharding.use_abstract_mesh(mesh):
-        state = TrainState.abstract(config, mesh)
-    for phase, found in zip(config.phases, plan["phases"], strict=True):
-        fields = OBJECTIVES[config.objective].fields
-        sizes = dataclasses.asdict(phase)
-        sizes = {name: sizes[name] for name in ("sequence_length", "max_predictions")}
-        batch = {
-            name: jax.ShapeDtypeStruct((phase.global_batch_size, f.columns(**sizes)), f.dtype)
-            for name, f in fields.items()
-        }
-        found_here = estimate.of_train_step(config, state, batch, mesh=mesh, platform="tpu")
-        exact = sum(size for kind, size in found["memory"].items() if kind != "program")
-        assert found_here.total == pytest.approx(exact, rel=0.2), found_here
+    for shape, estimated, exact in of_plan(ROOT / f"docs/plans/{name}.json"):
+        assert estimated == pytest.approx(exact, rel=0.2), shape
 
 
 # --- the order of changes ------------------------------------------------------------------------
