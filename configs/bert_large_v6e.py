@@ -9,10 +9,10 @@ host makes its share of the batches in four threads.
 <plan>
 `bert-jax plan bert_large_v6e --topology v6e:8x8` predicts:
 
-- length 128: 9.0 ms a step (2.2 compute + 6.8 collectives), MFU 11 %, 1.32 GiB a device;
-- length 512: 16.9 ms a step (10.1 compute + 6.8 collectives), MFU 26 %, 3.29 GiB a device;
-- in all 2.7 hours (2.0 if all communication overlaps), 174 chip-hours,
-  $469 on demand. libtpu 0.0.51.
+- length 128: 8.8 ms a step (2.1 compute + 6.6 collectives), MFU 12 %, 1.34 GiB a device;
+- length 512: 16.2 ms a step (9.6 compute + 6.6 collectives), MFU 27 %, 3.32 GiB a device;
+- in all 2.6 hours (1.9 if all communication overlaps), 169 chip-hours,
+  $457 on demand. libtpu 0.0.51.
 </plan>
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips, and GLUE
