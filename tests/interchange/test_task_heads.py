@@ -19,7 +19,7 @@ from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.tasks import finetune
 from tests.golden import make_task_heads
-from tests.golden.make_task_heads import CASES, RATE, STEPS, classifier, masked_lm, rows_of
+from tests.golden.make_task_heads import CASES, STEPS, classifier, masked_lm, rows_of
 
 _FLOAT32 = ComputeConfig(dtype="float32")
 
@@ -89,7 +89,7 @@ def test_fifty_losses_are_those_of_their_class(golden, name, tmp_path):
 
     def step(params, batch):
         loss, gradients = jax.value_and_grad(loss_of)(params, batch)
-        return jax.tree.map(lambda p, g: p - RATE * g, params, gradients), loss
+        return jax.tree.map(lambda p, g: p - case.rate * g, params, gradients), loss
 
     batches = [batch_of(case, number) for number in range(STEPS)]
     stacked = {key: jnp.stack([batch[key] for batch in batches]) for key in batches[0]}
