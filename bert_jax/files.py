@@ -50,11 +50,15 @@ def writing(path: Path) -> Iterator[None]:
 def write_whole(path: Path, text: str) -> None:
     """Writes a text file that is whole, and on the disk, before it has its name."""
     building = path.with_name(f"{path.name}.new")
-    with writing(path), building.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    building.replace(path)
+    try:
+        with writing(path), building.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        building.replace(path)
+    except BaseException:
+        building.unlink(missing_ok=True)
+        raise
 
 
 # Bytes. No settings, manifest or tokenizer is longer.

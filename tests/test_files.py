@@ -57,7 +57,7 @@ def test_a_full_disk_is_met_in_a_file_that_is_named(tmp_path):
             write()
         assert (found.value.errno, found.value.filename) == (errno.ENOSPC, str(tmp_path / name))
     # What was written until then, which may be what fills the disk, is gone.
-    assert {path.name for path in tmp_path.iterdir()} == {"a.html.new"}
+    assert not list(tmp_path.iterdir())
 
 
 def test_tensors_that_the_system_does_not_take_are_its_error(tmp_path):

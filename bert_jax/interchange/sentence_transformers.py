@@ -133,8 +133,11 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
         (_json(encoder / name) for name in _ENCODER_CONFIGS if (encoder / name).is_file()), {}
     )
     length = settings.get("max_seq_length")
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
-        raise UsageError(f"{encoder}: max_seq_length is {brief(length)}; expected a number")
+    is_number = isinstance(length, int) and not isinstance(length, bool)
+    if length is not None and not (is_number and length > 2):
+        raise UsageError(
+            f"{encoder}: max_seq_length is {brief(length)}; expected a number of tokens above 2"
+        )
     before = EmbeddingRecipe(
         length=length or _tokenizer_length(encoder),
         lowercase=bool(settings.get("do_lower_case")),
