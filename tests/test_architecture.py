@@ -91,15 +91,33 @@ _MAY_IMPORT = {
     | {"data", "data/tokenizer", "data/tasks", "model", "interchange"}
     | {"workdir", "pretrained", "training"},
     "tasks": _COMMON
-    | {"data", "data/tokenizer", "data/tasks", "model", "objectives", "interchange", "update"}
-    | {"memory", "runtime", "workdir", "pretrained", "training", "inference"},
+    | {"data", "data/sources", "data/tokenizer", "data/tasks", "model", "objectives"}
+    | {
+        "interchange",
+        "update",
+        "memory",
+        "runtime",
+        "workdir",
+        "pretrained",
+        "training",
+        "inference",
+    },
     "api": _COMMON
     | {"data/language", "data/tokenizer", "data/corpus", "data/pretraining", "data/tasks"}
     | {"model", "interchange", "update", "workdir", "pretrained", "training", "inference"}
     | {"tasks"},
     "lab/reference_curves": _COMMON | {"workdir", "training"},
     "lab/probes": _COMMON
-    | {"data", "data/tokenizer", "data/corpus", "model", "workdir", "pretrained", "training"}
+    | {
+        "data",
+        "data/sources",
+        "data/tokenizer",
+        "data/corpus",
+        "model",
+        "workdir",
+        "pretrained",
+        "training",
+    }
     | {"inference", "tasks"},
     "lab/reports": _COMMON | {"workdir", "lab/reference_curves"},
     "lab/planning": _COMMON

@@ -1,6 +1,6 @@
 """Corpora to look into: documents in memory, batches, and batches as text."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief
 from bert_jax.training import preflight
 from bert_jax.training.pretrain import pipeline_of
 
@@ -28,6 +28,12 @@ def corpus_of(texts: Sequence[str], tokenizer: Tokenizer, *, language: str = DEF
     """
     if isinstance(texts, str):
         raise UsageError("the texts are one string; make it a list of documents")
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise UsageError(f"expected a list of texts, got {brief(texts)}")
+    texts = list(texts)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(f"text {number}: expected a text, got {brief(text)}")
     train = split_of(texts, tokenizer, name="train", language=canonical(language))
     if not len(train.shards[0]):
         raise UsageError("the texts have no words")

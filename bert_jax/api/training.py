@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from bert_jax.api.corpora import corpus_of, whole_batch
 from bert_jax.api.model import Model
-from bert_jax.config import HeadConfig, MeshConfig, PhaseConfig, TrainConfig
-from bert_jax.config.entries import entry_of
+from bert_jax.config import HeadConfig, MeshConfig, OptimizerConfig, PhaseConfig, TrainConfig
+from bert_jax.config.entries import all_options, entry_of
 from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import Corpus
@@ -48,21 +48,30 @@ def config_for(
     config = model.config
     length = min(sequence_length, config.model.max_position_embeddings)
     devices = jax.device_count()
+    # Of its last phase, which may have a rate of masks of its own.
+    own = config.phases[-1].masked_lm_prob if config.phases else -1
     phase = PhaseConfig(
         sequence_length=length,
         steps=steps,
         global_batch_size=-(-batch_size // devices) * devices,
-        max_predictions=max(1, round(config.data.masked_lm_prob * length)),
+        masked_lm_prob=own,
     )
+    rate = phase.mask_rate(config.data.masked_lm_prob)
+    phase = dataclasses.replace(phase, max_predictions=max(1, round(rate * length)))
+    in_steps = {n for _, _, n, s in all_options(OptimizerConfig) if s.scales_with_steps}
     optimizer = dataclasses.replace(
         config.optimizer,
         learning_rate=learning_rate,
         warmup_steps=0,
+        options={
+            name: min(value, steps) if name in in_steps else value
+            for name, value in config.optimizer.options.items()
+        },
         gradient_accumulation_steps=1,
     )
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, packing="none"),
+        data=dataclasses.replace(config.data, packing="none", source_weights=""),
         head=HeadConfig(parts=entry_of(config, "objective").parts),
         optimizer=optimizer,
         phases=(phase,),

@@ -19,6 +19,10 @@ def corpus_directory(text: str) -> Path:
     return Path(text)
 
 
+_NAME = re.compile(r"[\w.-]+")
+_NAMES = "a source has a name of letters, digits and _ . -, and is written as NAME=DIR"
+
+
 class NamedCorpus(NamedTuple):
     """One of several corpora, and what its source is called."""
 
@@ -32,23 +36,22 @@ def named_corpus(text: str) -> NamedCorpus:
     if not equals or "/" in name or Path(text).exists():
         name, place = "", text
     directory = corpus_directory(place)
-    name = name or directory.resolve().name
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise argparse.ArgumentTypeError(
-            f"{text}: a source has a name of letters, digits and _ . -, and is written as NAME=DIR"
-        )
-    return NamedCorpus(name, directory)
+    if name and not _NAME.fullmatch(name):
+        raise argparse.ArgumentTypeError(f"{text}: {_NAMES}")
+    return NamedCorpus(name or directory.resolve().name, directory)
 
 
 def corpora(given: Sequence[NamedCorpus]) -> Path | dict[str, Path] | None:
     """Returns the corpus that is given, or several by name; None for none.
 
-    Raises UsageError where two have one name.
+    Raises UsageError where two have one name, and where the folder of one of several has none.
     """
     if len(given) < 2:
         return given[0].directory if given else None
     found: dict[str, Path] = {}
     for name, directory in given:
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"--corpus {directory}: {_NAMES}")
         if name in found:
             raise UsageError(
                 f"--corpus {found[name]} and --corpus {directory} are both called {name}; write "

@@ -20,7 +20,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
     found = Table()
     for column in columns:
-        found.add_column(Text(shown(column)))
+        # What has no blanks, a path or Chinese, goes on in the next line: its end may be all that
+        # two rows differ in.
+        found.add_column(Text(shown(column)), overflow="fold")
     for row in rows:
         # A cell may have several lines: its frame says that they are one.
         found.add_row(*(Text("\n".join(map(shown, cell.split("\n")))) for cell in row))

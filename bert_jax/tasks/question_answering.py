@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadConfig
+from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.tasks.squad import Question, read_questions
 from bert_jax.data.tasks.windows import Windows, encode_questions
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
@@ -63,7 +64,12 @@ class SpanTask(Task):
                 f"row {number}: expected a dict of question and context, got {brief(given)}"
             )
         return Question(
-            f"row {number}", str(found.get("id", number)), question, context, answers=(), starts=()
+            f"row {number}",
+            str(found.get("id", number)),
+            whole_characters(question),
+            whole_characters(context),
+            answers=(),
+            starts=(),
         )
 
     def usable(self, train: list[Question]) -> list[Question]:

@@ -49,7 +49,8 @@ def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
 
     if _is_constant(gold) or _is_constant(predicted):
         return 0.0
-    return float(stats.pearsonr(gold, predicted).statistic)
+    # In float32 nothing would be left of how far large numbers are from their mean.
+    return float(stats.pearsonr(np.float64(gold), np.float64(predicted)).statistic)
 
 
 def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:

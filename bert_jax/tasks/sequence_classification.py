@@ -161,7 +161,8 @@ def _number(row: TextRow) -> float:
         value = float(str(row.label))
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    # It is kept in float32. NaN is not below it, either.
+    if not abs(value) <= float(np.finfo(np.float32).max):
         raise UsageError(f"{row.location}: score {row.label!r} is not a finite number; correct it")
     return value
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadConfig
+from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.tasks.conll import Sentence, read_sentences
 from bert_jax.data.tasks.encode_rows import NO_WORD, WordRows, encode_words
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ class WordTask(Task):
         is_whole = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
         if not is_whole or not words:
             raise UsageError(f"row {number}: expected a text or its words, got {brief(given)}")
-        return Sentence(f"row {number}", tuple(words), None)
+        return Sentence(f"row {number}", tuple(map(whole_characters, words)), None)
 
     def with_labels(self, train: Sequence[Sentence]) -> TaskSpec:
         if self.spec.labels:

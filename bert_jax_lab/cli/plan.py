@@ -34,7 +34,8 @@ def run(options: PlanOptions) -> int:
     from bert_jax_lab.planning import topologies
 
     config = config_loader.load_config(options.config, options.overrides)
-    topology = topologies.parse(options.topology, slices=options.slices or config.mesh.slices)
+    slices = config.mesh.slices if options.slices is None else options.slices
+    topology = topologies.parse(options.topology, slices=slices)
     topologies.prepare_environment()
     from bert_jax.data.corpus.several import open_corpora
     from bert_jax_lab.cli.sources import objects, print_sources, sources_of

@@ -30,7 +30,7 @@ from bert_jax.cli.options import (
 )
 from bert_jax.cli.output import table
 from bert_jax.errors import BertJaxError, UsageError
-from bert_jax.files import writing
+from bert_jax.files import write_whole
 from bert_jax.progress import note, ticking
 
 # On a page.
@@ -78,8 +78,7 @@ def run(options: ReportOptions) -> None:
             _links(path, found["files"], options.html)
             for path, found in zip(options.workdir, runs, strict=True)
         ]
-        with writing(options.html):
-            options.html.write_text(report_page.render(runs, links=links), encoding="utf-8")
+        write_whole(options.html, report_page.render(runs, links=links))
     if options.json:
         print(json.dumps(runs if len(runs) > 1 else runs[0]))
         return

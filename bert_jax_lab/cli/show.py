@@ -158,7 +158,8 @@ def _show_sharding(options: ShowOptions, config: TrainConfig) -> None:
 
     if options.topology is None:
         raise UsageError("show sharding needs --topology, such as --topology v3:4x8")
-    topology = topologies.parse(options.topology, slices=options.slices or config.mesh.slices)
+    slices = config.mesh.slices if options.slices is None else options.slices
+    topology = topologies.parse(options.topology, slices=slices)
     from bert_jax_lab.planning.param_sharding import placements
 
     rows = placements(config, topology)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import HeadConfig
+from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.data.tokenizer.words import readable
@@ -235,7 +236,7 @@ class AttentionProbe:
                 f"{len(texts)} texts: give one, or two for a pair, or pack them with `packed`"
             )
         special, separators = self._tokenizer.special, self._tokenizer.pair_separators
-        encoded = self._tokenizer.encode_sentences(list(texts))
+        encoded = self._tokenizer.encode_sentences([*map(whole_characters, texts)])
         for number, ids in enumerate(encoded, 1):
             if not ids:
                 raise UsageError(f"text {number} has no words; write some")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import whole_words
 from bert_jax.errors import UsageError
@@ -47,7 +48,7 @@ def nearest_words(
     candidates_CD = _unit(table_VD[ids] - mean_D)
     found = {}
     for word in words:
-        (pieces,) = tokenizer.encode_sentences([tokenizer.word_prefix + word])
+        (pieces,) = tokenizer.encode_sentences([whole_characters(tokenizer.word_prefix + word)])
         if not pieces:
             raise UsageError(f"{word!r} has no sub-words")
         cosines_C = candidates_CD @ _unit(table_VD[pieces].mean(axis=0) - mean_D)

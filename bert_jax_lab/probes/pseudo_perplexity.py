@@ -89,7 +89,9 @@ class PseudoPerplexity:
         """Returns the pseudo-perplexity of texts, each token counting once. Errors: `score`."""
         scores = self.score(texts)
         tokens = sum(score.tokens for score in scores)
-        return math.exp(-sum(score.log_likelihood for score in scores) / tokens)
+        nats = -sum(score.log_likelihood for score in scores) / tokens
+        # exp overflows float64 at 709, as in `Objective.summarise`.
+        return math.exp(min(nats, 700.0))
 
     def _log_probabilities(
         self, encoded: list[list[int]], copies: list[tuple[int, int]], size: int

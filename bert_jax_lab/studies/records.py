@@ -45,20 +45,34 @@ STOPPING = {
     kind.exit_code for kind in (DataDamaged, StorageFailed, Preempted, Interrupted, Unreachable)
 }
 _HELD_OUT = "validation"
+# The identities of the runs that a run needs, as their records had them when it ended.
+NEEDS = "needs"
 
 
 def record_of(workdir: Path, run: StudyRun) -> dict[str, Any] | None:
     """Returns how a run ended, or None where it has not, was another run then, or needs one that
     is not done any more.
     """
-    if not all(is_done(record_of(workdir, needed)) for needed in run.needs):
+    needed = {each.name: record_of(workdir, each) or {} for each in run.needs}
+    if not all(map(is_done, needed.values())):
         return None
     found = _read(workdir, run)
     # What was made before an edit counts again when the edit is taken back.
     for record in (found, found.get(MADE, {})):
-        if record.get("identity") == run.identity or (is_done(record) and _is_made(run)):
+        is_same = record.get("identity") == run.identity or (is_done(record) and _is_made(run))
+        if is_same and _is_of(record, needed):
             return record
     return None
+
+
+def _is_of(record: dict[str, Any], needed: dict[str, dict[str, Any]]) -> bool:
+    """Returns whether a run was made of what the runs that it needs have made by these records.
+
+    Versions before December 2026 did not write it down: the others must have ended before it then.
+    """
+    if NEEDS in record:
+        return record[NEEDS] == {name: each["identity"] for name, each in needed.items()}
+    return all(each.get("time", 0) <= record.get("time", 0) for each in needed.values())
 
 
 def _read(workdir: Path, run: StudyRun) -> dict[str, Any]:
@@ -120,6 +134,7 @@ def write_record(workdir: Path, run: StudyRun, outcome: Outcome) -> dict[str, An
         "code": outcome.code,
         "reason": outcome.reason if outcome.code else "",
         "time": time.time(),
+        NEEDS: {each.name: (record_of(workdir, each) or {}).get("identity") for each in run.needs},
     }
     if isinstance(run, VariantRun):
         record |= {"variant": run.variant, "seed": run.seed}

@@ -19,7 +19,15 @@ from bert_jax.versions import installed
 from bert_jax.workdir import log_reader, run_list
 from bert_jax_lab.studies import figures, scaling_law, table
 from bert_jax_lab.studies.figures import LEFT_OUT
-from bert_jax_lab.studies.records import DONE, FAILED, MADE, curve_of, parameters_of, record_of
+from bert_jax_lab.studies.records import (
+    DONE,
+    FAILED,
+    MADE,
+    NEEDS,
+    curve_of,
+    parameters_of,
+    record_of,
+)
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
     PretrainRun,
@@ -111,7 +119,7 @@ def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
         record = {"run": run.name, "variant": run.variant, "seed": run.seed, **status}
         if isinstance(run, FinetuneRun):
             record["task"] = run.task.name
-    record = {k: v for k, v in record.items() if k not in ("identity", MADE)}
+    record = {k: v for k, v in record.items() if k not in ("identity", MADE, NEEDS)}
     if isinstance(run, ProbeRun):
         record["probes"] = [*run.probes]
     if isinstance(run, PretrainRun) and "figures" in record:

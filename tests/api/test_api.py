@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ import pytest
 from jax.sharding import AxisType
 
 import bert_jax
+from bert_jax import config_checks
 from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig
 from bert_jax.config_loader import override
@@ -472,6 +474,19 @@ def test_a_training_leaves_models_alone_and_ends(model):
     assert between.step == 1 and between.fill_mask(_TEXT) != model.fill_mask(_TEXT)
 
 
+def test_the_config_of_a_training_is_of_the_last_phase_and_no_longer_than_its_steps():
+    changes = ["phases.0.masked_lm_prob=0.3", "optimizer.schedule=warmup_stable_decay",
+               "optimizer.decay_steps=150", "data.source_weights=a=3,b=1"]  # fmt: skip
+    config = override(tiny_corpus.tiny_config(), changes)
+    config = dataclasses.replace(config, phases=config.phases[:1])
+    found = bert_jax.config_for(types.SimpleNamespace(config=config), steps=10)  # type: ignore[arg-type]
+    (phase,) = found.phases
+    assert phase.mask_rate(found.data.masked_lm_prob) == 0.3
+    assert phase.max_predictions == round(0.3 * phase.sequence_length)
+    assert found.optimizer.options["decay_steps"] == 10 and found.data.source_weights == ""
+    config_checks.validate(config_checks.complete(found))
+
+
 def test_texts_are_the_corpus_that_prepare_makes_of_them(corpus):
     opened = bert_jax.open_corpus(str(corpus))
     tokenizer = bert_jax.load_tokenizer(corpus / "tokenizer")
@@ -525,6 +540,8 @@ def test_a_training_that_cannot_be_is_refused(model, corpus):
         (lambda: bert_jax.Training(model, texts=texts[:1]), "has 1 document"),
         (lambda: bert_jax.Training(model, texts="a"), "one string; make it a list"),
         (lambda: bert_jax.Training(model, texts=["", " "]), "the texts have no words"),
+        (lambda: bert_jax.Training(model, texts=["a", None]), "text 1: expected a text, got None"),  # type: ignore[list-item]
+        (lambda: bert_jax.Training(model, texts={"a": 1}), "expected a list of texts"),  # type: ignore[arg-type]
         (lambda: bert_jax.Training(config, texts=texts), "need a tokenizer"),
         (lambda: bert_jax.Training(config, corpus=corpus, config=config), "or from a model"),
         (lambda: bert_jax.Training("runs/base", texts=texts), "that load"),  # type: ignore[arg-type]

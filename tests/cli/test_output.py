@@ -37,6 +37,11 @@ def test_lines_and_tables_of_stdout(capsys):
     assert title == r"t\x1b\nforged" and r"c\x9b" in lines[1]
     assert r"\x1b[2J" in lines[3] and _WORDS in lines[3]
     assert "one" in lines[4] and "more" in lines[5] and len(lines) == 7
+    # What has no blanks is not cut, either.
+    for whole in ("马吃干草" * 40, "runs/" + "a-long-directory-name/" * 9):
+        output.table("t", ["c", "two"], [[whole, "1"]])
+        lines = capsys.readouterr().out.splitlines()[4:-1]
+        assert "".join(line.split("│")[1].strip() for line in lines) == whole
     # A title that is longer than its table, or than the terminal, is one line all the same.
     output.table(long := "runs/demo/workdir, step 1,800 " * 5, ["c"], [["1"]])
     assert capsys.readouterr().out.splitlines()[0] == long

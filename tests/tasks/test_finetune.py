@@ -30,7 +30,9 @@ from bert_jax.registry import TASKS
 from bert_jax.runtime import watchdog
 from bert_jax.tasks import finetune as task_finetune
 from bert_jax.tasks import sweep
+from bert_jax.tasks.question_answering import SpanTask
 from bert_jax.tasks.task import task_of
+from bert_jax.tasks.token_classification import WordTask
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.workdir import checkpoint, location, run_directory
 from tests import tiny_tasks
@@ -760,7 +762,16 @@ def test_a_label_that_is_none_is_named_and_nothing_is_written(tmp_path, encoder,
     assert error.count("\n") == 1 and not home.exists()
 
 
-@pytest.mark.parametrize("score", ["nan", "inf", "", "much"])
+def test_half_a_surrogate_pair_of_a_row_is_a_replacement_character():
+    """As in the files of the tasks: a tokenizer reads no half."""
+    words = WordTask.row(None, "the \ud83d cat", number=0)  # type: ignore[arg-type]
+    assert words.words == ("the", "\ufffd", "cat")
+    asked = {"question": "who \ud83d?", "context": "\ud83d sat"}
+    question = SpanTask.row(None, asked, number=0)  # type: ignore[arg-type]
+    assert (question.question, question.context) == ("who \ufffd?", "\ufffd sat")
+
+
+@pytest.mark.parametrize("score", ["nan", "inf", "1e39", "", "much"])
 def test_a_score_that_is_no_number_is_named(tmp_path, encoder, capsys, score):
     train = tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0)
     dev = tmp_path / "dev.jsonl"

@@ -57,6 +57,11 @@ def test_correlations(ties):
     assert scores.spearman(gold, predicted) == pytest.approx(expected)
 
 
+def test_numbers_that_are_large_beside_their_spread_correlate():
+    gold, predicted = np.float32([1e9, 1e9 + 64, 1e9 + 128]), np.float32([1, 2, 3])
+    assert scores.pearson(gold, predicted) == pytest.approx(1)
+
+
 def test_a_constant_correlates_with_nothing():
     gold = np.array([1.0, 2.0, 3.0])
     for function in (scores.pearson, scores.spearman):

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import bert_jax
 from bert_jax.__main__ import main
 from bert_jax.api.corpora import batches
+from bert_jax.cli.corpora import corpora as corpora_of
+from bert_jax.cli.corpora import named_corpus
 from bert_jax.config import (
     CheckpointConfig,
     DataConfig,
@@ -182,6 +185,11 @@ def test_names_of_sources(config_file, corpora, tmp_path, capsys):
     assert "are both called a; write them as NAME=DIR" in capsys.readouterr().err
     assert main([*twice, f"--corpus=a={tales}", f"--corpus=b={tales}"]) == 2
     assert "are the same text; name it once" in capsys.readouterr().err
+    # Of one there is no name to write.
+    blank = shutil.copytree(tales, tmp_path / "my corpus")
+    assert corpora_of([named_corpus(str(blank))]) == blank
+    assert main([*twice, f"--corpus={blank}", f"--corpus=b={notes}"]) == 2
+    assert "my corpus: a source has a name of letters" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_large", [False, True])

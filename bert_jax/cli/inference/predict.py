@@ -18,7 +18,7 @@ from bert_jax.cli.options import (
     standard_input,
 )
 from bert_jax.errors import UsageError
-from bert_jax.files import writing
+from bert_jax.files import write_whole
 from bert_jax.progress import ticking
 
 
@@ -71,6 +71,5 @@ def run(options: PredictOptions) -> None:
     if options.output is None:
         sys.stdout.write(text)
     else:
-        with writing(options.output):
-            options.output.write_text(text, encoding="utf-8")
+        write_whole(options.output, text)
         print(f"wrote {options.output}: {len(records):,} rows")

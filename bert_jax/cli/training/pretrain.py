@@ -119,6 +119,6 @@ def _step_range(text: str | None) -> range | None:
     if text is None:
         return None
     start, _, stop = text.partition(":")
-    if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+    if not (start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
         raise UsageError(f"--profile-steps {text}: write it as A:B with A < B, such as 20:23")
     return range(int(start), int(stop))

@@ -505,6 +505,24 @@ def test_clocks_and_versions_of_hosts(port, monkeypatch, ahead, theirs, result, 
         assert f"process 1 is {abs(ahead)} s off" in finding.found
 
 
+def test_what_looks_at_ports_and_says_nothing_keeps_nobody_waiting(port, monkeypatch):
+    monkeypatch.setattr(hosts, "_ANSWER_SECONDS", 0.2)
+    heard: list[Any] = []
+    first = threading.Thread(
+        target=lambda: heard.append(hosts.meet(connection(port, 0), {"versions": {}}, seconds=20))
+    )
+    first.start()
+    with contextlib.ExitStack() as closing:
+        for _ in range(100):
+            with contextlib.suppress(ConnectionRefusedError):
+                closing.enter_context(socket.create_connection(("127.0.0.1", port)))
+                break
+            time.sleep(0.1)
+        met = hosts.meet(connection(port, 1), {"versions": {}}, seconds=20)
+        first.join()
+    assert heard == [met] and len(met) == 2
+
+
 @pytest.mark.parametrize(
     ("rank", "taken", "words"),
     [

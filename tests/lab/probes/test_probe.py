@@ -33,7 +33,7 @@ from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.hidden_words import drawn_words, hidden_words
 from bert_jax_lab.probes.minimal_pairs import MinimalPair
 from bert_jax_lab.probes.nearest_words import nearest_words
-from bert_jax_lab.probes.pseudo_perplexity import PseudoPerplexity
+from bert_jax_lab.probes.pseudo_perplexity import PseudoLikelihood, PseudoPerplexity
 from tests.golden import make_attention
 from tests.model.test_positions import model_of
 from tests.models import random_params, vocabulary
@@ -361,6 +361,13 @@ def test_what_pseudo_perplexity_refuses(words):
         perplexity.score([])
 
 
+def test_a_model_that_has_diverged_has_a_pseudo_perplexity(words, monkeypatch):
+    perplexity = PseudoPerplexity(checkpoint("none", words), load_tokenizer(words))
+    found = [PseudoLikelihood("a b", 2, -3000.0)]
+    monkeypatch.setattr(perplexity, "score", lambda _: found)
+    assert perplexity(["a b"]) == math.exp(700)
+
+
 def test_the_minimal_pairs_differ_in_one_thing():
     pairs = minimal_pairs.minimal_pairs()
     assert pairs == minimal_pairs.minimal_pairs() and len(set(pairs)) == len(pairs)
@@ -433,6 +440,8 @@ def test_nearest_words(tmp_path):
     assert [n.cosine for n in found["at"]] == sorted((n.cosine for n in found["at"]), reverse=True)
     # A word of two sub-words is their mean: above "up", towards "in".
     (pieces,) = nearest_words(source, load_tokenizer(tmp_path), ["upx"], top=1).values()  # type: ignore[arg-type]
+    # Of an argument that is no UTF-8.
+    assert nearest_words(source, load_tokenizer(tmp_path), ["up\udce9"], top=1)  # type: ignore[arg-type]
     assert pieces[0].word in ("on", "in")
     with pytest.raises(UsageError, match="has no sub-words"):
         nearest_words(source, load_tokenizer(tmp_path), [" "])  # type: ignore[arg-type]

@@ -344,6 +344,32 @@ def test_a_variant_that_is_edited_has_no_figures_of_before(tmp_path, corpus, bef
     assert summary.summarise(taken_back)["variants"] == found["variants"]
 
 
+def test_what_was_made_of_a_model_is_made_again_with_it(tmp_path, corpus):
+    """Its own settings are the same: those of the pre-training that it needs are not."""
+    path, home = write_study(tmp_path, tasks=f"({_TASK},)"), tmp_path / "study"
+    text = path.read_text().replace("seeds=2", "seeds=1")
+    path.write_text(text)
+    runner.make_missing(planned(path, home, corpus), Pretended(losses), stopped_by=never)
+    (home / "records" / "nine.seed0.json").unlink()
+    for made in ("runs/nine.seed0", "tasks/nine.seed0.word_order"):
+        shutil.rmtree(home / made)
+    path.write_text(text.replace(_NINE, _NINE.replace("0.9", "0.7")))
+    again = Pretended(losses)
+    runner.make_missing(planned(path, home, corpus), again, stopped_by=never)
+    assert again.made == ["nine.seed0", "nine.seed0.word_order"]
+    # Versions before wrote the time alone.
+    for name in ("nine.seed0.word_order", "eight.seed0.word_order"):
+        place = home / "records" / f"{name}.json"
+        record = json.loads(place.read_text())
+        del record["needs"]
+        record["time"] -= 1000 * name.startswith("nine")
+        place.write_text(json.dumps(record))
+    shutil.rmtree(home / "tasks/nine.seed0.word_order")
+    again = Pretended(losses)
+    runner.make_missing(planned(path, home, corpus), again, stopped_by=never)
+    assert again.made == ["nine.seed0.word_order"]
+
+
 def leaves(params) -> list[np.ndarray]:
     import jax
 
