@@ -48,14 +48,22 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text file that is whole, and on the disk, before it has its name."""
-    building = path.with_name(f"{path.name}.new")
+    """Writes a text file that is whole, and on the disk, before it has its name.
+
+    A device or a pipe, such as /dev/stdout, is written to as it is, and a link stays one.
+    """
+    if path.exists() and not path.is_file():
+        with writing(path):
+            path.write_text(text, encoding="utf-8")
+        return
+    place = path.resolve()
+    building = place.with_name(f"{place.name}.new")
     try:
         with writing(path), building.open("w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        building.replace(path)
+        building.replace(place)
     except BaseException:
         building.unlink(missing_ok=True)
         raise

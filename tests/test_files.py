@@ -40,6 +40,18 @@ def test_a_folder_is_copied_without_what_lies_elsewhere(tmp_path):
     assert not (tmp_path / "other" / "notes.txt").exists()
 
 
+def test_what_is_no_plain_file_is_not_put_in_the_place_of_one(tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "page").symlink_to(tmp_path / "kept" / "page")
+    files.write_whole(tmp_path / "page", "a")
+    assert (tmp_path / "page").is_symlink() and (tmp_path / "kept" / "page").read_text() == "a"
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_whole(pipe, "b")
+    assert os.read(reading, 9) == b"b" and pipe.is_fifo()
+    os.close(reading)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here plays a full disk")
 def test_a_full_disk_is_met_in_a_file_that_is_named(tmp_path):
     def fill_a_new_directory():
