@@ -82,7 +82,7 @@ watch_costs() {
             fi
         elif ((BEGUN == 0 && TOTAL - MARK >= START_SECONDS)); then
             why="no trainer has begun for $((START_SECONDS / 60)) minutes"
-        elif ((BEGUN == 1 && TOTAL - MARK >= END_SECONDS)) && [[ $KEEP != 1 ]]; then
+        elif ((BEGUN == 1 && TOTAL > MARK && TOTAL - MARK >= END_SECONDS)) && [[ $KEEP != 1 ]]; then
             why="the trainer ended $((END_SECONDS / 60)) minutes ago"
         fi
         if [[ $why ]]; then

@@ -118,6 +118,7 @@ train() {
     echo "$CODE" >"$PLACE/exit.new"
     mv "$PLACE/exit.new" "$PLACE/exit"
     kill "$signs" 2>/dev/null || true
+    sign 59 # a minute that has begun counts: hours that are spent end the loop around launch/tpu
     keep_log
     # Whoever gives the same command tomorrow is to make no machine for it.
     ((CODE)) || ! is_first || note "$(run_of)" launched_and_done || true
@@ -138,15 +139,20 @@ is_first() { [[ ${WORKDIR:-} == gs://* && $(hostname) == *-w-0 ]]; }
 # Every few minutes, while it trains: the log, in case that the host is lost, and how long the run has had machines, by the
 # account of launch/boot.sh, so that its hours are those of all its machines together.
 signs() {
-    local total never
+    local never
     exec {never}<> <(:) # a pipe that says nothing: a pause that no other process makes
     while :; do
-        if is_first && read -r _ _ total _ 2>/dev/null <"${CAP_AT:-/var/lib/bert-jax}/account" && total=$(whole "$total"); then
-            note "$(run_of) $((total / 60)) $(date +%FT%T.%N)" launched_alive || true
-        fi
+        sign 0
         read -r -t "${ALIVE_SECONDS:-240}" -u "$never" || true
         keep_log
     done
+}
+
+sign() { # SECONDS to add before they are minutes
+    local total
+    if is_first && read -r _ _ total _ 2>/dev/null <"${CAP_AT:-/var/lib/bert-jax}/account" && total=$(whole "$total"); then
+        note "$(run_of) $(((total + $1) / 60)) $(date +%FT%T.%N)" launched_alive || true
+    fi
 }
 
 note() { # TEXT NAME: an object of the workdir
@@ -161,7 +167,7 @@ cap() { # FILE
     local code
     as_root bash "$1" again
     [[ $(hostname) == *-w-0 ]] || return 0
-    code=$(as_root bash "$1" may)
+    code=$(as_root bash "$1" may) || true # it only warns
     [[ $code != 40[13] ]] || say "warning: this TPU's service account may not delete it (HTTP $code): docs/launch.md has the role"
 }
 

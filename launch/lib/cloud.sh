@@ -163,12 +163,15 @@ but_there() {
     [[ ! $other ]] || printf ', and there is one in %s: --zone=%s' "$other" "$other"
 }
 
-# Deletes the resource with its nodes and waits until it is gone: a failed or suspended one keeps its quota until then.
+# Deletes the resource with its nodes and waits until it is gone: a failed or suspended one keeps its quota until then. One
+# that lives after another was seen to go is somebody's new one.
 delete_resource() {
-    local try
+    local try goes=''
     for ((try = 0; try < 60; try++)); do
         describe 'value(state.state)'
-        if [[ $SAID == ABSENT && ! $DRY_RUN ]]; then
+        [[ $SAID != DELETING ]] || goes=1
+        if [[ $SAID == ABSENT && ! $DRY_RUN ]] ||
+            [[ $goes && $SAID =~ ^(ACCEPTED|CREATING|PROVISIONING|WAITING_FOR_RESOURCES|ACTIVE)$ ]]; then
             LEFT=''
             log "$NAME is gone"
             return

@@ -29,13 +29,17 @@ count_hours() {
             "it was not written by a run. Delete it to count from none"
 }
 
-# Ends here if the run is done, or has had its hours.
+# Ends here if the run is done, or has had its hours: less than what a lost machine may not have told of its last minutes is no
+# time to begin in another one.
 end_if_over() {
     local over=''
     if is_done; then
         over=0
     elif ((SPENT_MINUTES * 60 >= MAX_SECONDS)); then
         over=$EXIT_HOURS
+    elif ((SPENT_MINUTES && MAX_SECONDS - SPENT_MINUTES * 60 <= 300)); then
+        look
+        [[ $OWNER == "$RUN" ]] || over=$EXIT_HOURS
     fi
     [[ $over ]] || return 0
     look # what told this may have ended before its TPU was gone

@@ -70,7 +70,7 @@ read_settings() { # FILE
         name=${BASH_REMATCH[2]} value=${BASH_REMATCH[3]}
         if [[ $name == CLOUDSDK_CORE_ACCOUNT || $name == CLOUDSDK_ACTIVE_CONFIG_NAME ]]; then
             export "$name=$value"
-        elif [[ $name =~ ^(CLOUDSDK|GOOGLE)_ ]]; then
+        elif [[ $name =~ ^(CLOUDSDK_|GOOGLE_|OUTPUT$) ]]; then
             die "$EXIT_USAGE" "$1, line $line: a file may not set $name: set it in the environment"
         elif [[ $known == *" $name "* ]]; then
             read -ra words <<<"${harmless[$name]:+$value}"

@@ -193,7 +193,7 @@ def curl(argv: list[str]) -> int:
     print(code, end="", flush=True)
     if goes:
         kill_units()
-    return 0
+    return 28 if code == "000" else 0
 
 
 def _put(source: Path, target: Path) -> None:

@@ -162,6 +162,11 @@ def test_it_goes_when_it_should(machine, life):
     machine.play(LIVES[life])
 
 
+def test_no_minutes_after_its_end_are_not_while_it_trains(machine):
+    machine.write(END_SECONDS=0)
+    machine.play("boot trains 5000- ends 5030+")
+
+
 def test_what_it_asks_and_says(machine, api):
     """A token that no list of processes shows; the request that launch/tpu makes, too."""
     curl = machine.here.directory / "bin/curl"

@@ -97,11 +97,38 @@ def test_hours_are_those_of_all_machines_together(cloud):
     told = (here.home() / "cap/log").read_text()
     assert "91 of 90 minutes are spent: stopping the trainer, which saves" in told
     made = here.commands().count("create")
-    (name, *_) = alive.read_text().split()
-    alive.write_text(f"{name} 91 then\n")
     over = "for 91 minutes, --max-hours is 1.5"
     here.tpu("run", *WHAT, "--max-hours=1.5", code=25, says=over)
     assert here.commands().count("create") == made
+
+
+def test_hours_that_are_spent_are_told_by_the_machine(cloud):
+    """Else the loop around the command would make one after the other that cannot begin."""
+    here = cloud(number_of_hosts=1, environment=_QUICK, trainer=["waits"], boots=True)
+    alive = here.bucket / "launched_alive"
+    here.up(5 * 60)
+    run = here.started("--max-hours=1")
+    wait_until(alive.exists, run)
+    here.up(60 * 60)
+    assert run.wait(timeout=HUNG) == 42
+    wait_until(lambda: gone(here))
+    here.tpu("run", *WHAT, "--max-hours=1", code=25, says="--max-hours is 1: a larger one")
+    # A host that is lost does not come to say it.
+    alive.write_text(f"{alive.read_text().split()[0]} 55 then\n")
+    here.tpu("run", *WHAT, "--max-hours=1", code=25)
+    assert here.commands().count("create") == 1
+
+
+def test_another_machine_of_that_name_is_not_deleted(cloud):
+    """One that two laptops delete, and the second asks for anew."""
+    here = cloud(states=["DELETING", "DELETING", "DELETING", "WAITING_FOR_RESOURCES", "ACTIVE"])
+    here.tpu("delete", says="is gone")
+    assert here.state()["states"] == ["ACTIVE"]
+
+
+def test_a_cloud_that_does_not_say_who_may_delete_stops_nothing(cloud):
+    here = cloud(number_of_hosts=1, api_code="000", environment=_QUICK, boots=True)
+    here.tpu("run", *WHAT, "--keep")
 
 
 def test_who_may_not_delete_is_said_at_set_up(cloud):
@@ -305,7 +332,7 @@ _DRY = ("--project=p", "--zone=z", "--name=n", "--type=v4-8", *WHAT, "--dry-run"
         ("CORPUS=gs://b/c,corpus/d", "rsync --recursive corpus/d gs://"),
         ("FAR_BUCKET=no", "FAR_BUCKET='no': 0 or 1"),
         ("DOCTOR=off", "DOCTOR='off': 0 or 1"),
-        *((f"{name}=x", f"line 8: a file may not set {name}: set it in") for name in _GOOGLES),
+        *((f"{name}=x", f"line 8: a file may not set {name}: set it in") for name in (*_GOOGLES, "OUTPUT")),
         *((f"{setting} {word}", f"run.env, line 8: a file may not put '{word}' into ")
           for setting, words in _EXECUTED.items() for word in words),
         (["run", *_DRY, "--", "--corpus=gs://b/d"], "--corpus is an option of launch/tpu"),

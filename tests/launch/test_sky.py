@@ -104,3 +104,5 @@ def test_hours_that_are_spent_end_the_job_for_good(run, tmp_path):
     done = run("exit 7", seconds=-1)
     assert done.returncode == 0 and "the hours are spent" in done.stdout
     assert not (tmp_path / "home" / "staged").exists()
+    done = run("exit 7", seconds=2, stage="sleep 60")
+    assert done.returncode == 0 and "the hours are spent" in done.stdout
