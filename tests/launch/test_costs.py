@@ -332,7 +332,8 @@ _DRY = ("--project=p", "--zone=z", "--name=n", "--type=v4-8", *WHAT, "--dry-run"
         ("CORPUS=gs://b/c,corpus/d", "rsync --recursive corpus/d gs://"),
         ("FAR_BUCKET=no", "FAR_BUCKET='no': 0 or 1"),
         ("DOCTOR=off", "DOCTOR='off': 0 or 1"),
-        *((f"{name}=x", f"line 8: a file may not set {name}: set it in") for name in (*_GOOGLES, "OUTPUT")),
+        *((f"{name}=x", f"line 8: a file may not set {name}: set it in")
+          for name in (*_GOOGLES, "OUTPUT")),
         *((f"{setting} {word}", f"run.env, line 8: a file may not put '{word}' into ")
           for setting, words in _EXECUTED.items() for word in words),
         (["run", *_DRY, "--", "--corpus=gs://b/d"], "--corpus is an option of launch/tpu"),
