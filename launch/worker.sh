@@ -118,10 +118,10 @@ train() {
     echo "$CODE" >"$PLACE/exit.new"
     mv "$PLACE/exit.new" "$PLACE/exit"
     kill "$signs" 2>/dev/null || true
-    sign 59 # a minute that has begun counts: hours that are spent end the loop around launch/tpu
     keep_log
-    # Whoever gives the same command tomorrow is to make no machine for it.
-    ((CODE)) || ! is_first || note "$(run_of)" launched_and_done || true
+    # Whoever gives the same command tomorrow is to make no machine for it; nor the loop around launch/tpu, where its hours are
+    # spent: a minute that has begun counts.
+    if ((CODE)); then sign 59; elif is_first; then note "$(run_of)" launched_and_done || true; fi
     exit "$CODE"
 }
 

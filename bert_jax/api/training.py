@@ -4,7 +4,7 @@ A run that is to survive its process is `pretrain`'s, which does the same update
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def config_for(
     )
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, packing="none", source_weights=""),
+        data=dataclasses.replace(config.data, packing="none"),
         head=HeadConfig(parts=entry_of(config, "objective").parts),
         optimizer=optimizer,
         phases=(phase,),
@@ -110,7 +110,11 @@ class Training:
             raise UsageError("a training needs either texts or a corpus")
         model = start if isinstance(start, Model) else None
         if model is not None:
-            config = config_for(model) if config is None else config
+            if config is None:
+                config = config_for(model)
+                if not isinstance(corpus, Mapping):  # whose sources they weigh
+                    unweighed = dataclasses.replace(config.data, source_weights="")
+                    config = dataclasses.replace(config, data=unweighed)
             tokenizer = model.source.tokenizer
         elif not isinstance(start, TrainConfig) or config is not None:
             raise UsageError("a training begins from a config, or from a model that load() gave")

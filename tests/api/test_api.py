@@ -474,16 +474,24 @@ def test_a_training_leaves_models_alone_and_ends(model):
     assert between.step == 1 and between.fill_mask(_TEXT) != model.fill_mask(_TEXT)
 
 
+def test_a_model_of_several_corpora_goes_on_from_one(model):
+    config = override(model.config, ["data.source_weights=a=3,b=1"])
+    weighed = type(model)(dataclasses.replace(model.source, config=config))
+    training = bert_jax.Training(weighed, texts=tiny_corpus.documents(number=4))
+    assert training.config.data.source_weights == ""
+    assert bert_jax.config_for(weighed).data.source_weights == "a=3,b=1"
+
+
 def test_the_config_of_a_training_is_of_the_last_phase_and_no_longer_than_its_steps():
     changes = ["phases.0.masked_lm_prob=0.3", "optimizer.schedule=warmup_stable_decay",
-               "optimizer.decay_steps=150", "data.source_weights=a=3,b=1"]  # fmt: skip
+               "optimizer.decay_steps=150"]  # fmt: skip
     config = override(tiny_corpus.tiny_config(), changes)
     config = dataclasses.replace(config, phases=config.phases[:1])
     found = bert_jax.config_for(types.SimpleNamespace(config=config), steps=10)  # type: ignore[arg-type]
     (phase,) = found.phases
     assert phase.mask_rate(found.data.masked_lm_prob) == 0.3
     assert phase.max_predictions == round(0.3 * phase.sequence_length)
-    assert found.optimizer.options["decay_steps"] == 10 and found.data.source_weights == ""
+    assert found.optimizer.options["decay_steps"] == 10
     config_checks.validate(config_checks.complete(found))
 
 
