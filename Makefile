@@ -20,7 +20,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 # The files with such a test: no process has to import all the others.
 marked = $(shell grep -rl --include=test_*.py "mark\.$(1)\b" tests | sort)
 
-.PHONY: demo smoke test launch chaos compatible beam browser lint types parity compiler core site release clean help
+.PHONY: demo smoke test launch chaos beam browser lint types parity compiler core site release clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -57,7 +57,7 @@ smoke: $(VENV)/.demo  ## does it work here? text to a filled-in word, with a kil
 	@BIN=$(abspath $(BIN)) sh examples/smoke.sh
 
 test: $(VENV)/.dev  ## the package's suite, in one process a worker
-	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m "not parity and not chaos and not compatible and not browser and not beam" --ignore=tests/launch
+	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m "not parity and not chaos and not browser and not beam" --ignore=tests/launch
 
 launch: $(VENV)/.dev  ## the launch scripts, on a fake cloud
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not chaos and not tpu_compiler" tests/launch
@@ -89,9 +89,6 @@ beam: $(VENV)-beam/.there  ## corpora made by Apache Beam: equal bytes, workers 
 
 parity: $(VENV)/.parity  ## numbers against transformers on torch
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m parity $(call marked,parity)
-
-compatible: $(VENV)/.dev  ## go on with files that an earlier version wrote, to the same bits
-	$(BIN)/python -m pytest -m compatible $(call marked,compatible)
 
 browser: $(VENV)/.dev  ## pages in a headless Chromium (apt-get install chromium): every control, widths, colours
 	$(QUICK) $(BIN)/python -m pytest -rs -s -m browser $(call marked,browser)

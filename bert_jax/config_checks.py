@@ -190,7 +190,7 @@ def _problems(config: TrainConfig) -> Iterator[tuple[str, str]]:
                 yield from ((f"phases.{i}.{path}", text) for path, text in problems)
     yield from _warmup_problems(config, config.schedule_span(0))
     name = config.compute.attention
-    # Looked up, with all that it imports, only where there is a reason: old runs name fused.
+    # The entry imports its kernel: looked up only where it may have a problem.
     if name in ATTENTION and ATTENTION.is_builtin(name) and name not in ("auto", "fused"):
         for text in ATTENTION[name].problems(config):
             yield "compute.attention", f"is {name}, which {text}"

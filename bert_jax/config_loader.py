@@ -37,36 +37,6 @@ from bert_jax.errors import UsageError, brief, did_you_mean
 from bert_jax.files import read_plain
 from bert_jax.progress import note_once
 
-# Modules as they were before the laboratory had a folder of its own -> as they are. A folder stands
-# for all that is in it.
-MOVED = {
-    "bert_jax.doctor": "bert_jax_lab.doctor",
-    "bert_jax.config_names": "bert_jax.config.field_names",
-    "bert_jax.config_values": "bert_jax.config.fields",
-    "bert_jax.expected": "bert_jax_lab.reference_curves",
-    "bert_jax.pages": "bert_jax_lab.reports",
-    "bert_jax.planning": "bert_jax_lab.planning",
-    "bert_jax.probes": "bert_jax_lab.probes",
-    "bert_jax.studies": "bert_jax_lab.studies",
-    "bert_jax.workdir.curves": "bert_jax_lab.reports.curves",
-    "bert_jax.data.corpus.first_look": "bert_jax.data.corpus.preview",
-    "bert_jax.interchange.two_towers": "bert_jax.interchange.electra_pair",
-    "bert_jax.runtime.free_memory": "bert_jax.memory.free",
-    "bert_jax.runtime.host_memory": "bert_jax.runtime.host_allocator",
-    "bert_jax.tasks.batch_inference": "bert_jax.inference.forward",
-    "bert_jax.tasks.embed": "bert_jax.inference.embed",
-    "bert_jax.tasks.fill_mask": "bert_jax.inference.fill_mask",
-    "bert_jax.training.beginning": "bert_jax.training.initialization",
-    "bert_jax.training.fit": "bert_jax.memory.fit",
-    "bert_jax.training.memory": "bert_jax.memory.compiled",
-    "bert_jax.training.work": "bert_jax.training.job",
-    "bert_jax.update.memory_estimate": "bert_jax.memory.estimate",
-    "bert_jax.workdir.import_export": "bert_jax.pretrained.import_export",
-    "bert_jax.workdir.load": "bert_jax.pretrained.load",
-    "bert_jax.workdir.model_card": "bert_jax.pretrained.model_card",
-    "bert_jax.workdir.remote_workdir": "bert_jax.workdir.location",
-}
-
 # Whether a config is being loaded, whose file may load others.
 _IS_LOADING = contextvars.ContextVar("_IS_LOADING", default=False)
 
@@ -324,7 +294,7 @@ def errors_of(path: Path) -> Iterator[None]:
 
 def _suggestion(error: BaseException, path: Path) -> str:
     """Returns what to do about an error of a file: the name that an unknown one resembles
-    (`TrainConfig(max_step=...)`) or has now, or the folder that Python must know.
+    (`TrainConfig(max_step=...)`), or the folder that Python must know.
     """
     if isinstance(error, SystemExit):
         return "; a file that is executed here must not end the program"
@@ -338,9 +308,6 @@ def _suggestion(error: BaseException, path: Path) -> str:
         return _close(error.name, known)
     if isinstance(error, ImportError):
         lost = re.search(r"cannot import name '(\w+)'", str(error))
-        for old in (error.name or "", f"{error.name}.{lost[1] if lost else ''}"):
-            if old in MOVED:
-                return f". {old} is {MOVED[old]} now"
         beside = path.resolve().with_name(error.name or path.name)
         is_there = beside.is_dir() or beside.with_suffix(".py").is_file()
         if isinstance(error, ModuleNotFoundError) and is_there:

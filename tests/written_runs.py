@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config as configs
-from bert_jax.config import OptimizerConfig, TrainConfig
+from bert_jax.config import OptimizerConfig, PhaseConfig, TrainConfig
 from tests.tiny_corpus import tiny_config
 
 _VERSIONS = {"python": "3.11.7", "bert-jax": "0.1.0", "jax": "0.10.2"}
@@ -117,4 +117,57 @@ def write_run(directory: Path, *, seed: int = 0, rate: float = 5e-3, rows_a_step
             {"event": "stop", "time": end + 1.5, "step": number, "seconds": 20.0},
         ],
     )
+    return directory
+
+
+def write_finetuning(directory: Path) -> Path:
+    """Writes a finished fine-tuning run of 30 steps: 6 epochs of 40 rows."""
+    steps, rate = 30, 5e-3
+    phase = PhaseConfig(sequence_length=24, steps=steps, global_batch_size=8, max_predictions=1)
+    write_config(
+        directory,
+        tiny_config(
+            name="text",
+            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=3),
+            phases=(phase,),
+        ),
+        corpus=None,
+        task={"name": "text", "kind": "classification", "metrics": ["accuracy", "macro_f1"]},
+        recipe={"epochs": 6.0},
+        rows={"train": 40, "dev": 16},
+    )
+    rows: list[dict[str, Any]] = []
+    for step in range(1, steps + 1):
+        rows.append(
+            {
+                "step": step,
+                "accuracy": 0.5 + step / (2 * steps),
+                "grad_norm": 0.5,
+                "learning_rate": rate * min(step / 3, 1 - step / steps),
+                "loss": 0.7 - 0.4 * step / steps,
+                "step_seconds": 0.1,
+                "examples_per_second": 80.0 + step,
+                "steps": 1,
+                "time": 1000 + 0.1 * step,
+            }
+        )
+        if step % 5 == 0:
+            score = 0.5 + 0.0125 * step
+            rows.append({"step": step, "split": "dev", "accuracy": score, "macro_f1": score})
+    write_lines(directory / "metrics.jsonl", rows)
+    start = {"devices": 1, "device_kind": "cpu", "processes": 1, "versions": _VERSIONS}
+    write_lines(
+        directory / "events.jsonl",
+        [
+            {"event": "start", "time": 994.0, "step": 0, "seconds": 4.0, **start},
+            {"event": "compile", "time": 1000.0, "step": 0, "seconds": 5.0},
+            {"event": "evaluate", "time": 1003.5, "step": steps, "seconds": 0.5},
+            {"event": "save", "time": 1004.0, "step": steps, "seconds": 0.5},
+            {"event": "stop", "time": 1004.0, "step": steps, "seconds": 14.0},
+        ],
+    )
+    scores = {"dev": {"accuracy": 0.875, "macro_f1": 0.875}}
+    result = {"task": "text", "steps": steps, "scores": scores, "diverged": False}
+    (directory / "result.json").write_text(json.dumps(result))
+    (directory / "results.md").write_text("| accuracy |\n|---|\n| 87.5 |\n")
     return directory

@@ -109,8 +109,8 @@ def _options(
     """Takes from `more` the options of the entries that a section with such `values` chooses, and
     returns them with the defaults of those that are not given.
 
-    What another entry would have read is dropped where it is that one's default: older versions
-    wrote the options of all entries. Raises UsageError where it is not.
+    An option of an entry that is not chosen is dropped if it has its default: `override` may have
+    chosen another entry. Raises UsageError if it has another value.
     """
     options: dict[str, Any] = {}
     for name, described, owner in entries.settings_chosen(cls, values):

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import strict_json
-from bert_jax.config import TrainConfig, flatten, from_dict, to_dict
+from bert_jax.config import TrainConfig, flatten
 from bert_jax.data.tasks.encode_rows import Batches, Features, training_rows
 from bert_jax.data.tasks.packing import PackedBatches
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -36,7 +36,6 @@ from bert_jax.pretrained import load
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
-from bert_jax.tasks.task import TaskSpec
 from bert_jax.tasks.task_data import TaskData
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.hooks import named_hooks
@@ -55,8 +54,6 @@ from bert_jax.workdir.resume_policy import Change
 DIVERGED = "diverged-"
 # What a run's config.json calls the number of attempts before it.
 ATTEMPT = "attempt"
-# Fields of a recipe, as they were before they had a name.
-_BEFORE_NAMED = {"decays_to_top": 1}
 # Batches of a run among which the largest is looked for: they have at most eight sizes.
 _BATCHES_LOOKED_AT = 16
 
@@ -68,9 +65,6 @@ class Recipe:
     epochs: float = 3.0
     # Of the learning rate, from each layer to the one below it.
     layer_decay: float = 1.0
-    # How often it applies between the head and the top layer: ELECTRA has 2. Runs that do not know
-    # this field had 1, and keep it.
-    decays_to_top: int = 2
     # With 1 or more: the embeddings and that many layers stay as they are.
     freeze_layers: int = 0
 
@@ -112,7 +106,6 @@ def train(
         config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit_memory
     )
     config, allowed = settled.config, settled.allowed
-    recipe = _as_begun(recipe, directory)
     facts = _facts(recipe, data, source)
     setup = _setup(place, config, facts, source, allowed=allowed, attempt=attempt)
     ended = run_directory.result_of(directory)
@@ -164,7 +157,6 @@ class FineTuning(TrainingJob):
             bert.abstract_params(config.model, config.head),
             decay=recipe.layer_decay,
             frozen_layers=recipe.freeze_layers,
-            decays_to_top=recipe.decays_to_top,
         )
         self.title = f"{config.name}, seed {config.seed}"
         self._rows = len(data.train.encoded.features)
@@ -314,29 +306,10 @@ def _setup(
     )
 
 
-def _as_begun(recipe: Recipe, directory: Path) -> Recipe:
-    """Returns the recipe as the run of `directory` has it where it did not know a field yet."""
-    stored = run_directory.stored(directory).get("recipe")
-    if not isinstance(stored, dict) or not _BEFORE_NAMED.keys() - stored.keys():
-        return recipe
-    if recipe.layer_decay != 1:
-        top = recipe.layer_decay ** _BEFORE_NAMED["decays_to_top"]
-        note(
-            f"{directory} was begun by an earlier version, whose top layer has {top:g} of the rate "
-            f"and not {recipe.layer_decay**recipe.decays_to_top:g}; the run keeps it"
-        )
-    return dataclasses.replace(recipe, **_BEFORE_NAMED)
-
-
 def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
     """Returns in what the run of a config.json is not that of `facts`."""
     stored = strict_json.load_object(path)
     old: dict[str, Any] = {name: stored.get(name) for name in facts}
-    # A field that the run did not know yet has its default, or what it was before it had a name.
-    if isinstance(old.get("task"), dict):
-        old["task"] = to_dict(from_dict(old["task"], TaskSpec))
-    if isinstance(old.get("recipe"), dict):
-        old["recipe"] = _BEFORE_NAMED | old["recipe"]
     if resume_policy.is_same_place(str(old["init_from"]), facts["init_from"]):
         old["init_from"] = facts["init_from"]
     old, new = (flatten_values({**values, "sources": None}) for values in (old, facts))

@@ -13,7 +13,7 @@ import jax
 from bert_jax import config as configs
 from bert_jax import strict_json
 from bert_jax.config import TrainConfig
-from bert_jax.data.corpus.pieces import BLOCKS, UNCUT, Blocks
+from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import compared_entropy
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
 from bert_jax.data.tokenizer import hub
@@ -189,20 +189,19 @@ def _require_kinds(path: Path, values: Mapping[str, Any], kinds: Mapping[str, An
 
 
 def blocks_of(directory: Path) -> Blocks:
-    """Returns by which sizes the run in `directory` cuts its corpus: a run from before corpora were
-    cut goes on with whole epochs. A run that is not there yet has the usual ones.
+    """Returns the sizes by which the run in `directory` cuts its corpus; a new run gets `BLOCKS`.
+
+    Raises UsageError if config.json holds no valid sizes.
     """
     if not (directory / CONFIG).is_file():
         return BLOCKS
-    found = stored(directory)
-    if _BLOCKS not in found:
-        return UNCUT
+    found = stored(directory).get(_BLOCKS)
     try:
-        sizes = Blocks(**found[_BLOCKS])
+        sizes = Blocks(**found)
     except TypeError:
         sizes = Blocks(0, 0, 0)
     if not all(type(size) is int and size > 0 for size in sizes):
-        raise UsageError(f"{directory / CONFIG}: {_BLOCKS} are no sizes: {found[_BLOCKS]!r}")
+        raise UsageError(f"{directory / CONFIG}: {_BLOCKS} are no sizes: {found!r}")
     return sizes
 
 

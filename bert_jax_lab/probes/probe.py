@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.pretrained.load import LoadedCheckpoint
-from bert_jax.progress import note_once
 
 
 @dataclass(frozen=True)
@@ -20,14 +18,6 @@ class ProbeResult:
     unit: str = ""
     # What a model has that has learned nothing.
     guessing: float | None = None
-
-
-def __getattr__(name: str) -> Any:
-    """Returns `ProbeResult` for the name that it had."""
-    if name != "Finding":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    note_once("the `Finding` of a probe is named `ProbeResult` now")
-    return ProbeResult
 
 
 @dataclass(frozen=True)

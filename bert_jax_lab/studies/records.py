@@ -6,9 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config_loader, strict_json
 from bert_jax.config import TrainConfig
-from bert_jax.data.corpus.store import MANIFEST
 from bert_jax.errors import (
     DataDamaged,
     Diverged,
@@ -50,29 +48,21 @@ NEEDS = "needs"
 
 
 def record_of(workdir: Path, run: StudyRun) -> dict[str, Any] | None:
-    """Returns how a run ended, or None where it has not, was another run then, or needs one that
-    is not done any more.
+    """Returns how a run ended.
+
+    Returns None if the run has not ended, was recorded with other inputs, or needs a run that is
+    not done.
     """
     needed = {each.name: record_of(workdir, each) or {} for each in run.needs}
     if not all(map(is_done, needed.values())):
         return None
+    # A record from before an edit is valid again when the edit is reverted.
     found = _read(workdir, run)
-    # What was made before an edit counts again when the edit is taken back.
+    needs = {name: each["identity"] for name, each in needed.items()}
     for record in (found, found.get(MADE, {})):
-        is_same = record.get("identity") == run.identity or (is_done(record) and _is_made(run))
-        if is_same and _is_of(record, needed):
+        if record.get("identity") == run.identity and record[NEEDS] == needs:
             return record
     return None
-
-
-def _is_of(record: dict[str, Any], needed: dict[str, dict[str, Any]]) -> bool:
-    """Returns whether a run was made of what the runs that it needs have made by these records.
-
-    Versions before December 2026 did not write it down: the others must have ended before it then.
-    """
-    if NEEDS in record:
-        return record[NEEDS] == {name: each["identity"] for name, each in needed.items()}
-    return all(each.get("time", 0) <= record.get("time", 0) for each in needed.values())
 
 
 def _read(workdir: Path, run: StudyRun) -> dict[str, Any]:
@@ -81,21 +71,6 @@ def _read(workdir: Path, run: StudyRun) -> dict[str, Any]:
     except (FileNotFoundError, RecursionError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _is_made(run: StudyRun) -> bool:
-    """Returns whether a workdir holds a run, as today's fields say it: an older version, which had
-    fewer fields, gave the run another identity.
-    """
-    if not isinstance(run, PretrainRun) or begins_elsewhere(run):
-        return False
-    try:
-        config = config_loader.load_config_json(run.directory / run_directory.CONFIG)
-        corpus = strict_json.load_object(run.corpus / MANIFEST, default={})
-    except UsageError:
-        return False
-    was = _stored(run).get("corpus") or corpus
-    return config == run.config and was.get("fingerprint") == corpus.get("fingerprint")
 
 
 def begins_elsewhere(run: PretrainRun) -> bool:

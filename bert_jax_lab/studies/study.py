@@ -17,13 +17,8 @@ from bert_jax.config import TrainConfig
 from bert_jax.config.conversion import convert, nearest
 from bert_jax.config.fields import is_section, item_of
 from bert_jax.errors import UsageError, brief
-from bert_jax.progress import note_once
 from bert_jax.registry import PROBES
 
-_COST = (
-    "the cost of attention is measured by benchmarks/attention_cost.py of the repository now; it "
-    "takes lengths and widths as options"
-)
 # The runs of `probes` are called so.
 PROBED = "probes"
 # A name becomes the name of a file.
@@ -60,16 +55,6 @@ class StudyTask:
     length: int = 64
     # The score of guessing, in percent.
     chance: float | None = 50.0
-
-
-def __getattr__(name: str) -> Any:
-    """Returns `StudyTask` for the name that it had, and says where `CostStudy` is."""
-    if name == "CostStudy":
-        raise UsageError(_COST)
-    if name != "Task":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    note_once("the `Task` of a study is named `StudyTask` now")
-    return StudyTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +120,6 @@ def load_study(name_or_path: str, *, scale: str = "study") -> Study:
     """
     path = Path(name_or_path)
     if path.suffix != ".py":
-        if name_or_path == "attention_cost":
-            raise UsageError(f"study {name_or_path}: {_COST}")
         if name_or_path not in shipped_names():
             raise UsageError(
                 f"study {name_or_path!r} is neither a file ending in .py nor a shipped study."

@@ -19,7 +19,7 @@ from bert_jax.config import (
 from bert_jax.config.entries import all_options, entry, entry_of, options_of, own_options
 from bert_jax.config.fields import DATA, RECIPE, SHAPE, setting
 from bert_jax.config_checks import validate
-from bert_jax.config_loader import load_config, load_config_json, override
+from bert_jax.config_loader import load_config, override
 from bert_jax.errors import ResumeRefused, UsageError
 from bert_jax.model.positions import Position
 from bert_jax.objectives.objective import Objective
@@ -72,18 +72,6 @@ def test_the_options_of_a_built_in_entry_are_its_own():
     by_default = override(load_config("bert_base"), ["optimizer.kind=muon"])
     assert flatten(by_default)["optimizer.momentum"] == 0.95
     assert "optimizer.momentum" not in flatten(override(by_default, ["optimizer.kind=adamw"]))
-
-
-def test_what_older_versions_wrote_is_read(tmp_path):
-    """They wrote the options of all optimisers and schedules."""
-    config = tiny_corpus.tiny_config()
-    values = to_dict(config)
-    values["optimizer"] |= {"momentum": 0.95, "power": 1.0, "decay_steps": 0, "min_lr_ratio": 0.0}
-    (tmp_path / "config.json").write_text(json.dumps({"config": values}))
-    assert load_config_json(tmp_path / "config.json") == config
-    values["optimizer"] |= {"schedule": "polynomial", "power": 2}
-    found = from_dict(values)
-    assert dict(found.optimizer.options) == {"min_lr_ratio": 0.0, "power": 2.0}
 
 
 @pytest.mark.parametrize(

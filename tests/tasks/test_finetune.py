@@ -701,31 +701,6 @@ def test_rates_fall_from_layer_to_layer_as_electras(decay, layers):
     assert held["layer_1"] == rates["encoder"]["layer_1"]
 
 
-def test_a_run_begun_before_the_rates_were_electras_keeps_its_own(
-    tmp_path, encoder, glue, monkeypatch, capsys
-):
-    """Its config.json has no `decays_to_top`, and its top layer one decay instead of two."""
-    home = tmp_path / "run"
-    command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
-    command += ["--epochs", "1", "--layer-decay", "0.5", "--set", "checkpoint.keep_last=9"]
-    command += ["--set", "checkpoint.every_steps=5"]
-    with monkeypatch.context() as earlier:
-        earlier.setitem(task_finetune.Recipe.__init__.__kwdefaults__, "decays_to_top", 1)
-        assert main(command) == 0
-    *_, last = checkpoint.steps(home)
-    whole = params_of(home)
-    (home / "result.json").unlink()
-    (home / "checkpoints" / str(last)).rename(tmp_path / "last")
-    stored = json.loads((home / "config.json").read_text())
-    assert stored["recipe"].pop("decays_to_top") == 1
-    (home / "config.json").write_text(json.dumps(stored))
-    capsys.readouterr()
-    assert main(command) == 0
-    said = "was begun by an earlier version, whose top layer has 0.5 of the rate and not 0.25"
-    assert said in capsys.readouterr().err
-    assert_same(params_of(home), whole)
-
-
 def test_rows_of_weight_zero_count_for_nothing():
     logits = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     batch = {"labels": np.array([0, 1, 2, 0]), "weights": np.array([1.0, 1.0, 1.0, 0.0])}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
-from bert_jax.data.corpus.pieces import BLOCKS, UNCUT, Blocks
+from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.errors import UsageError
 from bert_jax.training.pretrain import pretrain
@@ -45,11 +45,6 @@ def test_the_sizes_are_those_that_the_run_began_with(corpus, tmp_path, monkeypat
     assert stored["blocks"] == SMALL._asdict() != BLOCKS._asdict()
     (tmp_path / "checkpoints/4").rename(tmp_path / "last")  # as if it had been killed before
     assert losses(corpus, tmp_path) == whole
-
-    # A run from before corpora were cut has whole epochs.
-    del stored["blocks"]
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    assert run_directory.blocks_of(tmp_path) == UNCUT
     assert run_directory.blocks_of(tmp_path / "another") == BLOCKS
 
 

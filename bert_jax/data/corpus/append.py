@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.data.corpus import digests
-from bert_jax.data.corpus.encode import SPACE_RULES
 from bert_jax.data.corpus.output import as_named, only_writer, require_named, require_outside
 from bert_jax.data.corpus.prepare import write
 from bert_jax.data.corpus.request import KINDS, Request
@@ -45,8 +44,8 @@ def append(
     it was, and what is given must be. `text_field` and `encoding` may be others, for these sources.
     The manifest is written last: before that, the corpus is what it was, and the same call goes on.
 
-    Raises as `prepare` does, UsageError where `output` is no corpus, was made otherwise, or by a
-    version that kept no digests, and DataDamaged where it is damaged.
+    Raises as `prepare` does, UsageError where `output` is no corpus or was made with other options,
+    and DataDamaged where it is damaged.
     """
     sources, output = as_named(sources, "source"), local(output)
     require_named(source=sources)
@@ -71,15 +70,8 @@ def append(
                 f"{output} {listed}: leave {names} out, or prepare all sources together, with "
                 "another `output`"
             )
-        is_wordpiece = corpus.manifest["tokenizer"]["kind"] == "wordpiece"  # which knows no spaces
-        if not is_wordpiece and corpus.manifest["versions"].get("space_rules") != SPACE_RULES:
-            note(
-                f"{output} was made by an earlier version, which put other spaces before "
-                "sentences: its text keeps these ids, and new text has those of running text; all "
-                "sources prepared together, with another `output`, have one kind"
-            )
-        cut_by, here = corpus.manifest["versions"].get("sentencex"), version("sentencex")
-        if cut_by not in (None, here):
+        cut_by, here = corpus.manifest["versions"]["sentencex"], version("sentencex")
+        if cut_by != here:
             note(
                 f"{output} was cut into sentences by sentencex {cut_by}, new text is by {here}; "
                 f"`pip install sentencex=={cut_by}` cuts it alike"

@@ -5,12 +5,11 @@ A file has the hashes of one `prepare`, 8 bytes a document, ascending, little-en
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bert_jax.data.corpus.store import Corpus, describe_file
-from bert_jax.errors import DataDamaged, UsageError
+from bert_jax.errors import DataDamaged
 
 _NAME = re.compile(r"digests/[0-9]{5,}\.u64")
 _TYPE = np.dtype("<u8")
@@ -28,17 +27,10 @@ def add(output: Path, before: Corpus | None, found: np.ndarray) -> dict[str, dic
 def read(corpus: Corpus) -> np.ndarray:
     """Returns the hashes of all documents that the sources had: uint64, ascending.
 
-    Raises UsageError for a corpus from before they were kept, DataDamaged for files that are
-    missing or altered.
+    Raises DataDamaged for files that are missing or altered.
     """
-    manifest: dict[str, Any] = corpus.manifest
-    if "digests" not in manifest or "text" not in manifest:
-        raise UsageError(
-            f"{corpus.directory} was made by an earlier version, which kept nothing to know its "
-            "documents by: prepare all sources together, with another `output`"
-        )
     hashes = [np.empty(0, _TYPE)]
-    for name, entry in manifest["digests"].items():
+    for name, entry in corpus.manifest["digests"].items():
         file = corpus.directory / name
         if not _NAME.fullmatch(name) or not file.is_file() or describe_file(file) != entry:
             raise DataDamaged(

@@ -20,7 +20,7 @@ _LONGER = 1 / 4
 class Blocks(NamedTuple):
     """The sizes by which a split is cut."""
 
-    tokens: int  # of a block, at least; 0 where no split is cut
+    tokens: int  # of a block, at least
     lanes: int  # that a block is dealt to, at most
     pieces: int  # of a block
 
@@ -29,8 +29,6 @@ class Blocks(NamedTuple):
 # 64 hosts plan a lane of it each. What a lane has are pieces from four places of the split, so that
 # lanes are nearly alike.
 BLOCKS = Blocks(tokens=1 << 26, lanes=64, pieces=256)
-# As before there were blocks.
-UNCUT = Blocks(tokens=0, lanes=1, pieces=1)
 
 
 class Pieces:
@@ -38,7 +36,7 @@ class Pieces:
 
     def __init__(self, split: Split, sizes: Blocks):
         self._split = split
-        self.is_cut = 0 < sizes.tokens < split.tokens
+        self.is_cut = sizes.tokens < split.tokens
         self.blocks = split.tokens // sizes.tokens if self.is_cut else 1
         self.lanes = sizes.lanes if self.is_cut else 1
         self._count = self.blocks * sizes.pieces if self.is_cut else 1

@@ -114,12 +114,7 @@ def trained_elsewhere(
 
 
 def _are_drawn_alike(one: Corpus, other: Corpus) -> bool:
-    """Returns whether chance has put each document on the same side in both.
-
-    Before documents were known by their words, their bytes decided, and no digests were kept.
-    """
-    if not all("digests" in corpus.manifest for corpus in (one, other)):
-        return False
+    """Returns whether the draw assigned each document to the same split in both corpora."""
     drawn = [
         [corpus.manifest["options"][name] for name in ("validation_fraction", "seed")]
         for corpus in (one, other)

@@ -272,9 +272,9 @@ def fingerprint(manifest: dict[str, Any]) -> str:
 def describe_tokenizer(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, Any]:
     """Returns what the manifest says of a tokenizer; `counts` are those of the training tokens.
 
-    `words` is there where masks of whole words take the pieces of scripts without spaces for words:
-    a corpus that was made before they did keeps its batches. `strip_accents` is there where it is
-    not as usual: what `lowercase` is for WordPiece, and false for the others.
+    `words` is present if whole-word masks treat each piece of a script without spaces as a word.
+    `strip_accents` is present if it differs from the default: `lowercase` for WordPiece, false for
+    other kinds.
     """
     described: dict[str, Any] = {
         "kind": tokenizer.kind,

@@ -263,32 +263,6 @@ def test_where_there_is_nothing_to_add_to(tmp_path, files, vocabulary):
         append(files, output, colour="red")
 
 
-def test_a_corpus_from_before_is_refused(tmp_path, files, vocabulary):
-    output = tmp_path / "c"
-    prepare(files[:2], output, tokenizer=vocabulary, validation_fraction=0.2, workers=1)
-    manifest = json.loads((output / "corpus.json").read_text())
-    del manifest["digests"], manifest["text"]
-    (output / "corpus.json").write_text(json.dumps(manifest))
-    assert open_corpus(output, verify=SPLITS).manifest == manifest
-    with pytest.raises(UsageError, match=r"an earlier version.*prepare all sources together"):
-        append(files[2:], output)
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "sentencepiece"])
-def test_new_text_of_a_corpus_with_other_spaces_is_said_to_differ(tmp_path, files, kind, capsys):
-    """But of WordPiece, whose ids are the same whether a space is before a sentence or not."""
-    output = tmp_path / "c"
-    sizes = {"wordpiece": 120, "bpe": 330, "sentencepiece": 40}
-    options = {"vocab_size": sizes[kind], "validation_fraction": 0.2}
-    prepare(files[:2], output, tokenizer=kind, workers=1, **options)
-    manifest = json.loads((output / "corpus.json").read_text())
-    del manifest["versions"]["space_rules"]
-    (output / "corpus.json").write_text(json.dumps(manifest))
-    assert "appended" in append(files[2:], output, workers=1).manifest
-    said = "other spaces before sentences" in capsys.readouterr().err
-    assert said == (kind != "wordpiece")
-
-
 @pytest.mark.parametrize("changed", [False, True])
 def test_another_version_that_cuts_sentences_is_said(tmp_path, files, vocabulary, changed, capsys):
     output = tmp_path / "c"

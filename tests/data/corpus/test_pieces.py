@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus.pieces import UNCUT, Blocks, Pieces
+from bert_jax.data.corpus.pieces import Blocks, Pieces
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.offsets import Offsets
 from tests.synthetic_corpus import random_split, split_from_lengths
@@ -63,7 +63,7 @@ def test_the_pieces_are_the_split(name, opened):
 
 def test_a_split_of_one_block_is_itself():
     split = SPLITS["documents of all sizes"]
-    for sizes in (Blocks(split.tokens, 8, 8), Blocks(split.tokens + 1, 8, 8), UNCUT):
+    for sizes in (Blocks(split.tokens, 8, 8), Blocks(split.tokens + 1, 8, 8)):
         pieces = Pieces(split, sizes)
         assert len(pieces) == pieces.blocks == pieces.lanes == 1 and pieces[0] is split
     assert len(Pieces(split, Blocks(split.tokens - 1, 8, 8))) == 8

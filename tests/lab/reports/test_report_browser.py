@@ -2,18 +2,15 @@
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from bert_jax.__main__ import main
 from bert_jax_lab.reports import curves, report_page, run_data
-from tests.paths import GOLDEN
-from tests.written_runs import write_config, write_run
+from tests.written_runs import write_config, write_finetuning, write_run
 
 pytestmark = pytest.mark.browser
-_TUNED = GOLDEN / "written_by_03e8697" / "tuned"
 _HOSTILE = '<img src=x onerror=alert(1)> \' & "quoted"'
 _GROUND = "getComputedStyle(document.body).backgroundColor"
 _FIRST = "report.drawn[0].plot"
@@ -30,7 +27,7 @@ def runs(tmp_path_factory) -> Path:
     write_config(home / "empty")
     write_run(home / _HOSTILE, seed=2)
     write_run(home / "long", seed=3, rows_a_step=50)
-    shutil.copytree(_TUNED, home / "tuned")
+    write_finetuning(home / "tuned")
     return home
 
 

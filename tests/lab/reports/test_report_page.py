@@ -13,10 +13,8 @@ from bert_jax.__main__ import main
 from bert_jax.workdir import goodput, run_directory
 from bert_jax_lab.reports import curves, report_charts, report_page, run_data
 from tests.lab.reports.test_page import Outline, assert_asks_for_nothing
-from tests.paths import GOLDEN
-from tests.written_runs import write_config, write_lines, write_run
+from tests.written_runs import write_config, write_finetuning, write_lines, write_run
 
-_TUNED = GOLDEN / "written_by_03e8697" / "tuned"
 _HOSTILE = '<img src=x onerror=alert(1)> \' & "quoted" </script><script>alert(2)'
 
 
@@ -123,7 +121,7 @@ def test_several_runs_are_overlaid_and_their_configs_compared(trained, tmp_path,
         trained,
         write_run(tmp_path / "fast", rate=8e-3),
         write_config(tmp_path / "empty"),
-        shutil.copytree(_TUNED, tmp_path / "tuned"),
+        write_finetuning(tmp_path / "tuned"),
     ]
     outline, printed = page_of(tmp_path / "runs.html", *runs, capsys=capsys)
     assert outline.data()["runs"] == printed
@@ -153,7 +151,8 @@ def test_several_runs_are_overlaid_and_their_configs_compared(trained, tmp_path,
 
 
 def test_a_fine_tuning(tmp_path, capsys):
-    outline, (printed,) = page_of(tmp_path / "run.html", _TUNED, capsys=capsys)
+    run = write_finetuning(tmp_path / "tuned")
+    outline, (printed,) = page_of(tmp_path / "run.html", run, capsys=capsys)
     assert printed["kind"] == "fine-tuning: text" and printed["task"] == "text"
     assert printed["seen"]["examples"] == 240 and printed["seen"]["epochs"] == 6
     assert printed["last"]["held_out"]["dev"]["accuracy"] == 0.875
@@ -179,7 +178,7 @@ def test_shares_and_percent_of_one_name_stand_apart(tmp_path, capsys):
 
 
 def test_a_run_that_learned_nothing_says_so(tmp_path, capsys):
-    run = shutil.copytree(_TUNED, tmp_path / "tuned")
+    run = write_finetuning(tmp_path / "tuned")
     words = "no better than one answer for all rows"
     outline, (printed,) = page_of(tmp_path / "run.html", run, capsys=capsys)
     assert not printed["diverged"] and words not in outline.text

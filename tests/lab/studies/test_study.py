@@ -272,24 +272,6 @@ def test_a_study_that_is_interrupted_goes_on_to_the_same_bits(tmp_path, corpus, 
     assert starts == {name: 2 if name == "eight.seed0" else 1 for name in starts}
 
 
-def test_a_run_of_an_older_version_is_not_made_again(tmp_path, corpus):
-    """Its config had fewer fields, and all of the options that entries have now."""
-    plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
-    run = plan.named("eight.seed0")
-    config = to_dict(run.config)
-    del config["hooks"], config["model"]["mixer"]
-    config["optimizer"]["momentum"] = 0.95
-    run.directory.mkdir(parents=True)
-    (run.directory / "config.json").write_text(json.dumps({"config": config}))
-    record = {"identity": "of its version", "status": "done", "code": 0}
-    (plan.workdir / "records").mkdir()
-    (plan.workdir / "records" / f"{run.name}.json").write_text(json.dumps(record))
-    assert record_of(plan.workdir, run) == record
-    config["seed"] = 7
-    (run.directory / "config.json").write_text(json.dumps({"config": config}))
-    assert record_of(plan.workdir, run) is None
-
-
 _NINE = 'Variant("nine", ("data.mask_token_prob=0.9",))'
 _FROM_EIGHT = _NINE.replace(",))", ',), init_from="eight")')
 
@@ -357,17 +339,6 @@ def test_what_was_made_of_a_model_is_made_again_with_it(tmp_path, corpus):
     again = Pretended(losses)
     runner.make_missing(planned(path, home, corpus), again, stopped_by=never)
     assert again.made == ["nine.seed0", "nine.seed0.word_order"]
-    # Versions before wrote the time alone.
-    for name in ("nine.seed0.word_order", "eight.seed0.word_order"):
-        place = home / "records" / f"{name}.json"
-        record = json.loads(place.read_text())
-        del record["needs"]
-        record["time"] -= 1000 * name.startswith("nine")
-        place.write_text(json.dumps(record))
-    shutil.rmtree(home / "tasks/nine.seed0.word_order")
-    again = Pretended(losses)
-    runner.make_missing(planned(path, home, corpus), again, stopped_by=never)
-    assert again.made == ["nine.seed0.word_order"]
 
 
 def leaves(params) -> list[np.ndarray]:
@@ -1171,7 +1142,3 @@ def test_the_cost_of_attention_is_measured_once_and_fitted(tmp_path, monkeypatch
     monkeypatch.setattr(attention_cost, "measure", None)  # a call would fail
     attention_cost.main()
     assert (tmp_path / "points.json").read_bytes() == first
-    for study_of_it in ("attention_cost", str(tmp_path / "cost.py")):
-        (tmp_path / "cost.py").write_text("from bert_jax_lab.studies.study import CostStudy\n")
-        with pytest.raises(UsageError, match=r"by benchmarks/attention_cost\.py"):
-            study.load_study(study_of_it)
