@@ -6,8 +6,8 @@
 Six shapes of pre-training, from 0.3 to 4 GiB. With --run each step runs three times in a process of
 its own, whose peak of resident memory, less what the process had before there was a state, stands
 beside the estimate and what a process takes by itself. Off by more than a fifth, of the compiler's
-figure or of the peak, is exit code 1. With --plans the estimates of the steps in docs/plans stand
-beside the figures of the TPU compiler there, without its programs.
+figure or of the peak, is exit code 1. With --plans the estimates of the steps in docs/plans.json
+stand beside the figures of the TPU compiler there, without its programs.
 """
 
 import argparse
@@ -36,14 +36,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--run", action="store_true", help="run the steps, too")
     parser.add_argument("--shape", type=json.loads, help="one alone, as a list in JSON")
-    parser.add_argument("--plans", action="store_true", help="the steps of docs/plans instead")
+    parser.add_argument("--plans", action="store_true", help="the steps of docs/plans.json instead")
     arguments = parser.parse_args()
     if arguments.plans:
         print("| plan | rows x length | estimate | compiler | ratio |\n" + "|---" * 5 + "|")
-        for plan in sorted(Path(__file__).parents[1].glob("docs/plans/*.json")):
+        for plan in json.loads((Path(__file__).parents[1] / "docs/plans.json").read_text()):
             for shape, ours, exact in of_plan(plan):
                 sizes = f"{ours / _GIB:.2f} | {exact / _GIB:.2f} | {ours / exact:.2f}"
-                print(f"| {plan.stem} | {shape} | {sizes} |")
+                print(f"| {plan['config']} {plan['topology']} | {shape} | {sizes} |")
         return 0
     shapes = [arguments.shape] if arguments.shape else _SHAPES
     print("| layers x width | length | rows | microbatches | other | estimate | compiler | ratio |"
@@ -67,7 +67,7 @@ def main() -> int:
     return int(worst > 0.2)
 
 
-def of_plan(path: Path) -> Iterator[tuple[str, int, int]]:
+def of_plan(plan: dict[str, Any]) -> Iterator[tuple[str, int, int]]:
     """Yields rows x length of each step of a plan, and its bytes on a device: those estimated, and
     those of the TPU compiler without its program.
     """
@@ -79,11 +79,7 @@ def of_plan(path: Path) -> Iterator[tuple[str, int, int]]:
     from bert_jax.update.state import TrainState
     from bert_jax_lab.planning import param_sharding, topologies
 
-    plan = json.loads(path.read_text())
-    is_loop = path.stem.endswith("-scan")
-    config = load_config(
-        plan["config"], [f"mesh.slices={plan['slices']}", *["compute.layers=scan"] * is_loop]
-    )
+    config = load_config(plan["config"], [f"mesh.slices={plan['slices']}", *plan["overrides"]])
     topology = topologies.parse(plan["topology"], slices=plan["slices"])
     mesh = param_sharding.abstract_mesh(config, topology)
     with jax.sharding.use_abstract_mesh(mesh):

@@ -20,15 +20,6 @@ recipes'.
 
 The rate is RoBERTa-Large's, 4e-4, with a warm-up of 6 % of the updates and beta2 0.98 as there
 (table 9; batches of 8,192). Table 3 has 7e-4, for BERT-Base. Everything else is as in `bert_large`.
-
-<plan>
-`bert-jax plan bert_large_64core_2k --topology v3:4x8` predicts:
-
-- length 128: 153.3 ms a step (143.9 compute + 9.5 collectives), MFU 69 %, 3.91 GiB a device;
-- length 512: 438.1 ms a step (428.6 compute + 9.5 collectives), MFU 66 %, 10.79 GiB a device;
-- in all 6.3 hours (6.0 if all communication overlaps), 202 chip-hours,
-  $404 on demand. libtpu 0.0.51.
-</plan>
 """
 
 from dataclasses import replace

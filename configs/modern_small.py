@@ -1,4 +1,4 @@
-"""The small sister of modern_base, for eight v5e chips or one large GPU and less than a day.
+"""The small sister of modern_base, for eight v5e chips or one large GPU.
 
     bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
     bert-jax pretrain modern_small --corpus runs/corpus --workdir runs/modern
@@ -10,8 +10,7 @@ update of 524,288 tokens. Ettin's rate is 3e-3 for nine times the tokens; a thir
 the square root of the batch (Malladi et al. 2022, arXiv:2205.10287), and its weight decay is kept.
 The rate warms up over the first 2 %.
 
-By its FLOPs at a quarter of the peak it is 6 hours of eight v5e chips, 9 of one H100, and 28 of an
-A100. Eight chips make an update in 8 microbatches of 8,192 tokens each. On one GPU set
+Eight chips make an update in 8 microbatches of 8,192 tokens each. On one GPU set
 optimizer.gradient_accumulation_steps=32, for its memory.
 """
 

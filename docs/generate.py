@@ -6,7 +6,8 @@
 The tables of options, one for each verb, are made of the classes of options in the modules of the
 verbs (bert_jax/cli/options.py); those of fields, and of what may change on resumption, of what the
 fields say about themselves (bert_jax/config/). The table of calls in architecture.md has the lines
-of each function from `main` to the step, of which there are to be few. The picture has the stages
+of each function from `main` to the step, of which there are to be few. The table of plans in tpu.md
+is that of docs/plans.json (docs/take_plans.py). The picture has the stages
 below, in rows from top to bottom; the tables and their fields are read from bert_jax/registry.py,
 and what a stage is for from the first sentence of its module's docstring.
 """
@@ -22,7 +23,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bert_jax import config_loader
 from bert_jax.cli import options, usage
@@ -441,13 +442,52 @@ def _shipped(name: str) -> tuple[str, ...]:
     )
 
 
+# --- the table of plans ---------------------------------------------------------------------------
+
+
+def with_plans(text: str) -> str:
+    """Returns tpu.md with the table of plans.json."""
+    head = ("`bert-jax plan`", "devices", "rows x length", "memory, GiB per device",
+            "M cycles by schedule", "estimated", "collectives, ms (exposed)", "step, ms", "MFU",
+            "binds", "whole recipe, hours", "dollars")  # fmt: skip
+    plans = json.loads((_ROOT / "docs" / "plans.json").read_text(encoding="utf-8"))
+    rows = itertools.chain.from_iterable(map(_planned, plans))
+    return _with_table(text, "The table of plans", head, rows)
+
+
+def _planned(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yields the rows of a plan, one per phase; the first row has the figures of the plan."""
+    command = f"`{plan['config']} --topology {plan['topology']}"
+    command += f" --slices {plan['slices']}" * (plan["slices"] > 1)
+    command += "".join(f" --set {override}" for override in plan["overrides"]) + "`"
+    hours = f"{plan['total_hours']:.1f} ({plan['total_hours_overlapped']:.1f})"
+    dollars = "not known" if plan["dollars"] is None else f"{plan['dollars']:,.0f}"
+    for number, phase in enumerate(plan["phases"]):
+        yield (
+            "" if number else command,
+            "" if number else str(plan["devices"]),
+            f"{phase['global_batch_size']:,} x {phase['sequence_length']:,}",
+            f"{phase['memory_bytes'] / 2**30:.2f}",
+            f"{phase['scheduled_cycles'] / 1e6:.1f}",
+            f"{phase['estimated_cycles'] / 1e6:.1f}",
+            f"{1e3 * phase['collective_seconds']:.1f} ({1e3 * phase['exposed_seconds']:.1f})",
+            f"{1e3 * phase['step_seconds']:.1f}",
+            f"{100 * phase['mfu']:.0f} %",
+            phase["binds"],
+            "" if number else hours,
+            "" if number else dollars,
+        )
+
+
 def main() -> int:
+    tpu = _ROOT / "docs" / "tpu.md"
     architecture = _ROOT / "docs" / "architecture.md"
     tables = _ROOT / "docs" / "configuration.md"
     made = {
         _ROOT / "docs" / "data-flow.svg": picture(),
         tables: with_fields(with_options(tables.read_text(encoding="utf-8"))),
         architecture: with_lines(architecture.read_text(encoding="utf-8")),
+        tpu: with_plans(tpu.read_text(encoding="utf-8")),
     }
     stale = [p for p, t in made.items() if not p.is_file() or p.read_text(encoding="utf-8") != t]
     if "--check" not in sys.argv[1:]:

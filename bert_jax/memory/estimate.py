@@ -1,8 +1,8 @@
 """Estimates, from shapes alone, how much memory a step takes: before it is compiled.
 
 How many arrays a block keeps for the backward pass is counted in what the compilers of jax 0.10
-made of such steps (`benchmarks/memory_estimate.py`, `docs/plans`), and rounded. The compiler's own
-figure is exact, and comes later.
+made of such steps (`benchmarks/memory_estimate.py`, docs/plans.json), and rounded. The compiler's
+own figure is exact, and comes later.
 """
 
 import math

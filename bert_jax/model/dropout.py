@@ -16,9 +16,8 @@ Which hash it is, the config says (`dropout_hash`), since it decides what is dro
   in the last, a column and a row of hashes, and mixes the sum by shifts, additions and exclusive
   ors, eleven in all.
 
-`benchmarks/dropout_bits.py` and tests/model/test_dropout.py test them as generators: mean, variance
-and correlation between neighbours, rows, columns, rectangles, layers, sites and steps. They are
-good enough for dropout and for nothing else.
+tests/model/test_dropout.py tests them as generators: mean, variance and correlation between
+neighbours, rows, columns, layers, sites and steps. They are good enough for dropout alone.
 """
 
 import dataclasses

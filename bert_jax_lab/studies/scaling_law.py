@@ -4,7 +4,7 @@ Fitted as in Hoffmann et al. 2022 ("Training Compute-Optimal Large Language Mode
 appendix D.2): a Huber loss of the error in log L, so that one bad run does not bend the law,
 minimised from many starting points. Intervals come from fits to runs drawn with replacement
 (scipy.stats.bootstrap, percentiles), each from several points as well: one that begins where E is 0
-finds only the laws without an E. benchmarks/law_coverage.py says how often they hold the truth.
+finds only the laws without an E. docs/studies.md has how often they hold the truth.
 """
 
 import itertools

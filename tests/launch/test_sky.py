@@ -90,7 +90,7 @@ def test_the_trainer_s_code_is_the_task_s(run, tmp_path, code):
     wiki, other = (f"{home}/bert-jax/corpus/{name}" for name in ("wiki", "code"))
     staged = (home / "staged").read_text().split()
     assert staged == ["stage", "gs://b/wiki", wiki, "gs://c/x", other]
-    what = ["pretrain", "bert_large_v5e", "--corpus", wiki, "--corpus", other]
+    what = ["pretrain", "bert_large_64core", "--corpus", wiki, "--corpus", other]
     where = ["--workdir", "gs://b/run", "--distributed"]
     assert (home / "arguments").read_text().split() == what + where
     assert run("exit 0", stage="exit 4").returncode == 4

@@ -33,7 +33,7 @@ def test_the_shipped_configs_are_listed_with_a_line_each(capsys):
     assert all(row["summary"].endswith(".") for row in found)
     assert main(["show", "configs"]) == 0
     out = capsys.readouterr().out
-    assert "bert_base_1024        BERT-Base with 1,024 positions: goes on from" in out
+    assert "bert_base_64core      BERT-Base on 64 TPU v3 cores" in out
     with pytest.raises(SystemExit, match="2"):
         main(["models"])
     assert "did you mean 'show configs'?" in capsys.readouterr().err
