@@ -210,7 +210,6 @@ ATTENTION = Registry(
     {
         "auto": "bert_jax.model.attention.implementation:AUTO",
         "local": "bert_jax.model.attention.local:LOCAL",
-        "splash": "bert_jax.model.attention.splash:SPLASH",
         "cudnn": "bert_jax.model.attention.cudnn:CUDNN",
         "triton": "bert_jax.model.attention.triton:TRITON",
         "chunked": "bert_jax.model.attention.chunked:CHUNKED",
@@ -226,7 +225,6 @@ OPTIMIZERS = Registry(
         "lamb": "bert_jax.update.lamb:Lamb",
         "stable_adamw": "bert_jax.update.stable_adamw:StableAdamW",
         "muon": "bert_jax.update.muon:Muon",
-        "adafactor": "bert_jax.update.adafactor:Adafactor",
     },
 )
 SCHEDULES = Registry(
@@ -327,7 +325,6 @@ TRACKERS = Registry(
     "trackers",
     {
         "wandb": "bert_jax.workdir.trackers:WeightsAndBiases",
-        "trackio": "bert_jax.workdir.trackers:Trackio",
     },
     subclass_of="builtins:object",
 )

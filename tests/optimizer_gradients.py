@@ -3,8 +3,7 @@
 import numpy as np
 
 STEPS, WEIGHT_DECAY = 200, 0.1
-RATES = {"stable_adamw": 1e-3, "muon": 1e-3, "adafactor": 1e-2, "lamb": 1e-3}
-# Adafactor factors what has two dims of 128 or more (optax); transformers', all matrices.
+RATES = {"stable_adamw": 1e-3, "muon": 1e-3, "lamb": 1e-3}
 _SHAPES = {
     "encoder/layer_0/query/kernel": (128, 140),
     "encoder/layer_0/output/kernel": (150, 128),

@@ -1,7 +1,6 @@
-"""GLUE's nine tasks (Wang et al. 2019): columns, labels, metrics, files, and what BERT scored."""
+"""GLUE's nine tasks (Wang et al. 2019): columns, labels, metrics and files."""
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,72 +136,4 @@ def _from_tfds(task: GlueTask, source: str, split: str) -> Iterator[TextRow]:
 NAMED = {
     name: NamedTask(spec=task.spec, read=_read, header=partial(header_of, task))
     for name, task in TASKS.items()
-}
-
-
-# Rows of the official splits, training set first, and the checksum of all of them where it is known
-# (`checksum`); of others the address of TFDS says it, which compares what it downloads.
-OFFICIAL: dict[str, tuple[dict[str, int], str | None]] = {
-    "cola": ({"train": 8_551, "dev": 1_043}, "2c9e2ff2cfb1f914"),
-    "sst2": ({"train": 67_349, "dev": 872}, "6ab54f64a1616033"),
-    "mrpc": ({"train": 3_668, "dev": 408}, None),
-    "stsb": ({"train": 5_749, "dev": 1_500}, "73f35eaef552f2bd"),
-    "qqp": ({"train": 363_846, "dev": 40_430}, None),
-    "mnli": ({"train": 392_702, "matched": 9_815, "mismatched": 9_832}, None),
-    "qnli": ({"train": 104_743, "dev": 5_463}, None),
-    "rte": ({"train": 2_490, "dev": 277}, None),
-    "squad": ({"train": 87_599, "dev": 10_570}, None),
-    "squad2": ({"train": 130_319, "dev": 11_873}, None),
-}
-
-
-def is_official(name: str, splits: Mapping[str, Sequence[Any]], sources: Sequence[str]) -> bool:
-    """Returns whether these are the official rows of a task, known by their counts and checksum.
-
-    `splits` are the rows that are trained on and scored, by split; `sources` the names of where
-    they are from.
-    """
-    counts, known = OFFICIAL.get(name, ({}, None))
-    if not counts or {split: len(rows) for split, rows in splits.items()} != counts:
-        return False
-    is_tfds = any(source.startswith(("tfds:glue/", "tfds:squad/")) for source in sources)
-    return is_tfds or (known is not None and checksum(splits.values()) == known)
-
-
-def checksum(splits: Iterable[Sequence[TextRow]]) -> str:
-    """Returns a hash of texts and labels, whatever the order of the rows and the space around."""
-    lines = (
-        sorted(repr(([t.strip() for t in row.texts], row.label)) for row in rows) for rows in splits
-    )
-    return hashlib.sha256("\n\n".join("\n".join(found) for found in lines).encode()).hexdigest()[
-        :16
-    ]
-
-
-# Devlin et al. 2019: GLUE's test server (table 1; QQP and MRPC: F1, STS-B: Spearman) and SQuAD's
-# development sets (tables 2 and 3, single models). WNLI was left out there.
-PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
-    "BERT-Base": {
-        "mnli": {"matched accuracy": 84.6, "mismatched accuracy": 83.4},
-        "qqp": {"f1": 71.2},
-        "qnli": {"accuracy": 90.5},
-        "sst2": {"accuracy": 93.5},
-        "cola": {"matthews": 52.1},
-        "stsb": {"spearman": 85.8},
-        "mrpc": {"f1": 88.9},
-        "rte": {"accuracy": 66.4},
-        "squad": {"exact_match": 80.8, "f1": 88.5},
-    },
-    "BERT-Large": {
-        "mnli": {"matched accuracy": 86.7, "mismatched accuracy": 85.9},
-        "qqp": {"f1": 72.1},
-        "qnli": {"accuracy": 92.7},
-        "sst2": {"accuracy": 94.9},
-        "cola": {"matthews": 60.5},
-        "stsb": {"spearman": 86.5},
-        "mrpc": {"f1": 89.3},
-        "rte": {"accuracy": 70.1},
-        "squad": {"exact_match": 84.1, "f1": 90.9},
-        "squad2": {"exact_match": 78.7, "f1": 81.9},
-    },
 }

@@ -1,7 +1,6 @@
-"""All runs that one `bert-jax finetune` asks for: one, several seeds, or a grid of settings."""
+"""All runs of one `bert-jax finetune`: one run, or one per seed."""
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
 from bert_jax.registry import TASKS
 from bert_jax.runtime import distributed
-from bert_jax.tasks import glue, results
+from bert_jax.tasks import results
 from bert_jax.tasks.finetune import ATTEMPT, DIVERGED, Recipe, train
 from bert_jax.tasks.task import NamedTask, TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
@@ -42,8 +41,6 @@ from bert_jax.workdir.run_list import make_missing
 
 # Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
 WARMUP = 0.1
-# Devlin et al. 2019, appendix A.3.
-_PAPER_GRID = tuple(itertools.product((16, 32), (5e-5, 4e-5, 3e-5, 2e-5), (2.0, 3.0, 4.0)))
 # Begins the name of the folder into which a failed attempt is moved, until all of it is there.
 _MOVING = "aside-"
 # Tokens of a row: validate() asks for as many.
@@ -65,7 +62,6 @@ class Settings:
     recipe: Recipe = field(default_factory=Recipe)
     seed: int = 0
     seeds: int = 1
-    grid: str | None = None
     # Attempts with another seed after a run has diverged.
     restarts: int = 2
     # Whether each run chooses its number of microbatches (memory/fit.py).
@@ -130,9 +126,7 @@ def finetune(
 
         # Those that are done are asked for their results, too.
         make_missing(lambda: [run for run in runs if run.name not in found], make)
-        rows = {"train": data.train.rows} | {name: split.rows for name, split in data.dev.items()}
-        is_official = glue.is_official(task.name, rows, data.sources)
-        summary = results.summarise(data.task.spec, [*found.values()], is_official=is_official)
+        summary = results.summarise(data.task.spec, [*found.values()])
         if distributed.is_main():
             place.write_text("results.json", json.dumps(summary, indent=2) + "\n")
             place.write_text("results.md", results.markdown(summary))
@@ -164,22 +158,8 @@ def _require_room_for(runs: int, place: Location, *, mesh: Mesh) -> None:
 
 def _expand(settings: Settings) -> Iterator[Settings]:
     """Yields one `Settings` with a single seed for each run."""
-    grid: Sequence[tuple[int, float, float]] = [
-        (settings.batch_size, settings.learning_rate, settings.recipe.epochs)
-    ]
-    if settings.grid is not None:
-        grid = _PAPER_GRID
-    for batch_size, rate, epochs in grid:
-        for seed in range(settings.seed, settings.seed + settings.seeds):
-            yield dataclasses.replace(
-                settings,
-                batch_size=batch_size,
-                learning_rate=rate,
-                recipe=dataclasses.replace(settings.recipe, epochs=epochs),
-                seed=seed,
-                seeds=1,
-                grid=None,
-            )
+    for seed in range(settings.seed, settings.seed + settings.seeds):
+        yield dataclasses.replace(settings, seed=seed, seeds=1)
 
 
 @dataclass(frozen=True)

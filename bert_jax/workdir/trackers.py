@@ -66,27 +66,6 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-class Trackio:
-    """trackio, which keeps runs on this machine: `trackio show` draws them."""
-
-    package = "trackio"
-
-    def begin(self, name: str, config: Mapping[str, Any], directory: Path) -> None:
-        import trackio  # pyright: ignore[reportMissingImports]
-
-        del directory
-        self._trackio = trackio
-        self._run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", _PROJECT), name=name, config=dict(config)
-        )
-
-    def row(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def finish(self) -> None:
-        self._trackio.finish()
-
-
 def require_installed(names: Iterable[str]) -> None:
     """Raises UsageError, with what to install, for a tracker whose package is not there."""
     for name in names:

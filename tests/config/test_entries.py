@@ -88,7 +88,6 @@ def test_the_options_of_a_built_in_entry_are_its_own():
         (["momentum=0.9"], "Did you mean 'optimizer.momentum'?"),
         (["data.share=0.2"], "data.share is 0.2, which mask tokens does not read: only scaled"),
         (["compute.share=0.2"], "no field 'share'"),
-        (["optimizer.kind=adafactor", "optimizer.beta1=0.8"], "only bert_adamw, adamw, lamb, "),
     ],
 )
 def test_what_no_option_can_be(tables, changes, message):

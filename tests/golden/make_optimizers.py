@@ -4,7 +4,7 @@
     python -m tests.golden.make_optimizers
 
 StableAdamW is that of torch-optimi, Muon that of torch (its products in float32 instead of
-bfloat16, to be comparable beyond three digits), Adafactor that of transformers. LAMB's is the
+bfloat16, to be comparable beyond three digits). LAMB's is the
 formula of google-research/albert lamb_optimizer.py in float64.
 """
 
@@ -72,16 +72,6 @@ def muon() -> dict[str, np.ndarray]:
         torch.Tensor.bfloat16 = before
 
 
-def adafactor() -> dict[str, np.ndarray]:
-    from transformers import Adafactor
-
-    def make(params):
-        options = {"lr": RATES["adafactor"], "relative_step": False, "warmup_init": False}
-        return [Adafactor(_groups(params), scale_parameter=True, **options)]
-
-    return in_torch(make)
-
-
 def lamb() -> dict[str, np.ndarray]:
     params = {name: p.astype(np.float64) for name, p in parameters().items()}
     m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
@@ -102,7 +92,7 @@ def lamb() -> dict[str, np.ndarray]:
 def main() -> None:
     made: dict[str, Any] = {
         f"{make.__name__}/{name}": sampled(param.astype(np.float32))
-        for make in (stable_adamw, muon, adafactor, lamb)
+        for make in (stable_adamw, muon, lamb)
         for name, param in make().items()
     }
     np.savez_compressed(Path(__file__).with_name("optimizers.npz"), **made)

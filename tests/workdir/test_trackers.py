@@ -1,4 +1,4 @@
-"""Weights & Biases and trackio: the rows of metrics.jsonl, and nothing that stops training."""
+"""Weights & Biases: the rows of metrics.jsonl, and nothing that stops training."""
 
 import importlib
 import json
@@ -77,17 +77,6 @@ def test_weights_and_biases_offline(package, tmp_path, monkeypatch, capsys):
     assert told == _TOLD and names == {"my-run"}
 
 
-@pytest.mark.parametrize("package", ["trackio"], indirect=True)
-def test_trackio(package, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    logged(tmp_path / "run", "trackio")
-    assert "failed" not in capsys.readouterr().err
-    storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
-    rows = storage.get_logs("bert-jax", "my-run")
-    told = [{k: v for k, v in row.items() if k == "step" or "/" in k} for row in rows]
-    assert told == _TOLD
-
-
 class Kept:
     """A tracker that keeps what it is told."""
 
@@ -152,5 +141,5 @@ def test_an_absent_package_is_one_line(monkeypatch, tmp_path, corpus, capsys):
     ]
     assert main([*command, "--tracker", "absnt"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "trackers is 'absnt'; choose one of wandb, trackio" in said
+    assert said.count("\n") == 1 and "trackers is 'absnt'; choose one of wandb" in said
     assert "Did you mean 'absent'?" in said and not (tmp_path / "w").exists()

