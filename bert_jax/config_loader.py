@@ -198,8 +198,12 @@ def load_config_json(path: Path) -> TrainConfig:
         text = read_plain(path)
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from error
-    values = strict_json.parse_file(f"config {path}", text)
-    # A run's config.json holds the config in a field of its own, beside versions and fingerprint.
+    return config_in(strict_json.parse_file(f"config {path}", text), path)
+
+
+def config_in(values: Any, path: Path | str) -> TrainConfig:
+    """Returns the config in the content of a config.json. Raises UsageError, which names `path`."""
+    # The config.json of a run has the config in one field, next to versions and fingerprint.
     try:
         return from_dict(values.get("config", values) if isinstance(values, dict) else values)
     except UsageError as error:

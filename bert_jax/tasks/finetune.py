@@ -100,7 +100,7 @@ def train(
     """
     started = time.monotonic()
     preflight.require_on_mesh(config, mesh)
-    place = location.opened(path, owner=f"process-{jax.process_index()}", lease=lease)
+    place = location.opened_to_write(path, process=jax.process_index(), lease=lease)
     directory = place.path
     settled = fitting.settle(
         config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit_memory

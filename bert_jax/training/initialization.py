@@ -146,14 +146,16 @@ class Initialization:
 
     def _model_in(self, workdir: Path | str, config: TrainConfig) -> ModelConfig | None:
         """Returns the model of the run that the workdir holds, if that began from a checkpoint."""
-        directory = location.opened(workdir, owner=f"process-{jax.process_index()}").path
-        begun = run_directory.stored(directory).get("init_from")
+        # Another process may train there: nothing is copied before the lease is held.
+        place = location.at(workdir)
+        stored = run_directory.stored_at(place)
+        begun = stored.get("init_from")
         if begun is None:
             return None
         named = begun if self._init_from is None else str(self._init_from)
         if not resume_policy.is_same_place(begun, named):
             return None
-        return config_loader.load_config_json(directory / run_directory.CONFIG).model
+        return config_loader.config_in(stored, f"{place.name}/{run_directory.CONFIG}").model
 
     def _read(self, config: TrainConfig) -> LoadedCheckpoint:
         if self._source is None:

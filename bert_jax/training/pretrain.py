@@ -89,8 +89,8 @@ def pretrain(
     if init_from is None and (spare := preflight.spare_rows(config, corpus)):
         note(f"warning: {'; '.join(spare)}")
     with only_trainer(workdir_path, mesh=mesh) as lease:
-        owner = f"process-{jax.process_index()}"
-        place = location.opened(workdir_path, owner=owner, lease=lease)
+        rank = jax.process_index()
+        place = location.opened_to_write(workdir_path, process=rank, lease=lease)
         settled = fitting.settle(
             config,
             demand(mesh),

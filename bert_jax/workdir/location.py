@@ -155,6 +155,13 @@ class Location:
     def read_text(self, name: str) -> str:
         return self.asking((self._root / name).read_text)
 
+    def document(self, name: str) -> bytes | None:
+        """Returns the content of a file in it; None where there is no such file."""
+        try:
+            return files.read_plain(self.path / name)
+        except FileNotFoundError:
+            return None
+
     def remove(self) -> None:
         """Removes it with all that is in it, if it is there."""
         root = self._root
@@ -240,6 +247,14 @@ class _InBucket(Location):
     def inside(self, *parts: str) -> str:
         return "/".join((self.name, *parts))
 
+    def document(self, name: str) -> bytes | None:
+        place = self._root / name
+
+        def read() -> bytes | None:
+            return place.read_bytes() if place.exists() else None
+
+        return bucket.asking(self.name, "read", read)
+
     def write_text(self, name: str, text: str) -> None:
         place = self._root / name
         bucket.asking(self.name, "written to", lambda: place.write_text(text))
@@ -272,25 +287,44 @@ def at(place: Path | str) -> Location:
     return Location(Path(place))
 
 
-def opened(place: Path | str, *, owner: str = "reader", lease: "Lease | None" = None) -> Location:
-    """Returns the location with a `path` to work in; what a bucket has is taken back first.
+def opened(place: Path | str) -> Location:
+    """Returns the location of a run to read, with a `path` to read it from.
 
-    `BERT_JAX_CACHE` (default `~/.cache/bert-jax`) says where directories are that stand for a
-    bucket's. Each `owner` has its own: what a trainer writes is not to be overwritten by one who
-    only reads. `lease` is that of process 0 of a run. Raises UsageError for an address that is not
-    of Cloud Storage, StorageFailed if the bucket cannot be read, Unreachable if the network fails
-    for long.
+    The files of a run in a bucket are copied to a directory of this machine that readers share:
+    reading never changes the files of a process that trains here. Raises UsageError for an address
+    that is not in Cloud Storage, StorageFailed if the bucket cannot be read, Unreachable if the
+    network fails for long.
     """
+    return _opened(place, "reader")
+
+
+def opened_to_write(place: Path | str, *, process: int, lease: "Lease | None") -> Location:
+    """Returns the location of a run to write, with a `path` to work in.
+
+    The files of a run in a bucket replace the files in the directory of this `process` of the
+    trainer. Only the trainer may ask for that: `lease` is the lease of process 0, and None in the
+    other processes, which have waited for process 0 to take it. Raises as `opened`.
+    """
+    assert lease is not None or process != 0 or not is_address(place), "take the lease first"
+    found = _opened(place, f"process-{process}")
+    found.lease = lease
+    return found
+
+
+def _opened(place: Path | str, owner: str) -> Location:
     found = at(place)
     if is_address(place):
         path_of(found.name)
         found = _InBucket(found.name, _stand_in(found.name, owner))
         found.take_back()
-    found.lease = lease
     return found
 
 
 def _stand_in(address: str, owner: str) -> Path:
+    """Returns the directory of this machine that stands for a place in a bucket.
+
+    It is in `BERT_JAX_CACHE` (default: `~/.cache/bert-jax`). Each `owner` has its own directory.
+    """
     if not address.startswith("gs://") or "/" not in address.removeprefix("gs://"):
         raise UsageError(f"{address}: write a place in a bucket as gs://BUCKET/PATH")
     cache = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert-jax")

@@ -147,8 +147,15 @@ def stored(directory: Path) -> dict[str, Any]:
 
     Raises UsageError for one that is damaged.
     """
-    path = directory / CONFIG
-    found = strict_json.load_object(path, default={})
+    return stored_at(location.Location(directory))
+
+
+def stored_at(place: location.Location) -> dict[str, Any]:
+    """Does as `stored` for any place: only config.json is read, and no file is written."""
+    path, text = f"{place.name}/{CONFIG}", place.document(CONFIG)
+    found = {} if text is None else strict_json.parse_file(path, text)
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is damaged: it holds no JSON object")
     _require_kinds(path, found, _KINDS)
     corpus = found.get("corpus") or {}
     _require_kinds(path, corpus, _CORPUS_KINDS)
@@ -178,7 +185,7 @@ def result_of(directory: Path) -> dict[str, Any]:
     return found
 
 
-def _require_kinds(path: Path, values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+def _require_kinds(path: Path | str, values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     for name, kind in kinds.items():
         value = values.get(name)
         is_right = isinstance(value, kind | None)

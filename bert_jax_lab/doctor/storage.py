@@ -144,7 +144,7 @@ class _Probe:
 
     def save(self) -> tuple[float, float]:
         """Returns the seconds of a save of a few bytes, and of one of `_PROBE_BYTES`."""
-        self._directory = location.opened(self._place.name, owner=_owner()).path
+        self._directory = location.opened(self._place.name).path
         self._saver = Checkpoints(self._directory, CheckpointConfig(keep_last=3))
         self._small, self._large = _state(self._mesh, 0), _state(self._mesh, _PROBE_BYTES)
         seconds = []
@@ -208,14 +208,10 @@ def _together(name: str, act: Callable[[], None]) -> None:
             raise with_exit_code(int(code), f"process {rank}: {text}")
 
 
-def _owner() -> str:
-    return f"doctor-{jax.process_index()}"
-
-
 def _directory(case: Case) -> Path:
     assert case.workdir is not None
     try:
-        return location.opened(case.workdir, owner=_owner()).path
+        return location.opened(case.workdir).path
     except StorageFailed as error:
         raise _advised(error, case.workdir) from error
 

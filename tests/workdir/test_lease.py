@@ -12,9 +12,10 @@ import jax
 import pytest
 
 from bert_jax.__main__ import main
+from bert_jax.data.corpus.store import open_corpus
 from bert_jax.errors import StorageFailed, UsageError, WorkdirTaken
 from bert_jax.runtime import distributed
-from bert_jax.workdir import bucket, lease, location, run_directory
+from bert_jax.workdir import bucket, lease, location, recovery, run_directory
 from bert_jax.workdir.lease import only_trainer
 from tests import tiny_corpus
 from tests.faulty_bucket import control, environment, serving
@@ -115,6 +116,65 @@ def test_a_second_trainer_is_refused(tmp_path, corpus, capsys):
     assert [path.name for path in workdir.iterdir()] == [run_directory.CONFIG]
 
 
+@pytest.mark.parametrize("workdir", ["bucket"], indirect=True)
+@pytest.mark.parametrize("is_saved", [True, False], ids=["saved", "not saved yet"])
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["same machine", "another machine"])
+def test_no_command_writes_to_a_run_in_training(
+    workdir, tmp_path, corpus, monkeypatch, capsys, is_saved, is_elsewhere
+):
+    """The trainer's log has rows that the bucket does not have yet: none may be lost."""
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "first"))
+    config = tiny_corpus.tiny_config()
+    named = str(tiny_corpus.write_config(tmp_path / "tiny.json", config))
+    logs = location._stand_in(workdir, "process-0")
+    with only_trainer(workdir):
+        run_directory.create(logs, config, open_corpus(corpus), init_from=None)
+        if is_saved:
+            location._copy_changes(logs, workdir)
+        (logs / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+
+        def content():
+            place = location.at(workdir)
+            here = {path: path.read_bytes() for path in logs.rglob("*") if path.is_file()}
+            return here, place.names(), is_saved and place.read_text(run_directory.CONFIG)
+
+        before = content()
+        if is_elsewhere:
+            monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "second"))
+        for command, code in [
+            (("pretrain", named, "--corpus", str(corpus), "--workdir", workdir), 2),
+            (("checkpoints", "prune", workdir), 2),
+            (("checkpoints", "list", workdir), 0 if is_saved else 2),
+            (("evaluate", workdir, "--corpus", str(corpus)), 5 if is_saved else 2),
+        ]:
+            assert main([*command]) == code, capsys.readouterr().err
+            assert content() == before, command
+
+
+@pytest.mark.parametrize("workdir", ["bucket"], indirect=True)
+def test_a_rollback_begins_with_the_rows_of_the_trainer_before(
+    workdir, tmp_path, corpus, monkeypatch
+):
+    """The trainer saves once more and ends while the command waits for the workdir."""
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    home = tmp_path / "home"
+    run_directory.create(home, tiny_corpus.tiny_config(), open_corpus(corpus), init_from=None)
+    location.copy_tree(bucket.path_of(home), bucket.path_of(workdir))
+    take, found = lease._take, []
+
+    def wait_and_take(place, held):
+        location.at(workdir).write_text("metrics.jsonl", '{"step": 1, "loss": 2.0}\n')
+        return take(place, held)
+
+    def roll_back(directory, step):
+        found.append((step, (directory / "metrics.jsonl").read_text()))
+
+    monkeypatch.setattr(lease, "_take", wait_and_take)
+    monkeypatch.setattr(recovery, "roll_back", roll_back)
+    assert main(["checkpoints", "rollback", workdir, "--step", "1"]) == 0
+    assert found == [(1, '{"step": 1, "loss": 2.0}\n')]
+
+
 def test_one_that_was_killed_holds_nothing_on_its_machine(tmp_path):
     """The operating system lets go of its lock, and with it of the lease; both files are there."""
     workdir = tmp_path / "run"
@@ -194,7 +254,7 @@ def test_the_lease_of_a_dead_machine_runs_out(workdir, machine, monkeypatch):
         for _ in range(2):
             with pytest.raises(WorkdirTaken, match=lost):
                 first.renew()
-        place = location.opened(workdir, owner="first", lease=first)
+        place = location.opened_to_write(workdir, process=0, lease=first)
         (place.path / "config.json").write_text("{}")
         with pytest.raises(WorkdirTaken):
             place.sync()

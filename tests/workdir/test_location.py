@@ -178,7 +178,7 @@ def test_what_is_copied_and_taken_back(tmp_path, monkeypatch):
 
     def machine(name: str) -> Path:
         monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / name))
-        return location.opened("gs://b/run").path
+        return location.opened_to_write("gs://b/run", process=1, lease=None).path
 
     def fill(home: Path, *names: str) -> None:
         for name in names:

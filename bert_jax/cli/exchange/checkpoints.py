@@ -45,7 +45,7 @@ def run(options: CheckpointsOptions) -> int:
     require_place_for_directory(output=options.output)
     if (options.output is not None) != (options.what == "branch"):
         raise UsageError("--output DIR is the workdir of a 'branch', and is needed for one")
-    from bert_jax.workdir import checkpoint, recovery, run_directory
+    from bert_jax.workdir import checkpoint, location, recovery, run_directory
     from bert_jax.workdir.lease import only_trainer
 
     directory = run_directory_of(options.workdir)
@@ -59,8 +59,10 @@ def run(options: CheckpointsOptions) -> int:
         )
         return 0
     if options.what in ("rollback", "prune"):
-        with only_trainer(options.workdir):
-            return _change(options, directory)
+        with only_trainer(options.workdir) as lease:
+            # Another trainer may have written since the directory was looked at.
+            place = location.opened_to_write(options.workdir, process=0, lease=lease)
+            return _change(options, place.path)
     verifies = options.what == "verify"
     rows, is_damaged = [], False
     for step in sorted([*checkpoint.steps(directory), *checkpoint.incomplete_steps(directory)]):
