@@ -83,9 +83,9 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
             output.discard(sys.stdout)
             return _PIPE_CLOSED
         name = f"{error.filename}: " if error.filename else ""
-        if network.is_transient(error):
-            refuse(f"{name}{network.described(error)}: the network fails; try again later")
-            return Unreachable.exit_code
+        if (failure := network.failure_of(error)) is not None:
+            refuse(f"{name}{failure}")
+            return failure.exit_code
         refuse(f"{name}{reason_of(error)}")
         return exit_code_of(error)
     except (MemoryError, RuntimeError) as error:  # jax's own kind of it is the second
@@ -95,10 +95,10 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
         refuse(f"not enough memory ({what}): {_LESS_MEMORY.get(arguments.verb, _LESS_DATA)}")
         return 2
     except Exception as error:
-        if not network.is_transient(error):
+        if (failure := network.failure_of(error)) is None:
             raise
-        refuse(f"{network.described(error)}: the network fails; try again later")
-        return Unreachable.exit_code
+        refuse(failure)
+        return failure.exit_code
     except KeyboardInterrupt:
         say(f"bert-jax {arguments.verb}: interrupted; {kept}")
         return Interrupted.exit_code

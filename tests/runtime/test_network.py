@@ -1,12 +1,32 @@
 """Failures of the network: told from others, asked again, never damage; and when to save."""
 
+import asyncio
+import contextlib
 import dataclasses
+import datetime
 import errno
+import importlib.util
 import json
 import socket
+import socketserver
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from urllib.error import HTTPError
 
+import aiohttp
+import gcsfs.retry
+import google.auth.transport.requests
+import huggingface_hub.errors
 import jax
 import pytest
+import requests
+import urllib3
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from google.auth import exceptions as google_auth
 
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig
@@ -17,15 +37,14 @@ from bert_jax.training.saving import SaveSchedule
 from bert_jax.workdir import bucket, checkpoint, manifest, recovery
 from tests.batches import mesh_of
 
+# The client of huggingface_hub, which changed its name with version 2.
+httpx = importlib.import_module("httpx2" if importlib.util.find_spec("httpx2") else "httpx")
+
 
 class HttpError(Exception):  # as gcsfs has it
     def __init__(self, code: int | str):
         super().__init__(f"chaos, {code}")
         self.code = code
-
-
-def _from(module: str, name: str, base: type[Exception]) -> Exception:
-    return type(name, (base,), {"__module__": module})("chaos")
 
 
 @pytest.mark.parametrize(
@@ -38,10 +57,8 @@ def _from(module: str, name: str, base: type[Exception]) -> Exception:
         (OSError(errno.ESTALE, "Stale file handle"), True),
         (HttpError(503), True),
         (HttpError("429"), True),
-        (_from("requests.exceptions", "ConnectionError", OSError), True),
-        (_from("requests.exceptions", "ReadTimeout", OSError), True),
-        (_from("aiohttp.client_exceptions", "ServerDisconnectedError", Exception), True),
-        (_from("google.auth.exceptions", "TransportError", Exception), True),
+        (urllib.error.URLError(ConnectionRefusedError()), True),
+        (urllib.error.URLError("unknown url type"), False),
         (ValueError("UNAVAILABLE: Error reading gs://b/x: CURL error"), True),
         (ValueError("ABORTED: All retry attempts failed: 503"), True),
         (OSError(errno.ENOSPC, "No space left on device"), False),
@@ -50,7 +67,6 @@ def _from(module: str, name: str, base: type[Exception]) -> Exception:
         (PermissionError(errno.EACCES, "Permission denied"), False),
         (HttpError(403), False),
         (HttpError(404), False),
-        (_from("requests.exceptions", "InvalidURL", ValueError), False),
         (ValueError("NOT_FOUND: no such array"), False),
         (ValueError("RESOURCE_EXHAUSTED: No space left on device"), False),
         (RuntimeError("UNAVAILABLE: a peer is gone"), False),  # jax's: another process died
@@ -61,28 +77,145 @@ def test_failures_of_the_network(error, expected):
     assert network.is_transient(error) is expected
 
 
-def test_real_errors_of_the_libraries_are_known():
-    """The classes by their names; a rename in a library is found here."""
-    import aiohttp
-    import requests
-    from gcsfs import retry
-    from google.auth import exceptions
+def _answer(kind, status, **options):
+    response = requests.Response()
+    response.status_code = status
+    return kind("chaos", response=response, **options)
 
-    for error in (
-        aiohttp.ServerTimeoutError(),
-        aiohttp.ServerDisconnectedError(),
-        aiohttp.ClientPayloadError(),
-        aiohttp.ClientOSError(),
-        requests.ConnectionError(),
-        requests.ConnectTimeout(),
-        exceptions.TransportError(),
-        exceptions.RefreshError(),
-        retry.HttpError({"code": 503, "message": ""}),
-        retry.ChecksumError(),
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (aiohttp.ServerTimeoutError(), True),
+        (aiohttp.ServerDisconnectedError(), True),
+        (aiohttp.ClientPayloadError(), True),
+        (aiohttp.ClientOSError(), True),
+        (aiohttp.ClientResponseError(None, (), status=503), True),
+        (aiohttp.ClientResponseError(None, (), status=403), False),
+        (aiohttp.InvalidURL("http://["), False),
+        (requests.ConnectionError(), True),
+        (requests.ConnectTimeout(), True),
+        (_answer(requests.HTTPError, 503), True),
+        (_answer(requests.HTTPError, 401), False),
+        (requests.exceptions.InvalidURL(), False),
+        (requests.exceptions.MissingSchema(), False),
+        (urllib3.exceptions.ProtocolError(), True),
+        (urllib3.exceptions.MaxRetryError(None, "/", urllib3.exceptions.TimeoutError()), True),
+        (urllib3.exceptions.LocationParseError("["), False),
+        (httpx.ConnectTimeout(""), True),
+        (httpx.RemoteProtocolError(""), True),
+        (httpx.UnsupportedProtocol(""), False),
+        (httpx.InvalidURL(""), False),
+        (_answer(huggingface_hub.errors.HfHubHTTPError, 503), True),
+        (_answer(huggingface_hub.errors.GatedRepoError, 403), False),
+        (huggingface_hub.errors.OfflineModeIsEnabled(), False),
+        (google_auth.TransportError("metadata server"), True),
+        (google_auth.TransportError("no account", HTTPError("", 404, "", None, None)), False),
+        (_caused(google_auth.RefreshError(), google_auth.TransportError()), True),
+        (google_auth.RefreshError("invalid_grant: Token has been expired or revoked."), False),
+        (gcsfs.retry.HttpError({"code": 503, "message": ""}), True),
+        (gcsfs.retry.HttpError({"code": 403, "message": ""}), False),
+        (gcsfs.retry.ChecksumError(), True),
+    ],
+    ids=lambda value: f"{type(value).__module__}.{type(value).__name__}",
+)
+def test_failures_of_libraries(error, expected):
+    """Classes are known by their names: a rename in a library is found here."""
+    assert network.is_transient(error) is expected
+
+
+@pytest.fixture(scope="module")
+def untrusted(tmp_path_factory):
+    """Yields the addresses of servers on this machine by what is wrong with their certificates, and
+    the file of the authority that a client trusts."""
+    folder, now = tmp_path_factory.mktemp("certificates"), datetime.datetime.now(datetime.UTC)
+    servers, trusted = {}, ""
+    for what, host, days in (
+        ("expired", "localhost", -1),
+        ("hostname mismatch", "other.example", 9),
+        ("self-signed", "localhost", 9),
     ):
-        assert network.is_transient(error), error
-    assert not network.is_transient(retry.HttpError({"code": 403, "message": ""}))
-    assert not network.is_transient(requests.exceptions.MissingSchema())
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, what)])
+        made = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=99))
+            .not_valid_after(now + datetime.timedelta(days=days))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+            .sign(key, hashes.SHA256())
+            .public_bytes(serialization.Encoding.PEM)
+        )
+        trusted += "" if what == "self-signed" else made.decode()
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        (folder / "server.pem").write_bytes(private + made)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "server.pem")
+        server = socketserver.ThreadingTCPServer(("localhost", 0), socketserver.BaseRequestHandler)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.handle_error = lambda *_: None  # the client has hung up
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        servers[what] = server
+    (folder / "trusted.pem").write_text(trusted)
+    with contextlib.ExitStack() as ends:
+        for server in servers.values():
+            ends.callback(server.server_close)
+            ends.callback(server.shutdown)
+        yield (
+            {what: f"https://localhost:{each.server_address[1]}" for what, each in servers.items()},
+            str(folder / "trusted.pem"),
+        )
+
+
+def _by_aiohttp(url: str, trusted: str) -> None:
+    async def ask() -> None:
+        context = ssl.create_default_context(cafile=trusted)
+        async with aiohttp.ClientSession() as session, session.get(url, ssl=context):
+            pass
+
+    asyncio.run(ask())
+
+
+def _by_google_auth(url: str, trusted: str) -> None:
+    with requests.Session() as session:
+        google.auth.transport.requests.Request(session=session)(url, verify=trusted)
+
+
+@pytest.mark.parametrize("wrong", ["expired", "hostname mismatch", "self-signed"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        _by_aiohttp,
+        _by_google_auth,
+        lambda url, trusted: requests.get(url, verify=trusted),
+        lambda url, trusted: httpx.get(url, verify=ssl.create_default_context(cafile=trusted)),
+        lambda url, trusted: urllib.request.urlopen(
+            url, context=ssl.create_default_context(cafile=trusted)
+        ),
+    ],
+    ids=["aiohttp", "google-auth", "requests", "httpx", "urllib"],
+)
+def test_a_certificate_that_is_not_accepted_ends_the_command(
+    untrusted, monkeypatch, capsys, ask, wrong
+):
+    """A request that is repeated meets the same certificate: the code is not 75."""
+    addresses, trusted = untrusted
+    from bert_jax_lab.cli import show
+
+    monkeypatch.setattr(show, "run", lambda _: ask(addresses[wrong], trusted))
+    assert main(["show", "tiny_docs_cpu"]) == StorageFailed.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert wrong in line.lower().replace("certificate has ", "") and "SSL_CERT_FILE" in line
+    with pytest.raises(StorageFailed, match="SSL_CERT_FILE"), bucket.failures("gs://b/run", "read"):
+        ask(addresses[wrong], trusted)
 
 
 def test_asking_again(monkeypatch):
