@@ -162,5 +162,4 @@ FAMILY = Family(
     },
     positions={},
     dialect=EuroBert(),
-    copies={"lm_head.weight": "model.embed_tokens.weight"},
 )

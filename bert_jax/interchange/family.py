@@ -140,8 +140,6 @@ class Family:
     # Matrices that its files hold as one -> the names of the parts, in their order. In `names` a
     # part is called MATRIX.PART.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Tensors that some writers store twice: name -> what it must equal.
-    copies: Mapping[str, str] = field(default_factory=dict)
     # What names begin with in the files of some writers -> what they begin with in `names`.
     prefixes: Mapping[str, str] = field(default_factory=dict)
 

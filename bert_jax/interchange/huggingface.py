@@ -18,7 +18,13 @@ from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.config_checks import validate_model
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UsageError
-from bert_jax.interchange import electra_pair, huggingface_config, name_map, safetensors_files
+from bert_jax.interchange import (
+    electra_pair,
+    huggingface_config,
+    name_map,
+    safetensors_files,
+    second_look,
+)
 from bert_jax.interchange import huggingface_names as names
 from bert_jax.interchange.family import Family, class_of, declared_parts
 from bert_jax.interchange.name_map import ImportedModel, NameMap
@@ -143,6 +149,10 @@ def _write_network(
         # Their class makes a table that it never reads, and says so of each file without it.
         table = np.zeros((config.max_position_embeddings, config.table_size), np.float32)
         tensors[family.position_table] = table
+    mlm, decoder = (family.names.fixed.get(name) for name in ("mlm", "mlm.decoder"))
+    if f"{decoder}.weight" in tensors and f"{mlm}.bias" in tensors:
+        # Not tied, transformers 5 computes with a bias under this name, and 4 with either.
+        tensors[f"{decoder}.bias"] = tensors[f"{mlm}.bias"]
     if class_of(head.parts) == "Model":
         base = f"{family.base}."
         tensors = {name.removeprefix(base): tensor for name, tensor in tensors.items()}
@@ -204,11 +214,14 @@ def _read_network(
     """Returns the model of one directory, and nothing that lies inside it."""
     theirs = name_map.read_json(directory / CONFIG, hint=_HINT)
     model = huggingface_config.model_of(theirs, directory / CONFIG)
-    tensors = {
-        _modern_name(name, theirs): tensor
-        for name, tensor in safetensors_files.read(directory).items()
-    }
     family = huggingface_config.family_of(theirs, directory / CONFIG)
+    tensors = second_look.renamed(
+        safetensors_files.read(directory),
+        family,
+        source=str(directory),
+        ignore_unexpected=ignore_unexpected,
+    )
+    tensors, model = second_look.output_normalized(tensors, family, model, source=str(directory))
     tensors = family.split(tensors)
     classes = huggingface_config.architectures(theirs, directory / CONFIG)
     declared = declared_parts(classes, family)
@@ -216,9 +229,6 @@ def _read_network(
         declared -= {"pooler"}
     classifier = _classifier(family, declared, tensors)
     table = _table(family, classifier, declared, tensors)
-    copies = {name: original.format(base=family.base) for name, original in names.COPIES.items()}
-    copies |= family.copies
-    untied = _untied(tensors, copies) if model.tie_word_embeddings else []
     unused = family.unused_rows_of(theirs, directory / CONFIG)
     tensors = family.without_rows(tensors, unused)
     # Before any classifier there stands what elsewhere would be a pooler, by the same names.
@@ -238,7 +248,9 @@ def _read_network(
     )
     if problem := family.misreads(model, head):
         raise UsageError(f"{directory / CONFIG}: {problem}; bert-jax computes only one of the two")
-    ignored = [*copies, *names.COUNTERS, family.sinusoids]
+    checked = HeadConfig(parts=()) if allow_missing_heads else head
+    _require_sizes(tensors, table, model, checked, directory / CONFIG)
+    ignored = [family.sinusoids]
     if table is family.pooled_names:  # some keep the pooler that its classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
     if model.position_embedding_type != "learned":  # their class makes a table, and leaves it
@@ -251,7 +263,6 @@ def _read_network(
         source=str(directory),
         described_by=CONFIG,
         redundant=ignored,
-        problems=untied,
         allow_missing_heads=allow_missing_heads,
         ignore_unexpected=ignore_unexpected,
     )
@@ -297,29 +308,34 @@ def _table(
     return family.pooled_names if family.pooled_names and (pooled or is_sequence) else family.names
 
 
-def _modern_name(name: str, theirs: dict[str, Any]) -> str:
-    """Returns the name as it is today: once a norm had gamma and beta, and names no prefix, or
-    another one.
+def _require_sizes(
+    tensors: dict[str, np.ndarray], table: NameMap, model: ModelConfig, head: HeadConfig, path: Path
+) -> None:
+    """Raises UsageError, with the right value, if the config at `path` gives another size of the
+    vocabulary or number of labels than the tensors have, or an output matrix that is not there.
     """
-    name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
-    name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
-    family = FAMILIES[theirs.get("model_type", "bert")]
-    for other, ours in family.prefixes.items():
-        name = ours + name.removeprefix(other) if name.startswith(other) else name
-    base = family.base
-    bare = ("embeddings.", "embeddings_project.", "encoder.", "pooler.", "LayerNorm.")
-    bare += ("layers.", "final_norm.", "embed_tokens.", "norm.")
-    return f"{base}.{name}" if name.startswith(bare) else name
-
-
-def _untied(tensors: dict[str, np.ndarray], copies: dict[str, str]) -> list[str]:
-    return [
-        f"{name} is not tied to its other copy"
-        for name, original in copies.items()
-        if name in tensors
-        and original in tensors
-        and not np.array_equal(tensors[name], tensors[original])
-    ]
+    words = tensors.get(f"{table.fixed['encoder.embeddings.word']}.weight")
+    is_table = words is not None and words.ndim == 2 and words.shape[1] == model.table_size
+    if words is not None and is_table and len(words) != model.vocab_size:
+        raise UsageError(
+            f"{path}: vocab_size is {model.vocab_size}, but the word embedding has {len(words)} "
+            f"rows; set vocab_size to {len(words)}"
+        )
+    labels = max(len(head.labels), 1)
+    for part in {"sequence_classifier", "token_classifier"} & {*head.parts}:
+        weight = tensors.get(f"{table.fixed[part]}.weight")
+        if weight is not None and weight.ndim == 2 and len(weight) not in (0, labels):
+            raise UsageError(
+                f"{path}: id2label and num_labels give {labels} outputs, but "
+                f"{table.fixed[part]}.weight has {len(weight)}; remove id2label and label2id, and "
+                f"set num_labels to {len(weight)}"
+            )
+    decoder = f"{table.fixed.get('mlm.decoder')}.weight"
+    if "mlm" in head.parts and not model.tie_word_embeddings and decoder not in tensors:
+        raise UsageError(
+            f"{path}: tie_word_embeddings is false, but there is no {decoder}; set "
+            "tie_word_embeddings to true if the output uses the word embedding"
+        )
 
 
 def _with_moments(

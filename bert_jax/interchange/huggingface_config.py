@@ -19,6 +19,8 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+# A written number of labels costs their names.
+_MOST_LABELS = 1_000_000
 
 
 def config_of(
@@ -122,8 +124,14 @@ def architectures(theirs: dict[str, Any], path: Path) -> list[str]:
 
 def labels(theirs: dict[str, Any], path: Path) -> tuple[str, ...]:
     """Returns the names of the classes; a regression has one at most."""
-    # Their default, which their writer leaves out, is two.
-    given = theirs.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    given = theirs.get("id2label")
+    if not given:  # the names that transformers makes; its default of 2 is not written
+        count = theirs.get("num_labels", 2)
+        if type(count) is not int or not 1 <= count <= _MOST_LABELS:
+            raise UsageError(
+                f"{path}: num_labels is {brief(count)}; expected 1 to {_MOST_LABELS:,}"
+            )
+        given = {str(number): f"LABEL_{number}" for number in range(count)}
     try:
         named = {int(number): label for number, label in given.items()}
     except (AttributeError, ValueError) as error:

@@ -43,6 +43,7 @@ _MASKED_LM = {
     "mlm": "cls.predictions",
     "mlm.transform": "cls.predictions.transform.dense",
     "mlm.layer_norm": "cls.predictions.transform.LayerNorm",
+    "mlm.decoder": "cls.predictions.decoder",
 }
 # Where a sentence classifier has a dense layer of its own before it.
 _CLASSIFIERS = {
@@ -62,6 +63,7 @@ _ROBERTA = _CLASSIFIERS | {
     "mlm": "lm_head",
     "mlm.transform": "lm_head.dense",
     "mlm.layer_norm": "lm_head.layer_norm",
+    "mlm.decoder": "lm_head.decoder",
     # Their encoder was trained without it.
     "nsp": "cls.seq_relationship",
 }
@@ -83,6 +85,7 @@ _ELECTRA = _CLASSIFIERS | {
     "mlm": "generator_lm_head",
     "mlm.transform": "generator_predictions.dense",
     "mlm.layer_norm": "generator_predictions.LayerNorm",
+    "mlm.decoder": "generator_lm_head",
     "discriminator.dense": "discriminator_predictions.dense",
     "discriminator.prediction": "discriminator_predictions.dense_prediction",
 }
@@ -108,6 +111,7 @@ ROFORMER_CLASSIFIER = _layout("roformer", _ROFORMER | {"pooler.dense": "classifi
 BERT_FAMILY = Family(
     base="bert",
     names=BERT,
+    fields=("tie_word_embeddings",),
     positions={
         "learned": "absolute",
         "relative_key": "relative_key",
@@ -124,6 +128,7 @@ ROBERTA_FAMILY = Family(
     token_ids={"bos_token_id": "cls", "eos_token_id": "sep"},
     lacks=frozenset({"nsp"}),
     mlm_act="gelu",
+    fields=("tie_word_embeddings",),
 )
 XLM_ROBERTA_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="XLMRoberta")
 CAMEMBERT_FAMILY = dataclasses.replace(ROBERTA_FAMILY, class_prefix="Camembert")
@@ -146,7 +151,7 @@ ROFORMER_FAMILY = Family(
     pooler_act=None,
     lacks=frozenset({"nsp"}),
     bare=frozenset(),
-    fields=("embedding_size",),
+    fields=("embedding_size", "tie_word_embeddings"),
     # transformers configuration_roformer.py
     defaults={"vocab_size": 50_000, "max_position_embeddings": 1536},
     fixed={"position_embedding_type": "rotary_interleaved", "rope_theta": 10_000.0},
@@ -164,7 +169,7 @@ ELECTRA_FAMILY = Family(
     mlm_act="gelu",
     classes=ELECTRA_CLASSES,
     bare=frozenset(),
-    fields=("embedding_size",),
+    fields=("embedding_size", "tie_word_embeddings"),
     # transformers configuration_electra.py
     defaults={
         "embedding_size": 128,
@@ -172,20 +177,6 @@ ELECTRA_FAMILY = Family(
         "num_attention_heads": 4,
         "intermediate_size": 1024,
     },
-)
-
-# Copies of other tensors that some writers store (the tied output and its bias), and counters:
-# name -> what it must equal, in a model whose encoder's names begin with `base`.
-COPIES = {
-    "cls.predictions.decoder.weight": "{base}.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-    "lm_head.decoder.weight": "{base}.embeddings.word_embeddings.weight",
-    "lm_head.decoder.bias": "lm_head.bias",
-    "generator_lm_head.weight": "electra.embeddings.word_embeddings.weight",
-}
-COUNTERS = tuple(
-    f"{base}.embeddings.position_ids"
-    for base in ("bert", "roberta", "electra", "roberta_prelayernorm")
 )
 
 

@@ -273,5 +273,4 @@ FAMILY = Family(
     positions={},
     dialect=_ModernBert(),
     joined={"attn.Wqkv": ("query", "key", "value"), "mlp.Wi": ("gate", "input")},
-    copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
 )

@@ -155,20 +155,20 @@ def collect(
     source: str,
     described_by: str,
     redundant: Iterable[str] = (),
-    problems: Iterable[str] = (),
     allow_missing_heads: bool = False,
     ignore_unexpected: Sequence[str] = (),
 ) -> ImportedModel:
     """Returns the parameters of `model` with the parts of `head`, from `tensors` in `layout`.
 
-    Raises UsageError that names the tensors that are missing, extra or misshapen (of many the
-    first ones, and how many more), after `problems` found before, and NonFinite for those that hold
-    nan or infinity. With `allow_missing_heads` a part that is not whole is left out instead; the
-    encoder never is. Extra tensors whose names match one of `ignore_unexpected` (as shells match
-    names of files) are left out with a note.
+    Raises UsageError that names the tensors that are missing, extra or misshapen (at most eight of
+    each kind, and how many more), and NonFinite for those that hold nan or infinity. With
+    `allow_missing_heads`, a part that lacks a tensor or has one of another shape is left out; the
+    encoder never is. Extra tensors with names that match one of `ignore_unexpected` (shell
+    patterns) are left out with a note.
     """
-    listed, spoilt, params = list(problems), [], {}
+    spoilt, params = [], {}
     missing: dict[str, list[str]] = {}
+    misfits: dict[str, dict[str, str]] = {}
     surplus = set(tensors) - set(redundant)
     # Each layer of a description takes time to lay out, and a number is quickly written.
     if model.num_hidden_layers > max(len(tensors), 1):
@@ -181,30 +181,38 @@ def collect(
         expected = entry.shape(leaf.shape)
         tensor = tensors.get(entry.name)
         surplus.discard(entry.name)
+        wanted = f"{entry.name} {list(expected)}"
         if tensor is None:
-            missing.setdefault(path[0], []).append(f"{entry.name} {list(expected)}")
+            missing.setdefault(path[0], []).append(wanted)
         elif tensor.shape != expected:
-            listed.append(f"{entry.name} is {list(tensor.shape)}, expected {list(expected)}")
+            problem = f"{entry.name} is {list(tensor.shape)}, expected {list(expected)}"
+            misfits.setdefault(path[0], {})[wanted] = problem
         elif not _is_real(tensor.dtype):
-            listed.append(f"{entry.name} is of type {tensor.dtype}, expected floating point")
+            problem = f"{entry.name} is of type {tensor.dtype}, expected floating point"
+            misfits.setdefault(path[0], {})[wanted] = problem
         else:
             insert(params, path, entry.to_ours(tensor))
             spoilt += [] if np.isfinite(tensor).all() else [entry.name]
     left_out: tuple[str, ...] = ()
     if allow_missing_heads:
-        optional = missing.keys() - {"encoder"}
-        # What stands on a part that is not there goes with it.
+        optional = (missing.keys() | misfits.keys()) - {"encoder"}
+        # These parts read the pooler's output.
         optional |= {"nsp", "sequence_classifier"} if "pooler" in optional else set()
-        left_out = tuple(name for part in optional for name in missing.pop(part, ()))
+        left_out = tuple(
+            name
+            for part in sorted(optional)
+            for name in (*missing.pop(part, ()), *misfits.pop(part, ()))
+        )
         head = dataclasses.replace(head, parts=tuple(p for p in head.parts if p not in optional))
         params = {part: tree for part, tree in params.items() if part not in optional}
+    listed = [problem for part in misfits.values() for problem in part.values()]
     lost = [f"missing {name}" for names in missing.values() for name in names]
     ignored = {name for name in surplus if any(fnmatchcase(name, p) for p in ignore_unexpected)}
     if ignored:
         note_once(f"{source}: {len(ignored)} tensors are ignored: {', '.join(sorted(ignored))}")
     unexpected = [f"unexpected {name}" for name in sorted(surplus - ignored)]
     if listed or lost or unexpected:
-        only_heads = lost and not listed and not unexpected and "encoder" not in missing
+        only_heads = not unexpected and "encoder" not in {**missing, **misfits}
         remedy = ". `allow_missing_heads` reads the rest without them" if only_heads else ""
         if unexpected and not listed and not lost:
             pattern = _pattern_of(sorted(surplus - ignored))

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from bert_jax import strict_json
+from bert_jax.data.tokenizer import hub
 from bert_jax.errors import UsageError
 from bert_jax.files import inside, read_plain
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What transformers begins a new file at, for repositories with a limit on files.
 MAX_FILE_BYTES = 5_000_000_000
+# What transformers' Trainer saves beside the weights (trainer.py).
+_TRAINER_FILES = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -75,14 +78,12 @@ def read(directory: Path) -> dict[str, np.ndarray]:
     if (directory / INDEX).exists():
         return _read_sharded(directory)
     found = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
-    remedy = (
-        "; pickled weights are not read: convert them with transformers, where you trust them, and "
-        f"save the tokenizer as well: AutoModelForPreTraining.from_pretrained({str(directory)!r})"
-        f".save_pretrained('NEW') and AutoTokenizer.from_pretrained({str(directory)!r})"
-        ".save_pretrained('NEW')"
-    )
-    is_pickled = any(p.suffix in (".bin", ".pt", ".pth", ".ckpt") for p in directory.glob("*"))
-    raise UsageError(f"{directory} has no {WEIGHTS} (found {found})" + remedy * is_pickled)
+    pickled = sorted(p for p in directory.glob("*") if p.suffix in hub.PICKLES)
+    weights = [p for p in pickled if p.match("pytorch_model*.bin")] or [
+        p for p in pickled if not p.name.startswith(_TRAINER_FILES)
+    ]
+    remedy = f"; {hub.pickle_advice(*weights)}" if weights else ""
+    raise UsageError(f"{directory} has no {WEIGHTS} (found {found}){remedy}")
 
 
 def _read_sharded(directory: Path) -> dict[str, np.ndarray]:

@@ -197,7 +197,6 @@ FAMILY = dataclasses.replace(
     },
     dialect=_UltraBert(),
     poolings=tuple(_UltraBert.poolings.values()),
-    copies={"head.decoder.weight": "model.embed_tokens.weight"},
     # As its classes save them: the names of before transformers had the class, which it changes
     # while it loads (conversion_mapping.py).
     prefixes={"ultrabert.": "model.", "cls.": "head.decoder."},

@@ -215,7 +215,7 @@ def test_pickles_are_not_opened(copied):
         read(copied)
     assert "has no model.safetensors (found README.md, bert_jax_run.json," in str(caught.value)
     assert "pytorch_model.bin" in str(caught.value)
-    assert "pickled weights are not read: convert them" in str(caught.value)
+    assert "pytorch_model.bin is pickled, and pickles are never read" in str(caught.value)
     (copied / "pytorch_model.bin").rename(copied / "model.safetensors.incomplete")
     with pytest.raises(UsageError, match=r"has no model\.safetensors") as caught:
         read(copied)

@@ -258,7 +258,7 @@ def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, 
 
 
 def test_weights_that_are_pickled_and_a_model_without_its_tokenizer(tmp_path, refused):
-    """One message names both steps of transformers: the model, and its tokenizer."""
+    """The weights are converted in place, so that the directory still lacks the tokenizer."""
     source = as_hf(tmp_path, "Model")
     weights = source / "model.safetensors"
     (source / "pytorch_model.bin").write_bytes(b"pickle")
@@ -268,8 +268,8 @@ def test_weights_that_are_pickled_and_a_model_without_its_tokenizer(tmp_path, re
     assert "AutoTokenizer" not in said and "save the tokenizer to the same directory" in said
     weights.unlink()
     said = refused("fill-mask", "--checkpoint", source, "a [MASK]")
-    assert "pickled weights are not read" in said
-    assert "AutoModelForPreTraining.from_pretrained(" in said and "AutoTokenizer.from_pre" in said
+    assert "pytorch_model.bin is pickled, and pickles are never read" in said
+    assert f"with config.json and the tokenizer in {source}, and name that directory" in said
 
 
 def test_a_workdir_is_not_imported(tmp_path, trained, refused):
@@ -360,7 +360,7 @@ def without_words(directory):
     "spoil, message",
     [
         (truncated, "model.safetensors cannot be read: "),
-        (pickled, "pickled weights are not read"),
+        (pickled, "pickles are never read"),
         (mismatched, "missing bert.encoder.layer.2.attention.self.key.bias [24]"),
         (short_of_rows, "its tokenizer has 60 ids, but its model has embeddings for 50"),
         (without_words, "holds neither tokenizer.json nor vocab.txt"),

@@ -53,19 +53,23 @@ def advice(path: str | Path) -> str:
     return f"; a name of the hub? hf download {name} {_OPTION}local-dir {name} {patterns}"
 
 
-def pickle_advice(path: str | Path) -> str:
-    """Returns why a file that torch unpickles is not read, and what to do; nothing for others."""
-    path = Path(path)
-    if path.suffix not in PICKLES:
+def pickle_advice(*paths: str | Path) -> str:
+    """Returns why files that torch unpickles are not read, and the command that converts them; ""
+    if the first of `paths`, the files of one model, is no such file.
+    """
+    first = Path(paths[0])
+    if first.suffix not in PICKLES:
         return ""
-    new = path.with_name("model.safetensors")
+    new, files = str(first.with_name("model.safetensors")), [str(path) for path in paths]
     return (
-        f"{path} is pickled, and pickles are never read, since they can execute anything; where "
-        'you trust it, convert it with torch: python -c "import torch, safetensors.torch as s; '
-        f"found = torch.load({str(path)!r}, weights_only=True); "
-        # Tied tensors are one there, and it writes none that share memory.
-        f's.save_file({{n: t.clone() for n, t in found.items()}}, {str(new)!r})", with '
-        f"config.json and the tokenizer in {path.parent}, and name that directory"
+        f"{', '.join(files)} {'is' if len(files) == 1 else 'are'} pickled, and pickles are never "
+        "read, since they can execute anything; where you trust the source, convert the weights "
+        "with torch: python -c "
+        f"\"import torch, safetensors.torch as s; found = [torch.load(f, map_location='cpu', "
+        f"weights_only=True) for f in {files!r}]; "
+        # Tied tensors share memory there, which safetensors refuses to write.
+        "s.save_file({n: t.clone().contiguous() for each in found for n, t in each.items()}, "
+        f'{new!r})", with config.json and the tokenizer in {first.parent}, and name that directory'
     )
 
 

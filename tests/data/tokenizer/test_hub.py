@@ -19,6 +19,7 @@ from bert_jax.config_loader import load_config
 from bert_jax.data.tokenizer import hub
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
+from bert_jax.interchange import safetensors_files
 
 
 @pytest.fixture
@@ -123,15 +124,24 @@ def test_a_pickle_is_never_read(tmp_path, name):
 
 
 @pytest.mark.parity
-def test_a_pickle_is_converted_as_it_is_said(tmp_path):
-    """A masked-LM model holds one tensor by two names, of which safetensors writes no copy."""
+@pytest.mark.parametrize("names", [["pytorch_model"], ["pytorch_model-1-of-2", "pytorch_model-2"]])
+def test_the_conversion_command_works(tmp_path, names):
+    """On tensors that share memory or are not contiguous, neither of which safetensors writes."""
     torch = pytest.importorskip("torch", reason="needs the `parity` extra")
-    table, path = torch.arange(6.0).reshape(2, 3), tmp_path / "pytorch_model.bin"
-    torch.save({"embeddings": table, "decoder": table}, path)
-    found = re.search(r'python -c "(.*?)", with config', hub.pickle_advice(path))
+    table = torch.arange(6.0).reshape(2, 3)
+    parts = [{"embeddings": table, "decoder": table}, {"transposed": table.T}]
+    if len(names) == 1:
+        parts = [parts[0] | parts[1]]
+    for name, part in zip(names, parts, strict=True):
+        torch.save(part, tmp_path / f"{name}.bin")
+    torch.save({"seed": 1}, tmp_path / "training_args.bin")
+    with pytest.raises(UsageError, match="pickles are never read") as caught:
+        safetensors_files.read(tmp_path)
+    found = re.search(r'python -c "(.*?)", with config', str(caught.value))
     assert found is not None
     subprocess.run([sys.executable, "-c", found[1]], check=True)
     tensors = load_file(tmp_path / "model.safetensors")
-    assert sorted(tensors) == ["decoder", "embeddings"]
-    for tensor in tensors.values():
-        np.testing.assert_array_equal(tensor, table.numpy())
+    assert sorted(tensors) == ["decoder", "embeddings", "transposed"]
+    for name, tensor in tensors.items():
+        expected = table.T if name == "transposed" else table
+        np.testing.assert_array_equal(tensor, expected.numpy())

@@ -1,0 +1,146 @@
+"""The one step between the tensors of a Hugging Face file and the names of its family.
+
+Files vary in ways that change no model: a training wrapper prefixes every name, a writer stores
+one of two tied tensors, old versions have other spellings. Each variation is normalized here, with
+a note where the result differs from the file; a file with two readings is refused.
+"""
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from bert_jax.config import ModelConfig
+from bert_jax.errors import UsageError
+from bert_jax.interchange.family import Family
+from bert_jax.progress import note_once
+
+# Modules that torch.compile, FSDP and activation checkpointing insert at any depth.
+_WRAPPERS = re.compile(
+    r"(^|\.)(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)+"
+)
+# Buffers that old versions saved with the parameters.
+_BUFFERS = (".position_ids", ".token_type_ids", ".inv_freq")
+
+
+def renamed(
+    tensors: Mapping[str, np.ndarray],
+    family: Family,
+    *,
+    source: str,
+    ignore_unexpected: Sequence[str] = (),
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file by the names that `family` gives them, without buffers.
+
+    Modules of training wrappers and one prefix common to all names are removed, with a note; names
+    that `ignore_unexpected` matches need not have the prefix, and are left out where they lack it.
+    Raises UsageError if other names lack it, if there are encoders under several prefixes, or if
+    two names become one.
+    """
+    plain = {name: _WRAPPERS.sub(r"\1", name) for name in tensors if not name.endswith(_BUFFERS)}
+    counted = {
+        short
+        for name, short in plain.items()
+        if not any(fnmatchcase(each, p) for each in (name, short) for p in ignore_unexpected)
+    }
+    prefix = _prefix(counted, family, source)
+    origins: dict[str, str] = {}
+    for name, short in plain.items():
+        if not short.startswith(prefix):
+            continue
+        ours = _modern(short.removeprefix(prefix), family)
+        if (other := origins.setdefault(ours, name)) != name:
+            raise UsageError(
+                f"{source}: {other} and {name} are both {ours}; remove the wrong one from the file"
+            )
+    if longer := [name for name, short in plain.items() if prefix or short != name]:
+        short = plain[longer[0]].removeprefix(prefix)
+        note_once(f"{source}: {longer[0]} is read as {short}, and other names likewise")
+    return {ours: tensors[name] for ours, name in origins.items()}
+
+
+def _prefix(names: Collection[str], family: Family, source: str) -> str:
+    """Returns what stands before the names of a whole model; "" where nothing does."""
+    bases = "|".join(re.escape(base) for base in (f"{family.base}.", *family.prefixes))
+    layer = re.escape(family.names.layer_prefix.removeprefix(f"{family.base}."))
+    layer = layer.replace(re.escape("{}"), r"\d+")
+    pattern = re.compile(rf"((?:[^.]+\.)*?)(?:{bases})?{layer}")
+    prefixes = sorted({match[1] for name in names if (match := pattern.match(name))})
+    if not prefixes or not prefixes[0]:
+        return ""
+    first, *others = prefixes
+    if others:
+        raise UsageError(
+            f"{source} holds several encoders, with the prefixes {', '.join(map(repr, prefixes))}: "
+            f"{_leaving_out(others)} reads the one of {first!r}"
+        )
+    outside = sorted({_root(name) for name in names if not name.startswith(first)})
+    if outside:
+        raise UsageError(
+            f"{source}: the names of the encoder begin with {first!r}, and others with "
+            f"{', '.join(map(repr, outside))}: {_leaving_out(outside)} reads the rest"
+        )
+    return first
+
+
+def _root(name: str) -> str:
+    first, dot, _ = name.partition(".")
+    return first + dot
+
+
+def _leaving_out(roots: Iterable[str]) -> str:
+    return " ".join(f"`ignore_unexpected` '{root}{'*' * root.endswith('.')}'" for root in roots)
+
+
+def _modern(name: str, family: Family) -> str:
+    """Returns the name that current versions write: older ones call the parameters of a norm gamma
+    and beta, have another prefix, or none.
+    """
+    name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
+    name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
+    for other, ours in family.prefixes.items():
+        name = ours + name.removeprefix(other) if name.startswith(other) else name
+    bare = ("embeddings.", "embeddings_project.", "encoder.", "pooler.", "LayerNorm.")
+    bare += ("layers.", "final_norm.", "embed_tokens.", "norm.")
+    return f"{family.base}.{name}" if name.startswith(bare) else name
+
+
+def output_normalized(
+    tensors: dict[str, np.ndarray], family: Family, model: ModelConfig, *, source: str
+) -> tuple[dict[str, np.ndarray], ModelConfig]:
+    """Returns the tensors with the output over the vocabulary as `family.names` has it, and the
+    model with or without an output matrix tied to the word embedding.
+
+    A tied matrix may be stored under either of its names, or under both. Two that differ are not
+    tied, whatever the config says (transformers 5 modeling_utils.py, `tie_weights`). The bias may
+    have either name as well; `decoder.bias` is the one that transformers 5 adds. A bias shorter
+    than the vocabulary is padded with zeros (ibid., `_adjust_bias`).
+    """
+    fixed, found = family.names.fixed, dict(tensors)
+    if "mlm.decoder" not in fixed:
+        return found, model
+    table, decoder = (f"{fixed[n]}.weight" for n in ("encoder.embeddings.word", "mlm.decoder"))
+    if model.tie_word_embeddings and decoder in found:
+        if table not in found or np.array_equal(found[table], found[decoder]):
+            found[table] = found.pop(decoder)
+        else:
+            note_once(
+                f"{source}: {decoder} differs from {table}, so the two are not tied, although "
+                "tie_word_embeddings is true in config.json; transformers 4 reads only one of them"
+            )
+            model = dataclasses.replace(model, tie_word_embeddings=False)
+    if "mlm" not in fixed:
+        return found, model
+    bias, copy = (f"{fixed[n]}.bias" for n in ("mlm", "mlm.decoder"))
+    if copy != bias and copy in found:
+        if bias in found and not np.array_equal(found[bias], found[copy]):
+            note_once(f"{source}: {bias} differs from {copy}, and is not read")
+        found[bias] = found.pop(copy)
+    values = found.get(bias)
+    if values is not None and values.ndim == 1 and len(values) < model.vocab_size:
+        lacking = model.vocab_size - len(values)
+        note_once(f"{source}: {bias} is padded with {lacking} zeros to the size of the vocabulary")
+        found[bias] = np.pad(values, (0, lacking))
+    return found, model

@@ -1,0 +1,344 @@
+"""Checkpoints that other systems vary without changing the model, for each family and variation.
+
+The directory of the same model as bert-jax writes it is the expected result.
+"""
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.__main__ import main
+from bert_jax.config import HeadConfig, ModelConfig
+from bert_jax.errors import UsageError
+from bert_jax.interchange import huggingface
+from bert_jax.registry import FAMILIES
+from tests.golden import make_eurobert, make_modernbert
+from tests.models import SIZES, assert_same, random_params, vocabulary
+
+Tensors = dict[str, np.ndarray]
+
+_MLM = HeadConfig(parts=("mlm",))
+_GELU = dataclasses.replace(SIZES["small"], hidden_act="gelu")
+_ROTARY = {"position_embedding_type": "rotary_interleaved"}
+# Of each family: its model, and the names of the tied tensors (the output, then the embedding).
+MODELS: dict[str, ModelConfig] = {
+    "bert": _GELU,
+    "roberta": _GELU,
+    "electra": dataclasses.replace(_GELU, embedding_size=8),
+    "modernbert": make_modernbert.MODEL,
+    "roformer": dataclasses.replace(_GELU, **_ROTARY),
+    "roberta-prelayernorm": dataclasses.replace(_GELU, norm_placement="pre"),
+    "eurobert": dataclasses.replace(make_eurobert.MODEL, tie_word_embeddings=True),
+}
+each_family = pytest.mark.parametrize("family", MODELS)
+
+
+def written(folder: Path, family: str, head: HeadConfig = _MLM, **changes: Any) -> Path:
+    """A directory of the family with random parameters."""
+    model = dataclasses.replace(MODELS[family], **changes)
+    words = vocabulary(folder / "words", size=61)
+    head = huggingface.with_classifier(model, _MLM, head) if head.labels else head
+    huggingface.write(
+        folder / "hf", random_params(model, head), model, head=head, tokenizer=words,
+        model_type=family,
+    )  # fmt: skip
+    return folder / "hf"
+
+
+def change(directory: Path, edit: Callable[[Tensors], Tensors | None], **config: Any) -> None:
+    """Replaces tensors and fields of `config.json`; a field of None is removed."""
+    tensors = load_file(directory / "model.safetensors")
+    save_file(edit(tensors) or tensors, directory / "model.safetensors", {"format": "pt"})
+    path = directory / "config.json"
+    described = json.loads(path.read_text()) | config
+    path.write_text(json.dumps({k: v for k, v in described.items() if v is not None}))
+
+
+def output_names(family: str) -> tuple[str, str, str, str]:
+    """Returns the names of the embedding, of the tied output, and of the bias under both names."""
+    fixed = FAMILIES[family].names.fixed
+    table, decoder = fixed["encoder.embeddings.word"], fixed["mlm.decoder"]
+    return f"{table}.weight", f"{decoder}.weight", f"{fixed['mlm']}.bias", f"{decoder}.bias"
+
+
+# --- variations that are read: (tensors, family) -> tensors --------------------------------------
+
+
+def under_the_tied_names(tensors: Tensors, family: str) -> None:
+    """safetensors.torch.save_model keeps one name of tied tensors, the first by alphabet."""
+    table, decoder, bias, copy = output_names(family)
+    tensors[decoder] = tensors.pop(table)
+    if bias in tensors:
+        tensors[copy] = tensors.pop(bias)
+
+
+def under_both_names(tensors: Tensors, family: str) -> None:
+    table, decoder, bias, copy = output_names(family)
+    tensors[decoder] = tensors[table].copy()
+    if bias in tensors:
+        tensors[copy] = tensors[bias].copy()
+
+
+def with_prefix(prefix: str) -> Callable[[Tensors, str], Tensors]:
+    return lambda tensors, family: {prefix + name: t for name, t in tensors.items()}
+
+
+def with_both(tensors: Tensors, family: str) -> Tensors:
+    under_the_tied_names(tensors, family)
+    return {f"_orig_mod.{name}": t for name, t in tensors.items()}
+
+
+def with_inner_wrappers(tensors: Tensors, family: str) -> Tensors:
+    """As FSDP with activation checkpointing names the layers."""
+    inner = r"\1_fsdp_wrapped_module._checkpoint_wrapped_module."
+    return {
+        re.sub(r"(\blayers?\.\d+\.)", inner, f"_fsdp_wrapped_module.{name}"): t
+        for name, t in tensors.items()
+    }
+
+
+def without_base(tensors: Tensors, family: str) -> Tensors:
+    base = f"{FAMILIES[family].base}."
+    return {name.removeprefix(base): t for name, t in tensors.items()}
+
+
+def with_old_norms(tensors: Tensors, family: str) -> Tensors:
+    old = {"weight": "gamma", "bias": "beta"}
+    pattern = r"(LayerNorm|layer_norm|norm)\.(weight|bias)$"
+    return {re.sub(pattern, lambda m: f"{m[1]}.{old[m[2]]}", n): t for n, t in tensors.items()}
+
+
+def with_buffers(tensors: Tensors, family: str) -> None:
+    base = FAMILIES[family].base
+    tensors[f"{base}.embeddings.position_ids"] = np.arange(20)[None]
+    tensors[f"{base}.embeddings.token_type_ids"] = np.zeros((1, 20), np.int64)
+    tensors[f"{base}.layers.0.attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+
+
+READ: dict[str, Callable[[Tensors, str], Tensors | None]] = {
+    "the tied names": under_the_tied_names,
+    "both tied names": under_both_names,
+    "torch.compile": with_prefix("_orig_mod."),
+    "DataParallel": with_prefix("module."),
+    "a wrapper's attribute": with_prefix("model."),
+    "nested wrappers": with_prefix("_orig_mod.module.net.encoder."),
+    "the tied names in a wrapper": with_both,
+    "wrappers inside": with_inner_wrappers,
+    "no base": without_base,
+    "gamma and beta": with_old_norms,
+    "buffers": with_buffers,
+}
+
+
+@each_family
+@pytest.mark.parametrize("variation", READ)
+def test_variations_are_read_as_the_model(tmp_path, family, variation):
+    directory = written(tmp_path, family)
+    expected = huggingface.read(directory)
+    change(directory, lambda tensors: READ[variation](tensors, family))
+    found = huggingface.read(directory)
+    assert (found.model, found.head) == (expected.model, expected.head)
+    assert_same(found.params, expected.params)
+
+
+@pytest.mark.parametrize("family", sorted(MODELS.keys() - {"eurobert"}))  # its output has no bias
+def test_a_short_bias_is_padded_with_zeros(tmp_path, family, capsys):
+    """transformers before 4 resized the embedding and left the bias as it was."""
+    directory = written(tmp_path, family)
+    *_, bias, copy = output_names(family)
+    expected = huggingface.read(directory).params
+    expected["mlm"]["bias"][-3:] = 0
+
+    def cut(tensors):
+        tensors[bias] = tensors[bias][:-3].copy()
+
+    change(directory, cut)
+    assert_same(huggingface.read(directory).params, expected)
+    assert f"{bias} is padded with 3 zeros" in capsys.readouterr().err
+    if copy == bias:
+        return
+
+    def add_copy(tensors):  # in memory the copy was resized
+        tensors[copy] = np.pad(tensors[bias], (0, 3), constant_values=2.0)
+
+    change(directory, add_copy)
+    expected["mlm"]["bias"][-3:] = 2
+    assert_same(huggingface.read(directory).params, expected)
+
+
+@each_family
+@pytest.mark.parametrize("says_so", [True, False])
+def test_an_output_matrix_that_is_not_tied(tmp_path, family, says_so, capsys):
+    """The config may still tie it: transformers 5 then keeps both matrices."""
+    directory = written(tmp_path, family, tie_word_embeddings=False)
+    described = json.loads((directory / "config.json").read_text())
+    assert described["tie_word_embeddings"] is False
+    tensors = load_file(directory / "model.safetensors")
+    table, decoder, bias, copy = output_names(family)
+    assert {table, decoder} < set(tensors) and (copy in tensors) == (bias in tensors)
+    if not says_so:
+        change(directory, lambda _: None, tie_word_embeddings=True)
+    found = huggingface.read(directory)
+    model = dataclasses.replace(MODELS[family], tie_word_embeddings=False)
+    assert (found.model, found.head) == (model, _MLM)
+    assert_same(found.params, random_params(model, _MLM))
+    assert ("so the two are not tied" in capsys.readouterr().err) == (not says_so)
+    change(directory, lambda t: {n: x for n, x in t.items() if n != decoder})
+    if says_so:
+        with pytest.raises(UsageError, match=f"tie_word_embeddings is false, but .* no {decoder};"):
+            huggingface.read(directory)
+
+
+@each_family
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("part", ["sequence_classifier", "token_classifier"])
+def test_a_number_of_labels_without_names(tmp_path, family, count, part):
+    names = tuple(f"LABEL_{number}" for number in range(count)) if count > 1 else ("LABEL_0",)
+    parts = ("pooler", part) if part == "sequence_classifier" else (part,)
+    directory = written(tmp_path, family, HeadConfig(parts=parts, labels=names))
+    expected = huggingface.read(directory)
+    assert expected.head.labels == (names if count > 1 else ())
+    change(directory, lambda _: None, id2label=None, label2id=None, num_labels=count)
+    found = huggingface.read(directory)
+    assert found.head == expected.head
+    assert_same(found.params, expected.params)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_wrapped_shards_in_half_precision(tmp_path, dtype):
+    """torch's FSDP writes several files, and names and types vary together."""
+    directory = written(tmp_path, "bert")
+    change(directory, lambda tensors: {n: t.astype(dtype) for n, t in tensors.items()})
+    expected = huggingface.read(directory).params
+    tensors = load_file(directory / "model.safetensors")
+    where = {}
+    for number, name in enumerate(tensors):
+        where[f"module.{name}"] = f"model-{number % 3}.safetensors"
+    for file in set(where.values()):
+        kept = {name: tensors[name[7:]] for name, other in where.items() if other == file}
+        save_file(kept, directory / file)
+    (directory / "model.safetensors").unlink()
+    index = json.dumps({"weight_map": where})
+    (directory / "model.safetensors.index.json").write_text(index)
+    assert_same(huggingface.read(directory).params, expected)
+
+
+# --- one line with the correction ----------------------------------------------------------------
+
+
+def resized(rows: int) -> Callable[[Tensors], None]:
+    def edit(tensors):
+        table, bias = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+        for name in (table, bias):
+            extra = [(0, rows - 64), *[(0, 0)] * (tensors[name].ndim - 1)]
+            tensors[name] = np.pad(tensors[name], extra)
+
+    return edit
+
+
+def two_encoders(tensors: Tensors) -> Tensors:
+    return {f"{side}.{name}": t for side in ("student", "teacher") for name, t in tensors.items()}
+
+
+def partly_wrapped(tensors: Tensors) -> Tensors:
+    wrapped = {f"model.{name}": t for name, t in tensors.items()}
+    return wrapped | {"loss.weight": np.ones(2, np.float32), "step": np.ones(1, np.float32)}
+
+
+def long_bias(tensors: Tensors) -> None:
+    tensors["cls.predictions.bias"] = np.zeros(70, np.float32)
+
+
+def both_spellings(tensors: Tensors) -> None:
+    norm = "bert.embeddings.LayerNorm"
+    tensors[f"{norm}.gamma"] = tensors[f"{norm}.weight"] + 1
+
+
+# What is wrong -> the end of the message, and the options of `read` that it names.
+_REFUSED: dict[str, tuple[Callable[[Tensors], Tensors | None], str, dict[str, Any]]] = {
+    "several encoders": (
+        two_encoders,
+        "holds several encoders, with the prefixes 'student.', 'teacher.': `ignore_unexpected` "
+        "'teacher.*' reads the one of 'student.'",
+        {"ignore_unexpected": ["teacher.*"]},
+    ),
+    "names outside of the wrapper": (
+        partly_wrapped,
+        "the names of the encoder begin with 'model.', and others with 'loss.', 'step': "
+        "`ignore_unexpected` 'loss.*' `ignore_unexpected` 'step' reads the rest",
+        {"ignore_unexpected": ["loss.*", "step"]},
+    ),
+    "a bias longer than the vocabulary": (
+        long_bias,
+        "cls.predictions.bias is [70], expected [64]. `allow_missing_heads` reads the rest "
+        "without them",
+        {"allow_missing_heads": True},
+    ),
+    "a larger vocabulary": (
+        resized(128),
+        "vocab_size is 64, but the word embedding has 128 rows; set vocab_size to 128",
+        {"vocab_size": 128},
+    ),
+    "two spellings of one name": (
+        both_spellings,
+        "bert.embeddings.LayerNorm.gamma and bert.embeddings.LayerNorm.weight are both "
+        "bert.embeddings.LayerNorm.weight; remove the wrong one from the file",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", _REFUSED)
+def test_one_line_names_what_reads_the_model(tmp_path, fault):
+    edit, message, correction = _REFUSED[fault]
+    directory = written(tmp_path, "bert")
+    expected = huggingface.read(directory).params
+    change(directory, edit)
+    with pytest.raises(UsageError) as caught:
+        huggingface.read(directory)
+    assert str(caught.value).endswith(message) and "\n" not in str(caught.value)
+    if rows := correction.pop("vocab_size", 0):
+        change(directory, lambda _: None, vocab_size=rows)
+        found = huggingface.read(directory).params
+        assert len(found["mlm"]["bias"]) == rows
+    elif correction:
+        found = huggingface.read(directory, **correction).params
+        assert_same(found, {part: expected[part] for part in found})
+        assert ("mlm" in found) == ("ignore_unexpected" in correction)
+
+
+# --- every way in --------------------------------------------------------------------------------
+
+
+def test_a_verb_reads_a_wrapped_pair_inside_of_sentence_transformers(tmp_path, capsys):
+    """`--checkpoint` of a verb gives the vectors of the plain directory."""
+    plain = written(tmp_path, "bert", HeadConfig(parts=("pooler",)))
+    nested = tmp_path / "st"
+    shutil.copytree(plain, nested / "0_Transformer")
+    kind = "sentence_transformers.models"
+    stages = [
+        {"path": "0_Transformer", "type": f"{kind}.Transformer"},
+        {"path": "1_Pooling", "type": f"{kind}.Pooling"},
+    ]
+    (nested / "modules.json").write_text(json.dumps(stages))
+    (nested / "1_Pooling").mkdir()
+    (nested / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
+    change(nested / "0_Transformer", lambda tensors: with_prefix("_orig_mod.module.")(tensors, ""))
+    (tmp_path / "texts").write_text("w1 w2\nw3\n")
+    for source, output in ((plain, "a.npz"), (nested, "b.npz")):
+        arguments = ["--checkpoint", source, "--input", tmp_path / "texts"]
+        arguments += ["--output", tmp_path / output]
+        assert main(["embed", *map(str, arguments)]) == 0
+    np.testing.assert_array_equal(
+        *(np.load(tmp_path / name)["vectors"] for name in ("a.npz", "b.npz"))
+    )
+    assert "and other names likewise" in capsys.readouterr().err
