@@ -10,22 +10,25 @@ BIN := $(VENV)/bin
 # Much of the tests' time is compilation, so most run without the optimiser of LLVM (tests/conftest.py
 # adds what else helps). `parity` and the long form of `chaos` run what users run.
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0"
-# seqeval comes as source only, and its old way to build it no longer works.
+# Some packages (seqeval, promise) are published as source only; pip's legacy builder fails on them.
 export PIP_USE_PEP517 := 1
-# Python keeps the bytecode of what it imports. Making that of all packages beforehand, most of which
-# is never imported, would be two fifths of the time of the installation.
+# Python caches the bytecode of the modules that it imports. Compiling all packages ahead of time
+# would take two fifths of the installation, and most modules are never imported.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+# Environments are installed from locks/, by hash. LOCKED= (empty) resolves the newest versions that
+# pyproject.toml allows instead; the index is the one that pip is configured with in both cases.
+LOCKED ?= yes
 
 # The files with such a test: no process has to import all the others.
 marked = $(shell grep -rl --include=test_*.py "mark\.$(1)\b" tests | sort)
 
-.PHONY: demo smoke test launch chaos beam browser lint types parity compiler core site release clean help
+.PHONY: demo smoke test quick mark-slow launch chaos beam browser lint types parity compiler core site upgrade release clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-# Said before pip asks an index for two hundred versions of what no other Python can have.
+# Checks the Python version before pip downloads packages for an unsupported one.
 define environment
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || \
 	{ echo "make: bert-jax needs Python 3.11 to 3.13, and $(PYTHON) is" \
@@ -33,15 +36,29 @@ define environment
 	$(PYTHON) -m venv $(VENV)
 endef
 
-# A stamp an extra: installing is repeated only when pyproject.toml changes.
-$(VENV)/.demo: pyproject.toml
+# install LOCK,EXTRAS: the packages of locks/LOCK.txt and the project, which is built with the locked
+# build tools. Locks are complete, so pip resolves nothing.
+ifdef LOCKED
+define install
+	$(INSTALL) --no-deps --require-hashes -r locks/build.txt
+	$(INSTALL) --no-deps --require-hashes --no-build-isolation -r locks/$(1).txt
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+endef
+else
+define install
+	$(INSTALL) --upgrade --editable '.$(2)'
+endef
+endif
+
+# One stamp per environment: installation is repeated only when its inputs change.
+$(VENV)/.demo: pyproject.toml locks/build.txt locks/run.txt
 	$(environment)
-	$(INSTALL) --editable .
+	$(call install,run)
 	touch $@
 
-$(VENV)/.dev: pyproject.toml
+$(VENV)/.dev: pyproject.toml locks/build.txt locks/dev.txt
 	$(environment)
-	$(INSTALL) --editable '.[dev]'
+	$(call install,dev,[dev])
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.parity: $(VENV)/.dev
@@ -56,8 +73,16 @@ demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes,
 smoke: $(VENV)/.demo  ## does it work here? text to a filled-in word, with a kill: within a minute
 	@BIN=$(abspath $(BIN)) sh examples/smoke.sh
 
-test: $(VENV)/.dev  ## the package's suite, in one process a worker
-	$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 -m "not parity and not chaos and not browser and not beam" --ignore=tests/launch
+SUITE := not parity and not chaos and not browser and not beam
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.dev  ## the package's whole suite, one process per worker
+	$(QUICK) $(PYTEST) --durations=20 -m "$(SUITE)" --ignore=tests/launch $(TESTS)
+
+quick: $(VENV)/.dev  ## the suite without the tests that tests/slow.txt lists: a signal in three minutes
+	$(QUICK) $(PYTEST) -p tests.slow -m "$(SUITE) and not slow" --ignore=tests/launch $(TESTS)
+
+mark-slow: $(VENV)/.dev  ## run the suite and rewrite tests/slow.txt from the measured durations
+	$(QUICK) $(PYTEST) -p tests.slow --mark-slow -m "$(SUITE)" --ignore=tests/launch
 
 launch: $(VENV)/.dev  ## the launch scripts, on a fake cloud
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not chaos and not tpu_compiler" tests/launch
@@ -111,6 +136,22 @@ ZENSICAL ?= 0.1.3
 site: $(VENV)-site/.there  ## README and docs/ as a site, in build/site/site
 	$(VENV)-site/bin/python docs/site.py build/site
 	cd build/site && $(abspath $(VENV))-site/bin/zensical build --strict
+
+# uv resolves for all supported Pythons and platforms at once. `--no-header` because the header would
+# hold the path of the environment. jax, jaxlib and flax move together (see pyproject.toml).
+UV ?= 0.13.9
+compile = $(VENV)-upgrade/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	--generate-hashes --no-header --upgrade --no-emit-index-url --no-emit-find-links
+$(VENV)-upgrade/.there:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check uv==$(UV)
+	touch $@
+
+upgrade: $(VENV)-upgrade/.there  ## rewrite locks/ with the newest versions that pyproject.toml allows
+	$(compile) pyproject.toml locks/build.in --extra dev -o locks/dev.txt
+	$(compile) pyproject.toml locks/build.in -c locks/dev.txt -o locks/run.txt
+	$(compile) locks/build.in -c locks/dev.txt -o locks/build.txt
+	git diff --stat -- locks
 
 release:  ## the wheel and the source archive in dist/, and the wheel installed bare and tried
 	rm -rf dist $(VENV)-release $(VENV)-bare

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import yaml
 
+from tests import slow
 from tests.paths import ROOT
 
 _ROOT = ROOT
@@ -19,7 +20,24 @@ def test_each_part_of_ci_is_a_job_of_the_workflow():
     workflow = yaml.safe_load((_ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     assert workflow["jobs"]["part"]["strategy"]["matrix"]["part"] == listed
     targets = re.findall(r"^([a-z]+):", (_ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
-    assert set(listed) - {"launched_compiler"} <= set(targets)
+    assert set(listed) - {"launched_compiler", "newest"} <= set(targets)
+
+
+@pytest.mark.parametrize("lock", ["build", "run", "dev"])
+def test_a_lock_pins_each_package_by_hash_and_holds_no_address(lock):
+    text = (ROOT / "locks" / f"{lock}.txt").read_text(encoding="utf-8")
+    packages = re.findall(r"^[^\s#].*(?:\n +--hash=sha256:[0-9a-f]{64}.*)+", text, re.M)
+    assert len(packages) == len(re.findall(r"^[^\s#]", text, re.M)) > 5
+    assert all(re.match(r"[a-z0-9.-]+==[^ ]+ (; .+ )?\\\n", package) for package in packages)
+    assert "://" not in text
+    assert not re.search(r"^-", text, re.M)
+
+
+def test_listed_slow_tests_exist():
+    for line in slow.listed():
+        file, _, name = slow.function_of(line).partition("::")
+        function = name.rpartition("::")[2]
+        assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8"), line
 
 
 def test_a_part_that_does_not_exist_is_named():
