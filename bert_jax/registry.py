@@ -304,7 +304,6 @@ PROBES = Registry(
     {
         "minimal_pairs": "bert_jax_lab.probes.minimal_pairs:PROBE",
         "pseudo_perplexity": "bert_jax_lab.probes.pseudo_perplexity:PROBE",
-        "nearest_words": "bert_jax_lab.probes.nearest_words:PROBE",
     },
     object_of="bert_jax_lab.probes.probe:Probe",
 )

@@ -2,8 +2,8 @@
 
     python docs/take_study.py runs/recipe runs/positions ...
 
-`docs/science/NAME/` gets `study.md`, the figures that it shows, and what was predicted before its
-run; docs/science.md says what they mean. It needs Pillow, which the `dev` extra has.
+`docs/science/NAME/` gets `study.md` and the figures that it shows; docs/science.md interprets them.
+It needs Pillow, which the `dev` extra has.
 """
 
 import re
@@ -25,8 +25,6 @@ def take(workdir: Path) -> Path:
     text = text.replace(f"--workdir {workdir}", f"--workdir runs/{workdir.name}")
     text = re.sub(r"--corpus (?:\S*/)?([^\s/`]+)", r"--corpus runs/\1", text)
     (target / "study.md").write_text(text, encoding="utf-8")
-    if (workdir / "predictions").is_dir():
-        shutil.copytree(workdir / "predictions", target / "predictions")
     for figure in (workdir / "figures").glob("*.png"):
         if f"figures/{figure.name}" in text:
             with Image.open(figure) as picture:

@@ -26,7 +26,7 @@ TASKS = tuple(
     StudyTask(rule, rule=rule, options=("--learning-rate", "3e-4"))
     for rule in ("word_order", "bigram_shift", "same_document")
 )
-PROBES = ("minimal_pairs", "pseudo_perplexity", "nearest_words")
+PROBES = ("minimal_pairs", "pseudo_perplexity")
 
 
 def rung(layers: int, width: int, heads: int, *more: str) -> Variant:

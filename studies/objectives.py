@@ -49,7 +49,7 @@ def study() -> Study:
             StudyTask(rule, rule=rule, options=("--learning-rate", "3e-4"))
             for rule in ("word_order", "bigram_shift", "same_document")
         ),
-        probes=("minimal_pairs", "pseudo_perplexity", "nearest_words"),
+        probes=("minimal_pairs", "pseudo_perplexity"),
         equal_compute=True,
         compare_on="tasks",
         notes=(

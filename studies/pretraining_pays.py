@@ -1,10 +1,8 @@
-"""What pre-training brings to tasks: from random, from a quarter of an hour, from going on with
-the tasks' own texts.
+"""What pre-training brings to tasks: from random, and after a quarter of an hour.
 
 bert-jax study pretraining_pays --workdir runs/pretraining_pays
 
-Going on with the texts of a task before it is trained is task-adaptive pre-training (Gururangan et
-al. 2020, arXiv:2004.10964). All tasks are trained by one recipe.
+All tasks are trained by one recipe.
 """
 
 from bert_jax_lab.studies.study import Study, StudyTask, Variant
@@ -40,18 +38,6 @@ def study() -> Study:
                 ),
             ),
             Variant("pretrained"),
-            Variant(
-                "continued",
-                (
-                    "phases.0.steps=600",
-                    "optimizer.warmup_steps=60",
-                    "optimizer.learning_rate=3e-4",
-                    # The bias is the checkpoint's.
-                    "output_bias=zeros",
-                ),
-                init_from="pretrained",
-                on_task_texts=True,
-            ),
         ),
         seeds=3,
         tasks=tuple(
@@ -59,7 +45,4 @@ def study() -> Study:
             for rule in ("word_order", "bigram_shift", "same_document")
         ),
         compare_on="tasks",
-        notes=(
-            "The held-out loss of `continued` is that of its own corpus, the texts of the tasks.",
-        ),
     )

@@ -1,10 +1,9 @@
-"""The loss as a law of parameters and tokens, and a prediction made before its run.
+"""The loss as a law of parameters and tokens.
 
 bert-jax study scaling --workdir runs/scaling
 
-Twelve runs, of four sizes and three numbers of tokens, have a law fitted to them
-(bert_jax_lab/studies/scaling_law.py). The largest run is predicted from them, and trained last:
-`predictions/L4-H192-4000.json` is written before it begins.
+A law (bert_jax_lab/studies/scaling_law.py) is fitted to twelve runs, of four sizes and three
+numbers of tokens, and to one larger run.
 """
 
 from bert_jax_lab.studies.study import Study, Variant
@@ -14,7 +13,7 @@ from bert_jax_lab.studies.study import Study, Variant
 STEPS = (1500, 2500, 4000)
 
 
-def variant(layers: int, width: int, steps: int, *, is_predicted: bool = False) -> Variant:
+def variant(layers: int, width: int, steps: int) -> Variant:
     """Returns a run with heads of 32, and the rate and initial deviation that suit its width.
 
     The rate falls as the width grows, by one rule for all (Yang et al. 2022, arXiv:2203.03466):
@@ -33,7 +32,6 @@ def variant(layers: int, width: int, steps: int, *, is_predicted: bool = False) 
             f"optimizer.warmup_steps={steps // 10}",
             f"phases.0.steps={steps}",
         ),
-        is_predicted=is_predicted,
     )
 
 
@@ -54,7 +52,7 @@ def study() -> Study:
         ),
         variants=(
             *(variant(*size, steps) for size in sizes for steps in STEPS),
-            variant(4, 192, STEPS[-1], is_predicted=True),
+            variant(4, 192, STEPS[-1]),
         ),
         compare="",
         has_law=True,

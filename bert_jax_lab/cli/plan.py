@@ -151,7 +151,7 @@ def _print_phase(phase: Any) -> None:
         (
             "host's duty",
             f"{phase.host_rows_needed:,.0f} rows/s",
-            f"of each host; one thread of this machine makes {phase.host_rows_measured:,.0f}",
+            "of each host",
         ),
         (
             "evaluation step",

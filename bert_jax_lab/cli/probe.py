@@ -1,12 +1,11 @@
-"""Ask a model what it has learned: grammar, held-out text, words.
+"""Ask a model what it has learned: grammar, held-out text.
 
 minimal_pairs: of two sentences, which is grammatical? pseudo_perplexity: how well it expects
-held-out sentences. nearest_words: which words it finds alike. All by its masked-LM head or its
-embeddings, without any training.
+held-out sentences. Both use its masked-LM head, without any training.
 
 examples:
   bert-jax probe --checkpoint runs/first --corpus runs/corpus
-  bert-jax probe --checkpoint runs/first --probe nearest_words --word list --word string
+  bert-jax probe --checkpoint runs/first --probe minimal_pairs --json
 """
 
 import contextlib
@@ -29,10 +28,8 @@ class ProbeOptions(FromCheckpoint):
     """DIR: a directory of bert-jax prepare, whose held-out sentences are asked (default: the one
     that a run was trained on)"""
     probe: tuple[str, ...] = ()
-    """NAME: a probe: minimal_pairs, pseudo_perplexity, nearest_words or one that an --extend file
-    registers; repeat for several (default: all that the model has parts for)"""
-    word: tuple[str, ...] = ()
-    """WORD: the words that nearest_words asks for, instead of its own; repeat for several"""
+    """NAME: a probe: minimal_pairs, pseudo_perplexity or one that an --extend file registers;
+    repeat for several (default: all that the model has parts for)"""
     output: Local | None = None
     """FILE: write what --json prints"""
     json: bool = False
@@ -44,14 +41,11 @@ def run(options: ProbeOptions) -> None:
     for name in names:
         if name not in PROBES:
             raise UsageError(f"`probe` {PROBES.problem(name)}")
-    if options.word and "nearest_words" not in names:
-        raise UsageError(f"--word {options.word[0]}: choose --probe nearest_words with it")
     require_place_for(output=options.output)
     from bert_jax.api.model import load
     from bert_jax.data.corpus.several import open_corpora
     from bert_jax.pretrained.load import require_parts, require_same_tokenizer
     from bert_jax.workdir.run_directory import corpus_of
-    from bert_jax_lab.probes import nearest_words
 
     corpus = None if options.corpus is None else open_corpora(options.corpus)
     model = load(options.checkpoint, ignore_unexpected=options.ignore_unexpected)
@@ -65,19 +59,15 @@ def run(options: ProbeOptions) -> None:
         require_same_tokenizer(source, corpus)
     findings = []
     for name in dict.fromkeys(names):
-        is_asked = name in options.probe or (name == "nearest_words" and options.word)
         try:
             probe = PROBES[name]
             require_parts(source, *probe.parts)
             if probe.needs_corpus and corpus is None:
                 raise UsageError("it asks held-out sentences: name their `corpus`")
             with ticking(name):
-                if name == "nearest_words" and options.word:
-                    found = nearest_words.findings(source, tokenizer, options.word)
-                else:
-                    found = probe.measure(source, tokenizer, corpus)
+                found = probe.measure(source, tokenizer, corpus)
         except UsageError as error:
-            if is_asked:
+            if name in options.probe:
                 raise
             note(f"{name} is left out: {error}")
             continue
@@ -104,5 +94,5 @@ def _print(findings: list[dict[str, Any]]) -> None:
     table("What the model has learned", ("probe", "question", "answer", "guessing"), rows)
 
 
-def _value(value: float | str, unit: str) -> str:
-    return value if isinstance(value, str) else f"{number(value, ',.1f')} {unit}".rstrip()
+def _value(value: float, unit: str) -> str:
+    return f"{number(value, ',.1f')} {unit}".rstrip()

@@ -5,7 +5,7 @@ study.md, study.json and figures. The same command goes on after any interruptio
 processes may work on one study.
 
 examples:
-  bert-jax study ladder --workdir runs/ladder --dry-run
+  bert-jax study ladder --workdir runs/ladder --dry-run       # list the commands
   bert-jax study ladder --workdir runs/ladder --budget 2h
   bert-jax study mine.py --corpus runs/corpus --workdir runs/mine --steps 20
 """
@@ -15,7 +15,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ from bert_jax.cli.corpora import CorpusDirectory
 from bert_jax.cli.options import Local, Positional, Verb, options
 from bert_jax.cli.output import table, tell
 from bert_jax.errors import Preempted, UsageError
-from bert_jax.progress import duration, note
+from bert_jax.progress import note
 from bert_jax_lab.studies.child import KEPT
 
 INTERRUPTED = KEPT
@@ -59,9 +59,7 @@ class StudyOptions(Verb):
     steps: int | None = None
     """N: try the study out: N updates a run, one seed, few rows of each task"""
     dry_run: bool = False
-    """make the corpus, time a few steps of each variant, list the runs, and train none"""
-    untimed: bool = False
-    """time no steps beforehand; with --dry-run, only list the commands: for other machines"""
+    """list the commands of all runs, and run none"""
     json: bool = False
     """print study.json, or the list of --dry-run, instead of tables"""
     overrides: Annotated[tuple[str, ...], "--set"] = ()
@@ -81,7 +79,6 @@ def run(options: StudyOptions) -> None:
     jax.config.update("jax_platforms", "cpu")
     from bert_jax_lab.studies import corpus_tasks, runner, summary
     from bert_jax_lab.studies.child import Children
-    from bert_jax_lab.studies.estimate import measure_missing, measured_apart
     from bert_jax_lab.studies.runs import CORPUS, FinetuneRun, plan_runs
 
     corpus_tasks.require_rules(study)
@@ -94,7 +91,7 @@ def run(options: StudyOptions) -> None:
         only=options.only,
         command=_typed(options),
     )
-    if options.dry_run and options.untimed:
+    if options.dry_run:
         _print_plan(plan, options)
         return
     # A wrong option of a task would be found once all models are trained.
@@ -111,18 +108,10 @@ def run(options: StudyOptions) -> None:
             log = plan.workdir / "logs" / f"{run.name}.log"
             return children.run(command_of(run, options.extend), log=log, lock=held, say=say)
 
-        # What is timed needs the corpus; the rest does not, and tells its time as it goes.
         runner.make_missing(
             plan, execute, stopped_by=children.stopped_by, only=lambda run: run.name == CORPUS
         )
         runner.write_rows(plan)
-        if not (options.steps or options.untimed):
-            process, ask = measured_apart(compiled, extend=_with_base(options.extend, study.base))
-            with process:
-                measure_missing(plan, ask, stopped_by=children.stopped_by)
-        if options.dry_run:
-            _print_plan(plan, options)
-            return
         progress = ended = None
         try:
             progress = runner.make_missing(plan, execute, stopped_by=children.stopped_by)
@@ -150,10 +139,7 @@ def command_of(run: Any, extend: Sequence[Path] = ()) -> list[str]:
         words = ["prepare", "--output", str(run.directory)]
         words += [word for source in run.sources for word in ("--source", source)]
         words += ["--validation-fraction", str(run.validation_fraction)]
-        if run.tokenizer is None:
-            words += ["--vocab-size", str(run.vocab_size)]
-        else:
-            words += ["--tokenizer", str(run.tokenizer)]
+        words += ["--vocab-size", str(run.vocab_size)]
     elif isinstance(run, FinetuneRun):
         task = run.task
         words = ["finetune", "--checkpoint", str(run.checkpoint), "--workdir", str(run.directory)]
@@ -203,41 +189,25 @@ def _typed(options: StudyOptions) -> str:
 
 
 def _print_plan(plan: Any, options: StudyOptions) -> None:
-    from bert_jax_lab.studies.estimate import StudyEstimate
     from bert_jax_lab.studies.records import record_of
-    from bert_jax_lab.studies.runner import missing
 
-    estimate, left = StudyEstimate(plan), {run.name for run in missing(plan)}
-    listed = []
-    for run in plan.runs:
-        record = record_of(plan.workdir, run)
-        listed.append(
-            {
-                "run": run.name,
-                "status": "missing" if record is None else record["status"],
-                "seconds": estimate.seconds_of(run) if run.name in left else 0.0,
-                "command": shlex.join(["bert-jax", *command_of(run, options.extend)]),
-            }
-        )
+    listed = [
+        {
+            "run": run.name,
+            "status": (record_of(plan.workdir, run) or {"status": "missing"})["status"],
+            "command": shlex.join(["bert-jax", *command_of(run, options.extend)]),
+        }
+        for run in plan.runs
+    ]
     if options.json:
         print(json.dumps(listed, indent=2))
-        return
-    if options.untimed:
+    else:
         print("\n".join(entry["command"] for entry in listed))
-        return
-    rows = [(e["run"], e["status"], duration(e["seconds"]) if e["seconds"] != 0 else "")
-            for e in listed]  # fmt: skip
-    table(f"{plan.study.title}: {len(listed)} runs", ("run", "status", "time"), rows)
-    total = estimate.total([run for run in plan.runs if run.name in left])
-    print(_count(left, total))
-    if options.budget is not None and total is not None and total > options.budget:
-        print(f"the budget of {duration(options.budget)} is too small")
 
 
 def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: StudyOptions) -> None:
     from bert_jax_lab.studies import summary
     from bert_jax_lab.studies import table as tables
-    from bert_jax_lab.studies.estimate import StudyEstimate
 
     if options.json:
         print(json.dumps(found, indent=2))
@@ -249,11 +219,5 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
     if progress.held:
         note(f"another process works on {', '.join(run.name for run in progress.held)}")
     if progress.left:
-        left = _count(progress.left, StudyEstimate(plan).total(progress.left))
         why = "the time is up; " if progress.is_stopped else ""
-        note(f"{why}{left}; the same command continues with them")
-
-
-def _count(left: Collection[Any], seconds: float | None) -> str:
-    """Returns how many runs are left, and how long they will take where that is known."""
-    return f"runs left: {len(left)}" + ("" if seconds is None else f", about {duration(seconds)}")
+        note(f"{why}runs left: {len(progress.left)}; the same command continues with them")

@@ -26,7 +26,7 @@ from bert_jax.training.hooks import evaluations_in
 from bert_jax.update.flops import train_flops
 from bert_jax.update.state import TrainState
 from bert_jax.versions import installed
-from bert_jax_lab.planning import aot_compile, input_throughput, plan_warnings, topologies
+from bert_jax_lab.planning import aot_compile, plan_warnings, topologies
 from bert_jax_lab.planning.save_cost import SavePlan, save_plan
 from bert_jax_lab.planning.topologies import Topology
 
@@ -78,7 +78,6 @@ class PhasePlan:
     binds: str | None = None  # "compute", "memory" or "network"
     hours: float | None = None
     host_rows_needed: float | None = None  # a second, by each host
-    host_rows_measured: float | None = None  # a second, by one thread of this machine
     evaluation: EvaluationPlan | None = None
     saving: SavePlan | None = None
     compile_seconds: float | None = None
@@ -220,12 +219,6 @@ def _phase_plan(config: TrainConfig, number: int, *, mesh, topology: Topology) -
         binds=_binds(compute=compute, network=network, products=products, memory=memory),
         hours=phase.steps * seconds / 3600,
         host_rows_needed=_host_rows(mesh, phase.global_batch_size) / seconds,
-        host_rows_measured=input_throughput.rows_per_second(
-            phase,
-            objective=config.objective,
-            data=config.data,
-            vocab_size=config.model.vocab_size,
-        ),
         evaluation=evaluation,
         saving=save_plan(config, seconds, hosts=topology.hosts, mesh=mesh),
         compile_seconds=figures.compile_seconds + held_out.compile_seconds,

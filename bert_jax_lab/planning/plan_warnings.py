@@ -37,12 +37,6 @@ def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any)
         if phase.memory_bytes > 0.9 * phase.available_bytes:
             share = 100 * phase.memory_bytes / phase.available_bytes
             yield f"{name}: {share:.0f} % of the memory is used; another compiler may refuse it"
-        needed, made = phase.host_rows_needed, phase.host_rows_measured
-        if needed > 0.5 * made * config.data.num_workers:
-            yield (
-                f"{name}: each host must make {needed:,.0f} rows a second; one thread of this "
-                f"machine makes {made:,.0f}: raise data.num_workers"
-            )
         unstated = Counter[str]()
         for kernel in phase.kernels:
             if kernel.flops is None:

@@ -10,10 +10,10 @@ from bert_jax.pretrained.load import LoadedCheckpoint
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One answer: a number, or words."""
+    """One answer of a probe."""
 
     name: str
-    value: float | str
+    value: float
     # "%" for a share.
     unit: str = ""
     # What a model has that has learned nothing.

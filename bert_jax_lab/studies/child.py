@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import Interrupted
-from bert_jax.progress import leave, say
-from bert_jax.runtime.signals import ENDING, Signals, error_of, stop, word_of
+from bert_jax.progress import leave
+from bert_jax.runtime.signals import ENDING, Signals, word_of
 
 # Seconds between two looks at a child.
 _LOOK = 0.2
 # Bytes at the end of a log in which the reason of a failure is looked for.
 _TAIL = 8192
-# Seconds in which a study that no run is under way of comes to its end by itself.
-_PATIENCE = 1.0
 KEPT = "the runs that have ended are kept, and the same command goes on"
 _COMPILED = "JAX_COMPILATION_CACHE_DIR"
 
@@ -43,7 +40,7 @@ class Children:
     """Runs commands of `bert-jax`, one at a time, and hands on the signals that come meanwhile.
 
     SIGTERM, SIGHUP and Ctrl-C reach a child, so that it saves; so does a second Ctrl-C, which ends
-    it at once. Ctrl-Z stops both, and `fg` lets both go on.
+    the child at once.
     """
 
     def __init__(self, *, compiled: Path, until: float | None = None):
@@ -55,16 +52,13 @@ class Children:
         self._child: subprocess.Popen | None = None
         # The first signal that came.
         self.heard: int | None = None
-        self._last: threading.Timer | None = None
-        self._signals = Signals((*ENDING, signal.SIGTSTP), self._hear)
+        self._signals = Signals(ENDING, self._hear)
 
     def __enter__(self) -> "Children":
         self._signals.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._last is not None:
-            self._last.cancel()
         self._signals.__exit__()
 
     def stopped_by(self) -> str:
@@ -75,24 +69,10 @@ class Children:
         return "budget" if is_time_up else ""
 
     def _hear(self, number: int) -> None:
-        if number == signal.SIGTSTP:
-            self._tell(number)
-            stop()
-            return self._tell(signal.SIGCONT)
         is_first, self.heard = self.heard is None, self.heard or number
         self._tell(number)
-        if is_first:
-            self._last = threading.Timer(_PATIENCE, self._leave, (number,))
-            self._last.daemon = True
-            self._last.start()
-        elif number == signal.SIGINT and self._child is None:
+        if number == signal.SIGINT and not is_first and self._child is None:
             leave(Interrupted.exit_code)
-
-    def _leave(self, number: int) -> None:
-        """Ends the study, unless a run is still saving: between runs nothing is lost."""
-        if self._child is None:
-            say(f"bert-jax study: {word_of(number)}; {KEPT}")
-            leave(error_of(number).exit_code)
 
     def _tell(self, number: int) -> None:
         child = self._child

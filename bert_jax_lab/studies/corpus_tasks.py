@@ -49,9 +49,8 @@ def write_rows(plan: StudyPlan) -> None:
     """
     rows = plan.workdir / "rows"
     rules = {run.task.rule for run in plan.runs if isinstance(run, FinetuneRun) and run.task.rule}
-    texts = rows / "texts.txt"
     missing = sorted(rule for rule in rules if not (rows / rule / "dev.tsv").exists())
-    if not missing and texts.exists():
+    if not missing:
         return
     corpus = open_corpus(plan.corpus)
     training, scoring = _documents(corpus)
@@ -67,10 +66,6 @@ def write_rows(plan: StudyPlan) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = ("\t".join(map(str, row)) for row in [("a", "b", "label"), *found])
             write_whole(path, "\n".join(lines) + "\n")
-    # An empty line would end a document.
-    usable = [found for document in training if (found := _usable(document))]
-    paragraphs = ("\n".join(map(_joined, document)) for document in usable)
-    write_whole(texts, "\n\n".join(paragraphs) + "\n")
 
 
 def require_rules(study: Study) -> None:

@@ -33,8 +33,6 @@ from bert_jax_lab.studies.runs import (
 )
 
 DONE, FAILED = "done", "failed"
-# What a record of a failure has of the run of that name that was made before.
-MADE = "made"
 # The same run would fail again in the same way: it is not tried again. Wrong usage may be put right
 # outside of it, by a file of `extend` or by data that are there now.
 _FINAL = {kind.exit_code for kind in (ResumeRefused, NoUsableCheckpoint, NonFinite, Diverged)}
@@ -43,8 +41,6 @@ STOPPING = {
     kind.exit_code for kind in (DataDamaged, StorageFailed, Preempted, Interrupted, Unreachable)
 }
 _HELD_OUT = "validation"
-# The identities of the runs that a run needs, as their records had them when it ended.
-NEEDS = "needs"
 
 
 def record_of(workdir: Path, run: StudyRun) -> dict[str, Any] | None:
@@ -53,16 +49,10 @@ def record_of(workdir: Path, run: StudyRun) -> dict[str, Any] | None:
     Returns None if the run has not ended, was recorded with other inputs, or needs a run that is
     not done.
     """
-    needed = {each.name: record_of(workdir, each) or {} for each in run.needs}
-    if not all(map(is_done, needed.values())):
+    if not all(is_done(record_of(workdir, needed)) for needed in run.needs):
         return None
-    # A record from before an edit is valid again when the edit is reverted.
     found = _read(workdir, run)
-    needs = {name: each["identity"] for name, each in needed.items()}
-    for record in (found, found.get(MADE, {})):
-        if record.get("identity") == run.identity and record[NEEDS] == needs:
-            return record
-    return None
+    return found if found.get("identity") == run.identity else None
 
 
 def _read(workdir: Path, run: StudyRun) -> dict[str, Any]:
@@ -99,9 +89,7 @@ def is_settled(record: dict[str, Any] | None) -> bool:
 
 
 def write_record(workdir: Path, run: StudyRun, outcome: Outcome) -> dict[str, Any]:
-    """Writes and returns how a run ended. What was made of another run of that name stays in it."""
-    before = _read(workdir, run)
-    made = before if is_done(before) else before.get(MADE)
+    """Writes and returns how a run ended."""
     record: dict[str, Any] = {
         "run": run.name,
         "identity": run.identity,
@@ -109,19 +97,16 @@ def write_record(workdir: Path, run: StudyRun, outcome: Outcome) -> dict[str, An
         "code": outcome.code,
         "reason": outcome.reason if outcome.code else "",
         "time": time.time(),
-        NEEDS: {each.name: (record_of(workdir, each) or {}).get("identity") for each in run.needs},
     }
     if isinstance(run, VariantRun):
         record |= {"variant": run.variant, "seed": run.seed}
     if isinstance(run, FinetuneRun):
         record |= {"task": run.task.name}
-    if outcome.code and made:
-        record[MADE] = made
-        if outcome.code == ResumeRefused.exit_code:
-            record["reason"] = (
-                f"it is another run than that made here; give what you changed a name of its own, "
-                f"or take another `workdir`: {outcome.reason}"
-            )
+    if outcome.code == ResumeRefused.exit_code:
+        record["reason"] = (
+            f"{run.directory} holds a run with other settings; give what you changed another name, "
+            f"or choose another `workdir`: {outcome.reason}"
+        )
     elif isinstance(run, PretrainRun):
         record |= _pretrained(run)
     elif isinstance(run, FinetuneRun) and not outcome.code:

@@ -21,7 +21,6 @@ from bert_jax.workdir import run_list
 from bert_jax.workdir.run_list import ListProgress
 from bert_jax_lab.studies import corpus_tasks, summary
 from bert_jax_lab.studies.child import Outcome
-from bert_jax_lab.studies.estimate import StudyEstimate
 from bert_jax_lab.studies.records import (
     DONE,
     STOPPING,
@@ -33,7 +32,6 @@ from bert_jax_lab.studies.records import (
 )
 from bert_jax_lab.studies.runs import (
     FinetuneRun,
-    PrepareRun,
     PretrainRun,
     ProbeRun,
     StudyPlan,
@@ -116,10 +114,7 @@ def make_missing(
     """
 
     def is_ready(run: StudyRun, left: Sequence[StudyRun]) -> bool:
-        # The law is fitted to all other runs first, those that another process makes too.
-        is_predicted = isinstance(run, PretrainRun) and run.is_predicted
-        fitted = [each for each in left if isinstance(each, PretrainRun) and not each.is_predicted]
-        return not (is_predicted and fitted) and _has_its_needs(plan, run)
+        return _has_its_needs(plan, run)
 
     def is_stopped(run: StudyRun) -> bool:
         reason = stopped_by()
@@ -129,7 +124,7 @@ def make_missing(
 
     def make(run: StudyRun, held: int, left: Sequence[StudyRun]) -> bool:
         where = f"{len(plan.runs) - len(left) + 1}/{len(plan.runs)} {run.name}"
-        note(f"{where}: {StudyEstimate(plan).line(run, left)}")
+        note(f"{where}: begins")
         return _make(plan, run, execute, held, where)
 
     return run_list.make_missing(
@@ -144,12 +139,8 @@ def make_missing(
 
 def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: str) -> bool:
     """Makes one run and records how it ended; returns False where the time was up before."""
-    if (isinstance(run, FinetuneRun) and run.rows is not None) or (
-        isinstance(run, PrepareRun) and run.of_tasks
-    ):
+    if isinstance(run, FinetuneRun) and run.rows is not None:
         write_rows(plan)
-    if isinstance(run, PretrainRun) and run.is_predicted:
-        summary.write_prediction(plan, run)
     if isinstance(run, ProbeRun):
         run.directory.mkdir(parents=True, exist_ok=True)
     gone = [needed for needed in run.needs if not needed.directory.is_dir()]

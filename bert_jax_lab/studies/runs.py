@@ -9,11 +9,12 @@
     WORKDIR/compiled/                programs that runs have compiled
 
 The first seed of all variants comes before the second one of any: a study that is cut short has a
-table. A run whose variant is to be predicted comes after all others.
+table.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from bert_jax_lab.studies.study import (
     overrides_of,
 )
 
-CORPUS, TEXTS = "corpus", "texts"
+CORPUS = "corpus"
 # Of a study that is only tried out: rows of a task, and held-out examples.
 _FEW = 64
 
@@ -51,14 +52,12 @@ class StudyRun:
 
     @property
     def identity(self) -> str:
-        """Returns a hash of all that decides the result, paths excepted."""
+        """Returns a hash of all inputs that decide the result; paths do not."""
         values = dataclasses.asdict(dataclasses.replace(self, needs=()))
         decisive = {k: v for k, v in values.items() if not isinstance(v, Path)}
-        decisive["needs"] = [run.name for run in self.needs]
+        decisive["needs"] = [run.identity for run in self.needs]
         if isinstance(self, PretrainRun):
             decisive |= {"config": to_dict(self.config), "overrides": None, "base": None}
-        if isinstance(self, PrepareRun) and self.of_tasks:
-            decisive["sources"] = None  # a path, too
         text = json.dumps(decisive, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -70,9 +69,6 @@ class PrepareRun(StudyRun):
     sources: tuple[str, ...]
     vocab_size: int
     validation_fraction: float
-    tokenizer: Path | None = None
-    # It is made of the texts of the tasks' training rows.
-    of_tasks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +88,6 @@ class PretrainRun(VariantRun):
     config: TrainConfig
     corpus: Path
     init_from: Path | None = None
-    is_predicted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +154,7 @@ def plan_runs(
     Raises UsageError for a variant whose config is wrong, for names that are no variant's, and for
     columns that no variant has figures for.
     """
-    wanted = _wanted(study, only)
+    wanted = {variant.name for variant in _wanted(study, only)}
     runs: list[StudyRun] = []
     if corpus is None:
         recipe = study.corpus
@@ -175,31 +170,13 @@ def plan_runs(
     corpus_needed = tuple(runs)
     fingerprint = None if corpus is None else read_manifest(corpus)["fingerprint"]
     corpus = workdir / CORPUS if corpus is None else corpus
-    texts = PrepareRun(
-        name=TEXTS,
-        directory=workdir / TEXTS,
-        needs=corpus_needed,
-        sources=(str(workdir / "rows" / "texts.txt"),),
-        vocab_size=study.corpus.vocab_size,
-        validation_fraction=study.corpus.validation_fraction,
-        tokenizer=corpus / "tokenizer",
-        of_tasks=True,
-    )
-    if any(variant.on_task_texts for variant in study.variants):
-        runs.append(texts)
     seeds = study.seeds if steps is None else 1
-    ordered = sorted(
-        ((variant, seed) for seed in range(seeds) for variant in study.variants),
-        key=lambda pair: pair[0].is_predicted,
-    )
     last = _last_overrides(study, tuple(overrides), steps)
     pretrained: dict[tuple[str, int], PretrainRun] = {}
-    for variant, seed in ordered:
+    for seed, variant in itertools.product(range(seeds), study.variants):
         more = last[variant.name]
         config = config_of(study, variant, seed, more)
         needs: tuple[StudyRun, ...] = corpus_needed
-        if variant.on_task_texts:
-            needs += (texts,)
         if variant.init_from:
             needs += (pretrained[variant.init_from, seed],)
         name = f"{variant.name}.seed{seed}"
@@ -212,11 +189,10 @@ def plan_runs(
             base=study.base,
             overrides=tuple(overrides_of(study, variant, seed, more)),
             config=config,
-            corpus=workdir / TEXTS if variant.on_task_texts else corpus,
+            corpus=corpus,
             init_from=(
                 workdir / "runs" / f"{variant.init_from}.seed{seed}" if variant.init_from else None
             ),
-            is_predicted=variant.is_predicted,
         )
         runs.append(pretraining)
         pretrained[variant.name, seed] = pretraining
@@ -259,7 +235,7 @@ def plan_runs(
         study=study,
         workdir=workdir,
         corpus=corpus,
-        runs=tuple(run for run in runs if _is_made(run, wanted)),
+        runs=tuple(r for r in runs if not isinstance(r, VariantRun) or r.variant in wanted),
         whole=tuple(runs),
         asked=asked,
         command=command,
@@ -276,14 +252,6 @@ def _require_columns(study: Study, configs: Sequence[TrainConfig]) -> None:
                 f"study {study.name}: columns has {column!r}, which no variant's objective has "
                 f"among its figures.{nearest(column, known)}"
             )
-
-
-def _is_made(run: StudyRun, wanted: Sequence[Variant]) -> bool:
-    """Returns whether a run is one of the wanted variants, or is made for them."""
-    if isinstance(run, VariantRun):
-        return run.variant in {variant.name for variant in wanted}
-    is_of_tasks = isinstance(run, PrepareRun) and run.of_tasks
-    return not is_of_tasks or any(variant.on_task_texts for variant in wanted)
 
 
 def _probes_of(study: Study, config: TrainConfig) -> tuple[str, ...]:

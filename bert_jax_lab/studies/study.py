@@ -34,10 +34,6 @@ class Variant:
     overrides: tuple[str, ...] = ()
     # The variant whose run of the same seed this one begins from.
     init_from: str = ""
-    # It goes on with the texts of the tasks' training rows, instead of the corpus.
-    on_task_texts: bool = False
-    # Its loss is predicted by the law fitted to all others, before it is trained.
-    is_predicted: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,22 +192,13 @@ def _validate(study: Study) -> None:
         raise UsageError(f"compare is {study.compare!r}; choose first, previous or nothing")
     if study.compare_on not in ("figures", "tasks"):
         raise UsageError(f"compare_on is {study.compare_on!r}; choose figures or tasks")
-    earlier: dict[str, Variant] = {}
+    earlier: set[str] = set()
     for variant in study.variants:
         if variant.init_from and variant.init_from not in earlier:
             raise UsageError(
                 f"variant {variant.name}: init_from {variant.init_from!r} is no variant before it"
             )
-        if variant.init_from and earlier[variant.init_from].is_predicted > variant.is_predicted:
-            raise UsageError(
-                f"variant {variant.name}: init_from {variant.init_from!r} is predicted, and made "
-                f"after all that are not; set is_predicted of {variant.name}, too"
-            )
-        if variant.is_predicted and not study.has_law:
-            raise UsageError(f"variant {variant.name}: is_predicted needs has_law of the study")
-        if variant.on_task_texts and not any(task.rule for task in study.tasks):
-            raise UsageError(f"variant {variant.name}: no task is made of the corpus")
-        earlier[variant.name] = variant
+        earlier.add(variant.name)
 
 
 def config_of(study: Study, variant: Variant, seed: int, more: tuple[str, ...] = ()) -> TrainConfig:

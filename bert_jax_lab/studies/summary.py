@@ -1,10 +1,8 @@
 """Puts together what all runs of a study say: study.json, study.md, figures, the fitted law."""
 
 import datetime
-import json
 import statistics
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,13 @@ from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.versions import installed
-from bert_jax.workdir import log_reader, run_list
+from bert_jax.workdir import run_list
 from bert_jax_lab.studies import figures, scaling_law, table
 from bert_jax_lab.studies.figures import LEFT_OUT
 from bert_jax_lab.studies.records import (
     DONE,
     FAILED,
-    MADE,
-    NEEDS,
     curve_of,
-    parameters_of,
     record_of,
 )
 from bert_jax_lab.studies.runs import (
@@ -80,7 +75,7 @@ def summarise(plan: StudyPlan) -> dict[str, Any]:
                 variant["compared"]["by_seed"] = [
                     pair[0][seed] - pair[1][seed] for seed in sorted(pair[0].keys() & pair[1])
                 ]
-    # Of the variants that nobody asked for, those that an earlier call has made.
+    # Variants of an earlier call are kept beside those of this one.
     made = {run.variant for run in plan.runs if isinstance(run, PretrainRun)}
     made |= {run["variant"] for run in runs if run["status"] in (DONE, FAILED)}
     variants = [variant for variant in variants if variant["variant"] in made]
@@ -100,14 +95,6 @@ def summarise(plan: StudyPlan) -> dict[str, Any]:
         "tasks": [{"name": task.name, "chance": task.chance} for task in study.tasks],
         "variants": variants,
         "runs": runs,
-        "predictions": [
-            _prediction(plan, run, runs)
-            for run in plan.whole
-            if isinstance(run, PretrainRun)
-            and run.is_predicted
-            and run.variant in made
-            and _path(plan, run).exists()
-        ],
     }
 
 
@@ -119,7 +106,7 @@ def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
         record = {"run": run.name, "variant": run.variant, "seed": run.seed, **status}
         if isinstance(run, FinetuneRun):
             record["task"] = run.task.name
-    record = {k: v for k, v in record.items() if k not in ("identity", MADE, NEEDS)}
+    record = {k: v for k, v in record.items() if k != "identity"}
     if isinstance(run, ProbeRun):
         record["probes"] = [*run.probes]
     if isinstance(run, PretrainRun) and "figures" in record:
@@ -175,18 +162,14 @@ def _is_pretraining(run: dict[str, Any]) -> bool:
 
 
 def _findings(probed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what the models of all seeds answer: the spread of numbers, the first one's words."""
+    """Returns the spread over the seeds of each answer to a probe."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in probed:
         for finding in run["findings"]:
             found.setdefault((finding["probe"], finding["name"]), []).append(finding)
     return [
         {name: value for name, value in same[0].items() if name != "value"}
-        | (
-            {"words": same[0]["value"]}
-            if isinstance(same[0]["value"], str)
-            else spread([finding["value"] for finding in same])
-        )
+        | spread([finding["value"] for finding in same])
         for same in found.values()
     ]
 
@@ -298,9 +281,8 @@ def _commit() -> str | None:
 
 
 def _points(plan: StudyPlan, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the runs that a law is fitted to: those that it does not predict, or describe."""
-    others = {variant.name for variant in plan.study.variants if variant.is_predicted}
-    others |= _without_law(plan).keys()
+    """Returns the runs that a law is fitted to: those that it describes."""
+    others = _without_law(plan).keys()
     column = plan.study.columns[0]
     return [
         run
@@ -337,44 +319,3 @@ def _law_of(plan: StudyPlan, found: dict[str, Any]) -> Law | None:
     except ValueError as error:
         note(f"no law is fitted to {len(points)} runs: {error}")
         return None
-
-
-def _path(plan: StudyPlan, run: PretrainRun) -> Path:
-    return plan.workdir / "predictions" / f"{run.variant}.json"
-
-
-def write_prediction(plan: StudyPlan, run: PretrainRun) -> None:
-    """Writes the loss that the law expects of a run; never a second time, nor when it has begun."""
-    path = _path(plan, run)
-    with file_lock.hold(plan.workdir / "locks" / "prediction", waits=True):
-        if path.exists() or log_reader.read_rows(run.directory):
-            return
-        found = summarise(plan)
-        law = _law_of(plan, found)
-        if law is None:
-            return
-        size, tokens = parameters_of(run.config)["block_parameters"], tokens_of(run.config)
-        expected = float(law.loss(size, tokens))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        prediction = {
-            "variant": run.variant,
-            "time": time.time(),
-            "block_parameters": size,
-            "tokens": tokens,
-            "loss": expected,
-            "interval": list(law.interval(size, tokens)),
-            "law": law.as_json(),
-            "runs": [point["run"] for point in _points(plan, found["runs"])],
-        }
-        write_json(path, prediction)
-        note(f"the law predicts {expected:.3f} nats for {run.variant}; {path} has it")
-
-
-def _prediction(
-    plan: StudyPlan, run: PretrainRun, runs: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    prediction = json.loads(_path(plan, run).read_text(encoding="utf-8"))
-    entry = next(entry for entry in runs if entry["run"] == run.name)
-    actual = entry.get("figures", {}).get(plan.study.columns[0])
-    error = None if actual is None else actual - prediction["loss"]
-    return prediction | {"run": run.name, "actual": actual, "error": error}

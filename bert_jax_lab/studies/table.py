@@ -45,8 +45,6 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
         ]
     if "law" in found:
         parts += ["## The law", *law_section(found["law"])]
-    if found["predictions"]:
-        parts += ["## Predictions", _predictions(found["predictions"])]
     for picture in drawn:
         parts += [f"## {picture.title}", f"![{picture.alt}]({picture.file})"]
     return "\n\n".join(parts) + "\n"
@@ -93,28 +91,17 @@ def other_rows(found: dict[str, Any]) -> list[str]:
 
 
 def _answers(variants: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns what the models answered to the probes: numbers over seeds, then words."""
+    """Returns the table of the models' answers to the probes, over the seeds."""
     found = [variant for variant in variants if variant["findings"]]
     if not found:
         return []
-    parts = ["## What the models answer"]
-    # A model is asked what it has the parts for, which the first one need not have.
-    asked = {(f["probe"], f["name"]): f for v in found for f in v["findings"]}.values()
-    numbers = [finding for finding in asked if "words" not in finding]
-    words = [finding for finding in asked if "words" in finding]
-    if numbers:
-        lines = [[v["variant"], *(_answer(v, finding) for finding in numbers)] for v in found]
-        if any(finding["guessing"] is not None for finding in numbers):
-            chances = [_or_nothing(finding["guessing"]) for finding in numbers]
-            lines.append([_GUESSING, *chances])
-        parts.append(markdown_table(["variant", *map(_asked, numbers)], lines))
-    if words:
-        lines = [[v["variant"], *(_answer(v, finding) for finding in words)] for v in found]
-        parts += [
-            "The nearest words, of the first seed's model:",
-            markdown_table(["variant", *(finding["name"] for finding in words)], lines),
-        ]
-    return parts
+    # A model is asked only what it has the parts for.
+    asked = [*{(f["probe"], f["name"]): f for v in found for f in v["findings"]}.values()]
+    lines = [[v["variant"], *(_answer(v, finding) for finding in asked)] for v in found]
+    if any(finding["guessing"] is not None for finding in asked):
+        lines.append([_GUESSING, *(_or_nothing(finding["guessing"]) for finding in asked)])
+    table = markdown_table(["variant", *map(_asked, asked)], lines)
+    return ["## What the models answer", table]
 
 
 def _asked(finding: dict[str, Any]) -> str:
@@ -128,7 +115,7 @@ def _answer(variant: dict[str, Any], asked: dict[str, Any]) -> str:
     keys = asked["probe"], asked["name"]
     for finding in variant["findings"]:
         if (finding["probe"], finding["name"]) == keys:
-            return finding["words"] if "words" in finding else _spread(finding, 1)
+            return _spread(finding, 1)
     return _NOTHING
 
 
@@ -281,19 +268,3 @@ def law_section(law: dict[str, Any]) -> list[str]:
         named = "; ".join(f"{name} ({why})" for name, why in left_out.items())
         parts.append(f"The law does not describe, and is not fitted to: {named}.")
     return parts
-
-
-def _predictions(predictions: Sequence[dict[str, Any]]) -> str:
-    return markdown_table(
-        ("run", "predicted", "interval", "measured", "error"),
-        [
-            (
-                found["run"],
-                f"{found['loss']:.3f}",
-                "{:.3f} to {:.3f}".format(*found["interval"]),
-                _NOTHING if found["actual"] is None else f"{found['actual']:.3f}",
-                _NOTHING if found["error"] is None else f"{found['error']:+.3f}",
-            )
-            for found in predictions
-        ],
-    )

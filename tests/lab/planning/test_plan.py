@@ -25,7 +25,6 @@ from bert_jax_lab.cli import plan as plan_verb
 from bert_jax_lab.planning import (
     aot_compile,
     hlo_cost,
-    input_throughput,
     param_sharding,
     plan_warnings,
     save_cost,
@@ -337,17 +336,6 @@ def test_the_recipes_for_slices_save_by_minutes():
         assert bool(config.checkpoint.every_minutes) is ("64core" in path.stem), path
         figures = r"\$\d|chip-hours|\d hours|ms a step"
         assert not re.search(figures, path.read_text(encoding="utf-8")), path
-
-
-def test_the_host_is_measured_in_rows_a_second():
-    config = config_loader.load_config("bert_base")
-    rate = input_throughput.rows_per_second(
-        config.phases[0],
-        objective=config.objective,
-        data=config.data,
-        vocab_size=config.model.vocab_size,
-    )
-    assert 100 < rate < 10_000_000
 
 
 # --- placement ------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ from bert_jax_lab.probes.attention import Attention, AttentionProbe, statistics
 from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.hidden_words import drawn_words, hidden_words
 from bert_jax_lab.probes.minimal_pairs import MinimalPair
-from bert_jax_lab.probes.nearest_words import nearest_words
 from bert_jax_lab.probes.pseudo_perplexity import PseudoLikelihood, PseudoPerplexity
 from tests.golden import make_attention
 from tests.model.test_positions import model_of
@@ -417,58 +416,13 @@ def test_a_model_without_positions_knows_no_order(words):
     assert shares["none"] == 0.5 and shares["learned"] in (0.0, 1.0)
 
 
-# --- words ----------------------------------------------------------------------------------------
-
-
-def test_nearest_words(tmp_path):
-    rows = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##x", "7", "no", "up", "on", "in", "at"]
-    (tmp_path / "vocab.txt").write_text("\n".join(rows) + "\n")
-    angles = {"up": 0, "on": 20, "in": 90, "at": 180, "no": 270}
-    table = np.ones((12, 2), np.float32)
-    for word, degrees in angles.items():
-        where = math.radians(degrees)
-        table[rows.index(word)] = np.array([math.cos(where), math.sin(where)]) + 3
-    table[rows.index("##x")] = table[rows.index("up")] + [0.0, 2.0]
-    source = SimpleNamespace(params={"encoder": {"embeddings": {"word": {"embedding": table}}}})
-    found = nearest_words(source, load_tokenizer(tmp_path), ["up", "at"], top=3)  # type: ignore[arg-type]
-    assert [n.word for n in found["up"]][:1] == ["on"]
-    assert {n.word for n in found["up"]} <= angles.keys() - {"up"}
-    mean = table[[rows.index(w) for w in angles]].mean(axis=0)
-    a, b = (table[rows.index(w)] - mean for w in ("up", "on"))
-    expected = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-    assert found["up"][0].cosine == pytest.approx(expected, abs=1e-6)
-    assert [n.cosine for n in found["at"]] == sorted((n.cosine for n in found["at"]), reverse=True)
-    # A word of two sub-words is their mean: above "up", towards "in".
-    (pieces,) = nearest_words(source, load_tokenizer(tmp_path), ["upx"], top=1).values()  # type: ignore[arg-type]
-    # Of an argument that is no UTF-8.
-    assert nearest_words(source, load_tokenizer(tmp_path), ["up\udce9"], top=1)  # type: ignore[arg-type]
-    assert pieces[0].word in ("on", "in")
-    with pytest.raises(UsageError, match="has no sub-words"):
-        nearest_words(source, load_tokenizer(tmp_path), [" "])  # type: ignore[arg-type]
-
-
-def test_words_are_found_in_the_form_that_the_vocabulary_has(tmp_path):
-    """A vowel of Hindi is a mark on a letter; and a vocabulary may have no capitals, no accents."""
-    rows = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "में", "किताब", "घर", "cafe", "7", "।"]
-    (tmp_path / "vocab.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"strip_accents": False}))
-    table = np.random.default_rng(0).normal(size=(len(rows), 4)).astype(np.float32)
-    source = SimpleNamespace(params={"encoder": {"embeddings": {"word": {"embedding": table}}}})
-
-    def nearest(word: str) -> set[str]:
-        (found,) = nearest_words(source, load_tokenizer(tmp_path), [word], top=9).values()  # type: ignore[arg-type]
-        return {each.word for each in found}
-
-    assert nearest("किताब") == {"में", "घर", "cafe"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"strip_accents": True}))
-    assert "cafe" not in nearest("Café")
+# --- the verb ------------------------------------------------------------------------------------
 
 
 def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys, exported):
     file = tmp_path / "answers.json"
     asked = ["probe", "--checkpoint", str(trained)]
-    words = ["--word", "horse", "--word", "day"]
-    options = ["--corpus", str(corpus), *words, "--output", str(file), "--json"]
+    options = ["--corpus", str(corpus), "--output", str(file), "--json"]
     assert main([*asked, *options]) == 0
     said = json.loads(capsys.readouterr().out)
     assert json.loads(file.read_text(encoding="utf-8")) == said
@@ -482,11 +436,7 @@ def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys,
     texts = [model.tokenizer.decode(ids) for ids in sentences]
     held_out = found.pop(("pseudo_perplexity", "pseudo_perplexity"))
     assert held_out == pytest.approx(perplexity(texts), rel=1e-5)
-    near = nearest_words(model.source, model.tokenizer, ["horse", "day"], top=3)
-    assert found == {
-        ("nearest_words", word): ", ".join(each.word for each in three)
-        for word, three in near.items()
-    }
+    assert not found
     # A run knows its corpus. Without one, what asks for it is left out; by name, it is refused.
     assert main(asked) == 0
     assert "pseudo_perplexity" in capsys.readouterr().out
@@ -500,7 +450,6 @@ def test_the_verb_says_what_the_functions_say(trained, corpus, tmp_path, capsys,
     [
         (["--probe", "pseudo_perplexity"], "name their --corpus"),
         (["--probe", "minimal_pair"], "Did you mean 'minimal_pairs'?"),
-        (["--probe", "minimal_pairs", "--word", "list"], "choose --probe nearest_words"),
         (["--output", "missing/answers.json"], "there is no directory missing; make it first"),
     ],
 )
@@ -551,7 +500,6 @@ def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys)
     assert main(["probe", "--checkpoint", "any", "--json"]) == 0
     said = capsys.readouterr()
     assert "minimal_pairs is left out: checkpoint" in said.err and "masked-LM head" in said.err
-    assert "nearest_words is left out: the vocabulary has no whole words" in said.err
     assert json.loads(said.out)["findings"] == []
     for asked, problem in (
         (["--probe", "minimal_pairs"], "has no masked-LM head"),
@@ -611,6 +559,3 @@ def test_hidden_words_of_bytes_are_asked_in_the_text_as_it_stands(tmp_path):
         assert [token for token, _ in each.candidates] == [one.token for one in best]
         shares = [one.probability for one in best]
         assert [share for _, share in each.candidates] == pytest.approx(shares)
-    (near,) = nearest_words(source, tokenizer, ["fish"], top=400).values()
-    assert {"日本", "маленький"} < {one.word for one in near}
-    assert all(any(one.word in text for text in texts) for one in near if not one.word.isascii())
