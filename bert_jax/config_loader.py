@@ -3,14 +3,12 @@ one.
 
 A config is a Python function (`configs/NAME.py`, `def config() -> TrainConfig`), can be changed
 field by field (`model.hidden_size=256`, `phases.0.steps=100`), and is stored with a run
-as JSON, which is only ever parsed. `bert-jax show CONFIG` prints what comes of it. A function with
-a parameter `hidden_size` receives the width that was asked for: what suits the width goes with it.
+as JSON, which is only ever parsed. `bert-jax show CONFIG` prints the result.
 """
 
 import contextlib
 import contextvars
 import dataclasses
-import inspect
 import json
 import re
 import sys
@@ -35,7 +33,6 @@ from bert_jax.config.fields import numbered
 from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, brief, did_you_mean
 from bert_jax.files import read_plain
-from bert_jax.progress import note_once
 
 # Whether a config is being loaded, whose file may load others.
 _IS_LOADING = contextvars.ContextVar("_IS_LOADING", default=False)
@@ -211,11 +208,7 @@ def config_in(values: Any, path: Path | str) -> TrainConfig:
 
 
 def _run(path: Path, overrides: Sequence[str]) -> TrainConfig:
-    """Returns the changed config of a `.py` file, which may also register entries (registry.py).
-
-    A function that takes `hidden_size` is called again where the changes ask for another width;
-    a line says what went with it, and what the changes name themselves does not.
-    """
+    """Returns the changed config of a `.py` file, which may also register entries (registry.py)."""
     namespace = execute(path)
     if not callable(namespace.get("config")):
         functions = [name for name, value in namespace.items() if callable(value)]
@@ -223,26 +216,13 @@ def _run(path: Path, overrides: Sequence[str]) -> TrainConfig:
             f"config {path} must define a function: def config() -> TrainConfig"
             + _close("config", functions)
         )
-    function = namespace["config"]
-    plain = _returned(path, function)
-    found = override(plain, overrides)
-    width, usual = found.model.hidden_size, plain.model.hidden_size
-    if width == usual or width < 1 or "hidden_size" not in inspect.signature(function).parameters:
-        return found
-    suited = override(_returned(path, function, hidden_size=width), overrides)
-    before, after = flatten(found), flatten(suited)
-    went = [f"{n} is {after[n]} ({before[n]} at {usual})" for n in after if after[n] != before[n]]
-    if went:
-        note_once(
-            f"config {suited.name}: model.hidden_size is {width}, and with it {', '.join(went)}"
-        )
-    return suited
+    return override(_returned(path, namespace["config"]), overrides)
 
 
-def _returned(path: Path, function: Callable[..., Any], **arguments: Any) -> TrainConfig:
+def _returned(path: Path, function: Callable[[], Any]) -> TrainConfig:
     """Returns what the function of a `.py` config returns, every value of the type of its field."""
     with errors_of(path):
-        config = function(**arguments)
+        config = function()
     if not isinstance(config, TrainConfig):
         raise UsageError(f"config {path}: config() returned {type(config).__name__}")
     try:

@@ -17,11 +17,10 @@ from bert_jax.config import (
     PhaseConfig,
     TrainConfig,
 )
-from bert_jax.config_width import at_width
 
 
-def config(hidden_size: int = 256) -> TrainConfig:
-    recipe = TrainConfig(
+def config() -> TrainConfig:
+    return TrainConfig(
         name="bert_small_cpu",
         model=ModelConfig(
             vocab_size=30522,
@@ -42,4 +41,3 @@ def config(hidden_size: int = 256) -> TrainConfig:
         checkpoint=CheckpointConfig(every_steps=300, keep_last=2),
         log_every_steps=50,
     )
-    return at_width(recipe, hidden_size)

@@ -18,10 +18,9 @@ import dataclasses
 
 from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config_loader import load_config
-from bert_jax.config_width import at_width
 
 
-def config(hidden_size: int = 256) -> TrainConfig:
+def config() -> TrainConfig:
     base = load_config("bert_small_cpu")
     model = dataclasses.replace(
         base.model,
@@ -37,7 +36,7 @@ def config(hidden_size: int = 256) -> TrainConfig:
         layer_norm_eps=1e-5,
     )
     (phase,) = base.phases
-    recipe = dataclasses.replace(
+    return dataclasses.replace(
         base,
         name="modern_small_cpu",
         objective="mlm",
@@ -53,4 +52,3 @@ def config(hidden_size: int = 256) -> TrainConfig:
         ),
         phases=(dataclasses.replace(phase, steps=1250, max_predictions=-1, masked_lm_prob=0.3),),
     )
-    return at_width(recipe, hidden_size)

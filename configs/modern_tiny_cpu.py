@@ -13,12 +13,11 @@ import dataclasses
 
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config_loader import load_config
-from bert_jax.config_width import at_width
 
 
-def config(hidden_size: int = 128) -> TrainConfig:
+def config() -> TrainConfig:
     base = load_config("tiny_docs_cpu")
-    recipe = dataclasses.replace(
+    return dataclasses.replace(
         base,
         name="modern_tiny_cpu",
         objective="mlm",
@@ -34,4 +33,3 @@ def config(hidden_size: int = 128) -> TrainConfig:
             PhaseConfig(sequence_length=64, steps=1800, global_batch_size=16, masked_lm_prob=0.3),
         ),
     )
-    return at_width(recipe, hidden_size)

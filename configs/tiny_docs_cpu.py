@@ -13,11 +13,10 @@ from bert_jax.config import (
     PhaseConfig,
     TrainConfig,
 )
-from bert_jax.config_width import at_width
 
 
-def config(hidden_size: int = 128) -> TrainConfig:
-    recipe = TrainConfig(
+def config() -> TrainConfig:
+    return TrainConfig(
         name="tiny_docs_cpu",
         model=ModelConfig(
             vocab_size=8192,
@@ -47,4 +46,3 @@ def config(hidden_size: int = 128) -> TrainConfig:
         checkpoint=CheckpointConfig(every_steps=500, keep_last=2),
         log_every_steps=100,
     )
-    return at_width(recipe, hidden_size)

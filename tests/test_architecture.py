@@ -53,7 +53,6 @@ _MAY_IMPORT = {
     "config_checks": {"config", "errors", "registry"},
     "config_loader": {"config", "config_checks", "errors", "files", "progress", "strict_json"},
     # Asked by the functions of configs/.
-    "config_width": {"config"},
     "data": set(),
     "data/language": {"errors", "progress"},
     "data/tokenizer": {"data/language", "errors", "files", "progress", "strict_json"},

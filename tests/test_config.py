@@ -156,47 +156,6 @@ def test_a_wrong_override_is_explained(assignment, message):
     assert caught.value.exit_code == 2
 
 
-# --- the width -----------------------------------------------------------------------------------
-
-
-def _suited(name, *overrides):
-    config = config_loader.load_config(name, list(overrides))
-    return config.optimizer.learning_rate, config.model.initializer_range
-
-
-def test_the_rate_and_the_initial_values_go_with_the_width(our_messages):
-    """As the studies of widths set them by hand (studies/scaling.py)."""
-    assert _suited("modern_tiny_cpu") == (2e-3, 0.08)
-    assert _suited("modern_tiny_cpu", "model.hidden_size=128") == (2e-3, 0.08)
-    assert our_messages() == []
-    for width in (32, 64, 192, 256, 512):
-        rate, deviation = _suited("modern_tiny_cpu", f"model.hidden_size={width}")
-        assert rate == pytest.approx(min(4e-3, 0.256 / width), rel=1e-2)
-        assert deviation == pytest.approx(0.08 * (128 / width) ** 0.5, rel=1e-2)
-    said = our_messages()[-2]
-    assert "model.hidden_size is 256, and with it model.initializer_range is 0.0566" in said
-    assert "optimizer.learning_rate is 0.001 (0.002 at 128)" in said
-    assert _suited("tiny_docs_cpu", "model.hidden_size=256") == (5e-4, 0.0566)
-    assert _suited("bert_small_cpu") == (7e-4, 0.06)
-    assert _suited("bert_small_cpu", "model.hidden_size=128") == (1.4e-3, 0.0849)
-    assert _suited("modern_small_cpu", "model.hidden_size=512") == (7.5e-4, 0.0424)
-    # Published recipes are what was published.
-    assert _suited("bert_base", "model.hidden_size=384") == (1e-4, 0.02)
-
-
-def test_what_is_given_is_not_made_to_suit_the_width(tmp_path):
-    wide = "model.hidden_size=256"
-    assert _suited("modern_tiny_cpu", wide, "optimizer.learning_rate=3e-3") == (3e-3, 0.0566)
-    assert _suited("modern_tiny_cpu", "model.initializer_range=0.02", wide) == (1e-3, 0.02)
-    # A run's file has its own numbers.
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(configs.to_dict(config_loader.load_config("modern_tiny_cpu"))))
-    assert _suited(str(path), wide) == (2e-3, 0.08)
-    for width, problem in ((0, "at least 1"), (-128, "at least 1"), ("wide", "expected int")):
-        with pytest.raises(UsageError, match=problem):
-            config_loader.load_config("modern_tiny_cpu", [f"model.hidden_size={width}"])
-
-
 # --- JSON ----------------------------------------------------------------------------------------
 
 

@@ -56,7 +56,7 @@ class SkippedUpdates(Hook):
             f"step {step}: {self._count} updates were left out, being not finite or spikes, more "
             "than optimizer.max_skipped_updates. The state without them is saved; lower "
             "optimizer.learning_rate or lengthen optimizer.warmup_steps in a new `workdir`, or go "
-            "back to an earlier step (`resume_step`)"
+            "back to an earlier step ('bert-jax checkpoints rollback')"
         )
 
 
@@ -102,6 +102,7 @@ class Divergence(Hook):
             raise Diverged(
                 f"step {step}: the run has diverged: {found}. Begin again in a new `workdir` with "
                 "a lower optimizer.learning_rate or more optimizer.warmup_steps, or go back to an "
-                "earlier step (`resume_step`, `allow_change`)"
+                "earlier step ('bert-jax checkpoints rollback') and continue with another rate "
+                "(`allow_change`)"
             )
         return CONTINUE

@@ -48,7 +48,6 @@ def pretrain(
     ignore_unexpected: Sequence[str] = (),
     own_fields: Sequence[str] = (),
     profile_steps: range | None = None,
-    resume_step: int | None = None,
     allowed_changes: Sequence[str] = (),
     fit_memory: bool = False,
     expect: Sequence[Path | str] = (),
@@ -65,7 +64,7 @@ def pretrain(
     config, set on purpose, must agree with it. A head that is not whole is an error, or begins
     fresh with `allow_missing_heads`; extra tensors are one unless `ignore_unexpected` matches them.
     A resumed run has its own parameters. Steps in `profile_steps` are traced to
-    `workdir/profile`. `resume_step` goes back to an earlier step, once; `allowed_changes` are
+    `workdir/profile`. `allowed_changes` are
     fields that may differ from the workdir's (each field says so). `fit_memory` chooses the number
     of microbatches, once for a run (memory/fit.py). `expect` names finished runs of its kind, or a
     study of them, whose curves this one is compared with while it trains. `started` is the
@@ -126,7 +125,6 @@ def pretrain(
                 setup,
                 hooks,
                 started=started,
-                resume_step=resume_step,
                 profile_steps=profile_steps or range(0),
             )
     return closing.row | {

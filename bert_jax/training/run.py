@@ -77,21 +77,18 @@ def train(
     hooks: Sequence[Hook] = (),
     *,
     started: float,
-    resume_step: int | None = None,
     profile_steps: range = range(0),
 ) -> Closing:
     """Runs, resumes or only reports a job in its directory, on the mesh that is set.
 
-    `hooks` come after those that guard a run, and before those that log it. `resume_step` goes back
-    to an earlier step, once. Steps in `profile_steps` are traced to `profile/`. `started` is the
-    process's beginning on the monotonic clock. Raises Preempted, NonFinite, Diverged, StorageFailed
-    and NoUsableCheckpoint; the state that they leave is on disk.
+    `hooks` come after those that guard a run, and before those that log it. Steps in
+    `profile_steps` are traced to `profile/`. `started` is the process's beginning on the monotonic
+    clock. Raises Preempted, NonFinite, Diverged, StorageFailed and NoUsableCheckpoint; the state
+    that they leave is on disk.
     """
     config, mesh = job.config, job.mesh
     directory, name = setup.location.path, setup.location.name
     trackers.require_installed(config.trackers)
-    if resume_step is not None and not setup.is_held:
-        raise UsageError(f"`resume_step` {resume_step}: `workdir` {name} holds no run yet")
     log = StepLog()
     hooks = [SkippedUpdates(), Divergence(), *hooks, log, Profile(profile_steps),
              EvaluationSchedule(), SaveSchedule(config.checkpoint, mesh=mesh)]  # fmt: skip
@@ -107,7 +104,7 @@ def train(
         # A beginning is compiled, and a checkpoint of many gigabytes comes from far away.
         watchdog.at("restoring", patience=COMPILE_PATIENCE)
         restoring = time.monotonic()
-        state, resumed_from = _restore(job, setup, kept, resume_step)
+        state, resumed_from = _restore(job, setup, kept)
         step = resumed_from or 0
         rows = log_reader.set_aside_after(directory, step) if distributed.is_main() else []
         logger = _open_logs(config, setup, step, resumed_from, restoring=restoring, started=started)
@@ -186,7 +183,7 @@ def _kept(step: int | None) -> str:
 
 
 def _restore(
-    job: TrainingJob, setup: RunSetup, kept: dict[str, Any], resume_step: int | None
+    job: TrainingJob, setup: RunSetup, kept: dict[str, Any]
 ) -> tuple[TrainState, int | None]:
     """Returns the newest good state and its step, or the initial one and None.
 
@@ -199,13 +196,13 @@ def _restore(
         # Another host may see later that there is a run.
         if not setup.is_held:
             return None
-        return recovery.prepare_resume(directory, resume_step=resume_step, facts=setup.facts)
+        return recovery.prepare_resume(directory)
 
     resumed_from = distributed.broadcast_from_main(prepare_resume, mesh=mesh)
     if (resumed_from or 0) > config.total_steps:
         raise UsageError(
             f"{name} is at step {resumed_from}, beyond the {config.total_steps} of "
-            "this config; lengthen its phases, or go back with `resume_step` N"
+            "this config; lengthen its phases, or go back with 'bert-jax checkpoints rollback'"
         )
     if (resumed_from or 0) < config.total_steps:
         abstract = TrainState.abstract(config, mesh)

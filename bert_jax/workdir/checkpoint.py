@@ -5,16 +5,13 @@ checkpoints, and v0 leaves the top level with release 1.0. Only arrays are store
 OCDBT), never pickled objects: loading a checkpoint executes no Python.
 
 A step is a directory with a manifest (manifest.py), which is written after Orbax's commit. Older
-steps are forgotten after that, by us: there is never a moment without a whole step. A process that
-ends between the two leaves a step that is committed and not described (recovery.py).
+steps are removed after that, by us: there is never a moment without a whole step. A process that
+ends between the two loses the step (recovery.py).
 """
 
 import contextlib
 import dataclasses
 import logging
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from orbax.checkpoint import v1 as ocp
 
@@ -172,25 +168,6 @@ def incomplete_steps(workdir: Path) -> list[int]:
     return [step for step, is_whole in _directories(workdir).items() if not is_whole]
 
 
-def steps_without_manifest(workdir: Path) -> list[int]:
-    """Returns the steps that Orbax has committed and that have no manifest, ascending."""
-    place = location.at(workdir)
-    root = place.checkpoints
-    return place.asking(
-        lambda: [
-            step
-            for step, is_whole in _directories_in(root).items()
-            if not is_whole and (root / str(step) / _COMMITTED).exists()
-        ],
-    )
-
-
-def describe_committed(workdir: Path, step: int, **facts: Any) -> None:
-    """Writes the manifest of a step that was committed without one. It becomes a step by that."""
-    place = location.at(workdir)
-    place.asking(lambda: manifest.write(place.checkpoints / str(step), **facts))
-
-
 def problem(workdir: Path, step: int) -> str | None:
     """Returns what is wrong with a step, naming the file; None if every byte is as it was saved.
 
@@ -198,51 +175,6 @@ def problem(workdir: Path, step: int) -> str | None:
     """
     place = location.at(workdir)
     return place.asking(lambda: manifest.problem(place.checkpoints / str(step)))
-
-
-def content_problem(workdir: Path, step: int) -> str | None:
-    """Returns what is wrong with the arrays of a step, all of which are read; None if they are
-    there, have only finite numbers and are of this step. For a step without a manifest.
-
-    One of several processes asks for itself, in a process of its own: Orbax counts what it loads,
-    and the others would have counted less.
-    """
-    path = str(location.at(workdir).checkpoints / str(step))
-    if jax.process_count() == 1:
-        return _content_problem(path, step)
-    code = (
-        "import sys; from bert_jax.workdir import bucket, checkpoint; bucket.path_of(sys.argv[1]); "
-        "print(checkpoint._content_problem(sys.argv[1], int(sys.argv[2])) or '')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, path, str(step)],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        kind = Unreachable if Unreachable.__name__ in last else RuntimeError
-        raise kind(f"{path} could not be looked at (code {done.returncode}): {last[:300]}")
-    return done.stdout.strip() or None
-
-
-def _content_problem(path: str, step: int) -> str | None:
-    try:
-        described: Any = ocp.metadata(path).metadata
-        wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), described)
-        state: Any = ocp.load(path, wanted)
-        saved_step = int(state["step"])
-    except Exception as error:  # whatever Orbax meets in files that are not as it writes them
-        if network.is_transient(error):
-            raise network.unreachable(path, error) from error
-        return f"it cannot be read: {_first_line(error)}"
-    if saved_step != step:
-        return f"it holds step {saved_step}"
-    for name, leaf in jax.tree.leaves_with_path(state):
-        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) and not np.isfinite(leaf).all():
-            return f"{jax.tree_util.keystr(name)} is not finite"
-    return None
 
 
 def describe(workdir: Path, step: int) -> tuple[int, str, str | None]:

@@ -1,19 +1,14 @@
-"""Finds where a run goes on: the newest step whose bytes are right, or the one that is asked for.
+"""Finds the step that a run resumes from: the newest step with the bytes that were saved.
 
-What lies beyond that step is never deleted if it was once whole: it moves to `set_aside/`, so that
-the branch that begins here is the only one that the next resumption can find.
+Later steps that were once whole are never deleted; they move to `set_aside/`, so that the next
+resume finds only the branch that begins here. A step without a manifest was never whole: a process
+that ends between Orbax's commit and the manifest loses the step.
 
-A machine may be gone between Orbax's commit of a step and its manifest. Such a step has nothing
-to be compared with: if all of its arrays can be read and are finite, it gets its manifest, and is
-used.
-
-A branch is another run that goes on from one of the steps, in a workdir of its own.
+A branch is another run that continues from one of the steps, in its own workdir.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.files import copy_file, copy_files, write_json
@@ -51,28 +46,15 @@ def require_good(workdir: Path, step: int) -> None:
         raise _none_usable(workdir, {step: trouble})
 
 
-def prepare_resume(
-    workdir: Path, *, resume_step: int | None = None, facts: Mapping[str, Any] | None = None
-) -> int | None:
-    """Makes the workdir ready to go on, and returns from which step; None from the beginning.
+def prepare_resume(workdir: Path) -> int | None:
+    """Makes the workdir ready to resume, and returns the step to resume from; None for the start.
 
-    With `resume_step`, goes back to that step, once: a supervisor repeats its command, and what has
-    been trained since must not be thrown away again. `facts` go into the manifest of a step that
-    has none. Raises UsageError if there is no such step, NoUsableCheckpoint if steps were saved and
-    none of them verifies, Unreachable if the network does not let them be seen. Only process 0
-    calls it.
+    Raises NoUsableCheckpoint if steps were saved and none of them verifies, Unreachable if the
+    network fails. Only process 0 calls it.
     """
     checkpoint.remove_unfinished(workdir)
-    _describe_committed(workdir, facts or {})
-    if resume_step is not None and resume_step not in _steps_of(workdir, "rollback"):
-        return roll_back(workdir, resume_step)
     chosen = newest_good_step(workdir)
-    if resume_step is not None:
-        note(
-            f"`resume_step` {resume_step} was done before; going on from step {chosen}. To go back "
-            f"again: bert-jax checkpoints rollback {location.at(workdir).name} `step` STEP"
-        )
-    # No event tells of the step that an import begins with.
+    # No event names the step that an import begins with.
     is_imported = bool(run_directory.stored(workdir).get("imported_from"))
     if chosen is None and (is_imported or _saved(workdir)):
         raise NoUsableCheckpoint(
@@ -81,24 +63,6 @@ def prepare_resume(
         )
     _clear_beyond(workdir, -1 if chosen is None else chosen)
     return chosen
-
-
-def _describe_committed(workdir: Path, facts: Mapping[str, Any]) -> None:
-    """Gives the newest whole step that is committed its manifest, if a save ended before that.
-
-    Where an event says that it had one, it has lost it since, and is not trusted.
-    """
-    saved, newest = _saved(workdir), max(checkpoint.steps(workdir), default=-1)
-    for step in reversed(checkpoint.steps_without_manifest(workdir)):
-        if step <= newest or step in saved:
-            continue
-        trouble = checkpoint.content_problem(workdir, step)
-        if trouble is None:
-            checkpoint.describe_committed(workdir, step, **facts)
-            note(f"step {step} has no manifest, but all its arrays are readable and finite: "
-                 "it is used")  # fmt: skip
-            return
-        note(f"step {step} has no manifest and is skipped: {trouble}")
 
 
 def roll_back(workdir: Path, step: int) -> int:

@@ -62,7 +62,6 @@ def run(options: DoctorOptions) -> int:
             allow_missing_heads=options.allow_missing_heads,
             ignore_unexpected=options.ignore_unexpected,
             allowed_changes=options.allow_change,
-            resume_step=options.resume_step,
             fit_memory=options.fit_memory,
             expect=options.expect or None,
             connection=None if connection == Connection() else connection,

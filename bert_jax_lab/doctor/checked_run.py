@@ -37,7 +37,6 @@ class Case:
     allow_missing_heads: bool = False
     ignore_unexpected: Sequence[str] = ()
     allowed_changes: Sequence[str] = ()
-    resume_step: int | None = None
     fit_memory: bool = False
     expect: Sequence[Path | str] | None = None
     # How several processes find each other; None for a single process.

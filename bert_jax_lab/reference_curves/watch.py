@@ -112,8 +112,8 @@ class Watch:
             step,
             loss > high,
             f"the held-out loss is {loss:.3f}; as it went on before, it would be at most "
-            f"{high:.3f}. Go back to an earlier step (`resume_step`) with a lower "
-            "optimizer.learning_rate, or with more text",
+            f"{high:.3f}. Go back to an earlier step ('bert-jax checkpoints rollback') with a "
+            "lower optimizer.learning_rate, or with more text",
             looks=_EVALUATIONS,
         )
         if expectation.has_own_mask_rates or expectation.is_mixture:

@@ -1,6 +1,5 @@
 """Every field of a config: free on resumption, free if asked for, or refused; before compiling."""
 
-import dataclasses
 import shutil
 
 import pytest
@@ -121,22 +120,3 @@ def test_by_the_command_line(tmp_path, finished, corpus):
     # The config of the workdir is the new one now: the flag may stay or go.
     again = Started(tmp_path / "run", corpus, config=longer)
     assert again.finish() == [0], again.log()
-
-
-def test_going_back(tmp_path, finished, corpus):
-    """--resume-step sets later steps aside, once: the command as it stands goes on afterwards."""
-    shutil.copytree(finished, tmp_path / "run" / "workdir")
-    back = dataclasses.replace(CONFIG)
-    options = ["--resume-step", "36"]
-    run = Started(tmp_path / "run", corpus, config=back, options=options, faults=["step=0.2"])
-    run.until(lambda: any(r["step"] == 38 for r in lines(run.workdir / "metrics.jsonl")[-3:]))
-    assert checkpoint.steps(run.workdir) == [36]
-    run.kill()
-    again = Started(tmp_path / "run", corpus, config=back, options=options)
-    assert again.finish() == [0], again.log()
-    assert "--resume-step 36 was done before" in again.log()
-    aside = [p.name.split("-")[0] for p in (again.workdir / "set_aside").iterdir()]
-    assert aside == ["40"]
-    assert max(checkpoint.steps(again.workdir)) == 40
-    none = Started(tmp_path / "run", corpus, config=back, options=["--resume-step", "7"])
-    assert none.finish() == [2] and "has no step 7;" in none.log()

@@ -75,9 +75,6 @@ def test_the_best_checkpoint_is_kept_named_and_loaded(tmp_path, corpus, capsys):
         **{"event": "best", "time": 0, "step": best, "figure": "mlm_loss"},
         "value": losses[best],
     }
-    # Also by the verb that removes what is old.
-    assert main(["checkpoints", "prune", str(whole), "--keep-last", "1"]) == 0
-    assert checkpoint.steps(whole) == [best, _STEPS]
 
     capsys.readouterr()
     checked = ["evaluate", "--json", "--corpus", str(corpus), "--checkpoint"]

@@ -1,13 +1,13 @@
-"""List, verify, prune or roll back the checkpoints of a workdir, or branch off from one.
+"""List, verify or roll back the checkpoints of a workdir, or branch off from one.
 
 'list' shows the steps; 'verify' reads every byte and compares it with the manifests (exit code 5 if
-one differs); 'prune' removes all but the newest; 'rollback' moves what came after a step to
-set_aside/, so that pretrain goes on from there (no trainer may be at work on it); 'branch' copies
-one step, moments included, to --output, from which pretrain goes on as another run.
+one differs); 'rollback' moves what came after a step to set_aside/, so that pretrain resumes from
+there (no trainer may be running on it); 'branch' copies one step, moments included, to --output,
+from which pretrain continues as another run.
 """
 
 import json
-from typing import Any, Literal
+from typing import Literal
 
 from bert_jax.cli.options import (
     Address,
@@ -24,14 +24,10 @@ from bert_jax.errors import NoUsableCheckpoint, UsageError
 
 @options
 class CheckpointsOptions(Verb):
-    what: Positional[Literal["list", "verify", "prune", "rollback", "branch"]]
+    what: Positional[Literal["list", "verify", "rollback", "branch"]]
     """what to do; for [`branch`](reliability.md#changing-a-run) name --output"""
     workdir: Positional[Address]
     """WORKDIR: a run's directory, or gs://BUCKET/PATH"""
-    keep_last: int | None = None
-    """N: for 'prune': how many of the newest stay (default: as in its config)"""
-    keep_every: int | None = None
-    """N: for 'prune': multiples of N stay, too (default: as in its config)"""
     json: bool = False
     """for 'list' and 'verify': print an object a step"""
     step: int | None = None
@@ -58,11 +54,15 @@ def run(options: CheckpointsOptions) -> int:
             f"{options.output} --set FIELD=VALUE --allow-change FIELD"
         )
         return 0
-    if options.what in ("rollback", "prune"):
+    if options.what == "rollback":
+        if options.step is None:
+            raise UsageError("checkpoints rollback needs --step N, the step to go back to")
         with only_trainer(options.workdir) as lease:
             # Another trainer may have written since the directory was looked at.
             place = location.opened_to_write(options.workdir, process=0, lease=lease)
-            return _change(options, place.path)
+            recovery.roll_back(place.path, options.step)
+        tell(f"{options.workdir} is back at step {options.step}")
+        return 0
     verifies = options.what == "verify"
     rows, is_damaged = [], False
     for step in sorted([*checkpoint.steps(directory), *checkpoint.incomplete_steps(directory)]):
@@ -78,32 +78,3 @@ def run(options: CheckpointsOptions) -> int:
     if not options.json:
         table(str(options.workdir), ("step", "MiB", "saved", "state"), rows)
     return NoUsableCheckpoint.exit_code if is_damaged and verifies else 0
-
-
-def _change(options: CheckpointsOptions, directory: Any) -> int:
-    from bert_jax import config_loader
-    from bert_jax.workdir import checkpoint, recovery, run_directory
-
-    if options.what == "rollback":
-        if options.step is None:
-            raise UsageError("checkpoints rollback needs --step N, the step to go back to")
-        recovery.roll_back(directory, options.step)
-        print(f"{options.workdir} is back at step {options.step}")
-        return 0
-    policy = config_loader.load_config_json(directory / run_directory.CONFIG).checkpoint
-    keep_last = policy.keep_last if options.keep_last is None else options.keep_last
-    keep_every = policy.keep_every if options.keep_every is None else options.keep_every
-    if keep_last < 1 or keep_every < 0:
-        raise UsageError("checkpoints prune: --keep-last is at least 1, --keep-every 0 or more")
-    there = checkpoint.steps(directory)
-    kept = checkpoint.kept_of(directory, there, keep_last=keep_last, keep_every=keep_every)
-    damaged = [step for step in kept if checkpoint.problem(directory, step) is not None]
-    if damaged:
-        raise NoUsableCheckpoint(
-            f"checkpoints prune: step {max(damaged)} of {options.workdir} would be kept and "
-            "is damaged; nothing is removed: 'bert-jax checkpoints verify' names what is good, "
-            "and 'bert-jax checkpoints rollback --step N' goes back to it"
-        )
-    removed = checkpoint.prune(directory, keep_last=keep_last, keep_every=keep_every)
-    print(f"removed {', '.join(map(str, removed)) or 'none'}")
-    return 0

@@ -44,8 +44,6 @@ class PretrainOptions(WithConfig, TrainingOptions):
     ignore_unexpected: tuple[str, ...] = ()
     """PATTERN: for an --init-from of another system: leave out the extra tensors of these names,
     such as `'cls.extra.*'`; repeat for several"""
-    resume_step: int | None = None
-    """N: go back to step N of the workdir, once; what came after it moves to set_aside/"""
     allow_change: tuple[str, ...] = ()
     """FIELD: go on although this field (such as `optimizer.learning_rate` or corpus), or this
     section (such as phases), differs from the workdir's; repeat for several"""
@@ -83,7 +81,6 @@ def run(options: PretrainOptions) -> None:
             ignore_unexpected=options.ignore_unexpected,
             own_fields=[field.partition("=")[0].strip() for field in options.overrides],
             profile_steps=profile,
-            resume_step=options.resume_step,
             allowed_changes=options.allow_change,
             fit_memory=options.fit_memory,
             expect=options.expect,

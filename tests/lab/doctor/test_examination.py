@@ -313,11 +313,6 @@ def damaged_step(place: Place) -> None:
     saved(place, 20)
 
 
-def no_such_step(place: Place) -> None:
-    saved(place)
-    place.case.resume_step = 15
-
-
 def few_devices(place: Place) -> None:
     place.case.topology_name = "v3:4x8"
 
@@ -434,7 +429,6 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     another_run: ("workdir", "failed", 3, "or another `workdir`"),
     something_else: ("workdir", "failed", 2, "choose another directory"),
     damaged_step: ("checkpoint", "warned", 0, "put back a copy of checkpoints/20"),
-    no_such_step: ("checkpoint", "failed", 5, "has no step 15; there are 10, 20"),
     few_devices: ("devices", "failed", 2, "on every host of that slice"),
     no_devices: ("devices", "failed", 2, "end what else uses the accelerator"),
     wrong_products: ("devices", "failed", 2, "take another machine"),
