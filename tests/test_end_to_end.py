@@ -61,7 +61,6 @@ def test_the_held_out_loss_falls_below_the_unigram_entropy(trained, corpus):
 def test_what_is_in_a_workdir(trained):
     assert {p.name for p in trained.iterdir()} == {
         "config.json", "tokenizer", "checkpoints", "metrics.jsonl", "events.jsonl", "tensorboard",
-        "epochs.json",
     }  # fmt: skip
     assert checkpoint.steps(trained) == [120, 160, 200]
     rows = rows_of(trained)

@@ -8,15 +8,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import config_loader
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split
-from bert_jax.data.pretraining.epochs import EpochSizes
-from bert_jax.data.pretraining.padding import note_of_moved_rows
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
 from bert_jax.errors import some
 from bert_jax.memory import fit as fitting
@@ -106,16 +103,13 @@ def pretrain(
         # Measured on one device, hence before all of them are the context.
         peak = peak_flops(config.compute.dtype)
         _note_time(config, peak)
-        sizes = EpochSizes(place.path, corpus=corpus.fingerprint, is_writer=distributed.is_main())
         job = Pretraining(
             config,
             corpus,
             mesh,
             peak=peak,
             initialization=initialization,
-            kept=sizes,
             blocks=run_directory.blocks_of(place.path),
-            before=_before(place, setup),
         )
         hooks = named_hooks(config, expected_curves={"expect": expect})
         settled.set_up_allocator()
@@ -150,13 +144,10 @@ class Pretraining(TrainingJob):
         *,
         peak: float,
         initialization: Initialization | None = None,
-        kept: EpochSizes | None = None,
         blocks: Blocks = BLOCKS,
-        before: TrainConfig | None = None,
     ):
-        """`peak` is the FLOP/s that all devices together can reach, `kept` has the sizes of first
-        epochs, a corpus of more than one of the `blocks` is planned in pieces. `before` is the
-        config that a run which goes on on the same corpus had, if that was another one.
+        """`peak` is the FLOP/s that all devices together can reach. A corpus of more than one of
+        the `blocks` is planned in pieces.
         """
         self.config, self.corpus, self.mesh = config, corpus, mesh
         self._initialization = initialization or Initialization(None)
@@ -166,8 +157,8 @@ class Pretraining(TrainingJob):
         self.introduction = f"{corpus.train.tokens / 1e6:.1f} M training tokens"
         if corpus.sources:
             self.introduction += f" of {len(corpus.sources)} sources"
-        self._peak, self._before = peak, before
-        self._pipeline = pipeline_of(config, corpus, kept=kept, blocks=blocks)
+        self._peak = peak
+        self._pipeline = pipeline_of(config, corpus, blocks=blocks)
 
     def initial_state(self) -> TrainState:
         return self._initialization.state(self.config, self.corpus, self.mesh)
@@ -178,10 +169,6 @@ class Pretraining(TrainingJob):
         )
 
     def batches(self, phase: int, start: int, stop: int) -> Iterator[dict[str, jax.Array]]:
-        before, self._before = self._before, None
-        tokens = {name: source.train.tokens for name, source in self.corpus.sources.items()}
-        if before and (moved := note_of_moved_rows(before, self.config, start, tokens)):
-            note(moved)
         rows = self.config.phases[phase].global_batch_size
         ranges = device_feed.local_rows(self.mesh, rows)
 
@@ -260,11 +247,10 @@ def pipeline_of(
     corpus: Corpus,
     split: Split | None = None,
     *,
-    kept: EpochSizes | None = None,
     blocks: Blocks = BLOCKS,
 ) -> Pipeline:
-    """Returns the training batches of a run; those of another split where one is given. `kept` has
-    the sizes of first epochs of the corpus, which is cut into pieces by the sizes of `blocks`.
+    """Returns the training batches of a run; those of another split where one is given. The sizes
+    of `blocks` cut a large corpus into pieces.
     """
     return Pipeline(
         corpus.train if split is None else split,
@@ -274,7 +260,6 @@ def pipeline_of(
         phases=config.phases,
         seed=config.seed,
         sources={} if split is not None else {n: c.train for n, c in corpus.sources.items()},
-        kept=kept,
         blocks=blocks,
     )
 
@@ -325,10 +310,3 @@ def _setup(
         create=lambda: run_directory.create(directory, config, corpus, init_from=init_from),
         change=lambda: run_directory.change(directory, config, corpus),
     )
-
-
-def _before(place: Location, setup: RunSetup) -> TrainConfig | None:
-    """Returns the config of a run that goes on with another one, on the same corpus."""
-    if not setup.changes or any(field.startswith("corpus") for field, *_ in setup.changes):
-        return None
-    return config_loader.load_config_json(place.path / run_directory.CONFIG)

@@ -11,7 +11,6 @@ import pytest
 
 import bert_jax
 from bert_jax.__main__ import main
-from bert_jax.api.corpora import batches
 from bert_jax.cli.corpora import corpora as corpora_of
 from bert_jax.cli.corpora import named_corpus
 from bert_jax.config import (
@@ -20,14 +19,10 @@ from bert_jax.config import (
     EvaluationConfig,
     OptimizerConfig,
     PhaseConfig,
-    TrainConfig,
 )
-from bert_jax.config_checks import complete
-from bert_jax.config_loader import override
 from bert_jax.data.corpus import store
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.several import open_corpora, trained_elsewhere
-from bert_jax.data.pretraining.padding import note_of_moved_rows
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.workdir import log_reader
 from bert_jax_lab.reports import curves
@@ -282,43 +277,3 @@ def test_doctor_looks_at_the_text_of_each_source(corpora, tmp_path, capsys):
     assert found["result"] == "warned" and found["found"].startswith("zz: ")
     left_out = "--set=data.source_weights=notes=1,other=1,tales=1,zz=0"
     assert text("tiny_docs_cpu", left_out)["result"] == "passed"
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        # Of 12 batches of 8 rows, tales had 72 and notes 24; with the new shares it were 24 and 72.
-        ("data.source_weights=tales=1,notes=3", (["48 rows of tales"], ["48 rows of notes"])),
-        ("phases.0.global_batch_size=4", (["12 rows of notes", "36 rows of tales"], [])),
-        ("phases.0.global_batch_size=16", ([], ["24 rows of notes", "72 rows of tales"])),
-        ("phases.0.steps=70", ([], [])),
-        ("data.masked_lm_prob=0.2", ([], [])),  # other masks of all rows
-    ],
-)
-def test_rows_that_come_again_where_a_phase_changes(change, said, corpora):
-    """The note says what is in the batches themselves."""
-    phase = PhaseConfig(sequence_length=32, steps=60, global_batch_size=8)
-    data = DataConfig(source_weights="tales=3,notes=1")
-    before = complete(tiny_corpus.tiny_config(phases=(phase,), data=data))
-    after = complete(override(before, [change]))
-    place = {name: corpora[name] for name in ("tales", "notes")}
-    corpus, step = open_corpora(place), 12
-    tokens = {name: source.train.tokens for name, source in corpus.sources.items()}
-    found = note_of_moved_rows(before, after, step, tokens) or ""
-    again, passed_over = said
-    assert bool(found) == bool(again or passed_over)
-    assert (f"{', '.join(again)} come again" in found) == bool(again)
-    assert (f"{', '.join(passed_over)} are passed over" in found) == bool(passed_over)
-
-    def rows_of(config: TrainConfig, start: int, stop: int) -> list[bytes]:
-        each = batches(corpus, config, start=start, stop=stop)
-        return [row.tobytes() for batch in each for row in batch["input_ids"]]
-
-    had = {*rows_of(before, 0, step)}
-    count = sum(row in had for row in rows_of(after, step, after.total_steps))
-    assert count == sum(int(text.split()[0]) for text in again)
-    # A phase of its own has other rows.
-    ended = dataclasses.replace(phase, steps=step)
-    own = complete(dataclasses.replace(after, phases=(ended, *after.phases)))
-    assert note_of_moved_rows(before, own, step, tokens) is None
-    assert not had & {*rows_of(own, step, own.total_steps)}

@@ -1,10 +1,8 @@
 """The rows of a corpus before anything is trained: the share of padding, each sequence alone and
-packed, and how often the phases of a run go over each source. And those that a run comes to again,
-or passes over, where its config changes within a phase.
+packed, and how often the phases of a run go over each source.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +13,6 @@ from bert_jax.config.source_shares import shares
 from bert_jax.data.corpus.store import Corpus, Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.dealing import Dealing
-from bert_jax.data.pretraining.epochs import decisive
-from bert_jax.errors import some
 
 
 class Padding(NamedTuple):
@@ -97,48 +93,3 @@ def middle(split: Split, documents: int) -> Split:
         document_starts=starts - starts[0],
         sentence_starts=split.sentence_starts[starts[0] : starts[-1] + 1],
     )
-
-
-def note_of_moved_rows(
-    before: TrainConfig, after: TrainConfig, step: int, tokens: Mapping[str, int]
-) -> str | None:
-    """Returns what to say of a run that goes on from `step` with another config; None where its
-    rows are the next ones, or all of its phase's rows are others.
-
-    `tokens` are those that the sources train on, by their names; empty where there is one corpus.
-    """
-    number = after.phase_of(step)
-    if number >= len(before.phases) or _plan(before, number) != _plan(after, number):
-        return None
-    had, has = (_rows_before(config, number, step, tokens) for config in (before, after))
-    moved = {name: has[name] - had[name] for name in has}
-    again = [_said(name, -rows) for name, rows in moved.items() if rows < 0]
-    passed_over = [_said(name, rows) for name, rows in moved.items() if rows > 0]
-    if not again and not passed_over:
-        return None
-    parts = [f"{some(again)} come again"] if again else []
-    parts += [f"{some(passed_over)} are passed over"] if passed_over else []
-    return (
-        f"phase {number}: its rows are numbered as if it had begun with this batch and these "
-        f"shares: {', and '.join(parts)}. A phase of its own from step {step} on has no such rows"
-    )
-
-
-def _said(name: str, rows: int) -> str:
-    return f"{rows:,} rows of {name}" if name else f"{rows:,} rows"
-
-
-def _plan(config: TrainConfig, number: int) -> str:
-    """Returns what decides the rows of a phase, but for how many of them a batch has."""
-    return decisive(config.in_phase(number).data, config.phases[number], config.seed)
-
-
-def _rows_before(
-    config: TrainConfig, number: int, step: int, tokens: Mapping[str, int]
-) -> dict[str, int]:
-    """Returns how many rows of a phase each source has had before a step."""
-    phase = config.phases[number]
-    steps = step - (config.phase_ends[number] - phase.steps)
-    dealing = Dealing(shares(config.in_phase(number).data, tokens), phase.global_batch_size)
-    rows = dealing.before(np.array([min(max(steps, 0), phase.steps)]))[0].tolist()
-    return dict(zip(tokens or ("",), rows, strict=True))

@@ -25,7 +25,6 @@ from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.batch import Batch, Draw, Field
-from bert_jax.data.pretraining.epochs import EpochSizes
 from bert_jax.data.pretraining.mixture import Mixture
 from bert_jax.data.pretraining.stream import Key, Stream, Taken
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
@@ -57,13 +56,12 @@ class Pipeline:
         phases: tuple[PhaseConfig, ...],
         seed: int,
         sources: Mapping[str, Split] = types.MappingProxyType({}),
-        kept: EpochSizes | None = None,
         blocks: Blocks = BLOCKS,
     ):
-        """Costs nothing; the first batch of an epoch waits for the epoch's plan, and for that of
-        the phase's first epoch, unless its size is `kept`. `options` are those of all phases, or
-        one for each. Of several `sources`, of which `split` is made, each batch has the rows that
-        the options say. A source that is larger than a block is planned in pieces.
+        """Costs nothing; the first batch of an epoch waits for the epoch's plan, and for the plan
+        of the phase's first epoch. `options` are those of all phases, or one for each. Of several
+        `sources`, of which `split` is made, each batch has the rows that the options say. A source
+        that is larger than a block is planned in pieces.
 
         Raises `UsageError` if the split makes no rows, a phase's sizes are impossible, or weights
         are not those of the sources.
@@ -87,8 +85,7 @@ class Pipeline:
         self._names = tuple(several)
         self._shares = [shares(o, tokens) for o in each] if several else []
         self._streams = [
-            self._streams_of(index, several or {"": split}, kept, blocks)
-            for index in range(len(phases))
+            self._streams_of(index, several or {"": split}, blocks) for index in range(len(phases))
         ]
         # None where there is one source.
         self._mixtures = [
@@ -96,17 +93,14 @@ class Pipeline:
             for index, streams in enumerate(self._streams)
         ]
 
-    def _streams_of(
-        self, index: int, sources: Mapping[str, Split], kept: EpochSizes | None, blocks: Blocks
-    ) -> list[Stream]:
+    def _streams_of(self, index: int, sources: Mapping[str, Split], blocks: Blocks) -> list[Stream]:
         options, phase, unpacked = self._options[index], self._phases[index], self._unpacked[index]
         parts = self._shares[index] if self._shares else [1.0]
         streams = []
-        for number, (name, split) in enumerate(sources.items()):
+        for number, split in enumerate(sources.values()):
             _check_sizes(split, options, unpacked.sequence_length, unpacked.max_predictions)
             # Sources that are alike, as translations are, are not shuffled alike.
             seed = counter_rng.derive(self._seed, Key.SOURCE, number) if number else self._seed
-            kept_as = f"{index} {name}" if name else None
             streams.append(
                 Stream(
                     split,
@@ -116,8 +110,6 @@ class Pipeline:
                     seed=seed,
                     rows=max(1, int(parts[number] * phase.global_batch_size)),
                     blocks=blocks,
-                    kept=kept,
-                    kept_as=kept_as,
                 )
             )
         return streams

@@ -2,8 +2,7 @@
 
 Rows come from *units*, each of which is planned alone. A unit is an epoch, and row n lies in unit
 n // E, where E is the size of the first one. The row's place there goes through the unit's own
-permutation to a row of its plan. E may be kept somewhere, so that it need not be counted again; it
-is what the plan of unit 0 says all the same.
+permutation to a row of its plan.
 
 A source of more than a block (pieces.py) has smaller units. An epoch takes the source's pieces in
 an order of its own, a block of them at a time. The rows of a step are dealt to *lanes*, at most 64,
@@ -28,7 +27,7 @@ from bert_jax.data import counter_rng
 from bert_jax.data.corpus.pieces import Blocks, Pieces
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
-from bert_jax.data.pretraining.epochs import EpochCache, EpochSizes, FirstEpoch, decisive
+from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch
 from bert_jax.data.pretraining.spans import ranges
 
 # An epoch's plan is begun this far before the epoch itself. A unit of an epoch is small, and is
@@ -81,15 +80,10 @@ class Stream:
         seed: int,
         rows: int,
         blocks: Blocks,
-        kept: EpochSizes | None = None,
-        kept_as: str | None = None,
     ):
-        """`index` is the phase's number, `rows` how many the source has of a step, on average. A
-        size of the first epoch is kept by the phase's number, or `kept_as` another name.
-        """
+        """`index` is the phase's number, `rows` the mean number of the source's rows per step."""
         self._options, self._phase = options, phase
         self._index, self._seed, self._rows = index, seed, rows
-        self._kept, self._kept_as = kept, str(index) if kept_as is None else kept_as
         self._pieces = Pieces(split, blocks)
         self._lanes = math.gcd(rows, self._pieces.lanes)
         self._units = self._lanes * self._pieces.blocks  # of an epoch
@@ -102,19 +96,10 @@ class Stream:
 
     @property
     def first(self) -> FirstEpoch:
-        """The size of the first epoch: as it is kept, or by planning it, or a sample of it."""
-        if self._first is not None:
-            return self._first
-        digest = decisive(self._options, self._phase, self._seed)
-        if self._units > 1:
-            digest += f" {self._lanes} lanes of {len(self._pieces)} pieces"
-        first = None if self._kept is None else self._kept.get(self._kept_as, digest)
-        if first is None:
-            first = self._counted()
-            if self._kept is not None:
-                self._kept.put(self._kept_as, digest, first)
-        self._first = first
-        return first
+        """The size of the first epoch, by planning it or a sample of it."""
+        if self._first is None:
+            self._first = self._counted()
+        return self._first
 
     def take(self, numbers: np.ndarray) -> Taken:
         """Returns the rows of the numbers, which ascend."""
@@ -206,10 +191,7 @@ class Stream:
         epoch, place = divmod(unit, self._units)
         key = counter_rng.derive(self._seed, Key.PLAN, self._index, epoch)
         if not self._pieces.is_cut:
-            made = self._plan_of(0, key)
-            if epoch == 0 and self._first is not None:
-                self._require(self._first.examples, len(made))
-            return made
+            return self._plan_of(0, key)
         size = len(self._pieces) // self._units
         order = counter_rng.derive(self._seed, Key.PIECES, self._index, epoch)
         chosen = counter_rng.permute(place * size + np.arange(size), len(self._pieces), order)
@@ -227,15 +209,7 @@ class Stream:
     def _pack(self, unit: int) -> packing.Packing:
         phase, plan = self._phase, self.plans.get(unit)
         lengths = plan.lengths[self._shuffled(unit, np.arange(self._examples), len(plan))]
-        made = packing.best_fit(lengths, length=phase.sequence_length, most=phase.sequences)
-        if unit == 0 and self._units == 1 and self._first is not None:
-            self._require(self._first.rows, len(made))
-        return made
-
-    def _require(self, kept: int, found: int) -> None:
-        """Raises the error for a first epoch that has not the size that was kept."""
-        if self._kept is not None and kept != found:
-            raise self._kept.disagree(self._kept_as, kept, found)
+        return packing.best_fit(lengths, length=phase.sequence_length, most=phase.sequences)
 
     def _shuffled(self, unit: int, offsets: np.ndarray, size: int) -> np.ndarray:
         """Returns where in a unit's plan, of that size, its examples stand."""
