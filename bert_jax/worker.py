@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 
 
@@ -44,12 +44,11 @@ def kill_descendants(command: bytes) -> None:
                 os.kill(process, signal.SIGKILL)
 
 
-def begin(alive: Connection | None = None) -> None:
-    """Prepares a worker process: a pool's initializer calls it first. It ends with its parent, or
-    when that closes the other end of `alive`.
+def begin() -> None:
+    """Prepares a worker process, which calls this function first and ends with its parent.
 
-    Ctrl-C and a terminal that closes reach every process there. They are the parent's, which ends;
-    a worker that waits for work would not notice that, nor that its parent was killed.
+    Ctrl-C, a closed terminal and many supervisors signal every process of the group. The parent
+    handles the signal and ends its workers; a worker does not notice that its parent was killed.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -57,7 +56,7 @@ def begin(alive: Connection | None = None) -> None:
     def leave_with_parent() -> None:
         parent = multiprocessing.parent_process()
         assert parent is not None
-        wait([parent.sentinel] if alive is None else [parent.sentinel, alive])
+        wait([parent.sentinel])
         os._exit(1)
 
     threading.Thread(target=leave_with_parent, daemon=True).start()

@@ -1,14 +1,24 @@
 """Processes that do the work of a command, by units of its sources: what goes between them and the
 command is names and numbers, never text.
+
+The pool is not a `ProcessPoolExecutor`. The workers of an executor share one pipe for results: if
+one is killed in the middle of a result, the executor reads forever. From Python 3.12 on, an
+executor ends the other workers with SIGTERM, which these workers ignore, and joins them without a
+limit (`_join_executor_internals(broken=True)`). Here each worker has a pipe, and a thread that
+waits at the other end.
 """
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
+import pickle
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from bert_jax import worker
@@ -25,35 +35,49 @@ _look: Callable[[], None] | None = None  # where this process does all the work
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
+class _WorkerKilled(Exception):
+    """A worker process ended in the middle of a task."""
+
+
 class Pool:
-    """Worker processes that begin when they are needed first. With one worker there is none: this
-    process does the work.
+    """Worker processes, started when a task needs one. With one worker this process does the work.
 
     A task is a function of a module, called with `shared` and its arguments; `is_here` says of
     arguments that only this process can have them. What it counts with `count` is in `counts` at
-    once.
+    once. Leaving the pool kills the processes, whatever they do.
     """
 
     def __init__(self, workers: int, shared: Any = None) -> None:
         self.workers, self.shared = workers, shared
+        # A forked copy of a process that runs threads (tokenizers, jax) can deadlock.
         self._context = multiprocessing.get_context("spawn")
-        self._executor: concurrent.futures.ProcessPoolExecutor | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._of_thread = threading.local()
+        self._lock, self._is_over = threading.Lock(), False
+        self._was_killed = threading.Event()
+        self._processes: list[multiprocessing.process.BaseProcess] = []
         self._own = [0, 0, 0]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._executor is not None:
-            if kind is not None:
-                self._alive.close()  # they end at once, whatever they do
-            self._executor.shutdown(cancel_futures=True)
-            self._alive.close()
+    def __exit__(self, *_: object) -> None:
+        if self._threads is None:
+            return
+        with self._lock:
+            self._is_over = True
+            for process in self._processes:
+                process.kill()
+        # Each thread finds the end of its pipe.
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.join()
+            process.close()
 
     @property
     def counts(self) -> list[int]:
         """Returns what all tasks have counted since `map` was called."""
-        return self._own if self._executor is None else [*self._counter.get_obj()]
+        return self._own if self._threads is None else [*self._counter.get_obj()]
 
     def map(
         self,
@@ -79,7 +103,7 @@ class Pool:
             return
         try:
             yield from self._map(function, iter(arguments), is_here, more, look)
-        except BrokenProcessPool as error:
+        except _WorkerKilled as error:
             raise BertJaxError(
                 "a worker process was killed, perhaps for lack of memory; the same command goes on "
                 "where this one stopped, and takes less memory with fewer than "
@@ -95,13 +119,17 @@ class Pool:
         look: Callable[[], None],
     ) -> Iterator[Any]:
         global _counts, _look
-        executor = self._started()
+        threads = self._started()
         _counts, _look = self._counter, None
         self._counter[:] = [0, 0, 0]  # pyright: ignore
         waiting: deque[concurrent.futures.Future[Any]] = deque()
         others: set[concurrent.futures.Future[Any]] = set()
         are_over = False
         while True:
+            # Not only where its result is next: the tasks before may take hours, or wait for a lock
+            # that the killed process held.
+            if self._was_killed.is_set():
+                raise _WorkerKilled
             while not are_over and len(waiting) < _AHEAD * self.workers:
                 each = next(arguments, None)
                 if each is None:
@@ -109,8 +137,8 @@ class Pool:
                 elif is_here(each):
                     waiting.append(_in_thread(function, self.shared, *each))
                 else:
-                    waiting.append(executor.submit(_call, function, each))
-            others |= {executor.submit(_call, *task) for task in more()}
+                    waiting.append(threads.submit(self._call, function, each))
+            others |= {threads.submit(self._call, *task) for task in more()}
             if waiting and waiting[0].done():
                 yield waiting.popleft().result()
                 continue
@@ -126,19 +154,41 @@ class Pool:
             )
             look()
 
-    def _started(self) -> concurrent.futures.ProcessPoolExecutor:
-        if self._executor is None:
+    def _started(self) -> ThreadPoolExecutor:
+        if self._threads is None:
             worker.prepare_for_workers()
-            heard, self._alive = self._context.Pipe(duplex=False)
             self._counter = self._context.Array("q", 3)
-            self._executor = concurrent.futures.ProcessPoolExecutor(
-                self.workers,
-                # A forked copy of a process that runs threads (tokenizers, jax) can deadlock.
-                mp_context=self._context,
-                initializer=_begin,
-                initargs=(heard, self.shared, self._counter),
-            )
-        return self._executor
+            self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="pool")
+        return self._threads
+
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Returns what a task returns in the process of this thread, or raises what it raises."""
+        connection: Connection | None = getattr(self._of_thread, "connection", None)
+        try:
+            if connection is None:
+                connection = self._of_thread.connection = self._start_process()
+                # Not an argument of the process: `Process.start` of a process that is killed while
+                # it reads more than the buffer of a pipe (64 KiB) never returns.
+                connection.send_bytes(pickle.dumps(self.shared))
+            connection.send_bytes(pickle.dumps((function, arguments)))
+            is_error, result = connection.recv()
+        except (EOFError, OSError) as error:
+            self._was_killed.set()
+            raise _WorkerKilled from error
+        if is_error:
+            raise result
+        return result
+
+    def _start_process(self) -> Connection:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(theirs, self._counter))
+        with self._lock:
+            if self._is_over:
+                raise _WorkerKilled
+            process.start()
+            self._processes.append(process)
+        theirs.close()
+        return ours
 
 
 def count(*amounts: int) -> None:
@@ -169,12 +219,22 @@ def _in_thread(function: Callable[..., Any], *arguments: Any) -> concurrent.futu
     return future
 
 
-def _begin(alive: Any, shared: Any, counts: Any) -> None:
+def _work(pipe: Connection, counts: Any) -> None:
+    """Does the tasks that come through the pipe, until the command closes it or ends."""
     global _shared, _counts
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    worker.begin(alive)
-    _shared, _counts = shared, counts
+    worker.begin()
+    _counts = counts
+    with contextlib.suppress(EOFError, ConnectionError):
+        _shared = pipe.recv()
+        while True:
+            pipe.send(_answer(*pipe.recv()))
 
 
-def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return function(_shared, *arguments)
+def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    """Returns whether a task raised an error, and the error or the result."""
+    try:
+        return False, function(_shared, *arguments)
+    except Exception as error:
+        error.add_note("".join(traceback.format_exception(error)))
+        return True, error

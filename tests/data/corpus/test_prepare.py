@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -369,7 +370,8 @@ def test_a_killed_run_leaves_no_process_and_is_continued(tmp_path, source, vocab
     while len(list(output.glob(".parts/*.npz"))) < 3:
         assert running.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
-    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    tasks = Path(f"/proc/{running.pid}/task").glob("*/children")
+    children = [child for task in tasks for child in task.read_text().split()]
     assert len(children) >= 2
     running.send_signal(signal.SIGKILL)
     running.wait()
@@ -521,14 +523,28 @@ def test_an_error_of_the_reader_stops_the_workers(tmp_path, source, vocabulary):
     assert not (tmp_path / "c/corpus.json").exists()
 
 
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _dies(_: object, number: int) -> int:
-    if number == 10:
-        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.01)  # all workers have begun by the time one dies
+    if number == 60:
+        _die()
     return number
 
 
-def test_a_killed_worker_is_reported():
-    with Pool(2) as pool, pytest.raises(BertJaxError, match="a worker process was killed"):
+class _Fatal:
+    """Kills the process that it is sent to."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _die, ()
+
+
+@pytest.mark.parametrize("shared", [None, _Fatal()], ids=["at work", "at its start"])
+def test_a_killed_worker_is_reported(shared):
+    """Once, and the pool can be left although the error is handled inside of it."""
+    with Pool(2, shared) as pool, pytest.raises(BertJaxError, match="a worker process was killed"):
         list(pool.map(_dies, ((number,) for number in range(1000))))
 
 
