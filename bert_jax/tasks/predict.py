@@ -14,7 +14,7 @@ from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import name_map
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
-from bert_jax.registry import TASK_KINDS
+from bert_jax.registry import TASK_KINDS, TASKS
 from bert_jax.tasks import glue
 from bert_jax.tasks.task import TaskSpec, task_of
 from bert_jax.workdir import run_directory
@@ -87,8 +87,9 @@ class Predictor:
         if id_column is not None and not TASK_KINDS[self.spec.kind].has_columns:
             raise UsageError(f"`id`: a file of {self.spec.name} has no columns with names")
         spec = dataclasses.replace(self.spec, text_columns=columns) if columns else self.spec
-        if columns and len(columns) != len(self.spec.text_columns):
-            raise UsageError(f"`text`: the task has {len(self.spec.text_columns)} column(s)")
+        count = len(self.spec.text_columns) or TASKS[self.spec.name].text_columns[1]
+        if columns and len(columns) != count:
+            raise UsageError(f"`text`: the task has {count} column(s)")
         task = task_of(spec, reading=reading)
         return self.rows(task.read(path, labelled=False, id_column=id_column))
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.data.tasks.tag_schemes import SCHEMES, canonical
+
 # Any, since the libraries' types know only the words that they take here.
 _UNDEFINED: Any = 0.0
 
@@ -66,22 +68,24 @@ def _is_constant(values: np.ndarray) -> bool:
     return len(values) < 2 or bool(np.all(values == values[0]))
 
 
-def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+def entities(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: str
+) -> dict[str, float]:
     """Returns precision, recall and F1 of whole entities: kind, first and last word must all be
-    right.
+    right. The mean is over entities ("micro").
 
-    Tags are IOB2, and strictly so: an I- that nothing begins is no entity. The mean is over
-    entities ("micro").
+    `scheme` is one of `tag_schemes.SCHEMES`, and strict: in IOB2, an I- that continues no entity
+    belongs to no entity.
     """
+    from seqeval import scheme as schemes
     from seqeval.metrics.v1 import precision_recall_fscore_support
-    from seqeval.scheme import IOB2
 
     if all(tag == "O" for tags in [*gold, *predicted] for tag in tags):
         return {"precision": 0.0, "recall": 0.0, "f1": 0.0}
     scores = precision_recall_fscore_support(
-        [list(tags) for tags in gold],
-        [list(tags) for tags in predicted],
-        scheme=IOB2,
+        [canonical(tags, scheme) for tags in gold],
+        [canonical(tags, scheme) for tags in predicted],
+        scheme=getattr(schemes, SCHEMES[scheme].scored),
         average="micro",
         zero_division=_UNDEFINED,
     )

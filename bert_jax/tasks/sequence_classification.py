@@ -16,7 +16,7 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.registry import TASKS
 from bert_jax.tasks import scores
-from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec
+from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec, in_order
 
 # Labels that are listed with their counts.
 _SHOWN = 20
@@ -63,7 +63,7 @@ class TextTask(Task):
     def with_labels(self, train: Sequence[TextRow]) -> TaskSpec:
         if self.spec.labels or self.spec.kind == "regression":
             return self.spec
-        labels = tuple(sorted({str(row.label) for row in train}))
+        labels = in_order(str(row.label) for row in train)
         if len(labels) == 1:
             file = train[0].location.rpartition(", ")[0]
             raise UsageError(
@@ -170,5 +170,5 @@ def _number(row: TextRow) -> float:
 # A table of the user's own.
 TEXT = NamedTask(
     spec=TaskSpec(name="text", kind="classification", metrics=("accuracy", "macro_f1")),
-    takes_columns=True,
+    text_columns=(1, 2),
 )

@@ -7,7 +7,8 @@ prediction know none of them; they ask for what `Task` lists.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from bert_jax.config import HeadConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.tasks.encode_rows import Features
 from bert_jax.data.tasks.tables import TableOptions
+from bert_jax.data.tasks.tag_schemes import SCHEMES
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
@@ -26,7 +28,7 @@ from bert_jax.registry import TASK_KINDS
 # The words that fields of a spec may have, and the fields that count something.
 _CHOICES = {
     "truncation": ("longest_first", "only_first", "only_second", "never"),
-    "tag_scheme": ("IOB2", "IOB1"),
+    "tag_scheme": ("", *SCHEMES),
 }
 _POSITIVE = ("doc_stride", "max_question_length", "max_answer_length", "n_best")
 
@@ -39,13 +41,16 @@ class TaskSpec:
     kind: str
     # Of a classification or of tokens, in the order of the model's outputs.
     labels: tuple[str, ...] = ()
-    # One or two columns of a table, and the column of the label.
+    # One or two columns of a table, and the column of the label. For tokens: the columns of the
+    # word and the tag, and the names of all columns of a line, where it has more than two.
     text_columns: tuple[str, ...] = ()
     label_column: str = "label"
+    line_columns: tuple[str, ...] = ()
     # Of `scores`; the first one decides which run is best.
     metrics: tuple[str, ...] = ()
     truncation: str = "longest_first"
-    tag_scheme: str = "IOB2"
+    # For tokens: one of `tag_schemes.SCHEMES`, which the training rows determine.
+    tag_scheme: str = ""
     # Of spans (google-research/bert run_squad.py): tokens between the beginnings of windows, and
     # the longest question and answer in tokens; how many answers are kept to choose from.
     doc_stride: int = 128
@@ -60,7 +65,8 @@ class TaskSpec:
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
-                raise UsageError(f"`{name}` {value}: choose one of {', '.join(choices)}")
+                known = ", ".join(filter(None, choices))
+                raise UsageError(f"`{name}` {value}: choose one of {known}")
         for name in _POSITIVE:
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"`{name}` {value}: it must be at least 1")
@@ -193,6 +199,16 @@ class Task:
         raise NotImplementedError
 
 
+def in_order(labels: Iterable[str]) -> tuple[str, ...]:
+    """Returns the distinct labels in the order of the model's outputs: by number where all are
+    integers (also as "1.0" or "01"), so that label k of 0 to n - 1 is output k; else by text.
+    """
+    distinct = sorted(set(labels))
+    if all(re.fullmatch(r"[+-]?[0-9]+([.]0+)?", label) for label in distinct):
+        distinct.sort(key=lambda label: int(label.partition(".")[0]))
+    return tuple(distinct)
+
+
 Splits = tuple[list[Any], dict[str, list[Any]]]
 
 
@@ -235,8 +251,8 @@ class NamedTask:
 
     spec: TaskSpec
     read: Callable[[Task, Sources], Splits] = read_files
-    # Whether the columns of its texts are the user's to name.
-    takes_columns: bool = False
+    # The fewest and the most columns of text that the user names.
+    text_columns: tuple[int, int] = (0, 0)
     # Returns the columns of a file that has no line of names.
     header: Callable[[Path], tuple[str, ...] | None] = lambda path: None
 

@@ -45,7 +45,7 @@ def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length:
         of_file += [row for rows in dev.values() for row in rows]
     if sources.train_rows is not None:
         train = train[: sources.train_rows]
-    task = task_of(task_of(spec).with_labels(of_file))
+    task = task_of(task_of(spec, reading=sources.reading).with_labels(of_file))
     train = task.usable(train)
     if not train:
         raise UsageError("there are no rows to train on")

@@ -11,19 +11,33 @@ import numpy as np
 
 from bert_jax.config import HeadConfig
 from bert_jax.data.sources.document import whole_characters
-from bert_jax.data.tasks.conll import Sentence, read_sentences
+from bert_jax.data.tasks.conll import OUTSIDE, Sentence, read_sentences
 from bert_jax.data.tasks.encode_rows import NO_WORD, WordRows, encode_words
+from bert_jax.data.tasks.tag_schemes import (
+    PLAIN,
+    SCHEMES,
+    entity_kinds,
+    find_scheme,
+    require_scheme,
+)
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-from bert_jax.errors import UsageError, brief
+from bert_jax.errors import UsageError, brief, some
 from bert_jax.tasks import scores
-from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec
+from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec, in_order
 
 
-def labels_of(sentences: Sequence[Sentence]) -> tuple[str, ...]:
-    """Returns O, then B- and I- of every kind of entity that occurs, in alphabetical order."""
+def labels_of(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
+    """Returns O, then all tags of the scheme for each kind of entity that occurs, by kind; in a
+    file whose tags have no prefix, the tags.
+    """
     tags = {tag for sentence in sentences for tag in sentence.tags or ()}
-    kinds = sorted({tag.partition("-")[2] for tag in tags if tag != "O"})
-    return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
+    entities = tags - {OUTSIDE}
+    if scheme == PLAIN:
+        return (OUTSIDE,) * (OUTSIDE in tags) + in_order(entities)
+    # A prefix ends with - or _.
+    ends = {tag[2:]: tag[1] for tag in entities}
+    prefixes = SCHEMES[scheme].prefixes
+    return (OUTSIDE, *(f"{p}{ends[kind]}{kind}" for kind in in_order(ends) for p in prefixes))
 
 
 class WordTask(Task):
@@ -35,7 +49,20 @@ class WordTask(Task):
     def read(
         self, path: Path, *, labelled: bool = True, id_column: str | None = None
     ) -> list[Sentence]:
-        return list(read_sentences(path, scheme=self.spec.tag_scheme, labelled=labelled))
+        for name in ("delimiter", "quoting"):
+            if getattr(self.reading, name) is not None:
+                raise UsageError(
+                    f"`{name}`: the columns of `task` {self.spec.name} are separated by tabs or "
+                    "spaces, without quotes; leave the option out, or convert the file"
+                )
+        return read_sentences(
+            path,
+            columns=self.reading.columns or self.spec.line_columns,
+            word="".join(self.spec.text_columns),
+            tag=self.spec.label_column,
+            labelled=labelled,
+            known=self.spec.labels,
+        )
 
     def row(self, given: Any, *, number: int) -> Sentence:
         """Returns the words of a text, which white space separates, or of a list of words."""
@@ -46,17 +73,25 @@ class WordTask(Task):
         return Sentence(f"row {number}", tuple(map(whole_characters, words)), None)
 
     def with_labels(self, train: Sequence[Sentence]) -> TaskSpec:
-        if self.spec.labels:
-            return self.spec
-        labels = labels_of(train)
-        if len(labels) == 1:
-            raise UsageError("the training file has no tag but O; there is nothing to learn")
-        return dataclasses.replace(self.spec, labels=labels)
+        scheme = self.spec.tag_scheme or find_scheme(train)
+        labels = self.spec.labels or labels_of(train, scheme)
+        if len(labels) < 2:
+            raise UsageError(
+                f"the training file has no tag but {', '.join(labels)}; there is nothing to learn"
+            )
+        columns = self.reading.columns or self.spec.line_columns
+        return dataclasses.replace(
+            self.spec, labels=labels, tag_scheme=scheme, line_columns=columns
+        )
 
     def describe(self, rows: Sequence[Sentence], encoded: Encoded, *, length: int) -> str:
-        tags = Counter(tag.partition("-")[2] for s in rows for tag in s.tags or () if tag[0] == "B")
-        named = ", ".join(f"{kind} {count:,}" for kind, count in sorted(tags.items()))
-        return f"{len(rows):,} training sentences, entities by kind: {named}"
+        scheme = self.spec.tag_scheme
+        kinds = Counter(kind for s in rows for kind in entity_kinds(s.tags or (), scheme))
+        named = [f"{kind} {kinds[kind]:,}" for kind in in_order(kinds)]
+        return (
+            f"{len(rows):,} training sentences, tags in the scheme {scheme} "
+            f"({SCHEMES[scheme].meaning}), entities by kind: {some(named, 20)}"
+        )
 
     def head(self) -> HeadConfig:
         return HeadConfig(parts=("token_classifier",), labels=self.spec.labels)
@@ -64,6 +99,8 @@ class WordTask(Task):
     def encode(
         self, rows: Sequence[Sentence], tokenizer: Tokenizer, *, length: int, labelled: bool
     ) -> Encoded:
+        if labelled:
+            require_scheme(rows, self.spec.tag_scheme)
         labels = self.spec.labels if labelled else None
         found = encode_words(rows, tokenizer, length=length, labels=labels)
         return Encoded(found.features, found)
@@ -73,7 +110,7 @@ class WordTask(Task):
     ) -> list[list[str]]:
         alignment: WordRows = encoded.alignment
         best = np.argmax(outputs, axis=-1)
-        tags = [["O"] * len(sentence.words) for sentence in rows]
+        tags = [[OUTSIDE] * len(sentence.words) for sentence in rows]
         for row, token in zip(*np.nonzero(alignment.words != NO_WORD), strict=True):
             sentence, word = alignment.sentences[row], alignment.words[row, token]
             tags[sentence][word] = self.spec.labels[best[row, token]]
@@ -82,13 +119,12 @@ class WordTask(Task):
     def score(
         self, rows: Sequence[Sentence], encoded: Encoded, outputs: np.ndarray
     ) -> dict[str, float]:
-        found = scores.entities(
-            [sentence.tags or () for sentence in rows], self._tags(rows, encoded, outputs)
-        )
+        gold = [sentence.tags or () for sentence in rows]
+        found = scores.entities(gold, self._tags(rows, encoded, outputs), self.spec.tag_scheme)
         return {name: found[name] for name in self.spec.metrics}
 
     def majority_baseline(self, rows: Sequence[Sentence]) -> float:
-        has_entity = any(tag != "O" for sentence in rows for tag in sentence.tags or ())
+        has_entity = any(tag != OUTSIDE for sentence in rows for tag in sentence.tags or ())
         return 0.0 if has_entity else -math.inf
 
     def predictions(
@@ -104,4 +140,5 @@ class WordTask(Task):
 
 NER = NamedTask(
     spec=TaskSpec(name="ner", kind="tokens", metrics=("f1", "precision", "recall")),
+    text_columns=(0, 1),
 )

@@ -737,8 +737,18 @@ _REFUSED = {
         ["--task", "ner", "--length", "16"],
         "--task ner needs --train FILE, and perhaps --dev FILE",
     ),
-    "no columns": (["--task", "text"], "--task text needs --text COLUMN"),
-    "columns of another": (["--task", "ner", "--text", "x"], "are of --task text"),
+    "no columns": (["--task", "text"], "--task text takes --text COLUMN once or twice"),
+    "two columns of words": (
+        ["--task", "ner", "--text", "x", "--text", "y"],
+        "--task ner takes --text COLUMN once",
+    ),
+    "columns of another": (["--task", "squad", "--text", "x"], "squad has no --text COLUMN"),
+    "a format of another": (["--task", "sst2", "--columns", "x"], "sst2 has no --columns: its"),
+    "a number of another": (["--task", "ner", "--regression"], "--regression is for --task text"),
+    "quoting of another": (
+        ["--task", "ner", "--train", "x", "--quoting", "none", "--length", "16"],
+        "--quoting: the columns of --task ner are separated by tabs or spaces",
+    ),
     "no folder": (
         ["--task", "sst2", "--length", "16", "--data", "nowhere"],
         "nowhere has no train.tsv",
@@ -810,7 +820,7 @@ def test_wrong_arguments_are_named(tmp_path, encoder, glue, capsys, case):
     "task, wrong, message",
     [
         ("sst2", {"truncation": "head"}, "`truncation` head: choose one of longest_first"),
-        ("ner", {"tag_scheme": "BILOU"}, "`tag_scheme` BILOU: choose one of IOB2, IOB1"),
+        ("ner", {"tag_scheme": "IOE1"}, "`tag_scheme` IOE1: choose one of IOB2, IOB1"),
         ("squad", {"doc_stride": 0}, "`doc_stride` 0: it must be at least 1"),
         ("squad2", {"null_threshold": float("nan")}, "`null_threshold` nan"),
         ("sst2", {"metrics": ()}, "task sst2: metrics is empty"),

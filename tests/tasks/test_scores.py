@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.tasks.squad import Question
+from bert_jax.data.tasks.tag_schemes import SCHEMES, entity_kinds
 from bert_jax.tasks import scores, squad_metrics
 from tests.paths import GOLDEN
 
@@ -73,7 +74,7 @@ def test_a_constant_correlates_with_nothing():
 
 
 def spans(tags: list[str]) -> set[tuple[str, int, int]]:
-    """Entities of IOB2 tags, strictly: an I- that goes on with nothing is none."""
+    """Entities of IOB2 tags, strictly: an I- that continues no entity is none."""
     found, begin = set(), None
     for i, tag in enumerate([*tags, "O"]):
         if begin is not None and tag != f"I-{tags[begin][2:]}":
@@ -102,21 +103,45 @@ def test_entities(case):
     gold, predicted = _TAGS[case]
     there, found = spans(gold), spans(predicted)
     right = len(there & found)
-    rates = scores.entities([gold, ["O"]], [predicted, ["O"]])
+    rates = scores.entities([gold, ["O"]], [predicted, ["O"]], "IOB2")
     assert rates["precision"] == pytest.approx(right / max(len(found), 1))
     assert rates["recall"] == pytest.approx(right / max(len(there), 1))
     assert rates["f1"] == pytest.approx(2 * right / max(len(there) + len(found), 1))
 
 
-def test_entities_of_random_tags():
+def written(entities: list[tuple[str, int]], scheme: str) -> list[str]:
+    """Returns the tags of entities of a kind and a length; a kind of "" is outside of them."""
+    found: list[str] = []
+    previous = ""
+    for kind, length in entities:
+        first, inner, last, single = {
+            "IOB2": "BIIB", "IOB1": "BIIB" if kind == previous else "IIII", "IOBES": "BIES",
+            "BILOU": "BILU", "BMES": "BMES", "plain": "    ",
+        }[scheme]  # fmt: skip
+        prefixes = single if length == 1 else first + inner * (length - 2) + last
+        tags = [f"{p}-{kind}".removeprefix(" -") for p in prefixes]
+        found += tags if kind else ["O"] * length
+        previous = kind
+    return found
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_random_entities_have_one_score_in_every_scheme(scheme):
     draw = random.Random(0)
-    pool = ["O", "B-x", "I-x", "B-y", "I-y"]
-    gold = [[draw.choice(pool[:2]) for _ in range(9)] for _ in range(50)]
-    predicted = [[draw.choice(pool) for _ in range(9)] for _ in range(50)]
-    there, found = ([spans(tags) for tags in side] for side in (gold, predicted))
-    right = sum(len(a & b) for a, b in zip(there, found, strict=True))
-    total = sum(map(len, there)) + sum(map(len, found))
-    assert scores.entities(gold, predicted)["f1"] == pytest.approx(2 * right / total)
+    gold, predicted, right, total = [], [], 0, 0
+    for _ in range(50):
+        lengths = [draw.randint(1, 3) for _ in range(6)]
+        sides = [[(draw.choice(["", "x", "y"]), n) for n in lengths] for _ in range(2)]
+        if scheme == "plain":  # which cannot separate two entities of one kind
+            sides = [[each for pair in side for each in (pair, ("", 1))] for side in sides]
+        gold.append(written(sides[0], scheme))
+        predicted.append(written(sides[1], scheme))
+        kinds = [[kind for kind, _ in side] for side in sides]
+        right += sum(bool(a) and a == b for a, b in zip(*kinds, strict=True))
+        total += sum(map(bool, kinds[0] + kinds[1]))
+        assert entity_kinds(gold[-1], scheme) == [kind for kind in kinds[0] if kind]
+    assert scores.entities(gold, predicted, scheme)["f1"] == pytest.approx(2 * right / total)
+    assert 0 < right < total
 
 
 # --- SQuAD ---------------------------------------------------------------------------------------

@@ -34,9 +34,10 @@ class TaskRowsOptions(TableFormat):
     dev: Path | None = None
     """FILE: the rows to score on (default: a tenth of --train, chosen by --seed and held out)"""
     text: tuple[str, ...] = ()
-    """COLUMN: for task text: the column that holds the text; give it twice for a pair"""
+    """COLUMN: the column that holds the text; give it twice for a pair. For ner with --columns: the
+    column of the words"""
     label: str = "label"
-    """COLUMN: for task text: the column that holds the label"""
+    """COLUMN: the column that holds the label, for ner with --columns the tag"""
     regression: bool = False
     """for task text: the label is a number"""
     skip_bad: bool = False
@@ -47,8 +48,6 @@ class TaskRowsOptions(TableFormat):
     """N: tokens of a row (default: 128; 384 for squad)"""
     truncation: Literal["longest_first", "only_first", "only_second", "never"] = "longest_first"
     """which text is cut where a row is too long"""
-    tag_scheme: Literal["IOB2", "IOB1"] = "IOB2"
-    """for ner: how the files are tagged"""
     doc_stride: int = 128
     """N: for squad: tokens from one window to the next"""
     max_question_length: int = 64
@@ -132,14 +131,18 @@ def _spec(options: FinetuneOptions) -> Any:
     name = options.task or "text"
     spec = TASKS[name].spec
     changes = options.fields_of(type(spec))
-    if TASKS[name].takes_columns:
+    fewest, most = TASKS[name].text_columns
+    if not fewest <= len(options.text) <= most:
+        wanted = f"takes --text COLUMN {'once' if most == 1 else 'once or twice'}"
+        raise UsageError(f"--task {name} {wanted if most else 'has no --text COLUMN'}")
+    if most:
         changes |= {"text_columns": options.text, "label_column": options.label}
-        if not 1 <= len(options.text) <= 2:
-            raise UsageError(f"--task {name} needs --text COLUMN, once or twice")
-        if options.regression:
-            changes |= {"kind": "regression", "metrics": ("spearman", "pearson")}
-    elif options.text or options.regression:
-        raise UsageError(f"--text and --regression are of --task text, not of {name}")
+    elif given := [name for name in ("columns", "delimiter", "quoting") if getattr(options, name)]:
+        raise UsageError(f"--task {spec.name} has no --{given[0]}: its files have one format")
+    if options.regression:
+        if spec.kind != "classification" or not most:
+            raise UsageError(f"--regression is for --task text, not for {name}")
+        changes |= {"kind": "regression", "metrics": ("spearman", "pearson")}
     return dataclasses.replace(spec, **changes)
 
 

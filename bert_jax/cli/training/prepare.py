@@ -55,6 +55,9 @@ class PrepareOptions(Verb):
     (default: line)"""
     encoding: str | None = None
     """NAME: of text without a byte order mark, such as cp1252 (default: UTF-8)"""
+    quoting: Literal["double", "none"] | None = None
+    """cells of tables that hold a delimiter are in double quotes, or no cell is and quotes are
+    letters (default: none for .tsv files, double for .csv files)"""
     skip_bad: Annotated[Literal["record", "file"] | None, {"nargs": "?", "const": "file"}] = None
     """leave out the records, or the files (where neither is named), that cannot be read, and say
     how many (default: stop, and list all files)"""

@@ -32,6 +32,7 @@ def append(
     *,
     text_field: str | None = None,
     encoding: str | None = None,
+    quoting: str | None = None,
     skip_bad: str | bool | None = None,
     skip_bad_limit: float = 0.01,
     workers: int | None = None,
@@ -41,7 +42,8 @@ def append(
 
     What it has already is dropped; its tokenizer, seed and share to hold out are used. Options are
     those of `prepare`; `made_with` are those that the corpus was made with: what is left out is as
-    it was, and what is given must be. `text_field` and `encoding` may be others, for these sources.
+    it was, and what is given must be. `text_field`, `encoding` and `quoting` may differ for these
+    sources.
     The manifest is written last: before that, the corpus is what it was, and the same call goes on.
 
     Raises as `prepare` does, UsageError where `output` is no corpus or was made with other options,
@@ -88,6 +90,7 @@ def append(
             reading=SourceOptions(
                 text_field=text_field or options.get("text_field", SourceOptions.text_field),
                 encoding=encoding or options.get("encoding"),
+                quoting=quoting or options.get("quoting"),
                 document=options.get("document", SourceOptions.document),
                 paragraph=options.get("paragraph", SourceOptions.paragraph),
                 skips_records=skip_bad == "record",

@@ -92,6 +92,7 @@ def prepare(
     seed: int = 0,
     text_field: str = SourceOptions.text_field,
     encoding: str | None = None,
+    quoting: str | None = None,
     document: str = SourceOptions.document,
     paragraph: str = SourceOptions.paragraph,
     skip_bad: str | bool | None = None,
@@ -106,7 +107,8 @@ def prepare(
     """Writes the corpus directory `output`, or goes on writing it, or finds it finished.
 
     `sources` are as `read_documents` takes them; `text_field` is the field or column of records
-    that holds the text, `encoding`, `document` and `paragraph` are as in `SourceOptions`.
+    that holds the text; `encoding`, `quoting`, `document` and `paragraph` are as in
+    `SourceOptions`.
     Files that cannot be read are an error that lists all of them, unless `skip_bad` "file" (or
     True) leaves them out; "record" leaves out the bad records, a share of at most `skip_bad_limit`.
     `validation_sources` are the held-out side: nothing is drawn then, and what is also in the
@@ -139,6 +141,7 @@ def prepare(
         seed=seed,
         text_field=text_field,
         encoding=encoding,
+        quoting=quoting,
         document=document,
         paragraph=paragraph,
         skip_bad=skip_bad,
@@ -177,6 +180,7 @@ def asked(
     seed: int,
     text_field: str,
     encoding: str | None,
+    quoting: str | None,
     document: str,
     paragraph: str,
     skip_bad: str | bool | None,
@@ -207,7 +211,7 @@ def asked(
             "`show_dropped` shows what `near_duplicates` and `decontaminate` drop: name one of them"
         )
     require_encoding(encoding)
-    require_layout(document, paragraph)
+    require_layout(document, paragraph, quoting)
     for name, value, what in (
         ("lowercase", lowercase, "the case"),
         ("strip_accents", strip_accents, "accents"),
@@ -220,6 +224,7 @@ def asked(
     reading = SourceOptions(
         text_field=text_field,
         encoding=encoding,
+        quoting=quoting,
         document=document,
         paragraph=paragraph,
         skips_records=skip_bad == "record",

@@ -69,7 +69,7 @@ class Request:
             "seed": self.seed,
         }
         # Where they are the usual ones, the manifest does not name them.
-        for name in ("text_field", "encoding", "document", "paragraph"):
+        for name in ("text_field", "encoding", "quoting", "document", "paragraph"):
             if (value := getattr(self.reading, name)) != getattr(SourceOptions, name):
                 options[name] = value
         if self.rules != codes.DEFAULT:

@@ -13,21 +13,36 @@ LONGEST_RECORD_BYTES = 128 << 20
 # Each line of a row counts as so many characters at least: a short string takes about that, too.
 _SHORTEST_LINE = 32
 _ROW_TOO_LONG = "a row longer than"
-# The characters that may stand between the columns of a .csv file.
-_DELIMITERS = ",;\t|"
+# The characters that may separate the columns of a .csv file.
+CSV_DELIMITERS = ",;\t|"
+# As the last name of a table's columns: rows may have more cells, which are ignored.
+MORE = "..."
+# A cell that holds a delimiter, a quote or a line break is quoted; or quotes are letters.
+QUOTED, UNQUOTED = QUOTINGS = ("double", "none")
+
+
+def _raise(error: UsageError) -> None:
+    raise error
 
 
 def find_delimiter(
-    head: str, is_header: Callable[[list[str]], bool]
+    head: str,
+    is_header: Callable[[list[str]], bool],
+    *,
+    quoting: str = QUOTED,
+    delimiters: str = CSV_DELIMITERS,
 ) -> tuple[str | None, list[str]]:
-    """Returns the delimiter that makes a header of the first line of a file, and the names in it.
+    """Returns the delimiter with which the first line of a file is a header, and the names in it.
 
-    None, and the most names that there may be, where there is no such delimiter. Raises csv.Error.
+    None, and the longest list of names, where there is no such delimiter. Raises csv.Error.
     """
     most: list[str] = []
-    for delimiter in _DELIMITERS:
-        # A name is no more than a line.
-        cells = next(csv.reader([head], delimiter=delimiter), [])
+    for delimiter in delimiters:
+        # A name has no line break.
+        if quoting == QUOTED:
+            cells = next(csv.reader([head], delimiter=delimiter), [])
+        else:
+            cells = _split(head, delimiter)
         names = [cell.strip() for cell in cells]
         if is_header(names):
             return delimiter, names
@@ -35,13 +50,26 @@ def find_delimiter(
     return None, most
 
 
-def tab_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows of a TSV file, in which nothing is quoted; an empty line has no cells."""
-    return enumerate(((line.split("\t") if line else []) for line in lines), 1)
+def table_rows(
+    path: Path,
+    lines: Iterable[str],
+    delimiter: str,
+    *,
+    quoting: str,
+    begun: int = 0,
+    refuse: Callable[[UsageError], None] = _raise,
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows of a table, as `csv_rows`; an empty line has no cells. With `quoting` "none"
+    quotes are letters, and each line is a row.
+    """
+    if quoting == QUOTED:
+        return csv_rows(path, iter(lines), delimiter, begun=begun, refuse=refuse)
+    return enumerate((_split(line, delimiter) for line in lines), begun + 1)
 
 
-def _raise(error: UsageError) -> None:
-    raise error
+def _split(line: str, delimiter: str) -> list[str]:
+    line = line.rstrip("\r\n")
+    return line.split(delimiter) if line else []
 
 
 def csv_rows(
@@ -123,15 +151,20 @@ class _Lines:
 
 def not_csv(path: Path, line: int, error: csv.Error) -> UsageError:
     """Returns the error of a line that is no CSV."""
-    remedy = "is a quote not closed, or not doubled inside of quotes?"
+    remedy = (
+        "is a quote not closed, or not doubled inside of quotes? If quotes are letters in this "
+        "file, read it with `quoting` none"
+    )
     return UsageError(f"{path}, line {line}: {error}; {remedy}")
 
 
-def wrong_cells(where: str, cells: Sequence[str], columns: Sequence[str]) -> UsageError:
-    """Returns the error of a row that has not a cell for each column."""
+def wrong_cells(
+    where: str, cells: Sequence[str], columns: Sequence[str], remedy: str = "repair the line"
+) -> UsageError:
+    """Returns the error of a row that does not have one cell per column."""
     return UsageError(
         f"{where}: {len(cells)} cells for {len(columns)} columns ({names_of(columns)}); quote the "
-        "text that holds a separator, or repair the line"
+        f"text that holds a separator, or {remedy}"
     )
 
 

@@ -1,7 +1,7 @@
 """Files of records, one field of which is a document: JSON lines, CSV and TSV."""
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -9,11 +9,13 @@ from unicodedata import normalize
 from bert_jax import strict_json
 from bert_jax.data.formats import delimited
 from bert_jax.data.formats.delimited import (
-    csv_rows,
+    CSV_DELIMITERS,
+    QUOTED,
+    UNQUOTED,
     find_delimiter,
     names_of,
     not_csv,
-    tab_rows,
+    table_rows,
     wrong_cells,
 )
 from bert_jax.data.sources.document import Document
@@ -80,30 +82,30 @@ def _either(fields: tuple[str, ...]) -> str:
 def read_csv(path: Path, stream: SourceStream) -> Iterator[Document]:
     """Yields the documents of a CSV file: the column `text_field`, which the first line names.
 
-    What separates the columns is what makes the first line name that column.
+    The delimiter is the one with which the first line names that column; cells are quoted.
     """
-    fields = set(stream.reading.fields)
-    lines = _decoded_lines(path, stream)
-    try:
-        delimiter, columns = find_delimiter(
-            next(lines, ""), lambda names: not fields.isdisjoint(names)
-        )
-    except csv.Error as error:
-        raise not_csv(path, 1, error) from error
-    rows = csv_rows(path, lines, delimiter or ",", begun=1, refuse=stream.refuse)
-    return _column(path, columns, rows, stream)
+    return _table(path, stream, CSV_DELIMITERS, stream.reading.quoting or QUOTED)
 
 
 def read_tsv(path: Path, stream: SourceStream) -> Iterator[Document]:
     """Yields the documents of a TSV file, as `read_csv`; tabs separate, and nothing is quoted."""
-    rows = tab_rows(line.rstrip("\r\n") for line in _decoded_lines(path, stream))
-    columns = [cell.strip() for cell in next(rows, (1, []))[1]]
-    return _column(path, columns, rows, stream)
+    return _table(path, stream, "\t", stream.reading.quoting or UNQUOTED)
 
 
-def _column(
-    path: Path, columns: list[str], rows: Iterable[tuple[int, list[str]]], stream: SourceStream
-) -> Iterator[Document]:
+def _table(path: Path, stream: SourceStream, delimiters: str, quoting: str) -> Iterator[Document]:
+    fields = set(stream.reading.fields)
+    lines = _decoded_lines(path, stream)
+    try:
+        delimiter, columns = find_delimiter(
+            next(lines, ""),
+            lambda names: not fields.isdisjoint(names),
+            quoting=quoting,
+            delimiters=delimiters,
+        )
+    except csv.Error as error:
+        raise not_csv(path, 1, error) from error
+    delimiter = delimiter or delimiters[0]
+    rows = table_rows(path, lines, delimiter, quoting=quoting, begun=1, refuse=stream.refuse)
     at = columns.index(require_column(path, columns, stream.reading.fields))
     for line, cells in rows:
         if not cells:

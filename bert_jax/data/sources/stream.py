@@ -46,6 +46,9 @@ class SourceOptions:
     skips_records: bool = False
     # Of text without a byte order mark; None is UTF-8.
     encoding: str | None = None
+    # Of tables: "double" for cells in double quotes, "none" where quotes are letters; None is
+    # "none" for a .tsv file and "double" for a .csv file.
+    quoting: str | None = None
     # The file that standard input was copied to.
     stdin: Path | None = None
     # The directory of the corpus, whose own files a glob may match.
@@ -260,11 +263,12 @@ class _Decoded(io.RawIOBase):
             return text.encode(errors="surrogatepass")
 
 
-def require_layout(document: str, paragraph: str) -> None:
+def require_layout(document: str, paragraph: str, quoting: str | None = None) -> None:
     """Raises UsageError for a layout that `SourceOptions` does not know."""
     for name, value, known in (
         ("document", document, ("blank", "line", "file")),
         ("paragraph", paragraph, ("line", "blank")),
+        ("quoting", quoting or "none", ("double", "none")),
     ):
         if value not in known:
             raise UsageError(f"`{name}` {value!r}: choose one of {', '.join(known)}")

@@ -1,126 +1,268 @@
-"""Sentences with a tag for each word, from CoNLL columns.
+"""Sentences with a tag for each word, from files with one word per line.
 
-A word a line, its columns separated by spaces or tabs: the first is the word, the last its tag. A
-blank line ends a sentence; lines that begin with -DOCSTART- are left out, and so are comments: "# "
-before the first word of a sentence, in a line that does not end in a tag. Tags are IOB2 (B- begins
-every entity) or, if one says so, IOB1 (B- only between two entities of one kind; CoNLL-2003's own
-files), which is turned into IOB2. What is to be predicted may be a sentence a line instead.
+Tabs separate the columns of a line, or spaces in a line without a tab. A blank line ends a
+sentence. Comments (lines that begin with #) and -DOCSTART- lines are skipped. In a file with two
+columns these are the word and the tag; in a file with -DOCSTART- lines (CoNLL-2002, CoNLL-2003) the
+word is the first column and the tag the last; of all other files the user names the columns. A file
+to predict may have one sentence per line instead.
 """
 
 import re
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_jax.data.formats.delimited import MORE
 from bert_jax.data.tasks.tables import read_text
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, brief, did_you_mean, some
 from bert_jax.progress import note
 
-# What stands between columns. Other white space may be a word.
+OUTSIDE = "O"
+# A tag with the prefix of a scheme, and the kind of its entity.
+PREFIXED = re.compile(r"([BIELMSU])[-_](.+)")
+# The spaces that may separate columns. Other white space may be a word.
 _SPACES = " \t\r"
 _DOCUMENT = "-DOCSTART-"
-# By a tag, of whatever scheme, a line of columns is known from one of text.
-_TAG = re.compile(r"O|[BIELSU]-.+")
 _JSON = re.compile(r'\s*(\[\s*)?\{\s*"')
+# The index of a word, or of a CoNLL-U line that is not a word (8-9, 8.1).
+_INDEX = re.compile(r"[0-9]+([-.][0-9]+)?")
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and their IOB2 tags, None where the file has none; `location` is the first line."""
+    """Words and their tags, None where the file has none; `location` is the first line."""
 
     location: str
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
+    # The line of each word, where the file has one word per line.
+    lines: tuple[int, ...] = ()
+
+    def location_of(self, word: int) -> str:
+        """Returns the file and the line of a word, which is counted from 0."""
+        file, _, _ = self.location.rpartition(" ")
+        return f"{file} {self.lines[word]}" if self.lines else self.location
 
 
-def read_sentences(path: Path, *, scheme: str = "IOB2", labelled: bool = True) -> list[Sentence]:
-    """Returns all sentences of a file. With `labelled=False` only the first column is read; or the
-    words of each line, where the lines are neither single words nor have tabs or tags.
+@dataclass(frozen=True)
+class _Layout:
+    """The columns of the word and the tag (None: not read) in lines of `width` cells."""
 
-    Raises UsageError that names file and line where a word has no tag, or a tag breaks the scheme.
+    word: int
+    tag: int | None
+    width: int
+    # Lines may have more cells.
+    is_open: bool = False
+    # The first column is the index of the word.
+    has_index: bool = False
+
+
+@dataclass(frozen=True)
+class _Line:
+    number: int
+    cells: list[str]
+
+    @property
+    def is_document(self) -> bool:
+        return self.cells[:1] == [_DOCUMENT]
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the line may be a comment."""
+        return bool(self.cells) and self.cells[0].startswith("#")
+
+
+def read_sentences(
+    path: Path,
+    *,
+    columns: Sequence[str] = (),
+    word: str = "",
+    tag: str = "",
+    labelled: bool = True,
+    known: Collection[str] = (),
+) -> list[Sentence]:
+    """Returns all sentences of a file, with their tags as they are written.
+
+    `columns` are the names of the columns, the last one `...` where lines may have more; `word` and
+    `tag` are two of them. With `labelled=False` only words are read, and each line is a sentence if
+    one of the lines is not a single word, has no tab, and no tag at its end (a tag has a prefix or
+    is one of `known`).
+
+    Raises UsageError that names file and line where columns are ambiguous or a cell is missing.
     """
     text = read_text(path)
     if _JSON.match(text):
         raise UsageError(
-            f"{path} is JSON; write a word a line, with a tab and its tag behind it, and a blank "
-            "line after each sentence (to predict, a sentence a line will do)"
+            f"{path} is JSON; write one word per line, followed by a tab and its tag, and a blank "
+            "line after each sentence (to predict, one sentence per line is enough)"
         )
-    lines = [*enumerate((line.strip(_SPACES) for line in text.split("\n")), 1)]
-    sentences: list[Sentence] = []
-    if not labelled and not all(_is_column(line) for _, line in lines):
-        note(f"{path} is read as text, a sentence a line (columns have tabs, or a tag at the end)")
-        texts = [(f"{path}, line {n}", tuple(line.split())) for n, line in lines if line.split()]
-        sentences, lines = [Sentence(*text, None) for text in texts], []
-    words: list[str] = []
-    tags: list[str] = []
-    comments: list[int] = []
-    first = 1
-
-    def close() -> None:
-        if words:
-            found = tuple(tags) if labelled else None
-            sentences.append(Sentence(f"{path}, line {first}", tuple(words), found))
-            words.clear()
-            tags.clear()
-
-    for number, line in lines:
-        cells = _cells(line)
-        if not cells or cells[0] == _DOCUMENT:
-            close()
-            continue
-        if not words and _is_comment(line):
-            comments.append(number)
-            continue
-        if not words:
-            first = number
-        words.append(cells[0])
-        if labelled:
-            location = f"{path}, line {number}"
-            if len(cells) < 2:
-                raise UsageError(
-                    f"{location}: the word {cells[0]!r} has no tag; write WORD, a tab, TAG"
-                )
-            tags.append(_checked(cells[-1], tags[-1] if tags else "O", scheme, location))
-    close()
+    texts = text.split("\n")
+    lines = [_Line(n, _cells(line, len(columns))) for n, line in enumerate(texts, 1)]
+    if not labelled and not all(
+        _has_columns(text, line.cells, columns, known)
+        for text, line in zip(texts, lines, strict=True)
+    ):
+        note(f"{path} is read as text, one sentence per line (columns have tabs, or a final tag)")
+        sentences = [
+            Sentence(f"{path}, line {number}", tuple(line.split()), None)
+            for number, line in enumerate(texts, 1)
+            if line.split()
+        ]
+    else:
+        marks = ("#", _DOCUMENT)
+        words = [line for line in lines if line.cells and not line.cells[0].startswith(marks)]
+        if columns or word:
+            layout = _named(words, columns, word, tag, labelled=labelled)
+        else:
+            has_documents = any(line.is_document for line in lines)
+            layout = _found(path, words, labelled=labelled, has_documents=has_documents)
+        if layout.tag is not None:
+            known = {line.cells[layout.tag] for line in words if len(line.cells) > layout.tag}
+        sentences = _sentences(path, lines, layout, known)
     if not sentences:
         raise UsageError(f"{path} has no sentences")
-    if comments:
-        note(
-            f"{path}: {len(comments):,} comments, which begin with #, are left out, the first of "
-            f"them line {comments[0]}"
-        )
     return sentences
 
 
-def _cells(line: str) -> list[str]:
-    # A tab separates where there is one: a word may hold a no-break space.
-    cells = line.split("\t") if "\t" in line else line.split(" ")
-    return [cell.strip(_SPACES) for cell in cells if cell.strip(_SPACES)]
+def _cells(line: str, width: int) -> list[str]:
+    """Returns the cells of a line. Empty cells count where `width` columns have names."""
+    # A word may hold a no-break space, and with tabs a space.
+    cells = [cell.strip(_SPACES) for cell in line.split("\t" if "\t" in line else " ")]
+    filled = [cell for cell in cells if cell]
+    if not filled or not width or "\t" not in line:
+        return filled
+    while len(cells) > width and not cells[-1]:
+        cells.pop()
+    return cells
 
 
-def _is_comment(line: str) -> bool:
-    return line.startswith("# ") and not _TAG.fullmatch(_cells(line)[-1])
+def _is_tag(cell: str) -> bool:
+    return cell == OUTSIDE or PREFIXED.fullmatch(cell) is not None
 
 
-def _is_column(line: str) -> bool:
-    """Returns whether a line may be one of columns, by itself."""
-    cells = _cells(line) or [_DOCUMENT]
-    is_word = "\t" in line or len(cells) == 1 or bool(_TAG.fullmatch(cells[-1]))
-    return is_word or cells[0] == _DOCUMENT or _is_comment(line)
+def _has_columns(
+    text: str, cells: list[str], columns: Sequence[str], known: Collection[str]
+) -> bool:
+    """Returns whether a line, by itself, may have columns."""
+    if len(cells) < 2 or "\t" in text or cells[0] in ("#", _DOCUMENT):
+        return True
+    return cells[-1] in known or _is_tag(cells[-1]) or len(cells) == len(columns)
 
 
-def _checked(tag: str, previous: str, scheme: str, location: str) -> str:
-    """Returns the tag in IOB2. `previous` is the tag of the word before it, in IOB2."""
-    prefix, dash, kind = tag.partition("-")
-    if tag == "O":
-        return tag
-    if prefix not in ("B", "I") or not dash or not kind:
-        raise UsageError(f"{location}: {tag!r} is no tag of {scheme}; write O, B-KIND or I-KIND")
-    goes_on = previous != "O" and previous.partition("-")[2] == kind
-    if prefix == "I" and not goes_on:
-        if scheme == "IOB1":
-            return f"B-{kind}"
+def _named(
+    lines: Sequence[_Line], columns: Sequence[str], word: str, tag: str, *, labelled: bool
+) -> _Layout:
+    names = [name for name in columns if name != MORE]
+    if not word or not names:
+        raise UsageError("`columns` NAMES and `text` NAME, the column of the words, go together")
+    for option, name in [("text", word), ("label", tag)][: 1 + labelled]:
+        if names.count(name) != 1:
+            remedy = did_you_mean(name, names) or " Name one that is."
+            raise UsageError(
+                f"`{option}` {name} is not the name of exactly one of `columns` "
+                f"{','.join(columns)}.{remedy}"
+            )
+    at = names.index(word)
+    return _Layout(
+        at,
+        names.index(tag) if labelled else None,
+        len(names),
+        is_open=len(names) < len(columns),
+        has_index=at > 0 and all(_INDEX.fullmatch(line.cells[0]) for line in lines),
+    )
+
+
+def _found(path: Path, lines: Sequence[_Line], *, labelled: bool, has_documents: bool) -> _Layout:
+    """Returns the layout of a file without names for its columns.
+
+    Raises UsageError, with the option that names them, where the layout is ambiguous.
+    """
+    counts = Counter(len(line.cells) for line in lines)
+    width = counts.most_common(1)[0][0] if counts else 1
+    if width == 1:
+        return _Layout(0, 1, 2) if labelled else _Layout(0, None, 1)
+    regular = [line.cells for line in lines if len(line.cells) == width]
+    values = [set(column) for column in zip(*regular, strict=True)]
+    is_index = [all(map(_INDEX.fullmatch, cells)) for cells in values]
+    is_tags = [all(map(_is_tag, cells)) for cells in values]
+    if width == 2:
+        # The tag comes first in some files.
+        is_first = is_tags[0] or (labelled and len(values[1]) > len(values[0]))
+        is_clear = is_tags[1] or not is_first
+    else:
+        is_clear = has_documents and (is_tags[-1] or not labelled)
+    if is_clear and not is_index[0]:
+        return _Layout(0, width - 1 if labelled else None, width)
+    # The names to suggest: no column has more different values than the words.
+    others = [n for n in range(width) if not (is_index[n] or is_tags[n])] or [0]
+    word = max(others, key=lambda n: len(values[n]))
+    if any(is_tags):
+        # The outer tags of GermEval 2014, which begins with an index; the entities of CoNLL-2003.
+        tags = [n for n in range(width) if is_tags[n]]
+        tag = tags[0] if is_index[0] else tags[-1]
+    else:
+        rest = [n for n in range(width) if n != word]
+        tag = min(rest, key=lambda n: (is_index[n], len(values[n]) < 2, len(values[n])))
+    names = [f"column{n + 1}" for n in range(width)]
+    names[word], names[tag] = "word", "tag"
+    line = next(line for line in lines if len(line.cells) == width)
+    raise UsageError(
+        f"{path}, line {line.number}: {width} columns ({', '.join(map(brief, line.cells))}), and "
+        f"it is not clear which one is the word{' and which one the tag' * labelled}; name them: "
+        f"`columns` {','.join(names)} `text` word{' `label` tag' * labelled}"
+    )
+
+
+def _sentences(
+    path: Path, lines: Sequence[_Line], layout: _Layout, known: Collection[str]
+) -> list[Sentence]:
+    sentences: list[Sentence] = []
+    words: list[tuple[int, str, str]] = []
+    skipped: dict[str, list[int]] = {}
+    for line in [*lines, _Line(0, [])]:
+        cells = line.cells
+        if not cells or line.is_document:
+            if words:
+                numbers, texts, tags = zip(*words, strict=True)
+                where, found = f"{path}, line {numbers[0]}", None if layout.tag is None else tags
+                sentences.append(Sentence(where, texts, found, numbers))
+            words = []
+        elif not words and line.is_marked and _is_comment(cells, layout, known):
+            skipped.setdefault("comments, which begin with #,", []).append(line.number)
+        elif layout.has_index and not cells[0].isdigit() and len(cells) > 1:
+            skipped.setdefault("lines with an index such as 8-9", []).append(line.number)
+        else:
+            words.append(
+                (line.number, *_word_and_tag(cells, layout, f"{path}, line {line.number}"))
+            )
+    for what, numbers in skipped.items():
+        note(f"{path}: {len(numbers):,} {what} are skipped, the first of them is line {numbers[0]}")
+    return sentences
+
+
+def _is_comment(cells: list[str], layout: _Layout, known: Collection[str]) -> bool:
+    if len(cells) == 1:
+        return layout.tag is not None
+    tag = cells[-1] if layout.tag is None or len(cells) <= layout.tag else cells[layout.tag]
+    is_word = tag in known or _is_tag(tag)
+    return not is_word and (len(cells) != layout.width or cells[0] == "#")
+
+
+def _word_and_tag(cells: list[str], layout: _Layout, location: str) -> tuple[str, str]:
+    """Returns the word of a line, and its tag ("" where none is read)."""
+    count = len(cells)
+    if layout.tag is None and (count == 1 or (count == 2 and layout.width < 2)):
+        return cells[0], ""
+    if count == 1:
+        raise UsageError(f"{location}: the word {cells[0]!r} has no tag; write WORD, a tab, TAG")
+    if count < layout.width or (count > layout.width and not layout.is_open):
         raise UsageError(
-            f"{location}: {tag!r} goes on with an entity that has not begun (the tag before it is "
-            f"{previous!r}); begin it with B-{kind}, or use `tag_scheme` IOB1 if the file is so"
+            f"{location}: {count} columns ({some(map(brief, cells))}), and not {layout.width}; "
+            "separate columns with tabs where a word has a space, or repair the line"
         )
-    return tag
+    word, tag = cells[layout.word], "" if layout.tag is None else cells[layout.tag]
+    for what, cell in (("word", word), ("tag", tag)):
+        if not cell and (what == "word" or layout.tag is not None):
+            raise UsageError(f"{location}: the column of the {what}s is empty; repair the line")
+    return word, tag

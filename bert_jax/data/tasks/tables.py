@@ -6,6 +6,7 @@ A row knows the file and line it came from: whatever is wrong with it later is r
 import codecs
 import contextlib
 import csv
+import dataclasses
 import functools
 import io
 import json
@@ -19,10 +20,13 @@ from typing import Any
 
 from bert_jax import strict_json
 from bert_jax.data.formats.delimited import (
-    csv_rows,
+    MORE,
+    QUOTED,
+    QUOTINGS,
+    UNQUOTED,
     find_delimiter,
     names_of,
-    tab_rows,
+    table_rows,
     wrong_cells,
 )
 from bert_jax.data.sources.beginnings import misnamed
@@ -54,10 +58,19 @@ class TableOptions:
 
     # Between the cells of a table; none finds it, or takes the tab of a .tsv.
     delimiter: str | None = None
-    # The columns of a table without a line of names.
+    # The columns of a table without a line of names. A last `...` ignores further cells.
     columns: tuple[str, ...] = ()
+    # "double" for cells in double quotes, "none" where quotes are letters; None is "none" for a
+    # table with tabs, unless it is a .csv file, and "double" for all others.
+    quoting: str | None = None
     # Leaves out and counts rows that are not usable, instead of refusing the file.
     skip_bad: bool = False
+
+    def __post_init__(self) -> None:
+        if MORE in self.columns[:-1]:
+            raise UsageError(f"`columns` {','.join(self.columns)}: only the last may be {MORE}")
+        if self.quoting not in (None, *QUOTINGS):
+            raise UsageError(f"`quoting` {self.quoting}: choose one of {', '.join(QUOTINGS)}")
 
 
 @dataclass(frozen=True)
@@ -158,7 +171,9 @@ def read_rows(
     if path != STDIN and not name.endswith(formats):
         endings, packed = ", ".join(formats), ", ".join(PACKED)
         raise UsageError(f"{path}: the name must end in {endings} (or these and {packed})")
-    records = _records(path, name, reading.columns or header, wanted, reading.delimiter)
+    if not reading.columns and header:
+        reading = dataclasses.replace(reading, columns=tuple(header))
+    records = _records(path, name, wanted, reading)
     rows: list[TextRow] = []
     skipped = 0
     unlabelled: list[TextRow] = []
@@ -230,25 +245,23 @@ def _number_of(row: TextRow) -> int:
 def _records(
     path: Path,
     name: str,
-    header: Sequence[str] | None,
     wanted: Sequence[str],
-    delimiter: str | None,
+    reading: TableOptions,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     text = read_text(path)
     is_plain = path != STDIN and name.endswith(_PLAIN)
     if path != STDIN and not is_plain:
         if name.endswith(".jsonl"):
             return _json_lines(path, text)
-        return _table(path, text, name, header, wanted, delimiter)
+        return _table(path, text, name, wanted, reading)
     if not is_plain and text.lstrip().startswith("{"):
         return _json_lines(path, text)
-    found = None if is_plain else delimiter or _found_delimiter(text, wanted)[0]
-    if not is_plain and (header or found is not None):
-        kind = ".tsv" if found == "\t" else ".csv"
-        return _table(path, text, kind, header, wanted, delimiter)
+    found = None if is_plain else reading.delimiter or _found_delimiter(text, wanted, reading)[0]
+    if not is_plain and (reading.columns or found is not None):
+        return _table(path, text, ".tsv" if found == "\t" else ".csv", wanted, reading)
     # Without a line of names, which an error would ask for: a text a line, or a pair and a tab.
-    lines = text.split("\n")
-    numbered = [(number, cells) for number, cells in tab_rows(lines) if "".join(cells).strip()]
+    rows = table_rows(path, text.split("\n"), "\t", quoting=UNQUOTED)
+    numbered = [(number, cells) for number, cells in rows if "".join(cells).strip()]
     for number, cells in numbered:
         if len(cells) != len(wanted):
             raise UsageError(
@@ -264,14 +277,20 @@ def _records(
     )
 
 
-def _found_delimiter(text: str, wanted: Sequence[str]) -> tuple[str | None, list[str]]:
+def _found_delimiter(
+    text: str, wanted: Sequence[str], reading: TableOptions
+) -> tuple[str | None, list[str]]:
     """Returns the separator with which the first line names all wanted columns, and its names.
 
     None, and the most names that there may be, where there is no such separator.
     """
     first = next((line for line in text.split("\n") if line.strip()), "")
     with contextlib.suppress(csv.Error):
-        return find_delimiter(first, lambda names: set(wanted) <= {*map(_nfc, names)})
+        return find_delimiter(
+            first,
+            lambda names: set(wanted) <= {*map(_nfc, names)},
+            quoting=reading.quoting or QUOTED,
+        )
     return None, []
 
 
@@ -285,25 +304,21 @@ def _text(value: Any, location: str, column: str) -> str:
 
 
 def _table(
-    path: Path,
-    text: str,
-    name: str,
-    header: Sequence[str] | None,
-    wanted: Sequence[str],
-    delimiter: str | None,
+    path: Path, text: str, name: str, wanted: Sequence[str], reading: TableOptions
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    # In a table with tabs nothing is quoted, unless it is called CSV.
+    header = [_nfc(column) for column in reading.columns if column != MORE]
+    is_open = MORE in reading.columns
+    is_csv = name.endswith(".csv") or reading.delimiter not in (None, "\t")
+    delimiter = reading.delimiter or ("," if is_csv else "\t")
     names: list[str] = []
-    if name.endswith(".csv") or delimiter not in (None, "\t"):
-        found = delimiter
-        if not delimiter and not header:
-            found, names = _found_delimiter(text, wanted)
-        if found and not delimiter and found != ",":
+    if is_csv and not reading.delimiter and not header:
+        found, names = _found_delimiter(text, wanted, reading)
+        if found and found != delimiter:
             note(f"{path}: its cells are separated by {found!r}")
-        lines = csv_rows(path, io.StringIO(text, newline=""), found or ",")
-    else:
-        lines = tab_rows(text.split("\n"))
-    columns = _once([*map(_nfc, header)], wanted, "`columns`") if header else None
+            delimiter = found
+    quoting = reading.quoting or (QUOTED if is_csv else UNQUOTED)
+    lines = table_rows(path, io.StringIO(text, newline=""), delimiter, quoting=quoting)
+    columns = _once(header, wanted, "`columns`") if header else None
     may_be_names = True
     for number, cells in lines:
         if not cells:
@@ -323,8 +338,9 @@ def _table(
             remedy = " or leave out `columns`" if header else ""
             raise UsageError(f"{location} has the names of the columns; remove the line{remedy}")
         may_be_names = len(columns) > 1
-        if any(map(str.strip, cells[len(columns) :])):
-            raise wrong_cells(location, cells, columns)
+        if not is_open and any(map(str.strip, cells[len(columns) :])):
+            option = f"`columns` {','.join([*header, MORE])}"
+            raise wrong_cells(location, cells, columns, f"ignore further cells with {option}")
         yield location, dict(zip(columns, cells, strict=False))
 
 
