@@ -5,6 +5,8 @@ import importlib.metadata
 
 # The TPU compiler of launched runs: what requirements-tpu.lock pins, which no wheel holds.
 LAUNCHED_LIBTPU = "0.0.50.1"
+# The address of the source repository. Empty until the first release.
+REPOSITORY = ""
 
 
 def installed(*names: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Lays out README and docs/ as the source of a site, which `zensical build` makes pages of.
 
 `python docs/site.py OUTPUT` writes OUTPUT/zensical.toml and OUTPUT/docs/. The README is the first
-page. A link that leaves docs/ takes the file along that it leads to. The order of the pages is that
-of the README's table "Documentation".
+page. A file outside of docs/ that a page links to is copied to the site. The navigation is the
+README's section "Documentation": one group per heading, with the pages in the order of their links.
 """
 
 import json
@@ -59,9 +59,7 @@ def lay_out(output: Path) -> None:
             target.write_text(text, encoding="utf-8")
         else:
             shutil.copyfile(file, target)
-    nav = [{title: str(page)} for title, page in _pages()]
-    toml = ", ".join(f"{{{json.dumps(t)} = {json.dumps(p)}}}" for n in nav for t, p in n.items())
-    (output / "zensical.toml").write_text(_CONFIG.format(nav=f"[{toml}]"), encoding="utf-8")
+    (output / "zensical.toml").write_text(_CONFIG.format(nav=_navigation()), encoding="utf-8")
 
 
 def _with_links(page: Path) -> tuple[str, list[Path]]:
@@ -83,14 +81,18 @@ def _with_links(page: Path) -> tuple[str, list[Path]]:
     return text, linked
 
 
-def _pages() -> list[tuple[str, PurePosixPath]]:
-    """Returns title and place of each page: the README, and those of its table."""
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Documentation\n")[2]
-    links = re.findall(r"\[([^]]+)\]\(([^)#]+\.md)\)", table)
-    return [
-        ("bert-jax", PurePosixPath("index.md")),
-        *((name, place(ROOT / to)) for name, to in links),
-    ]
+def _navigation() -> str:
+    """Returns the navigation in TOML: the README, and a group of pages per kind."""
+    listed = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Documentation\n")[2]
+    groups = ['{"bert-jax" = "index.md"}']
+    for section in re.split(r"^### ", listed, flags=re.MULTILINE)[1:]:
+        kind = section.partition("\n")[0]
+        links = re.findall(r"\[([^]]+)\]\(([^)#]+\.md)\)", section)
+        pages = [
+            f"{{{json.dumps(name)} = {json.dumps(str(place(ROOT / to)))}}}" for name, to in links
+        ]
+        groups.append(f"{{{json.dumps(kind)} = [{', '.join(pages)}]}}")
+    return f"[{', '.join(groups)}]"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ _PACKAGE = _ROOT / "bert_jax"
 _ARCHITECTURE, _CONFIGURATION = (
     _ROOT / "docs" / name for name in ("architecture.md", "configuration.md")
 )
-_DOCS = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
+_DOCS = sorted(
+    page for folder in (".", "docs", "docs/tutorials") for page in (_ROOT / folder).glob("*.md")
+)
 _PARSER = command_parser()
 _VERBS = verbs_of(_PARSER)
 each_document = pytest.mark.parametrize("document", _DOCS, ids=lambda p: p.name)

@@ -3,10 +3,12 @@
 import importlib.util
 import re
 import subprocess
+import tomllib
 
 import pytest
 import yaml
 
+from bert_jax.versions import REPOSITORY
 from tests import slow
 from tests.paths import ROOT
 
@@ -58,6 +60,18 @@ def test_what_an_image_copies_is_there(file):
                 assert (_ROOT / name).exists(), line
 
 
+def test_the_repository_has_one_address():
+    """`versions.REPOSITORY`, which is empty until the first release: no other is invented."""
+    files = [*_ROOT.glob("*.md"), *_ROOT.glob("*.cff"), _ROOT / "pyproject.toml"]
+    files += [*(_ROOT / "docs").rglob("*.md"), *(_ROOT / "examples").glob("*.ipynb")]
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        for address in re.findall(
+            r"[\w+]+://[\w.]+/[\w.-]+/bert-jax(?![\w-])|OWNER/bert-jax", text
+        ):
+            assert address == REPOSITORY, f"{file.name}: {address}"
+
+
 def test_every_page_of_the_site_links_to_what_the_site_has(tmp_path):
     spec = importlib.util.spec_from_file_location("site_of_docs", _ROOT / "docs" / "site.py")
     assert spec and spec.loader
@@ -66,6 +80,21 @@ def test_every_page_of_the_site_links_to_what_the_site_has(tmp_path):
     site.lay_out(tmp_path / "site")
     pages = sorted((tmp_path / "site" / "docs").rglob("*.md"))
     assert {"index.md", "data.md", "CONTRIBUTING.md"} <= {page.name for page in pages}
+    config = tomllib.loads((tmp_path / "site" / "zensical.toml").read_text(encoding="utf-8"))
+    _, *groups = config["project"]["nav"]
+    listed = {
+        path
+        for group in groups
+        for part in group.values()
+        for page in part
+        for path in page.values()
+    }
+    of_docs = [*(_ROOT / "docs").glob("*.md"), *(_ROOT / "docs" / "tutorials").glob("*.md")]
+    assert listed == {
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        *(str(page.relative_to(_ROOT / "docs")) for page in of_docs),
+    }
     links = 0
     for page in pages:
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)

@@ -13,6 +13,7 @@ from bert_jax import __version__
 from bert_jax.cli import options
 from bert_jax.config import TrainConfig, field_names, flatten
 from bert_jax.errors import shown
+from bert_jax.versions import REPOSITORY
 
 _EPILOG = """\
 A first run, from text to a filled-in word:
@@ -28,6 +29,8 @@ holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not fini
 failed; 8 diverged; 42 preempted or 130 interrupted, state saved, 75 the network failed, and 200
 hung: start it again; 141 nobody reads the output; 1 anything unexpected.
 """
+if REPOSITORY:
+    _EPILOG += f"\nDocumentation and issues: {REPOSITORY}\n"
 _HELP_WIDTH = 78  # characters
 # Verb -> its module, in the order of the help.
 VERBS = {

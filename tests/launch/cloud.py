@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 WHERE = ("--project=p", "--zone=z", "--name=pod")
 WHAT = ("--config=bert_large_64core", "--corpus=/data/corpus", "--workdir=gs://b/run")
 STAGED = (WHAT[0], "--corpus=gs://b/corpus", WHAT[2])  # from a bucket
-_TYPES = {1: "v4-8", 2: "v4-16"}
+_TYPES = {1: "v4-8", 2: "v4-16", 16: "v4-128"}
 # What is sent to hosts is small: of most parts one file, since no fake program reads them.
 _PARTS = ("bert_jax/__init__.py", "bert_jax_lab/__init__.py", "studies/electra.py",
           "examples/smoke.sh", "tpu_setup.sh", "requirements-tpu.lock", "pyproject.toml",
@@ -97,7 +97,7 @@ def failing(match: str, *times: int, **how: object) -> dict[str, Any]:
 
 
 class Cloud:
-    """A v4-8 has one host, a v4-16 two, with four devices each."""
+    """A v4-8 has one host, a v4-16 two and a v4-128 sixteen, with four devices each."""
 
     def __init__(self, directory: Path, *, number_of_hosts: int = 2, **scenario: Any) -> None:
         self.directory = directory
