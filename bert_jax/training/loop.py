@@ -188,9 +188,6 @@ def _announce(run: Run, phase: int) -> None:
         name, config.model, length=length, device_kind=kind, dtype=config.compute.dtype
     )
     run.event("attention", phase=phase, by_layers=by_layers)
-    if {*by_layers.values()} - {"fused"}:
-        named = (f"{layers} {entry}" for layers, entry in by_layers.items())
-        note(f"phase {phase}: attention: {', '.join(named)}")
 
 
 def _prepare(

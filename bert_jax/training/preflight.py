@@ -1,11 +1,8 @@
 """Checks what must be true before a run begins; each check raises UsageError where it is not."""
 
-import math
-
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import config_loader
 from bert_jax.config import DataConfig, TrainConfig, source_shares
 from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.several import trained_elsewhere
@@ -13,14 +10,8 @@ from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import UsageError, some
 from bert_jax.model import sharding
 from bert_jax.model.attention.implementation import refusal
-from bert_jax.progress import duration, ticking
+from bert_jax.progress import ticking
 from bert_jax.update.flops import train_flops
-
-_DAY_SECONDS = 86400.0
-_WEEK_SECONDS, _LONG_SECONDS = 7 * _DAY_SECONDS, 30 * _DAY_SECONDS
-
-# Rows of the word embedding, above the next multiple of a matrix unit, that no token has.
-_SPARE_ROWS = 256
 
 
 def mesh_of(config: TrainConfig) -> Mesh:
@@ -81,18 +72,6 @@ def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
         source_shares.shares(config.in_phase(number).data, tokens)
 
 
-def spare_rows(config: TrainConfig, corpus: Corpus) -> tuple[str, str] | None:
-    """Returns what is odd and what to do where the model has many rows that no token reads."""
-    rows, tokens = config.model.vocab_size, corpus.vocab_size
-    if rows - tokens <= _SPARE_ROWS:
-        return None
-    return (
-        f"{tokens:,} sub-words, model.vocab_size {rows:,}: {rows - tokens:,} rows of the model are "
-        "never learned",
-        f"set model.vocab_size={tokens}, unless a checkpoint has that size",
-    )
-
-
 def largest_shares(config: TrainConfig | None, corpus: Corpus) -> dict[str, float]:
     """Returns the largest share of the rows that each source has in a phase; without a config, that
     of its tokens.
@@ -144,28 +123,3 @@ def step_seconds(config: TrainConfig, rate: float) -> list[float]:
     """Returns the seconds of a step of each phase by its FLOPs, at `rate` of them a second."""
     objective = entry_of(config, "objective")
     return [train_flops(objective, config.model, phase) / rate for phase in config.phases]
-
-
-def run_seconds(config: TrainConfig, rate: float) -> float:
-    """Returns the seconds of all steps, without evaluations and saves."""
-    each = step_seconds(config, rate)
-    return sum(phase.steps * one for phase, one in zip(config.phases, each, strict=True))
-
-
-def sensible(seconds: float, rate: float) -> str:
-    """Returns what to do instead of a run of so many seconds; empty where it is no longer than a
-    month.
-
-    That is the largest shipped config that takes a day at most at `rate` FLOP/s, and how many times
-    the devices would finish the run in a week.
-    """
-    if seconds <= _LONG_SECONDS:
-        return ""
-    shipped = [config_loader.load_config(name) for name in config_loader.shipped_names()]
-    known = [(run_seconds(config, rate), config.name) for config in shipped]
-    within = [(each, name) for each, name in known if each <= _DAY_SECONDS]
-    many = f"{math.ceil(seconds / _WEEK_SECONDS):,} times these devices finish it in a week"
-    if not within:
-        return many
-    most, name = max(within)
-    return f"{name} takes {duration(most)} here; {many}"

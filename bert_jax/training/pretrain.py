@@ -20,7 +20,7 @@ from bert_jax.memory import fit as fitting
 from bert_jax.memory.fit import Demand
 from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import import_export
-from bert_jax.progress import duration, note
+from bert_jax.progress import note
 from bert_jax.runtime import distributed
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import HeldOut, batch_shape, compared_with, describe
@@ -82,8 +82,6 @@ def pretrain(
     for line in (*mask_warnings(config), import_export.export_warning(config)):
         if line:
             note(line)
-    if init_from is None and (spare := preflight.spare_rows(config, corpus)):
-        note(f"warning: {'; '.join(spare)}")
     with only_trainer(workdir_path, mesh=mesh) as lease:
         rank = jax.process_index()
         place = location.opened_to_write(workdir_path, process=rank, lease=lease)
@@ -102,7 +100,6 @@ def pretrain(
             note(f"warning: {'; '.join(seen)}")
         # Measured on one device, hence before all of them are the context.
         peak = peak_flops(config.compute.dtype)
-        _note_time(config, peak)
         job = Pretraining(
             config,
             corpus,
@@ -262,17 +259,6 @@ def pipeline_of(
         sources={} if split is not None else {n: c.train for n, c in corpus.sources.items()},
         blocks=blocks,
     )
-
-
-def _note_time(config: TrainConfig, peak: float) -> None:
-    """Says before anything is compiled that a run takes far too long here."""
-    total = preflight.run_seconds(config, peak)
-    if instead := preflight.sensible(total, peak):
-        step = max(preflight.step_seconds(config, peak))
-        note(
-            f"warning: a step takes at least {duration(step)} here (its matrix products), and all "
-            f"{config.total_steps:,} of them {duration(total)}: {instead}"
-        )
 
 
 def demand(mesh: Mesh) -> Demand:

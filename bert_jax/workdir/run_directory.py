@@ -202,7 +202,7 @@ def blocks_of(directory: Path) -> Blocks:
     """
     if not (directory / CONFIG).is_file():
         return BLOCKS
-    found = stored(directory).get(_BLOCKS)
+    found: Any = stored(directory).get(_BLOCKS)
     try:
         sizes = Blocks(**found)
     except TypeError:

@@ -76,7 +76,7 @@ def _show_corpus(options: ShowOptions) -> None:
     if options.json:
         print(json.dumps(corpus.manifest))
     else:
-        print_corpus(place, corpus.manifest, corpus)
+        print_corpus(place, corpus.manifest)
 
 
 def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:

@@ -55,7 +55,7 @@ def files(case: Case) -> Finding:
 
 
 def vocabulary(case: Case) -> Finding:
-    """The model has a row for every token, and hardly more; and the vocabulary is the text's."""
+    """The model has a row for every token, and the vocabulary fits the text."""
     preflight.require_fitting(case.config, case.corpus)
     share = (case.corpus.manifest.get("unknown_share") or {}).get("train", 0.0)
     if share > watch.MOST_UNKNOWN:
@@ -63,8 +63,6 @@ def vocabulary(case: Case) -> Finding:
             f"{share:.1%} of the corpus's tokens are [UNK]: {watch.UNKNOWN}",
             "prepare the text with a vocabulary of its own",
         )
-    if spare := preflight.spare_rows(case.config, case.corpus):
-        return warned(*spare)
     rows, tokens = case.config.model.vocab_size, case.corpus.vocab_size
     return passed(f"{tokens:,} sub-words, model.vocab_size {rows:,}")
 

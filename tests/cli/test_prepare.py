@@ -50,15 +50,3 @@ def test_options_of_a_runner_without_the_dashes_before_them(capsys):
     with pytest.raises(SystemExit):
         main(["prepare", *words])
     assert "come after" not in capsys.readouterr().err
-
-
-def test_pages_that_blank_lines_cut_to_pieces_are_said(tmp_path, capsys):
-    for page in range(20):
-        lines = [f"Paragraph {n} of page {page} says {n * page}." for n in range(60)]
-        (tmp_path / f"{page}.txt").write_text("\n\n".join(lines), encoding="utf-8")
-    command = ["prepare", "--source", str(tmp_path), "--vocab-size", "200"]
-    whole = ["--document", "file", "--paragraph", "blank", "--validation-fraction", "0.2"]
-    for name, more in (("cut", []), ("whole", whole)):
-        assert main([*command, "--output", str(tmp_path.parent / name), *more]) == 0
-        said = "documents are short, 1.0 sentences in the mean" in capsys.readouterr().out
-        assert said == (name == "cut")

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.memory_estimate import of_plan
-from bert_jax import config_loader
 from bert_jax.__main__ import main
 from bert_jax.config import EvaluationConfig, OptimizerConfig, PhaseConfig, flatten
 from bert_jax.errors import UsageError
 from bert_jax.memory import estimate, fit
 from bert_jax.model import sharding
 from bert_jax.runtime import host_allocator
-from bert_jax.training import compiled_steps, preflight, pretrain
+from bert_jax.training import compiled_steps, pretrain
 from bert_jax.update.step import temporary_bytes
 from tests import tiny_corpus
 from tests.paths import ROOT
@@ -208,16 +207,3 @@ def test_the_allocator_changes_where_a_run_needs_much_and_not_by_a_check(free, m
     assert not acts
     settled.set_up_allocator()
     assert acts == ["mapped"]
-
-
-def test_a_run_that_takes_years_here_says_so_before_it_compiles(our_messages):
-    """At 50 GFLOP/s: 8 minutes a step and 14 years for BERT-Base, and what takes a day at most."""
-    config, rate = config_loader.load_config("bert_base"), 5e10
-    seconds = preflight.run_seconds(config, rate)
-    assert seconds == pytest.approx(2.2466e19 / rate, rel=1e-3)
-    instead = preflight.sensible(seconds, rate)
-    assert instead.startswith("bert_small_cpu takes 30 min here; 743 times these devices")
-    pretrain._note_time(config, rate)
-    pretrain._note_time(config_loader.load_config("bert_small_cpu"), rate)
-    (said,) = our_messages()
-    assert re.search(r"takes at least \d+ min here .*, and all 1,000,000 of them 14 years: b", said)

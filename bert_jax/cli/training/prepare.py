@@ -118,7 +118,7 @@ def run(options: PrepareOptions) -> None:
     if options.strip_accents is not None:
         given["strip_accents"] = {"auto": None, "yes": True, "no": False}[options.strip_accents]
     if options.runner is not None:
-        corpus, manifest = _by_runner(options.runner, options, given)
+        manifest = _by_runner(options.runner, options, given)
     elif options.runner_options:
         raise UsageError("what is after -- is for a `runner`, of which none is named")
     elif isinstance(options.output, str):
@@ -128,13 +128,13 @@ def run(options: PrepareOptions) -> None:
             "write there"
         )
     else:
-        corpus = (append if options.append else prepare)(options.source, options.output, **given)
-        manifest = corpus.manifest
-    print_corpus(options.output, manifest, corpus)
+        made = append if options.append else prepare
+        manifest = made(options.source, options.output, **given).manifest
+    print_corpus(options.output, manifest)
 
 
-def print_corpus(place: Path | str, manifest: dict[str, Any], corpus: Any | None) -> None:
-    """Prints what a corpus has, by its manifest; `corpus` is it, if it is on this machine."""
+def print_corpus(place: Path | str, manifest: dict[str, Any]) -> None:
+    """Prints the counts and the tokenizer of a corpus, and what it leaves out."""
     from bert_jax.cli.output import table, tell
 
     shares, tokenizer = manifest.get("unknown_share", {}), manifest["tokenizer"]
@@ -157,39 +157,31 @@ def print_corpus(place: Path | str, manifest: dict[str, Any], corpus: Any | None
     is_trained = manifest["options"]["tokenizer"] != "given"
     for line in _lost(manifest.get("lost", {}), is_trained=is_trained):
         tell(line)
-    if corpus is not None and (text := _padding(corpus)):
-        tell(text)
-    for line in _remarks(manifest, corpus):
+    for line in _remarks(manifest):
         tell(line)
 
 
-def _by_runner(
-    runner: str, options: PrepareOptions, given: dict[str, Any]
-) -> tuple[Any | None, dict[str, Any]]:
-    """Returns the corpus that a runner has made, if it is on this machine, and its manifest."""
+def _by_runner(runner: str, options: PrepareOptions, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the manifest of the corpus that a runner makes."""
     from bert_jax.data.cluster.run import prepare_on
-    from bert_jax.data.corpus.store import open_corpus
 
     if options.append:
         raise UsageError("`append` is done by one machine: leave it or `runner` out")
     if options.extend:
         raise UsageError("`extend` is not executed by other machines: leave it or `runner` out")
     output = str(options.output)
-    manifest = prepare_on(runner, options.runner_options, options.source, output, **given)
-    if isinstance(options.output, str):
-        return None, manifest
-    return open_corpus(options.output), manifest
+    return prepare_on(runner, options.runner_options, options.source, output, **given)
 
 
-def _remarks(manifest: dict[str, Any], corpus: Any | None) -> Iterator[str]:
-    """Yields lines about what is not in the corpus, and about a small held-out side."""
+def _remarks(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yields lines about the text that the corpus does not contain."""
     for added in manifest.get("appended", ())[-1:]:
         train, held_out = added["documents"].values()
         yield (
             f"its last addition: {train + held_out:,} documents, {held_out:,} of them held out, "
             f"from {', '.join(added['sources'])}"
         )
-    total, small = manifest["counts"]["total"], manifest["counts"]["validation"]["tokens"]
+    total = manifest["counts"]["total"]
     copies = total["duplicate_documents"]
     others = {
         what: sum(manifest[name].values())
@@ -210,33 +202,6 @@ def _remarks(manifest: dict[str, Any], corpus: Any | None) -> Iterator[str]:
         yield f"left out: {sum(records.values()):,} bad record(s); corpus.json has them by file"
     if without := manifest.get("records_without_text"):
         yield f"skipped: {without:,} record(s) without text"
-    sentences = total["sentences"] / total["documents"]
-    is_cut_at_blanks = manifest["options"].get("document", "blank") == "blank"
-    if is_cut_at_blanks and total["documents"] >= _MANY_DOCUMENTS and sentences < _SHORT_DOCUMENT:
-        yield (
-            f"documents are short, {sentences:.1f} sentences in the mean: in plain text a blank "
-            "line ends one; where files have blank lines inside, --document file --paragraph blank "
-            "keeps each whole"
-        )
-    if corpus is not None and small < _FEW_TOKENS:
-        yield (
-            f"validation is small, {small:,} tokens: its loss is off by chance by about "
-            f"{_standard_error(corpus):.2f} nats; --validation-fraction or "
-            "--validation-source holds out more"
-        )
-
-
-def _standard_error(corpus: Any) -> float:
-    """Returns the standard error, in nats, of the mean loss over 15 % of the held-out tokens. They
-    spread as the surprise of a model does that knows nothing but the frequencies of training.
-    """
-    import numpy as np
-
-    counts = np.bincount(corpus.train.shards[0][:_LOOKED_AT])
-    share = counts[counts > 0] / counts.sum()
-    surprise = -np.log(share)
-    spread = (share * surprise**2).sum() - (share * surprise).sum() ** 2
-    return float(np.sqrt(spread / max(1, 0.15 * corpus.validation.tokens)))
 
 
 def _refuse_name(source: str) -> None:
@@ -262,30 +227,4 @@ def _lost(lost: dict[str, int], *, is_trained: bool) -> Iterator[str]:
         yield f"cut: {count:,} sentences of more than {LONGEST_SENTENCE:,} characters"
 
 
-def _padding(corpus: Any) -> str:
-    """Returns a line about the padding in rows of BERT's lengths, empty where there are none."""
-    from bert_jax.config import DataConfig, PhaseConfig
-    from bert_jax.data.pretraining.padding import padding
-
-    found = []
-    for length in _LENGTHS:
-        phase = PhaseConfig(sequence_length=length, steps=1, global_batch_size=1)
-        try:
-            rows = padding(
-                corpus.train, options=DataConfig(), phase=phase, seed=0, most_documents=_DOCUMENTS
-            )
-        except UsageError:  # one document has no pairs
-            return ""
-        found.append(f"{rows.unpacked:.0%} in rows of {length} ({rows.packed:.0%} packed)")
-    return f"padding of sentence pairs: {', '.join(found)}; 'bert-jax show rows' has more"
-
-
 _COUNTS = ("documents", "sentences", "tokens")
-# Training tokens whose frequencies stand for all.
-_LOOKED_AT = 1 << 20
-# A held-out side with fewer is called small.
-_FEW_TOKENS = 50_000
-# Documents that have fewer sentences in the mean, where they are many, may be parts of documents.
-_SHORT_DOCUMENT, _MANY_DOCUMENTS = 3, 1000
-# BERT's, and the documents that are looked at for them.
-_LENGTHS, _DOCUMENTS = (128, 512), 20_000

@@ -675,4 +675,3 @@ def test_the_closing_lines(tmp_path, vocabulary, capsys):
     said = capsys.readouterr().out
     assert "dropped: 10 of 50 documents (20%): duplicates" in said
     assert "skipped: 1 record(s) without text" in said
-    assert "validation is small, " in said and " nats; --validation-fraction or" in said
