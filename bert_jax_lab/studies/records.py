@@ -89,7 +89,12 @@ def is_settled(record: dict[str, Any] | None) -> bool:
 
 
 def write_record(workdir: Path, run: StudyRun, outcome: Outcome) -> dict[str, Any]:
-    """Writes and returns how a run ended."""
+    """Writes and returns how a run ended.
+
+    A run that fails where another run of that name is done has no figures: the logs are the other
+    run's.
+    """
+    before = _read(workdir, run)
     record: dict[str, Any] = {
         "run": run.name,
         "identity": run.identity,
@@ -107,7 +112,7 @@ def write_record(workdir: Path, run: StudyRun, outcome: Outcome) -> dict[str, An
             f"{run.directory} holds a run with other settings; give what you changed another name, "
             f"or choose another `workdir`: {outcome.reason}"
         )
-    elif isinstance(run, PretrainRun):
+    elif isinstance(run, PretrainRun) and not (outcome.code and is_done(before)):
         record |= _pretrained(run)
     elif isinstance(run, FinetuneRun) and not outcome.code:
         record |= _finetuned(run)

@@ -501,12 +501,8 @@ def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys)
     said = capsys.readouterr()
     assert "minimal_pairs is left out: checkpoint" in said.err and "masked-LM head" in said.err
     assert json.loads(said.out)["findings"] == []
-    for asked, problem in (
-        (["--probe", "minimal_pairs"], "has no masked-LM head"),
-        (["--word", "w3"], "no whole words"),
-    ):
-        assert main(["probe", "--checkpoint", "any", *asked]) == 2
-        assert problem in capsys.readouterr().err
+    assert main(["probe", "--checkpoint", "any", "--probe", "minimal_pairs"]) == 2
+    assert "has no masked-LM head" in capsys.readouterr().err
 
 
 def test_any_word_of_a_sentence_is_hidden_as_often(trained, corpus):

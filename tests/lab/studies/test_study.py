@@ -809,7 +809,7 @@ def test_what_the_models_answer_is_a_table(tmp_path, corpus):
     # The first variant need not have the parts for all that the others are asked.
     del found["variants"][0]["findings"][0]
     text = table.markdown(found)
-    assert "| nine | 60.0 |" in text and "| eight | – |" in text
+    assert "| nine | 60.0 | 60.0 |" in text and "| eight | 60.5 (60.0 to 61.0) | – |" in text
 
 
 def test_a_base_that_registers_something_is_executed_for_tasks_and_probes_too(
