@@ -30,7 +30,7 @@ from bert_jax.data.matching.near_duplicates import require_rensa
 from bert_jax.data.sources.address import KINDS, is_address
 from bert_jax.data.sources.read import is_here, is_stdin, left_out
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-from bert_jax.errors import BertJaxError, DataDamaged, UsageError, some
+from bert_jax.errors import BertJaxError, DataDamaged, UsageError
 from bert_jax.progress import Progress, note
 from bert_jax.worker import kill_descendants
 
@@ -132,28 +132,15 @@ def _finished(
     try:
         manifest = strict_json.parse(place.read(MANIFEST))
         differences = differences_of(manifest, request, given)
-        added = sum(len(each["sources"]) for each in manifest.get("appended", ()))
-        sources = manifest["sources"][: len(manifest["sources"]) - added]
-        held_out = manifest.get("validation_sources", [])
     except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise DataDamaged(f"{output}/{MANIFEST} cannot be read: delete {output}") from error
-    for name, theirs, ours in (
-        ("source", sources, request.sources),
-        ("validation source", held_out, request.held_out),
-    ):
-        if [*theirs] != [*ours]:
-            said = [some(map(str, names), 3) or "none" for names in (theirs, ours)]
-            differences.append(f"its {name} is {said[0]}, not {said[1]}")
     if differences:
         raise UsageError(
             f"{output} holds another corpus ({'; '.join(differences)}): choose another `output`, "
             "or delete it"
         )
     (place / PARTS).remove_all()
-    note(
-        f"{output} {finished(manifest)}: nothing to do (whether its sources have other text now "
-        "was not looked at)"
-    )
+    note(f"{output} {finished(manifest)}: nothing to do; its sources were not read again")
     return manifest
 
 

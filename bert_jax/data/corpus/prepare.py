@@ -10,7 +10,6 @@ the shards of `store.py` (`join.py`), which come after those of a corpus that is
 of the result do not depend on the number of processes.
 """
 
-import dataclasses
 import difflib
 import json
 import os
@@ -38,7 +37,6 @@ from bert_jax.data.corpus.request import (
     Request,
     differences_of,
     finished,
-    held_out_documents,
 )
 from bert_jax.data.corpus.store import (
     MANIFEST,
@@ -160,10 +158,10 @@ def prepare(
         if not (output / MANIFEST).exists():
             require_own(output)
         elif not (is_copied or (output / PARTS).exists()):
-            return _reopen(request, output, given, workers)
+            return _reopen(request, output, given)
     with only_writer(output):
         if (output / MANIFEST).exists():
-            corpus = _reopen(request, output, given, workers)
+            corpus = _reopen(request, output, given)
             shutil.rmtree(output / PARTS, ignore_errors=True)
             return corpus
         return write(request, output, given, workers)
@@ -273,26 +271,19 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _reopen(request: Request, output: Path, given: Tokenizer | None, workers: int | None) -> Corpus:
-    """Returns the finished corpus that is there, if it is the one asked for."""
+def _reopen(request: Request, output: Path, given: Tokenizer | None) -> Corpus:
+    """Returns the finished corpus in `output`, if it was made by the same request."""
     manifest = read_manifest(output)
-    differences, remedy = differences_of(manifest, request, given), "choose another `output`"
-    if not differences:
-        plainly = dataclasses.replace(request, near_duplicates=None, contamination=None)
-        look = preview(plainly, output / PARTS, "compare sources", workers=workers or _cores())
-        held_out = look.survey.documents["validation"] + look.survey.duplicates["validation"]
-        if look.survey.source_hash != manifest.get("source_hash"):
-            differences.append("its sources had other text")
-            remedy = "`append` adds what is new to it; or choose another `output`"
-        elif request.held_out and held_out != held_out_documents(manifest):
-            # The same documents in the same order, and those that are held out are the first.
-            differences.append("its held-out side has other text")
-    if differences:
+    if differences := differences_of(manifest, request, given):
         raise UsageError(
-            f"{output} holds another corpus ({'; '.join(differences)}): {remedy}, or delete it"
+            f"{output} holds another corpus ({'; '.join(differences)}): choose another `output`, "
+            "or delete it"
         )
     corpus = open_corpus(output, verify=SPLITS)
-    note(f"{output} {finished(manifest)}, and its checksums are right: nothing to do")
+    note(
+        f"{output} {finished(manifest)}, and its checksums are right: nothing to do; its "
+        "sources were not read again"
+    )
     return corpus
 
 

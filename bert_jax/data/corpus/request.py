@@ -15,6 +15,7 @@ from bert_jax.data.language import codes
 from bert_jax.data.matching.contamination import Contamination
 from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.errors import some
 
 # The kinds of tokenizers that can be trained.
 KINDS = ("wordpiece", "sentencepiece", "bpe")
@@ -114,29 +115,29 @@ class Request:
 def differences_of(
     manifest: Mapping[str, Any], request: Request, given: Tokenizer | None
 ) -> list[str]:
-    """Returns how a corpus differs from the one that is asked for, but for its text."""
+    """Returns how a finished corpus differs from the requested corpus; its text is not compared."""
     theirs, ours = manifest["options"], json.loads(json.dumps(request.options))
     differences = [
         f"its {name} is {theirs.get(name)!r}, not {ours.get(name)!r}"
         for name in {**ours, **theirs}
         if theirs.get(name) != ours.get(name)
     ]
+    added = sum(len(each["sources"]) for each in manifest.get("appended", ()))
+    sources = manifest["sources"][: len(manifest["sources"]) - added]
+    for name, its, asked in (
+        ("source", sources, request.sources),
+        ("validation source", manifest.get("validation_sources", []), request.held_out),
+    ):
+        if [*its] != [*asked]:
+            said = [some(map(str, names), 3) or "none" for names in (its, asked)]
+            differences.append(f"its {name} is {said[0]}, not {said[1]}")
     if given is not None and given.hash != manifest["tokenizer"]["hash"]:
         differences.append("its tokenizer is another one")
     return differences
 
 
 def finished(manifest: Mapping[str, Any]) -> str:
-    """Returns that a corpus is finished, and how often it has been added to, for a note."""
+    """Returns a note on a finished corpus, and on how often it has been added to."""
     times = len(manifest.get("appended", ()))
     more = f", and has been added to {times} time{'s' * (times > 1)} since" if times else ""
     return f"is finished already{more}"
-
-
-def held_out_documents(manifest: Mapping[str, Any]) -> int:
-    """Returns how many documents the sources of the held-out side had, dropped ones included."""
-    side, counts = "validation", manifest["counts"]["validation"]
-    found = sum(counts[f"{kind}documents"] for kind in ("", "duplicate_", "empty_"))
-    for reason in ("near_duplicate_documents", "contaminated_documents"):
-        found += manifest.get(reason, {}).get(side, 0)
-    return found

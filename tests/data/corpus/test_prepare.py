@@ -12,15 +12,12 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from bert_jax import file_lock
 from bert_jax.data.corpus import join
-from bert_jax.data.corpus import survey as survey_module
-from bert_jax.data.corpus.append import append
 from bert_jax.data.corpus.dedup import HashSet
 from bert_jax.data.corpus.encode import read_part
 from bert_jax.data.corpus.pool import Pool, count
@@ -239,59 +236,29 @@ def test_a_finished_corpus_is_not_made_again(tmp_path, source, capsys):
         with pytest.raises(UsageError) as caught:
             run(**changes)
         assert difference in str(caught.value) and "another `output`" in str(caught.value)
-    source.write_text(text_of(301))
-    with pytest.raises(UsageError, match=r"its sources had other text\): `append` adds what is"):
-        run()
+    other = source.with_name("other.txt")
+    with pytest.raises(UsageError, match=rf"its source is {source}, not {other}\): choose another"):
+        prepare([str(other)], tmp_path / "c", vocab_size=120, validation_fraction=0.1)
 
 
-def test_a_finished_corpus_that_is_found_may_be_added_to_meanwhile(tmp_path, source, monkeypatch):
-    """It keeps what another process, which has begun since, has put there."""
-    made = prepare([source], tmp_path / "c", vocab_size=120, validation_fraction=0.1, workers=1)
-    parts = [tmp_path / "c/.parts" / name for name in ("a.npz", "000000.sample", "000000.texts")]
-
-    def look_through(*arguments: Any) -> Any:
-        if not parts[0].parent.exists():
-            parts[0].parent.mkdir()
-            for part in parts:
-                part.touch()
-        return survey_module.look_through(*arguments)
-
-    monkeypatch.setattr("bert_jax.data.corpus.preview.look_through", look_through)
-    found = prepare([source], tmp_path / "c", vocab_size=120, validation_fraction=0.1, workers=1)
-    assert found.fingerprint == made.fingerprint
-    assert all(part.exists() for part in parts)
-
-
-@pytest.mark.parametrize("dropping", [{}, {"decontaminate": True}, {"appended": True}])
-def test_what_was_trained_on_is_not_found_held_out(tmp_path, vocabulary, dropping):
-    """The same texts in the same order, of which one is trained on in the one and held out in the
-    other, are two corpora, whatever else was dropped of them.
-    """
-    texts = [tmp_path / f"{number}.txt" for number in range(4)]
+def test_what_was_trained_on_is_not_found_held_out(tmp_path, vocabulary):
+    """The same texts, of which one moves to the held-out side, are another corpus."""
+    texts = [tmp_path / f"{number}.txt" for number in range(3)]
     for seed, text in enumerate(texts):
         text.write_text(text_of(20, seed=seed))
-    texts[2].write_text(texts[0].read_text()[:2000] + texts[2].read_text())
-    tests = tmp_path / "tests.txt"
-    tests.write_text(" ".join(texts[0].read_text().split()[:40]))
-    options = {"decontaminate": [tests]} if "decontaminate" in dropping else {}
 
     def run(held_out):
-        sources, others = texts[held_out:3], texts[:held_out]
         return prepare(
-            sources,
+            texts[held_out:],
             tmp_path / "c",
-            validation_sources=others,
+            validation_sources=texts[:held_out],
             tokenizer=vocabulary,
             workers=1,
-            **options,
         )
 
     first = run(1)
-    assert ("contaminated_documents" in first.manifest) == bool(options)
-    if "appended" in dropping:
-        append([texts[3]], tmp_path / "c", workers=1)
-    assert run(1).manifest["source_hash"] == first.manifest["source_hash"]
-    with pytest.raises(UsageError, match=r"its held-out side has other text\): choose another"):
+    assert run(1).fingerprint == first.fingerprint
+    with pytest.raises(UsageError, match=r"its validation source is .*, not "):
         run(2)
 
 
