@@ -237,9 +237,14 @@ def _read_network(
     # The hub's BertForMaskedLM keep the pooler and the next-sentence head of their pre-training;
     # a task's head, though, is there because the class says so.
     parts = declared | (held & _PRETRAINED if declared else held)
+    labels: tuple[str, ...] = ()
+    if classifier in parts:
+        weight = tensors.get(f"{table.fixed[classifier]}.weight")
+        outputs = len(weight) if weight is not None and weight.ndim else None
+        labels = huggingface_config.labels(theirs, directory / CONFIG, outputs=outputs)
     head = HeadConfig(
         parts=tuple(part for part in PARTS.names() if part in parts),
-        labels=huggingface_config.labels(theirs, directory / CONFIG) if classifier in parts else (),
+        labels=labels,
         # A model of a task, or one that is to become one, stays of its family.
         pooler_act=(
             HeadConfig.pooler_act if parts & _PRETRAINING_HEADS else family.pooler_act_of(model)

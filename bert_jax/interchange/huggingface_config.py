@@ -19,7 +19,7 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# A written number of labels costs their names.
+# A name is made for each.
 _MOST_LABELS = 1_000_000
 
 
@@ -122,15 +122,18 @@ def architectures(theirs: dict[str, Any], path: Path) -> list[str]:
     return given
 
 
-def labels(theirs: dict[str, Any], path: Path) -> tuple[str, ...]:
-    """Returns the names of the classes; a regression has one at most."""
-    given = theirs.get("id2label")
-    if not given:  # the names that transformers makes; its default of 2 is not written
-        count = theirs.get("num_labels", 2)
-        if type(count) is not int or not 1 <= count <= _MOST_LABELS:
-            raise UsageError(
-                f"{path}: num_labels is {brief(count)}; expected 1 to {_MOST_LABELS:,}"
-            )
+def labels(theirs: dict[str, Any], path: Path, *, outputs: int | None = None) -> tuple[str, ...]:
+    """Returns the names of the classes; a regression has one at most.
+
+    Where `num_labels` and `id2label` disagree, transformers 4 takes the second and 5 the first:
+    the number of `outputs` of the classifier decides.
+    """
+    given, count = theirs.get("id2label"), theirs.get("num_labels")
+    is_sized = isinstance(given, dict) and count is not None
+    count = 2 if count is None else count  # their default, which they do not write
+    if type(count) is not int or not 1 <= count <= _MOST_LABELS:
+        raise UsageError(f"{path}: num_labels is {brief(count)}; expected 1 to {_MOST_LABELS:,}")
+    if not given or (is_sized and len(given) != outputs == count):
         given = {str(number): f"LABEL_{number}" for number in range(count)}
     try:
         named = {int(number): label for number, label in given.items()}

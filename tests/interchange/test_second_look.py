@@ -211,6 +211,11 @@ def test_a_number_of_labels_without_names(tmp_path, family, count, part):
     found = huggingface.read(directory)
     assert found.head == expected.head
     assert_same(found.params, expected.params)
+    # Of two that disagree, the one that fits the tensors.
+    change(directory, lambda _: None, id2label={str(i): f"x{i}" for i in range(5)})
+    assert huggingface.read(directory).head == expected.head
+    change(directory, lambda _: None, id2label=dict(enumerate(names)), num_labels=9)
+    assert huggingface.read(directory).head == expected.head
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
