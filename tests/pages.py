@@ -31,7 +31,8 @@ def _phases(**phase: float) -> str:
 
 _SMALL = (
     "compute.dtype=float32", "evaluation.num_examples=64", "evaluation.batch_size=16",
-    "log_every_steps=5", "evaluation.every_steps=40", "optimizer.learning_rate=5e-3", "optimizer.warmup_steps=5",
+    "evaluation.every_steps=40", "log_every_steps=5", "optimizer.learning_rate=5e-3",
+    "optimizer.warmup_steps=5",
 )  # fmt: skip
 # Further `--set` for each config. A model that continues a checkpoint has the size of the latter.
 _SIZES = {
