@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -26,7 +25,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ERROR, _GOES_ON = "error.json", "job"
 # Of a job: how many of its stages this process is at.
 _at_stages: Counter[Shared] = Counter()
-_beating: set[Shared] = set()
+# The thread that gives its signs of life, and what ends the thread.
+_beating: dict[Shared, tuple[threading.Thread, threading.Event]] = {}
 _lock = threading.Lock()
 # Stages whose notes are kept, and the level of the log without them.
 _hearing, _usual_level = 0, logging.NOTSET
@@ -123,32 +123,36 @@ def _noted(lines: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _at_work(folder: Shared) -> Iterator[None]:
-    """Has this process give signs of life meanwhile: a file that is written again and again, and
-    that goes, a little later, when it is at no stage any more.
+    """Gives signs of life meanwhile: a file that is written again and again, and is removed when
+    this process is at no stage of the job any more.
     """
     with _lock:
         _at_stages[folder] += 1
-        if folder not in _beating:
-            _beating.add(folder)
-            threading.Thread(target=_beat, args=(folder,), daemon=True).start()
+        if _at_stages[folder] == 1:
+            ended = threading.Event()
+            thread = threading.Thread(target=_beat, args=(folder, ended), daemon=True, name="beat")
+            _beating[folder] = thread, ended
+            thread.start()
     try:
         yield
     finally:
         with _lock:
             _at_stages[folder] -= 1
+            if not _at_stages[folder]:
+                thread, ended = _beating.pop(folder)
+                ended.set()
+                # A thread that is left behind would ask the network for a job that is over.
+                thread.join()
 
 
-def _beat(folder: Shared) -> None:
+def _beat(folder: Shared, ended: threading.Event) -> None:
     name = f"{socket.gethostname()}-{os.getpid()}"
-    try:
-        for number in itertools.count():
-            with contextlib.suppress(BertJaxError, OSError):  # the next one may succeed
-                if number and not folder.has(_GOES_ON):
-                    break
-                if _at_stages[folder]:
-                    (folder / "alive").write(name, str(number).encode())
-                else:
-                    (folder / "alive").remove([name])
-            time.sleep(BEAT)
-    finally:
-        _beating.discard(folder)
+    for number in itertools.count():
+        with contextlib.suppress(BertJaxError, OSError):  # the next one may succeed
+            if number and not folder.has(_GOES_ON):
+                return
+            (folder / "alive").write(name, str(number).encode())
+        if ended.wait(BEAT):
+            break
+    with contextlib.suppress(BertJaxError, OSError):
+        (folder / "alive").remove([name])

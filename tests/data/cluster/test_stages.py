@@ -359,16 +359,25 @@ def test_an_error_that_is_none_of_ours_is_a_plain_one(tmp_path, kind):
     assert hasattr(errors, kind) or kind in ("Exception", "NoSuch")
 
 
-def test_notes_reach_the_one_who_waits(tmp_path, sources):
+def test_notes_and_signs_reach_the_one_who_waits(tmp_path, sources, monkeypatch):
     (sources / "d.txt").write_text("Eine Zeile über Häuser und Bäume, die nicht endet " * 400)
     job, units = job_of(sources, str(tmp_path / "c"), vocab_size=400, validation_fraction=0.1)
-    heard = reports.Reports(job.scratch)
+    heard, write, signs = reports.Reports(job.scratch), Shared.write, []
+
+    def watched(self: Shared, name: str, data: bytes) -> None:
+        write(self, name, data)
+        if self.place.endswith("/alive"):
+            signs.append(heard.alive())
+
     assert [*heard.notes()] == [] and heard.alive() == {}
-    make(job, units)
+    with monkeypatch.context() as patch:
+        patch.setattr(Shared, "write", watched)
+        make(job, units)
+    assert all(len(sign) == 1 for sign in signs) and signs
     reports._logged.clear()  # as in another process
     notes = [*heard.notes()]
     assert any("train wordpiece on" in note for note in notes)
-    assert [*heard.notes()] == [] and len(heard.alive()) == 1
+    assert [*heard.notes()] == [] and heard.alive() == {}
     (job.scratch / "reports/notes").write("0.json", json.dumps(["\x1b]0;title\x07"]).encode())
     assert [*heard.notes()] == [r"\x1b]0;title\x07"]
 
