@@ -69,20 +69,20 @@ def whole_to_global(batch: HostBatch, *, mesh: Mesh) -> dict:
     return to_global(batch, mesh=mesh, ranges=[range(rows)], global_rows=rows)
 
 
-def ahead(batches: Iterator[dict], *, depth: int) -> Iterator[Future[dict | None]]:
+def ahead(
+    batches: Iterator[dict], *, depth: int, worker: ThreadPoolExecutor
+) -> Iterator[Future[dict | None]]:
     """Yields the same batches, `depth` of them on their way to the devices already; None after the
     last.
 
-    They are made in a thread, and come as futures: who waits for one can listen for a signal.
+    They are made by `worker`, which has one thread, and come as futures: who waits for one can
+    listen for a signal. To drop the iterator that is read may take long; to shut down the worker
+    does not.
     """
-    worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
     waiting = collections.deque(worker.submit(next, batches, None) for _ in range(depth))
-    try:
-        while True:
-            yield waiting.popleft()
-            waiting.append(worker.submit(next, batches, None))
-    finally:
-        worker.shutdown(wait=False, cancel_futures=True)
+    while True:
+        yield waiting.popleft()
+        waiting.append(worker.submit(next, batches, None))
 
 
 def abstract_batch(

@@ -44,6 +44,8 @@ class Run:
     # The last step that began.
     step: int
     feed: Future | None = None
+    # The threads that compile, open the data and make the batches of a phase.
+    workers: Sequence[ThreadPoolExecutor] = ()
     # The step that is dispatched and not yet waited for, with its metrics; and what hooks have
     # asked for when they saw metrics.
     pending: tuple[int, dict[str, jax.Array]] | None = None
@@ -56,6 +58,11 @@ class Run:
     def event(self, name: str, **values: Any) -> None:
         """Writes a line of events.jsonl."""
         self.logger.event(name, **values)
+
+    def end_phase(self) -> None:
+        """Ends the threads of a phase, each after what it has in hand, without waiting for them."""
+        for worker in self.workers:
+            worker.shutdown(wait=False, cancel_futures=True)
 
     def read_metrics(self) -> None:
         """Waits for the dispatched step, if there is one, and shows its metrics to the hooks."""
@@ -199,9 +206,14 @@ def _prepare(
     """
     job, rows = run.job, run.job.config.phases[phase]
     background = ThreadPoolExecutor(max_workers=3, thread_name_prefix="prepare")
-    run.feed = opening = background.submit(
-        lambda: device_feed.ahead(job.batches(phase, step, last_step), depth=_DEVICE_PREFETCH)
-    )
+    feeding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+    run.workers = background, feeding
+
+    def open_data() -> Iterator[Future]:
+        batches = job.batches(phase, step, last_step)
+        return device_feed.ahead(batches, depth=_DEVICE_PREFETCH, worker=feeding)
+
+    run.feed = opening = background.submit(open_data)
     steps = CompiledSteps(run, phase=phase, background=background)
     abstract = job.abstract_batch(phase)
     if abstract is not None:

@@ -276,14 +276,17 @@ def _train_phases(
     for number, last_step in enumerate(run.job.config.phase_ends):
         is_left = step < last_step or (owes and first_step < step == last_step)
         if is_left and not end.stopped:
-            found = train_phase(
-                run,
-                end.state,
-                phase=number,
-                step=step,
-                last_step=last_step,
-                owes_evaluation=owes and first_step <= step,
-            )
+            try:
+                found = train_phase(
+                    run,
+                    end.state,
+                    phase=number,
+                    step=step,
+                    last_step=last_step,
+                    owes_evaluation=owes and first_step <= step,
+                )
+            finally:
+                run.end_phase()
             end = found._replace(scores=found.scores or end.scores)
             step, owes = last_step, False
         first_step = last_step

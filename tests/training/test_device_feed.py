@@ -1,6 +1,7 @@
 """Host batches to global arrays: the same rows on the devices as on the host, in order."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -75,8 +76,14 @@ def test_a_global_array_is_the_host_batch(devices, ranges):
             np.testing.assert_array_equal(jax.device_get(shard.data), share)
 
 
+@pytest.fixture
+def worker():
+    with ThreadPoolExecutor(max_workers=1) as started:
+        yield started
+
+
 @pytest.mark.parametrize("depth", [1, 2, 5, 9])
-def test_ahead_keeps_order_and_depth(depth):
+def test_ahead_keeps_order_and_depth(depth, worker):
     made = []
 
     def source():
@@ -85,7 +92,7 @@ def test_ahead_keeps_order_and_depth(depth):
             yield {"number": number}
 
     seen = []
-    for future in device_feed.ahead(source(), depth=depth):
+    for future in device_feed.ahead(source(), depth=depth, worker=worker):
         # `depth` batches, this one among them, are under way when it is handed out.
         deadline = time.monotonic() + HUNG
         while len(made) < min(len(seen) + depth, 6) and time.monotonic() < deadline:
@@ -98,8 +105,8 @@ def test_ahead_keeps_order_and_depth(depth):
     assert seen == list(range(6))
 
 
-def test_nothing_ahead_of_nothing():
-    assert next(device_feed.ahead(iter([]), depth=2)).result() is None
+def test_nothing_ahead_of_nothing(worker):
+    assert next(device_feed.ahead(iter([]), depth=2, worker=worker)).result() is None
 
 
 @pytest.mark.parametrize("number", [0, 1])
