@@ -1,9 +1,13 @@
 """Tests have eight fake CPU devices, of which a run takes two: nothing works on one device only."""
 
+import asyncio
 import importlib.metadata
 import os
 import shutil
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +47,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out := [item for number, item in enumerate(items) if number % every]:
         config.hook.pytest_deselected(items=left_out)
         items[:] = items[::every]
+
+
+# Threads that a library starts once for the life of a process, by the beginning of their names.
+_OF_PROCESS = (
+    "fsspecIO",  # the loop of fsspec; what it works at is looked at below
+    "asyncio_",  # the pool in which that loop resolves the names of hosts
+    "gcsfs-deferred-close",  # the queue of gcsfs for files that are dropped while they are open
+)
+# Seconds in which a thread that was told to end has to end.
+_ENDING_SECONDS = 10.0
+
+
+def _at_work(before: set[threading.Thread]) -> list[str]:
+    """Returns the threads that began after `before`, and the tasks of the loop of fsspec."""
+    found = [
+        f"thread {thread.name} ({getattr(thread, '_target', None)})"
+        for thread in threading.enumerate()
+        if thread not in before and not thread.name.startswith(_OF_PROCESS)
+    ]
+    fsspec_asyn = sys.modules.get("fsspec.asyn")
+    loop = None if fsspec_asyn is None else fsspec_asyn.loop[0]
+    return found + ([] if loop is None else [f"task {task}" for task in asyncio.all_tasks(loop)])
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left():
+    """Fails a test that leaves a thread, or a request to a bucket that is under way.
+
+    Both act on later tests: a request that is repeated draws from the global `random`, for example,
+    whose state Hypothesis watches. Threads of fixtures of a wider scope are there before a test.
+    """
+    before = {*threading.enumerate()}
+    yield
+    until = time.monotonic() + _ENDING_SECONDS
+    while (left := _at_work(before)) and time.monotonic() < until:
+        time.sleep(0.01)
+    if left:
+        pytest.fail(f"left behind: {'; '.join(left)}", pytrace=False)
 
 
 @pytest.fixture(autouse=True)
