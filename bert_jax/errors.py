@@ -18,6 +18,8 @@ class BertJaxError(Exception):
     """
 
     exit_code = 1
+    # Whether every process of the run raises it, at the same place.
+    is_everywhere = False
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.args))

@@ -142,6 +142,12 @@ def barrier(mesh: Mesh) -> None:
         _gather(mesh, np.zeros(1, np.int32))
 
 
+def everywhere(error: BertJaxError) -> BertJaxError:
+    """Marks an error that every process raises at the same place: they leave together."""
+    error.is_everywhere = True
+    return error
+
+
 def assert_same_program(known: Callable[[], Mapping[str, str]], *, mesh: Mesh) -> None:
     """Raises UsageError, in every process, if one of them knows a fact otherwise.
 
@@ -161,10 +167,11 @@ def assert_same_program(known: Callable[[], Mapping[str, str]], *, mesh: Mesh) -
         if (gathered[rank, i] != gathered[0, i]).any()
     ]
     if differing:
-        raise UsageError(
+        error = UsageError(
             f"the processes do not run the same program; other than in process 0 are "
             f"{'; '.join(differing)}. Start all of them with the same command on the same versions"
         )
+        raise everywhere(error)
 
 
 def broadcast_from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int | None:
@@ -183,9 +190,10 @@ def broadcast_from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int 
             problem, answer[:] = error, (2, error.exit_code)
     kind, number = _gather(mesh, answer)[0]
     if problem is not None:
-        raise problem
+        raise everywhere(problem)
     if kind == 2:
-        raise with_exit_code(int(number), "process 0 found it; its own message says what")
+        error = with_exit_code(int(number), "process 0 found it; its own message says what")
+        raise everywhere(error)
     return int(number) if kind == 1 else None
 
 

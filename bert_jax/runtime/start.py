@@ -64,12 +64,18 @@ class Start:
         if not distributed.is_main():
             progress.silence()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._signals.__exit__()
-        # After any other error the others may be gone: who waits for them waits in vain.
-        if self._is_connected and (kind is None or issubclass(kind, Preempted)):
-            from bert_jax.runtime import distributed
+        if not self._is_connected:
+            return
+        from bert_jax.runtime import distributed
 
+        # The coordination service of jax is a thread of process 0. Where that process leaves first,
+        # jaxlib aborts each other one that still writes its error: with 134 in place of its code
+        # ("Terminating process because the JAX distributed service detected fatal errors").
+        # After any other error the others may be gone: who waits for them waits in vain.
+        is_agreed = error is None or isinstance(error, Preempted)
+        if is_agreed or (getattr(error, "is_everywhere", False) and distributed.all_end()):
             distributed.disconnect()
 
     def _leave(self, number: int) -> None:

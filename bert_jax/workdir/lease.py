@@ -190,10 +190,11 @@ def _require_shared(place: Location, number: int, *, mesh: Mesh) -> None:
     is_seen = distributed.is_main() or _sees(place, number)
     blind = distributed.largest(0 if is_seen else jax.process_index(), mesh=mesh)
     if blind:
-        raise UsageError(
+        error = UsageError(
             f"`workdir` {place.name}: process {blind} does not see there what process 0 writes; "
             "choose a folder that all hosts share, or gs://BUCKET/PATH"
         )
+        raise distributed.everywhere(error)
 
 
 def _sees(place: Location, number: int) -> bool:
