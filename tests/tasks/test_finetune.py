@@ -109,15 +109,32 @@ def test_a_number_of_a_pair(tmp_path, encoder):
     assert list(scores) == ["spearman", "pearson"] and scores["pearson"] > 0.5
 
 
-def test_a_tag_for_each_word(tmp_path, encoder):
-    files = ["--train", str(tiny_tasks.tagged(tmp_path / "train.conll", seed=0))]
-    files += ["--dev", str(tiny_tasks.tagged(tmp_path / "dev.conll", seed=1, count=40))]
-    home = tmp_path / "run"
-    assert main(finetune(encoder, home, "--task", "ner", *files, *_FAST)) == 0
+def test_a_tag_for_each_word(tmp_path, encoder, capsys):
+    """In files with an index, tags of BILOU, and a column of other tags."""
+    files = {"--train": tiny_tasks.tagged(tmp_path / "train.conll", seed=0)}
+    files["--dev"] = tiny_tasks.tagged(tmp_path / "dev.conll", seed=1, count=40)
+    for path in files.values():
+        text = path.read_text().replace("I-animal", "L-animal").replace("B-place", "U-place")
+        path.write_text("# a\n" + re.sub(r"(\S+) (\S+)", r"7\t\1\t\2\tB-x", text))
+    command = ["--task", "ner", *(str(each) for pair in files.items() for each in pair), *_FAST]
+    home, columns = tmp_path / "run", ["--columns", "id,word,tag,x", "--text", "word"]
+    assert main(finetune(encoder, home, *command)) == 2
+    said = capsys.readouterr().err
+    assert (
+        "4 columns ('7', " in said and "--columns column1,word,tag,column4 --text word --la" in said
+    )
+    assert main(finetune(encoder, home, *command, *columns, "--label", "tag")) == 0
+    assert "tags in the scheme BILOU (B-, I-, L- for the first, inner" in capsys.readouterr().err
     assert result_of(home)["scores"]["dev"]["f1"] > 0.9
     config = json.loads((home / "config.json").read_text())["config"]
-    labels = ["O", "B-animal", "I-animal", "B-place", "I-place"]
+    labels = ["O", *(f"{p}-{kind}" for kind in ("animal", "place") for p in "BILU")]
     assert config["head"]["labels"] == labels
+    assert main(["predict", "--checkpoint", str(home), "--input", str(files["--dev"])]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = [line.split("\t") for line in files["--dev"].read_text().splitlines() if "\t" in line]
+    assert [word for each in found for word in each["words"]] == [row[1] for row in rows]
+    tags = [tag for each in found for tag in each["tags"]]
+    assert np.mean([tag == row[2] for tag, row in zip(tags, rows, strict=True)]) > 0.9
 
 
 def test_an_answer_in_a_paragraph(tmp_path, encoder, capsys):

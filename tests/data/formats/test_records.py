@@ -225,6 +225,21 @@ def test_time_to_leave_out_rows_does_not_grow_with_the_square_of_them(monkeypatc
         assert len(bad) == 3_000 and len(looked_at) < 4 * 3_000
 
 
+@pytest.mark.parametrize(
+    "name, quoting, text",
+    [
+        ("a.csv", "none", 'text;x\n"One.;1\nTwo" "more.;2\n'),
+        ("a.csv", None, 'text;x\n"""One.";1\n"Two"" ""more.";2\n'),
+        ("a.tsv", "double", 'x\ttext\n1\t"""One."\n2\t"Two"" ""more."\n'),
+        ("a.tsv", None, 'x\ttext\n1\t"One.\n2\tTwo" "more.\n'),
+    ],
+)
+def test_quotes_are_letters_or_not(tmp_path, name, quoting, text):
+    (tmp_path / name).write_text(text)
+    found = documents(tmp_path / name, quoting=quoting)
+    assert found == [('"One.',), ('Two" "more.',)]
+
+
 # --- parquet --------------------------------------------------------------------------------------
 
 

@@ -241,6 +241,47 @@ def test_a_separator_and_columns_that_are_named(tmp_path):
     assert len(str(error.value)) < 500
 
 
+def test_quotes_that_are_letters_and_further_cells(tmp_path):
+    """STSbenchmark: 7 to 9 cells, and quotes that nothing closes."""
+    text = 'a\t"Lone\tx\n' + "a\tA plane\ty\thttp://a.org\tlicense\n" * 2 + 'a\t"B\tx\t\t\n'
+    path = write(tmp_path / "a.csv", text)
+    how = {"delimiter": "\t", "columns": ("genre", "text", "label")}
+    with pytest.raises(UsageError, match="are letters in this file, read it with `quoting` none"):
+        rows_of(path, "text", **how)
+    with pytest.raises(UsageError, match=r"line 2: 5 cells .* `columns` genre,text,label,\.\.\.$"):
+        rows_of(path, "text", **how, quoting="none")
+    how["columns"] = ("genre", "text", "label", "...")
+    rows = rows_of(path, "text", **how, quoting="none")
+    assert [row.texts[0] for row in rows] == ['"Lone', "A plane", "A plane", '"B']
+    # A first line of names, and a table of tabs with quoted cells.
+    path = write(tmp_path / "a.tsv", 'text\tlabel\n"a\nb"\tx\tmore\n')
+    with pytest.raises(UsageError, match=r"line 3: 3 cells .* with `columns` \.\.\.$"):
+        rows_of(path, "text", quoting="double")
+    (row,) = rows_of(path, "text", quoting="double", columns=("...",))
+    assert row.texts == ("a\nb",) and row.location.endswith("line 3")
+    for wrong in ({"columns": ("a", "...", "b")}, {"quoting": "single"}):
+        with pytest.raises(UsageError, match=r"only the last may be|choose one of double, none"):
+            tables.TableOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    "labels, ordered",
+    [
+        (map(str, range(12)), " ".join(map(str, range(12)))),
+        (["10.0", "9.0", "0.0"], "0.0 9.0 10.0"),
+        (["10", "-2", "+3", "-10"], "-10 -2 +3 10"),
+        (["10", "02", "1", "01"], "01 1 02 10"),
+        (["10", "9", "x"], "10 9 x"),
+        (["2.5", "10.0", "1"], "1 10.0 2.5"),
+        (["true", "false"], "false true"),
+        (["²", "10", "9"], "10 9 ²"),
+    ],
+)
+def test_labels_are_ordered_as_numbers_where_all_are_integers(labels, ordered):
+    rows = [TextRow("here", ("a",), label, "0") for label in labels]
+    assert " ".join(task_of(TEXT.spec).with_labels(rows).labels) == ordered
+
+
 def test_columns_that_are_named_twice(tmp_path):
     path = write(tmp_path / "a.csv", " text,label\na,x\n")
     with pytest.raises(UsageError, match=r"line 1 has the names of the columns.* leave out `col"):
