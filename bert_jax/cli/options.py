@@ -307,34 +307,6 @@ class TrainingOptions(Processes):
         return [*self.overrides, *chosen]
 
 
-@options
-class TableFormat(Verb):
-    """How a table is written."""
-
-    GROUP: ClassVar = ("tables", None)
-    columns: str | None = None
-    """NAMES: the columns of a file whose first line does not name them, such as a,b,c; a last ...
-    (a,b,c,...) ignores further cells"""
-    delimiter: str | None = None
-    """CHARACTER: what stands between the cells of a table, such as ';' or 'tab' (default: the tab
-    of a .tsv; for a .csv the first of , tab ; | with which the first line has the columns)"""
-    quoting: Literal["double", "none"] | None = None
-    """cells that hold a delimiter are in double quotes, or no cell is and quotes are letters
-    (default: none for a .tsv, double for a .csv)"""
-
-    def reading(self, *, skip_bad: bool = False) -> Any:
-        """Returns how the table is written, as `Sources.reading` takes it."""
-        from bert_jax.data.tasks.tables import TableOptions
-
-        delimiter = {"tab": "\t", "\\t": "\t"}.get(self.delimiter or "", self.delimiter)
-        if delimiter is not None and len(delimiter) != 1:
-            raise UsageError(f"--delimiter {self.delimiter}: write one character, or 'tab'")
-        columns = tuple(name.strip() for name in (self.columns or "").split(",") if name.strip())
-        return TableOptions(
-            delimiter=delimiter, columns=columns, quoting=self.quoting, skip_bad=skip_bad
-        )
-
-
 # --- checks of values -----------------------------------------------------------------------------
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from bert_jax.cli.options import (
     Address,
     Local,
-    TableFormat,
     options,
     require_place_for,
     require_place_for_directory,
     standard_input,
 )
+from bert_jax.cli.table_format import TableFormat
 from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
 from bert_jax.progress import ticking

@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from bert_jax.cli.options import (
     Address,
     FromCheckpoint,
-    TableFormat,
     TrainingOptions,
     options,
     require_place_for_directory,
 )
+from bert_jax.cli.table_format import TableFormat
 from bert_jax.errors import UsageError
 from bert_jax.runtime.start import Start
 

@@ -69,7 +69,7 @@ class _Line:
 
     @property
     def is_marked(self) -> bool:
-        """Whether the line may be a comment."""
+        """True for a line that may be a comment."""
         return bool(self.cells) and self.cells[0].startswith("#")
 
 
