@@ -6,6 +6,7 @@ a note where the result differs from the file; a file with two readings is refus
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -76,7 +77,7 @@ def _prefix(names: Collection[str], family: Family, source: str) -> str:
             f"{source} holds several encoders, with the prefixes {', '.join(map(repr, prefixes))}: "
             f"{_leaving_out(others)} reads the one of {first!r}"
         )
-    outside = sorted({_root(name) for name in names if not name.startswith(first)})
+    outside = sorted({_root(name, first) for name in names if not name.startswith(first)})
     if outside:
         raise UsageError(
             f"{source}: the names of the encoder begin with {first!r}, and others with "
@@ -85,9 +86,11 @@ def _prefix(names: Collection[str], family: Family, source: str) -> str:
     return first
 
 
-def _root(name: str) -> str:
-    first, dot, _ = name.partition(".")
-    return first + dot
+def _root(name: str, prefix: str) -> str:
+    """Returns the shortest part of `name`, up to a dot, at which it departs from `prefix`."""
+    parts = re.findall(r"[^.]*\.?", name)
+    roots = itertools.accumulate(parts)
+    return next((root for root in roots if not prefix.startswith(root)), name)
 
 
 def _leaving_out(roots: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ from bert_jax.interchange import huggingface
 from bert_jax.registry import FAMILIES
 from tests.golden import make_eurobert, make_modernbert
 from tests.models import SIZES, assert_same, random_params, vocabulary
+from tests.objectives.test_replaced_token import TINY, tiny_config
 
 Tensors = dict[str, np.ndarray]
 
@@ -255,8 +256,8 @@ def two_encoders(tensors: Tensors) -> Tensors:
 
 
 def partly_wrapped(tensors: Tensors) -> Tensors:
-    wrapped = {f"model.{name}": t for name, t in tensors.items()}
-    return wrapped | {"loss.weight": np.ones(2, np.float32), "step": np.ones(1, np.float32)}
+    wrapped = {f"model.net.{name}": t for name, t in tensors.items()}
+    return wrapped | {"model.loss.weight": np.ones(2, np.float32), "step": np.ones(1, np.float32)}
 
 
 def long_bias(tensors: Tensors) -> None:
@@ -278,9 +279,9 @@ _REFUSED: dict[str, tuple[Callable[[Tensors], Tensors | None], str, dict[str, An
     ),
     "names outside of the wrapper": (
         partly_wrapped,
-        "the names of the encoder begin with 'model.', and others with 'loss.', 'step': "
-        "`ignore_unexpected` 'loss.*' `ignore_unexpected` 'step' reads the rest",
-        {"ignore_unexpected": ["loss.*", "step"]},
+        "the names of the encoder begin with 'model.net.', and others with 'model.loss.', 'step': "
+        "`ignore_unexpected` 'model.loss.*' `ignore_unexpected` 'step' reads the rest",
+        {"ignore_unexpected": ["model.loss.*", "step"]},
     ),
     "a bias longer than the vocabulary": (
         long_bias,
@@ -324,7 +325,22 @@ def test_one_line_names_what_reads_the_model(tmp_path, fault):
 # --- every way in --------------------------------------------------------------------------------
 
 
-def test_a_verb_reads_a_wrapped_pair_inside_of_sentence_transformers(tmp_path, capsys):
+def test_both_models_of_a_pair(tmp_path):
+    """A discriminator and its generator, each with the names of its training wrapper."""
+    head, words = tiny_config().head, vocabulary(tmp_path / "words", size=97)
+    model = dataclasses.replace(TINY, embedding_sharing="embeddings")
+    huggingface.write(
+        tmp_path / "hf", random_params(model, head), model, head=head, tokenizer=words
+    )
+    expected = huggingface.read(tmp_path / "hf")
+    change(tmp_path / "hf", lambda tensors: with_prefix("module.")(tensors, "electra"))
+    change(tmp_path / "hf" / "generator", lambda tensors: with_both(tensors, "electra"))
+    found = huggingface.read(tmp_path / "hf")
+    assert (found.model, found.head) == (expected.model, head)
+    assert_same(found.params, expected.params)
+
+
+def test_a_verb_reads_a_wrapped_encoder_inside_of_sentence_transformers(tmp_path, capsys):
     """`--checkpoint` of a verb gives the vectors of the plain directory."""
     plain = written(tmp_path, "bert", HeadConfig(parts=("pooler",)))
     nested = tmp_path / "st"
