@@ -178,15 +178,16 @@ def _load(name_or_path: str, changes: Sequence[str]) -> TrainConfig:
         return _run(path, changes)
     if name_or_path in shipped_names():
         return _run(config_directory() / f"{name_or_path}.py", changes)
-    close, is_model = _close(name_or_path, shipped_names()), {"-", "/"} & {*name_or_path}
-    # No shipped name looks like this, and names of models do.
-    model = f" A model to begin from is `init_from` {name_or_path}, beside a config"
-    model = (model if close else f".{model}") if is_model or path.is_dir() else ""
+    shipped, plain = shipped_names(), name_or_path.lower().replace("-", "_")
+    hint = did_you_mean(plain if plain in shipped else name_or_path, shipped)
+    # Names of models have these characters, names of shipped configs do not.
+    if plain not in shipped and ({"-", "/"} & {*name_or_path} or path.is_dir()):
+        hint += f" To start from a model, name a config and add `init_from` {name_or_path}."
     if (path / "config.json").is_file():
-        model = f". What the run in {path} has is {path}/config.json"
+        hint = f" The config of the run in {path} is {path}/config.json."
     raise UsageError(
-        f"config {name_or_path!r} is neither a file ending in .py or .json nor a shipped "
-        f"config ({', '.join(shipped_names())}){close}{model}"
+        f"there is no config {name_or_path!r}.{hint} A config is a shipped name ('bert-jax show "
+        "configs' lists them) or a file that ends in .py or .json"
     )
 
 

@@ -6,7 +6,9 @@ registers its own entries: `OBJECTIVES.register("mine", Mine())`.
 """
 
 import dataclasses
+import functools
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,6 +30,21 @@ class _Place(NamedTuple):
         return self.file == other.file and (is_again or not self.file)
 
 
+# A package that the core works without. Its entries are built in where it is installed.
+LABORATORY = "bert_jax_lab"
+
+
+@functools.cache
+def is_available(place: str) -> bool:
+    """Returns whether the package of a built-in entry ("PACKAGE.MODULE...") is installed."""
+    if place.partition(".")[0] != LABORATORY:
+        return True
+    try:
+        return importlib.util.find_spec(LABORATORY) is not None
+    except ImportError:
+        return False
+
+
 class Registry:
     """One table. Its built-in entries are "MODULE:NAME" or "MODULE:TABLE:KEY" until asked for."""
 
@@ -40,7 +57,7 @@ class Registry:
         "MODULE:NAME", or a subclass of another; where neither is given, a function.
         """
         self._field, self._section = field, field.rpartition(".")[0] or field
-        self._builtin = dict(builtin)
+        self._builtin = {name: place for name, place in builtin.items() if is_available(place)}
         self._object_of, self._subclass_of = object_of, subclass_of
         self._entries: dict[str, Any] = {}
         self._places: dict[str, _Place] = {}
@@ -317,8 +334,8 @@ HOOKS = Registry(
     },
     subclass_of="bert_jax.training.hooks:Hook",
 )
-# Those that every run has, without being named.
-ALWAYS_HOOKS = ("expected_curves",)
+# The hooks of every run, which a config does not name.
+ALWAYS_HOOKS = [name for name in ("expected_curves",) if name in HOOKS]
 # Services that show the curves of runs, beside metrics.jsonl and TensorBoard.
 TRACKERS = Registry(
     "trackers",

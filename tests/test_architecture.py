@@ -135,6 +135,13 @@ _MAY_IMPORT["__init__"] = _CORE - {"__init__"}
 _MAY_IMPORT["cli"] = _CORE | {"cli"}
 _MAY_IMPORT["__main__"] = _CORE | {"cli"}
 _MAY_IMPORT["lab/cli"] = _MAY_IMPORT.keys() | {"cli"}
+# The entries of core tables that are part of the laboratory: built in where it is installed, and
+# the core works without them (tests/test_without_laboratory.py).
+_OPTIONAL = {
+    Path("bert_jax/registry.py"): ("lab/probes", "lab/reference_curves"),
+    Path("bert_jax/cli/usage.py"): ("lab/cli",),
+}
+_PLACE = re.compile(r"((?:bert_jax|bert_jax_lab)(?:\.\w+)+)(:\w+)*")
 _MOST_MODULES = 15
 # Where jax may not be: what reads text, and what every command imports.
 _WITHOUT_JAX = ("bert_jax/data/", "bert_jax/config", "bert_jax/registry.py", "bert_jax/errors.py")
@@ -206,6 +213,24 @@ def test_imports_go_one_way():
         if name.split(".")[0] in _PACKAGES
         and _room(name) not in _MAY_IMPORT[_room_of(module)] | {_room_of(module)}
     }
+    assert not found
+
+
+def test_places_named_in_strings_follow_the_rules_of_imports():
+    """Entries of tables are strings, "MODULE:NAME", which hide what a module depends on."""
+    found = set()
+    for module in _MODULES:
+        room, allowed = _room_of(module), _OPTIONAL.get(module, ())
+        for node in ast.walk(_tree(module)):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            if (place := _PLACE.fullmatch(node.value)) is None:
+                continue
+            named = _room(place[1])
+            # A table is read by all rooms: its entries may be of each room of the core.
+            is_table = module in _OPTIONAL and named in _CORE | {"cli", *allowed}
+            if not (is_table or named in _MAY_IMPORT[room] | {room, *allowed}):
+                found.add(f"{module} names {node.value}")
     assert not found
 
 

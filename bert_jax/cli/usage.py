@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bert_jax import __version__
+from bert_jax import __version__, registry
 from bert_jax.cli import options
 from bert_jax.config import TrainConfig, field_names, flatten
 from bert_jax.errors import shown
@@ -32,8 +32,8 @@ hung: start it again; 141 nobody reads the output; 1 anything unexpected.
 if REPOSITORY:
     _EPILOG += f"\nDocumentation and issues: {REPOSITORY}\n"
 _HELP_WIDTH = 78  # characters
-# Verb -> its module, in the order of the help.
-VERBS = {
+# Verb -> its module, in the order of the help; the verbs of the laboratory where it is installed.
+_MODULES = {
     "prepare": "bert_jax.cli.training.prepare",
     "pretrain": "bert_jax.cli.training.pretrain",
     "evaluate": "bert_jax.cli.training.evaluate",
@@ -53,6 +53,7 @@ VERBS = {
     "plan": "bert_jax_lab.cli.plan",
     "show": "bert_jax_lab.cli.show",
 }
+VERBS = {verb: module for verb, module in _MODULES.items() if registry.is_available(module)}
 # What people call a verb elsewhere -> the verb.
 _CALLED = {
     "train": "pretrain", "pre-train": "pretrain", "fit": "pretrain", "run": "pretrain",
@@ -80,9 +81,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
          "checkpoint", ("checkpoint", "init-from")),
         ("out output output-dir out-dir outdir dir save-dir run-dir logdir",
          ("output", "workdir")),
+        ("workdir run", ("checkpoint",)),
         ("task-name", ("task",)),
         ("validation-file dev-file eval-file validation", ("dev",)),
-        ("wandb report-to tracker-name", ("tracker",)),
+        ("report-to tracker-name", ("tracker",)),
         ("tokenizer-name vocab tokenizer-path", ("tokenizer",)),
         ("lower uncased do-lower-case", ("lowercase",)),
         ("resume-from-checkpoint resume-from", ("resume-step",)),
@@ -95,6 +97,8 @@ _OTHERWISE = {
     "CONFIG --corpus DIR' says how many rows an epoch has",
     **{(verb, name): "write --set compute.dtype=bfloat16"
        for verb in ("pretrain", "finetune") for name in ("bf16", "fp16")},
+    **{(verb, name): f"write --tracker {name}"
+       for verb in ("pretrain", "finetune", "doctor") for name in ("wandb", "trackio")},
     ("pretrain", "resume"): "the same command resumes the run in --workdir, without an option",
     ("finetune", "resume"): "the same command resumes the run in --workdir, without an option",
     **{("finetune", name): "fine-tuning counts passes over the rows: --epochs X"
@@ -157,6 +161,8 @@ class Parser(argparse.ArgumentParser):
         given = f" {value}" if value else ""
         if wanted:
             return f"write --{wanted[0]}{given}"
+        if name.upper() in [a.metavar for a in self._arguments()]:
+            return f"write {value or name.upper()} without --{name}"
         if fields and "set" in options:
             return f"write --set {fields[0]}={value or 'VALUE'}"
         close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
@@ -177,8 +183,12 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         words = [*(word for word in words[1:2] if word != "help"), "--help"]
     verb = words[0]
     if not verb.startswith("-") and verb not in verbs:
-        meant = _CALLED.get(verb.lower().replace("_", "-"))
-        close = [meant] if meant else difflib.get_close_matches(verb, verbs, n=1, cutoff=0.6)
+        meant = _CALLED.get(verb.lower().replace("_", "-"), verb)
+        if meant.split()[0] in _MODULES.keys() - verbs.keys():
+            parser.error(f"{meant!r} is part of {registry.LABORATORY}, which is not installed")
+        close = (
+            [meant] if meant != verb else difflib.get_close_matches(verb, verbs, n=1, cutoff=0.6)
+        )
         hint = f", did you mean {close[0]!r}?" if close else ""
         parser.error(f"there is no verb {verb!r}{hint}")
     if verb in verbs:
@@ -224,7 +234,7 @@ def command_parser() -> Parser:
     parser = Parser(
         prog="bert-jax",
         description="Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod.",
-        epilog=_EPILOG,
+        epilog=_epilog(),
         formatter_class=raw,
     )
     parser.add_argument("-V", "--version", action="version", version=f"bert-jax {__version__}")
@@ -245,6 +255,12 @@ def command_parser() -> Parser:
         options.add_options(verb, options_of(name))
         verb.shorten_usage()
     return parser
+
+
+def _epilog() -> str:
+    """Returns the end of the help, without the commands of verbs that are not there."""
+    absent = tuple(f"  bert-jax {verb} " for verb in _MODULES.keys() - VERBS.keys())
+    return "".join(x for x in _EPILOG.splitlines(keepends=True) if not x.startswith(absent))
 
 
 def options_by_name(parser: argparse.ArgumentParser) -> dict[str, str]:

@@ -20,7 +20,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.config.conversion import convert
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
-from bert_jax.registry import ALWAYS_HOOKS, HOOKS
+from bert_jax.registry import ALWAYS_HOOKS, HOOKS, LABORATORY
 from bert_jax.runtime import distributed
 from bert_jax.training.job import Row, Scores, TrainingJob
 
@@ -113,8 +113,15 @@ class Hook:
 def named_hooks(config: TrainConfig, **options: Mapping[str, Any]) -> list[Hook]:
     """Returns the hooks that every run has by name, and those that the config names.
 
-    `options` has, by the names of hooks, what they are made with beside the config's options.
+    `options` has, by the names of hooks, arguments to make them with in addition to the options in
+    the config. Raises UsageError for arguments of a hook that is not installed.
     """
+    for name, given in options.items():
+        if name not in HOOKS and any(given.values()):
+            raise UsageError(
+                f"{' and '.join(f'`{each}`' for each in given)}: the hook {name} is part of "
+                f"{LABORATORY}, which is not installed; install the whole bert-jax, or leave it out"
+            )
     found = []
     for text in (*ALWAYS_HOOKS, *config.hooks):
         name, _, rest = text.partition(":")

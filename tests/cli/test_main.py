@@ -184,6 +184,10 @@ def test_show_prints_what_would_run(config, capsys):
         ("study ladder --num-steps 5", "write --steps 5"),
         ("prepare --input a.txt", "write --source a.txt"),
         ("evaluate --model runs/base", "write --checkpoint runs/base"),
+        ("evaluate --workdir runs/base", "write --checkpoint runs/base"),
+        ("report --workdir runs/base", "write runs/base without --workdir"),
+        ("pretrain --wandb", "write --tracker wandb"),
+        ("finetune --trackio", "write --tracker trackio"),
     ],
 )
 def test_usage(typed, said, capsys):

@@ -94,13 +94,13 @@ def run(options: PretrainOptions) -> None:
 
 
 def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
-    expected = closing["expected"]
+    expected = closing.get("expected", {})  # of the hook expected_curves
     rows = figure_rows(
         closing["objective"],
         closing["validation"],
         entropy=closing["unigram_entropy"],
         expected=expected,
-        published=expected["published"],
+        published=expected.get("published", ()),
     )
     if "tokens_per_second" in closing:
         rows.append(("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""))
@@ -108,7 +108,7 @@ def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
         packed = f"{closing['sequences_per_step']:,.0f} a step; {closing['padding']:.1%} padding"
         rows.append(("in sequences", f"{closing['sequences_per_second']:,.1f} a second", packed))
     table(f"{workdir}, step {closing['step']:,}", COLUMNS, rows)
-    for line in expected["warnings"]:
+    for line in expected.get("warnings", ()):
         note(f"warning: {line}")
 
 

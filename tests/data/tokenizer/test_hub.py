@@ -106,7 +106,7 @@ def test_an_absent_name_says_how_it_comes(cache, capsys):
     )
     with pytest.raises(UsageError, match=r"the hub\? hf download some/encoder --local-dir"):
         load_tokenizer("some/encoder")
-    with pytest.raises(UsageError, match="A model to begin from is `init_from` bert-base-uncased"):
+    with pytest.raises(UsageError, match="and add `init_from` bert-base-uncased"):
         load_config("bert-base-uncased")
     with pytest.raises(UsageError) as error:
         bert_jax.load(cache.parent / "nothing")
