@@ -8,6 +8,7 @@
 | `omit=5,9` | these steps advance step and data, and update nothing: what `nan` is to come to |
 | `loader=5:60` | the loader sleeps 60 s at step 5 |
 | `gil=5:60` | the loader holds the interpreter's lock for 60 s at step 5 |
+| `held=9:FILE` | the loader waits at step 9 as long as the file is there |
 | `step=0.05` | every batch takes so long |
 | `task-step=0.05` | every batch of fine-tuning does |
 | `fails=4:9` | the loader raises the error of code 4 at step 9 (also: `os`, `uncaught`, `kill`) |
@@ -110,6 +111,17 @@ def omit(value: str) -> None:
 
 def loader(value: str) -> None:
     _at_step(value, time.sleep)
+
+
+def held(value: str) -> None:
+    at, file = value.split(":")
+
+    def change(step: int, batch: dict) -> dict:
+        while step >= int(at) and os.path.exists(file):
+            time.sleep(0.05)
+        return batch
+
+    _around_batches(change)
 
 
 def gil(value: str) -> None:

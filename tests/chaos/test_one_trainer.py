@@ -5,18 +5,18 @@ import json
 import multiprocessing
 import re
 import time
-import urllib.parse
-import urllib.request
 from pathlib import Path
 
 import pytest
 
-from bert_jax.workdir import lease
+from bert_jax.__main__ import main
+from bert_jax.workdir import lease, location
 from bert_jax.workdir.location import LEASE
+from tests import tiny_corpus
 from tests.chaos import IS_LONG, long_form
 from tests.chaos.holder import hold
-from tests.chaos.runs import Started, lines, losses
-from tests.faulty_bucket import control, environment
+from tests.chaos.runs import CONFIG, Started, lines, losses
+from tests.faulty_bucket import control, environment, reached
 from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
@@ -166,38 +166,31 @@ def test_several_processes_wait_for_a_dead_one(tmp_path, corpus, address):
     assert "waiting up to" in run.log()
 
 
-@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["same machine", "another machine"])
-def test_a_second_command_costs_no_row(tmp_path, corpus, finished, address, is_elsewhere):
-    """The same command is started again at some moment of a run in a bucket: one of the two trains,
-    the other one ends with code 2, and the logs are those of a run that was left alone."""
-    control(address, faults={}, latency=0.0, stream=0.0)
-    for trial in range(10 if IS_LONG else 1):
-        workdir = f"gs://bucket/again-{is_elsewhere}-{trial}"
-
-        def start(name: str, place: str = workdir, directory: Path = tmp_path / str(trial)):
-            cache = directory / (name if is_elsewhere else "one machine")
-            variables = environment(address) | {"BERT_JAX_CACHE": str(cache)}
-            return Started(
-                directory / name, corpus, faults=["step=0.5"], variables=variables, workdir=place
-            )
-
-        two = [start("first")]
-        time.sleep(1.5 * trial)
-        two.append(start("second"))
-        codes = [run.finish() for run in two]
-        assert sorted(codes) == [[0], [2]], [run.log() for run in two]
-        winner, loser = (two[codes.index(code)] for code in ([0], [2]))
-        assert re.search(_NAMED, loser.log())
-        # What the bucket has is what the machine of the trainer has, and nothing is missing.
-        caches = winner.directory.parent / (
-            winner.directory.name if is_elsewhere else "one machine"
-        )
-        (logs,) = caches.glob("workdirs/*-process-0")
-        assert losses(logs) == losses(finished), trial
+def test_other_commands_cost_no_row(tmp_path, corpus, finished, monkeypatch):
+    """The command is started twenty times more while a run in a bucket trains, in turn on the same
+    machine and on another one: each time it ends with code 2, and the logs stay whole."""
+    workdir, held, caches = "gs://bucket/again", tmp_path / "held", (tmp_path / "1", tmp_path / "2")
+    config = str(tiny_corpus.write_config(tmp_path / "config.json", CONFIG))
+    monkeypatch.setattr(lease, "_HERE_SECONDS", 0.1)
+    held.touch()
+    with reached() as address:
+        variables = environment(address) | {"BERT_JAX_CACHE": str(caches[0])}
+        faults = ["step=0.5", f"held=38:{held}"]
+        run = Started(tmp_path / "run", corpus, faults=faults, variables=variables, workdir=workdir)
+        run.until(lambda: LEASE in location.at(workdir).names())
+        monkeypatch.setenv("BERT_JAX_CACHE", str(caches[0]))
+        logs = location._stand_in(workdir, "process-0")
+        rows: list[tuple] = []
+        for number in range(20):
+            monkeypatch.setenv("BERT_JAX_CACHE", str(caches[number % 2]))
+            assert main(["pretrain", config, "--corpus", str(corpus), "--workdir", workdir]) == 2
+            before, rows = rows, [tuple(row.items()) for row in lines(logs / "metrics.jsonl")]
+            assert rows[: len(before)] == before, f"rows are lost after command {number}"
+            time.sleep(0.5)
+        held.unlink()
+        assert run.finish() == [0], run.log()
+        assert losses(logs) == losses(finished)
         events = [line["event"] for line in lines(logs / "events.jsonl")]
         assert events.count("start") == 1, events
         for name in ("metrics.jsonl", "events.jsonl"):
-            target = f"{address}/storage/v1/b/bucket/o/"
-            target += urllib.parse.quote(f"{workdir.removeprefix('gs://bucket/')}/{name}", safe="")
-            with urllib.request.urlopen(f"{target}?alt=media", timeout=10) as answer:
-                assert answer.read() == (logs / name).read_bytes(), (trial, name)
+            assert location.at(workdir).read_text(name) == (logs / name).read_text()
