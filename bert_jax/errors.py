@@ -4,11 +4,13 @@ A message names the file, field or value that is wrong and says what to do next.
 mean "do not restart: a restart would meet the same error", all others "restart at will".
 """
 
+import contextlib
 import difflib
 import errno
 import os
 import re
 import reprlib
+import shlex
 from collections.abc import Iterable
 
 
@@ -144,6 +146,22 @@ def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str
     """Returns what to say after an unknown `name`: the one of `names` that it resembles, if any."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f" Did you mean {brief(close[0])}?" if close else ""
+
+
+def install_command(*packages: str) -> str:
+    """Returns what to type to install optional packages: `pip install 'pyarrow>=20'`.
+
+    The versions are those of the extras of bert-jax as it is installed, so that the command works
+    for a clone and for a wheel.
+    """
+    import importlib.metadata  # not for --help, which is instant
+
+    declared: dict[str, str] = {}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for line in importlib.metadata.requires("bert-jax") or ():
+            requirement = line.partition(";")[0].strip()
+            declared.setdefault(re.split(r"[<>=!~ ]", requirement)[0], requirement)
+    return f"pip install {' '.join(shlex.quote(declared.get(each, each)) for each in packages)}"
 
 
 def some(texts: Iterable[str], most: int = 8) -> str:

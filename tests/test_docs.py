@@ -1,11 +1,15 @@
 """The documentation says what the code does: tables, commands, links and names are compared."""
 
+import ast
 import dataclasses
+import itertools
 import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -20,6 +24,10 @@ from tests.paths import ROOT
 
 _ROOT = ROOT
 _PACKAGE = _ROOT / "bert_jax"
+_SOURCES = [*_PACKAGE.rglob("*.py"), *(_ROOT / "bert_jax_lab").rglob("*.py")]
+_VERB_FOLDERS = ("training", "inference", "exchange")
+_PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_EXTRAS = _PROJECT["optional-dependencies"]
 _ARCHITECTURE, _CONFIGURATION = (
     _ROOT / "docs" / name for name in ("architecture.md", "configuration.md")
 )
@@ -135,6 +143,67 @@ def test_every_command_is_understood(file, capsys):
             config_loader.override(TrainConfig(), arguments.overrides)
 
 
+def test_documented_ways_to_continue_a_model_are_short():
+    """A published model is adapted in some thousand steps at a low learning rate, and not trained
+    by the recipe for a model from scratch: a million steps."""
+    found = 0
+    for document in _DOCS:
+        for command in commands(blocks(document.read_text(encoding="utf-8"))):
+            if command[0] != "pretrain" or "bert-base-uncased" not in command:
+                continue
+            arguments = _PARSER.parse_args(command)
+            config = config_loader.load_config(arguments.config, arguments.overrides)
+            steps, found = config.total_steps, found + 1
+            assert 1_000 <= steps <= 50_000, document.name
+            assert 0.01 * steps <= config.optimizer.warmup_steps <= 0.1 * steps, document.name
+            assert 1e-5 <= config.optimizer.learning_rate <= 1e-4, document.name
+    assert found
+
+
+def test_defaults_in_help_stand_at_the_end():
+    """Tables cut the text there, and a default in mid-sentence would take the rest with it."""
+    for name, verb in _VERBS.items():
+        for action in verb._actions:
+            default = re.search(r"\(default: (.*)$", action.help or "", re.DOTALL)
+            assert default is None or not re.search(r"\)[;.,]", default[1]), (name, action.dest)
+
+
+def test_extras_are_installed_from_the_clone():
+    """Nothing is on an index yet: a name of the package would install nothing, or another one."""
+    for file in [*(_ROOT / "docs").glob("*.md"), *_SOURCES]:
+        assert "bert-jax[" not in file.read_text(encoding="utf-8"), file
+    for document in (_ROOT / "docs").glob("*.md"):
+        for extra in re.findall(r"pip install -e '\.\[([^]]*)\]'", document.read_text()):
+            assert {*extra.split(",")} <= _EXTRAS.keys(), document.name
+
+
+def test_messages_name_the_versions_of_the_extras():
+    assert errors.install_command("pyarrow", "apache-beam[gcp]") == (
+        "pip install 'pyarrow>=20' 'apache-beam[gcp]>=2.70'"
+    )
+    assert errors.install_command("none-of-ours") == "pip install none-of-ours"
+    optional = {re.split(r"[<>=[]", each)[0] for each in itertools.chain(*_EXTRAS.values())}
+    by_hand = re.compile(rf"pip install '?({'|'.join(optional)})\b")
+    for module in _SOURCES:
+        for text in texts(module):
+            assert not by_hand.search(text), (module, text)
+
+
+def test_messages_and_help_name_no_file_of_the_clone():
+    for module in _SOURCES:
+        for text in texts(module):
+            assert not re.search(r"docs/[\w-]+\.md", text), (module, text)
+    for verb in (_PARSER, *_VERBS.values()):
+        assert "docs/" not in verb.format_help(), verb.prog
+
+
+def test_variables_of_trackers_are_described():
+    text = section(_CONFIGURATION, "Trackers")
+    module = (_PACKAGE / "workdir" / "trackers.py").read_text(encoding="utf-8")
+    for variable in re.findall(r'environ\.get\("(\w+)"', module):
+        assert f"`{variable}`" in text
+
+
 @each_document
 def test_no_verb_or_option_is_named_that_does_not_exist(document):
     known = {o for verb in _VERBS.values() for o in verb._option_string_actions}
@@ -145,6 +214,15 @@ def test_no_verb_or_option_is_named_that_does_not_exist(document):
         if span.startswith(("--", "bert-jax ")):
             for option in re.findall(r"(?<!\S)--[a-z][\w-]*", span):
                 assert option in known | {"--help", "--version"}, f"{document.name}: `{span}`"
+
+
+def texts(module: Path) -> Iterator[str]:
+    """Yields the strings of a module, but for docstrings and the help of options."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
 
 
 # --- contracts ------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ def test_a_mixer_is_shown_and_exported_or_refused(name, corpus, tmp_path, capsys
 @pytest.mark.tpu_compiler
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
-    reason="needs the TPU compiler: pip install 'bert-jax[plan]'",
+    reason="needs the TPU compiler: the extra `plan`",
 )
 @each_config
 def test_it_is_planned(path, capsys):

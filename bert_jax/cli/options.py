@@ -297,7 +297,7 @@ class TrainingOptions(Processes):
     `compute.remat` and `compute.gather` where one row is still too much (on a CPU with
     `compute.layers=scan`), and `evaluation.batch_size`; a run that goes on keeps its own"""
     tracker: tuple[str, ...] = ()
-    """NAME: also send the curves to this service: wandb (pip install 'bert-jax[wandb]')"""
+    """NAME: also send the curves to [this service](configuration.md#trackers): wandb"""
     overrides: Annotated[tuple[str, ...], "--set"] = ()
     """FIELD=VALUE: change a field of the run's config; repeat for several"""
 

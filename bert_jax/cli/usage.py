@@ -97,8 +97,7 @@ _OTHERWISE = {
     "CONFIG --corpus DIR' says how many rows an epoch has",
     **{(verb, name): "write --set compute.dtype=bfloat16"
        for verb in ("pretrain", "finetune") for name in ("bf16", "fp16")},
-    **{(verb, name): f"write --tracker {name}"
-       for verb in ("pretrain", "finetune", "doctor") for name in ("wandb", "trackio")},
+    **{(verb, "wandb"): "write --tracker wandb" for verb in ("pretrain", "finetune", "doctor")},
     ("pretrain", "resume"): "the same command resumes the run in --workdir, without an option",
     ("finetune", "resume"): "the same command resumes the run in --workdir, without an option",
     **{("finetune", name): "fine-tuning counts passes over the rows: --epochs X"

@@ -85,7 +85,7 @@ class TrainConfig(WithOptions):
     )
     trackers: tuple[str, ...] = setting(
         (), FREE,
-        "Services that receive the rows, too. Each start of a run is a run "
+        "Services that also receive the rows: [below](#trackers). Each start of a run is a run "
         "there, which begins with the rows so far; one that fails is named and left alone.",
         choices=TRACKERS,
     )

@@ -40,7 +40,7 @@ class ComputeConfig:
     attention: str = setting(
         "auto", FREE,
         "What computes attention; `auto` chooses for each kind of layer by length, device and what "
-        "the model needs ([docs/lineage.md](lineage.md#what-computes-attention)).",
+        "the model needs ([what computes attention](lineage.md#what-computes-attention)).",
         choices=ATTENTION, called=("attn_implementation", "flash_attention"),
     )
     loss_slices: int = setting(

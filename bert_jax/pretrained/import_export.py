@@ -176,7 +176,10 @@ def _lengthened(foreign: ImportedModel, run: TrainConfig) -> ImportedModel:
     fewer, more = (m.max_position_embeddings for m in (foreign.model, run.model))
     if fewer == more:
         return foreign
-    note(f"its position table grows from {fewer} to {more} rows (docs/lineage.md)")
+    note(
+        f"its position table grows from {fewer} to {more} rows: the new rows are initialized from "
+        "the checkpoint's"
+    )
     trees = (foreign.params, *(foreign.moments or ()))
     params, *moments = (lengthened(tree, run.model) for tree in trees)
     return dataclasses.replace(

@@ -103,7 +103,8 @@ class Initialization:
             if model.max_position_embeddings > fewer:
                 note(
                     f"`init_from` {self._init_from}: its {fewer} positions become "
-                    f"{model.max_position_embeddings} (docs/lineage.md)"
+                    f"{model.max_position_embeddings}: the new positions are initialized from the "
+                    "checkpoint's"
                 )
         return dataclasses.replace(config, model=model)
 
@@ -221,8 +222,8 @@ def trained_state(
         if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, expected):
             kind = config.model.position_embedding_type
             raise UsageError(
-                f"{name}: position_embedding_type {kind} does not say how its table becomes "
-                "longer; give it rows_for() (docs/extend.md)"
+                f"{name}: position_embedding_type {kind} cannot lengthen its table; define its "
+                "method rows_for(), which returns the rows of a longer table"
             )
     if config.output_bias != TrainConfig.output_bias:
         params = _with_frequencies(params, corpus, config, parts=fresh)

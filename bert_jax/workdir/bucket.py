@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bert_jax import files
-from bert_jax.errors import BertJaxError, StorageFailed, Unreachable, UsageError, brief
+from bert_jax.errors import (
+    BertJaxError,
+    StorageFailed,
+    Unreachable,
+    UsageError,
+    brief,
+    install_command,
+)
 from bert_jax.runtime import network
 
 _T = TypeVar("_T")
@@ -230,7 +237,7 @@ def failures(address: str, what: str) -> Iterator[None]:
     except BertJaxError:
         raise
     except ImportError as error:
-        raise UsageError(f"{address}: a bucket needs gcsfs; pip install 'bert-jax[gcs]'") from error
+        raise UsageError(f"{address}: a bucket needs gcsfs: {install_command('gcsfs')}") from error
     except Exception as error:  # of gcsfs, aiohttp and google-auth, which share no base
         if network.is_transient(error):
             raise network.unreachable(address, error) from error

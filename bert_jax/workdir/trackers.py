@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from bert_jax.errors import UsageError, brief
+from bert_jax.errors import UsageError, brief, install_command
 from bert_jax.progress import say
 from bert_jax.registry import TRACKERS
 
@@ -72,8 +72,8 @@ def require_installed(names: Iterable[str]) -> None:
         package = TRACKERS[name].package
         if importlib.util.find_spec(package) is None:
             raise UsageError(
-                f"`tracker` {name}: the package {package!r} is not installed; pip install "
-                f"'bert-jax[{package}]', or leave it out"
+                f"`tracker` {name}: the package {package!r} is not installed: "
+                f"{install_command(package)}, or leave it out"
             )
 
 

@@ -2,8 +2,8 @@
 
 Compiles every step of the config ahead of time with the real TPU compiler, on any Linux machine,
 and says what it needs and takes: memory, cycles, collectives, step time, hours, dollars, and
-warnings. Exit code 2 if a step does not fit. It needs pip install 'bert-jax[plan]', best in an
-environment of its own: where libtpu is installed, jax looks for a TPU at every start.
+warnings. Exit code 2 if a step does not fit. It needs the TPU compiler, `pip install libtpu`, best
+in a separate environment: where libtpu is installed, jax looks for a TPU at every start.
 """
 
 import dataclasses

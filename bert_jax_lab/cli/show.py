@@ -29,6 +29,9 @@ from bert_jax.progress import note
 class ShowOptions(WithConfig):
     what: Positional[Literal["config", "fields", "rows", "corpus", "sharding"]] = "config"
     """what to show"""
+    config: Positional[str]
+    """CONFIG: 'configs' for the list of the [shipped configs](configuration.md#shipped-configs), or
+    the name of one of them, a .py file that defines config(), or a run's config.json"""
     corpus: Corpora = ()
     """DIR|NAME=DIR: for 'show rows': a directory of prepare, or several"""
     topology: str | None = None

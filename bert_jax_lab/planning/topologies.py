@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, install_command
 from bert_jax.update.chips import PEAK_BF16
 from bert_jax_lab.planning import schedule_files
 
@@ -155,7 +155,7 @@ def prepare_environment() -> None:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UsageError(
-            "the TPU compiler is not installed: pip install 'bert-jax[plan]', best in an "
+            f"the TPU compiler is not installed: {install_command('libtpu')}, best in an "
             "environment of its own: where it is, jax looks for a TPU at every start, unless "
             "JAX_PLATFORMS=cpu says that there is none"
         )

@@ -187,7 +187,7 @@ def test_show_prints_what_would_run(config, capsys):
         ("evaluate --workdir runs/base", "write --checkpoint runs/base"),
         ("report --workdir runs/base", "write runs/base without --workdir"),
         ("pretrain --wandb", "write --tracker wandb"),
-        ("finetune --trackio", "write --tracker trackio"),
+        ("finetune --wandb", "write --tracker wandb"),
     ],
 )
 def test_usage(typed, said, capsys):

@@ -30,8 +30,8 @@ class EvaluateOptions(FromCheckpoint):
     checkpoint: tuple[Address, ...] = ()
     """DIR: the same, as an option"""
     corpus: Corpora = ()
-    """DIR|NAME=DIR: a corpus made with the checkpoint's tokenizer (default: the one that a run was
-    trained on); repeat for [several](data.md#several-corpora)"""
+    """DIR|NAME=DIR: a corpus made with the checkpoint's tokenizer; repeat for
+    [several](data.md#several-corpora) (default: the corpus of the run)"""
     like: Address | None = None
     """RUN: score on the rows of this run: a workdir, or an export of one"""
     length: int | None = None

@@ -11,7 +11,7 @@ other examples:
   bert-jax prepare --source rows.csv --text-field content --output corpus
   zcat dump.jsonl.gz | bert-jax prepare --source stdin:.jsonl --output corpus
   bert-jax prepare --append --source new.txt --output corpus
-by many machines (see docs/cluster.md):
+by many machines, with Apache Beam:
   bert-jax prepare --runner DataflowRunner --source gs://BUCKET/crawl --output gs://BUCKET/corpus \
       -- --project NAME --region NAME --temp_location gs://BUCKET/tmp
 """

@@ -30,7 +30,7 @@ from bert_jax.data.matching.near_duplicates import require_rensa
 from bert_jax.data.sources.address import KINDS, is_address
 from bert_jax.data.sources.read import is_here, is_stdin, left_out
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-from bert_jax.errors import BertJaxError, DataDamaged, UsageError
+from bert_jax.errors import BertJaxError, DataDamaged, UsageError, install_command
 from bert_jax.progress import Progress, note
 from bert_jax.worker import kill_descendants
 
@@ -192,9 +192,8 @@ def _pipeline(
     try:
         import apache_beam as beam  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise UsageError(
-            "`runner` needs Apache Beam: pip install 'bert-jax[beam]', or 'bert-jax[dataflow]'"
-        ) from error
+        package = "apache-beam[gcp]" if runner == _DATAFLOW else "apache-beam"
+        raise UsageError(f"`runner` needs Apache Beam: {install_command(package)}") from error
     from apache_beam.options.pipeline_options import (  # pyright: ignore[reportMissingImports]
         PipelineOptions,
         PortableOptions,
@@ -235,8 +234,8 @@ def _pipeline(
         raise UsageError(f"`runner` {runner}: {reason} (its options come after --)") from error
     except ImportError as error:
         raise UsageError(
-            f"`runner` {runner} needs more of Apache Beam ({error}): pip install "
-            "'bert-jax[dataflow]'"
+            f"`runner` {runner} needs more of Apache Beam ({error}): "
+            f"{install_command('apache-beam[gcp]', 'gcsfs')}"
         ) from error
     patience = _PATIENCE if is_near else _PATIENCE_OF_CONTAINERS
     return pipeline, math.inf if runner == _DATAFLOW else patience  # which looks after its own

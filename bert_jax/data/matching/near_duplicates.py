@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax.data import counter_rng
 from bert_jax.data.matching.identity import beginning
 from bert_jax.data.matching.shingles import shingles, words
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, install_command
 
 WORDS = 5
 _SEED = 1
@@ -170,4 +170,4 @@ def jaccard(a: np.ndarray, b: np.ndarray) -> float:
 def require_rensa() -> None:
     """Raises UsageError where the package that signs documents is not installed."""
     if importlib.util.find_spec("rensa") is None:
-        raise UsageError("`near_duplicates` needs rensa: pip install 'bert-jax[near-duplicates]'")
+        raise UsageError(f"`near_duplicates` needs rensa: {install_command('rensa')}")

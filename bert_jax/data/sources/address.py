@@ -16,13 +16,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_jax import files
-from bert_jax.errors import BertJaxError, Unreachable, UsageError, brief
+from bert_jax.errors import BertJaxError, Unreachable, UsageError, brief, install_command
 from bert_jax.progress import note
 
-# Kind of address -> the extra of bert-jax that has what it needs; None where it is there anyway.
+# Kind of address -> the package that reads it.
 # `memory` is fsspec's own store in this process: for tests, and for text that a program has made.
-KINDS: dict[str, str | None] = {
-    "gs": "gcs", "s3": "s3", "https": "http", "http": "http", "hf": None, "memory": None,
+KINDS = {
+    "gs": "gcsfs", "s3": "s3fs", "https": "aiohttp", "http": "aiohttp", "hf": "huggingface-hub",
+    "memory": "fsspec",
 }  # fmt: skip
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _SHORT = re.compile(r"hf:(?!//)(.+)", re.DOTALL)
@@ -181,9 +182,9 @@ def file_system(kind: str) -> Any:
     try:
         return fsspec.filesystem(kind)
     except ImportError as error:
-        extra = KINDS[kind]
-        install = f"'bert-jax[{extra}]'" if extra else "huggingface-hub"
-        raise UsageError(f"{kind}:// needs a package: pip install {install}") from error
+        package = KINDS[kind]
+        install = install_command(package)
+        raise UsageError(f"{kind}:// needs {package}: {install}") from error
 
 
 class failures:

@@ -27,7 +27,7 @@ from bert_jax.data.sources.stream import (
     opened,
     require_packages,
 )
-from bert_jax.errors import UsageError, some
+from bert_jax.errors import UsageError, install_command, some
 from bert_jax.registry import FORMATS
 
 _TFDS = re.compile(r"tfds:(?P<name>[^:]+(:\d+\.\d+\.\d+)?)(:(?P<split>.+))?")
@@ -217,9 +217,8 @@ def load_tfds(source: str, name: str, split: str) -> tuple[Any, Any]:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise UsageError(
-            f"{source} needs tensorflow-datasets: pip install 'bert-jax[tfds]'"
-        ) from error
+        install = install_command("tensorflow-datasets", "importlib-resources")
+        raise UsageError(f"{source} needs tensorflow-datasets: {install}") from error
     try:
         loaded = tfds.load(
             name,

@@ -23,7 +23,7 @@ from bert_jax.data.sources.document import (
     with_newlines,
 )
 from bert_jax.data.sources.unpacking import TOOLS, unpacked
-from bert_jax.errors import UsageError, brief
+from bert_jax.errors import UsageError, brief, install_command
 
 # `train`; `validation`, or `test` where there is none; and all but `train`.
 TRAIN, HELD_OUT, TESTS = "train", "held-out", "tests"
@@ -332,10 +332,10 @@ def _damaged(name: AnyFile, suffix: str, error: Exception) -> UsageError:
 
 # What an ending needs that is not installed with the rest.
 _PACKAGES = {
-    ".zst": ("zstandard", "formats"),
-    ".parquet": ("pyarrow", "formats"),
-    ".arrow": ("pyarrow", "formats"),
-    ".warc": ("resiliparse", "crawl"),
+    ".zst": ("zstandard",),
+    ".parquet": ("pyarrow",),
+    ".arrow": ("pyarrow",),
+    ".warc": ("resiliparse", "fastwarc"),
 }
 
 
@@ -345,12 +345,12 @@ def require_packages(endings: dict[str, AnyFile]) -> None:
     `endings` has one file for each ending, to name it.
     """
     missing = [
-        (*found, file)
+        (package, file)
         for ending, file in endings.items()
-        if (found := _PACKAGES.get(ending)) and importlib.util.find_spec(found[0]) is None
+        for package in _PACKAGES.get(ending, ())
+        if importlib.util.find_spec(package) is None
     ]
     if missing:
-        packages = " and ".join(dict.fromkeys(package for package, _, _ in missing))
-        extras = ",".join(dict.fromkeys(extra for _, extra, _ in missing))
-        files = ", ".join(str(file) for _, _, file in missing)
-        raise UsageError(f"{files}: needs {packages}: pip install 'bert-jax[{extras}]'")
+        packages = dict.fromkeys(package for package, _ in missing)
+        files = ", ".join(dict.fromkeys(str(file) for _, file in missing))
+        raise UsageError(f"{files}: needs {' and '.join(packages)}: {install_command(*packages)}")

@@ -279,8 +279,8 @@ def test_parquet_that_cannot_be_read(parquet, tmp_path):
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["a.parquet"], "a.parquet: needs pyarrow: pip install 'bert-jax[formats]'"),
-        (["a.txt", "b.JSONL.ZST"], "b.JSONL.ZST: needs zstandard: pip install 'bert-jax[formats]'"),
+        (["a.parquet"], "a.parquet: needs pyarrow: pip install 'pyarrow>=20'"),
+        (["a.txt", "b.JSONL.ZST"], "b.JSONL.ZST: needs zstandard: pip install 'zstandard>=0.23'"),
         (["a.parquet", "b.txt.zst"], "needs pyarrow and zstandard: pip install"),
     ],
 )

@@ -189,10 +189,10 @@ def test_a_password_is_not_kept(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "extra"),
-    [("s3", "bert-jax[s3]"), ("gs", "bert-jax[gcs]"), ("https", "bert-jax[http]")],
+    ("kind", "package", "version"),
+    [("s3", "s3fs", "2026.1"), ("gs", "gcsfs", "2026.1"), ("https", "aiohttp", "3.10")],
 )
-def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, kind, extra):
+def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, kind, package, version):
     def missing(_):
         raise ImportError("Install it")
 
@@ -201,7 +201,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, kind, extra):
     source = f"{kind}://bucket/a.txt"
     assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
-    assert f"{source}: {kind}:// needs a package: pip install '{extra}'\n" in err
+    assert f"{source}: {kind}:// needs {package}: pip install '{package}>={version}'\n" in err
     address.file_system.cache_clear()
 
 

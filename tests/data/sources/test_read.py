@@ -319,6 +319,7 @@ def test_a_record_of_tfds_that_is_no_text_is_left_out_where_records_may_be(monke
 
 def test_tfds_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    assert "pip install 'bert-jax[tfds]'" in refusal("tfds:wikipedia")
+    install = "pip install 'tensorflow-datasets>=4.9.9' 'importlib-resources>=6'"
+    assert install in refusal("tfds:wikipedia")
     with pytest.raises(UsageError, match="needs tensorflow-datasets"):
         list(read_documents(["tfds:wikipedia"], findings=Findings()))

@@ -435,7 +435,7 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     odd_batch: ("mesh", "failed", 2, "take 14 or 16"),
     wrong_field: ("config", "failed", 2, "Did you mean 'hidden_size'?"),
     little_memory: ("memory", "failed", 2, "more devices or more memory"),
-    no_tracker: ("trackers", "failed", 2, "pip install 'bert-jax[wandb]'"),
+    no_tracker: ("trackers", "failed", 2, "pip install 'wandb>=0.22'"),
     wrong_pair: ("versions", "failed", 2, "pip install 'flax"),
     wrong_python: ("versions", "failed", 2, "install Python"),
     no_checkpoint_to_begin_from: ("init-from", "failed", 2, "nothing"),

@@ -43,7 +43,7 @@ needs_compiler = [
     pytest.mark.tpu_compiler,
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None,
-        reason="needs the TPU compiler: pip install 'bert-jax[plan]'",
+        reason="needs the TPU compiler: the extra `plan`",
     ),
 ]
 
@@ -387,7 +387,7 @@ def test_without_the_compiler_a_plan_says_how_to_get_it(monkeypatch, capsys):
         importlib.util, "find_spec", lambda name, *a: None if name == "libtpu" else found(name, *a)
     )
     assert main(["plan", "bert_base", "--topology", "v3:4x8"]) == 2
-    assert "pip install 'bert-jax[plan]'" in capsys.readouterr().err
+    assert "pip install 'libtpu>=0.0.50'" in capsys.readouterr().err
 
 
 def test_a_plan_says_when_launched_runs_have_another_compiler(monkeypatch):

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.tpu_compiler,
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None,
-        reason="needs the TPU compiler: pip install 'bert-jax[plan]'",
+        reason="needs the TPU compiler: the extra `plan`",
     ),
 ]
 
