@@ -366,7 +366,7 @@ def test_no_file_or_target_is_named_that_does_not_exist(document):
         if re.fullmatch(r"[\w-]+(/[\w.-]+)+\.(py|md|sh)", span):
             found = [(base / span).exists() for base in (_ROOT, _PACKAGE)]
             assert any(found), f"{document.name}: `{span}`"
-    targets = re.findall(r"^([a-z]+):", (_ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    targets = re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     for line in [*spans(text), *blocks(text).splitlines()]:
-        if match := re.match(r"(?:\$ )?make ([a-z]+)\b", line.strip()):
+        if match := re.match(r"(?:\$ )?make ([a-z-]+)\b", line.strip()):
             assert match[1] in targets, f"{document.name}: {line}"

@@ -31,10 +31,10 @@ def run(tmp_path, monkeypatch, capsys):
     return lambda lines, **options: run_commands(lines, capsys, monkeypatch, **options)
 
 
-def validation_losses(workdir: str) -> list[float]:
-    """Returns the held-out losses of a run, in the order of its steps."""
+def losses(workdir: str, split: str = "train") -> list[float]:
+    """Returns the masked-LM losses that a run logged, in the order of its steps."""
     rows = map(json.loads, Path(workdir, "metrics.jsonl").read_text().splitlines())
-    return [row["mlm_loss"] for row in rows if row.get("split") == "validation"]
+    return [row["mlm_loss"] for row in rows if row.get("split", "train") == split]
 
 
 def test_own_corpus_on_one_gpu_and_the_readme(run):
@@ -42,8 +42,7 @@ def test_own_corpus_on_one_gpu_and_the_readme(run):
     write_parquet(Path("data"))
     lines = commands_of(TUTORIALS / "own-corpus-gpu.md")
     run(lines)
-    losses = validation_losses("runs/mine")
-    assert losses[-1] < losses[0] - 0.2
+    assert losses("runs/mine")[-1] < losses("runs/mine")[0] - 1
     with np.load("vectors.npz") as saved:
         assert saved["vectors"].shape == (2, 32)
         np.testing.assert_allclose(np.linalg.norm(saved["vectors"], axis=1), 1, atol=1e-5)
@@ -82,7 +81,7 @@ def write_domain(folder: Path) -> None:
         one, act, other, law = map(draw.choice, (who, acts, what, how))
         return f"The {one} {act} the {other} under {law} law."
 
-    texts = [" ".join(sentence() for _ in range(8)) for _ in range(80)]
+    texts = [" ".join(sentence() for _ in range(8)) for _ in range(300)]
     (folder / "law.txt").write_text("\n\n".join(texts), encoding="utf-8")
 
 
@@ -111,7 +110,7 @@ def test_a_checkpoint_continues_on_domain_text(run, exported):
     assert general_after > general_before + 0.2  # it forgets
     _, general_mixed = found[f"evaluate {_CHECKPOINT} runs/mixed --corpus runs/general"]
     assert general_mixed < general_after - 0.2
-    assert validation_losses("runs/adapted")[0] == pytest.approx(domain_before, abs=1e-3)
+    assert losses("runs/adapted", "validation")[0] == pytest.approx(domain_before, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +142,6 @@ def test_eight_chips_of_one_machine(run, eight_devices):
     ]
     assert len(lines) == 3
     run(lines, replaced={"gs://my-bucket/runs/vm": "results"})
-    losses = validation_losses("results")
-    assert losses[-1] < losses[0] - 0.2
-    (rows,) = {
-        event["devices"]
-        for event in map(json.loads, Path("results/events.jsonl").read_text().splitlines())
-        if "devices" in event
-    } or {8}
-    assert rows == 8
+    assert losses("results")[-1] < losses("results")[0] - 1
+    start, *_ = Path("results/events.jsonl").read_text().splitlines()
+    assert json.loads(start)["devices"] == 8
