@@ -288,6 +288,10 @@ FORMATS = Registry(
         ".arrow": "bert_jax.data.formats.arrow:read_arrow",
         ".warc": "bert_jax.data.formats.warc:read_pages",
         ".wet": "bert_jax.data.formats.warc:read_texts",
+        ".fasta": "bert_jax.data.formats.fasta:read_fasta",
+        ".fa": "bert_jax.data.formats.fasta:read_fasta",
+        ".faa": "bert_jax.data.formats.fasta:read_fasta",
+        ".fna": "bert_jax.data.formats.fasta:read_fasta",
     },
 )
 # Kinds of task, and the tasks by name: each names a kind and says the rest.

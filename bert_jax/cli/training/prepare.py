@@ -32,9 +32,9 @@ INTERRUPTED = "the same command goes on with the parts that are encoded, if any 
 class PrepareOptions(Verb):
     source: tuple[str, ...]
     """SRC: a file, folder or glob of .txt (see --document and --paragraph), .jsonl, .csv, .tsv,
-    .parquet or .arrow (see --text-field), .warc or .wet, also as .gz, .bz2, .xz or .zst; the same
-    at an address, such as gs://, s3:// or https:// ([addresses](data.md#addresses)); hf:NAME is a
-    data set of the hub; - is text
+    .parquet or .arrow (see --text-field), .warc or .wet, .fasta, .fa, .faa or .fna, also as .gz,
+    .bz2, .xz or .zst; the same at an address, such as gs://, s3:// or https://
+    ([addresses](data.md#addresses)); hf:NAME is a data set of the hub; - is text
     on standard input, stdin:.jsonl another kind there; `tfds:NAME[/CONFIG][:SPLIT]`; or docs: (the
     Python documentation found on this machine) ([sources](data.md#sources)). Repeat for several"""
     output: Address
@@ -64,14 +64,15 @@ class PrepareOptions(Verb):
     skip_bad_limit: float = 0.01
     """X: largest share of records that `--skip-bad record` leaves out"""
     tokenizer: str | None = None
-    """KIND|PATH: train 'wordpiece', 'sentencepiece' or 'bpe' (byte-level, as RoBERTa's), or load a
+    """KIND|PATH: train 'wordpiece', 'sentencepiece', 'bpe' (byte-level, as RoBERTa's) or
+    'characters' ([one token per character](characters.md): DNA, proteins, SMILES), or load a
     vocab.txt, tokenizer.json, vocab.json with merges.txt, .model file or tokenizer directory
     (default: wordpiece)"""
     vocab_size: int | None = None
-    """N: sub-words to train (default: 30522)"""
+    """N: sub-words to train, or the most characters (default: 30522)"""
     lowercase: bool | None = None
-    """lower-case the text (default: yes when training, but for bpe; as the vocabulary is when
-    loading)"""
+    """lower-case the text (default: yes when training wordpiece or sentencepiece, no for bpe and
+    characters; as the vocabulary is when loading)"""
     strip_accents: Literal["auto", "yes", "no"] | None = None
     """strip accents and other [marks](data.md#marks) from letters; auto does so when training
     wordpiece that lower-cases, unless more than 1 % of the words would lose one; a vocabulary that
@@ -138,6 +139,7 @@ def print_corpus(place: Path | str, manifest: dict[str, Any]) -> None:
     from bert_jax.cli.output import table, tell
 
     shares, tokenizer = manifest.get("unknown_share", {}), manifest["tokenizer"]
+    what = "tokens" if tokenizer["kind"] == "characters" else "sub-words"
     # Where no spaces are between words, white space separates none.
     by_characters = manifest.get("characters")
     last = "characters" if by_characters else "words"
@@ -150,7 +152,7 @@ def print_corpus(place: Path | str, manifest: dict[str, Any]) -> None:
         rows.append((split, *(f"{number:,}" for number in numbers), share))
     table(f"corpus {place}", ("split", *_COUNTS, last, "[UNK]"), rows)
     tell(
-        f"tokenizer: {tokenizer['kind']}, {tokenizer['vocab_size']:,} sub-words; "
+        f"tokenizer: {tokenizer['kind']}, {tokenizer['vocab_size']:,} {what}; "
         f"unigram entropy {manifest['unigram_entropy_nats']:.3f} nats; "
         f"fingerprint {manifest['fingerprint'][:16]}"
     )

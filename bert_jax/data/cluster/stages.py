@@ -186,7 +186,7 @@ def vocabulary(
         else:
             tokenizer, names = load_tokenizer(there), sorted(file.name for file in there.iterdir())
         note_letters_in_parts(looked_at, tokenizer)
-    is_spaceless = scripts.is_mostly_spaceless(looked_at)
+    is_spaceless = request.by_character or scripts.is_mostly_spaceless(looked_at)
     return SharedTokenizer(tokenizer.hash, tokenizer.vocab_size, tuple(names), is_spaceless)
 
 

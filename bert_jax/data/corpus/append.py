@@ -78,6 +78,7 @@ def append(
                 f"{output} was cut into sentences by sentencex {cut_by}, new text is by {here}; "
                 f"`pip install sentencex=={cut_by}` cuts it alike"
             )
+        tokenizer = load_tokenizer(output / "tokenizer")
         known, options = digests.read(corpus), corpus.manifest["options"]
         request = Request(
             sources=tuple(sources),
@@ -101,9 +102,9 @@ def append(
             held_out=(),
             language=options.get("language"),
             strip_accents=None,
+            by_character=tokenizer.kind == "characters",
             known=known,
         )
-        tokenizer = load_tokenizer(output / "tokenizer")
         return write(request, output, tokenizer, workers, before=corpus)
 
 

@@ -267,11 +267,12 @@ def encode_documents(
     words: list[int] = []
     characters = marks_lost = cut_sentences = 0
     strips_accents = tokenizer.strips_accents
+    counts_cuts = tokenizer.kind != "characters"  # where each place is between two tokens
     for text in texts:
         before = len(sentences)
         decoded = text.decode()
         for pieces in sentences_of(decoded, language):
-            cut_sentences += len(pieces) > 1
+            cut_sentences += counts_cuts and len(pieces) > 1
             for piece in pieces:
                 has_space = piece[0] == " "
                 joined.append(not has_space and len(sentences) > before)

@@ -33,6 +33,7 @@ from bert_jax.data.corpus.output import (
 from bert_jax.data.corpus.pool import Pool
 from bert_jax.data.corpus.preview import LOOKED_AT_BYTES, preview
 from bert_jax.data.corpus.request import (
+    CASED,
     KINDS,
     Request,
     differences_of,
@@ -64,13 +65,14 @@ SAMPLE_BYTES = 64 << 20
 VOCAB_SIZE = 30522  # BERT's
 # What to do where the vocabulary does not fit the text.
 _NO_UNKNOWN = (
-    "the vocabulary is not for this text, or was altered: take another `tokenizer`, such as "
-    "wordpiece or sentencepiece, which are trained on it (to go on from a model, keep its own)"
+    "the vocabulary is not for this text, or was altered: choose a `tokenizer` that is trained on "
+    "it: wordpiece or sentencepiece, or characters for sequences such as DNA, proteins and SMILES "
+    "(to continue from a model, keep its own)"
 )
 _MORE_KNOWN = (
-    "the text has characters that the vocabulary lacks, or words of more than 100 characters, "
-    "which wordpiece does not cut: a larger `vocab_size` has room for more characters, and "
-    "`tokenizer` sentencepiece or bpe for all"
+    "the vocabulary lacks characters of the text, for which a larger `vocab_size` has room, or "
+    "words have more than 100 characters, which wordpiece does not cut: `tokenizer` characters is "
+    "for sequences such as DNA, proteins and SMILES, sentencepiece or bpe for other text"
 )
 _NO_UNKNOWN_ADDED = (
     "the corpus's vocabulary lacks characters of this text, or the text has words of more than 100 "
@@ -110,11 +112,11 @@ def prepare(
     Files that cannot be read are an error that lists all of them, unless `skip_bad` "file" (or
     True) leaves them out; "record" leaves out the bad records, a share of at most `skip_bad_limit`.
     `validation_sources` are the held-out side: nothing is drawn then, and what is also in the
-    training text is dropped there. `tokenizer` is "wordpiece", "sentencepiece" or "bpe", trained on
-    a sample of the training documents with `vocab_size` sub-words (30,522 unless another number is
-    given), or the path of one. `lowercase`
-    None means yes when training (no for "bpe", which keeps the case), and as the vocabulary itself
-    is when loading. `strip_accents` None means, when training wordpiece that lower-cases, yes
+    training text is dropped there. `tokenizer` is "wordpiece", "sentencepiece", "bpe" or
+    "characters", trained on a sample of the training documents with at most `vocab_size` tokens
+    (30,522 unless another number is given), or the path of one. `lowercase` None means yes when
+    training "wordpiece" or "sentencepiece", no for the others, and as the vocabulary itself is when
+    loading. `strip_accents` None means, when training wordpiece that lower-cases, yes
     unless more than a hundredth of the words would lose a mark, and no for the others. `language`
     is the code of the language by whose rules sentences are cut; None is English, with a note where
     the text looks like another one. `near_duplicates` is the similarity from which on a document is
@@ -204,6 +206,11 @@ def asked(
             f"`near_duplicates` {near_duplicates} is not between {FEWEST_ALIKE} and 1: it is the "
             "share of common runs of words from which on two documents count as one"
         )
+    if near_duplicates is not None and tokenizer == "characters":
+        raise UsageError(
+            "`near_duplicates` compares words, and a sequence is one word: leave it out, and first "
+            "cluster similar sequences, with MMseqs2 or CD-HIT for example"
+        )
     if show_dropped and near_duplicates is None and not decontaminate:
         raise UsageError(
             "`show_dropped` shows what `near_duplicates` and `decontaminate` drop: name one of them"
@@ -214,10 +221,10 @@ def asked(
         ("lowercase", lowercase, "the case"),
         ("strip_accents", strip_accents, "accents"),
     ):
-        if tokenizer == "bpe" and value:
+        if value and (tokenizer == "bpe" or (tokenizer, name) == ("characters", "strip_accents")):
             raise UsageError(
-                f"`{name}` is for wordpiece and sentencepiece: byte-level BPE keeps {what}, "
-                "as RoBERTa's does; leave it out, or change the sources"
+                f"`{name}` is for wordpiece and sentencepiece: `tokenizer` {tokenizer} keeps "
+                f"{what}; leave `{name}` out, or change the sources"
             )
     reading = SourceOptions(
         text_field=text_field,
@@ -232,7 +239,7 @@ def asked(
         sources=tuple(sources),
         tokenizer=tokenizer,
         vocab_size=VOCAB_SIZE if vocab_size is None else vocab_size,
-        lowercase=lowercase is not False and tokenizer != "bpe",
+        lowercase=tokenizer not in CASED if lowercase is None else lowercase,
         validation_fraction=validation_fraction,
         seed=seed,
         reading=reading,
@@ -264,7 +271,9 @@ def asked(
             f"`vocab_size` {vocab_size:,} is not used: `tokenizer` {tokenizer} has "
             f"{given.vocab_size:,} sub-words"
         )
-    return request, given
+    is_of_characters = given is not None and given.kind == "characters"
+    by_character = is_of_characters or request.tokenizer == "characters"
+    return dataclasses.replace(request, by_character=by_character), given
 
 
 def _cores() -> int:
@@ -360,7 +369,7 @@ def write(
         digests=digests.add(output, before, survey.digests),
         skipped_files=look.bad,
         is_spaceless=(
-            scripts.is_mostly_spaceless(look.beginning)
+            request.by_character or scripts.is_mostly_spaceless(look.beginning)
             if before is None
             else "characters" in before.manifest
         ),

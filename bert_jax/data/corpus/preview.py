@@ -132,7 +132,8 @@ def note_findings(request: Request, totals: Totals) -> None:
         for line in _listed(bad, "left out, since they cannot be read"):
             note(line)
     _note_bad_records(totals, request.skip_bad_limit)
-    _note_wrapped(totals.findings.wrapped)
+    if not request.by_character:  # lines of a sequence have one length
+        _note_wrapped(totals.findings.wrapped)
     if request.contamination is not None:
         _note_contamination(request.contamination, totals, shows=request.shows_dropped)
 

@@ -18,7 +18,9 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import some
 
 # The kinds of tokenizers that can be trained.
-KINDS = ("wordpiece", "sentencepiece", "bpe")
+KINDS = ("wordpiece", "sentencepiece", "bpe", "characters")
+# Those that keep the case unless they are asked to fold it.
+CASED = ("bpe", "characters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class Request:
     held_out: tuple[str, ...]
     language: str | None
     strip_accents: bool | None
+    # One token per character: documents are compared exactly.
+    by_character: bool = False
     near_duplicates: float | None = None
     contamination: Contamination | None = field(default=None, compare=False)
     shows_dropped: bool = field(default=False, compare=False)
@@ -104,6 +108,7 @@ class Request:
             skips_files=self.skip_bad == "file",
             near_duplicates=self.near_duplicates,
             contamination=self.contamination,
+            is_exact=self.by_character,
         )
 
     def units(self, reading: SourceOptions) -> list[Unit]:

@@ -74,6 +74,7 @@ class Looked:
     skips_files: bool  # of a file that cannot be read to its end nothing is taken
     near_duplicates: float | None = None
     contamination: Contamination | None = None
+    is_exact: bool = False  # case and signs tell documents apart (identity.py)
 
 
 class Place(NamedTuple):
@@ -124,7 +125,7 @@ def look_through(looked: Looked, unit: Unit, highest: int | None) -> Found:
             drawn = bytes(16)
             for document in reader.documents(of_file):
                 text = "\n".join(document).encode()
-                identity = identify(text)
+                identity = identify(text, is_exact=looked.is_exact)
                 if not isinstance(document, Continuation):  # else it lies where its beginning does
                     drawn = hashlib.blake2b(
                         identity.side, digest_size=16, salt=looked.salt

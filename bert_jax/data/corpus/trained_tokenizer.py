@@ -12,6 +12,7 @@ from bert_jax.data.language.sentences import sentences_of
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.training import (
     train_byte_level_bpe,
+    train_characters,
     train_sentencepiece,
     train_wordpiece,
 )
@@ -58,6 +59,10 @@ def train_or_find(
         strip_accents = _strips_accents(sentences)
     if kind == "bpe":
         trained = train_byte_level_bpe(sentences, vocab_size=request.vocab_size)
+    elif kind == "characters":
+        trained = train_characters(
+            sentences, vocab_size=request.vocab_size, lowercase=request.lowercase
+        )
     elif kind == "sentencepiece":
         trained = train_sentencepiece(
             sentences,

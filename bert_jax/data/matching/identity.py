@@ -34,10 +34,14 @@ class Identity:
     side: bytes  # its draw
 
 
-def identify(text: bytes) -> Identity:
-    """Returns what a document is known by; `text` is UTF-8."""
-    plain, rest = _streams(text)
-    if not (plain or rest):  # of emoji or dashes alone
+def identify(text: bytes, *, is_exact: bool = False) -> Identity:
+    """Returns what a document is known by; `text` is UTF-8.
+
+    With `is_exact` these are all characters but white space: in a chemical formula, case and signs
+    make another molecule.
+    """
+    plain, rest = (b"", b"") if is_exact else _streams(text)
+    if not (plain or rest):  # also text of emoji or dashes alone
         plain = "".join(text.decode().split()).encode()
     digest = hashlib.blake2b(plain, digest_size=16)
     digest.update(b"\0")

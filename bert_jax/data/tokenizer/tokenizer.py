@@ -20,6 +20,7 @@ from bert_jax import strict_json
 from bert_jax.data.tokenizer import (
     byte_level_bpe,
     casing,
+    characters,
     chunk_cache,
     hub,
     sentencepiece_model,
@@ -60,11 +61,11 @@ class Vocabulary(NamedTuple):
 class Tokenizer:
     """Text to ids and back. Made by `load_tokenizer`, or trained (training.py).
 
-    `kind` is "wordpiece", "sentencepiece" or "bpe"; `vocab_size` is the highest id + 1, hence the
-    least number of rows of an embedding; `special` holds the special ids; `pair_separators` stand
-    between two texts (RoBERTa has two). `is_byte_level` says that it cuts text by bytes, and
-    `word_prefix` is what a word that is not the first of its text has to come with: a space where
-    the ids depend on it, as in byte-level BPE and Gemma's vocabulary. Can be pickled.
+    `kind` is "wordpiece", "sentencepiece", "bpe" or "characters"; `vocab_size` is the highest id
+    + 1, the least number of rows of an embedding; `special` holds the special ids;
+    `pair_separators` stand between two texts (RoBERTa has two). `is_byte_level` says that it cuts
+    text by bytes, and `word_prefix` is what a word that is not the first of its text comes with: a
+    space where the ids depend on it, as in byte-level BPE and Gemma's vocabulary. Can be pickled.
     """
 
     def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
@@ -78,7 +79,7 @@ class Tokenizer:
             raise UsageError(
                 f"{source}: model {model} is not supported; use WordPiece, Unigram or BPE"
             )
-        self.kind: str = _KINDS[model]
+        self.kind: str = "characters" if characters.is_by_character(backend) else _KINDS[model]
         self.is_byte_level = self.kind == "bpe" and byte_level_bpe.is_byte_level(backend)
         names = names or {}
         if self.is_byte_level:
@@ -151,11 +152,13 @@ class Tokenizer:
         return tokenizer_files.without_prefix(self._backend)
 
     @cached_property
-    def _chunks(self) -> chunk_cache.ChunkCache | None:
+    def _chunks(self) -> chunk_cache.ChunkCache | characters.CharacterTable | None:
         tokens = self.special_names
+        if self.kind == "characters":
+            return characters.CharacterTable(self.encode_sentences, tokens, self.special.unk)
         if self.kind != "wordpiece" or any(len(token.split()) > 1 for token in tokens):
             return None
-        is_bert = _is_bert(json.loads(self._backend.to_str()))
+        is_bert = wordpiece_model.is_bert(json.loads(self._backend.to_str()))
         return chunk_cache.ChunkCache(self.encode_sentences, tokens) if is_bert else None
 
     def encode(self, text: str) -> list[int]:
@@ -246,7 +249,7 @@ class Tokenizer:
         state = json.loads(text)
         config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
         config["model_max_length"] = model_max_length
-        config |= tokenizer_files.class_fields(state, _is_bert(state), segments)
+        config |= tokenizer_files.class_fields(state, wordpiece_model.is_bert(state), segments)
         tokenizer_files.write_text(
             directory / "tokenizer_config.json", json.dumps(config, indent=2, sort_keys=True)
         )
@@ -280,7 +283,7 @@ def load_tokenizer(
     if advice := hub.pickle_advice(file):
         raise UsageError(f"tokenizer {advice}")
     config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
-    if file.suffix != ".model":
+    if file.suffix != ".model" and not characters.is_esm(file, config):
         tokenizer_files.require_class(file, config)
     if byte_level_bpe.is_file_of(file) or file.suffix == ".json":
         load = _load_byte_level if byte_level_bpe.is_file_of(file) else _load_json
@@ -294,6 +297,9 @@ def load_tokenizer(
             )
     elif file.suffix == ".model":
         tokenizer = _load_sentencepiece(file, config, lowercase)
+    elif characters.is_esm(file, config):
+        backend, names = characters.load_esm(file, config, lowercase)
+        tokenizer = Tokenizer(backend, source=str(file), names=names)
     else:
         if strip_accents is not None:
             config = {**config, "strip_accents": strip_accents}
@@ -323,7 +329,7 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     if state["model"]["type"] == "WordLevel":
         state = wordpiece_model.from_words(state, source=str(path))
         backend = Backend.from_str(json.dumps(state))
-    if _is_bert(state):
+    if wordpiece_model.is_bert(state):
         tokenizer_files.require_agreement(state["normalizer"], config, path)
     tokenizer_files.require_one_space(state["pre_tokenizer"], config, path)
     # Where tokenizer_config.json does not say a side, `transformers` takes that of this file.
@@ -392,9 +398,3 @@ def _load_sentencepiece(path: Path, config: dict[str, Any], lowercase: bool | No
     if lowercase is False and tokenizer.lowercase:
         raise UsageError(f"{path} folds case itself; it cannot be loaded with lowercase=False")
     return tokenizer
-
-
-def _is_bert(state: dict[str, Any]) -> bool:
-    """Returns whether a serialised backend cleans and splits text as `BertTokenizer` does."""
-    parts = [state.get("normalizer"), state.get("pre_tokenizer")]
-    return [part and part["type"] for part in parts] == ["BertNormalizer", "BertPreTokenizer"]

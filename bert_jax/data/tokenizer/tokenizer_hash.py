@@ -20,7 +20,7 @@ def sha256(backend: Any, *, kind: str, special: dict[str, int], pair_separators:
     if kind == "wordpiece":
         fields = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
         settings = {field: model[field] for field in fields}
-    elif kind == "bpe":
+    elif kind in ("bpe", "characters"):
         fields = ("merges", "byte_fallback", "ignore_merges", "unk_token", "fuse_unk")
         settings = {field: model.get(field) for field in fields}
         # Few have them, and what others have made has a hash without.

@@ -3,7 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from bert_jax.data.tokenizer import byte_level_bpe, sentencepiece_model, wordpiece_model
+from bert_jax.data.tokenizer import (
+    byte_level_bpe,
+    characters,
+    sentencepiece_model,
+    wordpiece_model,
+)
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
 
@@ -54,6 +59,19 @@ def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     small.
     """
     backend = byte_level_bpe.train(_non_empty(texts), vocab_size=vocab_size)
+    return Tokenizer(backend, source="trained vocabulary")
+
+
+def train_characters(
+    texts: Iterable[str], *, vocab_size: int, lowercase: bool = False
+) -> Tokenizer:
+    """Returns a vocabulary of characters: the special tokens, then the most frequent characters of
+    the texts, at most `vocab_size` tokens in all.
+
+    Reproducible like `train_wordpiece`. A space is a character where a text has white space within;
+    in other vocabularies white space is dropped. Raises `UsageError` if the texts are empty.
+    """
+    backend = characters.train(_non_empty(texts), vocab_size=vocab_size, lowercase=lowercase)
     return Tokenizer(backend, source="trained vocabulary")
 
 

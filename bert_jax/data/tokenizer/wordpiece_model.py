@@ -34,6 +34,12 @@ def build(vocab: dict[str, int], *, unknown: str = "[UNK]", **settings: Any) -> 
     return bert_backend(model, **settings)
 
 
+def is_bert(state: dict[str, Any]) -> bool:
+    """Returns whether a serialized backend cleans and splits text as `BertTokenizer` does."""
+    parts = [state.get("normalizer"), state.get("pre_tokenizer")]
+    return [part and part["type"] for part in parts] == ["BertNormalizer", "BertPreTokenizer"]
+
+
 def has_long_runs(lines: list[str]) -> bool:
     """Returns whether a hundredth of the letters are of scripts whose runs are to be cut."""
     found: Counter[str] = Counter()
@@ -110,6 +116,21 @@ def train(lines: list[str], *, vocab_size: int, **settings: Any) -> list[str]:
     return [*SPECIALS, *sorted(found, key=lambda token: (-counts[token], token))]
 
 
+def count_characters(lines: list[str], normalizer: Any) -> Counter[str]:
+    """Returns how often each character occurs after normalization, which is applied to one
+    character at a time, as BERT's normalizer works.
+    """
+    raw = np.zeros(0x110000, dtype=np.int64)
+    for start in range(0, len(lines), _LINES_PER_CALL):
+        points = scripts.points("".join(lines[start : start + _LINES_PER_CALL]))
+        raw += np.bincount(points, minlength=len(raw))
+    counts: Counter[str] = Counter()
+    for point in np.flatnonzero(raw).tolist():
+        for character in normalizer.normalize_str(chr(point)):
+            counts[character] += int(raw[point])
+    return counts
+
+
 def _counts(lines: list[str], tokens: list[str], backend: Any) -> dict[str, int]:
     """Returns how often each token occurs when the lines are encoded with them."""
     counts = np.zeros(len(tokens), dtype=np.int64)
@@ -126,16 +147,8 @@ def _alphabet(lines: list[str], *, vocab_size: int, normalizer: Any) -> list[str
     At most `_MAX_ALPHABET`, and at most a quarter of the vocabulary, since nearly every one comes
     twice, alone and with ##. Words with any other character become [UNK].
     """
-    raw = np.zeros(0x110000, dtype=np.int64)
-    for start in range(0, len(lines), _LINES_PER_CALL):
-        joined = "".join(lines[start : start + _LINES_PER_CALL])
-        points = np.frombuffer(joined.encode("utf-32-le"), dtype=np.uint32)
-        raw += np.bincount(points, minlength=len(raw))
-    counts: Counter[str] = Counter()
-    for point in np.flatnonzero(raw).tolist():  # BERT's normaliser works character by character
-        for character in normalizer.normalize_str(chr(point)):
-            if not character.isspace():
-                counts[character] += int(raw[point])
+    counts = count_characters(lines, normalizer)
+    counts = {character: n for character, n in counts.items() if not character.isspace()}
     ranked = sorted(counts, key=lambda character: (-counts[character], character))[:_MAX_ALPHABET]
     room = vocab_size // 4
     covered = np.cumsum([counts[character] for character in ranked])

@@ -11,9 +11,9 @@ from bert_jax.data.tokenizer import byte_level_bpe
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 
 # What the pieces of a tokenizer begin with, and whether that says that a word begins there or that
-# it goes on: BERT's WordPiece; SentencePiece, also in the form of BPE; byte-level BPE, where white
-# space of any kind belongs to the word after it.
-_WORDPIECE, _SENTENCEPIECE = (("##",), False), (("▁",), True)
+# it continues: BERT's WordPiece; SentencePiece, also in the form of BPE, and the space of a
+# vocabulary of characters; byte-level BPE, where white space of any kind belongs to the next word.
+_WORDPIECE, _SENTENCEPIECE = (("##",), False), (("▁", " "), True)
 _BYTE_LEVEL = (byte_level_bpe.WHITE_SPACE, True)
 
 
@@ -36,6 +36,7 @@ def begins_word(tokenizer: Tokenizer, *, by_piece: bool = True) -> np.ndarray:
     WordPiece cuts off punctuation and Chinese characters as words of their own; the others do not,
     so that a word would be a sentence in scripts without spaces. There each piece is a word,
     `by_piece`, if it begins with a letter. (Words of Thai in WordPiece are as long as its runs.)
+    In a vocabulary without any mark, as of sequences, each token is a word.
     """
     marks, begins = _WORDPIECE if tokenizer.kind == "wordpiece" else _SENTENCEPIECE
     if tokenizer.is_byte_level:
@@ -43,6 +44,8 @@ def begins_word(tokenizer: Tokenizer, *, by_piece: bool = True) -> np.ndarray:
     ids = list(range(tokenizer.vocab_size))
     tokens = tokenizer.tokens(ids)
     found = np.array([token.startswith(marks) == begins for token in tokens])
+    if not found.any():
+        found[:] = True
     if by_piece and tokenizer.kind != "wordpiece":
         texts = [tokenizer.decode([id_]) for id_ in ids] if tokenizer.is_byte_level else tokens
         first = [text[:1] or " " for text in texts]

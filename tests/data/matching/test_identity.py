@@ -57,6 +57,13 @@ def test_documents_that_differ_in_their_words_are_known_apart():
     assert len({identify(text.encode()).words for text in DIFFERENT}) == len(DIFFERENT)
 
 
+@pytest.mark.parametrize(("one", "other"), [("c1ccccc1", "C1CCCCC1"), ("C=C", "CC"), ("a", "A")])
+def test_exactly_compared_documents_differ_in_case_and_signs(one, other):
+    known = [identify(text.encode(), is_exact=True) for text in (one, other, f" {one}\n{one} ")]
+    assert len({each.words for each in known}) == 3
+    assert known[2] == identify(f"{one}{one}".encode(), is_exact=True)
+
+
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_case_spaces_and_punctuation_are_folded(one, other):
     assert identify(one.encode()) == identify(other.encode())

@@ -14,7 +14,11 @@ from bert_jax.data import counter_rng
 from bert_jax.data.pretraining import masking, span_masking, word_masking
 from bert_jax.data.pretraining.batch import Draw
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, Vocabulary
-from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
+from bert_jax.data.tokenizer.training import (
+    train_characters,
+    train_sentencepiece,
+    train_wordpiece,
+)
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.registry import MASKS
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL
@@ -235,12 +239,13 @@ def byte_level() -> Tokenizer:
     return Tokenizer(backend, source="test")
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe", "characters"])
 def test_words_are_found_in_every_kind_of_vocabulary(kind):
     make = {
         "wordpiece": lambda: train_wordpiece(_TEXT * 5, vocab_size=90, lowercase=True),
         "sentencepiece": lambda: train_sentencepiece(_TEXT * 5, vocab_size=45, lowercase=True),
         "bpe": byte_level,
+        "characters": lambda: train_characters(_TEXT, vocab_size=100),
     }
     tokenizer = make[kind]()
     assert tokenizer.kind == kind

@@ -198,7 +198,7 @@ def test_sources_that_are_not_there_are_refused_before_reading(tmp_path):
     for bad, expected in {
         "missing.txt": "no such file or folder",
         "*.jsonl": "no file matches",
-        "empty": ".arrow, .warc, .wet (each also .gz, .bz2, .xz, .zst) file in",
+        "empty": ".wet, .fasta, .fa, .faa, .fna (each also .gz, .bz2, .xz, .zst) file in",
         "a.pdf": "not one of .txt",
         "pipe.txt": "is not a plain file, and sources are read twice",
     }.items():

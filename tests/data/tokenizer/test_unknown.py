@@ -69,7 +69,7 @@ def test_prepare_counts_it(tmp_path, capsys):
     share = 100 * 7 * 200 / lost["of_characters"]
     assert f"warning: {share:.1f} % of the characters of the corpus are [UNK]" in said.err
     assert f"under [UNK]: 1,400 characters, {share:.2f}% of the text" in said.out
-    assert "take another --tokenizer" in said.err
+    assert "choose a --tokenizer that is trained on it" in said.err
 
 
 def test_a_corpus_without_any_is_written_as_before(tmp_path, capsys):
