@@ -133,7 +133,7 @@ def test_the_settings_for_a_published_checkpoint(config, steps, warmup, rate):
 
 
 def test_eight_chips_of_one_machine(run, eight_devices):
-    """Of the page, the commands that run on the VM, and the export; a bucket is a folder here."""
+    """Runs the commands for the VM and the export; a folder stands for the bucket."""
     write_parquet(Path("data"))
     lines = [
         line

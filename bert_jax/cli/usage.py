@@ -28,9 +28,7 @@ A first run, from text to a filled-in word:
 holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not finite; 7 storage
 failed; 8 diverged; 42 preempted or 130 interrupted, state saved, 75 the network failed, and 200
 hung: start it again; 141 nobody reads the output; 1 anything unexpected.
-"""
-if REPOSITORY:
-    _EPILOG += f"\nDocumentation and issues: {REPOSITORY}\n"
+""" + (f"\nDocumentation and issues: {REPOSITORY}\n" if REPOSITORY else "")
 _HELP_WIDTH = 78  # characters
 # Verb -> its module, in the order of the help; the verbs of the laboratory where it is installed.
 _MODULES = {

@@ -56,8 +56,9 @@ def _compiler() -> Iterator[str]:
     ours = installed("libtpu").get("libtpu")
     if ours is not None and ours != LAUNCHED_LIBTPU:
         yield (
-            f"this plan is of libtpu {ours}, and launched runs have {LAUNCHED_LIBTPU}: memory and "
-            f"cycles can differ a little; pip install libtpu=={LAUNCHED_LIBTPU} plans with theirs"
+            f"this plan is compiled by libtpu {ours}, and launched runs use {LAUNCHED_LIBTPU}: "
+            f"memory and cycles can differ a little; install libtpu=={LAUNCHED_LIBTPU} to plan "
+            "with the same version"
         )
 
 

@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
-import pickle
 import threading
 import traceback
 from collections import deque
@@ -169,8 +168,8 @@ class Pool:
                 connection = self._of_thread.connection = self._start_process()
                 # Not an argument of the process: `Process.start` of a process that is killed while
                 # it reads more than the buffer of a pipe (64 KiB) never returns.
-                connection.send_bytes(pickle.dumps(self.shared))
-            connection.send_bytes(pickle.dumps((function, arguments)))
+                connection.send(self.shared)
+            connection.send((function, arguments))
             is_error, result = connection.recv()
         except (EOFError, OSError) as error:
             self._was_killed.set()

@@ -10,6 +10,7 @@ the shards of `store.py` (`join.py`), which come after those of a corpus that is
 of the result do not depend on the number of processes.
 """
 
+import dataclasses
 import difflib
 import json
 import os
