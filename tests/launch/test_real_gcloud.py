@@ -109,8 +109,9 @@ def test_the_sdk_knows_every_option(cloud, tmp_path):
         pytest.skip("this SDK has no table of its commands")
     tree = runpy.run_path(str(table))["STATIC_COMPLETION_CLI_TREE"]
     here = cloud()
-    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in ("launch", "engines"))
-    blocks = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)).replace("\\\n", "")
+    pages = ("launch", "engines", "tutorials/tpu")
+    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in pages)
+    blocks = "".join(re.findall(r"^```(?:ba)?sh\n(.*?)^```", text, re.M | re.S)).replace("\\\n", "")
     documented = re.findall(r"gcloud ((?:[^;&|'\n]|'[^']*')*)", blocks)
     used: set[tuple[str, ...]] = set()
     for words in (
