@@ -207,11 +207,6 @@ def asked(
             f"`near_duplicates` {near_duplicates} is not between {FEWEST_ALIKE} and 1: it is the "
             "share of common runs of words from which on two documents count as one"
         )
-    if near_duplicates is not None and tokenizer == "characters":
-        raise UsageError(
-            "`near_duplicates` compares words, and a sequence is one word: leave it out, and first "
-            "cluster similar sequences, with MMseqs2 or CD-HIT for example"
-        )
     if show_dropped and near_duplicates is None and not decontaminate:
         raise UsageError(
             "`show_dropped` shows what `near_duplicates` and `decontaminate` drop: name one of them"
@@ -272,8 +267,12 @@ def asked(
             f"`vocab_size` {vocab_size:,} is not used: `tokenizer` {tokenizer} has "
             f"{given.vocab_size:,} sub-words"
         )
-    is_of_characters = given is not None and given.kind == "characters"
-    by_character = is_of_characters or request.tokenizer == "characters"
+    by_character = (tokenizer if given is None else given.kind) == "characters"
+    if by_character and near_duplicates is not None:
+        raise UsageError(
+            "`near_duplicates` compares words, and a sequence is one word: leave it out, and first "
+            "cluster similar sequences, with MMseqs2 or CD-HIT for example"
+        )
     return dataclasses.replace(request, by_character=by_character), given
 
 
