@@ -1,5 +1,6 @@
 """Fill masked words in: the quickest look at what a masked language model has learned."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,9 @@ from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 
 @dataclass(frozen=True)
 class Prediction:
-    """One candidate for one masked place; `text` is the text that was given, with the candidate in
-    that place, and `token` the candidate as `readable` writes it.
+    """One candidate for one mask; `text` is the text that was given with the candidate in the place
+    of the mask, with the spaces that the ids then have, and `token` the candidate as `readable`
+    writes it. A special token writes nothing.
     """
 
     probability: float
@@ -55,16 +57,18 @@ def fill_mask(
     results = []
     for place, row_probabilities in zip(masked, probabilities, strict=True):
         best = np.argsort(-row_probabilities, kind="stable")[:top]
-        before, after = _around(text, spans[place])
-        results.append([])
-        for token, name in zip(best.tolist(), readable(tokenizer, best.tolist()), strict=True):
-            decoded = tokenizer.decode([token])
-            word = decoded.strip() if decoded else name  # special tokens are not decoded
-            if tokenizer.kind == "wordpiece" and name.startswith("##"):
-                filled = before.rstrip() + word.removeprefix("##") + after
-            else:
-                filled = before + word + after
-            results[-1].append(Prediction(float(row_probabilities[token]), name, filled))
+        results.append(
+            [
+                Prediction(
+                    float(row_probabilities[token]),
+                    name,
+                    _filled(tokenizer, text, spans[: place + 1], token),
+                )
+                for token, name in zip(
+                    best.tolist(), readable(tokenizer, best.tolist()), strict=True
+                )
+            ]
+        )
     return results
 
 
@@ -89,10 +93,28 @@ def probabilities_of(
     return np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
 
 
-def _around(text: str, span: tuple[int, int]) -> tuple[str, str]:
-    """Returns what stands before and behind a mask, whose span may have the spaces around it."""
-    first, end = span
-    found = text[first:end]
-    first += len(found) - len(found.lstrip())
-    end -= len(found) - len(found.rstrip())
-    return text[:first], text[end:]
+def _filled(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]], token: int) -> str:
+    """Returns a text with a token in the place of the mask, whose span is the last one.
+
+    The span includes the spaces that the mask takes (`lstrip`, `rstrip`). Where a token has its
+    space in it, or joins the word before, other spaces before the mask stay only if they are
+    tokens, as in the text that the ids decode to. Where no token has one, as in WordPiece, the
+    spaces of the text stay, and words are kept apart.
+    """
+    (start, end), before = spans[-1], spans[:-1]
+    marks, name, piece = (
+        tokenizer.word_marks,
+        tokenizer.tokens([token])[0],
+        tokenizer.text_of(token),
+    )
+    left, right = text[:start], text[end:]
+    if marks.begins or not marks.begin(name) or not piece:
+        known = max((stop for _, stop in before), default=0)
+        word = piece if before else tokenizer.decode([token])
+        return left[:known] + left[known:].rstrip() + word + right
+    word = piece.strip()
+    before_it, after_it = (
+        " " * (piece[:1].isspace() and a[-1:].isalnum() and b[:1].isalnum())
+        for a, b in ((left, word), (word, right))
+    )
+    return left + before_it + word + after_it + right

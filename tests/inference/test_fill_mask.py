@@ -1,16 +1,24 @@
 """fill-mask: the most probable tokens of each masked place, best first."""
 
+import gzip
+import json
+
 import jax
 import numpy as np
 import pytest
 
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
+from bert_jax.inference import fill_mask as module
 from bert_jax.inference.fill_mask import fill_mask
 from bert_jax.model import bert, sharding
 from bert_jax.pretrained.load import load_checkpoint
+from tests.golden import make_tokenizer_directories as directories
 
 pytestmark = pytest.mark.core
+
+DIRECTORIES = json.loads(gzip.decompress(directories.FILE.read_bytes()))
+SPECIALS = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +89,51 @@ def test_several_masks_are_filled_one_at_a_time(loaded):
 
 
 def test_the_text_stays_as_it_was_given(loaded):
-    """Capitals, words of no vocabulary, spaces, marks; a piece of a word joins the one before."""
+    """Capitals, words of no vocabulary, spaces, marks; a piece of a word joins the one before, a
+    word stands apart, and a special token writes nothing.
+    """
     before = "Qu\u0301\u6f22  \U0001f40e says:  a sta"
     for space in ("", " "):
         ((*candidates,),) = loaded(f"{before}{space}[MASK].", top=227)
         for candidate in candidates:
             piece = candidate.token.removeprefix("##")
-            glue = "" if piece != candidate.token else space
+            glue = "" if piece != candidate.token else " " if piece.isalnum() else space
+            if candidate.token in SPECIALS:
+                glue = piece = ""
             assert candidate.text == f"{before}{glue}{piece}."
-        assert {c.token for c in candidates} > {"[SEP]", "[PAD]"}
+        assert {c.token for c in candidates} > SPECIALS
+
+
+@pytest.mark.parametrize("is_lstrip", [True, False])
+@pytest.mark.parametrize(
+    "name", ["roberta", "roberta-prefix", "eurobert", "modernbert", "whitespace", "xlm-roberta"]
+)
+def test_a_token_comes_with_its_own_space(tmp_path, monkeypatch, name, is_lstrip):
+    """The text is the `sequence` of transformers' fill-mask pipeline, for all tokens: the ids with
+    the token in place of the mask, decoded without special tokens.
+    """
+    transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
+    files = DIRECTORIES[name]["files"]
+    state = json.loads(files["tokenizer.json"])
+    for token in state["added_tokens"]:
+        token["lstrip"] = is_lstrip and "mask" in token["content"].lower()
+    files = {**files, "tokenizer.json": json.dumps(state)}
+    folder = directories.write(files, tmp_path / name)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    ours, size = load_tokenizer(folder), len(theirs)
+    monkeypatch.setattr(module, "require_parts", lambda *_: None)
+    monkeypatch.setattr(module, "probabilities_of", lambda *_, **__: np.ones((1, size)))
+    texts = ["is de {} van", "is de{} van", "De {}"]
+    # Others put a space before a text, and behind a mask, that the text does not have.
+    texts += ["{} is", "({}), is"] if name in ("roberta", "eurobert", "modernbert") else []
+    begun = theirs.decode(theirs("is").input_ids, skip_special_tokens=True).removesuffix("is")
+    for text in (text.format(theirs.mask_token) for text in texts):
+        (found,) = fill_mask(None, ours, text, top=size, forward=object())
+        ids = theirs(text).input_ids
+        for number, candidate in enumerate(found):
+            filled = [number if id_ == theirs.mask_token_id else id_ for id_ in ids]
+            sequence = theirs.decode(filled, skip_special_tokens=True)
+            assert candidate.text == sequence.removeprefix(begun), text
 
 
 def test_a_text_without_mask_is_refused(loaded):

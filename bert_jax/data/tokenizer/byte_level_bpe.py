@@ -43,7 +43,7 @@ def build(
         backend = _backend(models.BPE(vocab, list(merges)), add_prefix_space=add_prefix_space)
     if mask in vocab:
         backend.add_special_tokens([AddedToken(mask, lstrip=is_mask_lstrip, normalized=False)])
-    _pair_as_roberta(backend)
+    pair_as_roberta(backend)
     return backend
 
 
@@ -150,26 +150,17 @@ def with_special_tokens(backend: Any, names: dict[str, str], *, source: str) -> 
     note_once(
         f"{source} has no special tokens: {' '.join(added)} are added as ids {first} to {last}"
     )
-    _pair_as_roberta(backend)
+    pair_as_roberta(backend)
     return names
 
 
-def _pair_as_roberta(backend: Any) -> None:
+def pair_as_roberta(backend: Any) -> None:
     """Puts two separators between the texts of a pair, if the vocabulary has RoBERTa's."""
     from tokenizers import processors
 
     cls, sep = ((_FIRST[role], backend.token_to_id(_FIRST[role])) for role in ("cls", "sep"))
     if None not in (cls[1], sep[1]):
         backend.post_processor = processors.RobertaProcessing(sep, cls)
-
-
-def with_trimmed_offsets(template: Any) -> Any:
-    """Returns a post-processor that leaves the space before a word out of the word's place in the
-    text, as RoBERTa's does.
-    """
-    from tokenizers import processors
-
-    return processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
 
 
 def _backend(model: Any, *, add_prefix_space: bool) -> Any:

@@ -41,6 +41,18 @@ _COMPOSING = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf")
 _NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
+
+# The vocabularies of fairseq, which numbers pieces otherwise than SentencePiece: the tokens that
+# take the place of so many pieces; <mask> is the last id (transformers 4.57 and 5.24,
+# convert_slow_tokenizer.py). Without a score a token is 0.
+FAIRSEQ = {
+    "XLMRoberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
+    "Camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
+}
+_FAIRSEQ_UNKNOWN = 3
+# A number with a comma, which ALBERT's own code cuts in two (google-research/albert
+# tokenization.py, encode_pieces).
+_NUMBER_COMMA = re.compile(r"\d,$")
 # Expected counts are summed in this many fixed shares, one thread each: the result depends on the
 # number of shares, never on the machine's cores or the threads' timing. 16 is its default.
 _TRAINING_SHARES = 16
@@ -101,13 +113,18 @@ def _training_error(message: str, vocab_size: int) -> UsageError:
     return UsageError(f"SentencePiece could not be trained on this text: {message.strip()}")
 
 
-def convert(serialised: bytes, *, source: str) -> Any:
+def convert(serialised: bytes, *, source: str, family: str | None = None) -> Any:
     """Returns the `tokenizers.Tokenizer` that encodes as the model does. `source` names it in
     errors.
 
-    Raises `UsageError` for bytes that are no whole SentencePiece model, and for other types of it.
+    `family` is the class of transformers that the file is for, without "Tokenizer": XLMRoberta and
+    Camembert have their own ids (`FAIRSEQ`), Albert cuts a comma off a number. In all three a word
+    begins behind a special token, and the mask takes the space before it. Raises `UsageError` for
+    bytes that are no whole SentencePiece model, and for other types of it.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models
+    from tokenizers import normalizers as normalizing
+    from tokenizers.pre_tokenizers import Metaspace
 
     model = _parse(serialised, source)
     kind = _MODEL_TYPES.get(model.trainer.model_type, "unknown")
@@ -123,28 +140,37 @@ def convert(serialised: bytes, *, source: str) -> Any:
     if len(unknown) != 1:
         raise UsageError(f"{source} has {len(unknown)} unknown pieces; a model has exactly one")
 
+    pieces, unknown_id, mask = _scored(model.pieces), unknown[0], "[MASK]"
+    if family == "Albert":
+        # transformers 4.57, AlbertConverter: a piece that costs so much is never chosen.
+        pieces = [(p, score - 100 * bool(_NUMBER_COMMA.search(p))) for p, score in pieces]
+    elif family in FAIRSEQ:
+        (first, dropped), unknown_id, mask = FAIRSEQ[family], _FAIRSEQ_UNKNOWN, "<mask>"
+        unscored = [(name, -100.0 * (name == "<unk>NOTUSED")) for name in first]
+        pieces = [*unscored, *pieces[dropped:], (mask, 0.0)]
     steps = []
     with refused_by_library(f"{source} is a SentencePiece model, but damaged"):
-        tokenizer = Tokenizer(
-            models.Unigram(_scored(model.pieces), unknown[0], model.trainer.byte_fallback)
-        )
+        tokenizer = Tokenizer(models.Unigram(pieces, unknown_id, model.trainer.byte_fallback))
         if model.normalizer.precompiled_charsmap:
-            steps.append(normalizers.Precompiled(model.normalizer.precompiled_charsmap))
+            steps.append(normalizing.Precompiled(model.normalizer.precompiled_charsmap))
     if steps and model.normalizer.name in _COMPOSING:
         # `Precompiled` loses or leaves alone the marks of letters that are not composed, and does
         # not compose half-width kana.
-        steps = [normalizers.NFC(), *steps, normalizers.NFC()]
+        steps = [normalizing.NFC(), *steps, normalizing.NFC()]
     has_prefix = model.normalizer.add_dummy_prefix
     if model.normalizer.remove_extra_whitespaces:
         # A space on the left is the one that a text begins with, or one behind a [MASK].
-        steps += [normalizers.Strip(left=not has_prefix), normalizers.Replace(Regex(" {2,}"), " ")]
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    # With "always" a space would stand behind every [MASK], as in no row that was trained on.
-    prepend = "first" if has_prefix else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        steps += [normalizing.Strip(left=not has_prefix), normalizing.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizing.Sequence(steps)
+    # With "always", as in the classes of transformers, a space would stand behind every [MASK], as
+    # in no row that was trained on.
+    prepend = ("always" if family else "first") if has_prefix else "never"
+    tokenizer.pre_tokenizer = Metaspace(
         prepend_scheme=prepend, split=model.trainer.split_by_whitespace
     )
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=prepend)
+    if family:
+        tokenizer.add_special_tokens([AddedToken(mask, lstrip=True, normalized=False)])
     return tokenizer
 
 

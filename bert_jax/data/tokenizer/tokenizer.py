@@ -23,6 +23,7 @@ from bert_jax.data.tokenizer import (
     characters,
     chunk_cache,
     hub,
+    probe,
     sentencepiece_model,
     special_tokens,
     tokenizer_files,
@@ -63,9 +64,12 @@ class Tokenizer:
 
     `kind` is "wordpiece", "sentencepiece", "bpe" or "characters"; `vocab_size` is the highest id
     + 1, the least number of rows of an embedding; `special` holds the special ids;
-    `pair_separators` stand between two texts (RoBERTa has two). `is_byte_level` says that it cuts
-    text by bytes, and `word_prefix` is what a word that is not the first of its text comes with: a
-    space where the ids depend on it, as in byte-level BPE and Gemma's vocabulary. Can be pickled.
+    `pair_separators` stand between two texts (RoBERTa has two). `is_byte_level` means that text is
+    cut by bytes. Can be pickled.
+
+    Two fields are observed when the object is made. `word_prefix` is what a word that is not the
+    first of its text comes with: a space where the ids depend on it, as in byte-level BPE and
+    Gemma's vocabulary. `word_marks` tell by a token's name whether it begins a word.
     """
 
     def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
@@ -98,11 +102,24 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.pair_separators = 2 if backend.num_special_tokens_to_add(is_pair=True) == 4 else 1
+        self._trims_places = False
         self._set_template(segments=2)
         with tokenizer_files.refused_by_library(f"{source} cannot encode text"):
             backend.encode(_UNKNOWN)
             one, two = (backend.encode(t, add_special_tokens=False).ids for t in ("a", "a a"))
+            observed = backend.encode(probe.TEXT, add_special_tokens=False)
         self.word_prefix = "" if two == one + one else " "
+        inside = getattr(backend.model, "continuing_subword_prefix", None)
+        self.word_marks = probe.word_marks(observed, vars(self.special).values(), inside=inside)
+        self._source, self._misplaced = source, self._misplaced_token()
+        if self.is_byte_level and not self._misplaced:
+            # As in RoBERTa's files, unless the places already lack the space (a step before cut it
+            # off), and would lose a letter.
+            self._trims_places = True
+            self._set_template(segments=2)
+            if self._misplaced_token():
+                self._trims_places = False
+                self._set_template(segments=2)
 
     @property
     def lowercase(self) -> bool:
@@ -166,7 +183,16 @@ class Tokenizer:
         return self._backend.encode(text).ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids without special tokens, and the characters (first, last + 1) of each."""
+        """Returns the ids without special tokens, and the characters (first, last + 1) of each,
+        with or without the white space around them.
+
+        Raises UsageError if the probe text showed that the characters are not those of the tokens.
+        """
+        if self._misplaced:
+            raise UsageError(
+                f"{self._source} does not say where its tokens stand in a text: {self._misplaced}, "
+                "so no text can be cut by them; train or name another tokenizer"
+            )
         encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
@@ -185,6 +211,27 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         """Returns readable text, without special tokens. What normalisation removed stays lost."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def text_of(self, id_: int) -> str:
+        """Returns what a token writes behind another one, with its space: " horse", "ing"; nothing
+        for a special token. A part of a character is "\ufffd".
+        """
+        first, text = self._first_token
+        return self.decode([first, id_])[len(text) :]
+
+    @cached_property
+    def _first_token(self) -> tuple[int, str]:
+        """Returns the first id that writes whole characters, and its text."""
+        texts = ((id_, self.decode([id_])) for id_ in range(self.vocab_size))
+        return next(((i, t) for i, t in texts if t.strip() and "\ufffd" not in t), (0, ""))
+
+    def _misplaced_token(self) -> str | None:
+        normalizer = self._backend.normalizer
+        return probe.misplaced(
+            self._backend.encode(probe.TEXT, add_special_tokens=False),
+            self.text_of,
+            str if normalizer is None else normalizer.normalize_str,
+        )
 
     def tokens(self, ids: list[int]) -> list[str]:
         """Returns the token behind each id; the unknown token's name for an id that has none."""
@@ -218,8 +265,9 @@ class Tokenizer:
             pair=f"{cls}:0 $A:0 {between} $B:{second} {sep}:{second}",
             special_tokens=[(cls, self.special.cls), (sep, self.special.sep)],
         )
-        if self.is_byte_level:
-            template = byte_level_bpe.with_trimmed_offsets(template)
+        if self._trims_places:
+            trimming = processors.ByteLevel(trim_offsets=True)
+            template = processors.Sequence([trimming, template])
         self._backend.post_processor = template
 
     def save(
@@ -253,10 +301,9 @@ class Tokenizer:
         tokenizer_files.write_text(
             directory / "tokenizer_config.json", json.dumps(config, indent=2, sort_keys=True)
         )
-        if self.kind == "wordpiece":
-            tokenizer_files.write_text(
-                directory / "vocab.txt", "\n".join(self.tokens(list(range(self.vocab_size))))
-            )
+        if self.kind == "wordpiece":  # an id without a token is an empty line
+            lines = (backend.id_to_token(id_) or "" for id_ in range(self.vocab_size))
+            tokenizer_files.write_text(directory / "vocab.txt", "\n".join(lines))
         if self.is_byte_level:
             byte_level_bpe.save(directory, self._backend)
 
@@ -283,7 +330,7 @@ def load_tokenizer(
     if advice := hub.pickle_advice(file):
         raise UsageError(f"tokenizer {advice}")
     config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
-    if file.suffix != ".model" and not characters.is_esm(file, config):
+    if not characters.is_esm(file, config):
         tokenizer_files.require_class(file, config)
     if byte_level_bpe.is_file_of(file) or file.suffix == ".json":
         load = _load_byte_level if byte_level_bpe.is_file_of(file) else _load_json
@@ -329,9 +376,7 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     if state["model"]["type"] == "WordLevel":
         state = wordpiece_model.from_words(state, source=str(path))
         backend = Backend.from_str(json.dumps(state))
-    if wordpiece_model.is_bert(state):
-        tokenizer_files.require_agreement(state["normalizer"], config, path)
-    tokenizer_files.require_one_space(state["pre_tokenizer"], config, path)
+    tokenizer_files.require_agreement(state, config, path)
     # Where tokenizer_config.json does not say a side, `transformers` takes that of this file.
     for side, section in (("truncation_side", "truncation"), ("padding_side", "padding")):
         config.setdefault(side, (state[section] or {}).get("direction", "").lower())
@@ -351,14 +396,11 @@ def _load_byte_level(path: Path, config: dict[str, Any]) -> Tokenizer:
 
 def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
     # Text mode turns \r\n into \n; str.splitlines would also cut at U+2028, a possible token.
-    tokens = tokenizer_files.read_text(path).removesuffix("\n").split("\n")
+    lines = tokenizer_files.read_text(path).removesuffix("\n").split("\n")
+    # Ids are line numbers: an empty line keeps its id, as a token that no text has.
+    tokens = [line or f"[empty line {number}]" for number, line in enumerate(lines, start=1)]
     first_line: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
-        if not token:
-            raise UsageError(
-                f"{path}: line {number} is empty; every line of a vocabulary is a token, and ids "
-                "are line numbers"
-            )
         if token in first_line:
             raise UsageError(
                 f"{path}: {token!r} is on line {first_line[token]} and again on line {number}; "
@@ -375,6 +417,13 @@ def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None)
         if why:
             taken = "lower-cased" if lowercase else "taken with its case"
             note_once(f"{path}: {why}, so text is {taken}")
+        kind, named = tokenizer_files.class_of(path, config)
+        if not lowercase and tokenizer_files.with_implied(config, kind).get("do_lower_case"):
+            raise UsageError(
+                f"{path}: {why}, but {named} has tokenizer_class {kind}Tokenizer, which "
+                'lower-cases text unless "do_lower_case": false is in tokenizer_config.json; write '
+                "true or false there, as the model was trained"
+            )
     names = special_tokens.find(ids, special_tokens.configured(config), str(path), kind="wordpiece")
     backend = wordpiece_model.build(
         ids,
@@ -391,8 +440,13 @@ def _load_sentencepiece(path: Path, config: dict[str, Any], lowercase: bool | No
         serialised = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    backend = sentencepiece_model.convert(serialised, source=str(path))
-    if lowercase if lowercase is not None else config.get("do_lower_case", False):
+    kind, _ = tokenizer_files.class_of(path, config)
+    declared = tokenizer_files.with_implied(config, kind)
+    family = None if kind in tokenizer_files.GENERIC else kind
+    backend = sentencepiece_model.convert(serialised, source=str(path), family=family)
+    if family in sentencepiece_model.FAIRSEQ:
+        byte_level_bpe.pair_as_roberta(backend)
+    if declared.get("do_lower_case", False) if lowercase is None else lowercase:
         backend.normalizer = sentencepiece_model.albert_normalizer(backend.normalizer)
     tokenizer = Tokenizer(backend, source=str(path), names=special_tokens.configured(config))
     if lowercase is False and tokenizer.lowercase:

@@ -20,13 +20,34 @@ _FLAGS = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# The classes that read a bare vocabulary as it is read here, without "Tokenizer" and "Fast": of
-# vocab.txt, and of vocab.json with merges.txt.
+# The classes whose ids are read here, without "Tokenizer" and "Fast": from vocab.txt, from
+# vocab.json with merges.txt, and from a SentencePiece .model.
 _WORDPIECE = (
     *("Bert", "ConvBert", "DistilBert", "Electra", "Funnel", "LayoutLM", "Lxmert", "MPNet"),
-    *("MobileBert", "PreTrained", "SqueezeBert"),
+    *("MobileBert", "SqueezeBert"),
 )
-_BYTE_LEVEL = ("Roberta", "Bart", "GPT2", "LED", "Longformer", "PreTrained")
+_BYTE_LEVEL = ("Roberta", "Bart", "GPT2", "LED", "Longformer")
+_SENTENCEPIECE = ("XLMRoberta", "Camembert", "Albert")
+GENERIC = ("PreTrained", "TokenizersBackend")  # take a tokenizer.json as it is
+# The classes that transformers cannot write as tokenizer.json, since a program cuts text first.
+_SLOW = (
+    *("BertGeneration", "BertJapanese", "Bertweet", "Esm", "Flaubert", "FSMT", "MLuke", "Phobert"),
+    *("ProphetNet", "RoCBert", "RoFormer", "Tapas", "XLM"),
+)
+# The class of a SentencePiece .model, where a config.json names only the type of the model.
+_CLASS_OF_TYPE = {
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "albert": "Albert",
+    "deberta-v2": "DebertaV2",
+}
+# What classes take for granted: transformers 4.57 and 5.24, models/bert and models/roberta.
+_BERT = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+_IMPLIED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(_WORDPIECE, _BERT),
+    **{kind: {"add_prefix_space": False} for kind in _BYTE_LEVEL},
+    "Albert": {"do_lower_case": True},
+}
 # No embedding has more rows. A stray id beyond would take memory and time for all before it.
 _HIGHEST_ID = (1 << 24) - 1
 
@@ -95,7 +116,7 @@ def require_same_vocabulary(
         return
     if kind == "wordpiece":
         lines = read_text(other).removesuffix("\n").split("\n")
-        theirs = dict(enumerate(lines))
+        theirs = {number: line for number, line in enumerate(lines) if line}
     else:
         values = parse_json(other)
         numbered = values.items() if isinstance(values, dict) else ()
@@ -120,59 +141,92 @@ def require_same_vocabulary(
         )
 
 
-def require_agreement(normalizer: dict[str, Any], config: dict[str, Any], path: Path) -> None:
-    """Raises UsageError if tokenizer_config.json prepares text otherwise than `path` beside it.
-
-    The classes of `transformers` obey the former, most others the latter. `normalizer` is that of
-    `path`, a BertNormalizer; `config` what `read_config` gave.
+def class_of(path: Path, config: dict[str, Any]) -> tuple[str | None, Path]:
+    """Returns the class that a directory names for the tokenizer file `path`, without "Tokenizer"
+    and "Fast", and the file that names it: tokenizer_config.json, which says `config`, else
+    config.json.
     """
-    written, declared = dict(normalizer), dict(config)
-    for settings, lowercase in ((written, "lowercase"), (declared, "do_lower_case")):
-        if settings.get("strip_accents", False) is None:  # what null means
-            case = settings.get(lowercase)
-            settings["strip_accents"] = written["lowercase"] if case is None else case
-    for theirs, ours in _FLAGS.items():
-        if declared.get(theirs) is not None and declared[theirs] != written[ours]:
+    named, name = path.with_name("tokenizer_config.json"), config.get("tokenizer_class")
+    model = path.with_name("config.json")
+    if name is None and model.is_file():
+        values = parse_json(model)
+        values = values if isinstance(values, dict) else {}
+        named, name = model, values.get("tokenizer_class")
+        if name is None and path.suffix == ".model":
+            name = _CLASS_OF_TYPE.get(str(values.get("model_type")))
+    kind = name.removesuffix("Fast").removesuffix("Tokenizer") if isinstance(name, str) else None
+    return kind, named
+
+
+def with_implied(config: dict[str, Any], kind: str | None) -> dict[str, Any]:
+    """Returns a tokenizer_config.json with the settings that its class has where the file does not
+    write them.
+    """
+    return _IMPLIED.get(kind or "", {}) | config
+
+
+def require_agreement(state: dict[str, Any], config: dict[str, Any], path: Path) -> None:
+    """Raises UsageError if tokenizer_config.json, or the class that it names, prepares text
+    otherwise than `path` beside it, which holds `state`.
+
+    The classes of `transformers` obey the former, most others the latter.
+    """
+    kind, named = class_of(path, config)
+    declared = with_implied(config, kind)
+    normalizer, cut = state["normalizer"] or {}, state["pre_tokenizer"] or {}
+    written = {"add_prefix_space": cut.get("add_prefix_space")}
+    if normalizer.get("type") == "BertNormalizer":
+        written |= {theirs: normalizer[ours] for theirs, ours in _FLAGS.items()}
+        for settings in (written, declared):
+            if settings.get("strip_accents", False) is None:  # means: as the case
+                case = settings.get("do_lower_case")
+                settings["strip_accents"] = written["do_lower_case"] if case is None else case
+    for name, value in written.items():
+        if None not in (value, declared.get(name)) and declared[name] != value:
+            ours = _FLAGS.get(name, name)
+            who = str(named) if config.get(name) is not None else f"{kind}Tokenizer in {named}"
             raise UsageError(
-                f"{path} has {ours}={written[ours]}, but {path.parent / 'tokenizer_config.json'} "
-                f"has {theirs}={declared[theirs]}; make them agree"
+                f"{path} has {ours}={value}, but {who} has {name}={declared[name]}; make them "
+                f"agree: write {json.dumps(name)}: {json.dumps(value)} in {named.parent}/"
+                "tokenizer_config.json if the model was trained so, else let the class write its "
+                f"own tokenizer.json: {conversion(path.parent)}"
             )
 
 
-def require_one_space(
-    pre_tokenizer: dict[str, Any] | None, config: dict[str, Any], path: Path
-) -> None:
-    """Raises UsageError if tokenizer_config.json has another answer than `path` beside it to
-    whether a text begins with a space, in which `transformers` obeys the former.
-    """
-    written, name = (pre_tokenizer or {}).get("add_prefix_space"), "add_prefix_space"
-    if written is not None and config.get(name) not in (None, written):
-        raise UsageError(
-            f"{path} has {name}={written}, but {path.parent / 'tokenizer_config.json'} has "
-            f"{name}={config[name]}; make them agree"
-        )
-
-
 def require_class(path: Path, config: dict[str, Any]) -> None:
-    """Raises UsageError if the class that a directory names, in one of two files, cuts text
-    otherwise than `path` is read: a bare vocabulary does not say how, and what RoFormer's does
-    first is in no file.
+    """Raises UsageError if the class that a directory names gives other ids than are read from
+    `path`: a bare vocabulary does not say how text is cut, and the words that a program cuts first
+    are in no file.
     """
-    named, model = path.with_name("tokenizer_config.json"), path.with_name("config.json")
-    name = config.get("tokenizer_class")
-    if name is None and model.is_file():
-        named, values = model, parse_json(model)
-        name = values.get("tokenizer_class") if isinstance(values, dict) else None
-    kind = str(name).removesuffix("Fast").removesuffix("Tokenizer")
-    is_byte_level = path.name in ("vocab.json", "merges.txt")
-    known, is_whole = _BYTE_LEVEL if is_byte_level else _WORDPIECE, path.suffix == ".json"
-    is_other = kind not in known if is_byte_level or not is_whole else kind == "RoFormer"
-    if isinstance(name, str) and is_other:
+    kind, named = class_of(path, config)
+    if path.suffix == ".model":
+        known = _SENTENCEPIECE
+    elif path.name in ("vocab.json", "merges.txt"):
+        known = _BYTE_LEVEL
+    elif path.suffix != ".json":
+        known = _WORDPIECE
+    else:
+        known = () if kind == "RoFormer" else (kind,)
+    if kind is None or kind in (*known, *GENERIC):
+        return
+    told = f"{named} has tokenizer_class {kind}Tokenizer, which gives other ids than {path.name}"
+    if kind in _SLOW:
+        usual = _BYTE_LEVEL[0] if path.suffix == ".json" and known else _WORDPIECE[0]
         raise UsageError(
-            f"{named} has tokenizer_class {brief(name)}, which cuts text otherwise than "
-            f"{known[0]}Tokenizer before it looks into {path.name}: the ids would be others than "
-            f"the model knows; where it was trained with {known[0]}Tokenizer, write that there"
+            f"{told}, and transformers cannot write it as a tokenizer.json; where the model was "
+            f"trained with {usual}Tokenizer, write that class there, else train another tokenizer"
         )
+    raise UsageError(
+        f"{told} alone; have transformers write a tokenizer.json, and name the new directory: "
+        f"{conversion(path.parent)}"
+    )
+
+
+def conversion(directory: Path) -> str:
+    """Returns the command by which transformers writes a directory's tokenizer.json."""
+    old, new = str(directory), f"{directory}-converted"
+    code = f"AutoTokenizer.from_pretrained({old!r}).save_pretrained({new!r})"
+    return f'python -c "from transformers import AutoTokenizer; {code}"'
 
 
 def require_no_added_tokens(
@@ -193,7 +247,7 @@ def require_no_added_tokens(
     if other := [token for token, id_ in numbered if str(ids.get(token)) != id_]:
         raise UsageError(
             f"{path} adds {', '.join(map(brief, other[:5]))} to {vocabulary.name}, which alone is "
-            "read: have transformers save the tokenizer as tokenizer.json"
+            f"read: have transformers write a tokenizer.json: {conversion(vocabulary.parent)}"
         )
 
 
@@ -214,8 +268,8 @@ def require_extra_tokens(path: Path, config: dict[str, Any], known: Container[st
             if lacking := [each for each in found if isinstance(each, str) and each not in known]:
                 raise UsageError(
                     f"{file} has {some(map(brief, lacking))} in {name}, which {path.name} does not "
-                    "have as such: have transformers save the tokenizer as tokenizer.json, or "
-                    "remove them there if no text has them"
+                    "have as such: remove them there if no text has them, or have transformers "
+                    f"write a tokenizer.json: {conversion(path.parent)}"
                 )
     if config.get("split_special_tokens"):
         note_once(

@@ -7,15 +7,7 @@ import unicodedata
 import numpy as np
 
 from bert_jax.data.language import scripts
-from bert_jax.data.tokenizer import byte_level_bpe
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-
-# What the pieces of a tokenizer begin with, and whether that says that a word begins there or that
-# it continues: BERT's WordPiece; SentencePiece, also in the form of BPE, and the space of a
-# vocabulary of characters; byte-level BPE, where white space of any kind belongs to the next word.
-_WORDPIECE, _SENTENCEPIECE = (("##",), False), (("▁", " "), True)
-_BYTE_LEVEL = (byte_level_bpe.WHITE_SPACE, True)
-
 
 # Of the tokens: text in other scripts that quotes such letters is masked as it always was.
 _FEW = 0.01
@@ -32,20 +24,15 @@ def is_by_piece(tokenizer: Tokenizer, token_counts: np.ndarray) -> bool:
 def begins_word(tokenizer: Tokenizer, *, by_piece: bool = True) -> np.ndarray:
     """Returns bool `[vocab_size]`: true for the ids that begin a word, wherever they stand.
 
-    The first token of a text begins one, too, which byte-level BPE writes without its mark.
-    WordPiece cuts off punctuation and Chinese characters as words of their own; the others do not,
-    so that a word would be a sentence in scripts without spaces. There each piece is a word,
-    `by_piece`, if it begins with a letter. (Words of Thai in WordPiece are as long as its runs.)
-    In a vocabulary without any mark, as of sequences, each token is a word.
+    The first token of a text begins a word as well; byte-level BPE writes it without a mark. Where
+    names do not show it (`probe.NO_MARKS`), each token is a word. WordPiece makes punctuation and
+    Chinese characters separate words; the others do not, so that a word would be a sentence in
+    scripts without spaces. There each piece is a word, `by_piece`, if it begins with a letter.
+    (Words of Thai in WordPiece are as long as its runs.)
     """
-    marks, begins = _WORDPIECE if tokenizer.kind == "wordpiece" else _SENTENCEPIECE
-    if tokenizer.is_byte_level:
-        marks, begins = _BYTE_LEVEL
     ids = list(range(tokenizer.vocab_size))
     tokens = tokenizer.tokens(ids)
-    found = np.array([token.startswith(marks) == begins for token in tokens])
-    if not found.any():
-        found[:] = True
+    found = np.array([*map(tokenizer.word_marks.begin, tokens)])
     if by_piece and tokenizer.kind != "wordpiece":
         texts = [tokenizer.decode([id_]) for id_ in ids] if tokenizer.is_byte_level else tokens
         first = [text[:1] or " " for text in texts]
@@ -59,10 +46,7 @@ def whole_words(tokenizer: Tokenizer) -> list[str]:
     or not of letters alone. Marks count with their letters: the vowels of Hindi are marks.
     """
     ids, special = list(range(tokenizer.vocab_size)), {*vars(tokenizer.special).values()}
-    if tokenizer.is_byte_level:
-        texts = [tokenizer.decode([id_]).strip() for id_ in ids]
-    else:
-        texts = [name.lstrip("▁") for name in tokenizer.tokens(ids)]
+    texts = [tokenizer.text_of(id_).strip() for id_ in ids]
     begins = begins_word(tokenizer)
     return [
         text if begins[id_] and id_ not in special and _is_word(text) else ""

@@ -1,0 +1,96 @@
+"""What a tokenizer does with a text, observed when it is loaded.
+
+Which tokens begin a word, and whether the places of the tokens in the text are right, depends on
+the order of the steps in a tokenizer.json. The steps are not interpreted: `TEXT` is encoded, and
+each token is compared with the characters that it stands for.
+"""
+
+import re
+from collections.abc import Callable, Container
+from typing import Any, NamedTuple
+
+from bert_jax.data.tokenizer import byte_level_bpe
+
+# Words of several scripts, capital letters, accents, digits, punctuation, several spaces, a tab.
+TEXT = (
+    "The Quick  brown fox (born 2024-25), isn't it: naïve   Élan, a_b is\tgut für Größe und Öl! "
+    "Привет большой мир; Καλη μέρα, 東京 タワー 한국어 नमस्ते สวัสดี end of the probe ."
+)
+# Words of letters between spaces. A tokenizer may cut others at a sign, or not at all.
+_WORDS = [found.span() for found in re.finditer("(?<= )[A-Za-zÀ-ÿͰ-ӿ]+(?= )", TEXT)]
+
+
+class WordMarks(NamedTuple):
+    """How a token's name shows that the token begins a word: it starts with one of `prefixes`, or,
+    if `begins` is false, with none of them.
+    """
+
+    prefixes: tuple[str, ...]
+    begins: bool
+
+    def begin(self, name: str) -> bool:
+        """Returns whether the token of this name begins a word."""
+        return name.startswith(self.prefixes) == self.begins
+
+
+# SentencePiece, BPE with its alphabet, and the space of a vocabulary of characters; byte-level BPE,
+# where white space of any kind belongs to the word after it.
+_SPACES = (WordMarks(("▁", " "), begins=True), WordMarks(byte_level_bpe.WHITE_SPACE, begins=True))
+# Each token is a word.
+NO_MARKS = WordMarks((), begins=False)
+
+
+def word_marks(encoding: Any, skipped: Container[int], *, inside: str | None) -> WordMarks:
+    """Returns the marks that agree with all words of the text, `NO_MARKS` if none do.
+
+    `encoding` is the `tokenizers.Encoding` of `TEXT`. Tokens whose ids are `skipped`, such as the
+    unknown token, are not compared. `inside` is the prefix that the model itself puts before the
+    inside of a word, as WordPiece does. It comes first where the vocabulary knows few words, with
+    which several marks agree.
+    """
+    own = [WordMarks((inside,), begins=False)] if inside else []
+    return next((m for m in (*own, *_SPACES) if _agree(m, encoding, skipped)), NO_MARKS)
+
+
+def _agree(marks: WordMarks, encoding: Any, skipped: Container[int]) -> bool:
+    parts = [
+        (id_, name, first + len(TEXT[first:end]) - len(TEXT[first:end].lstrip()), end)
+        for id_, name, (first, end) in zip(
+            encoding.ids, encoding.tokens, encoding.offsets, strict=True
+        )
+    ]
+    for begin, stop in _WORDS:
+        # A space may be a token of its own, which then begins the word.
+        spaces = [name for _, name, first, end in parts if first == end == begin]
+        inside = [part for part in parts if begin <= part[2] < min(part[3], stop)]
+        found = [marks.begin(name) for _, name, _, _ in inside]
+        if any(map(marks.begin, spaces)) and found:
+            found[0] = True
+        for number, (id_, *_) in enumerate(inside):
+            if id_ not in skipped and found[number] != (number == 0):
+                return False
+    return True
+
+
+def misplaced(
+    encoding: Any, text_of: Callable[[int], str], normalize: Callable[[str], str]
+) -> str | None:
+    """Returns what is wrong with the first token whose place in `TEXT` has other characters than
+    the token writes, None if all places are right.
+
+    `text_of` gives the text of an id, empty for one that is not compared; `normalize` prepares the
+    characters of a text as the tokenizer does. White space around a token does not count, and a
+    character that is cut belongs to all of its tokens.
+    """
+    for id_, name, (first, end) in zip(
+        encoding.ids, encoding.tokens, encoding.offsets, strict=True
+    ):
+        text, written = TEXT[first:end], _bare(text_of(id_))
+        whole, middle = (_bare(normalize(part.strip())) for part in (text, text[1:-1]))
+        if written and "\ufffd" not in written and not (middle in written and written in whole):
+            return f"{name!r} stands at {text!r}"
+    return None
+
+
+def _bare(text: str) -> str:
+    return text.replace("▁", " ").strip()
