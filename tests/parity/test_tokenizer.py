@@ -17,10 +17,12 @@ import pytest
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer, wordpiece_model
 from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
 from tests.data.tokenizer.test_tokenizer import corpus, model_file, vocabulary
+from tests.golden import make_tokenizer_directories as directories
 from tests.paths import GOLDEN, ROOT
 
 pytest.importorskip("transformers", reason="needs the `dev` extra")
 
+DIRECTORIES = json.loads(gzip.decompress(directories.FILE.read_bytes()))
 UNICODE = json.loads((GOLDEN / "tokenizer_unicode.json").read_text("utf-8"))
 NEWER = {chr(c) for first, last in UNICODE["ranges"] for c in range(first, last + 1)}
 
@@ -193,6 +195,21 @@ def test_auto_tokenizer_gives_the_same_ids(saved, tmp_path, name, model_type):
     assert kinds == [0] * boundary + [1] * (len(kinds) - boundary) and kinds[-1] == 1
     theirs.save_pretrained(tmp_path / "again")
     assert load_tokenizer(tmp_path / "again").hash == tokenizer.hash
+
+
+@pytest.mark.parametrize("name", sorted(DIRECTORIES.keys() - {"roformer"}))
+def test_a_directory_that_transformers_writes_has_its_ids(tmp_path, name):
+    """The frozen ids are those of this version, and the conversion that an error proposes works."""
+    import transformers
+
+    theirs = transformers.AutoTokenizer.from_pretrained(
+        directories.write(DIRECTORIES[name]["files"], tmp_path / name)
+    )
+    theirs.save_pretrained(tmp_path / "new")
+    ours = load_tokenizer(tmp_path / "new")
+    for line, frozen in zip(directories.LINES, DIRECTORIES[name]["5"]["ids"], strict=True):
+        ids = theirs(line).input_ids
+        assert ids[1:-1] == frozen and ours.encode(line) == ids, ascii(line)
 
 
 # --- real vocabularies and text -------------------------------------------------------------------

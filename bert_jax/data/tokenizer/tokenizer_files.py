@@ -131,7 +131,8 @@ def require_same_vocabulary(
         return
     content = parse_json(path)
     added = {entry["id"] for entry in content.get("added_tokens") or ()}
-    lacking = sorted({*content["model"]["vocab"].values()} - theirs.keys() - added)
+    named = {id_ for token, id_ in content["model"]["vocab"].items() if token}
+    lacking = sorted(named - theirs.keys() - added)
     if lacking:
         (token,) = tokens_of(lacking[:1])
         raise UsageError(
