@@ -102,10 +102,10 @@ def _filled(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]], t
     spaces of the text stay, and words are kept apart.
     """
     (start, end), before = spans[-1], spans[:-1]
-    marks, name, piece = (
+    marks, piece, (name,) = (
         tokenizer.word_marks,
-        tokenizer.tokens([token])[0],
         tokenizer.text_of(token),
+        tokenizer.tokens([token]),
     )
     left, right = text[:start], text[end:]
     if marks.begins or not marks.begin(name) or not piece:

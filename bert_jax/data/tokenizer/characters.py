@@ -50,15 +50,8 @@ def is_esm(path: Path, config: dict[str, Any]) -> bool:
     """Returns whether a vocab.txt is read by `EsmTokenizer`, as the tokenizer_config.json beside it
     (`config`) or its config.json names it.
     """
-    if path.suffix in (".json", ".model"):
-        return False
-    model, named = path.with_name("config.json"), config
-    if "tokenizer_class" not in config and model.is_file():
-        named = tokenizer_files.parse_json(model)
-    if not isinstance(named, dict):
-        return False
-    of_model = "EsmTokenizer" if named.get("model_type") == "esm" else None
-    return named.get("tokenizer_class", of_model) == "EsmTokenizer"
+    is_bare = path.suffix not in (".json", ".model")
+    return is_bare and tokenizer_files.class_of(path, config)[0] == "Esm"
 
 
 def load_esm(

@@ -1,8 +1,8 @@
-"""What a tokenizer does with a text, observed when it is loaded.
+"""Observes on a probe text how a tokenizer cuts words, when it is loaded.
 
-Which tokens begin a word, and whether the places of the tokens in the text are right, depends on
-the order of the steps in a tokenizer.json. The steps are not interpreted: `TEXT` is encoded, and
-each token is compared with the characters that it stands for.
+Which tokens begin a word, and whether offsets are right, depends on the order of the steps in a
+tokenizer.json. The steps are not interpreted: `TEXT` is encoded, and each token is compared with
+the characters at its offsets.
 """
 
 import re
@@ -72,15 +72,15 @@ def _agree(marks: WordMarks, encoding: Any, skipped: Container[int]) -> bool:
     return True
 
 
-def misplaced(
+def wrong_offset(
     encoding: Any, text_of: Callable[[int], str], normalize: Callable[[str], str]
 ) -> str | None:
-    """Returns what is wrong with the first token whose place in `TEXT` has other characters than
-    the token writes, None if all places are right.
+    """Returns what is wrong with the first token whose offsets in `TEXT` have other characters than
+    the token, None if all offsets are right.
 
-    `text_of` gives the text of an id, empty for one that is not compared; `normalize` prepares the
-    characters of a text as the tokenizer does. White space around a token does not count, and a
-    character that is cut belongs to all of its tokens.
+    `text_of` gives the text of an id, empty for an id that is not compared; `normalize` prepares
+    text as the tokenizer does. White space around a token is ignored, and all parts of a character
+    have its offsets.
     """
     for id_, name, (first, end) in zip(
         encoding.ids, encoding.tokens, encoding.offsets, strict=True
@@ -88,7 +88,7 @@ def misplaced(
         text, written = TEXT[first:end], _bare(text_of(id_))
         whole, middle = (_bare(normalize(part.strip())) for part in (text, text[1:-1]))
         if written and "\ufffd" not in written and not (middle in written and written in whole):
-            return f"{name!r} stands at {text!r}"
+            return f"{name!r} is at {text!r}"
     return None
 
 

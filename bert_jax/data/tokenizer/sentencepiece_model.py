@@ -6,8 +6,10 @@ a `.model` is translated when it is trained or loaded, and `tokenizers` encodes 
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
+from bert_jax.data.tokenizer import byte_level_bpe, tokenizer_files
 from bert_jax.data.tokenizer.tokenizer_files import refused_by_library
 from bert_jax.data.tokenizer.wordpiece_model import SPECIALS
 from bert_jax.errors import UsageError, brief
@@ -111,6 +113,26 @@ def _training_error(message: str, vocab_size: int) -> UsageError:
             f"special tokens alone need {found[1]}"
         )
     return UsageError(f"SentencePiece could not be trained on this text: {message.strip()}")
+
+
+def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> Any:
+    """Returns the backend of a `.model`; `config` is the tokenizer_config.json beside it. Text is
+    prepared as ALBERT's where `lowercase`, else that file or the class that it names, says so.
+    """
+    try:
+        serialised = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    kind, _ = tokenizer_files.class_of(path, config)
+    family = None if kind in tokenizer_files.GENERIC else kind
+    backend = convert(serialised, source=str(path), family=family)
+    if family in FAIRSEQ:
+        byte_level_bpe.pair_as_roberta(backend)
+    if lowercase is None:
+        lowercase = tokenizer_files.with_implied(config, kind).get("do_lower_case")
+    if lowercase:
+        backend.normalizer = albert_normalizer(backend.normalizer)
+    return backend
 
 
 def convert(serialised: bytes, *, source: str, family: str | None = None) -> Any:

@@ -19,7 +19,6 @@ import numpy as np
 from bert_jax import strict_json
 from bert_jax.data.tokenizer import (
     byte_level_bpe,
-    casing,
     characters,
     chunk_cache,
     hub,
@@ -31,7 +30,6 @@ from bert_jax.data.tokenizer import (
     wordpiece_model,
 )
 from bert_jax.errors import UsageError
-from bert_jax.progress import note_once
 
 # A character of no vocabulary, for which a model without an unknown token has no answer.
 _UNKNOWN = "a \U0010fffd"
@@ -102,24 +100,25 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.pair_separators = 2 if backend.num_special_tokens_to_add(is_pair=True) == 4 else 1
-        self._trims_places = False
-        self._set_template(segments=2)
         with tokenizer_files.refused_by_library(f"{source} cannot encode text"):
             backend.encode(_UNKNOWN)
             one, two = (backend.encode(t, add_special_tokens=False).ids for t in ("a", "a a"))
-            observed = backend.encode(probe.TEXT, add_special_tokens=False)
+            backend.encode(probe.TEXT)
         self.word_prefix = "" if two == one + one else " "
-        inside = getattr(backend.model, "continuing_subword_prefix", None)
-        self.word_marks = probe.word_marks(observed, vars(self.special).values(), inside=inside)
-        self._source, self._misplaced = source, self._misplaced_token()
-        if self.is_byte_level and not self._misplaced:
-            # As in RoBERTa's files, unless the places already lack the space (a step before cut it
-            # off), and would lose a letter.
-            self._trims_places = True
+        self._source, self._wrong_offset = source, None
+        # RoBERTa's files trim the space before a word. Where an earlier step already cut it off,
+        # trimming would take the word's first letter.
+        for trims in (True, False) if self.is_byte_level else (False,):
+            self._trims_offsets = trims
             self._set_template(segments=2)
-            if self._misplaced_token():
-                self._trims_places = False
-                self._set_template(segments=2)
+            observed = backend.encode(probe.TEXT, add_special_tokens=False)
+            normalize = getattr(backend.normalizer, "normalize_str", str)
+            self._wrong_offset = probe.wrong_offset(observed, self.text_of, normalize)
+            if not self._wrong_offset:
+                break
+        inside = getattr(backend.model, "continuing_subword_prefix", None)
+        special = vars(self.special).values()
+        self.word_marks = probe.word_marks(observed, special, inside=inside)
 
     @property
     def lowercase(self) -> bool:
@@ -186,12 +185,12 @@ class Tokenizer:
         """Returns the ids without special tokens, and the characters (first, last + 1) of each,
         with or without the white space around them.
 
-        Raises UsageError if the probe text showed that the characters are not those of the tokens.
+        Raises UsageError if the offsets of the probe text were wrong.
         """
-        if self._misplaced:
+        if self._wrong_offset:
             raise UsageError(
-                f"{self._source} does not say where its tokens stand in a text: {self._misplaced}, "
-                "so no text can be cut by them; train or name another tokenizer"
+                f"{self._source} gives wrong offsets: {self._wrong_offset}, so text cannot be cut "
+                "at its tokens; use another tokenizer"
             )
         encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
@@ -225,14 +224,6 @@ class Tokenizer:
         texts = ((id_, self.decode([id_])) for id_ in range(self.vocab_size))
         return next(((i, t) for i, t in texts if t.strip() and "\ufffd" not in t), (0, ""))
 
-    def _misplaced_token(self) -> str | None:
-        normalizer = self._backend.normalizer
-        return probe.misplaced(
-            self._backend.encode(probe.TEXT, add_special_tokens=False),
-            self.text_of,
-            str if normalizer is None else normalizer.normalize_str,
-        )
-
     def tokens(self, ids: list[int]) -> list[str]:
         """Returns the token behind each id; the unknown token's name for an id that has none."""
         unknown = self._names["unk"]
@@ -265,7 +256,7 @@ class Tokenizer:
             pair=f"{cls}:0 $A:0 {between} $B:{second} {sep}:{second}",
             special_tokens=[(cls, self.special.cls), (sep, self.special.sep)],
         )
-        if self._trims_places:
+        if self._trims_offsets:
             trimming = processors.ByteLevel(trim_offsets=True)
             template = processors.Sequence([trimming, template])
         self._backend.post_processor = template
@@ -343,14 +334,19 @@ def load_tokenizer(
                 f"it cannot be loaded with lowercase={lowercase}"
             )
     elif file.suffix == ".model":
-        tokenizer = _load_sentencepiece(file, config, lowercase)
+        backend = sentencepiece_model.load(file, config, lowercase)
+        names = special_tokens.configured(config)
+        tokenizer = Tokenizer(backend, source=str(file), names=names)
+        if lowercase is False and tokenizer.lowercase:
+            raise UsageError(f"{file} folds case itself; it cannot be loaded with lowercase=False")
     elif characters.is_esm(file, config):
         backend, names = characters.load_esm(file, config, lowercase)
         tokenizer = Tokenizer(backend, source=str(file), names=names)
     else:
         if strip_accents is not None:
             config = {**config, "strip_accents": strip_accents}
-        tokenizer, strip_accents = _load_vocabulary(file, config, lowercase), None
+        backend, names = wordpiece_model.load(file, config, lowercase)
+        tokenizer, strip_accents = Tokenizer(backend, source=str(file), names=names), None
     tokenizer_files.require_extra_tokens(file, config, tokenizer.special_names)
     if strip_accents is not None and strip_accents != tokenizer.strips_accents:
         raise UsageError(
@@ -392,63 +388,3 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
 def _load_byte_level(path: Path, config: dict[str, Any]) -> Tokenizer:
     backend = byte_level_bpe.load(path.parent, config)
     return Tokenizer(backend, source=str(path), names=special_tokens.configured(config))
-
-
-def _load_vocabulary(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
-    # Text mode turns \r\n into \n; str.splitlines would also cut at U+2028, a possible token.
-    lines = tokenizer_files.read_text(path).removesuffix("\n").split("\n")
-    # Ids are line numbers: an empty line keeps its id, as a token that no text has.
-    tokens = [line or f"[empty line {number}]" for number, line in enumerate(lines, start=1)]
-    first_line: dict[str, int] = {}
-    for number, token in enumerate(tokens, start=1):
-        if token in first_line:
-            raise UsageError(
-                f"{path}: {token!r} is on line {first_line[token]} and again on line {number}; "
-                "a token has one id"
-            )
-        first_line[token] = number
-    ids = {token: number for number, token in enumerate(tokens)}
-    tokenizer_files.require_no_added_tokens(path, ids, config)
-    if lowercase is None:
-        lowercase = config.get("do_lower_case")
-    if lowercase is None:
-        special = {name for names in special_tokens.USUAL.values() for name in names}
-        lowercase, why = casing.decide(tokens, special, str(path))
-        if why:
-            taken = "lower-cased" if lowercase else "taken with its case"
-            note_once(f"{path}: {why}, so text is {taken}")
-        kind, named = tokenizer_files.class_of(path, config)
-        if not lowercase and tokenizer_files.with_implied(config, kind).get("do_lower_case"):
-            raise UsageError(
-                f"{path}: {why}, but {named} has tokenizer_class {kind}Tokenizer, which "
-                'lower-cases text unless "do_lower_case": false is in tokenizer_config.json; write '
-                "true or false there, as the model was trained"
-            )
-    names = special_tokens.find(ids, special_tokens.configured(config), str(path), kind="wordpiece")
-    backend = wordpiece_model.build(
-        ids,
-        lowercase=lowercase,
-        unknown=names["unk"],
-        strip_accents=config.get("strip_accents"),
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-    )
-    return Tokenizer(backend, source=str(path), names=names)
-
-
-def _load_sentencepiece(path: Path, config: dict[str, Any], lowercase: bool | None) -> Tokenizer:
-    try:
-        serialised = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    kind, _ = tokenizer_files.class_of(path, config)
-    declared = tokenizer_files.with_implied(config, kind)
-    family = None if kind in tokenizer_files.GENERIC else kind
-    backend = sentencepiece_model.convert(serialised, source=str(path), family=family)
-    if family in sentencepiece_model.FAIRSEQ:
-        byte_level_bpe.pair_as_roberta(backend)
-    if declared.get("do_lower_case", False) if lowercase is None else lowercase:
-        backend.normalizer = sentencepiece_model.albert_normalizer(backend.normalizer)
-    tokenizer = Tokenizer(backend, source=str(path), names=special_tokens.configured(config))
-    if lowercase is False and tokenizer.lowercase:
-        raise UsageError(f"{path} folds case itself; it cannot be loaded with lowercase=False")
-    return tokenizer

@@ -34,12 +34,13 @@ _SLOW = (
     *("BertGeneration", "BertJapanese", "Bertweet", "Esm", "Flaubert", "FSMT", "MLuke", "Phobert"),
     *("ProphetNet", "RoCBert", "RoFormer", "Tapas", "XLM"),
 )
-# The class of a SentencePiece .model, where a config.json names only the type of the model.
+# The class, where a config.json names only the type of the model.
 _CLASS_OF_TYPE = {
-    "xlm-roberta": "XLMRoberta",
-    "camembert": "Camembert",
-    "albert": "Albert",
-    "deberta-v2": "DebertaV2",
+    (".model", "xlm-roberta"): "XLMRoberta",
+    (".model", "camembert"): "Camembert",
+    (".model", "albert"): "Albert",
+    (".model", "deberta-v2"): "DebertaV2",
+    (".txt", "esm"): "Esm",
 }
 # What classes take for granted: transformers 4.57 and 5.24, models/bert and models/roberta.
 _BERT = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
@@ -153,8 +154,8 @@ def class_of(path: Path, config: dict[str, Any]) -> tuple[str | None, Path]:
         values = parse_json(model)
         values = values if isinstance(values, dict) else {}
         named, name = model, values.get("tokenizer_class")
-        if name is None and path.suffix == ".model":
-            name = _CLASS_OF_TYPE.get(str(values.get("model_type")))
+        if name is None:
+            name = _CLASS_OF_TYPE.get((path.suffix, str(values.get("model_type"))))
     kind = name.removesuffix("Fast").removesuffix("Tokenizer") if isinstance(name, str) else None
     return kind, named
 

@@ -1,12 +1,15 @@
 """WordPiece as BERT has it: the backend around a vocabulary, and a vocabulary from text."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.data.language import scripts
+from bert_jax.data.tokenizer import casing, special_tokens, tokenizer_files
 from bert_jax.errors import UsageError, brief
+from bert_jax.progress import note_once
 
 # Ids 0 to 4 of a vocabulary that we train.
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -38,6 +41,52 @@ def is_bert(state: dict[str, Any]) -> bool:
     """Returns whether a serialized backend cleans and splits text as `BertTokenizer` does."""
     parts = [state.get("normalizer"), state.get("pre_tokenizer")]
     return [part and part["type"] for part in parts] == ["BertNormalizer", "BertPreTokenizer"]
+
+
+def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> tuple[Any, dict[str, str]]:
+    """Returns the backend of a vocab.txt, and its special tokens by role.
+
+    `config` is the tokenizer_config.json beside it. `lowercase` None is what that file says, else
+    what the entries say (casing.py).
+    """
+    # Text mode turns \r\n into \n; str.splitlines would also cut at U+2028, a possible token.
+    lines = tokenizer_files.read_text(path).removesuffix("\n").split("\n")
+    # Ids are line numbers: an empty line keeps its id, as a token that no text has.
+    tokens = [line or f"[empty line {number}]" for number, line in enumerate(lines, start=1)]
+    first_line: dict[str, int] = {}
+    for number, token in enumerate(tokens, start=1):
+        if token in first_line:
+            raise UsageError(
+                f"{path}: {token!r} is on line {first_line[token]} and again on line {number}; "
+                "a token has one id"
+            )
+        first_line[token] = number
+    ids = {token: number for number, token in enumerate(tokens)}
+    tokenizer_files.require_no_added_tokens(path, ids, config)
+    if lowercase is None:
+        lowercase = config.get("do_lower_case")
+    if lowercase is None:
+        special = {name for names in special_tokens.USUAL.values() for name in names}
+        lowercase, why = casing.decide(tokens, special, str(path))
+        if why:
+            taken = "lower-cased" if lowercase else "taken with its case"
+            note_once(f"{path}: {why}, so text is {taken}")
+        kind, named = tokenizer_files.class_of(path, config)
+        if not lowercase and tokenizer_files.with_implied(config, kind).get("do_lower_case"):
+            raise UsageError(
+                f"{path}: {why}, but {named} has tokenizer_class {kind}Tokenizer, which "
+                'lower-cases text unless "do_lower_case": false is in tokenizer_config.json; write '
+                "true or false there, as the model was trained"
+            )
+    names = special_tokens.find(ids, special_tokens.configured(config), str(path), kind="wordpiece")
+    backend = build(
+        ids,
+        lowercase=lowercase,
+        unknown=names["unk"],
+        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
+    return backend, names
 
 
 def has_long_runs(lines: list[str]) -> bool:

@@ -73,12 +73,12 @@ def test_what_a_class_would_do_otherwise_is_refused_with_the_fix(tmp_path, name,
     assert "\n" not in str(caught.value)
 
 
-def test_a_tokenizer_that_misplaces_its_tokens_cannot_cut_text(tmp_path):
+def test_wrong_offsets_are_refused(tmp_path):
     files = dict(GOLDEN["bert-cased"]["files"])
     state = json.loads(files["tokenizer.json"])
     state["decoder"] = {"type": "Replace", "pattern": {"String": "T"}, "content": "other"}
     files["tokenizer.json"] = json.dumps(state)
     tokenizer = load_tokenizer(write(files, tmp_path / "other"))
     assert tokenizer.encode("The")
-    with pytest.raises(UsageError, match=r"tokenizer\.json does not say where .*'The' stands at"):
+    with pytest.raises(UsageError, match=r"tokenizer\.json gives wrong offsets: 'The' is at"):
         tokenizer.encode_with_offsets("The")
