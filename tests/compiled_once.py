@@ -61,6 +61,10 @@ class CompiledOnce:
                 self._compiled[id(lowered)] = executable
         return executable
 
+    def forget(self) -> None:
+        self._lowered.clear()
+        self._compiled.clear()
+
     def install(self, patch: Any) -> None:
         from bert_jax.api import training
         from bert_jax.training import compiled_steps, evaluate

@@ -1,6 +1,7 @@
 """Tests have eight fake CPU devices, of which a run takes two: nothing works on one device only."""
 
 import asyncio
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -134,8 +135,30 @@ def compiled_once():
     from tests.compiled_once import CompiledOnce
 
     with pytest.MonkeyPatch.context() as patch:
-        CompiledOnce().install(patch)
-        yield
+        programs = CompiledOnce()
+        programs.install(patch)
+        yield programs
+
+
+# A quarter of the memory mappings that Linux allows a process (vm.max_map_count is 65,530).
+_MOST_MAPPINGS = 16_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_mappings(compiled_once):
+    """Drops the compiled programs before the process has too many memory mappings.
+
+    XLA maps the code of each program in many pieces: a function of four lines took 74 mappings with
+    jaxlib 0.12, and 21 where it was loaded from the compilation cache. Where Linux allows no more,
+    jaxlib 0.12 writes "LLVM compilation error: Cannot allocate memory" (execution_engine.cc) and
+    uses the code that is not there: a segmentation fault in `deserialize_executable`.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPPINGS:
+        compiled_once.forget()
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_unconfigure():
