@@ -62,10 +62,11 @@ $(VENV)/.dev: pyproject.toml locks/build.txt locks/dev.txt
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.parity: $(VENV)/.dev
-	$(INSTALL) torch==$(TORCH)
+	$(INSTALL) torch==$(TORCH) sentence-transformers==$(SENTENCE_TRANSFORMERS)
 	touch $@
 
 TORCH ?= 2.13.0
+SENTENCE_TRANSFORMERS ?= 6.2.0
 
 demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes, on a CPU
 	@BIN=$(abspath $(BIN)) sh examples/demo.sh runs/demo
