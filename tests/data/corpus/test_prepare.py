@@ -237,6 +237,7 @@ def test_a_finished_corpus_is_not_made_again(tmp_path, source, capsys):
             run(**changes)
         assert difference in str(caught.value) and "another `output`" in str(caught.value)
     other = source.with_name("other.txt")
+    other.write_text(source.read_text())
     with pytest.raises(UsageError, match=rf"its source is {source}, not {other}\): choose another"):
         prepare([str(other)], tmp_path / "c", vocab_size=120, validation_fraction=0.1)
 
