@@ -8,7 +8,6 @@ class for these failures.
 import errno
 import re
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -81,6 +80,8 @@ def _status(error: BaseException) -> int | None:
 
 def _is_of_certificate(error: BaseException | None) -> bool:
     """Returns whether an error is, or was raised from, the refusal of a certificate."""
+    import ssl  # not at the start of every command: it takes as long as this whole module
+
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error is not None

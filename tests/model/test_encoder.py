@@ -150,10 +150,14 @@ def test_a_format_of_bert_refuses_what_it_cannot_say(name, tmp_path):
     model = dataclasses.replace(_MODEL, **{name: _NOT_BERT[name]})
     foreign = ImportedModel(model=model, head=HeadConfig(), params={})
     words = vocabulary(tmp_path / "words", size=50)
-    for write in (
-        lambda: huggingface.write(tmp_path / "out", {}, model, tokenizer=words, model_type="bert"),
-        lambda: tf1.write(tmp_path / "out", foreign, tokenizer=words),
-    ):
+    writers = [lambda: tf1.write(tmp_path / "out", foreign, tokenizer=words)]
+    if name != "tie_word_embeddings":  # transformers' BERT can have an untied decoder
+        writers.append(
+            lambda: huggingface.write(
+                tmp_path / "out", {}, model, tokenizer=words, model_type="bert"
+            )
+        )
+    for write in writers:
         with pytest.raises(UsageError) as caught:
             write()
         message = f"model.{name} is {_NOT_BERT[name]}, which this format does not support"

@@ -1,6 +1,5 @@
 """A run over several corpora: cut and gone on with, scored by source, and what is refused."""
 
-import dataclasses
 import itertools
 import json
 import shutil
@@ -238,24 +237,6 @@ def test_held_out_text_that_another_source_trains_on(
     checks = {each["check"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
     found = checks["text"]
     assert found["result"] == "warned" and f"{found['found']}; {found['remedy']}".startswith(said)
-
-
-def test_a_corpus_from_before_is_not_taken_for_one_that_was_drawn_alike(corpora, tmp_path):
-    """The bytes of a text decided then, which the seed alone shows no longer."""
-    tales = open_corpora(corpora["tales"])
-    text = tiny_corpus.write(tmp_path / "text.txt", number=40, seed=0)
-    fraction = tales.manifest["options"]["validation_fraction"]
-    old = prepare(
-        [text], tmp_path / "old", tokenizer=corpora["tales"], workers=1, seed=5,
-        validation_fraction=fraction,
-    )  # fmt: skip
-    manifest = {**old.manifest, "options": {**old.manifest["options"], "seed": 0}}
-    later = dataclasses.replace(old, manifest=dict(manifest))
-    assert trained_elsewhere({"tales": tales}, {"later": later}) == {}
-    del manifest["digests"]
-    old = dataclasses.replace(old, manifest=manifest)
-    found = trained_elsewhere({"tales": tales}, {"old": old})
-    assert found == {("tales", "old"): found["tales", "old"]} and found["tales", "old"] > 1
 
 
 def test_doctor_looks_at_the_text_of_each_source(corpora, tmp_path, capsys):

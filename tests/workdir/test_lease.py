@@ -142,7 +142,6 @@ def test_no_command_writes_to_a_run_in_training(
             monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "second"))
         for command, code in [
             (("pretrain", named, "--corpus", str(corpus), "--workdir", workdir), 2),
-            (("checkpoints", "prune", workdir), 2),
             (("checkpoints", "list", workdir), 0 if is_saved else 2),
             (("evaluate", workdir, "--corpus", str(corpus)), 5 if is_saved else 2),
         ]:

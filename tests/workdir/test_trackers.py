@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import threading
 import time
 from typing import ClassVar
 
@@ -116,8 +117,10 @@ def test_a_tracker_that_fails_is_named_once(tmp_path, monkeypatch, capsys, where
     assert said.startswith(f"tracker failing failed ({type(error).__name__} ")
 
 
-def test_a_tracker_that_hangs_is_left_alone(tmp_path, monkeypatch, capsys):
-    hanging = type("Hanging", (Kept,), {"row": lambda *_: time.sleep(60)})
+def test_a_tracker_that_hangs_does_not_delay_the_run(tmp_path, monkeypatch, capsys, request):
+    released = threading.Event()
+    request.addfinalizer(released.set)
+    hanging = type("Hanging", (Kept,), {"row": lambda *_: released.wait(60)})
     monkeypatch.setitem(TRACKERS._entries, "hanging", hanging)
     monkeypatch.setattr(trackers, "_PATIENCE", 0.05)
     began = time.monotonic()

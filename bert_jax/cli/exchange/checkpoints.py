@@ -48,7 +48,7 @@ def run(options: CheckpointsOptions) -> int:
     if options.output is not None:
         step = recovery.branch_off(directory, options.output, step=options.step)
         corpus = run_directory.corpus_of(directory) or "CORPUS"
-        tell(f"wrote {options.output}: step {step:,} of {options.workdir}; go on with")
+        tell(f"wrote {options.output}: step {step:,} of {options.workdir}; continue with")
         tell(
             f"  bert-jax pretrain {options.output}/config.json --corpus {corpus} --workdir "
             f"{options.output} --set FIELD=VALUE --allow-change FIELD"

@@ -104,9 +104,8 @@ class Pool:
             yield from self._map(function, iter(arguments), is_here, more, look)
         except _WorkerKilled as error:
             raise BertJaxError(
-                "a worker process was killed, perhaps for lack of memory; the same command goes on "
-                "where this one stopped, and takes less memory with fewer than "
-                f"`workers` {self.workers}"
+                "a worker process was killed, perhaps for lack of memory; run the same command "
+                f"again to resume, with fewer than `workers` {self.workers} if memory is the reason"
             ) from error
 
     def _map(

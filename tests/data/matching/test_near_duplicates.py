@@ -147,5 +147,5 @@ def test_refusals(text, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="`show_dropped` shows what"):
         prepare([str(text)], tmp_path / "c", show_dropped=True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"needs rensa: pip install 'bert-jax\[near-duplicates\]'"):
+    with pytest.raises(UsageError, match=r"needs rensa: pip install 'rensa"):
         prepare([str(text)], tmp_path / "c", near_duplicates=0.8)

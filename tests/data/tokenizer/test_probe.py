@@ -1,5 +1,5 @@
-"""What a tokenizer does is observed: ids, places and words of many kinds of directories, against
-transformers 4 and 5 (golden/make_tokenizer_directories.py).
+"""The ids, offsets and words of many kinds of tokenizer directories equal those of transformers 4
+and 5 (golden/make_tokenizer_directories.py).
 """
 
 import gzip

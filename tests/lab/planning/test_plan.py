@@ -408,7 +408,7 @@ def test_a_plan_says_when_launched_runs_have_another_compiler(monkeypatch):
 
     assert warnings(locked) == warnings(None) == []
     (line,) = warnings("0.0.99")
-    assert "of libtpu 0.0.99" in line and f"pip install libtpu=={locked}" in line
+    assert "by libtpu 0.0.99" in line and f"install libtpu=={locked}" in line
 
 
 # --- JSON -----------------------------------------------------------------------------------------
