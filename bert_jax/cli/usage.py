@@ -85,7 +85,6 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         ("report-to tracker-name", ("tracker",)),
         ("tokenizer-name vocab tokenizer-path", ("tokenizer",)),
         ("lower uncased do-lower-case", ("lowercase",)),
-        ("resume-from-checkpoint resume-from", ("resume-step",)),
     )
     for called in names.split()
 }  # fmt: skip
@@ -96,8 +95,9 @@ _OTHERWISE = {
     **{(verb, name): "write --set compute.dtype=bfloat16"
        for verb in ("pretrain", "finetune") for name in ("bf16", "fp16")},
     **{(verb, "wandb"): "write --tracker wandb" for verb in ("pretrain", "finetune", "doctor")},
-    ("pretrain", "resume"): "the same command resumes the run in --workdir, without an option",
-    ("finetune", "resume"): "the same command resumes the run in --workdir, without an option",
+    **{(verb, name): "the same command resumes the run in --workdir, without an option"
+       for verb in ("pretrain", "finetune")
+       for name in ("resume", "resume-from", "resume-from-checkpoint", "resume_from_checkpoint")},
     **{("finetune", name): "fine-tuning counts passes over the rows: --epochs X"
        for name in ("steps", "max-steps", "num-steps", "train-steps")},
 }  # fmt: skip

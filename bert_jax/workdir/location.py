@@ -36,7 +36,6 @@ REMOVED = ".removed"
 _TAKEN_BACK = (
     "tokenizer",
     "expected.json",
-    "epochs.json",
     "metrics.jsonl",
     "metrics.aside.jsonl",
     "events.jsonl",
