@@ -172,6 +172,7 @@ def test_show_prints_what_would_run(config, capsys):
         ("pretrain --batch_size 8", "write --set phases.0.global_batch_size=8"),
         ("pretrain --epochs 3", "no --epochs: a run counts updates: --set phases.0.steps=N;"),
         ("pretrain c --resume", "no --resume: the same command resumes"),
+        ("pretrain c --resume_from_checkpoint=x", "from_checkpoint: the same command resumes"),
         ("pretrain --output-dir w", "write --workdir w"),
         ("pretrain --corpsu w", "did you mean --corpus w?"),
         ("finetune --lr 1e-4", "write --learning-rate 1e-4"),
