@@ -7,7 +7,7 @@ Six shapes of pre-training, from 0.3 to 4 GiB. With --run each step runs three t
 its own, whose peak of resident memory, less what the process had before there was a state, stands
 beside the estimate and what a process takes by itself. Off by more than a fifth, of the compiler's
 figure or of the peak, is exit code 1. With --plans the estimates of the steps in docs/plans.json
-stand beside the figures of the TPU compiler there, without its programs.
+appear there next to the figures of the TPU compiler, without its programs.
 """
 
 import argparse
