@@ -55,6 +55,7 @@ _OF_PROCESS = (
     "fsspecIO",  # the loop of fsspec; what it works at is looked at below
     "asyncio_",  # the pool in which that loop resolves the names of hosts
     "gcsfs-deferred-close",  # the queue of gcsfs for files that are dropped while they are open
+    "tqdm_monitor",  # refreshes the progress bars of torch's libraries in the parity tests
 )
 # Seconds in which a thread that was told to end has to end.
 _ENDING_SECONDS = 10.0
