@@ -1,6 +1,7 @@
-# bert-jax in an image, for one machine (launch/gke/Dockerfile is that of TPU slices).
+# bert-jax as an image.
 #   docker build -t bert-jax .                          # CPU
-#   docker build -t bert-jax --build-arg EXTRA=cuda .   # GPUs of NVIDIA; the driver is the host's
+#   docker build -t bert-jax --build-arg EXTRA=cuda .   # NVIDIA GPUs; the host has the driver
+#   docker build -t bert-jax --build-arg EXTRA=tpu .    # TPUs on GKE (launch/jobset.yaml)
 #   docker run --rm -v "$PWD:/work" bert-jax prepare --source texts --output corpus
 FROM python:3.12-slim
 ARG EXTRA=formats
@@ -13,5 +14,5 @@ COPY studies ./studies
 RUN pip install --no-cache-dir ".[formats,$EXTRA]"
 WORKDIR /work
 ENV PYTHONUNBUFFERED=1
-# In exec form, so that SIGTERM reaches the trainer itself.
+# Exec form, so that SIGTERM reaches the trainer.
 ENTRYPOINT ["bert-jax"]

@@ -122,7 +122,7 @@ browser: $(VENV)/.dev  ## pages in a headless Chromium (apt-get install chromium
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/shellcheck -x tpu_setup.sh examples/*.sh launch/tpu launch/boot.sh launch/worker.sh launch/gke/render launch/lib/*.sh .ci/run
+	$(BIN)/shellcheck -x tpu_setup.sh examples/*.sh launch/tpu launch/*.sh .ci/run
 
 types: $(VENV)/.dev  ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python

@@ -207,6 +207,8 @@ def test_variables_of_trackers_are_described():
 @each_document
 def test_no_verb_or_option_is_named_that_does_not_exist(document):
     known = {o for verb in _VERBS.values() for o in verb._option_string_actions}
+    launcher = (_ROOT / "launch/tpu").read_text(encoding="utf-8").partition("source ")[0]
+    known |= set(re.findall(r"--[a-z-]+", launcher))
     for span in spans(document.read_text(encoding="utf-8")):
         if match := re.match(r"bert-jax ([a-z][\w-]*)", span):
             assert match[1] in _VERBS, f"{document.name}: `{span}`"

@@ -15,13 +15,13 @@ from bert_jax.errors import StorageFailed, UsageError
 from bert_jax.interchange import safetensors_files
 from bert_jax.workdir import bucket, location, manifest
 from tests import hostile
-from tests.launch.rest_api import Api
+from tests.storage_api import StorageApi
 
 
 @pytest.fixture
-def api(monkeypatch) -> Iterator[Api]:
+def api(monkeypatch) -> Iterator[StorageApi]:
     """Cloud Storage, which takes any name for an object; the emulator of other tests does not."""
-    with Api() as server:
+    with StorageApi() as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "none")
         clear_instances()

@@ -4,13 +4,13 @@ Each way of launching does what that code asks for.
 """
 
 import re
-import subprocess
 import time
 
 import pytest
 
 from tests.chaos import IS_LONG, long_form
 from tests.chaos.runs import ROOT, Started
+from tests.launch.cloud import in_shell
 
 pytestmark = pytest.mark.chaos
 
@@ -65,33 +65,27 @@ def ends_well(tmp_path, corpus, kind, rank, *, fault, seconds=_SECONDS, processe
     others = [code for other, code in enumerate(codes) if other != rank]
     assert set(others) <= _FOLLOWERS, codes
     # Whoever was killed has no code of its own.
-    assert int(in_shell("verdict", *codes)) in ({guilty, *others} if guilty == 137 else {guilty})
-
-
-def in_shell(function: str, *codes: int) -> str:
-    """Returns what a function of launch/tpu makes of the hosts' codes."""
     report = "\n".join(f"host-{number} {code}" for number, code in enumerate(codes))
-    script = f'. {ROOT}/launch/lib/codes.sh; REPORT="$1"; {function}'
-    done = subprocess.run(["bash", "-c", script, "-", report], capture_output=True, text=True)
-    return done.stdout.strip()
+    assert int(in_shell('verdict "$1"', report)) in (
+        {guilty, *others} if guilty == 137 else {guilty}
+    )
 
 
 def test_all_ways_of_launching_act_on_the_same_codes():
-    """JobSet ends the whole set for what `launch/tpu` does not begin again; JobSet and SkyPilot
-    begin again for the same three without counting."""
-    template = (ROOT / "launch" / "gke" / "jobset.yaml.tmpl").read_text()
-    (acted_on,) = re.findall(r"containerName: trainer\n.*\n\s+values: \[(.*)\]", template)
+    """JobSet fails for the codes that end a TPU VM's run; JobSet and SkyPilot restart after the
+    same codes without counting, and so does the unit of a TPU VM."""
+    template = (ROOT / "launch/jobset.yaml").read_text()
+    (acted_on,) = re.findall(r"containerName: trainer.*values: \[(.*)\]", template)
     (pattern,) = re.findall(
         r"MessagePatterns: \['failed with exit code (\S+) matching'\]", template
     )
     stops = {code for code in numbers(acted_on) if re.fullmatch(pattern, str(code))}
-    kinds = in_shell("for code in {0..255}; do meaning $code; done").split()
-    assert stops == {code for code, kind in enumerate(kinds) if kind == "stop"}
-    (sky,) = re.findall(
-        r"recover_on_exit_codes: \[(.*)\]", (ROOT / "launch" / "sky.yaml").read_text()
-    )
-    assert numbers(acted_on) - stops == numbers(sky) == {42, 75, 200}
-    assert not numbers(sky) & _FOLLOWERS
+    assert stops == set(range(2, 9))
+    (sky,) = re.findall(r"recover_on_exit_codes: \[(.*)\]", (ROOT / "launch/sky.yaml").read_text())
+    (unit,) = re.findall(r"^RESTART='([\d ]+) SIG", (ROOT / "launch/worker.sh").read_text(), re.M)
+    restarts = {int(code) for code in unit.split()}
+    assert numbers(acted_on) - stops == numbers(sky) == {42, 75, 200} <= restarts
+    assert restarts - numbers(sky) == {134, 137, 143} and not restarts & stops
 
 
 def numbers(text: str) -> set[int]:

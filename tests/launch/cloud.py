@@ -38,9 +38,8 @@ def wait_until(condition, process=None, seconds: float = HUNG) -> None:
 
 
 def in_shell(script: str, *words: str) -> str:
-    """Returns what a script prints that has the functions of launch/lib."""
-    parts = "; ".join(f". {ROOT}/launch/lib/{part}.sh" for part in ("common", "settings", "codes"))
-    command = ["bash", "-c", f"{parts}; {script}", "-", *words]
+    """Returns what a script prints that has the functions of launch/common.sh."""
+    command = ["bash", "-c", f". {ROOT}/launch/common.sh; {script}", "-", *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -56,33 +55,18 @@ def check_unit(unit: Path, text: str, setting: str) -> None:
         assert (unit.name in done.stdout + done.stderr) == expected, done.stdout + done.stderr
 
 
-def end(process) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-def read_until(process, text: str) -> None:
-    for line in process.stderr:
-        if text in line:
-            return
-    raise AssertionError(f"it ended without saying {text!r}")
-
-
 _SCENARIO: dict[str, Any] = {
     "creations": [["ACTIVE"]],  # what the describe calls of each say in turn, the last for ever
     "trainer": [0],  # the exit code of each of its starts, or a list of one for each host
     "events": [],  # see `failing`
     "doctor": [0, 0],  # its codes on each host, or "real" for the real one
-    "real_trainer": False,
+    "real_trainer": "",  # HOST:PORT at which real trainers meet
     "environment": {},  # of the hosts
     "devices": 4,
     "boots": False,  # whether hosts execute the startup script when they are made
     "api_code": 0,  # what the TPU API says to a host; 0: by what there is
-    "location": "Z",  # of all buckets
     "states": [],  # what there is: what the cloud will say of it in turn
     "current": "",  # and what it said last
-    "zone": "",  # in which it is; none: in any that is asked
-    "run": "",
     "rsync_limits": [],  # how many files each rsync copies before it is interrupted
 }
 
@@ -104,9 +88,6 @@ class Cloud:
         self.processes: list[subprocess.Popen[str]] = []
         self.hosts = tuple(f"pod-w-{number}" for number in range(number_of_hosts))
         kind = _TYPES[number_of_hosts]
-        # What the real gcloud asks, where that is installed, and what leads it there.
-        self.api: Any = None
-        self.settings: dict[str, str] = {}
         self.bucket = directory / "buckets/b/run"  # the workdir of WHAT
         self.options = (*WHERE, f"--type={kind}")
         self.launcher = directory / "checkout/launch/tpu"
@@ -146,9 +127,7 @@ class Cloud:
             "FAKE_CLOUD": str(self.directory),
             "TMPDIR": str(self.directory),
             "POLL_SECONDS": "0.02",
-            "RETRY_SECONDS": "0",
             "LC_ALL": "C.UTF-8",
-            **self.settings,
         }
 
     def start(
@@ -182,6 +161,12 @@ class Cloud:
     def tpu(self, command: str, *options: str, code: int = 0, says: str = "", **settings: str):
         words = (self.launcher, command, *self.options, *options)
         return self.run(*words, settings=settings, code=code, says=says)
+
+    def stop_units(self) -> None:
+        """The hosts shut down: systemd stops the units, which may save."""
+        for host in self.hosts:
+            given = self.environment_of(host, {})
+            self.run("systemctl", "stop", "bert-jax", settings=given)
 
     def started(self, *options: str) -> subprocess.Popen[str]:
         """Returns a `launch/tpu run` whose hosts train."""
@@ -221,8 +206,6 @@ class Cloud:
         path = self.directory / "buckets" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        if self.api:
-            self.api.objects[name] = text.encode()
         return path
 
     def home(self, number: int = 0) -> Path:
@@ -245,6 +228,5 @@ _CHANGES = {
     "tpu_setup.sh": "setup",
     "worker.sh stage": "stage",
     "worker.sh start": "start",
-    "worker.sh stop": "stop",
     " -X DELETE ": "deletes itself",
 }

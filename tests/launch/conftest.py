@@ -1,13 +1,11 @@
-"""A fake cloud for each test, made with the test's scenario and emptied after it."""
+"""A fake cloud for each test, made with the scenario of the test and emptied after it."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.launch.cloud import Cloud
-from tests.launch.rest_api import GCLOUD, Api, lead
-from tests.launch.ssh_hosts import HAS_SSHD, SshHosts
+from tests.launch.rest_api import Api
 
 
 @pytest.fixture
@@ -27,21 +25,3 @@ def cloud(tmp_path) -> Iterator[Callable[..., Cloud]]:
 def api() -> Iterator[Api]:
     with Api() as server:
         yield server
-
-
-@pytest.fixture
-def machines(cloud, request) -> Iterator[Callable[..., Cloud]]:
-    """A cloud as of `cloud`, but behind it are the real gcloud, and sshd on its hosts, where both
-    are installed.
-    """
-    with contextlib.ExitStack() as stack:
-
-        def make(**scenario) -> Cloud:
-            here = cloud(**scenario)
-            if GCLOUD is not None and HAS_SSHD:
-                lead(here, request.getfixturevalue("api"))
-                here.api.machines = SshHosts(here, scenario.get("environment", {}))
-                stack.callback(here.api.machines.end)
-            return here
-
-        yield make

@@ -1,9 +1,9 @@
 """The programs that the launch scripts call, faked: a cloud in a directory, its hosts as folders.
 
-Called by small wrappers on the PATH, as `main` with NAME ARGUMENT... in sys.argv. Only the standard
-library, so that a call takes milliseconds. The directory, $FAKE_CLOUD, has
+Small wrappers on the PATH call `main` with NAME ARGUMENT... in sys.argv. The module uses only the
+standard library, so that a call takes milliseconds. The directory, $FAKE_CLOUD, has
 
-    state.json       what is to happen, and what has so far; see `cloud.py`
+    state.json       what is to happen, and what has happened; see `cloud.py`
     log.jsonl        every call of every program: {"program", "host", "argv"}
     buckets/         gs://BUCKET/PATH
     hosts/NODE-w-I/  the home directory of a host; it also holds its devices and its units
@@ -27,7 +27,7 @@ HOSTS = SCENARIO.get("hosts", ())
 
 @contextlib.contextmanager
 def state():
-    """Yields what has happened, to be read and changed by one program at a time."""
+    """Yields what has happened. One program at a time reads and changes it."""
     with (CLOUD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         path = CLOUD / "state.json"
@@ -65,12 +65,11 @@ def gcloud(argv: list[str]) -> int:
             ("queued-resources", "describe"): describe_resource,
             ("queued-resources", "create"): create,
             ("queued-resources", "delete"): delete,
-            ("queued-resources", "list"): list_resources,
             ("tpu-vm", "describe"): describe_node,
             ("tpu-vm", "scp"): scp,
         }[words[2], words[3]]
         code = call(now, words[4:], argv)
-    # Afterwards: the caller may be on one of the hosts.
+    # Afterwards, because the caller may be on one of the hosts.
     if code == 0 and call is delete:
         kill_units()
     if code == 0 and call is create and SCENARIO["boots"]:
@@ -78,28 +77,15 @@ def gcloud(argv: list[str]) -> int:
     return code
 
 
-def is_absent(now: dict, argv: list[str]) -> bool:
-    return not now["states"] or now["zone"] not in ("", option(argv, "zone"))
-
-
 def describe_resource(now: dict, words: list[str], argv: list[str]) -> int:
-    if not is_absent(now, argv):
+    if now["states"]:
         now["current"] = now["states"][0]
         now["states"] = now["states"][1:] or now["states"]
         if now["current"] == "GONE":
             now["states"] = []
-    if is_absent(now, argv):
+    if not now["states"]:
         return fail(f"NOT_FOUND: Resource {words[0]} was not found")
-    why = "There is no more capacity in the zone" if now["current"] == "FAILED" else ""
-    found = (now["current"].partition("/")[0], now["type"], now["run"], why)
-    print(found[0] if option(argv, "format") == "value(state.state)" else ",".join(found))
-    return 0
-
-
-def list_resources(now: dict, words: list[str], argv: list[str]) -> int:
-    assert option(argv, "zone") == "-" and "--filter=name.basename()=pod" in argv
-    if now["states"]:
-        print(now["zone"] or "z")
+    print(now["current"].partition("/")[0])
     return 0
 
 
@@ -121,9 +107,8 @@ def create(now: dict, words: list[str], argv: list[str]) -> int:
     number = min(now["created"], len(SCENARIO["creations"]) - 1)
     now["states"] = list(SCENARIO["creations"][number])
     now["created"] += 1
-    now["zone"], now["type"] = option(argv, "zone"), option(argv, "accelerator-type")
-    now["run"] = (option(argv, "labels") or "").removeprefix("bert_jax_run=")
-    import shutil  # here, as it takes as long to load as most calls take to answer
+    now["type"] = option(argv, "accelerator-type")
+    import shutil  # here, because loading it takes as long as most calls
 
     kill_units()
     for host in HOSTS:
@@ -135,8 +120,8 @@ def create(now: dict, words: list[str], argv: list[str]) -> int:
 
 
 def delete(now: dict, words: list[str], argv: list[str]) -> int:
-    assert "--force" in argv, "a resource with nodes is deleted by force only"
-    if is_absent(now, argv):
+    assert "--force" in argv, "a resource with nodes needs --force"
+    if not now["states"]:
         return fail(f"NOT_FOUND: Resource {words[0]} was not found")
     now["states"] = ["DELETING", "GONE"]
     return 0
@@ -152,22 +137,26 @@ def scp(now: dict, words: list[str], argv: list[str]) -> int:
 
 
 def boot(_: object = None) -> None:
-    """Google's agent executes the startup script on each host."""
+    """On each host systemd starts the enabled units, and Google's agent the startup script."""
     import subprocess
 
     for host in HOSTS:
         environment = environment_of(CLOUD, host, os.environ | SCENARIO["environment"])
+        if (CLOUD / "hosts" / host / "enabled.bert-jax").exists():
+            program = CLOUD / "bin" / "systemctl"
+            subprocess.run([program, "start", "bert-jax"], env=environment, check=True)
         subprocess.run(["bash", CLOUD / "startup"], env=environment, check=True)
 
 
 def environment_of(cloud: Path, host: str, settings: dict[str, str]) -> dict[str, str]:
-    """Returns what a program on that host gets."""
+    """Returns the environment of a program on that host."""
     home = cloud / "hosts" / host
     return {
         "UPTIME_FILE": str(cloud / "uptime"),
         "BOOT_ID_FILE": str(cloud / "boot_id"),
         "CAP_AT": str(home / "cap"),
         "CAP_UNITS": str(home / "units"),
+        "BERT_JAX_UNITS": str(home / "units"),
         "FAKE_HOST": host,
         "DEVICES_AT": str(home / "dev"),
         "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
@@ -197,7 +186,7 @@ def curl(argv: list[str]) -> int:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Copies a file that is there as a whole or not at all, as objects of a bucket are."""
+    """Copies a file atomically, as objects of a bucket are written."""
     part = CLOUD / f"part-{os.getpid()}"
     part.write_bytes(source.read_bytes())
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -205,18 +194,13 @@ def _put(source: Path, target: Path) -> None:
 
 
 def storage(verb: str, words: list[str], argv: list[str]) -> int:
-    if verb == "buckets":
-        print(SCENARIO["location"])
-        return 0
     source, *rest = (
         CLOUD / "buckets" / word.removeprefix("gs://") if word.startswith("gs://") else Path(word)
         for word in words
     )
     if not source.exists():
         return fail(f"The following URLs matched no objects or files: {words[0]}")
-    if verb == "cat":
-        print(source.read_text(), end="")
-    elif verb == "cp":
+    if verb == "cp":
         _put(source, rest[0])
     elif verb == "rsync":
         excluded = re.compile(option(argv, "exclude") or "$^")
@@ -262,20 +246,47 @@ def systemd_run(argv: list[str]) -> int:
     first = next(i for i, word in enumerate(argv) if not word.startswith("--"))
     told = [word.removeprefix("--setenv=") for word in argv[:first] if "--setenv=" in word]
     environment = os.environ | dict(word.split("=", 1) for word in told)
-    if "--pipe" in argv:
-        return subprocess.call(argv[first:], env=environment)
-    assert "--unit=bert-jax" in argv
-    nothing = subprocess.DEVNULL
-    process = subprocess.Popen(
-        argv[first:], cwd=option(argv, "working-directory"), env=environment, stdin=nothing,
-        stdout=nothing, stderr=nothing, start_new_session=True,
-    )  # fmt: skip
-    Path(os.environ["HOME"], "unit.pid").write_text(f"{process.pid}\n")
+    assert "--pipe" in argv
+    return subprocess.call(argv[first:], env=environment)
+
+
+def unit(_: object = None) -> int:
+    """Runs the trainer's unit as systemd does: it restarts after the codes that the unit names."""
+    import subprocess
+
+    home = Path(os.environ["HOME"])
+    lines = (home / "units/bert-jax.service").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line)
+    given = dict(word.split("=", 1) for word in settings["Environment"].split())
+    environment = os.environ | given
+    restart = set(settings["RestartForceExitStatus"].split())
+    (home / "unit.pid").write_text(f"{os.getpid()}\n")
+    log = os.open(
+        settings["StandardOutput"].removeprefix("append:"), os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    )
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": environment}
+    while not Path(settings["ConditionPathExists"].removeprefix("!")).exists():
+        main_process = subprocess.Popen(
+            settings["ExecStart"].split(), cwd=settings["WorkingDirectory"],
+            start_new_session=True, **quiet,
+        )  # fmt: skip
+        (home / "main.pid").write_text(f"{main_process.pid}\n")
+        code = main_process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(main_process.pid, signal.SIGKILL)
+        name = str(code) if code >= 0 else signal.Signals(-code).name.removeprefix("SIG")
+        subprocess.call(
+            settings["ExecStopPost"].split(), **quiet | {"env": environment | {"EXIT_STATUS": name}}
+        )
+        known = name if code >= 0 else f"SIG{name}"
+        if (home / "unit.stopping").exists() or known not in restart:
+            break
+        time.sleep(0.05)
     return 0
 
 
 def pid_of(file: Path) -> int | None:
-    """Returns the process whose number a file has, unless it has ended."""
+    """Returns the process of a pid file, unless it has ended."""
     try:
         pid = int(file.read_text())
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -285,21 +296,23 @@ def pid_of(file: Path) -> int | None:
 
 
 def kill_units(_: object = None) -> None:
-    found = [pid for file in (CLOUD / "hosts").glob("*/*.pid") if (pid := pid_of(file))]
-    for pid in sorted(found, key=lambda pid: pid == os.getpgrp()):  # the caller's own comes last
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+    """Power off: no process of a host is told."""
+    for name in ("unit.pid", "main.pid", "cap.pid"):
+        found = [pid for file in (CLOUD / "hosts").glob(f"*/{name}") if (pid := pid_of(file))]
+        for pid in sorted(found, key=lambda pid: pid == os.getpgrp()):  # the caller's group is last
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 # --- what is installed ---------------------------------------------------------------------------
 
-# Called most; a shell is quicker to start. systemctl knows the trainer's unit, and that of
-# launch/boot.sh, which it starts from its file. One that has been told to stop is not active.
+# The most frequent calls are shell scripts, which start faster. systemctl knows the units of
+# launch/worker.sh and launch/boot.sh, and reads their files.
 _SHELLS = {
     "hostname": 'echo "$FAKE_HOST"',
     "sudo": '[ "$1" = -n ] && shift && exec "$@"',
     "systemctl": r"""
-runs() { # FILE: the process whose number it has is there, and is no zombie
+runs() { # FILE: the process of this pid file runs and is no zombie
     [ -f "$1" ] && read -r pid <"$1" && read -r stat 2>/dev/null <"/proc/$pid/stat" &&
         [[ $stat != *") Z "* ]]
 }
@@ -308,12 +321,20 @@ case "$*" in
         runs "$HOME/unit.pid" || { echo inactive; exit 3; }
         [ ! -f "$HOME/unit.stopping" ] || { echo deactivating; exit 3; }
         echo active ;;
-    "stop bert-jax") # KillMode=mixed: the main process first, and the group in the end
+    "start bert-jax")
+        rm -f "$HOME/unit.stopping"
+        runs "$HOME/unit.pid" && exit 0
+        rm -f "$HOME/unit.pid"
+        setsid unit >/dev/null 2>&1 </dev/null 3>&- 8>&- 9>&- &
+        for _ in {1..6000}; do [ ! -s "$HOME/unit.pid" ] || break; sleep 0.01; done ;;
+    "stop bert-jax") # KillMode=mixed: SIGTERM for the main process
         runs "$HOME/unit.pid" || exit 0
+        touch "$HOME/unit.stopping"
+        runs "$HOME/main.pid" || runs "$HOME/unit.pid"
         kill -TERM "$pid"
-        for _ in {1..6000}; do runs "$HOME/unit.pid" || break; sleep 0.01; done
-        kill -KILL "-$pid" 2>/dev/null || true ;;
-    "enable bert-jax-cap") touch "$HOME/enabled" ;;
+        for _ in {1..6000}; do runs "$HOME/unit.pid" || break; sleep 0.01; done ;;
+    "enable "*) touch "$HOME/enabled.${@: -1}" ;;
+    "disable --now bert-jax") rm -f "$HOME/enabled.bert-jax" && exec "$0" stop bert-jax ;;
     "--no-block "*" bert-jax-cap")
         if runs "$HOME/cap.pid"; then
             [ "$2" = restart ] || exit 0
@@ -329,22 +350,22 @@ esac""",
 
 
 def install(folder: Path) -> None:
-    """All programs of a laptop and of a host, and what becomes of the hosts from outside."""
-    for name in ("gcloud", "systemd-run", "python3", "curl", "boot", "kill_units"):
+    """Installs all programs of a laptop and of a host, and what acts on the hosts from outside."""
+    for name in ("gcloud", "systemd-run", "python3", "curl", "boot", "kill_units", "unit"):
         wrapper(folder / name, name)
     for name, text in _SHELLS.items():
         program(folder / name, f"#!/bin/bash\n{text}\n")
 
 
 def wrapper(path: Path, name: str) -> None:
-    """A program NAME at `path`. As an import this module is compiled once and not at each call."""
+    """Writes a program that calls `main`. An imported module is compiled once."""
     here = Path(__file__)
     code = f"import sys; sys.path.append('{here.parent}'); import {here.stem} as f; f.main()"
     program(path, f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{code}" {name} "$@"\n')
 
 
 def program(path: Path, text: str) -> None:
-    """An executable file, whose first line names what executes it."""
+    """Writes an executable file. Its first line names the interpreter."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
@@ -381,6 +402,12 @@ def venv_python(argv: list[str]) -> int:
         return SCENARIO["doctor"][HOSTS.index(os.environ["FAKE_HOST"])]
     if argv[:2] == ["-m", "bert_jax"]:
         if SCENARIO["real_trainer"]:
+            # These hosts are no TPU: the processes are told where they meet.
+            number = str(HOSTS.index(os.environ["FAKE_HOST"]))
+            place = SCENARIO["real_trainer"]
+            told = ["--coordinator", place, "--num-processes", str(len(HOSTS)), "--process-id"]
+            at = argv.index("--distributed")
+            argv = [*argv[:at], *told, number, *argv[at + 1 :]]
             os.execv(sys.executable, [sys.executable, "-u", *argv])
         return trainer()
     assert argv[0] == "-c" and "local_device_count" in argv[1], argv
@@ -390,7 +417,7 @@ def venv_python(argv: list[str]) -> int:
 
 
 def trainer() -> int:
-    """One start of the trainer: what the scenario has for it, on this host."""
+    """Returns the exit code that the scenario has for this start of the trainer on this host."""
     host = HOSTS.index(os.environ["FAKE_HOST"])
     received: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
@@ -412,7 +439,7 @@ EVENT: dict = {}
 
 
 def happens(line: str) -> dict:
-    """Returns the scenario's event for this call, HOST PROGRAM ARGUMENT..., if it is its turn."""
+    """Returns the event of the scenario for this call, HOST PROGRAM ARGUMENT..., if it is due."""
     for number, event in enumerate(SCENARIO["events"]):
         if re.search(event["match"], line):
             with state() as now:

@@ -18,7 +18,7 @@ from tests.launch.cloud import ROOT, Cloud, check_unit, wait_until
 from tests.launch.fake_programs import program
 from tests.launch.rest_api import Api
 
-_SECONDS = {"MAX_SECONDS": 86_400, "START_SECONDS": 3600, "END_SECONDS": 900, "KEEP": 0}
+_SECONDS = {"MAX_SECONDS": 86_400, "KEEP": 0}
 _TPU = "/v2/projects/p/locations/z"
 
 
@@ -65,7 +65,7 @@ class Machine:
         self.here.reset()
 
     def on(self) -> None:
-        if (self.here.home() / "enabled").exists():
+        if (self.here.home() / "enabled.bert-jax-cap").exists():
             self.run("systemctl", "--no-block", "start", "bert-jax-cap")
 
     def look(self) -> list[str]:
@@ -77,7 +77,7 @@ class Machine:
         return self.deletes()
 
     def deletes(self) -> list[str]:
-        return [path for method, path, _ in self.api.requests if method == "DELETE"]
+        return [path for method, path in self.api.requests if method == "DELETE"]
 
     def log(self) -> str:
         log = self.disk / "log"
@@ -176,12 +176,14 @@ def test_what_it_asks_and_says(machine, api):
     wait_until(lambda: f"{_TPU}/nodes/pod" in machine.look())
     # What is left when the resource is gone may be a node that no queued resource has made.
     assert set(machine.look()) == {f"{_TPU}/queuedResources/pod?force=true", f"{_TPU}/nodes/pod"}
-    assert "no trainer has begun for 60 minutes: deleting this TPU: HTTP 200" in machine.log()
+    assert "no trainer has started for 60 minutes: deleting this TPU: HTTP 200" in machine.log()
     assert api.tokens == {"Bearer host"}
     said = asked.read_text() + machine.log()
     assert "Bearer" not in said and "=host" not in said
     api.refusal = 403
-    wait_until(lambda: "HTTP 403: its service account needs the role" in machine.log())
+    wait_until(
+        lambda: "HTTP 403: the service account of this TPU may not delete it" in machine.log()
+    )
 
 
 def test_an_account_that_is_lost_counts_from_boot(machine):

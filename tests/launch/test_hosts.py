@@ -1,4 +1,4 @@
-"""On a host: setting up, freeing the chips, staging a corpus, and the trainer's signals."""
+"""On a host: tpu_setup.sh, and launch/worker.sh with the trainer's unit."""
 
 import contextlib
 import os
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cloud import ROOT, check_unit, failing, wait_until
+from tests import hostile
+from tests.launch.cloud import ROOT, WHAT, check_unit, failing, wait_until
 from tests.launch.fake_programs import program
 from tests.limits import HUNG
 
@@ -26,8 +27,8 @@ def set_up(here, *options: str, code: int = 0):
     return here.on_host(script, *(options or [_TYPE]), code=code)
 
 
-def test_setting_up_again_installs_what_is_another(cloud):
-    """The package each time, the environment for another lock, and what has failed."""
+def test_a_second_setup_installs_only_what_changed(cloud):
+    """The package each time, the environment after a change of the lock or a failure."""
     here = cloud(**failing("uv .* sync ", fails="no"))
     copy = here.launcher.parents[1]
     set_up(here, code=33)
@@ -42,10 +43,9 @@ def test_setting_up_again_installs_what_is_another(cloud):
     whole = ["venv", "sync", "install"]
     verbs = [word for argv in calls for word in whole if word in argv[:3]]
     assert verbs == [*whole[:2], *whole, "install", *whole]
-    # The check has the limits of the trainer: locked memory, for newer chips.
+    # The check has the limits of the trainer, which locks memory.
     checks = [call["argv"] for call in here.calls() if call["program"] == "systemd-run"]
     assert {"--wait", "--pipe", "--property=LimitMEMLOCK=infinity"} < set(checks[0])
-    # A smoke test when asked for, on this host's own chips, with the environment that was set up.
     for code in (0, 36):
         (copy / "examples" / "smoke.sh").write_text(
             f"echo smoke with $BIN on $JAX_PLATFORMS $TPU_PROCESS_BOUNDS $#; exit {code}\n"
@@ -58,18 +58,18 @@ def test_setting_up_again_installs_what_is_another(cloud):
 @pytest.mark.parametrize(
     ("code", "message", "scenario", "option"),
     [
-        (2, "unknown option --frob; tpu_setup.sh --help", {}, "--frob"),
-        (0, "34 a trainer is running", {}, "--help"),
-        (2, "accelerator type 'v9-8' is not known", {}, "--type=v9-8"),
+        (2, "unknown argument '--frob'", {}, "--frob"),
+        (0, "34 a trainer runs", {}, "--help"),
+        (2, "unknown accelerator type 'v9-8'", {}, "--type=v9-8"),
         (31, "pip cannot install uv", failing("-m pip install", fails="no"), _TYPE),
-        (30, "this machine does not say that it is a TPU host", {}, "--smoke"),
-        (32, "uv cannot get Python", failing("uv .* venv ", fails="no"), _TYPE),
+        (30, "not a TPU host by its metadata", {}, "--smoke"),
+        (32, "uv cannot download Python", failing("uv .* venv ", fails="no"), _TYPE),
         (35, "sees 3 devices on this host; a host of v4-8 has 4", {"devices": 3}, "--type=v4-8"),
-        # One of several was told to look at itself alone, which a good slice may refuse.
+        # One host of several is checked alone, which a healthy slice may refuse.
         (0, "warning: JAX sees 3 devices on this host; a host of v4-16", {"devices": 3}, _TYPE),
     ],
 )  # fmt: skip
-def test_each_failure_has_its_code(cloud, code, message, scenario, option):
+def test_each_failure_of_setup_has_its_code(cloud, code, message, scenario, option):
     done = set_up(cloud(**scenario), option, code=code)
     assert message in done.stderr + done.stdout
 
@@ -86,7 +86,7 @@ time.sleep(60)
 
 @pytest.fixture
 def hold() -> Iterator[Callable[..., subprocess.Popen]]:
-    """Starts processes that have a file open, as a stale trainer has a chip."""
+    """Starts processes that have a file open, as a crashed trainer has a chip."""
     with contextlib.ExitStack() as stack:
 
         def start(path: Path, manner: str = "polite", name: str = "bert_jax") -> subprocess.Popen:
@@ -103,7 +103,7 @@ def hold() -> Iterator[Callable[..., subprocess.Popen]]:
     ("device", "manner", "end"),
     [("accel0", "polite", signal.SIGTERM), ("vfio/7", "stubborn", signal.SIGKILL)],
 )
-def test_stale_holders_of_chips_are_ended(cloud, hold, device, manner, end):
+def test_processes_of_a_crashed_trainer_are_ended(cloud, hold, device, manner, end):
     here = cloud()
     home = here.home()
     (home / "libtpu_lockfile").touch()
@@ -114,61 +114,59 @@ def test_stale_holders_of_chips_are_ended(cloud, hold, device, manner, end):
     assert not (home / "libtpu_lockfile").exists()
 
 
-def test_what_is_somebody_elses_or_trains_is_left_alone(cloud, hold):
+def test_another_program_and_a_running_trainer_are_left_alone(cloud, hold):
     here = cloud()
     theirs = hold(here.home() / "dev" / "accel0", name="their_program")
     done = set_up(here, code=34)
-    assert f"held by process {theirs.pid} ({sys.executable}" in done.stderr
+    assert f"process {theirs.pid} holds the chips and is not bert-jax" in done.stderr
     trainer = hold(here.home() / "other")
     (here.home() / "unit.pid").write_text(f"{trainer.pid}\n")
-    assert "stop it first" in set_up(here, code=34).stderr
+    assert "a trainer runs here" in set_up(here, code=34).stderr
     assert theirs.poll() is trainer.poll() is None
 
 
 # --- worker.sh -----------------------------------------------------------------------------------
 
 
-def test_staging_copies_and_resumes(cloud, corpus):
+def test_an_interrupted_copy_of_a_corpus_resumes(cloud, corpus):
     from bert_jax.data.corpus.store import open_corpus
 
     here = cloud(rsync_limits=[1, 1, 0, 0])
-    home = here.home()
+    place = here.home() / "bert-jax/corpus/wiki"
 
     def stage(code: int = 0) -> str:
-        words = (ROOT / "launch/worker.sh", "stage", "gs://b/corpus", home / "corpus")
+        words = (ROOT / "launch/worker.sh", "stage", "wiki=gs://b/corpus", "/data/other")
         return here.on_host(*words, code=code, STAGE_PAUSE_SECONDS="0").stdout
 
-    assert "cannot be copied: is it a corpus" in stage(4)
+    assert "gs://b/corpus was not copied" in stage(4)
     shutil.copytree(corpus, here.directory / "buckets" / "b" / "corpus")
-    # Copies that are interrupted: no corpus yet, but what came stays.
-    assert stage(4).count("copying was interrupted") == 4
-    assert {p.name for p in (home / "corpus").iterdir() if p.is_file()} == {"corpus.json.new"}
-    assert sum(p.is_file() for p in (home / "corpus").rglob("*")) == 2 + 1
+    # A directory without corpus.json is no corpus; the files that arrived stay.
+    assert stage(4).count("copying gs://b/corpus failed") == 4
+    assert {p.name for p in place.iterdir() if p.is_file()} == {"corpus.json.new"}
+    assert sum(p.is_file() for p in place.rglob("*")) == 2 + 1
     stage()
-    open_corpus(home / "corpus")
-    # A file that lost its end is fetched again, alone.
-    victim = next((home / "corpus" / "train").glob("*.tokens.npy"))
+    open_corpus(place)
+    # A truncated file is copied again, and no other.
+    victim = next((place / "train").glob("*.tokens.npy"))
     victim.write_bytes(victim.read_bytes()[:-10])
-    assert stage().count("copied") == 1
-    open_corpus(home / "corpus")
+    assert stage().count("copied train") == 1
+    open_corpus(place)
 
 
-def test_two_that_stage_at_once_do_not_disturb_each_other(cloud, corpus):
-    """An interrupted command may have left one. Several corpora are copied in turn."""
+def test_two_copies_at_once_wait_for_each_other(cloud, corpus):
     here = cloud(rsync_limits=[0])
     for name in ("one", "two"):
         shutil.copytree(corpus, here.directory / "buckets/b" / name)
-    target = here.home() / "corpora"
-    words = (ROOT / "launch/worker.sh", "stage", "gs://b/one", target / "one",
-             "gs://b/two", target / "two")  # fmt: skip
-    env = here.environment_of("pod-w-0", {"STAGE_PAUSE_SECONDS": "0.5"})
-    first = here.start(*words, settings=env)
-    wait_until((target / "one/corpus.json.new").exists, first)
+    place = here.home() / "bert-jax/corpus"
+    words = (ROOT / "launch/worker.sh", "stage", "gs://b/one", "gs://b/two")
+    first = here.start(
+        *words, settings=here.environment_of("pod-w-0", {"STAGE_PAUSE_SECONDS": "1"})
+    )
+    wait_until((place / "one/corpus.json.new").exists, first)
     second = here.on_host(*words)
     assert first.wait(timeout=HUNG) == 0
-    assert f"another copy to {target}/one is under way" in second.stdout
-    assert second.stdout.count("staged gs://b/") == 2
-    assert {path.name for path in target.iterdir()} == {"one", "one.lock", "two", "two.lock"}
+    assert second.stdout.count("copied gs://b/") == 2
+    assert {path.name for path in place.iterdir()} == {"one", "one.lock", "two", "two.lock"}
 
 
 _TRAINER = """#!/bin/bash
@@ -182,106 +180,154 @@ for _ in {1..300}; do sleep 0.1; done
 """
 
 
-def worker(here, *arguments: str, **settings: str):
+def worker(here, *arguments: str, code: int = 0, **settings: str):
     script = here.home() / "bert-jax/src/launch/worker.sh"
-    return here.on_host(script, *arguments, FAKE_HOST="t1v-n-0abc-w-5", **settings)
+    return here.on_host(script, *arguments, code=code, FAKE_HOST="t1v-n-0abc-w-5", **settings)
 
 
 def with_trainer(here) -> Path:
-    """Returns the place of a host, with a checkout and, for its Python, the trainer above."""
+    """Returns the installation of a host, with a checkout, and the trainer above as its Python."""
     place = here.home() / "bert-jax"
     shutil.copytree(ROOT / "launch", place / "src" / "launch")
     program(place / "venv/bin/python", _TRAINER)
+    (here.home() / "units").mkdir()
     return place
 
 
 @pytest.mark.parametrize(
-    ("found", "settings", "code"),
+    ("found", "code"),
     [
-        (4, {}, 4),  # what a run would end with: nothing is trained
-        (1, {}, 3),  # the doctor is ill
-        (124, {}, 3),  # or slow
-        (4, {"DOCTOR": "0"}, 3),  # not asked
+        (4, 4),  # the run would end with this code: nothing is trained
+        (1, 3),  # the doctor itself failed
+        (124, 3),  # or was slow
     ],
 )
-def test_the_doctor_is_asked_before_the_trainer_starts(cloud, found, settings, code):
+def test_the_doctor_is_asked_before_the_trainer_starts(cloud, found, code):
     here = cloud()
     place = with_trainer(here)
-    worker(here, "start", "r1", "quick", FOUND=str(found), **settings)
+    worker(here, "start", "quick", FOUND=str(found))
     wait_until((place / "exit").exists)
-    assert worker(here, "state", "r1").stdout == f"{code}\n"
+    wait_until(lambda: worker(here, "state").stdout == f"{code}\n")
     log = (place / "log" / "train.log").read_text()
-    assert ("-m bert_jax doctor quick port 8476" in log) == (not settings)
+    assert "-m bert_jax doctor quick port 8476" in log
     assert ("-m bert_jax pretrain quick port 8476" in log) == (code == 3)
-    assert ("not started" in log) == (code == 4)
 
 
-def test_who_is_stopped_while_the_doctor_looks_does_not_begin(cloud):
+def test_a_trainer_that_is_stopped_during_the_doctor_does_not_start(cloud):
     here = cloud()
     place = with_trainer(here)
-    worker(here, "start", "r1", "a", FOUND="waits")
+    worker(here, "start", "a", FOUND="waits")
     wait_until((here.home() / "looks").exists)
-    os.kill(int((here.home() / "unit.pid").read_text()), signal.SIGTERM)
-    wait_until((place / "exit").exists)
-    assert worker(here, "state", "r1").stdout == "143\n"
+    here.stop_units()
+    assert worker(here, "state").stdout == "143\n"
     assert "pretrain a port" not in (place / "log" / "train.log").read_text()
 
 
-def test_the_unit_hands_on_sigterm_and_keeps_the_code(cloud):
+def test_the_unit_saves_at_sigterm_and_keeps_the_code(cloud):
     here = cloud()
     place = with_trainer(here)
-    assert worker(here, "state", "r1").stdout == "none\n"
-    worker(here, "start", "r1", "a b", "--process-id", "%i", LIBTPU_INIT_ARGS="--xla_x=true")
+    assert worker(here, "state").stdout == "none\n"
+    start = ("start", "a b", "--process-id", "%i")
+    worker(here, *start, LIBTPU_INIT_ARGS="--xla_x=true", WORKDIR="gs://b/run")
     wait_until((here.home() / "up").exists)
     log = (place / "log" / "train.log").read_text()
     assert "pretrain a b --process-id 5 port 8476 flags --xla_x=true" in log
-    assert worker(here, "state", "r1").stdout == "running\n"
-    assert worker(here, "state", "r2").stdout == "other\n"
-    # While it is being stopped, which may be while it saves, it runs.
-    (here.home() / "unit.stopping").touch()
-    assert worker(here, "state", "r1").stdout == "running\n"
-    (here.home() / "unit.stopping").unlink()
-    # Starting what runs is nothing.
-    assert "running already" in worker(here, "start", "r1", "a").stdout
-    # What systemd does as the host shuts down; the trainer takes its time and keeps its code.
-    pid = int((here.home() / "unit.pid").read_text())
-    os.kill(pid, signal.SIGTERM)
-    wait_until((place / "exit").exists)
-    assert worker(here, "state", "r1").stdout == "42\n"
-    assert worker(here, "state", "r2").stdout == "none\n"
-    properties = next(c["argv"] for c in here.calls() if c["program"] == "systemd-run")
-    assert {"--unit=bert-jax", "--property=KillMode=mixed", "--property=TimeoutStopSec=300",
-            "--property=LimitMEMLOCK=infinity"} < set(properties)  # fmt: skip
-    # A trainer that ends by itself, and one whose host was reset.
-    worker(here, "start", "r1", "quick")
-    wait_until((place / "exit").exists)
-    assert worker(here, "state", "r1").stdout == "3\n"
-    (place / "exit").unlink()
-    assert worker(here, "state", "r1").stdout == "137\n"
-
-
-def test_systemd_finds_no_fault_in_the_unit_of_the_trainer(cloud):
-    """As a file, which has what systemd-run is told."""
-    here = cloud()
-    with_trainer(here)
-    worker(here, "start", "r1", "quick")
-    argv = next(c["argv"] for c in here.calls() if c["program"] == "systemd-run")
-    told = [word.partition("=")[2] for word in argv if word.startswith("--property=")]
-    about, service = told[2:4], told[:2] + told[4:]
-    assert [word.partition("=")[0] for word in about] == ["Wants", "After"] and len(service) == 4
-    text = "\n".join(["[Unit]", *about, "[Service]", *service, "ExecStart=/bin/true", ""])
-    check_unit(here.home() / "bert-jax.service", text, "LimitMEMLOCK=infinity")
-
-
-@pytest.mark.parametrize(("key", "left"), [("SHA256:theirs", "none"), ("SHA256:google", "agent")])
-def test_an_agent_without_googles_key_is_put_aside(cloud, key, left):
-    """gcloud's ssh to several hosts refuses to begin beside it."""
-    here = cloud()
-    program(here.directory / "bin/ssh-add", f"#!/bin/sh\necho 256 {key} me@laptop\n")
-    program(here.directory / "bin/ssh-keygen", "#!/bin/sh\necho 2048 SHA256:google its_own\n")
-    script = (
-        f". {ROOT}/launch/lib/common.sh && . {ROOT}/launch/lib/cloud.sh && forget_agent && "
-        'echo "${SSH_AUTH_SOCK:-none}"'
+    assert worker(here, "state").stdout == "running\n"
+    assert "running already" in worker(here, *start).stdout
+    assert "another run is running" in worker(here, "start", "a", code=2).stdout
+    lines = worker(here, "log", "+2").stdout.splitlines()
+    assert (
+        lines[:-1] == log.splitlines()[1:]
+        and lines[-1] == f"@bert-jax-at {len(log.splitlines()) + 1}"
     )
-    done = here.run("bash", "-c", script, settings={"SSH_AUTH_SOCK": "agent"})
-    assert done.stdout == f"{left}\n"
+    here.stop_units()
+    assert worker(here, "state").stdout == "42\n" and not (place / "exit").exists()
+    # The log is in the bucket, because the host may be gone tomorrow.
+    assert "exit code 42" in next(here.bucket.glob("logs/*.log")).read_text()
+    worker(here, "start", "quick")
+    wait_until((place / "exit").exists)
+    wait_until(lambda: worker(here, "state").stdout == "3\n")
+    # At a boot the unit does not start a run that has ended.
+    worker(here, "state")
+    here.on_host("systemctl", "start", "bert-jax")
+    wait_until(lambda: worker(here, "state").stdout == "3\n")
+    unit = (here.home() / "units/bert-jax.service").read_text()
+    check_unit(here.home() / "bert-jax.service", unit, "LimitMEMLOCK=infinity")
+
+
+# --- values from outside -------------------------------------------------------------------------
+
+
+def test_no_word_of_a_run_is_executed(cloud):
+    """Each word is quoted on its way to the hosts, and arrives as it was written."""
+    here = cloud(number_of_hosts=1)
+    mark = here.directory / "mark"
+    words = [v.replace("MARK", str(mark)) for v in (*hostile.COMMANDS, *hostile.ODD_NAMES[2:])]
+    corpus = f"--corpus=c=/c/$(touch {mark})"
+    here.tpu("run", WHAT[0], corpus, WHAT[2], "--", *words)
+    assert not mark.exists() and not list(here.directory.rglob("mark"))
+    kept = (here.home() / "bert-jax/run.sh").read_text()
+    script = 'source /dev/stdin; printf "%s\\0" "${ARGUMENTS[@]}"'
+    told = subprocess.run(["bash", "-c", script], input=kept, capture_output=True, text=True)
+    found = told.stdout.split("\0")[:-1]
+    assert found[-len(words) - 2 : -2] == words and found[-1] == corpus.removeprefix("--corpus=")
+
+
+def test_no_answer_of_the_cloud_or_of_a_host_is_executed(cloud):
+    here = cloud(number_of_hosts=1, trainer=["waits"])
+    value = f"a[$(touch${{IFS}}{here.directory}/pwned)]"
+    run = here.started()
+    log = here.home() / "bert-jax/log/train.log"
+    log.write_text(log.read_text() + f"@bert-jax-at {value}\n@bert-jax pod-w-0 {value}\n\x1b[2J\n")
+    (here.directory / "done").touch()
+    assert run.wait(timeout=HUNG) == 0
+    here.change(states=[value, "DELETING", "GONE"])
+    here.tpu("delete", says="there is no TPU pod")
+    assert not (here.directory / "pwned").exists()
+
+
+_LED = [n for n in hostile.NAMES if n not in ("", "a/", "x" * 256, "a\u2028b") and "\0" not in n]
+
+
+@pytest.mark.parametrize(
+    ("option", "prefix", "values"),
+    [
+        (option, "", (*hostile.COMMANDS, *hostile.NUMBERS[:6]))
+        for option in ("--project", "--zone", "--name", "--type", "--capacity", "--max-hours",
+                       "--tail", "--service-account")
+    ] + [
+        (option, "gs://b/", (*_LED, "x?x=1", "a#1", "*")) for option in ("--corpus", "--workdir")
+    ],
+)  # fmt: skip
+def test_a_hostile_value_of_an_option_is_refused_in_one_line(cloud, option, prefix, values):
+    here = cloud(number_of_hosts=1)
+    mark = here.directory / "mark"
+    checked = [
+        v.replace("MARK", str(mark))[:10_000] for v in values if "\0" not in v and v != "1.5"
+    ]
+    script = """
+        launcher=$1; option=$2; shift 2
+        for value in "$@"; do
+            "$launcher" run --project=p --zone=z --name=pod --type=v4-8 --config=bert_base \\
+                --corpus=gs://b/c --workdir=gs://b/w "$option=$value" >/dev/null 2>"$TMPDIR/err"
+            echo "$? $(wc -l <"$TMPDIR/err")"
+        done"""
+    words = [f"{prefix}{value}" for value in checked[:24]]
+    done = here.run("bash", "-c", script, "-", here.launcher, option, *words)
+    assert done.stdout.splitlines() == ["2 1"] * len(words)
+    assert not mark.exists() and here.calls() == []
+
+
+def test_an_account_of_hours_is_not_executed(tmp_path):
+    """launch/boot.sh reads its account as numbers (tests/launch/test_boot.py has the effects)."""
+    text = (ROOT / "launch/boot.sh").read_text()
+    script = text[text.index("load_account() {") : text.index("trains() {")]
+    run = 'load_account; echo "$BASE $MARK $BEGUN"'
+    for value in (*hostile.COMMANDS, *hostile.NUMBERS):
+        (tmp_path / "account").write_text(f"b-1 {value} 5 5 1".replace("MARK", str(tmp_path / "m")))
+        done = subprocess.run(
+            ["bash", "-c", f"AT={tmp_path}\n{script}\n{run}"], capture_output=True, text=True,
+            env=os.environ | {"BOOT_ID_FILE": "/dev/null"},
+        )  # fmt: skip
+        assert not (tmp_path / "m").exists()
+        assert done.stdout.strip() in ("0 0 0",) or value.isdigit(), value

@@ -19,23 +19,29 @@ pytestmark = pytest.mark.chaos
 # In place of the environment's Python. It saves for as long as a file is there, once it has got
 # SIGTERM.
 _TRAINER = """#!/bin/bash
+[[ $3 == doctor ]] && exit 0
 trap 'while [ -e {saving} ]; do sleep 0.05; done; exit 42' TERM
 while :; do sleep 0.05; done
 """
 
 
 class RealMachine(Machine):
-    """A host whose unit, reboots and trainer are systemd's own."""
+    """A host whose units, reboots and trainer are systemd's own.
+
+    In the lives of test_boot.py a boot does not start the trainer: its unit is disabled before.
+    """
+
+    resumes = False
 
     def __init__(self, here, api) -> None:
         super().__init__(here, api)
         folder = here.directory
         self.saving, self.shims, self.place = folder / "saving", folder / "shims", folder / "place"
-        self.exit = self.place / "exit"  # what worker.sh writes of the trainer's end
+        self.exit = self.place / "last"  # the exit code that worker.sh writes
         program(self.place / "venv/bin/python", _TRAINER.format(saving=self.saving))
         (self.place / "src").symlink_to(ROOT)
         files = {"UPTIME_FILE": str(folder / "uptime"), "BOOT_ID_FILE": str(folder / "boot_id")}
-        self.settings |= files | {"BERT_JAX_HOME": str(self.place), "DOCTOR": "0"}
+        self.settings |= files | {"BERT_JAX_HOME": str(self.place)}
         # The first is for the clock that jumps.
         path = f"{self.shims}:/usr/sbin:/usr/bin:/sbin:/bin"
         self.settings |= {"PATH": path, "TICK_SECONDS": "0.05"}
@@ -47,6 +53,8 @@ class RealMachine(Machine):
         assert found.returncode == 0, found.stderr
 
     def off(self) -> None:
+        if not self.resumes:
+            self.host.run("systemctl", "disable", "bert-jax")
         self.host.reset()
         self.saving.unlink(missing_ok=True)
 
@@ -63,7 +71,8 @@ class RealMachine(Machine):
 
     def ends(self) -> None:
         self.saving.unlink(missing_ok=True)
-        self.host.run("systemctl", "kill", "--signal=KILL", "--kill-who=all", "bert-jax")
+        self.host.run("systemctl", "disable", "bert-jax")  # or systemd restarts it
+        self.host.run("systemctl", "stop", "bert-jax")
         wait_until(lambda: self.state() not in ("active", "deactivating"))
 
     def state(self) -> str:
@@ -122,3 +131,18 @@ def test_a_host_that_shuts_down_waits_until_the_trainer_has_saved(machine):
     machine.saving.unlink()
     wait_until(lambda: machine.host.init() is None)
     assert machine.exit.read_text() == "42\n" and not machine.deletes()
+
+
+def test_a_host_that_is_reset_resumes_the_run_at_its_boot(machine):
+    machine.play("boot trains")
+    machine.resumes = True
+    machine.boot()
+    wait_until(lambda: machine.state() == "active")
+    # A trainer that is killed is restarted, and one that has ended for good is not, at no boot.
+    log = machine.place / "log/train.log"
+    machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "bert-jax")
+    wait_until(lambda: "exit code 137" in log.read_text())
+    wait_until(lambda: log.read_text().count(": pretrain run") == 3)
+    (machine.place / "exit").write_text("3\n")
+    machine.boot()
+    assert machine.state() == "inactive"
