@@ -76,8 +76,9 @@ smoke: $(VENV)/.demo  ## does it work here? text to a filled-in word, with a kil
 
 SUITE := not parity and not chaos and not browser and not beam
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-test: $(VENV)/.dev  ## the package's whole suite, one process per worker
-	$(QUICK) $(PYTEST) --durations=20 -m "$(SUITE)" --ignore=tests/launch $(TESTS)
+test: $(VENV)/.dev  ## the whole suite of the package; SHUFFLE=SEED shuffles the files
+	$(if $(SHUFFLE),@echo "shuffled: make test SHUFFLE=$(SHUFFLE)")
+	$(if $(SHUFFLE),BERT_JAX_SHUFFLE=$(SHUFFLE)) $(QUICK) $(PYTEST) --durations=20 -m "$(SUITE)" --ignore=tests/launch $(TESTS)
 
 quick: $(VENV)/.dev  ## the suite without the tests that tests/slow.txt lists: a signal in three minutes
 	$(QUICK) $(PYTEST) -p tests.slow -m "$(SUITE) and not slow" --ignore=tests/launch $(TESTS)

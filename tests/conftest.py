@@ -4,6 +4,7 @@ import asyncio
 import gc
 import importlib.metadata
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -42,8 +43,22 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = os.environ.get("BERT_JAX_SHUFFLE")
+    return None if not seed else f"files in the order of BERT_JAX_SHUFFLE={seed}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps every n-th test where BERT_JAX_EVERY=n asks for it: a sample of each file (.ci/run)."""
+    """Applies BERT_JAX_SHUFFLE=SEED and BERT_JAX_EVERY=N.
+
+    The first shuffles the files, and keeps the order of the tests in each. The second keeps every
+    N-th test: a sample of each file (.ci/run).
+    """
+    if seed := os.environ.get("BERT_JAX_SHUFFLE"):
+        files = sorted({item.path for item in items})
+        random.Random(seed).shuffle(files)  # the same order in every xdist worker
+        place = {path: number for number, path in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])
     every = int(os.environ.get("BERT_JAX_EVERY", "1"))
     if left_out := [item for number, item in enumerate(items) if number % every]:
         config.hook.pytest_deselected(items=left_out)
