@@ -23,7 +23,7 @@ LOCKED ?= yes
 # The files with such a test: no process has to import all the others.
 marked = $(shell grep -rl --include=test_*.py "mark\.$(1)\b" tests | sort)
 
-.PHONY: demo smoke test quick mark-slow launch chaos beam browser lint types parity compiler core site upgrade release clean help
+.PHONY: demo smoke test quick full mark-slow launch chaos beam browser lint types parity compiler core site upgrade release clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -74,7 +74,7 @@ demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes,
 smoke: $(VENV)/.demo  ## does it work here? text to a filled-in word, with a kill: within a minute
 	@BIN=$(abspath $(BIN)) sh examples/smoke.sh
 
-SUITE := not parity and not chaos and not browser and not beam
+SUITE := not parity and not chaos and not browser and not beam and not full
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev  ## the whole suite of the package; SHUFFLE=SEED shuffles the files
 	$(if $(SHUFFLE),@echo "shuffled: make test SHUFFLE=$(SHUFFLE)")
@@ -82,6 +82,12 @@ test: $(VENV)/.dev  ## the whole suite of the package; SHUFFLE=SEED shuffles the
 
 quick: $(VENV)/.dev  ## the suite without the tests that tests/slow.txt lists: a signal in three minutes
 	$(QUICK) $(PYTEST) -p tests.slow -m "$(SUITE) and not slow" --ignore=tests/launch $(TESTS)
+
+full: $(VENV)/.dev  ## all tests that need no TPU compiler, before an issue is closed: at most 90 minutes
+	$(MAKE) test launch
+	$(QUICK) $(PYTEST) -m full $(call marked,full)
+	BERT_JAX_CHAOS=long $(MAKE) chaos
+	$(MAKE) beam browser parity
 
 mark-slow: $(VENV)/.dev  ## run the suite and rewrite tests/slow.txt from the measured durations
 	$(QUICK) $(PYTEST) -p tests.slow --mark-slow -m "$(SUITE)" --ignore=tests/launch

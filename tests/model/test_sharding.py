@@ -28,12 +28,12 @@ from tests.batches import mesh_of, random_batch
 
 # slices x fsdp x tensor, and how many of fsdp are its second axis
 _MESHES = [
-    (1, 8, 1),
-    (1, 8, 1, 2),
+    pytest.param((1, 8, 1), marks=pytest.mark.full),
+    pytest.param((1, 8, 1, 2), marks=pytest.mark.full),
     (1, 4, 2, 2),
-    (1, 2, 4),
+    pytest.param((1, 2, 4), marks=pytest.mark.full),
     pytest.param((2, 2, 2), marks=pytest.mark.core),
-    pytest.param((2, 4, 1, 2), marks=pytest.mark.core),
+    pytest.param((2, 4, 1, 2), marks=[pytest.mark.core, pytest.mark.full]),
 ]
 
 # The odd vocabulary (2 x 257) divides by 2 and not by 4; its embedding and the feed-forward
@@ -120,7 +120,9 @@ def test_modes_change_nothing(on_one_device, mesh, compute):
     assert_same_run(on_one_device, train(config, (1, 4, 2), steps=6))
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 1, 2), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [pytest.param((1, 8, 1, 2), marks=pytest.mark.full), (1, 4, 2)], ids=str
+)
 def test_gradients_as_gpus_add_and_multiply_them_change_nothing(on_one_device, shape, monkeypatch):
     """Copies of weights whose gradients are summed late take it, too. In bfloat16 a loss is as near
     as rounding lets it be.
@@ -134,7 +136,9 @@ def test_gradients_as_gpus_add_and_multiply_them_change_nothing(on_one_device, s
         assert row["loss"] == pytest.approx(wanted["loss"], rel=2e-3)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 1), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [pytest.param((1, 8, 1), marks=pytest.mark.full), (1, 4, 2)], ids=str
+)
 def test_a_vocabulary_gathered_by_rows_changes_nothing(on_one_device, shape, monkeypatch):
     """As TPUs gather one that does not divide; what is stored has the same shapes."""
     monkeypatch.setattr(sharding, "_gathers_rows", lambda: True)

@@ -40,7 +40,9 @@ _CLIP, _WARMUP, _STEPS = 0.5, 3, 20
 # Adafactor moves a parameter by a share of its size.
 _RATES = {"lion": 1e-3, "adafactor": 1e-2}
 # Plain optax runs on one device.
-each_mesh = pytest.mark.parametrize("shape", _MESHES[1:], ids=str)
+each_mesh = pytest.mark.parametrize(
+    "shape", [pytest.param(_MESHES[1], marks=pytest.mark.full), _MESHES[2]], ids=str
+)
 
 
 @pytest.fixture(params=_MAKE)
