@@ -1,1 +1,1 @@
-"""Languages and their scripts: codes, sentences, and what the letters of a text say."""
+"""Languages and their scripts: codes, sentences, and the scripts of a text."""

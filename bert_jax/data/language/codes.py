@@ -1,15 +1,14 @@
-"""The codes of languages: which are known, and what a user means who writes another one."""
+"""The codes of languages."""
 
 import difflib
 import functools
-import unicodedata
 
 from bert_jax.errors import UsageError
 
-# Whose rules sentences are cut by where no other is given; no manifest names it.
+# Sentences are cut by the rules of this language unless another one is given; no manifest names it.
 DEFAULT = "en"
 
-# Those that people ask for first, by name: code -> English name.
+# The English names of languages that are asked for most often.
 NAMES = {
     "am": "Amharic", "ar": "Arabic", "be": "Belarusian", "bg": "Bulgarian", "bn": "Bengali",
     "bo": "Tibetan", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek",
@@ -43,43 +42,21 @@ _CODES = """
     ses sgs shi shn shy sjd skr sli sma smn srn sro stq sty szl szy tay tcy tet trv ttj tyv udm vec
     vep vls vmf vmw vot vro wls wuu xal xmf yue
 """
-# Other codes that people have for these: of countries, of ISO 639-2, and old ones.
-_MEANT = {
-    "alb": "sq", "ara": "ar", "arm": "hy", "ben": "bn", "br": "pt", "bul": "bg", "chi": "zh",
-    "cmn": "zh", "cn": "zh", "cz": "cs", "cze": "cs", "dan": "da", "deu": "de", "dk": "da",
-    "dut": "nl", "eng": "en", "farsi": "fa", "fin": "fi", "fra": "fr", "fre": "fr", "ger": "de",
-    "gr": "el", "gre": "el", "heb": "he", "hin": "hi", "hun": "hu", "in": "id", "ind": "id",
-    "ita": "it", "iw": "he", "jp": "ja", "jpn": "ja", "khm": "km", "kor": "ko", "lao": "lo",
-    "mandarin": "zh", "mya": "my", "bur": "my", "nld": "nl", "nor": "no", "per": "fa", "fas": "fa",
-    "pol": "pl", "por": "pt", "ron": "ro", "rum": "ro", "rus": "ru", "spa": "es", "swe": "sv",
-    "tam": "ta", "tel": "te", "tha": "th", "tur": "tr", "ua": "uk", "ukr": "uk", "urd": "ur",
-    "vie": "vi", "vn": "vi", "zho": "zh",
-}  # fmt: skip
-# Other names of languages, their own first; a mark on a letter may be missing.
-_OTHER_NAMES = {
-    "ar": "العربية, arabisch", "cs": "čeština, český, česky, tschechisch", "da": "dansk, dänisch",
-    "de": "deutsch", "el": "ελληνικά, griechisch", "en": "englisch", "es": "español, spanisch",
-    "fa": "فارسی, persisch", "fi": "suomi, finnisch", "fr": "français, französisch",
-    "he": "עברית, hebräisch", "hi": "हिन्दी", "hu": "magyar, ungarisch", "id": "bahasa indonesia",
-    "it": "italiano, italienisch", "ja": "日本語, nihongo, japanisch", "ko": "한국어, koreanisch",
-    "nl": "nederlands, niederländisch", "no": "norsk, norwegisch", "pl": "polski, polnisch",
-    "pt": "português, portugiesisch", "ro": "română, rumänisch", "ru": "русский, russisch",
-    "sv": "svenska, schwedisch", "th": "ไทย, ภาษาไทย", "tr": "türkçe, türkisch",
-    "uk": "українська, ukrainisch", "vi": "tiếng việt, vietnamesisch",
-    "zh": "中文, 汉语, 漢語, 普通话, chinesisch",
-}  # fmt: skip
 
 
 def canonical(code: str) -> str:
     """Returns the code of a language without country or script: `de` of `de-AT`, `zh` of `zh_TW`.
 
-    Raises UsageError, with the code that was perhaps meant, for one that is not known.
+    Raises UsageError, with the language of the nearest English name, for a code that is not known.
     """
     lowered = code.strip().lower().replace("_", "-").partition(".")[0]
     for found in (lowered, lowered.partition("-")[0]):
         if found in _known():
             return found
-    raise UsageError(f"`language` {code}: no such code of a language{_hint(lowered)}")
+    names = {name.lower(): known for known, name in NAMES.items()}
+    near = difflib.get_close_matches(lowered, names, n=1)
+    meant = f"; did you mean {describe(names[near[0]])}?" if near else ""
+    raise UsageError(f"`language` {code}: no such code of ISO 639-1, such as de, ja or th{meant}")
 
 
 def describe(code: str) -> str:
@@ -90,18 +67,3 @@ def describe(code: str) -> str:
 @functools.cache
 def _known() -> frozenset[str]:
     return frozenset(_CODES.split())
-
-
-def _hint(given: str) -> str:
-    by_name = {name.lower(): code for code, name in NAMES.items()}
-    others = ((name, code) for code, names in _OTHER_NAMES.items() for name in names.split(", "))
-    meant = {**_MEANT, **by_name, **{_unmarked(name): code for name, code in others}}
-    near = difflib.get_close_matches(_unmarked(given), [*meant, *_known()], n=1)
-    if not near:
-        return "; it is ISO 639-1's, such as de, ja or th"
-    code = meant.get(near[0], near[0])
-    return f"; did you mean {describe(code)}?"
-
-
-def _unmarked(name: str) -> str:
-    return "".join(c for c in unicodedata.normalize("NFD", name) if unicodedata.category(c) != "Mn")

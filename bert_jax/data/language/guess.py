@@ -1,6 +1,6 @@
 """The likely language of a text, by its script and its most frequent words.
 
-It is good enough for a note that names an option, and decides nothing.
+It is good enough for a note, and decides nothing.
 """
 
 from collections import Counter
@@ -56,8 +56,8 @@ _WORDS = {
     "vi": "và của là các có được không trong",
 }
 _SHARED = ("Latin", "Cyrillic", "Arabic", "Devanagari")
-# A language is not taken for English where its words are twice as frequent as those of English, and
-# a thirtieth of all.
+# A text is in another language if its words are twice as frequent as English words, and a thirtieth
+# of all words.
 _TIMES, _LEAST = 2, 30
 # Japanese has a kana for every few ideographs; Chinese that quotes it has far fewer.
 _KANA = 0.05
@@ -65,7 +65,7 @@ _SIGNS = ".,;:!?()[]\"'«»„“”‘’¿¡…।۔،؟"
 
 
 def guess(text: str) -> str:
-    """Returns the code of the likely language; English where nothing speaks for another."""
+    """Returns the code of the likely language, English if no other is likely."""
     found = scripts.count(text)
     if not found:
         return codes.DEFAULT
@@ -84,10 +84,10 @@ def guess(text: str) -> str:
 
 
 def note_other_language(text: str) -> None:
-    """Says which option is for a text that looks like another language than English."""
+    """Notes the option for a text that looks like another language than English."""
     code = guess(text)
     if code != codes.DEFAULT:
         note(
             f"the text looks like {codes.describe(code)}, and its sentences are cut by the rules "
-            f"of English: `language` {code} takes its own, `language` en says that these are meant"
+            f"of English; `language` {code} chooses its rules, `language` en confirms English"
         )

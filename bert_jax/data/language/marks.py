@@ -1,7 +1,7 @@
-"""Marks on letters, and what a text loses where BERT strips them.
+"""Marks on letters, and the marks that a text loses if accents are stripped as BERT does.
 
-To strip accents is to decompose a text (NFD) and drop what has the category Mn: accents, but also
-the vowels of Thai and Hindi, and what tells が from か.
+To strip accents, a text is decomposed (NFD) and characters of the category Mn are dropped: accents,
+but also the vowels of Thai and Hindi, and the mark that distinguishes が from か.
 """
 
 import functools
@@ -16,12 +16,12 @@ from bert_jax.data.language import scripts
 
 _LINES_AT_ONCE = 8192
 _ASCII = bytes(range(128))
-# They choose between two pictures of one sign, and belong to no letter.
+# They choose between two glyphs of one sign, and belong to no letter.
 _VARIATION_SELECTORS = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
 
 
 class MarkCounts(NamedTuple):
-    """How many words there are, and how many would lose a mark.
+    """The number of words, and of words that would lose a mark.
 
     In scripts without spaces each letter, with its marks, counts as a word.
     """
@@ -33,7 +33,7 @@ class MarkCounts(NamedTuple):
 
 
 def lost(text: str) -> int:
-    """Returns how many marks a text loses where accents are stripped."""
+    """Returns how many marks a text loses if accents are stripped."""
     counts = Counter(text.encode().translate(None, _ASCII).decode())
     return sum(_marks(ord(character)) * count for character, count in counts.items())
 
@@ -72,7 +72,7 @@ def words(lines: Sequence[str]) -> MarkCounts:
 
 @functools.cache
 def _marks(point: int) -> int:
-    """Returns how many marks go from a character."""
+    """Returns how many marks of a character are stripped."""
     if point < 0x80 or point in _VARIATION_SELECTORS or 0xD800 <= point < 0xE000:
         return 0
     parts = unicodedata.normalize("NFD", chr(point))

@@ -20,10 +20,10 @@ _BLOCKS = (
     (0xF900, 0xFAFF, "Han"), (0xFB50, 0xFDFF, "Arabic"), (0xFE70, 0xFEFC, "Arabic"),
     (0xFF66, 0xFF9D, "kana"), (0x20000, 0x3134F, "Han"),
 )  # fmt: skip
-# Scripts whose words stand without spaces between them.
+# Scripts without spaces between words.
 _SPACELESS = {"Han", "kana", "Thai", "Lao", "Khmer", "Burmese", "Tibetan"}
-# Of these, those whose runs WordPiece takes for one word: it cuts ideographs off itself, and kana
-# stand among them.
+# The scripts of these in which WordPiece takes a run for one word: it cuts ideographs off itself,
+# and kana are among ideographs.
 RUN_TOGETHER = {"Thai", "Lao", "Khmer", "Burmese", "Tibetan"}
 _FIRST = np.array([first for first, _, _ in _BLOCKS], np.uint32)
 _LAST = np.array([last for _, last, _ in _BLOCKS], np.uint32)
@@ -55,15 +55,15 @@ def is_mostly_spaceless(text: str) -> bool:
 
 
 def run_together() -> str:
-    """Returns the class of characters, in square brackets, whose runs are no words though no space
-    is in them.
+    """Returns the class of characters, in square brackets, of scripts in which a run without a
+    space is not a word.
     """
     spans = (f"{chr(first)}-{chr(last)}" for first, last, name in _BLOCKS if name in RUN_TOGETHER)
     return f"[{''.join(spans)}]"
 
 
 def _numbers(code_points: np.ndarray) -> np.ndarray:
-    """Returns the place of each one's script in `_NAMES`, the length of that for none."""
+    """Returns the index of each code point's script in `_NAMES`, else the length of `_NAMES`."""
     block = np.searchsorted(_FIRST, code_points, side="right") - 1
     is_in = (block >= 0) & (code_points <= _LAST[block])
     return _SCRIPT[np.where(is_in, block, len(_BLOCKS))]

@@ -142,6 +142,58 @@ def test_there_are_sixty_cases_and_english_rules_are_wrong_about_many():
     assert right < 0.85 * len(_CASES)
 
 
+def test_sentences_are_split_and_the_text_is_preserved():
+    paragraph = 'Dr. Smith paid 3.14 dollars  to the U.S. army. "Why?" he asked.  Nobody knew!'
+    sentences = split_sentences(paragraph)
+    assert sentences == [
+        "Dr. Smith paid 3.14 dollars  to the U.S. army.",
+        '"Why?" he asked.',
+        "Nobody knew!",
+    ]
+    assert split_sentences("") == split_sentences(" \t ") == []
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u2009", "\u0085", " \u00a0", "\u3000 "])
+def test_white_space_of_several_bytes_behind_an_initial(space):
+    """The splitter panics at it."""
+    found = split_sentences(f"It was J{space}. Smith. Nobody knew.")
+    assert " ".join(found) == "It was J . Smith. Nobody knew."
+
+
+def test_a_sentence_too_long_is_cut_at_a_space():
+    sentence = " ".join(f"word{i}" for i in range(1000))
+    cut = split_sentences(sentence)
+    assert len(cut) > 5 and max(map(len, cut)) <= LONGEST_SENTENCE
+    assert min(map(len, cut[:-1])) > LONGEST_SENTENCE - 10
+    assert " ".join(cut) == sentence
+    solid = split_sentences("x" * 2500)
+    assert [len(piece) for piece in solid] == [1000, 1000, 500]
+
+
+def test_time_to_cut_a_sentence_does_not_grow_with_its_square(monkeypatch):
+    """Every character is looked at a few times, however long the sentence: counted, not timed."""
+
+    class Watched(str):
+        copied = 0
+
+        def __getitem__(self, key):
+            piece = str.__getitem__(self, key)
+            Watched.copied += len(piece)
+            return piece
+
+        def strip(self):
+            return self
+
+    import sentencex
+
+    monkeypatch.setattr(sentencex, "segment", lambda language, text: [Watched(text)])
+    for words in (2_000, 20_000):
+        Watched.copied = 0
+        text = "many words" + " and more" * words
+        assert " ".join(split_sentences(text)) == text
+        assert Watched.copied < 1.1 * len(text)
+
+
 def test_a_paragraph_without_stops_is_cut_at_spaces():
     thai = "ภาษาไทยไม่มีจุด " * 200
     pieces = split_sentences(thai.strip(), "th")
@@ -168,25 +220,16 @@ def test_codes_as_people_write_them(given, code):
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("german", "German (de)"), ("Japanise", "Japanese (ja)"), ("jp", "Japanese (ja)"),
-     ("ger", "German (de)"), ("cz", "Czech (cs)"), ("thia", "Thai (th)"), ("kr-x", None),
-     ("deutsch", "German (de)"), ("Français", "French (fr)"), ("espanol", "Spanish (es)"),
-     ("日本語", "Japanese (ja)"), ("ไทย", "Thai (th)"), ("hindi", "Hindi (hi)"),
-     ("हिन्दी", "Hindi (hi)"), ("Tiếng_Việt", "Vietnamese (vi)"), ("c\u030ces\u030ctina", "(cs)"),
-     ("japanisch", "Japanese (ja)"), ("Türkçe", "Turkish (tr)"), ("dansk", "Danish (da)"),
+    [("german", "German (de)"), ("Japanise", "Japanese (ja)"), ("hindi", "Hindi (hi)"),
      ("", "such as de, ja or th"), ("???", "such as de, ja or th")],
 )  # fmt: skip
 def test_an_unknown_code_is_refused_with_the_nearest(given, meant):
-    if meant is None:
-        assert codes.canonical(given) == "kr"  # Kanuri; Korean is ko
-        return
     with pytest.raises(UsageError, match=re.escape(meant)):
         codes.canonical(given)
 
 
-def test_every_code_is_known_that_is_spoken_of():
-    known = {*codes.NAMES, *guess._WORDS, *guess._OF_SCRIPT.values(), *codes._MEANT.values()}
-    known |= codes._OTHER_NAMES.keys()
+def test_every_language_that_is_named_or_guessed_has_a_code():
+    known = {*codes.NAMES, *guess._WORDS, *guess._OF_SCRIPT.values()}
     assert all(codes.canonical(code) == code for code in known)
 
 
@@ -269,4 +312,4 @@ def test_texts_in_memory_have_a_language(tmp_path):
     assert len(corpus_of(texts, tokenizer, language="de").train.sentence_starts) == 5
     assert len(corpus_of(texts, tokenizer).train.sentence_starts) > 5
     with pytest.raises(UsageError, match="German"):
-        corpus_of(texts, tokenizer, language="ger")
+        corpus_of(texts, tokenizer, language="germ")
