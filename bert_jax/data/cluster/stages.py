@@ -47,7 +47,6 @@ from bert_jax.data.corpus.trained_tokenizer import train_or_find
 from bert_jax.data.language import scripts
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.data.tokenizer.unknown import note_letters_in_parts
 from bert_jax.errors import BertJaxError, DataDamaged
 
 
@@ -185,7 +184,6 @@ def vocabulary(
                 _marks(job).keep(mark.name, mark)
         else:
             tokenizer, names = load_tokenizer(there), sorted(file.name for file in there.iterdir())
-        note_letters_in_parts(looked_at, tokenizer)
     is_spaceless = request.by_character or scripts.is_mostly_spaceless(looked_at)
     return SharedTokenizer(tokenizer.hash, tokenizer.vocab_size, tuple(names), is_spaceless)
 

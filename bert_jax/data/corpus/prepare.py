@@ -56,7 +56,7 @@ from bert_jax.data.sources.address import is_address
 from bert_jax.data.sources.read import is_stdin, left_out
 from bert_jax.data.sources.stream import SourceOptions, require_encoding, require_layout
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.data.tokenizer.unknown import note_letters_in_parts, note_unknown
+from bert_jax.data.tokenizer.unknown import note_unknown
 from bert_jax.errors import UsageError
 from bert_jax.files import local, write_whole
 from bert_jax.progress import note
@@ -344,7 +344,6 @@ def write(
         if before is None:
             forget(output / "tokenizer", folder)
             tokenizer.save(output / "tokenizer")
-    note_letters_in_parts(look.beginning, tokenizer)
     require_room(output, folder, text_bytes=survey.text_bytes, vocab_size=tokenizer.vocab_size)
     encoding = Encoding(output / "tokenizer", tokenizer.hash, folder, request.rules)
     # More processes would have nothing to do: those of a short text begin later than it is encoded.

@@ -1,4 +1,4 @@
-"""Names of the Hugging Face Hub: what its cache on this machine has of them. Nothing is fetched."""
+"""Names of the Hugging Face Hub that its cache on this machine has. Nothing is fetched."""
 
 import re
 import shlex
@@ -6,28 +6,26 @@ from pathlib import Path
 
 from bert_jax.progress import note_once
 
-# Of an owner and a model, or of a model alone (huggingface_hub.utils.validate_repo_id).
+# OWNER/MODEL, or MODEL (huggingface_hub.utils.validate_repo_id).
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*[A-Za-z0-9_]")
-# What is read of a model: the rest is its weights for other frameworks.
+# The files of a model that are read; the rest is weights for other frameworks.
 _READ = ("*.json", "*.txt", "*.model", "*.safetensors")
-_OPTION = "--"  # of that command, which is not ours
+_OPTION = "--"  # an option of the command `hf`
 _HUB_DATA = "hf://datasets/"
 # A file of a data set in that cache: its name, the revision, and the file's name inside.
 _CACHED_DATA = re.compile(r".*/datasets--([^/]+)/snapshots/([^/]+)(/.*)?")
-# Data sets whose addresses say them, and the hub's names for these.
+# Addresses of TensorFlow data sets, and the hub's names of these data sets.
 _DATA_SETS = {
     "tfds:glue/": "nyu-mll/glue",
     "tfds:squad/v1": "rajpurkar/squad",
     "tfds:squad/v2": "rajpurkar/squad_v2",
 }
-# Files that torch unpickles, which executes what they say.
+# Files that torch unpickles, which executes their content.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def located(path: str | Path) -> Path:
-    """Returns a path that is there as it is, else the cached snapshot of that name, else the
-    path.
-    """
+    """Returns a path if it exists, else the cached snapshot of that name, else the path."""
     path = Path(path)
     if path.exists() or not _is_name(path):
         return path
@@ -43,8 +41,8 @@ def located(path: str | Path) -> Path:
 
 
 def advice(path: str | Path) -> str:
-    """Returns what follows an error about a path that is not there; begins with "; "."""
-    # A plain word is a slip rather than a model, and a folder of that name a place here.
+    """Returns the fix in an error about a path that is not there; begins with "; "."""
+    # A plain word is more likely a typing error than a model; with a folder, it is a local path.
     is_path = "/" in str(path) and Path(path).parent.exists()
     if not _is_name(Path(path)) or is_path or not {"-", "/"} & {*str(path)}:
         return ""
@@ -55,7 +53,7 @@ def advice(path: str | Path) -> str:
 
 def pickle_advice(*paths: str | Path) -> str:
     """Returns why files that torch unpickles are not read, and the command that converts them; ""
-    if the first of `paths`, the files of one model, is no such file.
+    if the first of `paths`, the files of one model, is not such a file.
     """
     first = Path(paths[0])
     if first.suffix not in PICKLES:
@@ -74,14 +72,13 @@ def pickle_advice(*paths: str | Path) -> str:
 
 
 def name_of(source: str | None) -> str | None:
-    """Returns the name on the hub of what a run began from; None for a place on this machine."""
+    """Returns the hub's name of a run's initial checkpoint; None for a path on this machine."""
     return source if source is not None and located(source) != Path(source) else None
 
 
 def source_name(source: str) -> str:
-    """Returns what to call a source of text or rows elsewhere: an address as it is; a file or
-    folder without its place, but for one of a data set in the hub's cache, which gets its address
-    there: hf://datasets/OWNER/NAME@REVISION/FILE.
+    """Returns the name of a source for others: an address as it is; a file or folder without its
+    path, or, if it is in the hub's cache, with its address hf://datasets/OWNER/NAME@REVISION/FILE.
     """
     if re.match(r"[a-z]+:", source):
         return source
@@ -92,7 +89,7 @@ def source_name(source: str) -> str:
 
 
 def data_set_of(name: str) -> str | None:
-    """Returns the hub's name of the data set that a `source_name` is from, where it says that."""
+    """Returns the hub's name of the data set of a `source_name`, None if it has none."""
     for start in (_HUB_DATA, "hf:"):
         if name.startswith(start):
             owner, *rest = name.removeprefix(start).partition("@")[0].split("/")

@@ -1,9 +1,9 @@
-"""Sub-words: WordPiece, SentencePiece and byte-level BPE behind one small class. Load, save,
-encode; training.py makes new ones.
+"""Tokens: WordPiece, SentencePiece and byte-level BPE behind one small class. Load, save, encode;
+training.py makes new vocabularies.
 
 Encoding is always done by `tokenizers`. WordPiece gives what `BertTokenizer` gives, byte-level BPE
 what `RobertaTokenizerFast` gives; a SentencePiece model is converted when it is trained or loaded.
-What decides ids is summed up in `Tokenizer.hash`.
+`Tokenizer.hash` sums up everything that decides ids.
 """
 
 import json
@@ -48,8 +48,8 @@ class SpecialIds:
 
 
 class Vocabulary(NamedTuple):
-    """The ids that a corpus is written in: the special ones, how many there are, and which begin a
-    word (words.py; None where nobody asks).
+    """The ids of a corpus: the special ids, the number of ids, and which ids begin a word
+    (words.py; None if that is not needed).
     """
 
     special: SpecialIds
@@ -65,16 +65,16 @@ class Tokenizer:
     `pair_separators` stand between two texts (RoBERTa has two). `is_byte_level` means that text is
     cut by bytes. Can be pickled.
 
-    Two fields are observed when the object is made. `word_prefix` is what a word that is not the
-    first of its text comes with: a space where the ids depend on it, as in byte-level BPE and
-    Gemma's vocabulary. `word_marks` tell by a token's name whether it begins a word.
+    Two fields are observed when the object is made. `word_prefix` precedes a word that is not the
+    first of its text: a space if the ids depend on it, as in byte-level BPE and Gemma's vocabulary.
+    `word_marks` tell by a token's name whether the token begins a word.
     """
 
     def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
-        """`backend` is a `tokenizers.Tokenizer`, which becomes this object's own.
+        """`backend` is a `tokenizers.Tokenizer`; only this object uses it from now on.
 
         `source` names it in errors. `names` maps roles ("pad", "unk", "cls", "sep", "mask") to
-        tokens where they are known; the others are found by their usual names.
+        tokens if they are known; the others are found by their usual names.
         """
         model = type(backend.model).__name__
         if model not in _KINDS:
@@ -89,8 +89,8 @@ class Tokenizer:
         vocab = backend.get_vocab(with_added_tokens=True)
         tokenizer_files.require_ids(vocab, source)
         self._names = special_tokens.find(vocab, names, source, kind=self.kind)
-        # Special tokens are found before the text is cut up, so that [MASK] in it is one id. Those
-        # that the file registers already keep their own settings.
+        # Special tokens are found before the text is cut up, so that [MASK] in it is one id. Tokens
+        # that the file registers keep their settings.
         self._backend = backend
         registered = self.special_names
         backend.add_special_tokens([n for n in self._names.values() if n not in registered])
@@ -148,10 +148,10 @@ class Tokenizer:
     def encode_running_text(
         self, sentences: list[str], joined: Sequence[bool] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids that `encode_sentences` gives, one sentence after the other, and how many
-        each has: int64. Faster where there is much text, whose words it remembers.
+        """Returns the ids of `encode_sentences`, one sentence after the other, and how many each
+        has: int64. Faster for much text, since it remembers words.
 
-        A sentence that is `joined` to the one before it gets no "▁" that the text has not.
+        A sentence that is `joined` to the one before it gets no "▁" that is not in the text.
         """
         if self._chunks is not None:
             return self._chunks.encode(sentences)
@@ -164,7 +164,7 @@ class Tokenizer:
 
     @cached_property
     def _inside(self) -> Any | None:
-        """Returns the backend of text that begins inside of a word, None where it is this one's."""
+        """Returns the backend of text that begins inside of a word, None if it is this backend."""
         return tokenizer_files.without_prefix(self._backend)
 
     @cached_property
@@ -208,12 +208,12 @@ class Tokenizer:
         return count
 
     def decode(self, ids: list[int]) -> str:
-        """Returns readable text, without special tokens. What normalisation removed stays lost."""
+        """Returns readable text, without special tokens and what normalization removed."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def text_of(self, id_: int) -> str:
-        """Returns what a token writes behind another one, with its space: " horse", "ing"; nothing
-        for a special token. A part of a character is "\ufffd".
+        """Returns the text of a token after another one, with its space: " horse", "ing"; "" for a
+        special token. A part of a character is "\ufffd".
         """
         first, text = self._first_token
         return self.decode([first, id_])[len(text) :]
@@ -231,8 +231,8 @@ class Tokenizer:
 
     @cached_property
     def hash(self) -> str:
-        """Returns SHA-256 of all that decides ids, and of nothing else: not of how a file is laid
-        out.
+        """Returns SHA-256 of everything that decides ids, and of nothing else, such as the layout
+        of a file.
 
         Two tokenizers with one hash give the same ids for every text.
         """
@@ -244,8 +244,8 @@ class Tokenizer:
         )
 
     def _set_template(self, *, segments: int) -> None:
-        """Sets what stands around a text and between two: [CLS] A [SEP] B [SEP], or <s> A </s> </s>
-        B </s>. With one segment the second text has that of the first.
+        """Sets the special tokens around a text and between two: [CLS] A [SEP] B [SEP], or <s> A
+        </s> </s> B </s>. With one segment, both texts have the same.
         """
         from tokenizers import processors
 
@@ -273,8 +273,8 @@ class Tokenizer:
         merges.txt (byte-level BPE).
 
         `load` and `transformers.AutoTokenizer.from_pretrained` give the same ids from it. The model
-        that it is for has so many `segments`; None is one where pairs are RoBERTa's, else two. One
-        that `is_for_words` was given words apart, with their `word_prefix`; it is written so.
+        has so many `segments`; None is one if pairs are RoBERTa's, else two. A model that
+        `is_for_words` reads single words with their `word_prefix`; the files say so.
         """
         segments = segments or (1 if self.pair_separators > 1 else 2)
         directory.mkdir(parents=True, exist_ok=True)
@@ -306,13 +306,12 @@ def load_tokenizer(
     `merges.txt` beside it, or SentencePiece `.model`.
 
     A directory is searched for tokenizer.json, then vocab.txt, then vocab.json, then one `.model`;
-    a workdir and a step of one for their tokenizer. `lowercase` is what a `vocab.txt` does not say;
-    left at None it is taken from the tokenizer_config.json beside it, else from its entries
-    (casing.py), with a note. On a `.model` true puts ALBERT's preparation (quotes, accents, case)
-    before the model's own. `strip_accents` is the like for marks, of which a `vocab.txt` strips
-    them where it lower-cases. A `tokenizer.json` or `vocab.json` says both itself, and is only
-    compared; so are the marks of a `.model`.
-    Raises `UsageError` for everything that cannot be loaded.
+    a workdir and a step of one for their tokenizer. `lowercase` is for a `vocab.txt`; None takes it
+    from tokenizer_config.json in the same directory, else from the entries (casing.py), with a
+    note. For a `.model`, true puts ALBERT's preparation (quotes, accents, case) before the model's.
+    `strip_accents` is the same for marks; None strips them if a `vocab.txt` lower-cases. A
+    `tokenizer.json` or `vocab.json` decides both, and is only compared, as are the marks of a
+    `.model`. Raises `UsageError` for a tokenizer that cannot be loaded.
     """
     path = hub.located(path)
     file = tokenizer_files.find(path) if path.is_dir() else path
@@ -326,8 +325,6 @@ def load_tokenizer(
     if byte_level_bpe.is_file_of(file) or file.suffix == ".json":
         load = _load_byte_level if byte_level_bpe.is_file_of(file) else _load_json
         tokenizer = load(file, config)
-        if file != path:
-            tokenizer_files.require_same_vocabulary(file, tokenizer.kind, tokenizer.tokens)
         if lowercase is not None and lowercase != tokenizer.lowercase:
             raise UsageError(
                 f"{file} {'lower-cases' if tokenizer.lowercase else 'keeps the case of'} text; "
@@ -365,7 +362,11 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     text = tokenizer_files.read_text(path)
     strict_json.parse_file(path, text)
     with tokenizer_files.refused_by_library(f"{path} is JSON, but not a tokenizer.json"):
-        backend = tokenizer_files.without_dropout(Backend.from_str(text), path)
+        backend = Backend.from_str(text)
+    if getattr(backend.model, "dropout", None):
+        # It leaves out merges at random (Provilkov et al. 2020): a text would have other ids each
+        # time.
+        backend.model.dropout = None
     # First: to write a vocabulary down, the library counts up to its highest id.
     tokenizer_files.require_ids(backend.get_vocab(with_added_tokens=True), str(path))
     state = json.loads(backend.to_str())
@@ -373,9 +374,6 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
         state = wordpiece_model.from_words(state, source=str(path))
         backend = Backend.from_str(json.dumps(state))
     tokenizer_files.require_agreement(state, config, path)
-    # Where tokenizer_config.json does not say a side, `transformers` takes that of this file.
-    for side, section in (("truncation_side", "truncation"), ("padding_side", "padding")):
-        config.setdefault(side, (state[section] or {}).get("direction", "").lower())
     with tokenizer_files.refused_by_library(f"{path} cannot encode text"):
         theirs = special_tokens.examples(backend)
     names = special_tokens.around(theirs[0]) | special_tokens.configured(config)

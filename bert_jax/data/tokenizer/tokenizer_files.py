@@ -1,27 +1,25 @@
-"""The files of a tokenizer: which one counts, and reading them with errors that name them."""
+"""The files of a tokenizer: which one decides, and reading them with errors that name them."""
 
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
-from bert_jax.data.tokenizer import special_tokens
 from bert_jax.errors import UsageError, brief, some
 from bert_jax.files import writing
-from bert_jax.progress import note_once
 
-# How BertTokenizer prepares text, yes, no or not given: tokenizer_config.json's name for it ->
-# tokenizer.json's.
+# How BertTokenizer prepares text (true, false or null): the name in tokenizer_config.json -> the
+# name in tokenizer.json.
 _FLAGS = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# The classes whose ids are read here, without "Tokenizer" and "Fast": from vocab.txt, from
-# vocab.json with merges.txt, and from a SentencePiece .model.
+# The classes that give the ids that are read here, without "Tokenizer" and "Fast": from vocab.txt,
+# from vocab.json with merges.txt, and from a SentencePiece .model.
 _WORDPIECE = (
     *("Bert", "ConvBert", "DistilBert", "Electra", "Funnel", "LayoutLM", "Lxmert", "MPNet"),
     *("MobileBert", "SqueezeBert"),
@@ -34,7 +32,7 @@ _SLOW = (
     *("BertGeneration", "BertJapanese", "Bertweet", "Esm", "Flaubert", "FSMT", "MLuke", "Phobert"),
     *("ProphetNet", "RoCBert", "RoFormer", "Tapas", "XLM"),
 )
-# The class, where a config.json names only the type of the model.
+# The class, if a config.json names only the type of the model.
 _CLASS_OF_TYPE = {
     (".model", "xlm-roberta"): "XLMRoberta",
     (".model", "camembert"): "Camembert",
@@ -42,21 +40,21 @@ _CLASS_OF_TYPE = {
     (".model", "deberta-v2"): "DebertaV2",
     (".txt", "esm"): "Esm",
 }
-# What classes take for granted: transformers 4.57 and 5.24, models/bert and models/roberta.
+# The defaults of classes: transformers 4.57 and 5.24, models/bert and models/roberta.
 _BERT = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
 _IMPLIED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_WORDPIECE, _BERT),
     **{kind: {"add_prefix_space": False} for kind in _BYTE_LEVEL},
     "Albert": {"do_lower_case": True},
 }
-# No embedding has more rows. A stray id beyond would take memory and time for all before it.
+# No embedding has more rows. A stray higher id would take memory and time for all ids below it.
 _HIGHEST_ID = (1 << 24) - 1
 
 
 def find(directory: Path) -> Path:
-    """Returns the file that says what a directory's tokenizer is.
+    """Returns the file that decides a directory's tokenizer.
 
-    A workdir, a step of one and a corpus have theirs in a folder `tokenizer`.
+    A workdir, a step of one and a corpus have it in a folder `tokenizer`.
     """
     if directory.parent.name == "checkpoints" and directory.name.isdigit():
         directory = directory.parent.parent
@@ -73,8 +71,8 @@ def find(directory: Path) -> Path:
     raise UsageError(
         f"tokenizer {directory}: holds neither tokenizer.json nor vocab.txt nor vocab.json with "
         "merges.txt nor one .model "
-        "(transformers' save_pretrained of a model alone leaves the tokenizer out: save the "
-        "tokenizer to the same directory, too)"
+        "(save_pretrained of a model does not write the tokenizer: save the tokenizer to the same "
+        "directory)"
     )
 
 
@@ -88,65 +86,12 @@ def read_config(path: Path) -> dict[str, Any]:
     for flag in _FLAGS:
         if not isinstance(config.get(flag), bool | None):
             raise UsageError(f"{path}: {flag} is {brief(config[flag])}; write true, false or null")
-    _require_one_meaning(config, path)
     return config
-
-
-def _require_one_meaning(config: dict[str, Any], path: Path) -> None:
-    """Raises UsageError if special_tokens_map.json names a special token otherwise."""
-    other = path.with_name("special_tokens_map.json")
-    theirs = parse_json(other) if other.is_file() else {}
-    names = special_tokens.configured(theirs if isinstance(theirs, dict) else {})
-    for role, name in special_tokens.configured(config).items():
-        if names.get(role, name) != name:
-            raise UsageError(
-                f"{path} has {role}_token {brief(name)}, but {other} has {brief(names[role])}; "
-                "make them agree, or remove the wrong one"
-            )
-
-
-def require_same_vocabulary(
-    path: Path, kind: str, tokens_of: Callable[[list[int]], list[str]]
-) -> None:
-    """Raises UsageError if the vocabulary beside a tokenizer.json numbers its tokens otherwise.
-
-    `tokens_of` gives the tokens of ids, and the unknown one for an id that has none.
-    """
-    names = {"wordpiece": "vocab.txt", "bpe": "vocab.json"}
-    if kind not in names or not (other := path.with_name(names[kind])).is_file():
-        return
-    if kind == "wordpiece":
-        lines = read_text(other).removesuffix("\n").split("\n")
-        theirs = {number: line for number, line in enumerate(lines) if line}
-    else:
-        values = parse_json(other)
-        numbered = values.items() if isinstance(values, dict) else ()
-        theirs = {id_: token for token, id_ in numbered if id_ in range(1 << 24)}
-    for (id_, token), ours in zip(theirs.items(), tokens_of(list(theirs)), strict=True):
-        if token != ours:
-            raise UsageError(
-                f"{path} and {other} are two vocabularies: id {id_} is {brief(ours)} in the one "
-                f"and {brief(token)} in the other; remove the file that is wrong"
-            )
-    if path == other:
-        return
-    content = parse_json(path)
-    added = {entry["id"] for entry in content.get("added_tokens") or ()}
-    named = {id_ for token, id_ in content["model"]["vocab"].items() if token}
-    lacking = sorted(named - theirs.keys() - added)
-    if lacking:
-        (token,) = tokens_of(lacking[:1])
-        raise UsageError(
-            f"{path} and {other} are two vocabularies: the latter has no id {lacking[0]}, which is "
-            f"{brief(token)} in the former, and lacks {len(lacking):,} in all; remove the file "
-            "that is wrong"
-        )
 
 
 def class_of(path: Path, config: dict[str, Any]) -> tuple[str | None, Path]:
     """Returns the class that a directory names for the tokenizer file `path`, without "Tokenizer"
-    and "Fast", and the file that names it: tokenizer_config.json, which says `config`, else
-    config.json.
+    and "Fast", and the file that names it: tokenizer_config.json (`config`), else config.json.
     """
     named, name = path.with_name("tokenizer_config.json"), config.get("tokenizer_class")
     model = path.with_name("config.json")
@@ -161,17 +106,15 @@ def class_of(path: Path, config: dict[str, Any]) -> tuple[str | None, Path]:
 
 
 def with_implied(config: dict[str, Any], kind: str | None) -> dict[str, Any]:
-    """Returns a tokenizer_config.json with the settings that its class has where the file does not
-    write them.
-    """
+    """Returns a tokenizer_config.json with the defaults of its class."""
     return _IMPLIED.get(kind or "", {}) | config
 
 
 def require_agreement(state: dict[str, Any], config: dict[str, Any], path: Path) -> None:
-    """Raises UsageError if tokenizer_config.json, or the class that it names, prepares text
-    otherwise than `path` beside it, which holds `state`.
+    """Raises UsageError if tokenizer_config.json, or the class that it names, prepares text in
+    another way than `path` in the same directory, with the content `state`.
 
-    The classes of `transformers` obey the former, most others the latter.
+    The classes of `transformers` obey the former, most other loaders the latter.
     """
     kind, named = class_of(path, config)
     declared = with_implied(config, kind)
@@ -197,7 +140,7 @@ def require_agreement(state: dict[str, Any], config: dict[str, Any], path: Path)
 
 def require_class(path: Path, config: dict[str, Any]) -> None:
     """Raises UsageError if the class that a directory names gives other ids than are read from
-    `path`: a bare vocabulary does not say how text is cut, and the words that a program cuts first
+    `path`: a bare vocabulary does not describe how text is cut, and words that a program cuts first
     are in no file.
     """
     kind, named = class_of(path, config)
@@ -219,7 +162,7 @@ def require_class(path: Path, config: dict[str, Any]) -> None:
             f"trained with {usual}Tokenizer, write that class there, else train another tokenizer"
         )
     raise UsageError(
-        f"{told} alone; have transformers write a tokenizer.json, and name the new directory: "
+        f"{told} by itself; have transformers write a tokenizer.json, and name the new directory: "
         f"{conversion(path.parent)}"
     )
 
@@ -234,8 +177,8 @@ def conversion(directory: Path) -> str:
 def require_no_added_tokens(
     vocabulary: Path, ids: Mapping[str, int], config: dict[str, Any]
 ) -> None:
-    """Raises UsageError if a file beside a bare vocabulary adds tokens that it lacks: an
-    added_tokens.json or the tokenizer_config.json, which says `config`.
+    """Raises UsageError if another file of the directory adds tokens to a bare vocabulary:
+    added_tokens.json or tokenizer_config.json (`config`).
     """
     path, declared = vocabulary.parent / "added_tokens.json", config.get("added_tokens_decoder")
     added = parse_json(path) if path.is_file() else {}
@@ -248,15 +191,14 @@ def require_no_added_tokens(
         numbered = [(token, id_) for token, id_ in entries if isinstance(token, str)]
     if other := [token for token, id_ in numbered if str(ids.get(token)) != id_]:
         raise UsageError(
-            f"{path} adds {', '.join(map(brief, other[:5]))} to {vocabulary.name}, which alone is "
-            f"read: have transformers write a tokenizer.json: {conversion(vocabulary.parent)}"
+            f"{path} adds {', '.join(map(brief, other[:5]))} to {vocabulary.name}, which is read "
+            f"by itself: have transformers write a tokenizer.json: {conversion(vocabulary.parent)}"
         )
 
 
 def require_extra_tokens(path: Path, config: dict[str, Any], known: Container[str]) -> None:
-    """Raises UsageError if a file beside `path` names special tokens that the tokenizer in it does
-    not find in text before it is cut up (`known`), as the classes of `transformers` do. Notes where
-    they find none at all.
+    """Raises UsageError if another file of the directory names special tokens that the tokenizer in
+    `path` does not find in text before the text is cut up (`known`), as transformers does.
     """
     other = path.with_name("special_tokens_map.json")
     theirs = parse_json(other) if other.is_file() else {}
@@ -273,34 +215,10 @@ def require_extra_tokens(path: Path, config: dict[str, Any], known: Container[st
                     "have as such: remove them there if no text has them, or have transformers "
                     f"write a tokenizer.json: {conversion(path.parent)}"
                 )
-    if config.get("split_special_tokens"):
-        note_once(
-            f"{beside} has split_special_tokens: here special tokens in a text, as [MASK], are "
-            "always whole"
-        )
-    sides = [side for side in ("truncation_side", "padding_side") if config.get(side) == "left"]
-    if sides:
-        note_once(
-            f"{path.parent} has {' and '.join(sides)} left: here a text that is too long loses its "
-            "end, and padding stands at the end"
-        )
-
-
-def without_dropout(backend: Any, path: Path) -> Any:
-    """Returns a backend that gives a text the same ids each time: without BPE's dropout, which
-    leaves out merges at random (Provilkov et al. 2020). That is noted.
-    """
-    if getattr(backend.model, "dropout", None):
-        note_once(
-            f"{path} has dropout {backend.model.dropout:g}, which gives a text other ids each "
-            "time: text is encoded without it, always alike"
-        )
-        backend.model.dropout = None
-    return backend
 
 
 def require_ids(vocab: dict[str, int], source: str) -> None:
-    """Checks that every token has an id of its own, and that none is beyond all embeddings."""
+    """Raises UsageError if two tokens have one id, or an id is higher than any embedding."""
     token_of: dict[int, str] = {}
     for token, id_ in vocab.items():
         if id_ > _HIGHEST_ID:
@@ -331,9 +249,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def refused_by_library(what: str) -> Iterator[None]:
-    """Raises UsageError that says `what` of a file, and why `tokenizers` does not take it.
+    """Raises UsageError with `what` is wrong, and why `tokenizers` refuses a file.
 
-    The library raises nothing narrower than Exception, and a PanicException, which is not even one.
+    The library raises Exception itself, and PanicException, which is not an Exception.
     """
     try:
         yield
@@ -344,8 +262,8 @@ def refused_by_library(what: str) -> Iterator[None]:
 
 
 def class_fields(state: dict[str, Any], is_bert: bool, segments: int) -> dict[str, Any]:
-    """Returns what a tokenizer_config.json says of the class that gives the ids of a serialised
-    backend, and of its inputs.
+    """Returns the fields of a tokenizer_config.json for the class that gives the ids of a
+    serialized backend, and for its inputs.
     """
     inputs = ["input_ids", *["token_type_ids"] * (segments > 1), "attention_mask"]
     fields = {"model_input_names": inputs, "clean_up_tokenization_spaces": False}
@@ -353,8 +271,8 @@ def class_fields(state: dict[str, Any], is_bert: bool, segments: int) -> dict[st
         normalizer = state["normalizer"]
         flags = {theirs: normalizer[ours] for theirs, ours in _FLAGS.items()}
         return fields | {"tokenizer_class": "BertTokenizer"} | flags
-    # Any named class rebuilds normaliser and pre-tokenizer its own way, and gives other ids without
-    # a word; the generic one takes tokenizer.json as it is, but for this field in transformers 4.
+    # Any named class rebuilds normalizer and pre-tokenizer, and silently gives other ids. The
+    # generic class takes tokenizer.json as it is, except for this field in transformers 4.
     fields["tokenizer_class"] = "PreTrainedTokenizerFast"
     if (space := (state["pre_tokenizer"] or {}).get("add_prefix_space")) is not None:
         fields["add_prefix_space"] = space
@@ -362,8 +280,8 @@ def class_fields(state: dict[str, Any], is_bert: bool, segments: int) -> dict[st
 
 
 def without_prefix(backend: Any) -> Any | None:
-    """Returns a backend that puts no space before a text, else as this one. None if it is one, or
-    if the words after the first would change, too.
+    """Returns a backend that puts no space before a text and is otherwise equal; None if this
+    backend puts none, or if the words after the first would change as well.
     """
     state = json.loads(backend.to_str())
     fields = (("prepend", ""), ("prepend_scheme", "never"), ("add_prefix_space", False))
@@ -374,7 +292,7 @@ def without_prefix(backend: Any) -> Any | None:
         for step, (field, none) in itertools.product([part, *steps], fields):
             if step.get(field, none) != none:
                 step[field], found = none, True
-        # Cut by it, as XLM-R's, each word would be a text.
+        # If text is cut by it, as in XLM-R, each word is a text.
         steps[:] = [step for step in steps if step["type"] != "WhitespaceSplit"]
     if not found:
         return None
@@ -385,8 +303,8 @@ def without_prefix(backend: Any) -> Any | None:
 
 
 def with_prefix(backend: Any) -> Any:
-    """Returns a backend that puts a space before a text, or before each of the words that it is
-    given apart, else as this one.
+    """Returns a backend that puts a space before a text, or before each of several single words,
+    and is otherwise equal.
     """
     state = json.loads(backend.to_str())
     if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":

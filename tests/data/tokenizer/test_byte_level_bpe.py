@@ -246,7 +246,7 @@ def test_another_form_of_a_text_is_said(llama, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_ids_are_not_drawn_at_random(saved, tmp_path, capsys):
+def test_ids_are_not_drawn_at_random(saved, tmp_path):
     """A file may ask for dropout, which was of the training of another model."""
     shutil.copytree(saved, tmp_path / "c")
     path, whole = tmp_path / "c/tokenizer.json", load_tokenizer(saved)
@@ -256,7 +256,6 @@ def test_ids_are_not_drawn_at_random(saved, tmp_path, capsys):
     found = load_tokenizer(tmp_path / "c")
     assert found.encode_sentences(LINES) == whole.encode_sentences(LINES)
     assert found.hash == whole.hash
-    assert f"{path} has dropout 0.5, which gives a text other ids" in capsys.readouterr().err
     found.save(tmp_path / "again")
     assert json.loads((tmp_path / "again/tokenizer.json").read_text("utf-8")) == json.loads(
         (saved / "tokenizer.json").read_text("utf-8")

@@ -264,24 +264,6 @@ def test_a_few_renamed_entries_do_not_change_the_case(tmp_path, capsys):
     assert not load_tokenizer(path, lowercase=False).lowercase
 
 
-def test_files_of_a_tokenizer_that_contradict_each_other(wordpiece, tmp_path):
-    wordpiece.save(tmp_path)
-    path = tmp_path / "vocab.txt"
-    lines = path.read_text("utf-8").split("\n")
-    path.write_text("\n".join([*lines[:7], "[USER]", *lines[8:]]), "utf-8")
-    message = r"tokenizer.json and .*vocab.txt are two vocabularies: id 7 is .* and '\[USER\]'"
-    with pytest.raises(UsageError, match=message):
-        load_tokenizer(tmp_path)
-    assert load_tokenizer(tmp_path / "tokenizer.json").hash == wordpiece.hash  # named outright
-    path.write_text("\n".join(lines[:-3]) + "\n", "utf-8")
-    with pytest.raises(UsageError, match=r"the latter has no id \d+, which is .* lacks 2 in all"):
-        load_tokenizer(tmp_path)
-    path.unlink()
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": lines[9]}))
-    with pytest.raises(UsageError, match=r"_config.json has mask_token .*special_tokens_map.json"):
-        load_tokenizer(tmp_path)
-
-
 def test_special_tokens_are_not_told_by_one_that_looks_like_them(tmp_path):
     """A vocabulary of one family may have a token that another family calls special."""
     roberta = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -472,31 +454,6 @@ def test_special_tokens_that_would_be_cut_up_are_refused(tmp_path, file, fields)
     path.unlink()
     ids = load_tokenizer(tmp_path).encode("[E1]")
     assert ids == [SMALL.index("[CLS]"), len(SMALL), SMALL.index("[SEP]")]
-
-
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "tokenizer.json"])
-def test_sides_that_are_not_followed_are_said(tmp_path, capsys, trained, file):
-    trained.save(tmp_path)
-    path = tmp_path / file
-    values = json.loads(path.read_text())
-    if file == "tokenizer.json":
-        cut = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
-        values["truncation"] = cut
-    else:
-        values |= {"truncation_side": "left", "padding_side": "left"}
-    load_tokenizer(tmp_path)
-    assert "left" not in capsys.readouterr().err
-    path.write_text(json.dumps(values))
-    load_tokenizer(tmp_path)
-    both = "" if file == "tokenizer.json" else " and padding_side"
-    assert f"{tmp_path} has truncation_side{both} left: here" in capsys.readouterr().err
-
-
-def test_split_special_tokens_are_said_to_be_whole(tmp_path, capsys):
-    path = vocabulary(tmp_path, SMALL)
-    (tmp_path / "tokenizer_config.json").write_text('{"split_special_tokens": true}')
-    ids = load_tokenizer(path, lowercase=True).encode("[MASK]")
-    assert len(ids) == 3 and "has split_special_tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])

@@ -1,16 +1,13 @@
 """Text of which a vocabulary knows too little is said to be so, by every verb that reads text."""
 
 import json
-import unicodedata
 
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.tokenizer.tokenizer import SpecialIds
-from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
+from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.data.tokenizer.unknown import (
-    note_letters_in_parts,
     note_unknown,
     note_unknown_ids,
 )
@@ -103,25 +100,3 @@ def test_rules_of_tables_hide_no_text():
     ]
     tokenizer = train_wordpiece(lines, vocab_size=60, lowercase=True)
     assert [tokenizer.unknown_characters([line]) for line in lines] == [0, 4, 0]
-
-
-def test_letters_in_parts_are_said(capsys):
-    """Where they become other sub-words: not for a tokenizer that strips or composes them."""
-    lines = ["Die Größe für Käufer prüfen, und die Übung zählt nicht mehr."] * 40
-    text = "\n".join(lines[:30]) + "\n" + unicodedata.normalize("NFD", "\n".join(lines[30:]))
-    keeps = train_wordpiece(lines, vocab_size=200, lowercase=True, strip_accents=False)
-    note_letters_in_parts(text, keeps)
-    assert "13.6% of the words have letters in parts (" in capsys.readouterr().err
-    strips = train_wordpiece(lines, vocab_size=200, lowercase=True, strip_accents=True)
-    composes = train_sentencepiece(lines, vocab_size=31, lowercase=True)
-    for tokenizer, given in ((strips, text), (composes, text), (keeps, "\n".join(lines))):
-        note_letters_in_parts(given, tokenizer)
-    assert not capsys.readouterr().err
-
-
-def test_prepare_says_letters_in_parts(tmp_path, capsys):
-    texts = [f"Die Größe {i} zählt für {i} Käufer. Übung macht den Meister." for i in range(200)]
-    source = tmp_path / "de.txt"
-    source.write_text(unicodedata.normalize("NFD", "\n\n".join(texts)), encoding="utf-8")
-    prepare([str(source)], tmp_path / "de", vocab_size=200, validation_fraction=0.1, language="de")
-    assert "of the words have letters in parts" in capsys.readouterr().err
