@@ -56,8 +56,8 @@ _MAY_IMPORT = {
     "data": set(),
     "data/language": {"errors", "progress"},
     "data/tokenizer": {"data/language", "errors", "files", "progress", "strict_json"},
-    "data/sources": {"data/language", "errors", "files", "progress", "registry"},
-    "data/formats": {"data/sources", "errors", "strict_json"},
+    "data/sources": {"data/language", "errors", "files", "progress", "registry", "strict_json"},
+    "data/formats": {"data/sources", "errors"},
     "data/matching": {"data", "data/language", "data/sources", "errors"},
     "data/corpus": {"data", "data/language", "data/matching", "data/sources", "data/tokenizer"}
     | {"errors", "file_lock", "files", "progress", "registry", "strict_json", "worker"},
@@ -71,7 +71,7 @@ _MAY_IMPORT = {
     | {"errors", "files", "progress", "strict_json", "versions", "worker"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "files", "progress", "registry", "strict_json"},
-    "data/tasks": {"data", "data/formats", "data/pretraining", "data/sources", "data/tokenizer"}
+    "data/tasks": {"data", "data/pretraining", "data/sources", "data/tokenizer"}
     | {"errors", "progress", "strict_json"},
     "model": {"config", "registry"},
     "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry", "progress"},
@@ -87,7 +87,7 @@ _MAY_IMPORT = {
     | {"data", "data/corpus", "data/pretraining"}
     | {"model", "objectives", "update", "memory", "runtime", "workdir", "pretrained"},
     "inference": _COMMON
-    | {"data", "data/tokenizer", "data/tasks", "model", "interchange"}
+    | {"data", "data/sources", "data/tokenizer", "data/tasks", "model", "interchange"}
     | {"workdir", "pretrained", "training"},
     "tasks": _COMMON
     | {"data", "data/sources", "data/tokenizer", "data/tasks", "model", "objectives"}
@@ -152,7 +152,10 @@ _ONLY_IN = {
     "orbax": ("bert_jax/workdir/checkpoint.py",),
     "argparse": ("bert_jax/cli/", "bert_jax_lab/cli/"),
     "tensorflow": ("bert_jax/data/", "bert_jax/interchange/tf1.py"),
-    "tensorflow_datasets": ("bert_jax/data/",),
+    # The readers of records; a study writes a table.
+    "csv": ("bert_jax/data/sources/delimited.py", "bert_jax_lab/studies/table.py"),
+    "pyarrow": ("bert_jax/data/sources/arrow.py",),
+    "tensorflow_datasets": ("bert_jax/data/sources/tfds.py",),
     "torch": (),
     "apache_beam": (
         "bert_jax/data/cluster/direct_runner.py",

@@ -310,15 +310,9 @@ class TrainingOptions(Processes):
 # --- checks of values -----------------------------------------------------------------------------
 
 
-def standard_input(given: Path | None) -> Path | None:
-    """Returns the file that is to be read: standard input for `-`, and for nothing where text is
-    piped in.
-    """
-    from bert_jax.data.tasks.tables import STDIN
-
-    if given == Path("-") or (given is None and not sys.stdin.isatty()):
-        return STDIN
-    return given
+def standard_input(given: str | None) -> str | None:
+    """Returns the input to read: standard input (`-`) if none is given and text is piped in."""
+    return "-" if given is None and not sys.stdin.isatty() else given
 
 
 def run_directory(name: Path | str) -> Path:

@@ -1,4 +1,4 @@
-"""The options for the format of labelled files, which fine-tuning and prediction share."""
+"""The options of files of rows, which fine-tuning and prediction share."""
 
 from typing import Any, ClassVar, Literal
 
@@ -8,7 +8,7 @@ from bert_jax.errors import UsageError
 
 @options
 class TableFormat(Verb):
-    """How a table is written."""
+    """How a file is written."""
 
     GROUP: ClassVar = ("tables", None)
     columns: str | None = None
@@ -20,15 +20,21 @@ class TableFormat(Verb):
     quoting: Literal["double", "none"] | None = None
     """cells that hold a delimiter are in double quotes, or no cell is and quotes are letters
     (default: none for a .tsv, double for a .csv)"""
+    encoding: str | None = None
+    """NAME: the encoding of text without a byte order mark, such as cp1252 (default: UTF-8)"""
 
     def reading(self, *, skip_bad: bool = False) -> Any:
-        """Returns how the table is written, as `Sources.reading` takes it."""
-        from bert_jax.data.tasks.tables import TableOptions
+        """Returns the options as `Sources.reading` takes them."""
+        from bert_jax.data.sources.stream import SourceOptions
 
         delimiter = {"tab": "\t", "\\t": "\t"}.get(self.delimiter or "", self.delimiter)
         if delimiter is not None and len(delimiter) != 1:
             raise UsageError(f"--delimiter {self.delimiter}: write one character, or 'tab'")
         columns = tuple(name.strip() for name in (self.columns or "").split(",") if name.strip())
-        return TableOptions(
-            delimiter=delimiter, columns=columns, quoting=self.quoting, skip_bad=skip_bad
+        return SourceOptions(
+            delimiter=delimiter,
+            columns=columns,
+            quoting=self.quoting,
+            encoding=self.encoding,
+            skips_records=skip_bad,
         )

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.config import HeadConfig
+from bert_jax.data.sources.read import read_text
 from bert_jax.data.tasks.encode_rows import LONGER, NO_MORE, encode_texts
-from bert_jax.data.tasks.tables import TextRow, read_text
+from bert_jax.data.tasks.tables import TextRow
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError, brief
@@ -38,7 +39,7 @@ def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def embed(
     checkpoint: Path | str,
-    texts: Path,
+    texts: Path | str,
     *,
     layers: Sequence[int] = (-1,),
     pooling: str | None = None,
@@ -53,7 +54,7 @@ def embed(
     Raises UsageError for a file without lines.
     """
     # No other character ends a line, whatever str.splitlines says.
-    split = read_text(texts).replace("\r\n", "\n").split("\n")
+    split = read_text(texts).split("\n")
     numbers = [number for number, line in enumerate(split, 1) if line.strip()]
     lines = [split[number - 1] for number in numbers]
     if not lines:

@@ -1,14 +1,17 @@
 """GLUE's nine tasks (Wang et al. 2019): columns, labels, metrics and files."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.tasks.tables import TextRow, read_rows, read_text, read_tfds
+from bert_jax.data.sources.columns import Columns
+from bert_jax.data.sources.read import read_text
+from bert_jax.data.sources.rows import tfds_rows
+from bert_jax.data.sources.stream import Records, SourceOptions
+from bert_jax.data.tasks.tables import TextRow, read_rows
 from bert_jax.errors import UsageError
-from bert_jax.progress import note
 from bert_jax.tasks.task import NamedTask, Sources, Splits, Task, TaskSpec
 
 
@@ -24,7 +27,8 @@ class GlueTask:
     header: tuple[str, ...] | None = None
     # A split, its file in GLUE's folder, and its split in TFDS.
     dev: tuple[tuple[str, str, str], ...] = (("dev", "dev.tsv", "validation"),)
-    skip_short: bool = False
+    # A few lines are cut short: they are left out and counted.
+    has_short_lines: bool = False
 
     @property
     def test(self) -> dict[str, str]:
@@ -34,6 +38,7 @@ class GlueTask:
         return {f"test_{split}.tsv": f"{self.name}-{_SHORT[split]}.tsv" for split, *_ in self.dev}
 
 
+_USUAL = SourceOptions()
 _SHORT = {"matched": "m", "mismatched": "mm"}
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -55,10 +60,9 @@ _TASKS = (
              tfds_columns=_PAIR),
     GlueTask("STS-B", _spec("stsb", _PAIR, (), kind="regression", label_column="score",
                             metrics=("spearman", "pearson"))),
-    # A few lines of GLUE's files are cut short.
     GlueTask("QQP", _spec("qqp", _QUESTIONS, _BINARY, label_column="is_duplicate",
                           metrics=("f1", "accuracy")),
-             skip_short=True),
+             has_short_lines=True),
     GlueTask("MNLI", _spec("mnli", _PAIR, ("entailment", "neutral", "contradiction"),
                            label_column="gold_label"),
              tfds_columns=("premise", "hypothesis"),
@@ -80,35 +84,34 @@ def _read(task: Task, sources: Sources) -> Splits:
         )
     if sources.train is not None or sources.dev is not None:
         raise UsageError(f"`task` {name} takes its rows from `data`, not `train` or `dev`")
-    train = read_split(TASKS[name], sources.data, "train.tsv", "train")
-    dev = {n: read_split(TASKS[name], sources.data, *rest) for n, *rest in TASKS[name].dev}
-    return train, dev
+    glue, reading = TASKS[name], sources.reading
+    train = read_split(glue, sources.data, "train.tsv", "train", reading)
+    return train, {n: read_split(glue, sources.data, *rest, reading) for n, *rest in glue.dev}
 
 
-def read_split(task: GlueTask, source: str, file: str, split: str) -> list[TextRow]:
+def read_split(
+    task: GlueTask, source: str, file: str, split: str, reading: SourceOptions = _USUAL
+) -> list[TextRow]:
     """Returns the labelled rows of a split, from GLUE's folder `source` or from
     `tfds:glue/NAME`.
     """
     if source.startswith("tfds:"):
         return list(_from_tfds(task, source, split))
     path = find_file(Path(source), file)
-    rows, skipped = read_rows(
+    return read_rows(
         path,
         text_columns=task.spec.text_columns,
         label_column=task.spec.label_column,
         header=task.header,
-        skip_short=task.skip_short,
+        reading=replace(reading, skips_records=task.has_short_lines or reading.skips_records),
     )
-    if skipped:
-        note(f"{path}: {skipped} lines have too few columns and are left out")
-    return rows
 
 
-def header_of(task: GlueTask, path: Path) -> tuple[str, ...] | None:
-    """Returns the columns of a TSV that has no line of names: CoLA's, but for the test rows."""
-    if not path.name.removesuffix(".gz").endswith(".tsv"):
+def header_of(task: GlueTask, source: str) -> tuple[str, ...] | None:
+    """Returns the columns of a TSV without a header: CoLA's, except for the test rows."""
+    if task.header is None or not source.removesuffix(".gz").endswith(".tsv"):
         return None
-    first = read_text(path).split("\n", 1)[0].split("\t")
+    first = read_text(source).split("\n", 1)[0].split("\t")
     return None if set(task.spec.text_columns) <= set(first) else task.header
 
 
@@ -121,15 +124,13 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def _from_tfds(task: GlueTask, source: str, split: str) -> Iterator[TextRow]:
-    labels, columns = task.spec.labels, task.tfds_columns or task.spec.text_columns
-    for location, record in read_tfds(source, split):
-        missing = [name for name in (*columns, "label", "idx") if name not in record]
-        if missing:
-            raise UsageError(f"{location}: no {missing[0]!r}; use tfds:glue/{task.spec.name}")
-        label = record["label"]
+    labels = task.spec.labels
+    names = [*(task.tfds_columns or task.spec.text_columns), "label", "idx"]
+    columns = Columns([(name,) for name in names], f"use tfds:glue/{task.spec.name}")
+    records = Records(source, SourceOptions(), None)
+    for location, (*texts, label, id_) in tfds_rows(f"{source}:{split}", records, columns):
         known = labels[label] if labels and 0 <= label < len(labels) else str(label)
-        texts = tuple(record[name] for name in columns)
-        yield TextRow(location, texts, known, str(record["idx"]))
+        yield TextRow(location, tuple(texts), known, str(id_))
 
 
 # The entries of registry.TASKS.

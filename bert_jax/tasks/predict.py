@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import from_dict
-from bert_jax.data.tasks.tables import TableOptions, read_rows
+from bert_jax.data.sources.stream import TESTS, SourceOptions
+from bert_jax.data.tasks.tables import read_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
@@ -72,13 +73,13 @@ class Predictor:
 
     def file(
         self,
-        path: Path,
+        source: Path | str,
         *,
         columns: tuple[str, ...] = (),
         id_column: str | None = None,
-        reading: TableOptions | None = None,
+        reading: SourceOptions | None = None,
     ) -> list[dict[str, Any]]:
-        """Predictions for a file of the task's format; a label in it is not read.
+        """Predictions for a file or address in the task's format; a label in it is not read.
 
         `columns` are those of the texts, where the file calls them otherwise; `id_column` the one
         that names a row of a table, which else has its number from 0; `reading` says how a table is
@@ -90,8 +91,8 @@ class Predictor:
         count = len(self.spec.text_columns) or TASKS[self.spec.name].text_columns[1]
         if columns and len(columns) != count:
             raise UsageError(f"`text`: the task has {count} column(s)")
-        task = task_of(spec, reading=reading)
-        return self.rows(task.read(path, labelled=False, id_column=id_column))
+        task = task_of(spec, reading=dataclasses.replace(reading or SourceOptions(), splits=TESTS))
+        return self.rows(task.read(str(source), labelled=False, id_column=id_column))
 
 
 def write_submission(predictor: Predictor, folder: Path, output: Path) -> list[Path]:
@@ -104,7 +105,7 @@ def write_submission(predictor: Predictor, folder: Path, output: Path) -> list[P
         raise UsageError(f"`glue`: task {predictor.spec.name} is not one of GLUE's")
     found = []
     for name, submission in task.test.items():
-        rows, _ = read_rows(
+        rows = read_rows(
             glue.find_file(folder, name), text_columns=task.spec.text_columns, label_column=None
         )
         found.append((submission, predictor.rows(list(rows))))

@@ -5,17 +5,18 @@ best pairs of all windows of a question compete; an answer lies within one windo
 than allowed, and begins where its token has most context. Its text is cut from the paragraph.
 """
 
+import dataclasses
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.config import HeadConfig
 from bert_jax.data.sources.document import whole_characters
+from bert_jax.data.sources.stream import HELD_OUT
 from bert_jax.data.tasks.squad import Question, read_questions
 from bert_jax.data.tasks.windows import Windows, encode_questions
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
@@ -51,9 +52,9 @@ class SpanTask(Task):
         return tuple(dict.fromkeys((*self.spec.metrics, *known)))
 
     def read(
-        self, path: Path, *, labelled: bool = True, id_column: str | None = None
+        self, source: str, *, labelled: bool = True, id_column: str | None = None
     ) -> list[Question]:
-        return read_questions(path, labelled=labelled, skip_bad=self.reading.skip_bad)
+        return read_questions(source, labelled=labelled, reading=self.reading)
 
     def row(self, given: Any, *, number: int) -> Question:
         """Returns the question of a dict with `question`, `context` and perhaps `id`."""
@@ -232,9 +233,9 @@ def _read(task: Task, sources: Sources) -> Splits:
         raise UsageError(f"`data` {sources.data}: name `train` and `dev`, or tfds:squad/...")
     if sources.train is not None or sources.dev is not None:
         raise UsageError(f"`data` {sources.data} has all rows; leave out `train` and `dev`")
-    skip = sources.reading.skip_bad
-    train = read_questions(sources.data, split="train", skip_bad=skip)
-    return train, {"dev": read_questions(sources.data, split="validation", skip_bad=skip)}
+    dev = dataclasses.replace(sources.reading, splits=HELD_OUT)
+    train = read_questions(sources.data, reading=sources.reading)
+    return train, {"dev": read_questions(sources.data, reading=dev)}
 
 
 def _named(name: str, *, with_unanswerable: bool) -> NamedTask:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,18 +43,18 @@ class TextTask(Task):
         return [name for name in _SCORES if is_binary or name != "f1"]
 
     def read(
-        self, path: Path, *, labelled: bool = True, id_column: str | None = None
+        self, source: str, *, labelled: bool = True, id_column: str | None = None
     ) -> list[TextRow]:
         if not self.spec.text_columns:
             raise UsageError(f"`task` {self.spec.name} needs `text` COLUMN, once or twice")
         return read_rows(
-            path,
+            source,
             text_columns=self.spec.text_columns,
             label_column=self.spec.label_column if labelled else None,
-            header=TASKS[self.spec.name].header(path) if self.spec.name in TASKS else None,
+            header=TASKS[self.spec.name].header(source) if self.spec.name in TASKS else None,
             id_column=id_column,
             reading=self.reading,
-        )[0]
+        )
 
     def row(self, given: Any, *, number: int) -> TextRow:
         return text_row(given, number=number, columns=self.spec.text_columns)

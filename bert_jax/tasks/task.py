@@ -9,16 +9,15 @@ prediction know none of them; they ask for what `Task` lists.
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from bert_jax.config import HeadConfig
 from bert_jax.data import counter_rng
+from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
 from bert_jax.data.tasks.encode_rows import Features
-from bert_jax.data.tasks.tables import TableOptions
 from bert_jax.data.tasks.tag_schemes import SCHEMES
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
@@ -84,24 +83,25 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The place of a task's rows: a folder or `tfds:` address of all splits, or two files.
+    """The place of a task's rows: a folder or `tfds:` address of all splits, or two files or
+    addresses.
 
     Each may be given as a `str` or a `Path`.
     """
 
     data: str | None = None
-    train: Path | None = None
-    dev: Path | None = None
+    train: str | None = None
+    dev: str | None = None
     # The first of the training file's rows to use; none uses all.
     train_rows: int | None = None
     # Which tenth of the training rows is held out where there is no `dev`.
     seed: int = 0
-    reading: TableOptions = field(default_factory=TableOptions)
+    reading: SourceOptions = field(default_factory=SourceOptions)
 
     def __post_init__(self) -> None:
-        for name, kind in (("data", str), ("train", Path), ("dev", Path)):
+        for name in ("data", "train", "dev"):
             if (place := getattr(self, name)) is not None:
-                object.__setattr__(self, name, kind(place))
+                object.__setattr__(self, name, str(place))
         if self.train_rows is not None and self.train_rows < 1:
             raise UsageError(f"`train_rows` {self.train_rows}: it must be at least 1")
 
@@ -121,7 +121,7 @@ class Task:
     has_percent_scores = False
 
     # How its files are to be read, beside what the spec says.
-    reading = TableOptions()
+    reading = SourceOptions()
 
     def __init__(self, spec: TaskSpec):
         self.spec = spec
@@ -142,8 +142,10 @@ class Task:
         """Returns the names of the scores, the main one first."""
         return self.spec.metrics
 
-    def read(self, path: Path, *, labelled: bool = True, id_column: str | None = None) -> list[Any]:
-        """Returns the rows of one file. `id_column` is for tables only.
+    def read(
+        self, source: str, *, labelled: bool = True, id_column: str | None = None
+    ) -> list[Any]:
+        """Returns the rows of a file or address. `id_column` is for tables only.
 
         Raises UsageError that names file, line and field.
         """
@@ -221,6 +223,8 @@ def read_files(task: Task, sources: Sources) -> Splits:
         raise UsageError(f"`task` {name} needs `train` FILE, and perhaps `dev` FILE")
     train = task.read(sources.train)
     if sources.dev is not None:
+        # A data set with splits has both.
+        task.reading = replace(task.reading, splits=HELD_OUT)
         return train, {"dev": task.read(sources.dev)}
     kept, held_out = hold_out(train, seed=sources.seed)
     note(
@@ -254,10 +258,10 @@ class NamedTask:
     # The fewest and the most columns of text that the user names.
     text_columns: tuple[int, int] = (0, 0)
     # Returns the columns of a file that has no line of names.
-    header: Callable[[Path], tuple[str, ...] | None] = lambda path: None
+    header: Callable[[str], tuple[str, ...] | None] = lambda source: None
 
 
-def task_of(spec: TaskSpec, *, reading: TableOptions | None = None) -> Task:
+def task_of(spec: TaskSpec, *, reading: SourceOptions | None = None) -> Task:
     """Returns the task of the kind that `spec` names."""
     task = TASK_KINDS[spec.kind](spec)
     if reading is not None:

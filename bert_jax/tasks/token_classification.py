@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ class WordTask(Task):
         return ("f1", "precision", "recall")
 
     def read(
-        self, path: Path, *, labelled: bool = True, id_column: str | None = None
+        self, source: str, *, labelled: bool = True, id_column: str | None = None
     ) -> list[Sentence]:
         for name in ("delimiter", "quoting"):
             if getattr(self.reading, name) is not None:
@@ -56,7 +55,8 @@ class WordTask(Task):
                     "spaces, without quotes; leave the option out, or convert the file"
                 )
         return read_sentences(
-            path,
+            source,
+            reading=self.reading,
             columns=self.reading.columns or self.spec.line_columns,
             word="".join(self.spec.text_columns),
             tag=self.spec.label_column,

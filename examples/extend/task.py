@@ -5,9 +5,8 @@
     bert-jax predict --extend examples/extend/task.py --checkpoint RUN --input new.txt
 """
 
-from pathlib import Path
-
-from bert_jax.data.tasks.tables import TextRow, read_text
+from bert_jax.data.sources.read import read_text
+from bert_jax.data.tasks.tables import TextRow
 from bert_jax.errors import UsageError
 from bert_jax.registry import TASK_KINDS, TASKS
 from bert_jax.tasks.sequence_classification import TextTask
@@ -19,21 +18,21 @@ class Topic(TextTask):
 
     has_columns = False
 
-    def read(self, path: Path, *, labelled: bool = True, id_column: str | None = None):
+    def read(self, source: str, *, labelled: bool = True, id_column: str | None = None):
         rows = []
-        for number, line in enumerate(read_text(path).splitlines(), 1):
+        for number, line in enumerate(read_text(source).splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
             label, colon, text = line.partition(":")
             if labelled and not colon:
-                raise UsageError(f"{path}, line {number}: write it as LABEL: TEXT")
+                raise UsageError(f"{source}, line {number}: write it as LABEL: TEXT")
             text, known = (text, label.strip()) if colon else (line, None)
-            where = f"{path}, line {number}"
+            where = f"{source}, line {number}"
             rows.append(
                 TextRow(where, (text.strip(),), known if labelled else None, str(len(rows)))
             )
         if not rows:
-            raise UsageError(f"{path} has no rows")
+            raise UsageError(f"{source} has no rows")
         return rows
 
 

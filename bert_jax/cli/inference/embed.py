@@ -6,7 +6,6 @@ sentence-transformers the length, the pooling and what follows it are its own.
 """
 
 import json
-from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.cli.options import (
@@ -22,9 +21,9 @@ from bert_jax.progress import note
 
 @options
 class EmbedOptions(FromCheckpoint):
-    input: Path | None = None
-    """FILE: texts, one a line; - reads standard input, as no --input does where texts are piped
-    in"""
+    input: str | None = None
+    """FILE|ADDRESS: texts, one per line; - reads standard input, as no --input does where texts are
+    piped in"""
     output: Local | None = None
     """FILE: an .npz file; needed unless there is --json"""
     json: bool = False

@@ -26,8 +26,8 @@ from bert_jax.progress import ticking
 class PredictOptions(TableFormat):
     checkpoint: Address
     """DIR: a workdir of bert-jax finetune, or one step of it (DIR/checkpoints/STEP)"""
-    input: Path | None = None
-    """FILE: the rows to predict, in the task's format, or a text a line (a pair with a tab
+    input: str | None = None
+    """FILE|ADDRESS: the rows to predict, in the task's format, or a text a line (a pair with a tab
     between). - reads standard input; so does leaving it out where rows are piped in"""
     output: Local | None = None
     """PATH: a file to write, with --glue a new directory (default: stdout)"""
@@ -62,7 +62,7 @@ def run(options: PredictOptions) -> None:
     assert source is not None
     with ticking("predicting"):
         records = predictor.file(
-            source,
+            str(source),
             columns=options.text,
             id_column=options.id,
             reading=options.reading(),

@@ -7,7 +7,6 @@ predict, export and another finetune take.
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from bert_jax.cli.options import (
@@ -29,10 +28,13 @@ class TaskRowsOptions(TableFormat):
     GROUP: ClassVar = ("rows", None)
     data: str | None = None
     """DIR|ADDRESS: a folder of GLUE's files, `tfds:glue/NAME` or `tfds:squad/NAME`"""
-    train: Path | None = None
-    """FILE: the training rows of text, ner, squad, squad2 or a task of your own"""
-    dev: Path | None = None
-    """FILE: the rows to score on (default: a tenth of --train, chosen by --seed and held out)"""
+    train: str | None = None
+    """FILE|ADDRESS: the training rows of text, ner, squad, squad2 or a task of your own; for text
+    .tsv, .csv, .jsonl, .parquet or .arrow files, packed or not, here or at `hf:OWNER/NAME`,
+    gs://... or another [address](data.md#addresses), or `tfds:NAME[:SPLIT]`"""
+    dev: str | None = None
+    """FILE|ADDRESS: the rows to score on; of an address with splits, its validation split
+    (default: a tenth of --train, chosen by --seed and held out)"""
     text: tuple[str, ...] = ()
     """COLUMN: the column that holds the text; give it twice for a pair. For ner with --columns: the
     column of the words"""

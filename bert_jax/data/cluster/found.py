@@ -21,7 +21,6 @@ def keep_found(job: Job, unit: int, found: Found) -> None:
         "first_bad": found.findings.first_bad,
         "records": found.findings.records,
         "without_text": found.findings.without_text,
-        "wrapped": found.findings.wrapped,
         # How a document begins that has text of a test set is text, and stays where it was read.
         "contaminated": {number: sorted(of) for number, (_, of) in found.records.items()},
     }
@@ -41,7 +40,7 @@ def read_found(job: Job, unit: int) -> Found:
         noted = json.loads(packed["noted"].tobytes())
     findings = Findings()
     findings.files = {name: UsageError(why) for name, why in noted["files"].items()}
-    findings.first_bad, findings.wrapped = noted["first_bad"], noted["wrapped"]
+    findings.first_bad = noted["first_bad"]
     findings.records.update(noted["records"])
     findings.without_text = noted["without_text"]
     records = {int(number): ("", set(of)) for number, of in noted["contaminated"].items()}

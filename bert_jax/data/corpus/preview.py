@@ -132,8 +132,6 @@ def note_findings(request: Request, totals: Totals) -> None:
         for line in _listed(bad, "left out, since they cannot be read"):
             note(line)
     _note_bad_records(totals, request.skip_bad_limit)
-    if not request.by_character:  # lines of a sequence have one length
-        _note_wrapped(totals.findings.wrapped)
     if request.contamination is not None:
         _note_contamination(request.contamination, totals, shows=request.shows_dropped)
 
@@ -157,17 +155,6 @@ def _note_bad_records(totals: Totals, limit: float) -> None:
         )
     for line in (f"left out {bad:,} of {total:,} records, which cannot be read:", *files):
         note(line)
-
-
-def _note_wrapped(wrapped: dict[str, float]) -> None:
-    if wrapped:
-        name, share = max(wrapped.items(), key=lambda item: item[1])
-        others = f" and {len(wrapped) - 1:,} other files" if len(wrapped) > 1 else ""
-        note(
-            f"{name}{others}: {share:.0%} of the lines end in mid-sentence, as in wrapped text: "
-            "`paragraph` blank joins the lines between blank ones, and `document` file makes each "
-            "file one document"
-        )
 
 
 def _drop_near_duplicates(near: NearDuplicates, request: Request, survey: Survey) -> set[int]:

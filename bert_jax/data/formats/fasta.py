@@ -15,36 +15,36 @@ def read_fasta(path: Path, stream: SourceStream) -> Iterator[Document]:
     At most `LONGEST_DOCUMENT_BYTES` are held: a longer record continues as a new document. Raises
     UsageError if text comes before the first header.
     """
-    text = stream.text()
-    lines: list[bytes] = []
-    size, number, begins, is_header = 0, 0, True, False
+    parts: list[str] = []
+    size, first, begins, is_header = 0, 0, True, False
     kind: type[tuple[str, ...]] | None = None  # of the open document
 
     def close() -> Iterator[Document]:
-        if kind is None or (kind is Continuation and not lines):
+        if kind is None or (kind is Continuation and not parts):
             return
+        sequence = "".join(parts)
         try:
-            sequence = b"".join(lines).decode()
-        except UnicodeDecodeError:
-            stream.refuse(UsageError(f"{path}, line {number}: not {stream.encoding} up to here"))
+            stream.require_decoded(f"{path}, record of line {first}", sequence)
+        except UsageError as error:
+            stream.refuse(error)
             return
         if found := stream.document(sequence):
             yield kind(found)
 
-    while line := text.readline(limits.LONGEST_LINE_BYTES):
+    for number, line in stream.lines(limits.LONGEST_LINE_BYTES):
         if begins:
-            number, is_header = number + 1, line.startswith(b">")
+            is_header = line.startswith(">")
             if is_header:
                 yield from close()
-                lines, size, kind = [], 0, tuple
-        begins = line.endswith(b"\n")
-        if is_header or not (letters := b"".join(line.split())):
+                parts, size, kind, first = [], 0, tuple, number
+        begins = line[-1] == "\n"
+        if is_header or not (letters := "".join(line.split())):
             continue
         if kind is None:
             raise UsageError(f"{path}, line {number}: a FASTA record begins with a line >NAME")
-        lines.append(letters)
+        parts.append(letters)
         size += len(letters)
         if size >= limits.LONGEST_DOCUMENT_BYTES:
             yield from close()
-            lines, size, kind = [], 0, Continuation
+            parts, size, kind = [], 0, Continuation
     yield from close()

@@ -1,4 +1,4 @@
-"""Crawls of the web in WARC files: pages, and the text that somebody has taken from them (WET)."""
+"""Crawls of the web in WARC files: pages, and the text that was extracted from them (WET)."""
 
 import re
 from collections.abc import Iterator
@@ -8,15 +8,17 @@ from bert_jax.data.sources.document import Document
 from bert_jax.data.sources.stream import SourceStream
 from bert_jax.errors import UsageError, brief
 
-# Of one record that are read; a page beyond is cut there, which no text of people reaches.
+# The bytes of one record that are read; a longer page is cut there.
 _LONGEST_RECORD_BYTES = 128 << 20
 _LONGEST_LINE_BYTES = 1 << 20
-# Of a page whose tags are nested deeper, all text is taken: to look for the main text takes time
-# that grows with the square of the depth, and no signal ends it. Browsers nest 512 levels.
+# All text is taken of a page whose tags are nested deeper: to find its main text takes time that
+# grows with the square of the depth, and no signal ends it. Browsers nest 512 levels.
 _DEEPEST = 500
 _TOO_DEEP = " > ".join("*" * (_DEEPEST + 1))
 _HTML = ("text/html", "application/xhtml+xml")
-_BEGINNING, _VERSION = b"WARC/", b"WARC/1."
+_BEGINNING = b"WARC/"
+# The line after the content of a record; the last one of a file may be missing.
+_ENDS = (b"\r\n", b"\n", b"")
 _TYPE, _LENGTH = b"warc-type", b"content-length"
 
 
@@ -28,9 +30,8 @@ def read_texts(path: Path, stream: SourceStream) -> Iterator[Document]:
 
 
 def read_pages(path: Path, stream: SourceStream) -> Iterator[Document]:
-    """Yields the main text of each HTML page of a WARC file ("response"), or all of it where its
-    tags are nested too deep, and the text of each record that has been converted; what else was
-    fetched is passed over.
+    """Yields the main text of each HTML page of a WARC file ("response"), or all of it if its tags
+    are nested too deep, and the text of each converted record; other records are passed over.
     """
     for where, kind, content in _records(path, stream):
         if kind == b"conversion":
@@ -76,9 +77,8 @@ def _page(where: str, content: bytes, stream: SourceStream) -> Iterator[Document
 
 
 def _decoded(page: bytes, charset: str | None) -> str:
-    """Returns a page as text, in the character set that was sent with it. Where some bytes are none
-    of it, the set that the page looks like is tried; if they are none of that either, they become
-    U+FFFD.
+    """Returns a page as text, in the character set that was sent with it, else in the set that the
+    page looks like; bytes of neither become U+FFFD.
     """
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
@@ -90,45 +90,29 @@ def _decoded(page: bytes, charset: str | None) -> str:
 def _records(path: Path, stream: SourceStream) -> Iterator[tuple[str, bytes, bytes]]:
     """Yields the place of each record, for messages, its type and its content.
 
-    A bad record is refused, and the next one is looked for. The libraries that read WARC files end
-    at the first bad record, and what is cut at the end they leave out without a word.
+    The libraries that read WARC files end silently at a bad record or at the end of a file that was
+    cut. Here the file is bad from there on: how many records are lost is not known.
     """
-    line = stream.readline(_LONGEST_LINE_BYTES)
+    line, number = stream.readline(_LONGEST_LINE_BYTES), 0
     if not line.startswith(_BEGINNING):
         raise UsageError(f"{path}: is no WARC file: it does not begin with WARC/")
-    number = 0
     while line:
         number += 1
-        where = f"{path}, record {number}"
-        kind, content, problem = b"", b"", "does not begin with WARC/"
+        where, problem = f"{path}, record {number}", "does not begin with WARC/"
+        kind, content = b"", b""
         if line.startswith(_BEGINNING):
             headers = _headers(stream)
             kind = headers.get(_TYPE, b"")
             content, problem = _content(stream, headers)
-            line, blank = _next_line(stream)
-            if line and blank < 2 and not line.startswith(_BEGINNING):
-                problem = problem or "goes on where its content should end"
-        if not problem:
-            yield where, kind, content
-            continue
-        # Nobody knows how many would be lost.
-        if content and not line.startswith(_BEGINNING) and _VERSION in content + line:
-            raise UsageError(f"{where}: {problem}, and it holds others; fetch the file again")
-        stream.refuse(UsageError(f"{where}: {problem}"))
-        while line and not line.startswith(_BEGINNING):
-            line = stream.readline(_LONGEST_LINE_BYTES)
-
-
-def _next_line(stream: SourceStream) -> tuple[bytes, int]:
-    """Returns the next line that is not blank, or nothing, and how many blank ones are before."""
-    blank = 0
-    while (line := stream.readline(_LONGEST_LINE_BYTES)) and not line.strip():
-        blank += 1
-    return line, blank
+        if problem:
+            raise UsageError(f"{where}: {problem}; fetch the file again")
+        yield where, kind, content
+        while (line := stream.readline(_LONGEST_LINE_BYTES)) and not line.strip():
+            pass  # blank lines end a record
 
 
 def _headers(stream: SourceStream) -> dict[bytes, bytes]:
-    """Returns what the headers of a record say of its type and of the length of its content."""
+    """Returns the headers of a record that give its type and the length of its content."""
     found = {}
     while (line := stream.readline(_LONGEST_LINE_BYTES)).strip():
         name, _, value = line.partition(b":")
@@ -138,7 +122,7 @@ def _headers(stream: SourceStream) -> dict[bytes, bytes]:
 
 
 def _content(stream: SourceStream, headers: dict[bytes, bytes]) -> tuple[bytes, str]:
-    """Returns the content of a record, and what is wrong with the record; "" is nothing."""
+    """Returns the content of a record, and what is wrong with the record; "" if nothing is."""
     if not re.fullmatch(rb"\d{1,18}", headers.get(_LENGTH, b"")):
         return b"", "has no length"
     length = int(headers[_LENGTH])
@@ -148,4 +132,6 @@ def _content(stream: SourceStream, headers: dict[bytes, bytes]) -> tuple[bytes, 
         rest -= len(skipped)
     if rest:
         return content, f"ends after {length - rest:,} of {length:,} bytes"
-    return content, "" if _TYPE in headers else "has no type"
+    if _TYPE not in headers:
+        return content, "has no type"
+    return content, "" if stream.readline(4) in _ENDS else "continues where its content should end"

@@ -1,26 +1,22 @@
 """Sources on other machines, through fsspec: what an address means, and the bytes of its files.
 
-A name at an address is somebody else's: one that would lead out of the folder that was asked for is
-refused. fsspec lists and fetches; unpacking is ours (`unpacking.py`), which finds damage.
+Names at an address are not trusted: a name that leads out of the folder that was asked for is
+refused. fsspec lists and fetches; `unpacking.py` unpacks, and finds damage.
 """
 
-import contextlib
 import functools
 import io
 import logging
 import re
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_jax import files
 from bert_jax.errors import BertJaxError, Unreachable, UsageError, brief, install_command
-from bert_jax.progress import note
 
 # Kind of address -> the package that reads it.
-# `memory` is fsspec's own store in this process: for tests, and for text that a program has made.
+# `memory` is fsspec's store in this process: for tests, and for text that a program has made.
 KINDS = {
     "gs": "gcsfs", "s3": "s3fs", "https": "aiohttp", "http": "aiohttp", "hf": "huggingface-hub",
     "memory": "fsspec",
@@ -31,20 +27,18 @@ _DATA_SET = re.compile(r"[\w.-]+/[\w.-]+(?=[@/]|$)")
 _PAGE_OF_HUB = re.compile(
     r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)/?(?:tree/main/?)?(?:[?#].*)?"
 )
-# What a web server has is one file: it lists none, and `?` begins what it is asked.
+# An address of a web server is one file: the server lists none, and `?` begins a query.
 _WEB = ("https", "http")
 _MAGIC = re.compile(r"[*?[]")
 _AT_ONCE = 1 << 20  # bytes
-# A listing that takes longer is said to: the libraries try again for a minute or more.
-_SLOW_SECONDS = 5.0
-# Errors of the network by their names: the libraries that ask share no base for them.
+# Errors of the network by their names: the libraries share no base class for them.
 _OF_NETWORK = {"ClientConnectionError", "ConnectionError", "ConnectError", "TimeoutError",
                "TimeoutException", "ServerTimeoutError", "RetriesExceeded"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file, or a folder, at an address; for the readers as a `Path` is."""
+    """A file or a folder at an address; readers use it as they use a `Path`."""
 
     kind: str
     path: str  # as its file system has it
@@ -59,7 +53,7 @@ class RemoteFile:
 
     @property
     def _pure(self) -> PurePosixPath:
-        # What a web server is asked beside the name says nothing of the kind of file.
+        # A query is not part of the name, whose ending is the kind of file.
         path = re.split("[?#]", self.path)[0] if self.kind in _WEB else self.path
         return PurePosixPath(path)
 
@@ -94,14 +88,14 @@ def is_address(source: str) -> bool:
 
 
 def find(source: str) -> tuple[RemoteFile | None, list[RemoteFile]]:
-    """Returns the folder that an address means, or None for a file or a glob; and its files.
+    """Returns the folder at an address, or None for a file or a glob; and its files, with those of
+    subfolders, by name.
 
-    Files of folders below it are among them, by name. Raises UsageError for an address of another
-    kind, one that is not there or may not be read, and for one whose package is not installed;
-    Unreachable where the network fails.
+    Raises UsageError for an address of another kind, an address that is not there or may not be
+    read, and for a package that is not installed; Unreachable if the network fails.
     """
     kind, place = _parts(source)
-    with failures(source), _noted_if_slow(f"{source}: there is no answer yet; asking for longer"):
+    with failures(source):
         system = file_system(kind)
         path = system._strip_protocol(f"{kind}://{place}")
         if kind in _WEB:
@@ -126,17 +120,6 @@ def find(source: str) -> tuple[RemoteFile | None, list[RemoteFile]]:
             ) from None
     folder = None if _MAGIC.search(path) else RemoteFile(kind, root)
     return folder, sorted(RemoteFile(kind, name) for name in found)
-
-
-@contextlib.contextmanager
-def _noted_if_slow(text: str) -> Iterator[None]:
-    timer = threading.Timer(_SLOW_SECONDS, note, [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _parts(source: str) -> tuple[str, str]:
@@ -175,8 +158,7 @@ def file_system(kind: str) -> Any:
     """Returns fsspec's file system of a kind of address. Raises UsageError without its package."""
     import fsspec
 
-    # They say of every bucket that its kind cannot be asked for, and print each error that they
-    # raise.
+    # They warn that they cannot find the kind of each bucket, and print each error that they raise.
     for name in ("gcsfs", "fsspec"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
@@ -197,7 +179,7 @@ class failures:
         return
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        # Of gcsfs, aiohttp, botocore and others, which share no base.
+        # Errors of gcsfs, aiohttp, botocore and others, which share no base class.
         if not isinstance(error, Exception):
             return
         if isinstance(error, BertJaxError):
@@ -205,7 +187,7 @@ class failures:
                 raise UsageError(f"{self._address}: {error}") from error
             return
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        # fsspec says of a server that does not answer that the file is not there, and why.
+        # For a server that does not answer, fsspec raises FileNotFoundError with the cause.
         whys = (error, error.__cause__)
         names = {base.__name__ for why in whys for base in type(why).__mro__}
         if "OfflineModeIsEnabled" in names:
@@ -216,7 +198,7 @@ class failures:
         if _OF_NETWORK & names:
             raise Unreachable(
                 f"{self._address}: the network fails ({brief(reason)[1:-1]}); the same command "
-                "goes on once it is back"
+                "resumes once it is back"
             ) from error
         if isinstance(error, FileNotFoundError):
             reason = "no such file or folder"
@@ -226,7 +208,7 @@ class failures:
 
 
 class _Remote(io.RawIOBase):
-    """The bytes of a remote file, whose errors are ours."""
+    """The bytes of a remote file. Errors become UsageError or Unreachable."""
 
     def __init__(self, file: Any, address: str):
         self._file, self._address = file, address

@@ -10,16 +10,16 @@ Document = tuple[str, ...]
 
 
 class Continuation(tuple[str, ...]):
-    """The document that goes on with the one before it, which was too long to be held."""
+    """A document that continues the one before it, which was too long to be held."""
 
 
-# A longer line or paragraph goes on as a new paragraph, cut at the last space before that.
+# A longer line or paragraph continues as a new paragraph, cut at the last space before the limit.
 LONGEST_LINE_BYTES = 1 << 20
-# A longer document goes on as a new document at a paragraph boundary.
+# A longer document continues as a new document at a paragraph boundary.
 LONGEST_DOCUMENT_BYTES = 16 << 20
 
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n")
-# Several before a newline are what programs of Windows leave that write its lines once more.
+# Some programs of Windows write several carriage returns before a newline.
 _LINE_ENDS = re.compile(r"\r+\n|\r")
 
 
@@ -48,16 +48,15 @@ def join_lines(lines: Iterable[str]) -> str:
 
 
 def with_newlines(text: str) -> str:
-    """Returns `text` with each end of a line as one newline: a carriage return is an end of its
-    own, as old Macs and some spreadsheets write it, unless a newline follows.
+    """Returns `text` with each end of a line as one newline. A carriage return is an end, as old
+    Macs and some spreadsheets write it, unless a newline follows.
     """
     return _LINE_ENDS.sub("\n", text) if "\r" in text else text
 
 
 def whole_characters(text: str) -> str:
-    """Returns `text`, each half of a surrogate pair as U+FFFD: JSON can write it, UTF-8 cannot.
-
-    An emoji that something has cut in two. The text keeps its length.
+    """Returns `text` with each half of a surrogate pair as U+FFFD, such as an emoji that was cut in
+    two: JSON can write it, UTF-8 cannot. The text keeps its length.
     """
     try:
         text.encode()
@@ -67,7 +66,7 @@ def whole_characters(text: str) -> str:
 
 
 def bounded(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yields documents with their long paragraphs cut, and long ones as several."""
+    """Yields documents with their long paragraphs cut, and long documents as several."""
     for document in documents:
         # No character has more than four bytes.
         if 4 * sum(map(len, document)) <= LONGEST_LINE_BYTES:

@@ -35,7 +35,7 @@ _TEST_FILE = re.compile(r"test_.*|.*_test|conftest|.*_pb2|_nd_image|setup")
 _DOCTEST = re.compile(r"(>>>|\.\.\. |In \[\d+\]:|\$ )")
 _FENCE = re.compile(r"(```|~~~)")
 _DIRECTIVE = re.compile(r"\.\. ?([\w:-]*\w)?::|\.\. |#{1,6} ")
-# Directives whose body is prose; that of any other is passed over with it.
+# Directives with a body of prose; the bodies of others are passed over.
 _PROSE_DIRECTIVES = {"note", "warning", "caution", "tip", "important", "seealso", "versionadded",
                      "versionchanged", "deprecated"}  # fmt: skip
 _RULE = re.compile(r"[=\-~^*+#_.`'\"|\s]{3,}")
@@ -70,7 +70,7 @@ def documentation() -> tuple[tuple[str, ...], ...]:
     """Returns all documents, about 1.5 million words, in a fixed order; read once a process.
 
     A paragraph that occurs a second time anywhere is left out there, before anything else happens
-    to the text: docstrings repeat, and held-out text must not stand in the training text.
+    to the text: docstrings repeat, and held-out text must not be in the training text.
 
     Raises UsageError where no source files are installed.
     """
@@ -118,7 +118,7 @@ def _package_folders() -> Iterator[Path]:
 
 
 def _docstrings(file: Path) -> Iterator[str]:
-    """Yields docstrings in the order in which they stand in the file."""
+    """Yields docstrings in the order of the file."""
     pending: list[ast.AST] = [_parse(file)]
     while pending:
         node = pending.pop()
@@ -131,7 +131,7 @@ def _docstrings(file: Path) -> Iterator[str]:
 
 
 def _parse(file: Path) -> ast.Module:
-    """Returns the tree of a file; an empty one where the file is not of this Python's grammar."""
+    """Returns the tree of a file; an empty tree if the file is not of this Python's grammar."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,37 +1,43 @@
-"""Text in, documents and sentences out.
+"""From sources to documents and texts.
 
-A document is a tuple of paragraphs. Sources are read one after the other, as a stream: however
-large they are, a few megabytes are held. What is too long to be held is cut, and where is reported
-at the limits below.
+A document is a tuple of paragraphs. Sources are read one after the other, as streams: however large
+they are, a few megabytes are held. A document that is too long to be held is cut (document.py).
 """
 
+import contextlib
 import functools
+import io
 import itertools
-import os
-import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from glob import has_magic
 from pathlib import Path
-from typing import Any, cast
 
-from bert_jax.data.sources.address import AnyFile, RemoteFile
-from bert_jax.data.sources.document import Document, bounded, paragraphs_of
-from bert_jax.data.sources.files import describe, find_files, folders_of_split, kind_of, kinds
+from bert_jax.data.sources.address import AnyFile, RemoteFile, is_address
+from bert_jax.data.sources.address import find as find_at
+from bert_jax.data.sources.columns import Columns
+from bert_jax.data.sources.document import Document, bounded
+from bert_jax.data.sources.files import (
+    describe,
+    find_files,
+    kind_of,
+    kinds,
+    packing_of,
+)
+from bert_jax.data.sources.rows import documents_of, tfds_rows
 from bert_jax.data.sources.stream import (
     HELD_OUT,
     TESTS,
     TRAIN,
     Findings,
+    Records,
     SourceOptions,
+    SourceStream,
     opened,
     require_packages,
 )
-from bert_jax.errors import UsageError, install_command, some
+from bert_jax.errors import UsageError
 from bert_jax.registry import FORMATS
-
-_TFDS = re.compile(r"tfds:(?P<name>[^:]+(:\d+\.\d+\.\d+)?)(:(?P<split>.+))?")
-
 
 STDIN = "-"
 _STDIN_OF_KIND = "stdin:"
@@ -41,19 +47,19 @@ _STDIN_OF_KIND = "stdin:"
 class Reader:
     """A file or data set of the sources. Can be pickled: another process may read it."""
 
-    name: str  # that messages give it
+    name: str  # in messages
     read: Callable[..., Iterable[Document]]
-    size: int = 0  # bytes of the file, 0 where that is not known
-    is_here: bool = False  # no other process has what it reads, or as soon
+    size: int = 0  # bytes of the file, 0 if that is not known
+    is_here: bool = False  # only this process has the text, or has it sooner than others
 
     def documents(self, findings: Findings | None = None) -> Iterator[Document]:
-        """Yields its documents. Raises UsageError where it cannot be read; with `findings`, a file
-        that cannot goes in there, with the reason.
+        """Yields the documents. Raises UsageError if the file cannot be read; with `findings`, the
+        file and the reason are added there.
         """
         try:
             yield from bounded(self.read(findings=findings))
         except UsageError as error:
-            # A data set that cannot be loaded is no file among many.
+            # A data set that cannot be loaded is not one file of many.
             if findings is None or self.name.startswith("tfds:"):
                 raise
             findings.files[self.name] = error
@@ -71,22 +77,21 @@ def read_documents(
     A source is a file, a folder (read with its subfolders) or a glob of any kind of file that
     `registry.FORMATS` lists, packed or not, here or at an address (`address.py`); `-` is standard
     input, plain text, and `stdin:.jsonl` standard input of another kind;
-    `tfds:NAME[/CONFIG][:SPLIT]`; or `docs:`. Documents without text are passed over. What is too
-    long is cut (see the limits above).
+    `tfds:NAME[/CONFIG][:SPLIT]`; or `docs:`. Documents without text are passed over.
 
-    Raises UsageError, naming file and line, for what is missing, damaged or no text. Sources that
+    Raises UsageError, naming file and line, for what is missing, damaged or not text. Sources that
     are not there, and packages that are not installed, are found before the first document is read.
-    With `findings`, a file that cannot be read goes in there, with the reason, and the next one is
-    read.
+    With `findings`, a file that cannot be read is added there, with the reason, and the next file
+    is read.
     """
     found = readers_of(sources, reading)
     return itertools.chain.from_iterable(reader.documents(findings) for reader in found)
 
 
 def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> list[Reader]:
-    """Returns what reads the files and data sets of sources, in the order of `read_documents`.
+    """Returns the readers of the files and data sets of sources, in the order of `read_documents`.
 
-    Raises UsageError as that does before the first document is read.
+    Raises UsageError for sources that are not there and packages that are not installed.
     """
     reading = reading or SourceOptions()
     readers: list[Reader] = []
@@ -94,7 +99,7 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
     own = None if reading.outside is None else reading.outside.resolve()
     for source in sources:
         if source == "docs:":
-            # Here it is read once for all readings.
+            # This process keeps the text for a second reading.
             readers.append(Reader(source, _read_documentation, is_here=is_here(source)))
         elif source.startswith("tfds:"):
             readers.append(Reader(source, functools.partial(_read_tfds, source, reading)))
@@ -124,10 +129,48 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
     return readers
 
 
+def read_text(source: Path | str, reading: SourceOptions | None = None) -> str:
+    """Returns the text of one file, packed or not, here or at an address, or of standard input
+    (`-`). Each line ends in a newline.
+
+    Raises UsageError for a file that is not there or damaged, and, with the line, for text that is
+    not in its encoding.
+    """
+    reading, lines = reading or SourceOptions(), []
+    with opened_source(source, reading) as (path, stream):
+        for number, line in stream.lines():
+            stream.require_decoded(f"{path}, line {number}", line)
+            lines.append(line)
+    return "".join(lines)
+
+
+@contextlib.contextmanager
+def opened_source(
+    source: Path | str, reading: SourceOptions
+) -> Iterator[tuple[AnyFile, SourceStream]]:
+    """Opens one file of any name, at a path or an address, or standard input. Standard input is
+    held.
+    """
+    if str(source) == STDIN:
+        name = Path("standard input")
+        yield name, SourceStream(io.BytesIO(sys.stdin.buffer.read()), name, reading=reading)
+        return
+    path: AnyFile = Path(source)
+    if is_address(str(source)) and not path.exists():
+        found = find_at(str(source))[1]
+        if len(found) != 1:
+            raise UsageError(f"{source}: {len(found):,} files; name one of them")
+        path = found[0]
+    packing = packing_of(path.name)
+    require_packages({packing: path})
+    with opened(path, ("", packing), reading=reading) as stream:
+        yield path, stream
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # reading it says why
+    except OSError:  # the reading names the reason
         return 0
 
 
@@ -137,7 +180,7 @@ def is_stdin(source: str) -> bool:
 
 
 def is_here(source: str) -> bool:
-    """Returns whether this process has what a source reads, and no other has, or as soon."""
+    """Returns whether only this process has the text of a source, or has it sooner than others."""
     return source == "docs:" or source.startswith("memory://")
 
 
@@ -151,8 +194,8 @@ def _kind_of_stdin(source: str) -> tuple[str, str]:
 def left_out(
     sources: Sequence[str], held_out: Sequence[str] = (), tests: Sequence[str] = ()
 ) -> list[str]:
-    """Returns a line for each source that holds files which are not read, with the reasons, and for
-    each that may be several data sets. Those of `sources` that `held_out` reads do not count.
+    """Returns a line for each source that has files which are not read, with the reasons. Files of
+    `sources` that `held_out` reads do not count.
     """
     lines, read = [], set()
     asked = ((HELD_OUT, held_out), (TRAIN, sources), (TESTS, tests))
@@ -167,13 +210,6 @@ def left_out(
             }
             if skipped:
                 lines.append(f"{source}: {describe(source, skipped)}")
-            is_one = splits == TESTS or has_magic(source)
-            folders = [] if is_one else folders_of_split(files)
-            if len(folders) > 1:
-                lines.append(
-                    f"{source}: splits of {len(folders)} folders are read together; to read one, "
-                    f"name it: {some(folders)}"
-                )
     return [*dict.fromkeys(lines)]
 
 
@@ -199,81 +235,21 @@ def _read_file(
 
     Raises UsageError for JSON where it `is_guarded`: plain text is expected.
     """
-    ending, packing = kind
-    with opened(path, name=name, suffix=packing, reading=reading, findings=findings) as stream:
+    with opened(path, kind, name=name, reading=reading, findings=findings) as stream:
         if is_guarded and stream.peek(64).lstrip().startswith(b'{"'):
             raise UsageError(
                 f"{name}: looks like JSON lines; write `source` {_STDIN_OF_KIND}.jsonl for them, "
                 f"or {_STDIN_OF_KIND}.txt if it is text"
             )
-        yield from FORMATS[ending](name, stream)
-
-
-def load_tfds(source: str, name: str, split: str) -> tuple[Any, Any]:
-    """Returns a split of a TensorFlow data set, in a fixed order, and what is known of it.
-
-    Its data directory is tfds's own (TFDS_DATA_DIR). Raises UsageError if it cannot be loaded.
-    """
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        install = install_command("tensorflow-datasets", "importlib-resources")
-        raise UsageError(f"{source} needs tensorflow-datasets: {install}") from error
-    try:
-        loaded = tfds.load(
-            name,
-            split=split,
-            data_dir=os.environ.get("TFDS_DATA_DIR"),
-            with_info=True,
-            # One file after the other, in order: a fixed order of records.
-            read_config=tfds.ReadConfig(interleave_cycle_length=1),
-        )
-    except Exception as error:  # whatever a data set's own download and build code raises
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UsageError(f"{source}: tensorflow_datasets cannot load {split}: {reason}") from error
-    return cast("tuple[Any, Any]", loaded)
+        yield from FORMATS[kind[0]](name, stream)
 
 
 def _read_tfds(
     source: str, reading: SourceOptions, findings: Findings | None = None
 ) -> Iterator[Document]:
     """Yields the documents of `tfds:NAME[/CONFIG][:SPLIT]`: the text of each record."""
-    match = _TFDS.fullmatch(source)
-    if match is None:
-        raise UsageError(f"{source}: expected tfds:NAME[/CONFIG][:SPLIT]")
-    if not match["split"] and reading.splits != TRAIN:
+    if reading.splits != TRAIN and ":" not in source.removeprefix("tfds:"):
         raise UsageError(f"{source}: it is not to be trained on: name its split, as {source}:test")
-    data, info = load_tfds(source, match["name"], match["split"] or "train")
-    field = _tfds_text_field(source, info.features, reading.fields)
-    findings = Findings() if findings is None else findings
-    for number, record in enumerate(data.as_numpy_iterator(), 1):
-        try:
-            text = record[field].decode()
-        except UnicodeDecodeError as error:
-            refused = UsageError(f"{source}, record {number}: {field!r} is not UTF-8")
-            if not reading.skips_records:
-                raise refused from error
-            findings.count_bad(source, refused)
-            continue
-        if found := paragraphs_of(text, reading.paragraph):
-            yield found
-        else:
-            findings.without_text += 1
-
-
-def _tfds_text_field(source: str, features: Any, wanted: tuple[str, ...]) -> str:
-    """Returns the first of the features wanted that is text; where no others than `text` are
-    wanted, the only text feature there is will do.
-    """
-    import tensorflow_datasets as tfds
-
-    fields = sorted(key for key, kind in features.items() if isinstance(kind, tfds.features.Text))
-    found = [name for name in wanted if name in fields]
-    if not found and wanted == SourceOptions().fields:
-        found = fields if len(fields) == 1 else []
-    if not found:
-        raise UsageError(
-            f"{source}: no text feature {' or '.join(map(repr, wanted))}, and {len(fields)} text "
-            f"features: {fields or list(features)}; `text_field` names one"
-        )
-    return found[0]
+    columns = Columns([reading.fields], "`text_field` names the feature of the text")
+    records = Records(source, reading, findings)
+    yield from documents_of(tfds_rows(source, records, columns), records)

@@ -1,72 +1,93 @@
-"""The bytes of a source file as a format's reader gets them: unpacked, and as UTF-8 on demand."""
+"""The bytes of a source file as the reader of a format gets them: unpacked, also as lines."""
 
 import codecs
 import importlib.util
 import io
-import itertools
 import lzma
+import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from unicodedata import normalize
 
 from bert_jax.data.sources.address import AnyFile
-from bert_jax.data.sources.beginnings import marked, misnamed, wide_text
-from bert_jax.data.sources.document import (
-    Document,
-    paragraphs_of,
-    whole_characters,
-    with_newlines,
-)
+from bert_jax.data.sources.document import Document, paragraphs_of
 from bert_jax.data.sources.unpacking import TOOLS, unpacked
 from bert_jax.errors import UsageError, brief, install_command
 
-# `train`; `validation`, or `test` where there is none; and all but `train`.
+# The splits of a folder that are read: "train"; "validation", or "test" where there is no
+# validation split; all but "train".
 TRAIN, HELD_OUT, TESTS = "train", "held-out", "tests"
+# As the last name of a table's columns: rows may have more cells, which are ignored.
+MORE = "..."
+# Cells with a delimiter, a quote or a line break are quoted; or quotes are letters.
+QUOTED, UNQUOTED = QUOTINGS = ("double", "none")
+# The fix of text that is not UTF-8.
+OF_WINDOWS = "if Windows wrote it in a western language, `encoding` cp1252 reads it"
+# The longer marks first: the mark of UTF-32 begins with that of UTF-16.
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# Zero bytes, all at odd or all at even places, that are taken for UTF-16: at least so many.
+_FEWEST_ZEROS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """The user's choices of how the files of sources are read, and which are not."""
+    """The user's choices: which files of the sources are read, and how."""
 
-    # The field of a JSON object, or the column of a table, that holds the text; of several, with
-    # commas, the first that a record has.
+    # The field of a JSON object or the column of a table that holds the text; with commas,
+    # alternatives, of which the first that a record has is taken.
     text_field: str = "text"
     # Where a document of plain text ends: at a "blank" line, with each "line", or with the "file".
     document: str = "blank"
-    # A paragraph is a "line", or the lines between two "blank" ones.
+    # A paragraph is a "line", or the lines between two "blank" lines.
     paragraph: str = "line"
-    # Of a folder that has splits, those that are read: TRAIN, HELD_OUT or TESTS.
+    # The splits that are read of a folder that has several: TRAIN, HELD_OUT or TESTS.
     splits: str = TRAIN
-    # A record that cannot be read is left out and counted, not refused.
+    # Records that cannot be read are left out and counted.
     skips_records: bool = False
-    # Of text without a byte order mark; None is UTF-8.
+    # The encoding of text without a byte order mark; None is UTF-8.
     encoding: str | None = None
-    # Of tables: "double" for cells in double quotes, "none" where quotes are letters; None is
-    # "none" for a .tsv file and "double" for a .csv file.
+    # Tables: "double" for cells in double quotes, "none" where quotes are letters; None is "none"
+    # for a .tsv file and "double" for a .csv file.
     quoting: str | None = None
+    # Tables: the character between cells; None is the tab of a .tsv file, and found for a .csv.
+    delimiter: str | None = None
+    # Tables: the names of the columns, if the first line does not have them. A last `...` ignores
+    # further cells.
+    columns: tuple[str, ...] = ()
     # The file that standard input was copied to.
     stdin: Path | None = None
-    # The directory of the corpus, whose own files a glob may match.
+    # The directory of the corpus: its own files are not read, although a glob may match them.
     outside: Path | None = None
+
+    def __post_init__(self) -> None:
+        if MORE in self.columns[:-1]:
+            raise UsageError(f"`columns` {','.join(self.columns)}: only the last may be {MORE}")
+        if not self.fields:
+            raise UsageError(f"`text_field` {self.text_field!r} names no field")
+        require_layout(self.document, self.paragraph, self.quoting)
+        require_encoding(self.encoding)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Returns the names that are looked for: each as it was typed, and with its letters
-        composed and decomposed, since either form may be that of the file.
-        """
-        names = [name for name in map(str.strip, self.text_field.split(",")) if name]
-        forms = ((name, normalize("NFC", name), normalize("NFD", name)) for name in names)
-        return tuple(dict.fromkeys(itertools.chain.from_iterable(forms)))
+        """Returns the alternatives of `text_field`, composed (NFC)."""
+        names = map(str.strip, normalize("NFC", self.text_field).split(","))
+        return tuple(dict.fromkeys(name for name in names if name))
 
 
 @dataclass(kw_only=True)
 class Findings:
-    """The readers' notes of what they left out, or doubt; by the names that messages give files."""
+    """The files and records that the readers left out, by the names of files in messages."""
 
     # Files that cannot be read to their end.
     files: dict[str, UsageError] = field(default_factory=dict)
@@ -75,200 +96,132 @@ class Findings:
     records: Counter[str] = field(default_factory=Counter)
     # Records that have no text.
     without_text: int = 0
-    # Files whose lines end in mid-sentence, and the share that does.
-    wrapped: dict[str, float] = field(default_factory=dict)
 
     def count_bad(self, name: str, error: UsageError) -> None:
-        """Notes a record of the file or data set `name` that is left out, and why."""
+        """Counts a record of the file or data set `name` that is left out, and keeps why."""
         self.first_bad.setdefault(name, str(error))
         self.records[name] += 1
 
     def add(self, other: "Findings") -> None:
-        """Adds those of files that were read after these."""
+        """Adds the findings of files that were read after these."""
         self.files |= other.files
         self.first_bad = other.first_bad | self.first_bad
         self.records += other.records
         self.without_text += other.without_text
-        self.wrapped |= other.wrapped
 
 
-class SourceStream(io.BufferedReader):
-    """A file's bytes, unpacked, past a UTF-8 byte order mark.
+class Records:
+    """The records of one file or data set, called `path` in messages: which are left out."""
 
-    `reading` says what was asked for; a reader of text takes `text()`, one of anything else the
-    bytes themselves.
-    """
-
-    def __init__(
-        self, raw: Any, path: AnyFile, reading: SourceOptions, findings: Findings | None = None
-    ):
-        """`path` names the file in messages."""
-        super().__init__(raw, buffer_size=1 << 20)
+    def __init__(self, path: AnyFile | str, reading: SourceOptions, findings: Findings | None):
         self.reading = reading
         self.findings = Findings() if findings is None else findings
         self._path = path
-        self._head = self.peek(8)[:8]
-        self._skipped = 3 if self._head.startswith(codecs.BOM_UTF8) else 0
-        self.read(self._skipped)
-
-    def text(self) -> IO[bytes]:
-        """Returns the text as UTF-8, whatever it is written in.
-
-        A byte order mark says what that is, else `reading.encoding`. Reading from it raises
-        UsageError, with line and offset, at the first bytes that are none.
-        """
-        name, asked = marked(self._head), self.reading.encoding
-        is_other = asked is not None and not codecs.lookup(asked).name.startswith("utf-8")
-        if name is None and is_other and self._is_utf8():
-            raise UsageError(
-                f"{self._path}: it is UTF-8 by its bytes, and not {asked}, which `encoding` says "
-                "of all text without a byte order mark; prepare such files without it, and "
-                f"`append` the others with `encoding` {asked}"
-            )
-        if name is None and self._head:
-            self._require_narrow(None if asked is None else codecs.lookup(asked).name)
-        name = name or asked or "utf-8"
-        self.encoding = "UTF-8" if name == "utf-8" else name
-        errors = "surrogateescape" if self.reading.skips_records else "strict"
-        decoded = _Decoded(self, name, self._explain, errors=errors)
-        return io.BufferedReader(decoded, buffer_size=1 << 20)
-
-    def _require_narrow(self, asked: str | None) -> None:
-        """Raises UsageError for text without a mark that has two bytes a letter, or four, unless
-        that is `asked` for: it would be read as letters and zero bytes.
-        """
-        if (wide := wide_text(self.peek(1))) is not None and asked != wide:
-            raise UsageError(
-                f"{self._path}: it looks like {wide} without a byte order mark; `encoding` {wide} "
-                "reads it; where files beside it are UTF-8, a second command adds it: `append`"
-            )
-        if asked in ("utf-16", "utf-32"):
-            raise UsageError(
-                f"{self._path}: it has no byte order mark; `encoding` {asked}-le or {asked}-be "
-                "says how its bytes are ordered"
-            )
-
-    def _is_utf8(self) -> bool:
-        """Returns whether the file begins with UTF-8, of which some is beyond ASCII: that much of
-        another encoding is not UTF-8 by chance.
-        """
-        try:
-            text, _ = codecs.utf_8_decode(self.peek(1), "strict", False)
-        except UnicodeDecodeError:
-            return False
-        return len(text) - len(text.encode("ascii", "ignore")) >= _BEYOND_ASCII
 
     def document(self, text: str | None) -> Document | None:
-        """Returns the paragraphs of a record's text; None, and counts it, where there are none."""
+        """Returns the paragraphs of a record's text; None, and counts it, if it has none."""
         found = paragraphs_of(text, self.reading.paragraph) if text else None
         if not found:
             self.findings.without_text += 1
         return found or None
 
     def refuse(self, error: UsageError) -> None:
-        """Raises the error of one record, or counts it where `reading.skips_records`."""
+        """Raises the error of one record, or counts the record if `reading.skips_records`."""
         if not self.reading.skips_records:
             raise error
         self.findings.count_bad(str(self._path), error)
 
-    def _explain(
-        self, encoding: str, line: int, byte: int, offset: int, is_cut: bool
-    ) -> UsageError:
-        name = self.encoding
-        if is_cut:
-            return UsageError(
-                f"{self._path}, line {line}: the file ends in the middle of a character of {name} "
-                f"(offset {offset + self._skipped}): it was cut; fetch it again, or delete its end"
-            )
-        other = "give it another `encoding`, or convert the file to UTF-8"
-        remedy = misnamed(self._head) or (OF_WINDOWS if encoding == "utf-8" else other)
-        return UsageError(
-            f"{self._path}, line {line}: not {name} (byte 0x{byte:02x} at offset "
-            f"{offset + self._skipped}); {remedy}"
-        )
 
+class SourceStream(io.BufferedReader, Records):
+    """An unpacked file: `read`, `readline` and `peek` give its bytes, `lines` its text.
 
-# The remedy of text that is not UTF-8.
-OF_WINDOWS = "if Windows wrote it in a western language, `encoding` cp1252 reads it"
-# Letters beyond ASCII, by which UTF-8 is known.
-_BEYOND_ASCII = 10
-
-
-class _Decoded(io.RawIOBase):
-    """Text of any encoding as UTF-8, in lines that end in newlines."""
+    The reader of a format gets one with the file's path, for messages; `ending` is the ending of
+    the file's name, such as ".csv". What it finds wrong with a record it gives to `refuse`.
+    """
 
     def __init__(
         self,
-        source: IO[bytes],
-        encoding: str,
-        explain: Callable[..., UsageError],
+        raw: Any,
+        path: AnyFile,
         *,
-        errors: str,
+        ending: str = "",
+        reading: SourceOptions,
+        findings: Findings | None = None,
     ):
-        """With `errors` "surrogateescape", bytes that are none are passed on, as what is no UTF-8
-        either.
+        super().__init__(raw, buffer_size=1 << 20)
+        Records.__init__(self, path, reading, findings)
+        self.ending = ending
+        # The number of the last line that `lines` gave.
+        self.line = 0
+
+    def lines(self, longest: int = sys.maxsize) -> Iterator[tuple[int, str]]:
+        """Yields the lines of the text with their numbers, from 1; each ends in one newline.
+
+        A line of more than `longest` characters comes in parts, of which only the last one ends in
+        a newline. A byte order mark decides the encoding, else `reading.encoding`, else it is
+        UTF-8. Bytes outside of the encoding become half surrogates: `require_decoded` finds them.
+        Raises UsageError for UTF-16 or UTF-32 without a mark that no option names.
         """
-        self._source, self._encoding, self._explain = source, encoding, explain
-        self._errors = errors
-        self._decoder = codecs.getincrementaldecoder(encoding)(errors)
-        self._waiting = memoryview(b"")
-        self._lines = self._read = 0
-        self._has_other = False
-        self._is_over = False
-        self._returns = ""  # the last carriage returns, until it is known what follows
+        # Kept: the end of a wrapper's life would close this stream.
+        self._text = io.TextIOWrapper(self, self._encoding(), errors="surrogateescape", newline="")
+        begins, after_return = True, False
+        while line := self._text.readline(longest):
+            # A line ends in \n, \r or \r\n. Some programs of Windows write \r\r\n, one end as well.
+            if after_return and line in ("\n", "\r\n"):
+                after_return = False
+                continue
+            after_return = line[-1] == "\r"
+            if after_return:
+                line = line[:-1] + "\n"
+            elif line[-2:] == "\r\n":
+                line = line[:-2] + "\n"
+            elif len(line) < longest and line[-1] != "\n":
+                line += "\n"
+            self.line += begins
+            begins = line[-1] == "\n"
+            yield self.line, line
+        if not begins:
+            yield self.line, "\n"
 
-    def readable(self) -> bool:
-        return True
+    def _encoding(self) -> str:
+        head = self.peek(1)
+        name = next((name for mark, name in _MARKS.items() if head.startswith(mark)), None)
+        asked = self.reading.encoding
+        if name is None and (asked is None or not codecs.lookup(asked).name.startswith("utf-")):
+            zeros = [head[place::2].count(0) for place in (0, 1)]
+            # Spaces and ends of lines have a zero byte in UTF-16 of any language.
+            is_wide = min(zeros) == 0 and max(zeros) >= max(_FEWEST_ZEROS, len(head) // 100)
+            if is_wide or 2 * sum(zeros) > len(head):
+                raise UsageError(
+                    f"{self._path}: not {asked or 'UTF-8'}: it has the zero bytes of UTF-16 or "
+                    "UTF-32, and no byte order mark; name the encoding, such as `encoding` "
+                    "utf-16-le, or convert the file to UTF-8"
+                )
+        return name or asked or "utf-8"
 
-    def readinto(self, buffer: Any) -> int:
-        while not self._waiting and not self._is_over:
-            data = self._source.read(1 << 18)
-            self._is_over = not data
-            self._read += len(data)
-            try:
-                text = self._decoder.decode(data, final=self._is_over)
-            except UnicodeDecodeError as error:
-                # Of UTF-16 and UTF-32, that says the order of the bytes as the mark did.
-                said = error.encoding if error.encoding.startswith("utf-") else self._encoding
-                before = self._returns + error.object[: error.start].decode(said, "ignore")
-                raise self._explain(
-                    self._encoding,
-                    1 + self._lines + with_newlines(before).count("\n"),
-                    error.object[error.start],
-                    self._read - len(error.object) + error.start,
-                    # Else the one letter beyond ASCII may be of another encoding.
-                    self._is_over
-                    and error.end == len(error.object)
-                    and (self._has_other or not error.object[: error.start].isascii()),
-                ) from error
-            text = self._returns + text
-            whole = text if self._is_over else text.rstrip("\r")
-            self._returns = text[len(whole) :]
-            text = with_newlines(whole)
-            self._lines += text.count("\n")
-            self._has_other = self._has_other or not text.isascii()
-            self._waiting = memoryview(self._encoded(text))
-        size = min(len(buffer), len(self._waiting))
-        buffer[:size] = self._waiting[:size]
-        self._waiting = self._waiting[size:]
-        return size
-
-    def _encoded(self, text: str) -> bytes:
+    def require_decoded(self, where: str, text: str) -> None:
+        """Raises UsageError if some bytes of a text, which is at `where`, were not of the file's
+        encoding.
+        """
         try:
-            return text.encode()
-        except UnicodeEncodeError:
-            if self._errors == "strict":  # of UTF-7, say, which can write half a character
-                return whole_characters(text).encode()
-            # Not as they were: two bytes of another encoding may be a letter of this one.
-            return text.encode(errors="surrogatepass")
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise self.not_decoded(where) from error
+
+    def not_decoded(self, where: str) -> UsageError:
+        """Returns the error of text at `where` that is not in the file's encoding."""
+        name = self._text.encoding
+        if name.startswith("utf-8"):
+            return UsageError(f"{where}: not UTF-8; {OF_WINDOWS}")
+        return UsageError(f"{where}: not {name}; name another `encoding`, or convert it to UTF-8")
 
 
 def require_layout(document: str, paragraph: str, quoting: str | None = None) -> None:
-    """Raises UsageError for a layout that `SourceOptions` does not know."""
+    """Raises UsageError for a layout that `SourceOptions` does not have."""
     for name, value, known in (
         ("document", document, ("blank", "line", "file")),
         ("paragraph", paragraph, ("line", "blank")),
-        ("quoting", quoting or "none", ("double", "none")),
+        ("quoting", quoting or UNQUOTED, QUOTINGS),
     ):
         if value not in known:
             raise UsageError(f"`{name}` {value!r}: choose one of {', '.join(known)}")
@@ -277,60 +230,64 @@ def require_layout(document: str, paragraph: str, quoting: str | None = None) ->
 
 
 def require_encoding(name: str | None) -> None:
-    """Raises UsageError unless `name` is None or an encoding of text that Python knows."""
+    """Raises UsageError unless `name` is None or an encoding of text that Python has."""
     try:
-        # Those of names of hosts decode no stream.
-        others = ("idna", "punycode", "undefined")
-        is_text = name is None or (
-            codecs.lookup(name)._is_text_encoding and codecs.lookup(name).name not in others
-        )
-        if is_text and name is not None:
-            codecs.getincrementaldecoder(name)()
-    except LookupError:
-        is_text = False
-    if not is_text:
+        io.TextIOWrapper(io.BytesIO(), name or "utf-8", errors="surrogateescape").read()
+    except (LookupError, UnicodeError) as error:
         raise UsageError(
             f"`encoding` {name}: no such encoding of text; usual ones are cp1252 (Western European "
             "Windows), cp1251, latin-2, utf-16, gb18030, shift_jis, euc_kr"
-        )
+        ) from error
 
 
 @contextmanager
 def opened(
     path: AnyFile,
+    kind: tuple[str, str],
     *,
-    name: AnyFile,
-    suffix: str,
     reading: SourceOptions,
+    name: AnyFile | None = None,
     findings: Findings | None = None,
 ) -> Iterator[SourceStream]:
-    """Opens a file that is packed as `suffix` says ("" is not at all); messages call it `name`.
+    """Opens a file whose name ends in `kind`: the ending of its format and of its packing, each ""
+    if it has none. Messages call it `name`.
 
-    Raises UsageError for one that cannot be opened or, also while it is being read, is damaged.
+    Raises UsageError for a file that cannot be opened or, while it is read, is damaged.
     """
+    name, (ending, packing), stream = name or path, kind, None
     try:
         with io.FileIO(path) if isinstance(path, Path) else path.open() as file:
-            yield SourceStream(unpacked(file, suffix), name, reading, findings)
+            stream = SourceStream(
+                unpacked(file, packing), name, ending=ending, reading=reading, findings=findings
+            )
+            yield stream
+    except UnicodeDecodeError as error:
+        # Only UTF-16 and UTF-32 have bytes that become no half surrogate.
+        line = stream.line if stream else 0
+        raise UsageError(
+            f"{name}, after line {line:,}: not {error.encoding} ({error.reason}); fetch it again, "
+            "or convert it to UTF-8"
+        ) from error
     except (EOFError, zlib.error, lzma.LZMAError) as error:
-        if not suffix:  # a format's own
+        if not packing:  # raised by a format
             raise UsageError(f"{name}: damaged ({error}); fetch it again") from error
-        raise _damaged(name, suffix, error) from error
+        raise _damaged(name, packing, error) from error
     except OSError as error:
-        # Those of the operating system have a number; the others are an unpacker's.
-        if error.errno is None and suffix:
-            raise _damaged(name, suffix, error) from error
+        # The errors of the operating system have a number, the others are an unpacker's.
+        if error.errno is None and packing:
+            raise _damaged(name, packing, error) from error
         raise UsageError(f"{name}: {error.strerror or error}") from error
 
 
-def _damaged(name: AnyFile, suffix: str, error: Exception) -> UsageError:
-    tool = TOOLS[suffix]
+def _damaged(name: AnyFile, packing: str, error: Exception) -> UsageError:
+    tool = TOOLS[packing]
     return UsageError(
         f"{name}: damaged {tool} file ({brief(str(error))[1:-1]}); check it with `{tool} -t` and "
         "fetch it again"
     )
 
 
-# What an ending needs that is not installed with the rest.
+# The packages of an ending that are not installed with the rest.
 _PACKAGES = {
     ".zst": ("zstandard",),
     ".parquet": ("pyarrow",),

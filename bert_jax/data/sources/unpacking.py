@@ -1,4 +1,4 @@
-"""Unpacks files as streams. What is damaged is found, also where a file has many frames."""
+"""Unpacks files as streams. Damage is found, also in a file of many frames."""
 
 import bz2
 import functools
@@ -10,11 +10,11 @@ from typing import IO, Any
 
 
 class _Frames(io.RawIOBase):
-    """The content of a file of frames, each of which a decompressor of its own unpacks.
+    """The content of a file of frames; a new decompressor unpacks each frame.
 
-    Python's own readers of bz2 and xz take a frame whose beginning is damaged, or zero bytes before
-    it, for the end of the file, and leave out the rest without a word. Here a file that ends within
-    a frame, or goes on with something else, is an EOFError.
+    Python's readers of bz2 and xz take a frame with a damaged beginning, or zero bytes before it,
+    for the end of the file, and leave out the rest silently. Here a file that ends within a frame,
+    or continues with something else, is an EOFError.
     """
 
     _CHUNK = 1 << 14  # of packed bytes: of zstd, at the highest ratio, some hundred megabytes
@@ -28,8 +28,8 @@ class _Frames(io.RawIOBase):
         limit: tuple[int, ...] = (),
         padding: bytes = b"",
     ):
-        """`new` makes a decompressor, which raises `error` for what is none of its frames, and
-        takes the `limit` of what it gives at once, if it knows one. `padding` may follow a frame.
+        """`new` makes a decompressor, which raises `error` for bytes that are not one of its frames
+        and, if it has one, takes the `limit` of a result. `padding` may follow a frame.
         """
         self._file, self._new, self._error = file, new, error
         self._limit, self._padding = limit, padding
@@ -72,7 +72,7 @@ def _bz2(file: IO[bytes]) -> Any:
 
 
 def _xz(file: IO[bytes]) -> Any:
-    # Of the older format, too, zero bytes would be a whole file without content.
+    # In the older format, zero bytes would be a whole file without content.
     new = functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
     return _Frames(file, new, lzma.LZMAError, limit=(1 << 20,), padding=b"\0")
 
@@ -85,7 +85,7 @@ def _zstd(file: IO[bytes]) -> Any:
     return _Frames(file, new, zstandard.ZstdError)
 
 
-# Ending of a packed file -> what unpacks a stream, and the program of that name.
+# Ending of a packed file -> the function that unpacks a stream, and the program that packs it.
 _UNPACKERS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".bz2": _bz2,
@@ -97,10 +97,10 @@ PACKED = tuple(TOOLS)
 
 
 def unpacked(file: Any, suffix: str) -> Any:
-    """Returns the content of a file that is packed as `suffix` says ("" is not at all).
+    """Returns the content of a file with the packing of an ending; "" is none.
 
-    Reading it raises what its library does, or EOFError, for one that is damaged; so does this for
-    one that is empty, as a download that failed.
+    Reading a damaged file raises the error of the library, or EOFError, and so does this call for
+    an empty file, such as a failed download.
     """
     if not suffix:
         return file

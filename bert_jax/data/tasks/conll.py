@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.data.formats.delimited import MORE
-from bert_jax.data.tasks.tables import read_text
+from bert_jax.data.sources.read import read_text
+from bert_jax.data.sources.stream import MORE, SourceOptions
 from bert_jax.errors import UsageError, brief, did_you_mean, some
 from bert_jax.progress import note
 
@@ -74,8 +74,9 @@ class _Line:
 
 
 def read_sentences(
-    path: Path,
+    path: Path | str,
     *,
+    reading: SourceOptions | None = None,
     columns: Sequence[str] = (),
     word: str = "",
     tag: str = "",
@@ -91,7 +92,8 @@ def read_sentences(
 
     Raises UsageError that names file and line where columns are ambiguous or a cell is missing.
     """
-    text = read_text(path)
+    path = str(path)
+    text = read_text(path, reading)
     if _JSON.match(text):
         raise UsageError(
             f"{path} is JSON; write one word per line, followed by a tab and its tag, and a blank "
@@ -173,7 +175,9 @@ def _named(
     )
 
 
-def _found(path: Path, lines: Sequence[_Line], *, labelled: bool, has_documents: bool) -> _Layout:
+def _found(
+    path: Path | str, lines: Sequence[_Line], *, labelled: bool, has_documents: bool
+) -> _Layout:
     """Returns the layout of a file without names for its columns.
 
     Raises UsageError, with the option that names them, where the layout is ambiguous.
@@ -215,7 +219,7 @@ def _found(path: Path, lines: Sequence[_Line], *, labelled: bool, has_documents:
 
 
 def _sentences(
-    path: Path, lines: Sequence[_Line], layout: _Layout, known: Collection[str]
+    path: str, lines: Sequence[_Line], layout: _Layout, known: Collection[str]
 ) -> list[Sentence]:
     sentences: list[Sentence] = []
     words: list[tuple[int, str, str]] = []

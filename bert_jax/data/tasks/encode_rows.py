@@ -15,13 +15,13 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 
-# Of a row that stands for no word of its own: padding, [CLS], [SEP] and later sub-words.
+# Marks the tokens that do not begin a word: padding, [CLS], [SEP] and the later tokens of a word.
 NO_WORD = -1
 
 
 @dataclass(frozen=True)
 class Features:
-    """Rows of a task. `labels` and `weights` are what the loss reads; none where nothing is known.
+    """Rows of a task. `labels` and `weights` are inputs of the loss, None if there are no labels.
 
     `input_ids`, `token_type_ids` int32 `[N, L]`; `lengths` int32 `[N]`. `labels` is int32 or
     float32 `[N]` for a class or a number, int32 `[N, L]` for a class a token, int32 `[N, 2]` for a
@@ -57,8 +57,8 @@ class Batches:
 
 
 def arrays_of(features: Features, rows: np.ndarray, *, length: int) -> dict[str, np.ndarray]:
-    """Returns the four inputs of a batch of the given rows, cut to `length`, and copies of what is
-    known of them: `labels` and `weights`.
+    """Returns the four inputs of a batch of the given rows, cut to `length`, and, if there are
+    labels, copies of `labels` and `weights`.
     """
     position = np.arange(length, dtype=np.int32)
     batch = {
@@ -74,11 +74,11 @@ def arrays_of(features: Features, rows: np.ndarray, *, length: int) -> dict[str,
 
 
 def batch_lengths(features: Features, *, size: int) -> tuple[int, ...]:
-    """Returns the lengths that batches are filled up to, ascending: at most three, as each is
+    """Returns the lengths to which batches are padded, ascending: at most three, since each one is
     compiled.
 
-    Multiples of 8 (or all that a row has), the last of which holds the longest row. Of all such
-    three those that fill up batches of rows drawn at random the least.
+    They are multiples of 8 (or the full width); the last one holds the longest row. They are the
+    three lengths with the least padding in batches of rows that are drawn at random.
     """
     full = features.input_ids.shape[1]
     limits = np.minimum(np.arange(8, int(features.lengths.max()) + 8, 8), full)
@@ -95,11 +95,11 @@ def batch_lengths(features: Features, *, size: int) -> tuple[int, ...]:
 
 
 def training_rows(step: int, *, rows: int, batch_size: int, seed: int) -> np.ndarray:
-    """Returns which rows the batch of `step` has: a function of nothing else.
+    """Returns the rows of the batch of `step`: a function of the arguments only.
 
-    Epoch after epoch, each in an order of its own, without a break between them (as
-    google-research/bert run_classifier.py repeats its records): a batch may end one and begin the
-    next.
+    Each epoch has another order, and epochs follow each other without a break (as
+    google-research/bert run_classifier.py repeats its records): a batch may end one epoch and begin
+    the next.
     """
     numbers = step * batch_size + np.arange(batch_size)
     chosen = np.empty(batch_size, np.int64)
@@ -114,14 +114,13 @@ def training_rows(step: int, *, rows: int, batch_size: int, seed: int) -> np.nda
 
 
 def note_cut(cut: int, rows: int, what: str, *, limit: int, remedy: str) -> None:
-    """Says that `cut` of `rows` texts lost what is beyond `limit` tokens, if any did."""
+    """Notes how many (`cut`) of `rows` texts were cut to `limit` tokens, if any were."""
     if cut:
         many = f"{cut:,} of {rows:,} {what} have more than {limit} tokens"
         note(f"{many} and are cut there; {remedy}")
 
 
-# The remedies for what is cut: where more can be asked for, where the model was trained for that
-# length, and where it has no positions for more.
+# How to read more of a text that is cut: with an option, by fine-tuning again, or not at all.
 LONGER = "a longer `length` reads more"
 LONGER_TRAINED = "fine-tuning with a longer `length` reads more"
 NO_MORE = "the model has no positions for more"
@@ -223,10 +222,10 @@ class RowArrays:
 
 @dataclass(frozen=True)
 class WordRows:
-    """Rows of sentences, of which a long one has several.
+    """Rows of sentences; a long sentence has several.
 
-    `sentences` int32 `[N]` says whose part a row is, `words` int32 `[N, L]` which of its words a
-    token is the first sub-word of, or `NO_WORD`.
+    `sentences` int32 `[N]` is the sentence of each row; `words` int32 `[N, L]` the word that a
+    token begins, or `NO_WORD`.
     """
 
     features: Features
@@ -241,13 +240,12 @@ def encode_words(
     length: int,
     labels: Sequence[str] | None,
 ) -> WordRows:
-    """Encodes the words of sentences, each alone; its first sub-word carries its label.
+    """Encodes each word of the sentences separately; the first token of a word has its label.
 
-    No word is lost: a sentence with more than `length` - 2 sub-words becomes several rows, cut
-    between words; a word with more than that alone is cut off. A word of which the tokenizer leaves
-    nothing becomes the unknown token. Each comes with the space before it where the ids depend on
-    it, without which it would be the inside of a word. `labels` gives numbers to tags, none leaves
-    them out; a tag that is not among them is a UsageError that names the sentence.
+    No word is lost: a sentence with more than `length` - 2 tokens becomes several rows, cut between
+    words; a single word with more tokens is cut off. A word without tokens becomes the unknown
+    token. A word is encoded with the space before it if ids depend on the space. `labels` numbers
+    the tags, None leaves them out; another tag is a UsageError that names the sentence.
     """
     distinct = sorted({word for sentence in sentences for word in sentence.words})
     room = length - 2

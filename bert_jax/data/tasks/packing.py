@@ -1,10 +1,10 @@
 """Several examples in one row, so that a step of fine-tuning computes hardly any padding.
 
-Drawn at random, the rows of a batch have many lengths, and the longest sets the cost of all: of the
-tokens of SST-2's batches two thirds are padding. Here they stand behind each other. Losses and
-gradients stay the same, as a token sees its own sequence only (`sequence_ids`), and positions and
-token types begin anew with each (Krell et al. 2021, "Efficient Sequence Packing without
-Cross-contamination").
+The rows of a random batch have many lengths, and the longest row sets the cost of all: two thirds
+of the tokens of SST-2's batches are padding. Here several examples share a row. Losses and
+gradients stay the same, since a token attends to its own sequence only (`sequence_ids`), and
+positions and token types restart with each example (Krell et al. 2021, "Efficient Sequence Packing
+without Cross-contamination").
 
 Dims: B examples of a batch, R rows they are packed into, L row length, P slots for examples in a
 row.
@@ -16,15 +16,15 @@ from bert_jax.data.pretraining.batch import INPUTS, Field
 from bert_jax.data.pretraining.packing import place
 from bert_jax.data.tasks.encode_rows import Features, arrays_of
 
-# A batch has at most so many shapes, each of which is compiled once when it first comes.
+# The most shapes of a batch. Each shape is compiled once.
 _SHAPES = 8
 
 
 class PackedBatches:
     """Batches of `size` examples of `features`, packed; R is a multiple of `multiple`.
 
-    So is `size`. `features` has a label for each row or for each token. All batches have the same
-    L, that of the longest example, and the same P; R goes in steps of an eighth of `size`.
+    `size` is one as well. `features` has a label for each row or for each token. All batches have
+    the L of the longest example and the same P; R has steps of an eighth of `size`.
     """
 
     def __init__(self, features: Features, *, size: int, multiple: int = 1):
@@ -73,9 +73,8 @@ def first_fit(lengths: np.ndarray, *, length: int, slots: int) -> tuple[np.ndarr
     """Returns B examples in the order of their rows, int64 `[B]`, and how many each row has.
 
     The longest first, each into the first row that has room for it: at most 11/9 of the fewest
-    rows and 6/9 of one (Dosa 2007), but for the limit of `slots` examples a row. `lengths` are at
-    most `length`. (`best_fit` of pre-training is for millions; a batch of a task goes on having the
-    rows that it always had.)
+    rows and 6/9 of one (Dosa 2007), if the limit of `slots` examples per row does not bind.
+    `lengths` are at most `length`. (`best_fit` of pre-training is for millions of examples.)
     """
     rows: list[list[int]] = []
     rooms: list[int] = []

@@ -7,7 +7,9 @@ from typing import Any
 
 from bert_jax import strict_json
 from bert_jax.data.sources.document import whole_characters
-from bert_jax.data.tasks.tables import read_text, read_tfds
+from bert_jax.data.sources.read import read_text
+from bert_jax.data.sources.stream import SourceOptions
+from bert_jax.data.sources.tfds import tfds_records
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 
@@ -20,7 +22,7 @@ class Question:
     id: str
     question: str
     context: str
-    # What the answers say, and the character of the context where each begins.
+    # The texts of the answers, and the character of the context at which each begins.
     answers: tuple[str, ...]
     starts: tuple[int, ...]
 
@@ -36,34 +38,41 @@ _NEARBY = 20
 
 
 def read_questions(
-    source: Path | str, *, split: str = "train", labelled: bool = True, skip_bad: bool = False
+    source: Path | str,
+    *,
+    labelled: bool = True,
+    reading: SourceOptions | None = None,
 ) -> list[Question]:
-    """Returns every question of a SQuAD JSON file (`.gz` as well), or of `tfds:squad/...`.
+    """Returns every question of a SQuAD JSON file, packed or not, here or at an address, or of
+    `tfds:squad/...`, where `reading.splits` is the split.
 
-    Without `labelled`, answers in a JSON file are not read. An answer that does not stand where it
-    should begin is moved to where it stands once within 20 characters, and counted. Others are
-    counted and an error, or left out with `skip_bad`, with their question where it has no other.
+    Without `labelled`, answers in a JSON file are not read. An answer that is not at its
+    `answer_start` is moved to where it is once within 20 characters, and counted. Other such
+    answers are an error, or, with `reading.skips_records`, left out and counted, with their
+    question if it has no other answer.
 
-    Raises UsageError that names the file, the question and the field where one is missing, an id
-    comes twice, or answers do not stand where they should begin.
+    Raises UsageError that names the file, the question and the field if a field is missing, an id
+    occurs twice, or answers are not at their `answer_start`.
     """
+    reading = reading or SourceOptions()
     if str(source).startswith("tfds:"):
-        found = [_from_tfds(location, record) for location, record in read_tfds(str(source), split)]
+        records = tfds_records(str(source), reading.splits)
+        found = [_from_tfds(location, record) for location, record in records]
     else:
-        found = list(_from_json(Path(source), labelled=labelled))
+        found = list(_from_json(source, reading, labelled=labelled))
     seen: set[str] = set()
     for question in found:
         if question.id in seen:
             raise UsageError(f"{question.location}: the id comes twice; ids name the predictions")
         seen.add(question.id)
-    found = _aligned(found, str(source), skip_bad=skip_bad)
+    found = _aligned(found, str(source), skip_bad=reading.skips_records)
     if not found:
         raise UsageError(f"{source} has no questions")
     return found
 
 
 def _aligned(questions: list[Question], source: str, *, skip_bad: bool) -> list[Question]:
-    """Returns the questions with their answers where they stand, and tells what was changed."""
+    """Returns the questions with the true places of their answers, and notes what was changed."""
     kept: list[Question] = []
     moved: list[int] = []
     bad: list[str] = []
@@ -78,7 +87,7 @@ def _aligned(questions: list[Question], source: str, *, skip_bad: bool) -> list[
             there = question.context[max(start, 0) : max(start, 0) + len(answer)]
             bad.append(
                 f"{question.location}: answer_start {start} is not where the answer "
-                f"{_short(answer)} stands; the context has {_short(there)} there"
+                f"{_short(answer)} is; the context has {_short(there)} there"
             )
         if spans or not question.answers:
             texts, starts = tuple(text for text, _ in spans), tuple(start for _, start in spans)
@@ -91,19 +100,19 @@ def _aligned(questions: list[Question], source: str, *, skip_bad: bool) -> list[
         )
     if moved:
         note(
-            f"{source}: {len(moved):,} answers do not stand at their answer_start, but once near "
-            f"it; they are moved there, by {min(moved)} to {max(moved)} characters"
+            f"{source}: {len(moved):,} answers are not at their answer_start, but once near it; "
+            f"they are moved there, by {min(moved)} to {max(moved)} characters"
         )
     if bad:
         note(
-            f"{source}: {len(bad):,} answers that do not stand at their answer_start are left out, "
-            f"and {len(questions) - len(kept):,} questions that have no other; the first: {bad[0]}"
+            f"{source}: {len(bad):,} answers that are not at their answer_start are left out, and "
+            f"{len(questions) - len(kept):,} questions that have no other; the first: {bad[0]}"
         )
     return kept
 
 
 def _place(context: str, answer: str, start: int) -> int | None:
-    """Returns where an answer stands: at `start`, or at the only place that is near it."""
+    """Returns the place of an answer: `start`, or the only place near it."""
     if start >= 0 and context.startswith(answer, start):
         return start
     places = start >= 0 and [
@@ -114,8 +123,8 @@ def _place(context: str, answer: str, start: int) -> int | None:
     return places[0] if places and len(places) == 1 else None
 
 
-def _from_json(path: Path, *, labelled: bool) -> Iterator[Question]:
-    text = read_text(path)
+def _from_json(path: Path | str, reading: SourceOptions, *, labelled: bool) -> Iterator[Question]:
+    text = read_text(path, reading)
     try:
         values = strict_json.parse_file(path, text)
     except UsageError as error:
@@ -140,7 +149,7 @@ def _from_json(path: Path, *, labelled: bool) -> Iterator[Question]:
 def _answers(entry: dict[str, Any], location: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Returns texts and starts; empty for SQuAD 2.0's `is_impossible`, and where there are none.
 
-    An answer without text is none: it marks no span.
+    An answer without text marks no span and is left out.
     """
     if entry.get("is_impossible"):
         return (), ()
@@ -156,7 +165,8 @@ def _answers(entry: dict[str, Any], location: str) -> tuple[tuple[str, ...], tup
 
 
 def _from_tfds(location: str, record: dict[str, Any]) -> Question:
-    missing = [name for name in ("id", "question", "context", "answers") if name not in record]
+    missing = [n for n in ("id", "question", "context") if not isinstance(record.get(n), str)]
+    missing += ["answers"] * ("answers" not in record)
     if missing:
         raise UsageError(f"{location}: no {missing[0]!r}; use tfds:squad/v1.1 or tfds:squad/v2.0")
     answers = record["answers"]

@@ -1,7 +1,7 @@
-"""Paragraphs longer than the model: windows that overlap, and where an answer lies in them.
+"""Paragraphs longer than the model: overlapping windows, and the place of an answer in them.
 
-As google-research/bert run_squad.py, but for the words: where a token begins and ends in the text
-comes from the tokenizer, not from a second one written for it.
+As google-research/bert run_squad.py, except that the offsets of tokens in the text come from the
+tokenizer itself.
 
 Dims: N windows, L sequence length.
 """
@@ -19,11 +19,11 @@ from bert_jax.errors import UsageError
 
 @dataclass(frozen=True)
 class Windows:
-    """Rows `[CLS] question [SEP] window [SEP]`, and what their tokens are in the paragraph.
+    """Rows `[CLS] question [SEP] window [SEP]`, and the places of their tokens in the paragraph.
 
-    `questions` int32 `[N]` is whose window a row is. `characters` int32 `[N, L, 2]` has the first
-    and last + 1 character of each token of the paragraph; -1 elsewhere. `is_best` bool `[N, L]`: of
-    all windows that have a token, this one has most of its surroundings. `answered` bool
+    `questions` int32 `[N]` is the question of each row. `characters` int32 `[N, L, 2]` has the
+    first and last + 1 character of each token of the paragraph; -1 elsewhere. `is_best` bool
+    `[N, L]`: of all windows with the token, this one has most of its surroundings. `answered` bool
     `[questions]`: a window holds the first answer whole.
     """
 

@@ -1,14 +1,10 @@
 """Sources at addresses: in memory, in a bucket on this machine, on a web server, in a hub."""
 
-import bz2
 import functools
 import gzip
-import lzma
 import threading
-import time
 from collections.abc import Iterator
 from http import server
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -16,26 +12,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from bert_jax.__main__ import main
-from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.sources import address
 from bert_jax.data.sources.files import find_files
 from bert_jax.data.sources.read import left_out, read_documents
-from bert_jax.data.sources.stream import Findings, SourceOptions
 from bert_jax.data.tokenizer.hub import data_set_of, source_name
 from bert_jax.errors import Unreachable, UsageError
-from tests.data.formats.test_layouts import LAYOUTS, VOCABULARY, texts
-from tests.data.surveyed import survey
+from tests.data.formats.layouts import PACKERS, VOCABULARY, texts
 from tests.faulty_bucket import control, reached
-
-zstandard = pytest.importorskip("zstandard")
-
-PACKERS = {
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
-}
 
 
 @pytest.fixture(scope="module")
@@ -52,44 +36,7 @@ def memory() -> Iterator[MemoryFileSystem]:
     system.pseudo_dirs[:] = [""]
 
 
-def written(folder: Path, layout: str) -> tuple[str, dict[str, str]]:
-    """Writes a text in a layout. Returns the name and the options with which it is read."""
-    stem, _, packing = layout.partition(" + ")
-    name, options, write = LAYOUTS[stem]
-    folder.mkdir(parents=True, exist_ok=True)
-    write(folder / name, texts(30))
-    if packing:
-        packed = PACKERS[packing]((folder / name).read_bytes())
-        (folder / name).unlink()
-        name += packing
-        (folder / name).write_bytes(packed)
-    return name, options
-
-
-def hashed(source: str, options: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
-    reading = SourceOptions(**options)
-    decided, kept = survey([source], validation_fraction=0.3, seed=0, reading=reading)
-    assert [text for text, _ in kept] == texts(30)
-    return decided.source_hash, tuple(kept)
-
-
-_PACKED = [f"{layout} + {ending}" for layout in ("text", "jsonl", "csv") for ending in PACKERS]
-
-
-@pytest.mark.parametrize("layout", [*LAYOUTS, *_PACKED])
-def test_one_text_has_one_hash_wherever_it_is(tmp_path, memory, bucket, layout):
-    """The hash decides the fingerprint, with the tokenizer and the options."""
-    name, options = written(tmp_path / "t", layout)
-    memory.put(str(tmp_path / "t"), "/folder", recursive=True)
-    far, place = fsspec.filesystem("gs"), f"bucket/{layout.replace(' ', '')}"
-    for file in (tmp_path / "t").rglob("*"):
-        if file.is_file():
-            far.pipe_file(f"{place}/{file.relative_to(tmp_path / 't')}", file.read_bytes())
-    sources = (str(tmp_path / "t" / name), f"memory://folder/{name}", f"gs://{place}/{name}")
-    assert len({hashed(source, options) for source in sources}) == 1
-
-
-def test_one_fingerprint(tmp_path, memory, bucket, capsys):
+def test_one_fingerprint(tmp_path, memory, bucket):
     """By the command; a folder, with what is left out of it, and a glob."""
     folder, vocabulary = tmp_path / "data", tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(VOCABULARY) + "\n")
@@ -106,36 +53,20 @@ def test_one_fingerprint(tmp_path, memory, bucket, capsys):
         (folder / name).write_text(text)
         memory.pipe_file(f"/data/{name}", text.encode())
         far.pipe_file(f"bucket/data/{name}", text.encode())
-    made, said = set(), set()
-    for number, root in enumerate((str(folder), "memory://data", "gs://bucket/data/")):
-        for what in (root, f"{root.rstrip('/')}/**/train-*.txt"):
-            output = tmp_path / f"c{number}{'*' in what}"
-            command = ["prepare", "--source", what, "--output", str(output), "--workers", "1"]
-            command += ["--tokenizer", str(vocabulary), "--validation-fraction", "0.3"]
-            assert main(command) == 0
-            made.add(open_corpus(output).fingerprint)
-            assert open_corpus(output).manifest["sources"] == [what]
-            assert main(command) == 0
-            assert "is finished already" in capsys.readouterr().err
-        said.add(left_out([root])[0].removeprefix(root))
+    made = set()
+    for number, what in enumerate((str(folder), "gs://bucket/data/**/train-*.txt")):
+        output = tmp_path / f"c{number}"
+        command = ["prepare", "--source", what, "--output", str(output), "--workers", "1"]
+        command += ["--tokenizer", str(vocabulary), "--validation-fraction", "0.3"]
+        assert main(command) == 0
+        made.add(open_corpus(output).fingerprint)
+        assert open_corpus(output).manifest["sources"] == [what]
+    roots = (str(folder), "memory://data", "gs://bucket/data/")
+    said = {left_out([root])[0].removeprefix(root) for root in roots}
     assert len(made) == 1
     (listed,) = said
     assert "a picture.png (of no kind that is read)" in listed and "sub/.hidden.txt" in listed
     assert "sub/test-00000-of-00001.txt (of another split than train)" in listed
-
-
-def test_a_corpus_grows_from_an_address(tmp_path, memory):
-    from bert_jax.data.corpus.append import append
-
-    vocabulary, parts = tmp_path / "vocab.txt", texts(40)
-    vocabulary.write_text("\n".join(VOCABULARY) + "\n")
-    memory.pipe_file("/a.txt", "\n\n".join(parts[:30]).encode())
-    memory.pipe_file("/b.txt.gz", gzip.compress("\n\n".join(parts[10:]).encode()))
-    options: dict[str, Any] = {"validation_fraction": 0.3, "workers": 1}
-    prepare(["memory://a.txt"], tmp_path / "c", tokenizer=str(vocabulary), **options)
-    grown = append(["memory://b.txt.gz"], tmp_path / "c", workers=1)
-    assert grown.manifest["counts"]["total"]["documents"] == 40
-    assert grown.manifest["sources"] == ["memory://a.txt", "memory://b.txt.gz"]
 
 
 # --- names and errors -----------------------------------------------------------------------------
@@ -203,19 +134,6 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, kind, package
     err = capsys.readouterr().err
     assert f"{source}: {kind}:// needs {package}: pip install '{package}>={version}'\n" in err
     address.file_system.cache_clear()
-
-
-def test_damage_is_found_at_an_address(memory):
-    packed = gzip.compress("\n\n".join(texts(30)).encode())
-    memory.pipe_file("/cut.txt.gz", packed[:-20])
-    with pytest.raises(UsageError, match=r"memory://cut\.txt\.gz: damaged gzip file"):
-        list(read_documents(["memory://cut.txt.gz"]))
-    memory.pipe_file("/bad.jsonl", b'{"text": "One."}\nno JSON\n')
-    with pytest.raises(UsageError, match=r"memory://bad\.jsonl, line 2: not JSON"):
-        list(read_documents(["memory://bad.jsonl"]))
-    findings, reading = Findings(), SourceOptions(skips_records=True)
-    assert len(list(read_documents(["memory://bad.jsonl"], reading, findings=findings))) == 1
-    assert findings.records == {"memory://bad.jsonl": 1}
 
 
 class _Broken(MemoryFileSystem):
@@ -320,23 +238,6 @@ def test_a_data_set_of_the_hub(monkeypatch, memory, source):
 def test_other_names_are_answered_with_what_to_type(source, message):
     with pytest.raises(UsageError, match=message):
         list(read_documents([source]))
-
-
-def test_an_address_that_does_not_answer_is_noted(monkeypatch, memory, our_messages):
-    class Slow(_Hub):
-        def isfile(self, path: str) -> bool:
-            time.sleep(0.3)
-            return super().isfile(path)
-
-    memory.pipe_file("/datasets/org/name/a.txt", "\n\n".join(texts(4)).encode())
-    monkeypatch.setattr(address, "file_system", {"hf": Slow(skip_instance_cache=True)}.get)
-    for seconds, notes in (
-        (60, []),
-        (0.1, ["hf:org/name: there is no answer yet; asking for longer"]),
-    ):
-        monkeypatch.setattr(address, "_SLOW_SECONDS", seconds)
-        assert len(list(read_documents(["hf:org/name"]))) == 4
-        assert our_messages() == notes
 
 
 def test_a_hub_that_may_not_be_asked(monkeypatch):

@@ -1,4 +1,7 @@
+"""Sources: files of folders and globs, standard input, data sets of TensorFlow."""
+
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -7,22 +10,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from bert_jax.data.formats import delimited
-from bert_jax.data.language import sentences as cutting
-from bert_jax.data.language.sentences import split_sentences
-from bert_jax.data.sources import document
+from bert_jax.__main__ import main
+from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import open_corpus
+from bert_jax.data.sources.files import find_files
 from bert_jax.data.sources.read import left_out, read_documents
-from bert_jax.data.sources.stream import Findings, SourceOptions
-from bert_jax.errors import UsageError
+from bert_jax.data.sources.stream import HELD_OUT, Findings, SourceOptions
+from bert_jax.errors import StorageFailed, UsageError
+from tests.data.formats.layouts import VOCABULARY, jsonl, texts, write_with
 
-_READ = "bert_jax.data.sources.read"
 DOCUMENTS = [
     ("The first paragraph.", "The second, with é and 漢字."),
     ("Another document.",),
     ("A third. It has two sentences.", "And two paragraphs."),
 ]
 TEXT = "\n\n".join("\n".join(document) for document in DOCUMENTS) + "\n"
-JSONL = "".join(json.dumps({"id": 1, "text": "\n".join(d)}) + "\n" for d in DOCUMENTS)
 
 
 def documents(*sources):
@@ -34,42 +36,6 @@ def refusal(*sources):
         documents(*sources)
     assert caught.value.exit_code == 2
     return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("a.txt", TEXT),
-        ("a.txt", TEXT.rstrip("\n")),
-        ("a.txt", "\n\n" + TEXT.replace("\n\n", "\n \t\n\n\n") + "\n\n"),
-        ("a.txt", TEXT.replace("\n", "\r\n")),
-        ("a.txt", TEXT.replace("\n", "\r")),
-        ("a.txt", TEXT.replace("\n", "\r\r\n")),
-        ("a.txt", TEXT[: len(TEXT) // 2] + TEXT[len(TEXT) // 2 :].replace("\n", "\r")),
-        ("a.txt", "\ufeff" + TEXT),
-        ("a.jsonl", JSONL),
-        ("a.jsonl", JSONL.rstrip("\n")),
-        ("a.jsonl", "\ufeff" + JSONL.replace("\n", "\r\n\r\n")),
-        ("a.jsonl", JSONL.replace("\n", "\r")),
-        ("a.jsonl", JSONL.replace("\\n", "\\r")),
-        ("a.jsonl", JSONL.replace("\\n", "\\n\\n  \\n") + '{"text": " \\n"}\n'),
-    ],
-)
-@pytest.mark.parametrize("compressed", [False, True])
-def test_one_file_of_each_kind_gives_the_same_documents(tmp_path, name, content, compressed):
-    data = content.encode()
-    path = tmp_path / (name + ".gz" if compressed else name)
-    path.write_bytes(gzip.compress(data) if compressed else data)
-    assert documents(path) == DOCUMENTS
-
-
-@pytest.mark.parametrize("end", ["\r", "\r\n", "\r\r\n"])
-def test_an_end_of_a_line_may_lie_where_two_blocks_meet(tmp_path, end):
-    """A file is decoded in blocks of 256 KiB: each place of the end in the first one is tried."""
-    path, first = tmp_path / "a.txt", "x" * ((1 << 18) - 4)
-    for more in range(6):
-        path.write_bytes(f"{first}{'y' * more}{end}z{end}".encode())
-        assert documents(path) == [(first + "y" * more, "z")]
 
 
 def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path):
@@ -92,21 +58,6 @@ def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path):
 def test_a_file_with_brackets_in_its_name_is_a_file(tmp_path):
     (tmp_path / "a[1].txt").write_text(TEXT, encoding="utf-8")
     assert documents(tmp_path / "a[1].txt") == DOCUMENTS
-
-
-@pytest.mark.parametrize("character", ["a", "é", "漢", "😀"])
-@pytest.mark.parametrize("shift", range(4))
-def test_a_line_too_long_is_cut_and_nothing_is_lost(tmp_path, monkeypatch, character, shift):
-    monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 64)
-    words = ["x" * (1 + i % 13) for i in range(40)]
-    lines = [" ".join(words), "y" * shift + character * 100, "z" * 64, "z" * 63 + " "]
-    (tmp_path / "a.txt").write_text("\n".join(lines) + "\nend\n\nnext\n", encoding="utf-8")
-    first, second = documents(tmp_path / "a.txt")
-    assert second == ("next",)
-    assert max(len(paragraph.encode()) for paragraph in first) <= 64
-    assert "".join(first).replace(" ", "") == "".join([*lines, "end"]).replace(" ", "")
-    cut_at_spaces = [word for paragraph in first for word in paragraph.split()][: len(words)]
-    assert cut_at_spaces == words
 
 
 def test_memory_is_bounded_by_the_limits_not_by_the_file(tmp_path):
@@ -133,62 +84,6 @@ def test_memory_is_bounded_by_the_limits_not_by_the_file(tmp_path):
     assert kibibytes < 100 * 1024
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
-def test_bytes_that_are_not_utf8_are_refused(tmp_path, name):
-    data = JSONL if "jsonl" in name else TEXT
-    broken = data.encode() + '{"text": "café"}\n'.encode("latin-1")
-    (tmp_path / name).write_bytes(gzip.compress(broken) if name.endswith("gz") else broken)
-    message = refusal(tmp_path / name)
-    line = data.count("\n") + 1
-    assert f"{name}, line {line}:" in message
-    offset = len(data.encode()) + 13
-    assert f"(byte 0xe9 at offset {offset}); " in message and "`encoding` cp1252" in message
-
-
-@pytest.mark.parametrize(
-    "line, expected",
-    [
-        ("{'text': 'x'}", "not JSON"),
-        ('{"text": "x"', "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ('{"title": "x", "body": "y"}', "found ['body', 'title']"),
-        ('{"text": ["x"]}', "found ['text']"),
-        ('["text"]', "found list"),
-    ],
-)
-def test_a_bad_json_line_is_named(tmp_path, line, expected):
-    (tmp_path / "a.jsonl").write_text(JSONL + "\n" + line + "\n", encoding="utf-8")
-    message = refusal(tmp_path / "a.jsonl")
-    assert "a.jsonl, line 5:" in message and expected in message
-
-
-def test_a_json_line_too_long_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(delimited, "LONGEST_RECORD_BYTES", 1 << 10)
-    (tmp_path / "a.jsonl").write_text(
-        '{"text": "short"}\n' + json.dumps({"text": "x" * 2000}) + "\n", encoding="utf-8"
-    )
-    assert "a.jsonl, line 2: longer than" in refusal(tmp_path / "a.jsonl")
-
-
-def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a \\ud83d b \\ud83d\\ude00"}\n', encoding="utf-8")
-    assert documents(tmp_path / "a.jsonl") == [("a \ufffd b 😀",)]
-
-
-@pytest.mark.parametrize("damage", ["truncated", "altered", "not gzip"])
-def test_damaged_gzip_is_refused(tmp_path, damage):
-    data = bytearray(gzip.compress(TEXT.encode() * 100))
-    if damage == "truncated":
-        del data[-40:]
-    elif damage == "altered":
-        data[-6] ^= 0xFF  # the checksum
-    else:
-        data = bytearray(TEXT.encode())
-    (tmp_path / "a.txt.gz").write_bytes(data)
-    message = refusal(tmp_path / "a.txt.gz")
-    assert "a.txt.gz: damaged gzip file" in message
-
-
 def test_sources_that_are_not_there_are_refused_before_reading(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "empty").mkdir()
@@ -207,32 +102,7 @@ def test_sources_that_are_not_there_are_refused_before_reading(tmp_path):
         assert bad in str(caught.value) and expected in str(caught.value)
 
 
-def test_sentences_are_split_and_the_text_is_preserved():
-    paragraph = 'Dr. Smith paid 3.14 dollars  to the U.S. army. "Why?" he asked.  Nobody knew!'
-    sentences = split_sentences(paragraph)
-    assert sentences == [
-        "Dr. Smith paid 3.14 dollars  to the U.S. army.",
-        '"Why?" he asked.',
-        "Nobody knew!",
-    ]
-    assert split_sentences("") == split_sentences(" \t ") == []
-
-
-@pytest.mark.parametrize("space", ["\u00a0", "\u2009", "\u0085", " \u00a0", "\u3000 "])
-def test_white_space_of_several_bytes_behind_an_initial(space):
-    """The splitter panics at it."""
-    found = split_sentences(f"It was J{space}. Smith. Nobody knew.")
-    assert " ".join(found) == "It was J . Smith. Nobody knew."
-
-
-def test_a_sentence_too_long_is_cut_at_a_space():
-    sentence = " ".join(f"word{i}" for i in range(1000))
-    cut = split_sentences(sentence)
-    assert len(cut) > 5 and max(map(len, cut)) <= cutting.LONGEST_SENTENCE
-    assert min(map(len, cut[:-1])) > cutting.LONGEST_SENTENCE - 10
-    assert " ".join(cut) == sentence
-    solid = split_sentences("x" * 2500)
-    assert [len(piece) for piece in solid] == [1000, 1000, 500]
+# --- TensorFlow data sets -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -290,28 +160,22 @@ def test_tfds(tfds_folder, monkeypatch):
     assert found == documents("tfds:tiny_text/plain:train")
     assert documents("tfds:tiny_text/plain:test") == DOCUMENTS[:1]
     assert documents("tfds:tiny_text/plain:1.0.0:train[1:]") == found[1:]
-    assert "2 text features: ['first', 'second']" in refusal("tfds:tiny_text/other")
-    second = list(
-        read_documents(["tfds:tiny_text/other"], SourceOptions(text_field="none, second"))
-    )
-    assert sorted(second) == sorted(DOCUMENTS)
-    named = list(read_documents(["tfds:tiny_text/plain"], SourceOptions(text_field="title")))
-    assert named == [("title",)] * len(DOCUMENTS)
-    with pytest.raises(UsageError, match=r"no text feature .none., and 2 .*`text_field` names one"):
-        list(read_documents(["tfds:tiny_text/plain"], SourceOptions(text_field="none")))
+    assert "no column 'text', only first, second. `text_field`" in refusal("tfds:tiny_text/other")
+    second = SourceOptions(text_field="none, second")
+    assert sorted(read_documents(["tfds:tiny_text/other"], second)) == sorted(DOCUMENTS)
+    named = SourceOptions(text_field="title")
+    assert list(read_documents(["tfds:tiny_text/plain:test"], named)) == [("title",)]
     assert "nosplit" in refusal("tfds:tiny_text/plain:nosplit")
     assert "tfds:no_such_set: tensorflow_datasets cannot load" in refusal("tfds:no_such_set")
     assert "expected tfds:NAME" in refusal("tfds:")
 
 
-def test_a_record_of_tfds_that_is_no_text_is_left_out_where_records_may_be(monkeypatch):
-    texts = [b"a", b"caf\xe9", b" ", b"b"]
-    data = SimpleNamespace(as_numpy_iterator=lambda: iter({"text": text} for text in texts))
-    monkeypatch.setattr(f"{_READ}.load_tfds", lambda *_: (data, SimpleNamespace(features=None)))
-    monkeypatch.setattr(f"{_READ}._tfds_text_field", lambda *_: "text")
-    assert "tfds:made_up, record 2: 'text' is not UTF-8" in refusal("tfds:made_up")
-    findings = Findings()
-    reading = SourceOptions(skips_records=True)
+def test_a_record_of_tfds_that_is_not_utf8_is_left_out(monkeypatch):
+    records = [{"text": text} for text in (b"a", b"caf\xe9", b" ", b"b")]
+    data = SimpleNamespace(as_numpy_iterator=lambda: iter(records))
+    monkeypatch.setattr("bert_jax.data.sources.tfds.load_tfds", lambda *_: data)
+    assert "tfds:made_up:train, record 2: not UTF-8" in refusal("tfds:made_up")
+    findings, reading = Findings(), SourceOptions(skips_records=True)
     found = list(read_documents(["tfds:made_up"], reading, findings=findings))
     assert found == [("a",), ("b",)]
     assert findings.records == {"tfds:made_up": 1} and findings.without_text == 1
@@ -323,3 +187,272 @@ def test_tfds_not_installed(monkeypatch):
     assert install in refusal("tfds:wikipedia")
     with pytest.raises(UsageError, match="needs tensorflow-datasets"):
         list(read_documents(["tfds:wikipedia"], findings=Findings()))
+
+
+# --- by the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(VOCABULARY) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    folder = tmp_path / "in"
+    (folder / "sub").mkdir(parents=True)
+    words = ["the", "cat", "sees", "a", "dog", "in", "the", "old", "house", "by", "the", "river"]
+    for number, name in enumerate(["UPPER.TXT", "sub/b.txt", "c.jsonl"]):
+        texts = [" ".join([*words, str(i), "."]) for i in range(40 * number, 40 * number + 40)]
+        lines = [json.dumps({"text": text}) for text in texts]
+        content = "\n".join(lines) if name.endswith("jsonl") else "\n\n".join(texts)
+        (folder / name).write_text(content + "\n")
+    for name in ("readme.md", "sub/scan.pdf", ".DS_Store"):
+        (folder / name).write_bytes(b"x")
+    return folder
+
+
+def _command(folder, output, *more):
+    return ["prepare", "--source", str(folder), "--output", str(output), "--vocab-size", "150",
+            "--validation-fraction", "0.2", "--workers", "1", *more]  # fmt: skip
+
+
+def test_each_file_of_a_folder_is_read_or_named(mixed, tmp_path, capsys):
+    assert main(_command(mixed, tmp_path / "c")) == 0
+    said = capsys.readouterr()
+    skipped = said.err.replace("\n", " ")
+    assert "skipped 3 files: " in skipped and ".DS_Store (hidden)" in skipped
+    assert "readme.md, sub/scan.pdf (of no kind that is read)" in skipped
+    assert "sample text: 120 documents" in said.err
+    for i in range(20):
+        (mixed / f"{i}.png").touch()
+    (mixed / "loop").symlink_to(mixed)
+    os.mkfifo(mixed / "pipe.txt")
+    (line,) = left_out([str(mixed), "docs:", "-"])
+    assert "skipped 25 files: " in line and "and 14 more (of no kind that is read)" in line
+    assert "loop (links to folders)" in line and "pipe.txt (not plain files)" in line
+
+
+def test_a_reason_that_several_files_have_is_said_once(mixed, tmp_path, capsys):
+    for name in ("x.txt", "y.txt"):
+        (mixed / name).write_bytes(b"a b\n\ncaf\xe9 " + name.encode())
+    (mixed / "f.csv").write_text("id,body\n")
+    assert main(_command(mixed, tmp_path / "c")) == 2
+    said = capsys.readouterr().err
+    head, *lines = said[said.index("error: ") :].splitlines()
+    assert head == "error: 3 files cannot be read:" and len(lines) == 5
+    assert lines[0].startswith(
+        f"  {mixed}/f.csv, line 1: no column 'text', only id, body. --text-field"
+    )
+    assert lines[1].startswith("  2 of them: not UTF-8; --skip-bad leaves it out; if Windows")
+    assert lines[2:4] == [f"    {mixed}/{name}.txt, line 3" for name in "xy"]
+    assert lines[4] == "fix them, or leave them out with --skip-bad"
+
+
+def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, capsys):
+    assert main(_command(mixed, tmp_path / "good")) == 0
+    (mixed / "a.txt").write_bytes(b"Some good words.\n\nthe cat caf\xe9\n")
+    (mixed / "d.jsonl").write_text('{"text": "the cat"}\n{"content": "the cat"}\n')
+    (mixed / "e.txt.gz").write_bytes(gzip.compress(b"the cat " * 50)[:-9])
+    (mixed / "f.csv").write_text("id,body\n")
+    capsys.readouterr()
+    assert main(_command(mixed, tmp_path / "bad")) == 2
+    said = capsys.readouterr().err
+    error = said[said.index("error: ") :]
+    assert error.startswith("error: 4 files cannot be read:\n")
+    for name in (
+        "a.txt, line 3: not",
+        "d.jsonl, line 2: ",
+        "e.txt.gz: damaged",
+        "f.csv, line 1: no col",
+    ):
+        assert error.count(f"{mixed}/{name}") == 1
+    assert "--encoding cp1252" in error and error.endswith("leave them out with --skip-bad\n")
+    assert not (tmp_path / "bad/tokenizer").exists()
+
+    for again in (False, True):
+        assert main(_command(mixed, tmp_path / "bad", "--skip-bad")) == 0
+        said = capsys.readouterr()
+        assert "left out: 4 bad file(s), which corpus.json names" in said.out
+        assert ("nothing to do" in said.err) == again
+    manifest = json.loads((tmp_path / "bad/corpus.json").read_text())
+    assert [name.rsplit("/")[-1] for name in manifest["skipped_files"]] == [
+        "a.txt", "d.jsonl", "e.txt.gz", "f.csv",
+    ]  # fmt: skip
+    assert "line 3: not UTF-8" in manifest["skipped_files"][str(mixed / "a.txt")]
+    # Not even what came before the bad place is taken.
+    whole = json.loads((tmp_path / "good/corpus.json").read_text())
+    assert manifest["fingerprint"] == whole["fingerprint"]
+
+
+def test_a_single_bad_file_is_one_line(mixed, tmp_path, capsys):
+    (mixed / "a.csv").write_text("id,body\n")
+    assert main(_command(mixed, tmp_path / "c")) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("; --skip-bad leaves the file out")
+
+
+@pytest.mark.parametrize("source", ["-", "stdin:.JSONL.gz"])
+def test_standard_input(mixed, tmp_path, monkeypatch, capsys, source):
+    name = "sub/b.txt" if source == "-" else "c.jsonl"
+    data = (mixed / name).read_bytes()
+    assert main(_command(mixed / name, tmp_path / "file")) == 0
+    for again in (False, True):
+        packed = data if source == "-" else gzip.compress(data)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed)))
+        assert main(_command(source, tmp_path / "piped")) == 0
+        assert ("nothing to do" in capsys.readouterr().err) == again
+    found, expected = (
+        json.loads((tmp_path / output / "corpus.json").read_text()) for output in ("piped", "file")
+    )
+    assert found.pop("sources") == [source] != expected.pop("sources")
+    assert found == expected
+    assert not (tmp_path / "piped/.parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("sources", "data", "expected"),
+    [
+        (["-"], b'{"text": "x"}\n', "looks like JSON lines; write `source` stdin:.jsonl for"),
+        (["-"], b"\n\nab\xff", "standard input, line 3: not UTF-8"),
+        (["stdin:.jsonl"], b"nothing", "standard input, line 1: not JSON"),
+        (["stdin:.pdf"], b"", "stdin:.pdf: write stdin: and one of .txt, .jsonl, .csv"),
+        (["-", "stdin:.csv"], b"", "- and stdin:.csv: standard input can be read once"),
+        (["-"], None, "`source` -: standard input is closed"),
+    ],
+)
+def test_standard_input_that_is_refused(tmp_path, monkeypatch, sources, data, expected):
+    stream = None if data is None else io.TextIOWrapper(io.BytesIO(data))
+    monkeypatch.setattr(sys, "stdin", stream)
+    with pytest.raises(UsageError) as caught:
+        prepare(sources, tmp_path / "c", workers=1)
+    assert expected in str(caught.value)
+
+
+def test_too_few_documents_are_said_before_anything_is_encoded(tmp_path, monkeypatch):
+    def encoded(*_, **__):
+        raise AssertionError("encoded")
+
+    monkeypatch.setattr("bert_jax.data.corpus.prepare.encode_units", encoded)
+    monkeypatch.setattr("bert_jax.data.corpus.trained_tokenizer.train_wordpiece", encoded)
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nThree.\n")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one"]
+    (tmp_path / "vocab.txt").write_text("\n".join(special))
+    for tokenizer in ("wordpiece", str(tmp_path / "vocab.txt")):
+        with pytest.raises(UsageError, match="of 3 documents and needs at least 2"):
+            prepare([str(tmp_path / "a.txt")], tmp_path / "c", tokenizer=tokenizer, workers=1)
+
+
+def test_the_tokenizer_of_a_corpus_or_workdir_is_found(mixed, tmp_path, capsys):
+    assert main(_command(mixed, tmp_path / "first")) == 0
+    given = ["--tokenizer", str(tmp_path / "first")]
+    assert main(_command(mixed, tmp_path / "second", *given)) == 0
+    one, two = (
+        json.loads((tmp_path / name / "corpus.json").read_text()) for name in ("first", "second")
+    )
+    assert one["fingerprint"] == two["fingerprint"]
+    (tmp_path / "empty/tokenizer").mkdir(parents=True)
+    assert main(_command(mixed, tmp_path / "third", "--tokenizer", str(tmp_path / "empty"))) == 2
+    assert f"{tmp_path / 'empty'}/tokenizer: holds neither" in capsys.readouterr().err
+
+
+def test_help_begins_its_examples_with_the_tokenizer_of_a_model(capsys):
+    with pytest.raises(SystemExit):
+        main(["prepare", "--help"])
+    examples = capsys.readouterr().out.split("\nto train on from a model, take its tokenizer:\n")
+    assert examples[1].startswith("  bert-jax prepare --tokenizer DIR ")
+
+
+@pytest.mark.parametrize("layout", ["names", "folders"])
+def test_folders_of_hubs(tmp_path, layout, vocabulary):
+    """Only the training split is read; the others are named; one is the held-out side if asked."""
+    parts = {"train": texts(40), "validation": texts(9), "test": texts(8)}
+    folder = tmp_path / "hub"
+    for split, found in parts.items():
+        named = folder / f"{split}-00000-of-00001.jsonl"
+        path = named if layout == "names" else folder / split / "data.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(jsonl(found, lambda text: {"text": text}))
+    (folder / "README.md").write_text("x")
+    assert ["\n".join(document) for document in documents(folder)] == parts["train"]
+    (said,) = left_out([str(folder)])
+    assert "of another split than train" in said and "test" in said and "validation" in said
+    beside, own = left_out([str(folder)], [str(folder)])
+    assert "test" in beside and "train" in beside and "validation-" not in own
+    (held_out,) = find_files(str(folder), splits=HELD_OUT)[0]
+    assert "validation" in str(held_out.relative_to(folder))
+    corpus = prepare(
+        [str(folder)],
+        tmp_path / "corpus",
+        tokenizer=vocabulary,
+        workers=1,
+        validation_sources=[str(folder)],
+    )
+    counts = corpus.manifest["counts"]
+    assert counts["validation"]["documents"] == 9 and counts["train"]["documents"] == 40
+    assert corpus.manifest["options"]["validation_fraction"] is None
+    assert open_corpus(tmp_path / "corpus").manifest["validation_sources"] == [str(folder)]
+
+
+def test_held_out_text_is_dropped_from_the_training_text(tmp_path, vocabulary):
+    train, held_out = texts(40), texts(40)[:7]
+    (tmp_path / "train.txt").write_text("\n\n".join(train))
+    (tmp_path / "own.txt").write_text("\n\n".join(text.upper() for text in held_out))
+    corpus = prepare(
+        [str(tmp_path / "train.txt")],
+        tmp_path / "corpus",
+        tokenizer=vocabulary,
+        workers=1,
+        validation_sources=[str(tmp_path / "own.txt")],
+    )
+    counts = corpus.manifest["counts"]
+    assert counts["validation"]["documents"] == 7
+    assert counts["train"]["documents"] == 33 and counts["train"]["duplicate_documents"] == 7
+
+
+def test_bad_records_are_counted_and_limited(tmp_path, vocabulary):
+    write_with(tmp_path / "a.jsonl", texts(1000), {5: b"x", 900: b'{"text": "\xff"}'})
+    (tmp_path / "b.txt").write_text("\n\n".join(texts(70)))
+    source = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]
+    out = tmp_path.parent / f"{tmp_path.name}-corpus"
+    common = {"tokenizer": vocabulary, "workers": 1, "skip_bad": "record"}
+    with pytest.raises(UsageError, match=r"2 of 1,070 records .* `skip_bad_limit` 0.001:"):
+        prepare(source, out, skip_bad_limit=0.001, **common)  # type: ignore[arg-type]
+    corpus = prepare(source, out, **common)  # type: ignore[arg-type]
+    assert corpus.manifest["skipped_records"] == {source[0]: 2}
+    assert corpus.manifest["counts"]["total"]["documents"] == 1068
+
+
+def test_a_text_is_no_corpus(tmp_path):
+    (tmp_path / "wiki.txt").write_text("x")
+    with pytest.raises(UsageError, match=r"wiki.txt is a file, .* a text is the `source`"):
+        open_corpus(tmp_path / "wiki.txt")
+
+
+def test_a_full_disk_is_called_so(tmp_path, vocabulary, monkeypatch):
+    def full(*_):
+        raise OSError("739857 requested and 157632 written")
+
+    (tmp_path / "a.txt").write_text("\n\n".join(texts(90)))
+    monkeypatch.setattr("bert_jax.data.corpus.join.np.save", full)
+    with pytest.raises(StorageFailed, match="No space left on device"):
+        prepare(
+            [str(tmp_path / "a.txt")],
+            tmp_path / "corpus",
+            tokenizer=vocabulary,
+            workers=1,
+            validation_fraction=0.2,
+        )
+
+
+def test_the_closing_lines(tmp_path, vocabulary, capsys):
+    found = [*texts(40), *(text.upper() for text in texts(40)[:10])]
+    path = tmp_path / "a.jsonl"
+    path.write_text(jsonl(found, lambda text: {"text": text}) + '{"text": null}\n')
+    command = ["prepare", "--source", str(path), "--output", str(tmp_path / "corpus")]
+    command += ["--tokenizer", vocabulary, "--validation-fraction", "0.3", "--workers", "1"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "dropped: 10 of 50 documents (20%): duplicates" in said
+    assert "skipped: 1 record(s) without text" in said

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.data.sources.stream import SourceOptions
 from bert_jax.data.tasks import squad
 from bert_jax.errors import UsageError
 from tests.data.tasks.test_tables import write
@@ -67,7 +68,7 @@ def test_answers_beside_their_offsets_are_moved_and_others_counted(tmp_path, cap
     found = squad.read_questions(path)
     assert [question.starts for question in found] == [(4,), (80,), (76,), (8,)]
     said = capsys.readouterr().err
-    assert "2 answers do not stand at their answer_start, but once near it" in said
+    assert "2 answers are not at their answer_start, but once near it" in said
     assert "they are moved there, by 3 to 9 characters" in said
     # Too far away; and near two places, of which nobody knows which one is meant.
     path = many_questions(tmp_path / "a.json", {0: 60, 2: 80, 3: 9})
@@ -75,10 +76,10 @@ def test_answers_beside_their_offsets_are_moved_and_others_counted(tmp_path, cap
         UsageError, match=r"question 0: answer_start 60 .* and 1 more like it.*skip"
     ):
         squad.read_questions(path)
-    found = squad.read_questions(path, skip_bad=True)
+    found = squad.read_questions(path, reading=SourceOptions(skips_records=True))
     assert [question.id for question in found] == ["1", "3"] and found[1].starts == (8,)
     said = capsys.readouterr().err
-    assert "2 answers that do not stand at their answer_start are left out, and 2 questions" in said
+    assert "2 answers that are not at their answer_start are left out, and 2 questions" in said
 
 
 def test_half_an_emoji_moves_no_answer(tmp_path):

@@ -10,9 +10,13 @@ import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
+import fsspec
 import numpy as np
+import pyarrow.parquet
 import pytest
 
+from bert_jax.data.sources.read import STDIN
+from bert_jax.data.sources.stream import TESTS, SourceOptions
 from bert_jax.data.tasks import encode_rows, tables
 from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tasks.tables import TextRow
@@ -20,6 +24,7 @@ from bert_jax.errors import UsageError
 from bert_jax.tasks.sequence_classification import TEXT
 from bert_jax.tasks.task import Encoded, Sources, hold_out, read_files, task_of
 from bert_jax.tasks.task_data import load_task
+from tests.data.formats.layouts import PACKERS, pa
 
 
 def write(path: Path, text: str) -> Path:
@@ -30,30 +35,15 @@ def write(path: Path, text: str) -> Path:
 def test_glue_tsv_quotes_nothing(tmp_path):
     path = tmp_path / "dev.tsv.gz"
     path.write_bytes(gzip.compress('sentence\tlabel\na "quote\t0\nsay “ah”\t1\n'.encode()))
-    rows, skipped = tables.read_rows(path, text_columns=["sentence"], label_column="label")
+    rows = tables.read_rows(path, text_columns=["sentence"], label_column="label")
     assert [(row.texts, row.label) for row in rows] == [(('a "quote',), "0"), (("say “ah”",), "1")]
-    assert rows[1].location == f"{path}, line 3" and rows[1].id == "1" and skipped == 0
-
-
-def test_a_packed_file_that_becomes_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "_LARGEST_UNPACKED_BYTES", 1 << 20, raising=False)
-    text = "a" * (1 << 20)
-    packed = tmp_path / "a.txt.gz"
-    packed.write_bytes(gzip.compress(text.encode()))
-    assert tables.read_text(packed) == text
-    packed.write_bytes(gzip.compress(text.encode() * 30))
-    with pytest.raises(UsageError, match=r"a.txt.gz: more than .* when it is unpacked.*; split it"):
-        tables.read_text(packed)
-    # One that is not packed has the size that its user sees.
-    assert tables.read_text(write(tmp_path / "a.txt", text * 2)) == text * 2
+    assert rows[1].location == f"{path}, line 3" and rows[1].id == "1"
 
 
 def test_a_tsv_without_a_header(tmp_path):
     path = write(tmp_path / "train.tsv", "gj04\t1\t\tThey sat.\n")
     columns = ["source", "label", "star", "sentence"]
-    (row,), _ = tables.read_rows(
-        path, text_columns=["sentence"], label_column="label", header=columns
-    )
+    (row,) = tables.read_rows(path, text_columns=["sentence"], label_column="label", header=columns)
     assert row.texts == ("They sat.",) and row.label == "1"
 
 
@@ -62,66 +52,35 @@ def test_csv_and_json_lines_give_the_same_rows(tmp_path):
     record = {"id": 7, "one": "a, b", "two": "c\nd", "y": "x"}
     lines = write(tmp_path / "a.jsonl", json.dumps(record) + "\n")
     found = [
-        tables.read_rows(path, text_columns=["one", "two"], label_column="y", id_column="id")[0][0]
+        tables.read_rows(path, text_columns=["one", "two"], label_column="y", id_column="id")[0]
         for path in (csv, lines)
     ]
     assert found[0].texts == found[1].texts == ("a, b", "c\nd")
     assert found[0].label == found[1].label == "x" and found[0].id == found[1].id == "7"
 
 
+# Kinds of damage that corpora share are in tests/data/formats/test_formats.py.
 _BAD_ROWS = {
-    "no column": (
-        "a.csv",
-        "text,y\nhi,1\n",
-        "line 1: no column 'sentence', only 'text', 'y'. Is there a header?",
-    ),
-    "short line": ("a.tsv", "sentence\tlabel\nhi\n", "line 2: no column 'label', only sentence"),
-    "long line": (
-        "a.csv",
-        "sentence,label\nWell, fine,1\n",
-        "line 2: 3 cells for 2 columns (sentence, label); quote the text",
-    ),
-    "not JSON": ("a.jsonl", "{'sentence': 1}\n", "line 1 is not JSON"),
-    "a key twice": (
-        "a.jsonl",
-        '{"sentence": "a", "label": 1, "sentence": "b"}\n',
-        "line 1 is not JSON: the key 'sentence' occurs twice",
-    ),
-    "a column twice": (
-        "a.csv",
-        "sentence,label,x,sentence\na,1,x,b\n",
-        "line 1: column 'sentence' occurs twice; rename one of the two",
-    ),
+    "no column": ("a.csv", "text,y\nhi,1\n", "line 1: no column 'sentence', only text, y"),
+    "short line": ("a.tsv", "sentence\tlabel\nhi\n", "line 2: 1 cells for 2 columns"),
+    "long line": ("a.csv", "sentence,label\nWell, fine,1\n", "line 2: 3 cells for 2 columns"),
+    "a column twice": ("a.csv", "sentence,label,x,sentence\na,1,x,b\n", "'sentence' occurs twice"),
     "names again": (
         "a.tsv",
         "sentence\tlabel\na\t1\nsentence\tlabel \nb\t0\n",
         "line 3 has the names of the columns; remove the line",
     ),
-    "no object": ("a.jsonl", "[1]\n", "line 1: needs an object"),
+    "no object": ("a.jsonl", "[1]\n", "line 1: needs a JSON object"),
     "no rows": ("a.csv", "sentence,label\n", "has no rows"),
-    "open quote": (
-        "a.csv",
-        'sentence,label\n"hi,1\n' + "a,1\n" * 40_000,
-        "line 2: unexpected end of data; is a quote not closed",
-    ),
     "no label": ("a.csv", "sentence,label\nhi,-\nho,\n", "no rows: none of its 2 has a label"),
-    "label of nothing": (
-        "a.jsonl",
-        '{"sentence": "hi", "label": NaN}\n',
-        "line 1: column 'label' is nan; write text or a number",
-    ),
-    "null": (
-        "a.jsonl",
-        '{"sentence": null, "label": 1}\n',
-        "line 1: column 'sentence' is null; write text or a number, or leave the line out",
-    ),
-    "no fields": ("a.jsonl", "{}\n", "line 1: no column 'sentence', only {}; name the columns"),
+    "label of nothing": ("a.jsonl", '{"sentence": "a", "label": NaN}\n', "column 'label' is nan"),
+    "null": ("a.jsonl", '{"sentence": null, "label": 1}\n', "column 'sentence' is null"),
     "list of texts": (
         "a.jsonl",
         '{"sentence": ["a", "b"], "label": 1}\n',
         "line 1: column 'sentence' is ['a', 'b']; write text",
     ),
-    "another format": ("a.parquet", "", "must end in .tsv, .csv, .jsonl"),
+    "another format": ("a.txt", "", "must end in .tsv, .csv, .jsonl, .parquet, .arrow"),
 }
 
 
@@ -138,7 +97,7 @@ def test_numbers_and_truth_values_of_json_are_text(tmp_path):
     lines = ('{"sentence": 7, "label": true}', '{"sentence": 2.5, "label": 0}',
              '{"sentence": "half \\ud83d an emoji", "label": "a"}')  # fmt: skip
     path = write(tmp_path / "a.jsonl", "\n".join(lines))
-    rows, _ = tables.read_rows(path, text_columns=["sentence"], label_column="label")
+    rows = tables.read_rows(path, text_columns=["sentence"], label_column="label")
     assert [(row.texts, row.label) for row in rows] == [
         (("7",), "true"),
         (("2.5",), "0"),
@@ -146,99 +105,90 @@ def test_numbers_and_truth_values_of_json_are_text(tmp_path):
     ]
 
 
-def test_a_file_that_is_not_text(tmp_path):
-    (tmp_path / "a.tsv").write_bytes(b"\xff\xfe\x00")
-    for name, message in (("a.tsv", "not UTF-8"), ("b.tsv", "No such file")):
-        with pytest.raises(UsageError, match=message):
-            tables.read_text(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (
-            "text,label\nÄußerung,1\n".encode("cp1252"),
-            "line 2: not UTF-8 (byte 0xc4 at offset 11); if Windows or Excel wrote it in cp1252, "
-            "`iconv -f cp1252 -t utf-8 FILE > NEW` converts it",
-        ),
-        ("text,label\rÄußerung,1\r".encode("cp1252"), "a.csv, line 2: not UTF-8 (byte 0xc4 at"),
-        ("text\n".encode("utf-16"), "offset 0); if Windows or Excel wrote it in utf-16, `iconv -f"),
-        (gzip.compress(b"text"), "it begins as a .gz file does: let its name end so, or unpack it"),
-    ],
-    ids=["cp1252", "carriage returns", "UTF-16", "packed"],
-)
-def test_a_file_that_is_not_utf8_says_how_it_is_converted(tmp_path, data, said):
-    (tmp_path / "a.csv").write_bytes(data)
-    with pytest.raises(UsageError) as error:
-        tables.read_text(tmp_path / "a.csv")
-    assert str(error.value).startswith(f"{tmp_path}/a.csv, line ") and said in str(error.value)
-
-
-@pytest.mark.parametrize("line", ['0,"unclosed quote here', '0,"He said "fine" and left"'])
-def test_a_quote_that_does_not_close_costs_no_row(tmp_path, line):
-    path = write(tmp_path / "a.csv", f"label,sentence\n1,good film\n{line}\n1,fine\n0,bad\n")
-    with pytest.raises(UsageError, match=r"a\.csv, line 3: .*is a quote not closed"):
-        tables.read_rows(path, text_columns=("sentence",), label_column="label")
-
-
-def test_long_cells_and_quotes_between_tabs(tmp_path, monkeypatch):
-    long = "word " * 40_000
-    path = write(tmp_path / "a.csv", f'label,sentence\n1,"{long}"\n0,short\n')
-    rows, _ = tables.read_rows(path, text_columns=("sentence",), label_column="label")
-    assert [len(row.texts[0]) for row in rows] == [len(long), 5]
+def test_quotes_between_tabs_are_letters(tmp_path, monkeypatch):
     text = 'sentence\tlabel\n"Well\t1\nfine\t0\n'
-    stream = SimpleNamespace(buffer=io.BytesIO(text.encode()))
-    monkeypatch.setattr(sys, "stdin", stream)
-    for path in (write(tmp_path / "a.tsv", text), tables.STDIN):
-        rows, _ = tables.read_rows(path, text_columns=("sentence",), label_column="label")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    for path in (write(tmp_path / "a.tsv", text), STDIN):
+        rows = tables.read_rows(path, text_columns=("sentence",), label_column="label")
         assert [row.texts[0] for row in rows] == ['"Well', "fine"]
 
 
-def test_a_damaged_gzip_file(tmp_path):
-    whole = gzip.compress(b"sentence\tlabel\n" + bytes(range(32, 127)) * 40)
-    damaged = bytearray(whole)
-    damaged[20:30] = b"\xff" * 10
-    for name, data in (("short", whole[:-9]), ("damaged", bytes(damaged)), ("none", b"text")):
-        (tmp_path / f"{name}.tsv.gz").write_bytes(data)
-        with pytest.raises(UsageError, match=f"{name}.tsv.gz: damaged gzip file"):
-            tables.read_text(tmp_path / f"{name}.tsv.gz")
-
-
-def test_short_lines_can_be_left_out_and_are_counted(tmp_path):
+def test_rows_that_cannot_be_read_can_be_left_out_and_are_counted(tmp_path, capsys):
     path = write(tmp_path / "a.tsv", "sentence\tlabel\nhi\nyou\t1\n")
-    rows, skipped = tables.read_rows(
-        path, text_columns=["sentence"], label_column="label", skip_short=True
-    )
-    assert [row.texts for row in rows] == [("you",)] and skipped == 1
+    reading = SourceOptions(skips_records=True)
+    rows = tables.read_rows(path, text_columns=["sentence"], label_column="label", reading=reading)
+    assert [row.texts for row in rows] == [("you",)]
+    assert "1 rows cannot be read and are left out, the first: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "layout", ["parquet", "arrow", "jsonl.zst", "csv.gz", "folder", "memory", "tfds"]
+)
+def test_rows_come_from_every_format_and_place_of_a_corpus(tmp_path, monkeypatch, layout):
+    texts, labels = ["It was good.", "Größe"], [1, 0]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    name = layout if "." in layout or layout == "arrow" else "parquet"
+    path, source = folder / f"train-0.{name}", str(folder)
+    table = pa.table({"text": texts, "label": labels, "other": [[1], [2]]})
+    if name == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    elif name == "arrow":
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        rows = [*zip(texts, labels, strict=True)]
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+        if name == "csv.gz":
+            lines = ["text;label", *(f"{text};{label}" for text, label in rows)]
+        path.write_bytes(PACKERS[path.suffix]("\n".join(lines).encode()))
+    (folder / "test-0.jsonl").write_text('{"text": "held out", "label": 0}\n')
+    if layout == "memory":
+        fsspec.filesystem("memory").put(source, "/rows", recursive=True)
+        source = "memory://rows"
+    elif layout == "tfds":
+        rows = [{"text": texts[n].encode(), "label": np.int64(labels[n])} for n in (0, 1)]
+        data = SimpleNamespace(as_numpy_iterator=lambda: iter(rows))
+        monkeypatch.setattr("bert_jax.data.sources.tfds.load_tfds", lambda *_: data)
+        source = "tfds:reviews"
+    found = rows_of(source, "text")
+    assert [row.texts[0] for row in found] == texts and [row.label for row in found] == ["1", "0"]
+    with pytest.raises(UsageError, match="no column 'body', only"):
+        rows_of(source, "body")
+    if layout in ("folder", "memory"):
+        (held_out,) = rows_of(source, "text", splits=TESTS)
+        assert held_out.texts == ("held out",)
+
+
+def test_rows_of_another_encoding(tmp_path):
+    (tmp_path / "a.csv").write_bytes("text,label\nGröße,1\n".encode("cp1252"))
+    with pytest.raises(UsageError, match=r"a.csv, line 2: not UTF-8; .*`encoding` cp1252"):
+        rows_of(tmp_path / "a.csv", "text")
+    (row,) = rows_of(tmp_path / "a.csv", "text", encoding="cp1252")
+    assert row.texts == ("Größe",)
 
 
 # --- tables as people have them -------------------------------------------------------------------
 
 
-def rows_of(path: Path, *columns: str, label: str | None = "label", **how):
-    reading = tables.TableOptions(**how)
-    return tables.read_rows(path, text_columns=columns, label_column=label, reading=reading)[0]
+def rows_of(path: object, *columns: str, label: str | None = "label", **how):
+    reading = SourceOptions(**how)
+    return tables.read_rows(path, text_columns=columns, label_column=label, reading=reading)
 
 
 @pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
-def test_the_separator_is_found(tmp_path, separator, capsys):
+def test_the_separator_is_found(tmp_path, separator):
     text = separator.join(["text", "label"]) + "\n" + separator.join(['"a, b; c"', "x"]) + "\n"
     (row,) = rows_of(write(tmp_path / "a.csv", text), "text")
     assert (row.texts, row.label) == (("a, b; c",), "x")
-    assert ("separated by" in capsys.readouterr().err) == (separator != ",")
 
 
 def test_a_separator_and_columns_that_are_named(tmp_path):
     path = write(tmp_path / "a.csv", "a, b#x\nc#y\n")
     rows = rows_of(path, "text", delimiter="#", columns=("text", "label"))
     assert [(row.texts, row.label) for row in rows] == [(("a, b",), "x"), (("c",), "y")]
-    with pytest.raises(UsageError, match=r"no column 'text', only 'a', 'b#x'. Is there a header\?"):
+    with pytest.raises(UsageError, match=r"no column 'text', only a, b#x\. .* `columns` a,b,c"):
         rows_of(path, "text")
-    long = write(tmp_path / "b.csv", ",".join(["word " * 30] * 9) + "\n")
-    with pytest.raises(UsageError) as error:
-        rows_of(long, "text")
-    assert "and 3 more" in str(error.value) and "`columns` a,b,c" in str(error.value)
-    assert len(str(error.value)) < 500
 
 
 def test_quotes_that_are_letters_and_further_cells(tmp_path):
@@ -248,20 +198,20 @@ def test_quotes_that_are_letters_and_further_cells(tmp_path):
     how = {"delimiter": "\t", "columns": ("genre", "text", "label")}
     with pytest.raises(UsageError, match="are letters in this file, read it with `quoting` none"):
         rows_of(path, "text", **how)
-    with pytest.raises(UsageError, match=r"line 2: 5 cells .* `columns` genre,text,label,\.\.\.$"):
+    with pytest.raises(UsageError, match=r"line 2: 5 cells .* `columns` genre,text,label,\.\.\."):
         rows_of(path, "text", **how, quoting="none")
     how["columns"] = ("genre", "text", "label", "...")
     rows = rows_of(path, "text", **how, quoting="none")
     assert [row.texts[0] for row in rows] == ['"Lone', "A plane", "A plane", '"B']
     # A first line of names, and a table of tabs with quoted cells.
     path = write(tmp_path / "a.tsv", 'text\tlabel\n"a\nb"\tx\tmore\n')
-    with pytest.raises(UsageError, match=r"line 3: 3 cells .* with `columns` \.\.\.$"):
+    with pytest.raises(UsageError, match=r"line 3: 3 cells .* with `columns` \.\.\."):
         rows_of(path, "text", quoting="double")
     (row,) = rows_of(path, "text", quoting="double", columns=("...",))
     assert row.texts == ("a\nb",) and row.location.endswith("line 3")
     for wrong in ({"columns": ("a", "...", "b")}, {"quoting": "single"}):
         with pytest.raises(UsageError, match=r"only the last may be|choose one of double, none"):
-            tables.TableOptions(**wrong)
+            SourceOptions(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -297,9 +247,9 @@ def test_columns_that_are_named_twice(tmp_path):
 def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
     path = write(tmp_path / "a.csv", "Äußerung;Gefühl\nSchön, ja;gut\n")
     for columns, label, slip in (
-        (["Ausserung"], "Gefühl", "'Ausserung', only 'Äußerung', 'Gefühl'. Did you mean 'Äußerung"),
-        (["Äußerung"], "Gefuhl", "'Gefuhl', only 'Äußerung', 'Gefühl'. Did you mean 'Gefühl'?"),
-        (["x"], "Gefühl", "'x', only 'Äußerung', 'Gefühl'. Is there a header?"),
+        (["Ausserung"], "Gefühl", "'Ausserung', only Äußerung, Gefühl. Did you mean 'Äußerung"),
+        (["Äußerung"], "Gefuhl", "'Gefuhl', only Äußerung, Gefühl. Did you mean 'Gefühl'?"),
+        (["x"], "Gefühl", "'x', only Äußerung, Gefühl. Name one of these"),
     ):
         with pytest.raises(UsageError, match=re.escape(f"line 1: no column {slip}")):
             rows_of(path, *columns, label=label)
@@ -315,7 +265,7 @@ def test_columns_are_found_composed_or_decomposed(tmp_path, name, forms):
     if name == "a.jsonl":
         lines = [json.dumps(dict(zip(theirs, ["Schön, ja", "gut", "7"], strict=True)))]
     path = write(tmp_path / name, "\n".join(lines) + "\n")
-    ((row,), _) = tables.read_rows(
+    (row,) = tables.read_rows(
         path, text_columns=typed[:1], label_column=typed[1], id_column=typed[2]
     )
     assert (row.texts, row.label, row.id) == (("Schön, ja",), "gut", "7")
@@ -327,7 +277,7 @@ def test_rows_without_a_label_are_left_out_and_counted(tmp_path, capsys):
     rows = rows_of(write(tmp_path / "a.csv", "\n".join(lines)), "text")
     assert [row.texts[0] for row in rows] == ["a", "d"]
     said = capsys.readouterr().err
-    assert "2 rows without a label (empty or '-') are left out, the first of them line 3" in said
+    assert "2 rows without a label (empty or '-') are left out, the first: " in said
     # A minus beside a plus is a label.
     rows = rows_of(write(tmp_path / "a.csv", "text,label\na,+\nb,-\nc,\n"), "text")
     assert [(row.texts[0], row.label) for row in rows] == [("a", "+"), ("b", "-")]
@@ -340,7 +290,7 @@ def test_standard_input_is_what_its_first_line_says(monkeypatch):
     def piped(text, *columns):
         stream = io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8")
         monkeypatch.setattr(sys, "stdin", stream)
-        return [row.texts for row in rows_of(tables.STDIN, *columns, label=None)]
+        return [row.texts for row in rows_of(STDIN, *columns, label=None)]
 
     assert piped("id;text\n1;a, b\n", "text") == [("a, b",)]
     assert piped('{"text": "a"}\n', "text") == [("a",)]
@@ -349,7 +299,7 @@ def test_standard_input_is_what_its_first_line_says(monkeypatch):
         ("A bad one, too.",),
     ]
     assert piped("a\tb\n", "one", "two") == [("a", "b")]
-    with pytest.raises(UsageError, match="line 2: 1 cells; write one and two, with a tab"):
+    with pytest.raises(UsageError, match=r"line 2: 1 cells .* write the first text and the second"):
         piped("a\tb\nc\n", "one", "two")
 
 
@@ -357,13 +307,13 @@ def test_plain_lines_are_numbered_as_they_stand(tmp_path, monkeypatch):
     text = "A good film.\n\nA bad one.\n"
     stream = io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8")
     monkeypatch.setattr(sys, "stdin", stream)
-    for path in (tables.STDIN, write(tmp_path / "a.txt", text)):
+    for path in (STDIN, write(tmp_path / "a.txt", text)):
         rows = rows_of(path, "text", label=None)
         assert [(row.id, *row.texts) for row in rows] == [
             ("0", "A good film."),
             ("2", "A bad one."),
         ]
-    with pytest.raises(UsageError, match=r"the name must end in \.tsv, \.csv, \.jsonl \("):
+    with pytest.raises(UsageError, match=r"the name must end in \.tsv, \.csv, \.jsonl"):
         rows_of(tmp_path / "a.txt", "text")
 
 
@@ -371,10 +321,10 @@ def test_rows_without_text_teach_nothing(tmp_path, capsys):
     path = write(tmp_path / "a.csv", 'text,label\na,yes\n"",no\n" ",no\nb,no\n')
     assert [row.texts[0] for row in rows_of(path, "text")] == ["a", "b"]
     said = capsys.readouterr().err
-    assert "2 rows have no text, the first of them line 3; they are left out" in said
+    assert "2 rows have no text, the first: " in said and "line 3; they are left out" in said
     # What is predicted has as many rows as the file.
     assert len(rows_of(path, "text", label=None)) == 4
-    assert "what is predicted of them says nothing" in capsys.readouterr().err
+    assert "their predictions mean nothing" in capsys.readouterr().err
     # One of a pair may be empty.
     path = write(tmp_path / "b.csv", 'one,two,label\na,"",yes\n"","",no\n')
     assert [row.texts for row in rows_of(path, "one", "two")] == [("a", "")]

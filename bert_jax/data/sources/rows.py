@@ -1,0 +1,109 @@
+"""Rows of files and data sets, for corpora and for tasks: the only reader of records.
+
+A corpus takes one column of a row as a document (formats/records.py); a task takes several, its
+texts and their label (data/tasks/tables.py). JSON lines are read here, other kinds of file in
+`delimited`, `arrow` and `tfds`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from bert_jax import strict_json
+from bert_jax.data.sources.address import AnyFile
+from bert_jax.data.sources.arrow import arrow_rows, parquet_rows
+from bert_jax.data.sources.columns import Columns, Row, nfc, no_column
+from bert_jax.data.sources.delimited import delimited_rows, whole_lines
+from bert_jax.data.sources.document import Document
+from bert_jax.data.sources.stream import Records, SourceStream
+from bert_jax.data.sources.tfds import tfds_records
+from bert_jax.errors import UsageError, brief
+
+_MISSING = object()
+
+
+def rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterator[Row]:
+    """Yields the rows of a file that `READERS` has, by the ending of its name.
+
+    A row that cannot be read is given to `stream.refuse`. Raises UsageError that names the file,
+    and the row where one is meant, for columns that are not there or occur twice, for damage, and
+    for a CSV file with a quote that is not closed: it is bad from that line on.
+    """
+    return READERS[stream.ending](path, stream, columns)
+
+
+def _json_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterator[Row]:
+    """Yields the rows of JSON lines; empty lines are passed over."""
+    for number, line in whole_lines(path, stream):
+        where = f"{path}, line {number}"
+        try:
+            stream.require_decoded(where, line)
+            if line.isspace():
+                continue
+            record = strict_json.parse_record(where, line)
+            if not isinstance(record, dict):
+                found = type(record).__name__
+                raise UsageError(f"{where}: needs a JSON object, found {found}")
+            row = Row(where, tuple(_value(where, record, n, columns) for n in columns.names))
+        except UsageError as error:
+            stream.refuse(error)
+        else:
+            yield row
+
+
+def _value(where: str, record: dict[str, Any], names: Sequence[str], columns: Columns) -> Any:
+    """Returns the first value that is not null of a record's fields `names`.
+
+    Raises UsageError if the record has none of the fields.
+    """
+    found = [value for name in names if (value := _inside(record, name)) is not _MISSING]
+    if not found:
+        raise no_column(where, names, sorted(record), columns.remedy)
+    return next((value for value in found if value is not None), None)
+
+
+def _inside(record: Any, name: str) -> Any:
+    """Returns the value of a field; a field with a dot in its name comes before one inside."""
+    if not isinstance(record, dict):
+        return _MISSING
+    if name in record:
+        return record[name]
+    if not name.isascii():
+        record = {nfc(key): value for key, value in record.items()}
+        if name in record:
+            return record[name]
+    for at, character in enumerate(name):
+        if character == "." and name[:at] in record:
+            found = _inside(record[name[:at]], name[at + 1 :])
+            if found is not _MISSING:
+                return found
+    return _MISSING
+
+
+# By the ending of a file's name.
+READERS: dict[str, Callable[[AnyFile, SourceStream, Columns], Iterator[Row]]] = {
+    ".tsv": delimited_rows,
+    ".csv": delimited_rows,
+    ".jsonl": _json_rows,
+    ".parquet": parquet_rows,
+    ".arrow": arrow_rows,
+}
+
+
+def tfds_rows(source: str, records: Records, columns: Columns) -> Iterator[Row]:
+    """Yields the rows of a data set of TensorFlow, as `rows` those of a file."""
+    for where, record in tfds_records(source, records.reading.splits):
+        values = tuple(_value(where, record, names, columns) for names in columns.names)
+        if bad := next((value for value in values if isinstance(value, UnicodeDecodeError)), None):
+            records.refuse(UsageError(f"{where}: not UTF-8 ({bad.reason})"))
+        else:
+            yield Row(where, values)
+
+
+def documents_of(found: Iterable[Row], records: Records) -> Iterator[Document]:
+    """Yields the documents of rows of one column, the text; a row with null has none."""
+    for where, (text,) in found:
+        if text is not None and not isinstance(text, str):
+            is_other = f"`text_field` is {brief(text)}, not text; name another column"
+            records.refuse(UsageError(f"{where}: {is_other}"))
+        elif document := records.document(text):
+            yield document
