@@ -1,4 +1,4 @@
-"""JSON from outside. Whatever is wrong with a text is a ValueError of one line."""
+"""JSON documents: whatever is wrong with a text is one line that names the file."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,8 @@ _REQUIRED: Any = object()
 def parse(text: str | bytes) -> Any:
     """Returns the value of a JSON text.
 
-    Raises ValueError for what is no JSON, is nested too deeply or has a number of thousands of
-    digits; and for an object with a key twice, of which Python keeps the last without a word.
+    Raises ValueError for a text that is not JSON, and for an object with a key twice: Python would
+    keep the last value without an error.
     """
     try:
         return json.loads(text, object_pairs_hook=_without_repeats)
@@ -22,10 +22,19 @@ def parse(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def load(path: Path, *, default: Any = _REQUIRED) -> Any:
-    """Returns the value of a file, or `default` where there is none and that is given.
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {brief(repeated)} occurs twice in an object")
+    return fields
 
-    Raises UsageError, which names the file, for what is no JSON.
+
+def load(path: Path, *, default: Any = _REQUIRED) -> Any:
+    """Returns the value of a file, or `default`, if given, if there is no file.
+
+    Raises UsageError, which names the file, for a text that is not JSON.
     """
     try:
         text = read_plain(path)
@@ -37,7 +46,7 @@ def load(path: Path, *, default: Any = _REQUIRED) -> Any:
 
 
 def load_object(path: Path, *, default: Any = _REQUIRED) -> dict[str, Any]:
-    """Does as `load`, and raises UsageError for what is no object."""
+    """Does as `load`, and raises UsageError for a value that is not an object."""
     found = load(path, default=default)
     if not isinstance(found, dict):
         raise UsageError(f"{path} is damaged: it holds no JSON object")
@@ -45,7 +54,7 @@ def load_object(path: Path, *, default: Any = _REQUIRED) -> dict[str, Any]:
 
 
 def parse_file(path: object, text: str | bytes) -> Any:
-    """Returns the value of a file's text. Raises UsageError, which names the file."""
+    """Returns the value of a text. Raises UsageError, which names the file or the line."""
     try:
         return parse(text)
     except ValueError as error:
@@ -53,7 +62,7 @@ def parse_file(path: object, text: str | bytes) -> Any:
 
 
 def parse_record(location: str, line: str) -> Any:
-    """Returns the value of a line of data, whose keys may be repeated.
+    """Returns the value of a line of data, which may have a key twice.
 
     Raises UsageError, which names the location.
     """
@@ -61,12 +70,3 @@ def parse_record(location: str, line: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{location}: not JSON ({error})") from error
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        seen: set[str] = set()
-        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {brief(repeated)} occurs twice in an object")
-    return fields

@@ -33,6 +33,7 @@ from gcp_storage_emulator.server import Router
 from gcp_storage_emulator.storage import Storage
 
 from bert_jax.data.sources import address
+from bert_jax.workdir import storage
 from tests.paths import ROOT
 
 KINDS = ("list", "metadata", "media", "insert", "delete", "copy", "bucket")
@@ -231,15 +232,29 @@ def serving() -> Iterator[str]:
 @contextlib.contextmanager
 def reached() -> Iterator[str]:
     """Yields the address of such a server, at which this process looks for `gs://bucket`."""
-    gs = fsspec.get_filesystem_class("gs")
-    with serving() as place, pytest.MonkeyPatch.context() as patch:
+    with serving() as place, reaching(place):
+        yield place
+
+
+@contextlib.contextmanager
+def reaching(place: str) -> Iterator[None]:
+    """Makes this process look for `gs://bucket` at the address of a server."""
+
+    from etils.epath import gpath
+
+    def forget() -> None:
+        # Each remembers its server, or that TensorFlow was to serve buckets.
+        storage.choose_gcsfs()
+        gpath._is_tf_installed.cache_clear()
+        address.file_system.cache_clear()
+        fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(place).items():
             patch.setenv(name, value)
-        address.file_system.cache_clear()
-        gs.clear_instance_cache()
-        yield place
-    address.file_system.cache_clear()
-    gs.clear_instance_cache()
+        forget()
+        yield
+    forget()
 
 
 def environment(place: str) -> dict[str, str]:

@@ -150,6 +150,11 @@ _ONLY_IN = {
     "flax": ("bert_jax/model/",),
     "optax": ("bert_jax/update/",),
     "orbax": ("bert_jax/workdir/checkpoint.py",),
+    # Files of a run, and sources of data.
+    "gcsfs": ("bert_jax/workdir/storage.py",),
+    "fsspec": ("bert_jax/workdir/storage.py", "bert_jax/data/"),
+    "etils": ("bert_jax/workdir/storage.py",),
+    "filelock": ("bert_jax/file_lock.py",),
     "argparse": ("bert_jax/cli/", "bert_jax_lab/cli/"),
     "tensorflow": ("bert_jax/data/", "bert_jax/interchange/tf1.py"),
     # The readers of records; a study writes a table.

@@ -46,8 +46,7 @@ from bert_jax.training.run import train as train_job
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint, location, log_reader, resume_policy, run_directory
-from bert_jax.workdir.lease import Lease
-from bert_jax.workdir.location import Location
+from bert_jax.workdir.location import Guard, Location
 from bert_jax.workdir.resume_policy import Change
 
 # What the directories of diverged attempts begin with.
@@ -86,13 +85,13 @@ def train(
     *,
     mesh: Mesh,
     fit_memory: bool = False,
-    lease: Lease | None = None,
+    guard: Guard | None = None,
     attempt: int = 0,
 ) -> dict[str, Any]:
     """Runs, resumes or only reports the run of `path`; returns what its `result.json` says.
 
     The encoder of `source` is used, and the pooler where the head has one; the head is fresh, from
-    the seed. `path` may be in a bucket. `lease` is process 0's of the sweep (workdir/lease.py),
+    the seed. `path` may be in a bucket. `guard` is that of the sweep's workdir (workdir/lock.py),
     and `attempt` counts the attempts before it. `fit_memory` chooses the number of microbatches,
     once for a run (memory/fit.py). Raises NonFinite where too many updates had to be left out
     or an output is no number, ResumeRefused if `path` holds another run, Preempted after SIGTERM,
@@ -100,7 +99,7 @@ def train(
     """
     started = time.monotonic()
     preflight.require_on_mesh(config, mesh)
-    place = location.opened_to_write(path, process=jax.process_index(), lease=lease)
+    place = location.opened(path, guard=guard)
     directory = place.path
     settled = fitting.settle(
         config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit_memory

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import config_loader, strict_json
+from bert_jax import config_loader
 from bert_jax.config import (
     CheckpointConfig,
     EvaluationConfig,
@@ -35,14 +35,11 @@ from bert_jax.tasks.task import NamedTask, TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
 from bert_jax.workdir import location, resume_policy, run_directory
-from bert_jax.workdir.lease import Lease, only_trainer
-from bert_jax.workdir.location import Location
-from bert_jax.workdir.run_list import make_missing
+from bert_jax.workdir.location import Guard, Location
+from bert_jax.workdir.lock import only_trainer
 
 # Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
 WARMUP = 0.1
-# Begins the name of the folder into which a failed attempt is moved, until all of it is there.
-_MOVING = "aside-"
 # Tokens of a row: validate() asks for as many.
 _SHORTEST = 8
 # What a restart adds to a seed: away from the seeds of other runs.
@@ -96,7 +93,7 @@ def finetune(
     named = TASKS[spec] if isinstance(spec, str) else spec
     task = named.spec if isinstance(named, NamedTask) else named
     mesh = preflight.mesh_of(config_loader.override(TrainConfig(), list(settings.overrides)))
-    with only_trainer(workdir, mesh=mesh) as lease, jax.set_mesh(mesh):
+    with only_trainer(workdir, mesh=mesh) as guard, jax.set_mesh(mesh):
         source = load_checkpoint(
             checkpoint,
             mesh=mesh,
@@ -115,18 +112,13 @@ def finetune(
         runs = [SweepRun(_config(source, data, each), each) for each in _expand(settings)]
         place = location.at(workdir)
         _require_room_for(len(runs), place, mesh=mesh)
-        found: dict[str, dict[str, Any]] = {}
-
-        def make(run: SweepRun, held: int, left: Sequence[SweepRun]) -> bool:
+        found = []
+        for run in runs:  # runs that have ended only report their results
             path = workdir if len(runs) == 1 else place.inside("runs", run.name)
-            found[run.name] = _with_restarts(run, data, source, path, mesh=mesh, lease=lease)
+            found.append(_with_restarts(run, data, source, path, mesh=mesh, guard=guard))
             if len(runs) > 1:
                 note(f"run {len(found)} of {len(runs)} is done")
-            return True
-
-        # Those that are done are asked for their results, too.
-        make_missing(lambda: [run for run in runs if run.name not in found], make)
-        summary = results.summarise(data.task.spec, [*found.values()])
+        summary = results.summarise(data.task.spec, found)
         if distributed.is_main():
             place.write_text("results.json", json.dumps(summary, indent=2) + "\n")
             place.write_text("results.md", results.markdown(summary))
@@ -221,7 +213,7 @@ def _with_restarts(
     workdir: Path | str,
     *,
     mesh: Mesh,
-    lease: Lease | None,
+    guard: Guard,
 ) -> dict[str, Any]:
     """Returns the result of the run, or of the first attempt that has learned something.
 
@@ -242,7 +234,7 @@ def _with_restarts(
                 workdir,
                 mesh=mesh,
                 fit_memory=settings.fit_memory,
-                lease=lease,
+                guard=guard,
                 attempt=attempt,
             )
             why = "is no better than one answer for all"
@@ -281,37 +273,37 @@ def _with_restarts(
 
 
 def _look(workdir: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
-    """Returns how many attempts are set aside, and whether another one has begun.
+    """Returns how many attempts are set aside, and whether another attempt has begun.
 
-    One that was being set aside when a process ended is first set aside to its end.
+    Completes the move of an attempt that a process did not finish.
     """
 
     def look() -> int:
         place = location.at(workdir)
-        for name in place.names():
-            if name.startswith(_MOVING) and name.removeprefix(_MOVING).isdecimal():
-                _set_aside(workdir, int(name.removeprefix(_MOVING)))
         names = place.names()
         ended = [name.removeprefix(DIVERGED) for name in names if name.startswith(DIVERGED)]
         attempts = max((int(number) for number in ended if number.isdecimal()), default=0)
         is_begun = run_directory.CONFIG in names
         if is_begun:
-            # Those before it may have been removed since, to have room.
-            text = place.read_text(run_directory.CONFIG)
-            stored = strict_json.parse_file(place.inside(run_directory.CONFIG), text)
-            said = stored.get(ATTEMPT) if isinstance(stored, dict) else None
-            attempts = said if type(said) is int and 0 <= said < _NEXT_SEED else attempts
+            # The user may have removed earlier attempts, to free space.
+            attempts = int(run_directory.stored_at(place).get(ATTEMPT, attempts))
+        elif attempts:
+            _set_aside(workdir, attempts)
         return 2 * attempts + is_begun
 
-    # Process 0 looks, before any of them has begun to write.
+    # Process 0 looks, before any process writes.
     found = distributed.broadcast_from_main(look, mesh=mesh) or 0
     return found // 2, bool(found % 2)
 
 
 def _set_aside(workdir: Path | str, attempt: int) -> None:
-    """Moves what an attempt has left to `diverged-ATTEMPT`; goes on where that was interrupted."""
-    location.at(workdir).set_aside(
-        building=f"{_MOVING}{attempt}",
-        target=f"{DIVERGED}{attempt}",
-        but_for=(DIVERGED, _MOVING, location.LOCK, location.LEASE),
-    )
+    """Moves the files of an attempt to `diverged-ATTEMPT`, config.json first: files without a
+    config belong to the attempt that is being moved.
+    """
+    place, config = location.at(workdir), run_directory.CONFIG
+    names = [n for n in place.names() if n not in (location.LOCK, location.OWNER)]
+    names = [name for name in names if not name.startswith(DIVERGED)]
+    target = place.root / f"{DIVERGED}{attempt}"
+    with place.failures():
+        for name in sorted(names, key=lambda name: (name != config, name)):
+            place.move(place.root / name, target / name)

@@ -147,7 +147,7 @@ class Initialization:
 
     def _model_in(self, workdir: Path | str, config: TrainConfig) -> ModelConfig | None:
         """Returns the model of the run that the workdir holds, if that began from a checkpoint."""
-        # Another process may train there: nothing is copied before the lease is held.
+        # Another process may train there: this one does not hold the workdir yet.
         place = location.at(workdir)
         stored = run_directory.stored_at(place)
         begun = stored.get("init_from")

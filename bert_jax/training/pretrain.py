@@ -31,8 +31,8 @@ from bert_jax.training.run import RunSetup, train
 from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import location, run_directory
-from bert_jax.workdir.lease import only_trainer
 from bert_jax.workdir.location import Location
+from bert_jax.workdir.lock import only_trainer
 
 
 def pretrain(
@@ -82,9 +82,8 @@ def pretrain(
     for line in (*mask_warnings(config), import_export.export_warning(config)):
         if line:
             note(line)
-    with only_trainer(workdir_path, mesh=mesh) as lease:
-        rank = jax.process_index()
-        place = location.opened_to_write(workdir_path, process=rank, lease=lease)
+    with only_trainer(workdir_path, mesh=mesh) as guard:
+        place = location.opened(workdir_path, guard=guard)
         settled = fitting.settle(
             config,
             demand(mesh),

@@ -9,7 +9,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from bert_jax.workdir import log_reader, metrics_log
+from bert_jax.workdir import location, log_reader
 
 PARTS = (
     "training",
@@ -38,9 +38,7 @@ def account(workdir: Path) -> dict[str, Any]:
     # The time of a branch begins where it does: the rows before are of the run that it is of.
     begun = max((e["step"] for e in events if e.get("event") == "branch"), default=0)
     own = [row for row in rows if row["step"] > begun]
-    lost = [
-        r for r in log_reader.read_lines(workdir / metrics_log.DISCARDED) if r.get("split") is None
-    ]
+    lost = [r for r in log_reader.read_lines(workdir / location.ASIDE) if r.get("split") is None]
     seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     trained, waited = _step_seconds(own)
     seconds["training"], seconds["data_wait"] = trained - waited, waited
@@ -99,9 +97,7 @@ def processes(workdir: Path) -> list[dict[str, Any]]:
     """
     events = log_reader.read_events(workdir)
     rows = [row for row in log_reader.read_rows(workdir) if row.get("split") is None]
-    lost = [
-        r for r in log_reader.read_lines(workdir / metrics_log.DISCARDED) if r.get("split") is None
-    ]
+    lost = [r for r in log_reader.read_lines(workdir / location.ASIDE) if r.get("split") is None]
     starts = [event for event in events if event.get("event") == "start"]
     lives = _lives(events, rows + lost)
     found = []

@@ -1,397 +1,265 @@
-"""Where a run is: in a folder of this machine, or in a bucket, `gs://BUCKET/PATH`.
+"""The place of a run: a folder of this machine, or `gs://BUCKET/PATH`.
 
-`at` and `opened` find out which, so that nobody else has to know. Objects cannot be appended to,
-and logs are; so a workdir in a bucket has a directory on this machine that stands for it. Config,
-tokenizer and logs are written there and copied to the bucket at every save; on another machine they
-are taken back first. Checkpoints go straight to the bucket, where every host writes its part. The
-address is kept beside that directory, so that everything else works on directories.
+Every process works on a local folder. For a run in a bucket this folder is private to the process:
+`opened` fills it with the small files of the run, and `sync` uploads what the trainer has written.
+An object cannot be appended to, so a log in a bucket is a sequence of parts: `sync` writes what was
+appended since the last time as a new object, `metrics-000001.jsonl`, `metrics-000002.jsonl` and so
+on, and `opened` joins them. Checkpoints do not pass through the folder: each host writes its part.
 """
 
+import atexit
 import contextlib
-import functools
-import hashlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from bert_jax import files
-from bert_jax.errors import UsageError
-from bert_jax.runtime import network
-from bert_jax.workdir import bucket
-from bert_jax.workdir.bucket import is_address, is_dir, path_of
-
-if TYPE_CHECKING:
-    from bert_jax.workdir.lease import Lease
+from bert_jax.workdir import storage
+from bert_jax.workdir.storage import is_address, path_of
 
 _T = TypeVar("_T")
+# Raises WorkdirTaken if another process trains; repeats requests for so many seconds.
+Guard = Callable[[float | None], None]
 
 CHECKPOINTS = "checkpoints"
-# Held by who trains there: on one machine, and among all of them (workdir/lease.py).
-LOCK, LEASE = ".trainer.lock", "lease.json"
-# Ends the name of a step whose removal was cut short.
-REMOVED = ".removed"
-# What a run on another machine must have; the rest stays in the bucket.
-_TAKEN_BACK = (
-    "tokenizer",
-    "expected.json",
-    "metrics.jsonl",
-    "metrics.aside.jsonl",
-    "events.jsonl",
-    "result.json",
-    "config.json",
-)
-_CURVES = "tensorboard"
-# Logs and config come after what they speak of.
-_LAST = ("events.jsonl", "config.json")
+# Of the process that trains in a folder, and of the process that trains in a bucket (lock.py).
+LOCK, OWNER = ".trainer.lock", "trainer.json"
+# `metrics.aside.jsonl` has the rows that a resumed run wrote again.
+METRICS, ASIDE, EVENTS = "metrics.jsonl", "metrics.aside.jsonl", "events.jsonl"
+_LOGS = (ASIDE, METRICS, EVENTS)
+CURVES, _TOKENIZER, _CONFIG = "tensorboard", "tokenizer", "config.json"
+# Other files that a run needs on another machine; the rest stays in the bucket.
+_READ = ("expected.json", "result.json", _CONFIG)
+_PART = re.compile(r"(.+)-([0-9]{6})((?:\.[^./]+)?)")
 
 
 class Location:
-    """A folder of this machine with a run, or with several of them.
+    """A place with a run, or with several runs or attempts of a run.
 
-    `path` is the directory to work in, `name` what users call it.
+    `path` is the local folder to work in, `name` the folder or the address for messages.
     """
 
-    is_in_bucket = False
-    # Of the process that trains there.
-    lease: "Lease | None" = None
+    path: Path
 
-    def __init__(self, path: Path):
-        self.path, self.name = path, str(path)
-
-    # --- with a run in it
+    def __init__(self, name: str, path: Path | None):
+        self.name, self.is_in_bucket = name, is_address(name)
+        if path is not None:
+            self.path = path
+        # Called before each upload.
+        self.guard: Guard = lambda patience: None
+        # What the bucket has: the parts of each log with their sizes, the state of other files.
+        self._parts: dict[str, list[tuple[str, int]]] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}
 
     @property
-    def lock(self) -> Path:
-        """The lock of those who train there; in a bucket, of those on this machine."""
-        return self.path / LOCK
+    def root(self) -> Any:
+        """The place as an `epath.Path`."""
+        return path_of(self.name if self.is_in_bucket else self.path.absolute())
 
     @property
     def checkpoints(self) -> Any:
         """The directory of the checkpoints, an `epath.Path`."""
-        return self._root / CHECKPOINTS
-
-    def require_own(self) -> None:
-        """Raises UsageError where the directory of the checkpoints, or a step in it, is a link.
-
-        A run removes old steps, and what is behind a link in a workdir of somebody else's is not
-        its own.
-        """
-        root = self.path / CHECKPOINTS
-        for path in (root, *(root.iterdir() if root.is_dir() else ())):
-            if path.is_symlink():
-                raise UsageError(
-                    f"{path} is a link, and a run removes what is old there: put the folder itself "
-                    "in its place. The whole workdir may be a link"
-                )
-
-    @property
-    def _root(self) -> Any:
-        return path_of(self.path.absolute())
-
-    def sync(self, *, patience: float | None = None) -> None:
-        """Copies what has changed since the last time to the bucket, where the run is in one.
-
-        Asks again for `patience` seconds while the network fails (default: network.PATIENCE).
-        Raises WorkdirTaken where this process trained and another one does now.
-        """
-        if self.lease is not None:
-            self.lease.renew(patience=patience)
-        self._copy(patience)
-
-    def _copy(self, patience: float | None) -> None:
-        """Does what `sync` promises of a bucket."""
-
-    def versioned(self, name: str) -> files.VersionedFile | bucket.VersionedObject:
-        """Returns a small file in it, to be replaced only as it was read."""
-        return files.VersionedFile(self.path / name)
+        return self.root / CHECKPOINTS
 
     def asking(self, call: Callable[[], _T], *, patience: float | None = None) -> _T:
-        """Returns what `call` returns, which is made again while the network fails.
-
-        Raises Unreachable, and StorageFailed for what else goes wrong with a bucket.
+        """Returns what `call` returns; repeats it for `patience` seconds while the network fails
+        (default: network.PATIENCE). Raises as `failures`.
         """
-        return network.retrying(call, name=self.name, patience=patience)
+        return storage.asking(self.name, call, patience=patience)
 
     def failures(self) -> contextlib.AbstractContextManager[None]:
-        """Raises Unreachable or StorageFailed for whatever goes wrong inside with a bucket.
-
-        What goes wrong with a folder is raised as it is.
+        """Raises errors of a bucket as Unreachable or StorageFailed, and errors of a folder
+        unchanged.
         """
-        return contextlib.nullcontext()
+        return storage.failures(self.name)
 
-    def move(self, source: Any, target: Any) -> None:
-        """Moves a directory (`epath.Path`s). A bucket has none: there, file after file."""
-        source.rename(target)
-
-    def discard(
-        self, directory: Any, *, first: Sequence[str], patience: float | None = None
-    ) -> None:
-        """Removes a directory (an `epath.Path`) that is no step from the first moment on.
-
-        In a folder its new name says so, in a bucket the lack of the files `first`.
-        """
-        directory.rename(directory.with_name(f"{directory.name}{REMOVED}")).rmtree()
-
-    # --- with several runs, or attempts of one
-
-    def inside(self, *parts: str) -> Path | str:
-        """Returns a place inside of it."""
-        return Path(self.path, *parts)
-
-    def names(self) -> list[str]:
-        """Returns what is directly in it; nothing where it is not there."""
-        root = self._root
-        return self.asking(
-            lambda: sorted(p.name for p in bucket.children(root)) if is_dir(root) else []
-        )
-
-    def write_text(self, name: str, text: str) -> None:
-        """Writes a file into it, which appears whole."""
-        files.write_whole(self.path / name, text)
-
-    def read_text(self, name: str) -> str:
-        return self.asking((self._root / name).read_text)
-
-    def document(self, name: str) -> bytes | None:
-        """Returns the content of a file in it; None where there is no such file."""
-        try:
-            return files.read_plain(self.path / name)
-        except FileNotFoundError:
-            return None
-
-    def remove(self) -> None:
-        """Removes it with all that is in it, if it is there."""
-        root = self._root
-        self.asking(lambda: root.rmtree() if root.exists() else None)
-
-    def set_aside(self, *, building: str, target: str, but_for: tuple[str, ...]) -> None:
-        """Moves all that is in it, but names that begin with one of `but_for`, to `target`.
-
-        It is collected in `building`; called again after an interruption, it goes on.
-        """
-        collected = self.path / building
-        collected.mkdir(exist_ok=True)
-        for name in self._names_but(but_for):
-            shutil.move(self.path / name, collected / name)
-        collected.rename(self.path / target)
-
-    def _names_but(self, but_for: tuple[str, ...]) -> list[str]:
-        return [name for name in self.names() if not name.startswith(but_for)]
-
-
-class _InBucket(Location):
-    """A place in a bucket, for which `path` stands on this machine."""
-
-    is_in_bucket = True
-
-    def __init__(self, address: str, path: Path | None = None):
-        super().__init__(path or _stand_in(address, "reader"))
-        self.name = address
-
-    @property
-    def lock(self) -> Path:
-        return _beside(_stand_in(self.name, "trainer"), "lock")
-
-    @property
-    def _root(self) -> Any:
-        return path_of(self.name)
-
-    def take_back(self) -> None:
-        """Makes `path` what the bucket has: files of the run, or nothing."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        _beside(self.path, "address").write_text(self.name + "\n", encoding="utf-8")
-
-        def take_all_back() -> None:
-            for part in _TAKEN_BACK:
-                _take_back(self._root / part, self.path / part)
-
-        bucket.asking(self.name, "read", take_all_back)
-        if not (self.path / _LAST[-1]).exists():
-            # There is no run, or no longer. What else is here is of one that never got there.
-            shutil.rmtree(self.path)
-            self.path.mkdir()
-            _beside(self.path, "copied").unlink(missing_ok=True)
-
-    def _copy(self, patience: float | None) -> None:
-        copy = functools.partial(_copy_changes, self.path, self.name)
-        bucket.asking(self.name, "written to", copy, patience=patience)
-
-    def versioned(self, name: str) -> bucket.VersionedObject:
-        return bucket.VersionedObject(self.inside(name))
-
-    def asking(self, call: Callable[[], _T], *, patience: float | None = None) -> _T:
-        return bucket.asking(self.name, "read or written to", call, patience=patience)
-
-    def failures(self) -> contextlib.AbstractContextManager[None]:
-        return bucket.failures(self.name, "written to")
-
-    def move(self, source: Any, target: Any) -> None:
-        copy_tree(source, target)
-        # Once, at the end: a directory of a bucket is gone when the last object under it is.
-        source.rmtree()
-
-    def discard(
-        self, directory: Any, *, first: Sequence[str], patience: float | None = None
-    ) -> None:
-        def remove_objects() -> None:
-            for name in first:
-                (directory / name).unlink(missing_ok=True)
-            if is_dir(directory):
-                directory.rmtree()
-
-        self.asking(remove_objects, patience=patience)
+    # --- any file
 
     def inside(self, *parts: str) -> str:
+        """Returns a place inside of this one."""
         return "/".join((self.name, *parts))
 
+    def names(self) -> list[str]:
+        """Returns the names in this place; none if it does not exist."""
+        return self.asking(lambda: storage.names_in(self.root))
+
     def document(self, name: str) -> bytes | None:
-        place = self._root / name
-
-        def read() -> bytes | None:
-            return place.read_bytes() if place.exists() else None
-
-        return bucket.asking(self.name, "read", read)
+        """Returns the content of a file in this place; None if there is no such file."""
+        place = self.root / name
+        return self.asking(lambda: place.read_bytes() if place.exists() else None)
 
     def write_text(self, name: str, text: str) -> None:
-        place = self._root / name
-        bucket.asking(self.name, "written to", lambda: place.write_text(text))
+        """Writes a file into this place, whole or not at all."""
+        if self.is_in_bucket:
+            self.asking(lambda: (self.root / name).write_text(text))
+        else:
+            files.write_whole(self.path / name, text)
 
-    def set_aside(self, *, building: str, target: str, but_for: tuple[str, ...]) -> None:
-        inside = self._names_but(but_for)
-        with self.failures():
-            place = self._root
-            (place / building).write_text("")  # says that it is under way
-            for name in inside:
-                source, goal = place / name, place / target / name
-                if is_dir(source):
-                    self.move(source, goal)
-                else:
-                    source.copy(goal)
-                    source.unlink()
-            (place / building).unlink()
+    def remove(self) -> None:
+        """Removes this place with its content, if it exists."""
+        self.asking(lambda: self.root.rmtree() if self.root.exists() else None)
+
+    def move(self, source: Any, target: Any) -> None:
+        """Moves a file or a directory of this place (`epath.Path`s)."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not self.is_in_bucket:
+            shutil.move(source, target)
+        elif source.is_dir():
+            storage.copy_tree(source, target)
+            # After all copies: a directory of a bucket is gone when its last object is removed.
+            source.rmtree()
+        else:
+            source.copy(target, overwrite=True)
+            source.unlink()
+
+    # --- the local folder of a run in a bucket
+
+    def download(self) -> None:
+        """Fills a new local folder with the small files of the run in a bucket, if there is one."""
+        self.path = Path(tempfile.mkdtemp(prefix="bert-jax-"))
+        atexit.register(shutil.rmtree, self.path, ignore_errors=True)
+        _opened[self.path] = self
+        self.asking(self._download)
+
+    def _download(self) -> None:
+        root, there = self.root, set(storage.names_in(self.root))
+        if _CONFIG not in there:
+            # An interrupted start leaves a tokenizer. Other names make the folder one that is
+            # neither free nor a run.
+            for name in there - {OWNER, _TOKENIZER, *_READ}:
+                (self.path / name).touch()
+            return
+        names = [name for name in _READ if name in there]
+        if _TOKENIZER in there:
+            names += [f"{_TOKENIZER}/{name}" for name in storage.objects(root / _TOKENIZER)]
+        storage.download(root, names, self.path)
+        self._stamps = {name: _stamp(self.path / name) for name in names}
+        for log in _LOGS:
+            parts = _parts_among(there, log)
+            storage.download(root, parts, self.path)
+            self._parts[log] = [(part, (self.path / part).stat().st_size) for part in parts]
+            content = b"".join((self.path / part).read_bytes() for part in parts)
+            for part in parts:
+                (self.path / part).unlink()
+            if parts:
+                (self.path / log).write_bytes(content)
+
+    def sync(self, *, patience: float | None = None) -> None:
+        """Uploads what was written since the last time, if the run is in a bucket.
+
+        Raises WorkdirTaken if another process trains there now.
+        """
+        if self.is_in_bucket:
+            self.guard(patience)
+            self.asking(self._upload, patience=patience)
+
+    def _upload(self) -> None:
+        found = [str(f.relative_to(self.path)) for f in self.path.rglob("*") if f.is_file()]
+        curves = [name for name in found if name.startswith(f"{CURVES}/")]
+        if curves and not self._parts.keys() & set(curves) and (self.root / CURVES).is_dir():
+            # Every process that trains draws all curves from the beginning.
+            (self.root / CURVES).rmtree()
+        for name in sorted(curves) + [log for log in _LOGS if log in found]:
+            self._append(name)
+        # A place with a config is a run: the config is written last.
+        others = {*found}.difference(curves, _LOGS)
+        for name in sorted(others, key=lambda name: (name == _CONFIG, name)):
+            if self._stamps.get(name) != (stamp := _stamp(self.path / name)):
+                (self.root / name).write_bytes((self.path / name).read_bytes())
+                self._stamps[name] = stamp
+
+    def _append(self, name: str) -> None:
+        """Writes what a file has more than its parts as a new part."""
+        parts = self._parts.setdefault(name, [])
+        with (self.path / name).open("rb") as file:
+            file.seek(sum(size for _, size in parts))
+            content = file.read()
+        if not content:
+            return
+        last = _PART.fullmatch(parts[-1][0]) if parts else None
+        part = _part(name, int(last[2]) + 1 if last else 1)
+        if storage.write_version(self.root / part, content, None) is None:
+            # Written by an earlier request of this process that got no answer, or by a process
+            # that was the trainer before. The guard ends this process if it is the trainer no more.
+            self.guard(None)
+            (self.root / part).write_bytes(content)
+        parts.append((part, len(content)))
+
+    def cut(self, log: str, size: int) -> None:
+        """Removes what a log has beyond `size` bytes."""
+        self.sync()  # nothing is removed before it is stored elsewhere
+        start = 0
+        for part in log_files(self.path, log):
+            bytes_of_part = part.stat().st_size
+            os.truncate(part, min(max(size - start, 0), bytes_of_part))
+            start += bytes_of_part
+        if self.is_in_bucket:
+            self.asking(lambda: self._cut(log, size))
+
+    def _cut(self, log: str, size: int) -> None:
+        parts = self._parts[log]
+        # From the end: what is left after an interruption is a beginning of the log.
+        while parts and (start := sum(n for _, n in parts[:-1])) + parts[-1][1] > size:
+            part, _ = parts.pop()
+            if start >= size:
+                (self.root / part).unlink(missing_ok=True)
+            else:
+                (self.root / part).write_bytes((self.path / log).read_bytes()[start:size])
+                parts.append((part, size - start))
+
+
+# The places in a bucket that this process has opened, by their local folders.
+_opened: dict[Path, Location] = {}
 
 
 def at(place: Path | str) -> Location:
-    """Returns where a folder, an address, or the directory that stands for one leads.
+    """Returns the location of a folder, of an address, or of the folder of an opened location.
 
-    Raises UsageError for an address that is not of Cloud Storage.
+    Nothing is read. Raises UsageError for an address that is not in Cloud Storage.
     """
     if is_address(place):
-        return _InBucket(str(place).rstrip("/"))
-    mark = _beside(Path(place).absolute(), "address")
-    if mark.is_file():
-        return _InBucket(mark.read_text(encoding="utf-8").strip(), Path(place))
-    return Location(Path(place))
+        path_of(place)
+        return Location(str(place).rstrip("/"), None)
+    return _opened.get(Path(place)) or Location(str(place), Path(place))
 
 
-def opened(place: Path | str) -> Location:
-    """Returns the location of a run to read, with a `path` to read it from.
+def opened(place: Path | str, *, guard: Guard | None = None) -> Location:
+    """Returns the location of a run, with a local folder `path`.
 
-    The files of a run in a bucket are copied to a directory of this machine that readers share:
-    reading never changes the files of a process that trains here. Raises UsageError for an address
-    that is not in Cloud Storage, StorageFailed if the bucket cannot be read, Unreachable if the
-    network fails for long.
+    The trainer gives the guard of its lock (lock.py); without a guard the location is to be read.
+    Raises UsageError for an address that is not in Cloud Storage, StorageFailed if the bucket
+    cannot be read, Unreachable if the network fails for long.
     """
-    return _opened(place, "reader")
-
-
-def opened_to_write(place: Path | str, *, process: int, lease: "Lease | None") -> Location:
-    """Returns the location of a run to write, with a `path` to work in.
-
-    The files of a run in a bucket replace the files in the directory of this `process` of the
-    trainer. Only the trainer may ask for that: `lease` is the lease of process 0, and None in the
-    other processes, which have waited for process 0 to take it. Raises as `opened`.
-    """
-    assert lease is not None or process != 0 or not is_address(place), "take the lease first"
-    found = _opened(place, f"process-{process}")
-    found.lease = lease
-    return found
-
-
-def _opened(place: Path | str, owner: str) -> Location:
     found = at(place)
     if is_address(place):
-        path_of(found.name)
-        found = _InBucket(found.name, _stand_in(found.name, owner))
-        found.take_back()
+        found.guard = guard or found.guard
+        found.download()
     return found
 
 
-def _stand_in(address: str, owner: str) -> Path:
-    """Returns the directory of this machine that stands for a place in a bucket.
-
-    It is in `BERT_JAX_CACHE` (default: `~/.cache/bert-jax`). Each `owner` has its own directory.
+def log_files(folder: Path, log: str) -> list[Path]:
+    """Returns the files of a log in a folder, in order: one, or the parts if the run was copied
+    from a bucket; none if there is no log.
     """
-    if not address.startswith("gs://") or "/" not in address.removeprefix("gs://"):
-        raise UsageError(f"{address}: write a place in a bucket as gs://BUCKET/PATH")
-    cache = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert-jax")
-    name = hashlib.sha256(address.encode()).hexdigest()[:16]
-    return cache / "workdirs" / f"{name}-{owner}"
+    return [folder / part for part in _parts_among(storage.names_in(folder), log)]
 
 
-def _beside(directory: Path, what: str) -> Path:
-    return directory.parent / f"{directory.name}.{what}"
+def _parts_among(names: Iterable[str], log: str) -> list[str]:
+    """Returns the names that belong to a log, in order."""
+    found = [part for part in map(_PART.fullmatch, names) if part]
+    numbers = sorted(int(part[2]) for part in found if part[1] + part[3] == log)
+    return [*([log] if log in names else []), *(_part(log, number) for number in numbers)]
 
 
-def _take_back(source: Any, target: Path) -> None:
-    if is_dir(source):
-        target.mkdir(parents=True, exist_ok=True)
-        for part in bucket.children(source):
-            _take_back(part, files.inside(target, part.name))
-    elif source.exists():
-        target.write_bytes(source.read_bytes())
-    elif target.is_file():
-        # Of a run that is no longer in the bucket, or that never got there.
-        target.unlink()
+def _part(log: str, number: int) -> str:
+    path = Path(log)
+    return str(path.with_name(f"{path.stem}-{number:06}{path.suffix}"))
 
 
-def _copy_changes(directory: Path, address: str) -> None:
-    written = [f for f in directory.rglob("*") if f.is_file()]
-    names = sorted((str(f.relative_to(directory)) for f in written), key=lambda n: (n in _LAST, n))
-    record = _beside(directory, "copied")
-    known = dict(
-        line.rsplit(" ", 1) for line in (record.read_text().splitlines() if record.exists() else [])
-    )
-    for name in names:
-        status = (directory / name).stat()
-        stamp = f"{status.st_size}:{status.st_mtime_ns}"
-        if known.get(name) != stamp:
-            target = path_of(address) / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((directory / name).read_bytes())
-            known[name] = stamp
-    # Those are written anew by every process that trains.
-    curves = path_of(address) / _CURVES
-    has_own = any(name.startswith(f"{_CURVES}/") for name in names)
-    for name, curve in _files(curves, _CURVES) if has_own and is_dir(curves) else ():
-        if name not in names:
-            curve.unlink()
-    files.write_whole(record, "".join(f"{name} {stamp}\n" for name, stamp in known.items()))
-
-
-def _files(place: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yields all files below a place, with their names from its own on."""
-    for path in bucket.children(place):
-        inner = f"{name}/{path.name}"
-        if is_dir(path):
-            yield from _files(path, inner)
-        else:
-            yield inner, path
-
-
-def copy_tree(source: Any, target: Any) -> None:
-    """Copies a directory, an `epath.Path`, to a place on this machine or in a bucket.
-
-    Raises UsageError for a link in it, which may lead anywhere.
-    """
-    if not is_address(target):
-        target.mkdir(parents=True, exist_ok=True)
-    for path in bucket.children(source):
-        if os.path.islink(path):
-            raise UsageError(f"{path} is a link; put what it leads to in its place")
-        if is_dir(path):
-            copy_tree(path, target / path.name)
-        else:
-            path.copy(target / path.name, overwrite=True)
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

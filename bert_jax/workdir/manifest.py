@@ -1,40 +1,44 @@
-"""A step's manifest: what its files must be, so that a damaged checkpoint is never trained on.
+"""A step's manifest: the size and the MD5 of each file, so that no run resumes from damaged bytes.
 
-Orbax restores flipped bits without a word. So each committed step gets `manifest.json`, written
-last: size and checksum of every file, and what the step belongs to. A directory without one is not
-a step: either its save was cut off, or it has been tampered with.
+Orbax restores flipped bits without an error. So each committed step gets `manifest.json`, written
+last. A directory without a manifest is not a step: its save was cut off, or it was changed.
 
-On a disk the checksum is a CRC-32, for which every byte is read. A bucket says size, CRC-32C and
-MD5 of each object itself, so there nothing is read: neither for writing a manifest nor for
-comparing.
+MD5, because a bucket reports it for each object: there neither writing nor comparing a manifest
+reads a file. CRC-32C, which a bucket reports as well, does not tell two files of tensorstore apart:
+they end with their own CRC-32C, which makes the CRC-32C of the whole file a constant.
 """
 
+import hashlib
 import json
 import time
+from pathlib import Path
 from typing import Any
 
-from bert_jax.files import checksum_of, inside, measure, measure_as_bucket
+from bert_jax.files import inside
 from bert_jax.runtime import network
-from bert_jax.workdir import bucket
-from bert_jax.workdir.bucket import is_address
+from bert_jax.workdir import storage
+from bert_jax.workdir.storage import Object, is_address
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 def write(step_directory: Any, **facts: Any) -> None:
-    """Describes every file under `step_directory` (an `epath.Path`); `facts` go in as they are."""
+    """Describes every file under `step_directory` (an `epath.Path`), and adds `facts`."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     entry = {"format": _FORMAT, "step": int(step_directory.name), "saved_at": now, **facts}
-    entry["files"] = _described(step_directory)
-    text = json.dumps(entry | {"checksum": checksum_of(entry)}, indent=1)
-    # Whole or not at all: on a disk by the rename, in a bucket since objects appear when complete.
-    if is_address(step_directory):
-        (step_directory / MANIFEST).write_text(text)
-        return
-    building = step_directory / f"{MANIFEST}.new"
+    described = {}
+    for name, known in sorted(_files(step_directory).items()):
+        if known.md5 is None:
+            known = _measured(step_directory / name)
+        described[name] = {"size": known.size, "md5": known.md5}
+    entry["files"] = described
+    text = json.dumps(entry | {"checksum": _checksum(entry)}, indent=1)
+    # Whole or not at all: an object appears when it is complete, a file when it is renamed.
+    building = step_directory / (MANIFEST if is_address(step_directory) else f"{MANIFEST}.new")
     building.write_text(text)
-    building.rename(step_directory / MANIFEST)
+    if building.name != MANIFEST:
+        building.rename(step_directory / MANIFEST)
 
 
 def exists(step_directory: Any) -> bool:
@@ -42,32 +46,30 @@ def exists(step_directory: Any) -> bool:
 
 
 def read(step_directory: Any) -> dict[str, Any]:
-    """Returns the manifest's values. Raises ValueError that says what is wrong with it."""
+    """Returns the manifest's values. Raises ValueError if it is missing or damaged."""
     try:
         text = (step_directory / MANIFEST).read_bytes()
     except OSError as error:
-        _raise_if_elsewhere(step_directory, error)
+        _raise_unless_missing(step_directory, error)
         raise ValueError(f"{MANIFEST} is missing") from error
     try:
         values = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        checksum = values.pop("checksum")
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{MANIFEST} is damaged") from error
-    if not isinstance(values, dict) or values.pop("checksum", None) != checksum_of(values):
+    if checksum != _checksum(values):
         raise ValueError(f"{MANIFEST} is damaged")
     if values.get("format") != _FORMAT:
         raise ValueError(f"{MANIFEST} has format {values.get('format')}, not {_FORMAT}")
-    files = values.get("files")
-    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
-        raise ValueError(f"{MANIFEST} has invalid file entries")
-    for name in files:
+    for name in values["files"]:
         inside(step_directory, name)
     return values
 
 
 def problem(step_directory: Any) -> str | None:
-    """Returns what is wrong with a step, naming the file; None if every byte is as it was written.
+    """Returns what is wrong with a step, naming the file; None if every byte is as it was saved.
 
-    A failure of the network is raised: it is nothing wrong with a step.
+    Raises the error of a network that fails: the step may be good.
     """
     try:
         values = read(step_directory)
@@ -75,65 +77,50 @@ def problem(step_directory: Any) -> str | None:
         return str(error)
     if values.get("step") != int(step_directory.name):
         return f"it was saved as step {values.get('step')}"
-    there = bucket.objects(step_directory) if is_address(step_directory) else {}
+    reported = storage.objects(step_directory) if is_address(step_directory) else {}
     for name, expected in values["files"].items():
+        found = reported.get(name)
         try:
-            known = there.get(name)
-            if known is not None and known.checksums.keys() & expected.keys():
-                found = {"size": known.size, **known.checksums}
-            else:
-                kind = "crc32" if "crc32" in expected else "crc32c"
-                found = _measured(step_directory / name, kind)
+            if found is None or found.md5 is None:
+                found = _measured(step_directory / name)
         except OSError as error:
-            _raise_if_elsewhere(step_directory, error)
+            _raise_unless_missing(step_directory, error)
             return f"{name} cannot be read ({error.strerror or type(error).__name__})"
-        if found["size"] != expected["size"]:
-            return f"{name} has {found['size']} bytes instead of {expected['size']}"
-        if any(found[kind] != expected[kind] for kind in found.keys() & expected.keys()):
+        if found.size != expected["size"]:
+            return f"{name} has {found.size} bytes instead of {expected['size']}"
+        if found.md5 != expected["md5"]:
             return f"{name} is damaged: its checksum is not the manifest's"
     return None
 
 
-def _raise_if_elsewhere(step_directory: Any, error: OSError) -> None:
-    """Raises what a file that is missing or damaged does not explain: the network, a refusal."""
+def _raise_unless_missing(step_directory: Any, error: OSError) -> None:
+    """Raises an error of the network or a refusal, which is not a missing or damaged file."""
     in_bucket = is_address(step_directory) and not isinstance(error, FileNotFoundError)
     if in_bucket or network.is_transient(error):
         raise error
 
 
-def _described(step_directory: Any) -> dict[str, dict[str, Any]]:
-    """Returns size and checksum of every file, by name."""
-    if not is_address(step_directory):
-        return {name: _measured(path, "crc32") for name, path in sorted(_files(step_directory))}
-    return {
-        name: {"size": known.size, **known.checksums}
-        if known.checksums
-        else _measured(step_directory / name, "crc32c")
-        for name, known in sorted(bucket.objects(step_directory).items())
-        if not name.startswith(MANIFEST)
-    }
+def _files(step_directory: Any) -> dict[str, Object]:
+    """Returns the files of a step but its manifest, with what a bucket reports of them."""
+    if is_address(step_directory):
+        found = storage.objects(step_directory)
+    else:
+        root = Path(step_directory)
+        paths = [path for path in root.rglob("*") if path.is_file()]
+        found = {str(path.relative_to(root)): Object(0, None) for path in paths}
+    return {name: known for name, known in found.items() if not name.startswith(MANIFEST)}
 
 
-def _measured(path: Any, kind: str) -> dict[str, Any]:
-    """Returns size and checksums of one file, which is read."""
-    if kind == "crc32":
-        return dict(zip(("size", kind), measure(path), strict=True))
-    size, checksums = measure_as_bucket(path)
-    return {"size": size, **checksums}
+def _measured(path: Any) -> Object:
+    """Returns the size and the MD5 of a file, which is read."""
+    size, md5 = 0, hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            size += len(chunk)
+            md5.update(chunk)
+    return Object(size, md5.hexdigest())
 
 
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict) or type(entry.get("size")) is not int:
-        return False
-    return not entry.keys().isdisjoint(("crc32", "crc32c"))
-
-
-def _files(directory: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for path in directory.iterdir():
-        name = f"{prefix}{path.name}"
-        if path.is_dir():
-            found += _files(path, f"{name}/")
-        elif not name.startswith(MANIFEST):
-            found.append((name, path))
-    return found
+def _checksum(values: dict[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True).encode()
+    return hashlib.md5(text, usedforsecurity=False).hexdigest()

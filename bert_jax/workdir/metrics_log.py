@@ -1,6 +1,4 @@
-"""The records that a run writes about itself: rows of numbers (JSON lines, TensorBoard) and
-events.
-"""
+"""The logs of a run: rows of numbers (JSON lines, TensorBoard, trackers), and events."""
 
 import contextlib
 import json
@@ -9,20 +7,21 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.workdir.trackers import Trackers
-
-METRICS, EVENTS, TENSORBOARD = "metrics.jsonl", "events.jsonl", "tensorboard"
-DISCARDED = "metrics.aside.jsonl"
+from bert_jax.errors import brief
+from bert_jax.progress import say
+from bert_jax.registry import TRACKERS
+from bert_jax.workdir import location
+from bert_jax.workdir.location import CURVES, EVENTS, METRICS
 
 
 class MetricsLogger:
     """Appends rows to `metrics.jsonl`, TensorBoard and trackers, and events to `events.jsonl`.
 
-    With `is_writer=False` it writes nothing: of several processes, one keeps the journal.
+    With `is_writer=False` it writes nothing: of several processes, one writes.
     """
 
     def __init__(
@@ -34,14 +33,14 @@ class MetricsLogger:
         trackers: Sequence[str] = (),
         config: Mapping[str, Any] | None = None,
     ):
-        """`name` is what TensorBoard and the trackers call the run, by default the workdir's.
+        """`name` is the run's name in TensorBoard and the trackers, by default the workdir's.
 
-        `trackers` receive the rows (registry.TRACKERS), and keep the `config`.
+        `trackers` receive the rows (registry.TRACKERS), and the `config`.
         """
         self._workdir = workdir
         self._name = name or workdir.absolute().name
         self._wanted, self._config = trackers, config or {}
-        self._trackers: Trackers | None = None
+        self._trackers: dict[str, Any] = {}
         self._curves: dict[str, _EventFile] | None = None
         self._is_writer = is_writer
         if not is_writer:
@@ -50,50 +49,61 @@ class MetricsLogger:
         self._events = JsonLines(workdir / EVENTS)
 
     def open_curves(self, past_rows: Iterable[dict[str, Any]]) -> None:
-        """Starts fresh event files, and a run of each tracker, with the rows of the run so far.
+        """Starts event files, and a run of each tracker, with the rows of the run so far.
 
-        Event files cannot be rewound, so a resumed run writes its curve anew instead of doubling
-        back. Does nothing where an earlier phase of this process has started it.
+        An event file cannot be rewound, so a resumed run draws its curves from the beginning. Does
+        nothing if an earlier phase of this process has started them.
         """
         if self._curves is not None or not self._is_writer:
             return
-        directory = self._workdir / TENSORBOARD
+        directory = self._workdir / CURVES
         directory.mkdir(exist_ok=True)
         for old in directory.rglob("events.out.tfevents.*"):
             old.unlink()
         self._curves = {}
-        self._trackers = Trackers(
-            self._wanted, run=self._name, config=self._config, workdir=self._workdir
-        )
+        for name in self._wanted:
+            self._track(name, lambda name=name: self._start(name))
         for row in past_rows:
             self._draw(row)
 
+    def _start(self, name: str) -> None:
+        self._trackers[name] = TRACKERS[name](self._name, self._config, self._workdir)
+
+    def _track(self, name: str, call: Callable[[], None]) -> None:
+        """Calls a tracker. One that fails is named once, and training continues without it."""
+        try:
+            call()
+        # Some trackers end the process.
+        except (Exception, SystemExit) as error:
+            self._trackers.pop(name, None)
+            what = f"{type(error).__name__} {brief(str(error)) if str(error) else ''}"
+            say(f"tracker {name} failed ({what}); training continues without it")
+
     def _draw(self, values: dict[str, Any]) -> None:
-        """Adds a row to its curve: those of training and of each split have one name, and are
-        runs of their own, which TensorBoard draws in one chart.
-        """
-        assert self._curves is not None and self._trackers is not None
+        """Adds a row to the curve of its split: TensorBoard shows one chart for all splits."""
+        assert self._curves is not None
         split = values.get("split", "train")
-        # A full disk may take the file at a later row; the next process draws all of them.
+        # A full disk may take the file at a later row.
         with contextlib.suppress(OSError):
             if split not in self._curves:
-                directory = self._workdir / TENSORBOARD / self._name / split
+                directory = self._workdir / CURVES / self._name / split
                 directory.mkdir(parents=True, exist_ok=True)
                 self._curves[split] = _EventFile(directory)
             self._curves[split].row(values)
-        self._trackers.row(values)
+        for name, tracker in list(self._trackers.items()):
+            self._track(name, lambda tracker=tracker: tracker.row(values))
 
     def row(self, **values: Any) -> None:
         if not self._is_writer:
             return
-        # A loss that is not finite is null: JSON has no other word for it.
+        # JSON has no number for a loss that is not finite.
         is_number = {k: not isinstance(v, float) or math.isfinite(v) for k, v in values.items()}
         self._metrics.row({k: v if is_number[k] else None for k, v in values.items()})
         if self._curves is not None:
             self._draw(values)
 
     def event(self, name: str, **values: Any) -> None:
-        """`seconds` is how long it took, where it took any."""
+        """`seconds` is the duration of what happened, if it has one."""
         if not self._is_writer:
             return
         self._events.row({"event": name, "time": time.time(), **values})
@@ -105,17 +115,17 @@ class MetricsLogger:
         self._events.close()
         for curve in (self._curves or {}).values():
             curve.close()
-        if self._trackers is not None:
-            self._trackers.close()
+        for name, tracker in list(self._trackers.items()):
+            self._track(name, tracker.close)
 
 
 class _Appended:
-    """Appends to a file. What a full disk does not take is kept and written when it does."""
+    """Appends to a file. What a full disk does not take is kept, and written with a later row."""
 
     def __init__(self, path: Path):
         self._file = path.open("ab", buffering=0)
         self._pending = b""
-        self._lock = threading.Lock()  # events come from the thread that saves, too
+        self._lock = threading.Lock()  # the thread that saves writes events
 
     def write(self, data: bytes) -> None:
         with self._lock:
@@ -134,9 +144,10 @@ class _Appended:
 
 
 class JsonLines(_Appended):
-    """A file of JSON lines, which goes on after a line that a kill cut short."""
+    """A log of JSON lines. After a line that a kill has cut short, begins a new line."""
 
     def __init__(self, path: Path):
+        path = [path, *location.log_files(path.parent, path.name)][-1]
         super().__init__(path)
         if self._file.tell() and not path.read_bytes().endswith(b"\n"):
             self._pending = b"\n"
@@ -146,10 +157,10 @@ class JsonLines(_Appended):
 
 
 class _EventFile(_Appended):
-    """A file of TensorBoard, with one event for each row, in TensorBoard's framing and messages.
+    """A file of TensorBoard with one event per row, in TensorBoard's framing and messages.
 
-    Without TensorFlow, whose operations took fifty times as long: a resumed run writes all rows
-    before its first step (docs/reliability.md, "What it costs").
+    TensorFlow's own operations take fifty times as long, and a resumed run writes all rows before
+    its first step.
     """
 
     def __init__(self, directory: Path):
@@ -175,9 +186,7 @@ class _EventFile(_Appended):
 
 
 def append_event(workdir: Path, name: str, **values: Any) -> None:
-    """Writes one event outside of a run's journal: from before it is opened, or from another
-    verb.
-    """
+    """Writes one event outside of training."""
     journal = MetricsLogger(workdir)
     journal.event(name, **values)
     journal.close()

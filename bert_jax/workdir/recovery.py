@@ -1,27 +1,27 @@
-"""Finds the step that a run resumes from: the newest step with the bytes that were saved.
+"""Chooses the step that a run resumes from: the newest step with the bytes that were saved.
 
-Later steps that were once whole are never deleted; they move to `set_aside/`, so that the next
-resume finds only the branch that begins here. A step without a manifest was never whole: a process
-that ends between Orbax's commit and the manifest loses the step.
+Later steps that were once whole are never deleted; they move to `set_aside/`. A step without a
+manifest was never whole: a process that ends between Orbax's commit and the manifest loses it.
 
-A branch is another run that continues from one of the steps, in its own workdir.
+A branch is another run, in its own workdir, that continues from one of the steps.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 from bert_jax.errors import NoUsableCheckpoint, UsageError
-from bert_jax.files import copy_file, copy_files, write_json
+from bert_jax.files import write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
-from bert_jax.workdir import checkpoint, location, log_reader, metrics_log, run_directory
+from bert_jax.workdir import checkpoint, location, log_reader, metrics_log, run_directory, storage
 from bert_jax.workdir.run_directory import CONFIG, EXPECTED, TOKENIZER
 
 
 def newest_good_step(workdir: Path) -> int | None:
-    """Returns the newest step that verifies, for one who only reads. Names those it passes over.
+    """Returns the newest step that verifies, and logs the steps that do not. Changes nothing.
 
-    None if there is no step yet; NoUsableCheckpoint if there are some and none verifies.
+    None if there is no step yet; raises NoUsableCheckpoint if there are steps and none verifies.
     """
     damaged = {}
     for step in reversed(checkpoint.steps(workdir)):
@@ -37,7 +37,7 @@ def newest_good_step(workdir: Path) -> int | None:
 
 
 def require_good(workdir: Path, step: int) -> None:
-    """Raises NoUsableCheckpoint if `step` is not there, or not as it was saved."""
+    """Raises NoUsableCheckpoint if there is no such step, or it is not as it was saved."""
     there = checkpoint.steps(workdir)
     if step not in there:
         raise NoUsableCheckpoint(_no_step(workdir, step, there))
@@ -47,14 +47,14 @@ def require_good(workdir: Path, step: int) -> None:
 
 
 def prepare_resume(workdir: Path) -> int | None:
-    """Makes the workdir ready to resume, and returns the step to resume from; None for the start.
+    """Cleans up the steps of a workdir. Returns the step to resume from; None: from the beginning.
 
     Raises NoUsableCheckpoint if steps were saved and none of them verifies, Unreachable if the
     network fails. Only process 0 calls it.
     """
     checkpoint.remove_unfinished(workdir)
     chosen = newest_good_step(workdir)
-    # No event names the step that an import begins with.
+    # No event names the step that an averaged checkpoint begins with.
     is_imported = bool(run_directory.stored(workdir).get("imported_from"))
     if chosen is None and (is_imported or _saved(workdir)):
         raise NoUsableCheckpoint(
@@ -66,8 +66,10 @@ def prepare_resume(workdir: Path) -> int | None:
 
 
 def roll_back(workdir: Path, step: int) -> int:
-    """Moves all that came after `step` to set_aside/, which must verify. Returns it."""
-    location.at(workdir).require_own()
+    """Moves the steps after `step` to set_aside/ and removes their rows. Returns `step`.
+
+    Raises UsageError if there is no such step, NoUsableCheckpoint if it does not verify.
+    """
     there = checkpoint.steps(workdir)
     if step not in there:
         raise UsageError(_no_step(workdir, step, there))
@@ -80,16 +82,15 @@ def roll_back(workdir: Path, step: int) -> int:
 
 
 def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int:
-    """Makes `output` a workdir that holds one step of the run in `directory`, by default the newest
-    good one, and its rows up to there. Returns the step.
+    """Creates the workdir `output` with one step of the run in `directory`, by default the newest
+    good step, and the rows up to it. Returns the step.
 
     The directory appears whole or not at all. Raises UsageError if `output` is not empty or there
-    is no such step, NoUsableCheckpoint if it is not as it was saved.
+    is no such step, NoUsableCheckpoint if the step does not verify.
     """
     name_map.require_free(output)
     origin = location.at(directory)
-    name = origin.name
-    stored = run_directory.stored(directory)
+    name, stored = origin.name, run_directory.stored(directory)
     if stored.get("task"):
         raise UsageError(f"{name} is a fine-tuned model: only a run of pre-training has branches")
     there = checkpoint.steps(directory)
@@ -103,18 +104,18 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
         source = origin.checkpoints / str(step)
         target = building / checkpoint.DIRECTORY / str(step)
         with ticking(f"copying step {step} of {name}"):
-            origin.asking(lambda: location.copy_tree(source, target))
+            origin.asking(lambda: storage.copy_tree(source, target))
             trouble = checkpoint.problem(building, step)
         if trouble is not None:
             raise NoUsableCheckpoint(
                 f"step {step} of {name} changed while it was copied: {trouble}"
             )
-        copy_files(directory / TOKENIZER, building / TOKENIZER)
+        shutil.copytree(directory / TOKENIZER, building / TOKENIZER)
         if (directory / EXPECTED).exists():
-            copy_file(directory / EXPECTED, building / EXPECTED)
+            shutil.copyfile(directory / EXPECTED, building / EXPECTED)
         rows = [row for row in log_reader.read_rows(directory) if row["step"] <= step]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        (building / metrics_log.METRICS).write_text(text, encoding="utf-8")
+        (building / location.METRICS).write_text(text, encoding="utf-8")
         journal = metrics_log.MetricsLogger(building)
         for skipped in log_reader.skips(log_reader.read_events(directory), step):
             journal.event(
@@ -127,18 +128,16 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
 
 
 def _clear_beyond(workdir: Path, step: int) -> list[int]:
-    """Removes what was never whole; moves to set_aside/ what is whole beyond `step`, or was once.
-
-    Returns the steps that were moved.
+    """Removes the steps that were never whole, and moves the other steps after `step` and those
+    that have lost their manifest to set_aside/. Returns the steps that were moved.
     """
     saved = _saved(workdir)
-    moved = []
+    moved = [later for later in checkpoint.steps(workdir) if later > step]
     for number in checkpoint.incomplete_steps(workdir):
-        if number in saved:
-            moved.append(number)  # whole once: it has lost its manifest
+        if number in saved and checkpoint.is_committed(workdir, number):
+            moved.append(number)
         else:
             checkpoint.remove(workdir, number)
-    moved += [later for later in checkpoint.steps(workdir) if later > step]
     for number in sorted(moved, reverse=True):
         place = checkpoint.set_aside(workdir, number)
         note(f"step {number} is moved to {place}")
@@ -146,12 +145,9 @@ def _clear_beyond(workdir: Path, step: int) -> list[int]:
 
 
 def _saved(workdir: Path) -> set[int]:
-    """Returns the steps that were whole once: those of saves, and the one that a branch is of."""
-    return _steps_of(workdir, "save") | _steps_of(workdir, "branch")
-
-
-def _steps_of(workdir: Path, event: str) -> set[int]:
-    return {e["step"] for e in log_reader.read_events(workdir) if e.get("event") == event}
+    """Returns the steps that were whole once, as the events name them."""
+    events = log_reader.read_events(workdir)
+    return {event["step"] for event in events if event.get("event") in ("save", "branch")}
 
 
 def _no_step(workdir: Path, step: int | None, there: list[int]) -> str:

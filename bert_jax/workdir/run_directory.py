@@ -1,10 +1,11 @@
-"""Makes a directory a workdir, and says whether it is one: config.json, tokenizer/."""
+"""The description of a run in its workdir: config.json and tokenizer/."""
 
 import contextlib
 import hashlib
 import json
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +18,22 @@ from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import compared_entropy
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
 from bert_jax.data.tokenizer import hub
-from bert_jax.errors import BertJaxError, UsageError, brief
-from bert_jax.files import copy_files, write_json
+from bert_jax.errors import BertJaxError, UsageError
+from bert_jax.files import write_json
 from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, location, log_reader, resume_policy
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
-# How a fine-tuning ended.
+# The result of fine-tuning.
 RESULT = "result.json"
-# What config.json calls the corpora of a mixture, in what it says of the corpus.
+# The corpora of a mixture, in the description of the corpus in config.json.
 SOURCES = resume_policy.SOURCES
-# Curves of finished runs that the user has named, with which this one is compared.
+# Curves of finished runs that the user has named, with which this run is compared.
 EXPECTED = "expected.json"
-# What `imported_from` begins with, where it is an average of several checkpoints.
+# Begins `imported_from` in an average of several checkpoints.
 MEAN_OF = "the mean of "
 _NEW_CONFIG = f"{CONFIG}.new"
-# What is read of config.json beside the config; all of it may be missing.
-_KINDS: Mapping[str, Any] = {
-    "corpus": dict, "task": dict, "versions": dict, "sources": list, "init_from": str,
-    "imported_from": str, "recipe": dict, "rows": dict,
-}  # fmt: skip
-_TASK_KINDS: Mapping[str, Any] = {"name": str, "kind": str, "metrics": list}
-_CORPUS_KINDS: Mapping[str, Any] = {
-    "directory": str, "absolute": str, "fingerprint": str, "language": str, "tokenizer_hash": str,
-    "sources": list, "unigram_entropy_nats": int | float, "train": dict, "validation": dict,
-    SOURCES: dict,
-}  # fmt: skip
-# What config.json calls the sizes by which a large corpus is cut (data/corpus/pieces.py).
+# The sizes by which a large corpus is cut (data/corpus/pieces.py), in config.json.
 _BLOCKS = "blocks"
 
 
@@ -55,10 +45,9 @@ def holds_run(
     init_from: Path | str | None,
     allowed: Sequence[str] = (),
 ) -> tuple[bool, list[resume_policy.Change]]:
-    """Returns whether `directory` holds this run already, and what is allowed to change in
-    it.
+    """Returns whether `directory` holds this run already, and the allowed changes.
 
-    False if it is free for it. Raises UsageError if it holds something else,
+    False if the directory is free for the run. Raises UsageError if it holds something else,
     ResumeRefused if it holds a run that differs. Writes nothing.
     """
 
@@ -82,14 +71,13 @@ def holds(
     but_for: tuple[str, ...] = (),
     has_ways_on: bool = True,
 ) -> tuple[bool, list[resume_policy.Change]]:
-    """Does as `holds_run` for any run; `changes` returns what its config.json has otherwise, beside
-    the config.
+    """Does as `holds_run` for any run; `changes` returns the differences from its config.json that
+    are not of the config.
 
-    Names that begin with one of `but_for` may be in a directory that is free. `has_ways_on` is as
-    in `resume_policy.require`.
+    A free directory may have names that begin with one of `but_for`. `has_ways_on` is as in
+    `resume_policy.require`.
     """
     path = directory / CONFIG
-    location.at(directory).require_own()
     if path.is_file():
         name, others = location.at(directory).name, changes(path)
         return True, resume_policy.require(
@@ -105,17 +93,17 @@ def holds(
 
 
 def is_free(directory: Path, *, but_for: tuple[str, ...] = ()) -> bool:
-    """Returns whether nothing is there, or only what a beginning had made when it was cut short.
+    """Returns whether a directory is empty, or has only what an interrupted start has written.
 
     Names that begin with one of `but_for` do not count.
     """
-    but_for = (*but_for, location.LOCK, location.LEASE)
+    but_for = (*but_for, location.LOCK, location.OWNER)
     names = {path.name for path in directory.iterdir() if not path.name.startswith(but_for)}
     return not names or (_NEW_CONFIG in names and names <= {_NEW_CONFIG, TOKENIZER})
 
 
 def claim(directory: Path) -> None:
-    """Makes the directory, and says which tokenizer it gets should its beginning be cut short."""
+    """Creates the directory, and marks it as belonging to a run that starts."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _NEW_CONFIG).touch()
 
@@ -130,7 +118,7 @@ def create(
 ) -> None:
     """Makes `directory` the workdir of a new run: its config and its tokenizer."""
     claim(directory)
-    copy_files(corpus.directory / "tokenizer", directory / TOKENIZER)
+    shutil.copytree(corpus.directory / "tokenizer", directory / TOKENIZER, dirs_exist_ok=True)
     write_config(
         directory,
         config,
@@ -142,83 +130,51 @@ def create(
 
 
 def stored(directory: Path) -> dict[str, Any]:
-    """Returns the content of the config.json of the run in `directory`; nothing where there is no
-    run.
+    """Returns the content of the config.json of the run in `directory`; empty if there is no run.
 
-    Raises UsageError for one that is damaged.
+    Raises UsageError if the file is damaged.
     """
-    return stored_at(location.Location(directory))
+    return stored_at(location.Location(str(directory), directory))
 
 
 def stored_at(place: location.Location) -> dict[str, Any]:
-    """Does as `stored` for any place: only config.json is read, and no file is written."""
+    """Does as `stored` for any place. Reads config.json only, and writes no file."""
     path, text = f"{place.name}/{CONFIG}", place.document(CONFIG)
     found = {} if text is None else strict_json.parse_file(path, text)
     if not isinstance(found, dict):
         raise UsageError(f"{path} is damaged: it holds no JSON object")
-    _require_kinds(path, found, _KINDS)
-    corpus = found.get("corpus") or {}
-    _require_kinds(path, corpus, _CORPUS_KINDS)
-    _require_kinds(path, found.get("task") or {}, _TASK_KINDS)
-    for name, source in (corpus.get(SOURCES) or {}).items():
-        _require_kinds(path, {name: source}, {name: dict})
-        _require_kinds(path, source, _CORPUS_KINDS)
     return found
 
 
 def result_of(directory: Path) -> dict[str, Any]:
-    """Returns what result.json says of the end of a fine-tuning; nothing where there is none.
+    """Returns the result.json of a fine-tuning; empty if there is none.
 
-    Raises UsageError for one that is damaged.
+    Raises UsageError if the file is damaged.
     """
-    path = directory / RESULT
-    found = strict_json.load_object(path, default={})
-    scores = found.get("scores", {})
-    each = scores.values() if isinstance(scores, dict) else (None,)
-    values = [v for split in each for v in (split.values() if isinstance(split, dict) else (None,))]
-    has_steps = not found or type(found.get("steps")) is int
-    if not has_steps or not all(isinstance(value, int | float) for value in values):
-        raise UsageError(
-            f"{path} is damaged: it has no steps, or scores that are none; remove it, and the "
-            "command that wrote it writes it again"
-        )
-    return found
-
-
-def _require_kinds(path: Path | str, values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    for name, kind in kinds.items():
-        value = values.get(name)
-        is_right = isinstance(value, kind | None)
-        if kind is list and value:
-            is_right = is_right and all(isinstance(each, str) for each in value)
-        if not is_right:
-            raise UsageError(f"{path} is damaged: `{name}` is {brief(value)}")
+    return strict_json.load_object(directory / RESULT, default={})
 
 
 def blocks_of(directory: Path) -> Blocks:
-    """Returns the sizes by which the run in `directory` cuts its corpus; a new run gets `BLOCKS`.
+    """Returns the sizes by which the run in `directory` cuts its corpus; `BLOCKS` for a new run.
 
-    Raises UsageError if config.json holds no valid sizes.
+    Raises UsageError if config.json has no valid sizes.
     """
     if not (directory / CONFIG).is_file():
         return BLOCKS
     found: Any = stored(directory).get(_BLOCKS)
     try:
-        sizes = Blocks(**found)
-    except TypeError:
-        sizes = Blocks(0, 0, 0)
-    if not all(type(size) is int and size > 0 for size in sizes):
-        raise UsageError(f"{directory / CONFIG}: {_BLOCKS} are no sizes: {found!r}")
-    return sizes
+        return Blocks(**found)
+    except TypeError as error:
+        raise UsageError(f"{directory / CONFIG}: {_BLOCKS} is {found!r}, not sizes") from error
 
 
 def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:
-    """Returns where the corpus is that the run in `workdir` names, or the corpora of its sources by
-    name; None if it names none.
+    """Returns the place of the corpus that the run in `workdir` names, or the places of its sources
+    by name; None if it names none.
 
-    A relative path is looked for from here, as it was at the run's beginning, and from each folder
-    that the workdir is in: both may have moved together. Of several the one that was trained on is
-    taken; where none is there, what the run says.
+    A relative path is looked up from the working directory, as at the start of the run, and from
+    each folder above the workdir: both may have moved together. Of several corpora, the one that
+    the run was trained on is returned; if none exists, the place that the run recorded.
     """
     directory = location.opened(workdir).path
     named = stored(directory).get("corpus") or {}
@@ -228,7 +184,7 @@ def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:
 
 
 def _place_of(corpus: dict[str, Any], directory: Path) -> Path:
-    """Returns where a corpus is that the run in a directory describes so."""
+    """Returns the place of a corpus, given its description in the config.json of a run."""
     named = Path(corpus["directory"])
     tried = [named, Path(corpus.get("absolute", named))]
     tried += [parent / named for parent in directory.resolve().parents]
@@ -241,8 +197,8 @@ def _place_of(corpus: dict[str, Any], directory: Path) -> Path:
 
 
 def nearby(path: Path) -> str:
-    """Returns what to say of a directory that is no workdir where some lie in it, as those of
-    several runs do; or nothing.
+    """Returns a hint for a message about a directory that has workdirs in it, such as the directory
+    of several runs; or "".
     """
     there = sorted([*path.glob("*"), *path.glob("runs/*")])
     found = [each for each in there if (each / CONFIG).is_file() and (each / TOKENIZER).is_dir()]
@@ -251,25 +207,21 @@ def nearby(path: Path) -> str:
 
 
 def is_continued(directory: Path) -> bool:
-    """Returns whether the run in `directory`, if there is one, began from parameters that were
-    trained before.
-    """
+    """Returns whether the run in `directory`, if there is one, began with trained parameters."""
     begun = stored(directory)
     return bool(begun.get("init_from") or begun.get("imported_from"))
 
 
 def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:
-    """Writes down that the run in `directory` goes on with another config or corpus; where it began
-    stays.
-    """
+    """Records another config or corpus for the run in `directory`; its beginning stays."""
     begun = stored(directory)
     kept = {key: begun[key] for key in begun if key not in ("config", "versions", "corpus")}
     write_config(directory, config, corpus=_named(corpus), **kept)
 
 
 def entropy_of(described: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """Returns the unigram entropy that the held-out losses in the rows of a run are compared with;
-    None where the run has no corpus. `described` is what its `config.json` says.
+    """Returns the unigram entropy to compare the held-out losses in the rows of a run with; None if
+    the run has no corpus. `described` is the content of its `config.json`.
     """
     corpus = described.get("corpus") or {}
     sources = corpus.get(SOURCES) or {}
@@ -279,7 +231,7 @@ def entropy_of(described: dict[str, Any], rows: list[dict[str, Any]]) -> float |
 
 
 def _named(corpus: Corpus) -> dict[str, Any]:
-    """Returns which corpus it is; and, for the model card, what it holds."""
+    """Returns the identity of a corpus, and its content for the model card."""
     if corpus.sources:
         each = {name: _named(source) for name, source in corpus.sources.items()}
         places = ("directory", "absolute")
@@ -306,19 +258,19 @@ def _described(corpus: Corpus) -> dict[str, Any]:
 
 
 def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
-    """Writes `config.json`, last and whole: a workdir that has it is complete."""
+    """Writes `config.json`, last: a workdir that has it is complete."""
     values = {"config": configs.to_dict(config), "versions": versions(), **facts}
     write_json(directory / CONFIG, values)
 
 
 def facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
-    """Returns what a checkpoint's manifest says of its run."""
+    """Returns the facts about a run that each checkpoint's manifest has."""
     digest = hashlib.sha256(json.dumps(configs.to_dict(config), sort_keys=True).encode())
     return {"config": digest.hexdigest(), "corpus": corpus.fingerprint, "versions": versions()}
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that a run records; libtpu's where there is a TPU."""
+    """Returns the versions of the libraries that a run records (libtpu only on a TPU)."""
     python = ".".join(map(str, sys.version_info[:3]))
     return {"python": python} | installed(
         "bert-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "libtpu"
@@ -326,7 +278,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Returns what a run says of its devices when it starts."""
+    """Returns the devices and processes that a run records when it starts."""
     devices = jax.devices()
     return {
         "devices": len(devices),

@@ -1,7 +1,7 @@
-"""Makes the runs of a list that are missing, one after the other: those of a sweep or of a study.
+"""Makes the missing runs of a list, one after the other.
 
-All that is known of a run is on the disk. So a list that was interrupted anywhere is gone through
-again, and several processes may work on one: each takes the runs that no other one holds.
+All facts about a run are on the disk. So an interrupted list is processed again from the beginning,
+and several processes may work on it: each takes the runs that no other process holds.
 """
 
 import statistics
@@ -34,9 +34,9 @@ class ListProgress(Generic[R]):
     """The runs that one call has made, and those that are left."""
 
     made: list[str] = field(default_factory=list)
-    # Another process works on them.
+    # Runs of other processes.
     held: list[R] = field(default_factory=list)
-    # Neither done nor failed for good.
+    # Runs that have not ended.
     left: list[R] = field(default_factory=list)
     is_stopped: bool = False
 
@@ -53,10 +53,10 @@ def make_missing(
     """Makes each run that `missing` lists once, in that order.
 
     `make` makes a run, given the descriptor of its lock and the runs that are left, and returns
-    whether it has ended; after one that has not, nothing more is made. `is_ready` says whether what
-    a run needs is there. `hold` takes a run's lock, and yields None where another process has it;
-    where only such runs and those that need them are left, it waits, unless `waits` is false.
-    `is_stopped` is asked before each run.
+    whether the run has ended; if not, no other run is made. `is_ready` returns whether the needs of
+    a run are there. `hold` takes the lock of a run, and yields None if another process has it. If
+    only such runs, and runs that need them, are left, the function waits, unless `waits` is false.
+    `is_stopped` is called before each run.
     """
     progress: ListProgress[R] = ListProgress()
     tried: set[str] = set()
@@ -91,14 +91,14 @@ def make_missing(
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Returns the median, the lowest and the highest of some values, None where there are none."""
+    """Returns the median, the lowest and the highest of some values; None for no values."""
     if not values:
         return {"median": None, "lowest": None, "highest": None}
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 
 def spread_text(found: dict[str, Any], number: Callable[[float], str], *, is_single: bool) -> str:
-    """Returns the median, with the lowest and the highest in brackets where there are several."""
+    """Returns the median; of several values also the lowest and the highest, in brackets."""
     median = number(found["median"])
     if is_single:
         return median

@@ -1,22 +1,19 @@
 """The table of all checks, and the examination that goes through it.
 
 Nothing that is there is changed. What has to be written is written beside the workdir and removed
-again; what stands for a bucket on this machine is in a temporary directory meanwhile.
+again.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.errors import Unreachable, UsageError
 from bert_jax.progress import ticking
-from bert_jax.workdir import bucket
+from bert_jax.workdir import storage
 from bert_jax_lab.doctor.checked_run import COMES_FROM, Case, Check
 from bert_jax_lab.doctor.finding import FAILED, PASSED, SKIPPED, WARNED, Finding, of_error, skipped
 
@@ -94,12 +91,13 @@ def examine(case: Case, checks: Sequence[Check] = CHECKS) -> Report:
     if case.connection is None:
         case.met = True
     findings = {}
-    with _own_cache(case):
-        for check in checks:
-            with ticking(f"checking: {check.name}"):
-                finding = _finding(check, case)
-            if finding is not None:
-                findings[check.name] = finding
+    if case.workdir is not None:
+        storage.choose_gcsfs()
+    for check in checks:
+        with ticking(f"checking: {check.name}"):
+            finding = _finding(check, case)
+        if finding is not None:
+            findings[check.name] = finding
     is_main = True
     if case.connection is not None and case.met:
         from bert_jax.runtime import distributed
@@ -150,21 +148,3 @@ def _merged(findings: dict[str, Finding]) -> dict[str, Finding]:
                 found = f"process {rank}: {theirs.found}" if rank else theirs.found
                 merged[name] = dataclasses.replace(theirs, found=found)
     return {check.name: merged[check.name] for check in CHECKS if check.name in merged}
-
-
-@contextlib.contextmanager
-def _own_cache(case: Case) -> Iterator[None]:
-    """Lets what stands for a bucket here be in a temporary directory: a run's stays as it is."""
-    if case.workdir is None or not bucket.is_address(case.workdir):
-        yield
-        return
-    bucket.choose_gcsfs()
-    before = os.environ.get("BERT_JAX_CACHE")
-    with tempfile.TemporaryDirectory(prefix="bert-jax-doctor-") as directory:
-        os.environ["BERT_JAX_CACHE"] = directory
-        try:
-            yield
-        finally:
-            os.environ.pop("BERT_JAX_CACHE")
-            if before is not None:
-                os.environ["BERT_JAX_CACHE"] = before

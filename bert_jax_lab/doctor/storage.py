@@ -137,7 +137,7 @@ class _Probe:
                 f"process {jax.process_index()} does not see in {self._place.name} what process 0 "
                 "wrote there; all hosts must see one `workdir`, such as gs://BUCKET/PATH"
             )
-        self._place.read_text("seen")
+        self._place.document("seen")
 
     def save(self) -> tuple[float, float]:
         """Returns the seconds of a save of a few bytes, and of one of `_PROBE_BYTES`."""

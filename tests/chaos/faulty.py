@@ -22,6 +22,8 @@
 | `commit-files=1` | Orbax writes steps as it does in a bucket: in place, a file says when whole |
 | `at=MODULE:NAME:2` | a line on stderr when that function begins, which takes 2 s longer |
 | `terminal=0` | nothing; the terminal of that descriptor is the one whose end the process is told |
+| `killed=MODULE:NAME:3` | the third call of that function returns, and SIGKILL ends the process |
+| `stale=2` | nothing; a trainer in a bucket that was not renewed for 2 s is gone |
 | `say=evaluate` | a line on stderr when an evaluation begins (also: import, compile, save, data) |
 """
 
@@ -283,6 +285,29 @@ def at(value: str) -> None:
         return original(*arguments, **options)
 
     setattr(owner, name, telling)
+
+
+def killed(value: str) -> None:
+    place, name, number = value.split(":")
+    owner: Any = importlib.import_module(place)
+    *inside, name = name.split(".")
+    for part in inside:
+        owner = getattr(owner, part)
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def ending(*arguments: Any, **options: Any) -> Any:
+        found = original(*arguments, **options)
+        if next(calls) == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(owner, name, ending)
+
+
+def stale(value: str) -> None:
+    from bert_jax.workdir import lock
+
+    lock.SECONDS, lock._RENEWAL_SECONDS = float(value), float(value) / 4
 
 
 def say(value: str) -> None:

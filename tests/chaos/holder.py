@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from bert_jax.errors import BertJaxError
-from bert_jax.workdir.lease import only_trainer
+from bert_jax.workdir.lock import only_trainer
 
 
 def hold(workdir: str, skew: float, variables: Mapping[str, str], ear: Connection) -> None:

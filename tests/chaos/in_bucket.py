@@ -18,7 +18,7 @@ from typing import Any
 from bert_jax.config import CheckpointConfig
 from bert_jax.errors import BertJaxError
 from bert_jax.runtime import network
-from bert_jax.workdir import bucket, checkpoint, location, manifest, metrics_log, recovery
+from bert_jax.workdir import checkpoint, location, manifest, metrics_log, recovery, storage
 from bert_jax.workdir.checkpoint import Checkpoints
 from tests.batches import mesh_of
 from tests.faulty_bucket import control
@@ -34,7 +34,7 @@ def hasten() -> None:
 
     assert retry.asyncio is asyncio
     retry.asyncio = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 20))
-    bucket._READ_SECONDS = 0.5
+    storage._READ_SECONDS = 0.5
     network.PATIENCE, network._FIRST_PAUSE = 0.5, 0.1
 
 
@@ -70,7 +70,7 @@ def home(name: str) -> Path:
 def there(directory: Path) -> list:
     root = location.at(directory).checkpoints
     aside = root.parent / checkpoint.SET_ASIDE
-    return [checkpoint.steps(directory), bucket.is_dir(aside)]
+    return [checkpoint.steps(directory), aside.is_dir()]
 
 
 def matrix(kinds: list[str]) -> list:
@@ -119,10 +119,8 @@ def manifests() -> dict:
     (root / "2" / largest).unlink()
     gone = checkpoint.problem(directory, 2)
     # A copy on a disk is compared by the same manifest.
-    here = Path(os.environ["BERT_JAX_CACHE"]) / "copy" / "checkpoints" / "1"
-    for name in bucket.objects(root / "1"):
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).write_bytes((root / "1" / name).read_bytes())
+    here = Path(os.environ["TMPDIR"]) / "copy" / "checkpoints" / "1"
+    storage.copy_tree(root / "1", here)
     copied = checkpoint.problem(here.parent.parent, 1)
     largest = max(here.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1] + b"!")

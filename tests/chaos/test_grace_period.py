@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
+from bert_jax.workdir import location, log_reader
 from tests import tiny_corpus
 from tests.chaos import IS_LONG
 from tests.chaos.runs import ROOT, lines
-from tests.faulty_bucket import control, environment
+from tests.faulty_bucket import control, environment, reaching
 from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
@@ -55,20 +56,22 @@ def config_of(layers: int):
 
 
 class InBucket:
-    """A run in the bucket, begun; its logs are in the cache."""
+    """A run in the bucket, begun."""
 
     def __init__(self, address: str, directory: Path, corpus: Path, layers: int):
         path = tiny_corpus.write_config(directory / "config.json", config_of(layers))
-        self._cache, self._log = directory / "cache", directory / "log"
+        self._local, self._log = directory / "local", directory / "log"
+        self._local.mkdir(exist_ok=True)
+        self._address, self._workdir = address, f"gs://bucket/grace-{layers}"
         command = [sys.executable, "-m", "bert_jax", "pretrain", str(path), "--corpus", str(corpus)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--workdir", f"gs://bucket/grace-{layers}"],
+                [*command, "--workdir", self._workdir],
                 cwd=ROOT,
                 env=os.environ
                 | environment(address)
                 | {
-                    "BERT_JAX_CACHE": str(self._cache),
+                    "TMPDIR": str(self._local),
                     "JAX_PLATFORMS": "cpu",
                     "JAX_NUM_CPU_DEVICES": "1",
                 },
@@ -79,15 +82,21 @@ class InBucket:
     def log(self) -> str:
         return self._log.read_text(errors="replace")[-4000:]
 
-    def rows(self, name: str) -> list[dict]:
-        return [row for path in self._cache.glob(f"**/{name}.jsonl") for row in lines(path)]
+    def rows(self) -> list[dict]:
+        """The rows that the running process has in its local folder."""
+        return [row for path in self._local.glob("*/metrics.jsonl") for row in lines(path)]
 
     def events(self, kind: str) -> list[dict]:
-        return [row for row in self.rows("events") if row["event"] == kind]
+        """The events in the bucket, and those that killed processes have left here."""
+        with reaching(self._address):
+            found = log_reader.read_events(location.opened(self._workdir).path)
+        left = [row for path in self._local.glob("*/events.jsonl") for row in lines(path)]
+        found += [row for row in left if row not in found]
+        return [row for row in found if row["event"] == kind]
 
     def until_step(self, step: int) -> None:
         deadline = time.monotonic() + HUNG
-        while not any(row["step"] >= step for row in self.rows("metrics")):
+        while not any(row["step"] >= step for row in self.rows()):
             assert self.process.poll() is None and time.monotonic() < deadline, self.log()
             time.sleep(0.05)
 

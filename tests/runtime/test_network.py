@@ -34,7 +34,7 @@ from bert_jax.errors import StorageFailed, Unreachable, with_exit_code
 from bert_jax.runtime import distributed, network
 from bert_jax.training import saving
 from bert_jax.training.saving import SaveSchedule
-from bert_jax.workdir import bucket, checkpoint, manifest, recovery
+from bert_jax.workdir import checkpoint, manifest, recovery, storage
 from tests.batches import mesh_of
 
 # The client of huggingface_hub, which changed its name with version 2.
@@ -214,7 +214,7 @@ def test_a_certificate_that_is_not_accepted_ends_the_command(
     assert main(["show", "tiny_docs_cpu"]) == StorageFailed.exit_code
     (line,) = capsys.readouterr().err.splitlines()
     assert wrong in line.lower().replace("certificate has ", "") and "SSL_CERT_FILE" in line
-    with pytest.raises(StorageFailed, match="SSL_CERT_FILE"), bucket.failures("gs://b/run", "read"):
+    with pytest.raises(StorageFailed, match="SSL_CERT_FILE"), storage.failures("gs://b/run"):
         ask(addresses[wrong], trusted)
 
 
@@ -252,16 +252,13 @@ def test_a_time_out_is_no_damage(tmp_path, monkeypatch):
     manifest.write(epath.Path(step))
     monkeypatch.setattr(network, "PATIENCE", 0.0)
     assert checkpoint.problem(tmp_path, 4) is None
-    for what in ("measure", "read"):
+    for what in ("open", "read_bytes"):
         with monkeypatch.context() as patch:
 
             def fail(*_):
                 raise TimeoutError(errno.ETIMEDOUT, "timed out")
 
-            if what == "measure":
-                patch.setattr(manifest, "measure", fail)
-            else:
-                patch.setattr(epath.Path(step).__class__, "read_bytes", fail)
+            patch.setattr(epath.Path(step).__class__, what, fail)
             with pytest.raises(Unreachable, match="timed out"):
                 recovery.prepare_resume(tmp_path)
     assert checkpoint.steps(tmp_path) == [4] and not (tmp_path / "set_aside").exists()
@@ -301,11 +298,11 @@ def test_the_command_line_ends_with_75(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("in_cloud", "code"), [(True, 75), (False, 7)])
 def test_no_credentials(tmp_path, monkeypatch, in_cloud, code):
     """On a machine of the cloud, the metadata server did not answer; elsewhere nobody logged in."""
-    monkeypatch.setattr(bucket, "_PRODUCT", tmp_path / "product_name")
+    monkeypatch.setattr(storage, "_PRODUCT", tmp_path / "product_name")
     if in_cloud:
         (tmp_path / "product_name").write_text("Google Compute Engine\n")
     refused = pytest.raises((Unreachable, StorageFailed))
-    with refused as caught, bucket.failures("gs://b/run", "read"):
+    with refused as caught, storage.failures("gs://b/run"):
         raise HttpError(401)
     assert caught.value.exit_code == code
     assert ("log in" in str(caught.value)) is not in_cloud

@@ -1,4 +1,4 @@
-"""Checkpoints: the same bits on any mesh, what is kept, and what a damaged one says."""
+"""Checkpoints: the same bits on any mesh, the steps that are kept, and damaged steps."""
 
 import dataclasses
 import json
@@ -83,7 +83,7 @@ def test_what_is_saved_is_what_was_there_when_save_returned(tmp_path):
         vocab_size=30_000, hidden_size=128, num_hidden_layers=2, num_attention_heads=2
     )
     config, mesh = TrainConfig(model=model), mesh_of(8)
-    # Copies on all devices, each of which saves a part of what is large.
+    # Copies on all devices: each device saves a part of a large array.
     state = numbers(config, step=2).to_mesh(mesh, shard_weights=False)
     expected = jax.tree.map(lambda x: x + x.dtype.type(1), numbers(config, step=2))
     layout = jax.tree.map(lambda x: x.sharding, state)
@@ -95,7 +95,7 @@ def test_what_is_saved_is_what_was_there_when_save_returned(tmp_path):
         checkpoints = Checkpoints(tmp_path, CheckpointConfig())
         state = advance(state)
         checkpoints.save(state, step=3)
-        # On a CPU what is saved whole is saved from where it lies, and not written over meanwhile.
+        # On a CPU an array that is saved whole is not copied, and not written over meanwhile.
         saved_leaf = max(jax.tree.leaves(state), key=lambda leaf: leaf.size)
         for _ in range(5):
             state = advance(state)
@@ -190,7 +190,7 @@ print(json.dumps(results))
 
 
 def load_apart(tmp_path, config: TrainConfig, workdirs: list) -> dict[str, list]:
-    """In a process of its own: after an error, Orbax leaves failing tasks in its event loop."""
+    """In a separate process: after an error, Orbax leaves failing tasks in its event loop."""
     path = write_config(tmp_path / "config.json", config)
     done = subprocess.run(
         [sys.executable, "-c", _LOAD, str(path), *map(str, workdirs)],

@@ -1,4 +1,4 @@
-"""Workdirs in a bucket: a real run, and a server on this machine that speaks as Cloud Storage."""
+"""Workdirs in a bucket, which is a local server with the interface of Cloud Storage."""
 
 import json
 import os
@@ -12,10 +12,11 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
-from bert_jax.errors import StorageFailed, UsageError
-from bert_jax.workdir import location
+from bert_jax.errors import StorageFailed, Unreachable, UsageError, WorkdirTaken
+from bert_jax.workdir import location, log_reader, run_directory, storage
+from bert_jax.workdir.metrics_log import JsonLines
 from tests import tiny_corpus
-from tests.faulty_bucket import environment, serving
+from tests.faulty_bucket import environment, reached, serving
 from tests.limits import HUNG
 
 _CONFIG = tiny_corpus.tiny_config(
@@ -32,10 +33,15 @@ def cloud():
         yield {**os.environ, **environment(address), "JAX_NUM_CPU_DEVICES": "2"}
 
 
+def made(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def run(cloud: dict, cache: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "bert_jax", *words],
-        env=cloud | {"BERT_JAX_CACHE": str(cache)},
+        env=cloud | {"TMPDIR": str(made(cache))},
         capture_output=True,
         text=True,
         timeout=HUNG,
@@ -57,7 +63,7 @@ def run_in_turn(cloud: dict, cache: Path, *commands: tuple[str, ...]) -> list[tu
     """Code, output and errors of each, all from one process: importing takes longer than they."""
     done = subprocess.run(
         [sys.executable, "-c", _IN_TURN, json.dumps(commands)],
-        env=cloud | {"BERT_JAX_CACHE": str(cache)},
+        env=cloud | {"TMPDIR": str(made(cache))},
         capture_output=True,
         text=True,
         timeout=HUNG,
@@ -72,7 +78,7 @@ def numbers_of(rows: str) -> list[tuple]:
 
 
 def ask(cloud: dict, what: str, name: str) -> str:
-    """Returns what Python says of `what`, where `path` is a place in the bucket."""
+    """Returns the output of the code `what`, in which `path` is a place in the bucket."""
     code = f"import sys; from etils import epath; path = epath.Path(sys.argv[1])\n{what}"
     return subprocess.run(
         [sys.executable, "-c", code, f"gs://bucket/{name}"],
@@ -87,20 +93,25 @@ def read(cloud: dict, name: str) -> str:
     return ask(cloud, "sys.stdout.write(path.read_text())", name)
 
 
+def read_log(cloud: dict, run: str, log: str) -> str:
+    parts = f"sorted(p for p in path.iterdir() if p.name.startswith('{log}-'))"
+    return ask(cloud, f"for p in {parts}: sys.stdout.write(p.read_text())", run)
+
+
 def listed(cloud: dict, name: str) -> list[str]:
     return ask(cloud, "for p in path.iterdir(): print(p.name)", name).split()
 
 
 @pytest.mark.chaos
-def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus):
-    """Killed after a save; its directory here is gone; the same command ends with the same rows."""
+def test_a_run_in_a_bucket_resumes_on_another_machine(tmp_path, cloud, corpus):
+    """Killed after a save; its local folder is lost; the same command ends with the same rows."""
     config = str(tiny_corpus.write_config(tmp_path / "tiny.json", _CONFIG))
     command = ("pretrain", config, "--corpus", str(corpus), "--workdir", "gs://bucket/runs/tiny")
     here = str(tmp_path / "here")
     assert main(["pretrain", config, "--corpus", str(corpus), "--workdir", here]) == 0
     first = subprocess.Popen(
         [sys.executable, "-m", "bert_jax", *command],
-        env=cloud | {"BERT_JAX_CACHE": str(tmp_path / "one")},
+        env=cloud | {"TMPDIR": str(made(tmp_path / "one"))},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -109,7 +120,7 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus)
     while True:
         assert first.poll() is None, first.communicate()[1]
         assert time.monotonic() < deadline
-        logs = list((tmp_path / "one").glob("workdirs/*/events.jsonl"))
+        logs = list((tmp_path / "one").glob("*/events.jsonl"))
         if logs and '{"event": "save"' in logs[0].read_text():
             break
         time.sleep(0.02)
@@ -120,12 +131,13 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus)
     second = run(cloud, tmp_path / "two", *command)
     assert second.returncode == 0, second.stderr
     assert "resuming at step" in second.stderr
-    rows = read(cloud, "runs/tiny/metrics.jsonl")
+    rows = read_log(cloud, "runs/tiny", "metrics")
     assert numbers_of(rows) == numbers_of((tmp_path / "here" / "metrics.jsonl").read_text())
-    (events,) = (tmp_path / "two").glob("workdirs/*/events.jsonl")
-    assert read(cloud, "runs/tiny/events.jsonl") == events.read_text()
+    events = read_log(cloud, "runs/tiny", "events").splitlines()
+    assert [json.loads(event)["event"] for event in events].count("start") == 2
+    assert list((tmp_path / "two").iterdir()) == [], "the local folder is removed"
 
-    # Older steps were removed there, too.
+    # Older steps were removed in the bucket.
     steps = sorted(int(name) for name in listed(cloud, "runs/tiny/checkpoints"))
     assert steps == [80, 100, 120]
 
@@ -151,7 +163,7 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus)
     for place, (code, _, err) in zip(nowhere, found[2:], strict=True):
         assert code == 2 and f"--checkpoint {place}: there is no" in err
 
-    # The mean of its steps, each of which is read where it lies.
+    # The mean of its steps, read from the bucket.
     mean = tmp_path / "mean"
     averaged = run(
         cloud, tmp_path / "three", "average", "--checkpoint", there[0], "--output", str(mean)
@@ -165,90 +177,177 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(tmp_path, cloud, corpus)
     assert "workdir gs://bucket/runs/tiny holds a run that differs" in other.stderr
 
 
-def test_what_is_copied_and_taken_back(tmp_path, monkeypatch):
-    """A folder stands for the bucket."""
-    from etils import epath
-
-    there = tmp_path / "bucket" / "run"
-    monkeypatch.setattr(
-        location,
-        "path_of",
-        lambda place: epath.Path(str(place).replace("gs://b/run", str(there))),
-    )
-
-    def machine(name: str) -> Path:
-        monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / name))
-        return location.opened_to_write("gs://b/run", process=1, lease=None).path
-
-    def fill(home: Path, *names: str) -> None:
-        for name in names:
-            (home / name).parent.mkdir(parents=True, exist_ok=True)
-            (home / name).write_text(name)
-            os.utime(home / name, (1, 1))  # as a copy keeps the time of its source
-        location.at(home).sync()
-
-    def files(folder: Path) -> set[str]:
-        return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
-
-    fill(machine("one"), "config.json", "tokenizer/vocab.txt", "metrics.aside.jsonl")
-    fill(machine("one"), "tensorboard/run/train/first")
-    taken = {"config.json", "tokenizer/vocab.txt", "metrics.aside.jsonl"}
-    assert files(there) == {*taken, "tensorboard/run/train/first"}
-    # A machine that is lost while it writes down what is copied has what it wrote before.
-    (record,) = (tmp_path / "one").rglob("*copied*")
-    before = record.read_text()
-    with monkeypatch.context() as lost, pytest.raises(StorageFailed):
-        lost.setattr(os, "fsync", lambda descriptor: os.close(-1))  # an OSError
-        fill(machine("one"), "config.json", "events.jsonl")
-    assert record.read_text() == before
-    (there / "events.jsonl").unlink()
-    # Another machine has the logs, and writes the curves anew.
-    two = machine("two")
-    assert files(two) == taken
-    # One that has none of its own, as of a run that is done, leaves those that are there.
-    fill(two, "result.json")
-    taken |= {"result.json"}
-    assert files(there) == {*taken, "tensorboard/run/train/first"}
-    fill(two, "tensorboard/run/train/second")
-    assert files(there) == {*taken, "tensorboard/run/train/second"}
-    # Somebody removes the run from the bucket, and begins another one there.
-    shutil.rmtree(there)
-    assert files(machine("two")) == set()
-    fill(two, "config.json", "tokenizer/vocab.txt")
-    assert files(there) == {"config.json", "tokenizer/vocab.txt"}
+@pytest.fixture(scope="module")
+def near():
+    """A server that this process reaches."""
+    with reached() as address:
+        yield address
 
 
-def test_whatever_a_bucket_raises_is_a_failure_of_storage(tmp_path):
+@pytest.fixture
+def bucket(near, tmp_path):
+    """The address of a run, which has a config."""
+    address = f"gs://bucket/{tmp_path.name}"
+    location.at(address).write_text("config.json", "{}")
+    return address
+
+
+def append(place: location.Location, log: str, *steps: int) -> None:
+    lines = JsonLines(place.path / log)
+    for step in steps:
+        lines.row({"step": step, "time": 1})
+    lines.close()
+
+
+def steps_of(address: str) -> list[int]:
+    """The steps in the log as another machine reads it."""
+    return [row["step"] for row in log_reader.read_rows(location.opened(address).path)]
+
+
+def test_a_log_in_a_bucket_is_a_sequence_of_parts(bucket):
+    first = location.opened(bucket)
+    append(first, "metrics.jsonl", 1, 2)
+    first.sync()
+    first.sync()
+    append(first, "metrics.jsonl", 3)
+    assert steps_of(bucket) == [1, 2], "a row that is not uploaded is lost with its machine"
+    first.sync()
+    assert steps_of(bucket) == [1, 2, 3]
+    second = location.opened(bucket)
+    append(second, "metrics.jsonl", 4)
+    second.sync()
+    assert steps_of(bucket) == [1, 2, 3, 4]
+    parts = [name for name in second.names() if name.startswith("metrics")]
+    assert parts == [f"metrics-00000{number}.jsonl" for number in (1, 2, 3)]
+    # A copy on a disk is read, and continued.
+    copy = second.path.parent / f"{second.path.name}-copy"
+    storage.copy_tree(second.root, copy)
+    append(location.at(copy), "metrics.jsonl", 5)
+    assert [row["step"] for row in log_reader.read_rows(copy)] == [1, 2, 3, 4, 5]
+    assert len(log_reader.set_aside_after(copy, 3)) == 3
+    assert [row["step"] for row in log_reader.read_rows(copy)] == [1, 2, 3]
+    shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 4, 6])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_log_in_a_bucket_is_rewound(bucket, monkeypatch, step, is_killed):
+    """Also by a process that ends between two requests: the next one completes the work."""
+    trainer = location.opened(bucket)
+    for rows in ((1, 2), (3, 4), (5,)):
+        append(trainer, "metrics.jsonl", *rows)
+        trainer.sync()
+    resumed = location.opened(bucket)
+    if is_killed and step < 5:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(type(resumed.root), "unlink", _killed)
+            log_reader.set_aside_after(resumed.path, step)
+        resumed = location.opened(bucket)
+    assert [row["step"] for row in log_reader.set_aside_after(resumed.path, step)] == [
+        *range(1, min(step, 5) + 1)
+    ]
+    append(resumed, "metrics.jsonl", step + 1)
+    resumed.sync()
+    assert steps_of(bucket) == [*range(1, min(step, 5) + 1), step + 1]
+    aside = log_reader.read_lines(location.opened(bucket).path / "metrics.aside.jsonl")
+    assert {row["step"] for row in aside} == {*range(step + 1, 6)}
+
+
+def _killed(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_process_that_lost_the_workdir_uploads_nothing(bucket):
+    """Neither before its upload nor if the next trainer has written the part meanwhile."""
+
+    def taken(patience):
+        raise WorkdirTaken("process 7 trains")
+
+    late, checks = location.opened(bucket), []
+    append(late, "metrics.jsonl", 1)
+    late.guard = taken
+    with pytest.raises(WorkdirTaken):
+        late.sync()
+    assert steps_of(bucket) == []
+    next_one = location.opened(bucket)
+    append(next_one, "metrics.jsonl", 2)
+    next_one.sync()
+    late.guard = lambda patience: checks.append(patience) if not checks else taken(patience)
+    with pytest.raises(WorkdirTaken):
+        late.sync()
+    assert steps_of(bucket) == [2]
+
+
+def test_a_part_without_an_answer_is_written_again(bucket, monkeypatch):
+    trainer, write = location.opened(bucket), storage.write_version
+    append(trainer, "metrics.jsonl", 1)
+    with monkeypatch.context() as patch, pytest.raises(Unreachable):
+        patch.setattr(storage, "write_version", lambda *a: write(*a) and raised(TimeoutError()))
+        trainer.sync(patience=0)
+    append(trainer, "metrics.jsonl", 2)
+    trainer.sync()
+    assert steps_of(bucket) == [1, 2]
+
+
+def raised(error: Exception):
+    raise error
+
+
+def test_the_other_files_of_a_run(bucket):
+    place = location.opened(bucket)
+    for name in ("tokenizer/vocab.txt", "result.json", "tensorboard/run/train/first"):
+        (place.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (place.path / name).write_text(name)
+    place.sync()
+    second = location.opened(bucket)
+    here = {str(p.relative_to(second.path)) for p in second.path.rglob("*") if p.is_file()}
+    assert here == {"config.json", "tokenizer/vocab.txt", "result.json"}
+    # A process that draws no curves leaves the curves of the process before it.
+    second.sync()
+    curves = second.root / "tensorboard"
+    assert len(storage.objects(curves)) == 1
+    (second.path / "tensorboard").mkdir()
+    (second.path / "tensorboard" / "second").write_text("1")
+    second.sync()
+    (second.path / "tensorboard" / "second").write_text("12")
+    second.sync()
+    assert [object.size for object in storage.objects(curves).values()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_free"), [("tokenizer/vocab.txt", True), ("metrics-000001.jsonl", False)]
+)
+def test_a_place_without_a_config(bucket, name, is_free):
+    """An interrupted start is free for a run; a place with other files is not."""
+    place = location.at(f"{bucket}/other")
+    (place.root / name).write_text("")
+    opened = location.opened(place.name)
+    assert run_directory.is_free(opened.path) is is_free
+
+
+def test_errors_of_a_bucket_are_failures_of_storage(tmp_path, monkeypatch):
     class HttpError(Exception):  # as gcsfs has it
         pass
 
     with pytest.raises(HttpError), location.at(tmp_path).failures():
-        raise HttpError("a directory has no such errors: this one is ours")
-    refused = pytest.raises(StorageFailed, match="gs://b/run cannot be written to: 503")
-    with refused, location.at("gs://b/run").failures():
+        raise HttpError("a folder has no such errors: a fault of the program")
+    with (
+        pytest.raises(StorageFailed, match=r"gs://b/run cannot be .*: 503"),
+        location.at("gs://b/run").failures(),
+    ):
         raise HttpError("503")
-
-
-def test_a_place_that_is_not_in_a_bucket(tmp_path):
+    with monkeypatch.context() as patch, pytest.raises(StorageFailed, match="403: no permission"):
+        patch.setattr(storage, "names_in", lambda _: raised(PermissionError("403: no permission")))
+        location.opened("gs://b/run")
     found = location.opened(tmp_path)
     assert (found.path, found.name, found.is_in_bucket) == (tmp_path, str(tmp_path), False)
-    for place in ("s3://b/run", "gs://bucket"):
+    for place in ("s3://b/run", "gs://bucket", "gs://b/../run", "gs://b/run*"):
         with pytest.raises(UsageError, match="gs://BUCKET/PATH"):
             location.opened(place)
 
 
-def test_a_bucket_that_cannot_be_read(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise PermissionError("403: no permission")
-
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path))
-    monkeypatch.setattr(location, "_take_back", refuse)
-    with pytest.raises(StorageFailed, match="gs://b/run cannot be read: 403: no permission"):
-        location.opened("gs://b/run")
-
-
 @pytest.mark.chaos
-def test_fine_tuning_in_a_bucket_goes_on_from_another_machine(cloud, tmp_path):
+def test_fine_tuning_in_a_bucket_resumes_on_another_machine(cloud, tmp_path):
     """Attempts, results and checkpoints are in the bucket; another machine only reports them."""
     from tests import tiny_tasks
 
@@ -267,7 +366,7 @@ def test_fine_tuning_in_a_bucket_goes_on_from_another_machine(cloud, tmp_path):
     again = run(cloud, tmp_path / "two", *words)
     assert again.returncode == 0, again.stderr
     assert json.loads(read(cloud, "tuned/result.json")) == result
-    assert '"save"' in read(cloud, "tuned/events.jsonl")
+    assert '"save"' in read_log(cloud, "tuned", "events")
 
 
 @pytest.mark.chaos

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from bert_jax.workdir import log_reader, metrics_log
+from bert_jax.workdir import location, log_reader, metrics_log
 
 
 def write_rows(path, steps, *, tail: str = "") -> None:
@@ -62,7 +62,7 @@ def test_updates_left_out_on_an_abandoned_branch_do_not_count(tmp_path):
 
     def count(*events, at: int) -> int:
         lines = [json.dumps({"event": event, "time": 1, "step": step}) for event, step in events]
-        (tmp_path / metrics_log.EVENTS).write_text("\n".join(lines) + "\n")
+        (tmp_path / location.EVENTS).write_text("\n".join(lines) + "\n")
         return len(log_reader.skips(log_reader.read_events(tmp_path), at))
 
     branch = [("start", 0), ("skip", 5), ("skip", 6), ("stop", 6)]
@@ -128,7 +128,7 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_does(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, sizes)
     files = [
-        tmp_path / metrics_log.METRICS,
+        tmp_path / location.METRICS,
         *(tmp_path / "tensorboard" / tmp_path.name / "train").iterdir(),
     ]
     assert [path.stat().st_size for path in files] == [200, 200]

@@ -1,6 +1,8 @@
-"""Manifests, the step a run goes on from, going back, and the verb that shows them."""
+"""Manifests, the step that a run resumes from, rollback, and the verb for all of them."""
 
 import json
+import random
+import re
 import shutil
 
 import jax
@@ -10,10 +12,9 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig
 from bert_jax.errors import DataDamaged, NoUsableCheckpoint, Unreachable, UsageError
-from bert_jax.files import checksum_of
 from bert_jax.workdir import (
     checkpoint,
-    goodput,
+    location,
     log_reader,
     manifest,
     metrics_log,
@@ -65,30 +66,60 @@ def test_a_manifest_describes_every_file(saved):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"files": {"../../config.json": {"size": 1, "crc32": 1}}},
-        {"files": {"/etc/hostname": {"size": 1, "crc32": 1}}},
-        {"files": {"a": 3}},
-        {"files": []},
-        {"format": 2},
-        {"step": 4},
-        {"step": None},
-    ],
+    "text", ["", "[]", "nul", '{"checksum": 0}', "\x00\xff", '{"format": 2, "files": {}}']
 )
-def test_a_manifest_that_nobody_wrote(saved, change):
-    """With a checksum that is right: what it says is still not believed."""
+def test_a_damaged_manifest_is_a_damaged_step(saved, text):
     path = step_of(saved, 8) / "manifest.json"
-    values = json.loads(path.read_text()) | change
-    del values["checksum"]
-    path.write_text(json.dumps(values | {"checksum": checksum_of(values)}))
-    assert checkpoint.problem(saved, 8) is not None
-
-
-@pytest.mark.parametrize("text", ["", "[]", "nul", "[" * 100_000, '{"checksum": 0}', "\x00\xff"])
-def test_a_manifest_that_is_none(saved, text):
-    (step_of(saved, 8) / "manifest.json").write_text(text)
+    good = path.read_text()
+    path.write_text(text)
     assert checkpoint.problem(saved, 8) == "manifest.json is damaged"
+    path.write_text(good.replace('"step": 8', '"step": 4'))
+    assert checkpoint.problem(saved, 8) == "manifest.json is damaged"
+    path.write_text((step_of(saved, 4) / "manifest.json").read_text())
+    assert checkpoint.problem(saved, 8) == "it was saved as step 4"
+
+
+def _flip(file, other, draw):
+    data = bytearray(file.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    file.write_bytes(data)
+
+
+def _swap(file, other, draw):
+    """Each file is well-formed, and one of another step."""
+    file.write_bytes(other.read_bytes())
+
+
+_DAMAGE = {
+    "flip": _flip,
+    "truncate": lambda file, other, draw: file.write_bytes(file.read_bytes()[:-1]),
+    "delete": lambda file, other, draw: file.unlink(),
+    "zero": lambda file, other, draw: file.write_bytes(bytes(file.stat().st_size)),
+    "swap": _swap,
+}
+
+
+@pytest.mark.parametrize("how", _DAMAGE)
+def test_damage_to_any_file_is_found_and_the_step_before_is_taken(saved, how, caplog):
+    draw, newest, before = random.Random(0), step_of(saved, 12), step_of(saved, 8)
+    names = [path.relative_to(newest) for path in newest.rglob("*") if path.is_file()]
+    names = [name for name in names if (newest / name).stat().st_size]
+    assert len(names) > 5
+    for name in names:
+        good = (newest / name).read_bytes()
+        # Orbax gives data files random names.
+        others = sorted((before / name).parent.iterdir(), key=lambda path: path.name != name.name)
+        if how == "swap" and others[0].read_bytes() == good:
+            continue
+        _DAMAGE[how](newest / name, others[0], draw)
+        caplog.clear()
+        with caplog.at_level("INFO", "bert_jax"):
+            assert recovery.newest_good_step(saved) == 8, name
+        # Without a manifest there is no step to name.
+        is_gone = how == "delete" and name.name == "manifest.json"
+        assert is_gone or "step 12 of" in caplog.text, name
+        (newest / name).write_bytes(good)
+    assert recovery.newest_good_step(saved) == 12
 
 
 def test_the_newest_good_step(saved, capsys):
@@ -114,7 +145,7 @@ def test_a_step_that_lost_its_manifest_is_kept_and_one_that_never_had_one_is_not
 def _forget(workdir, step):
     """As a kill between Orbax's commit and the manifest leaves it: there is no event, either."""
     (step_of(workdir, step) / "manifest.json").unlink()
-    events = workdir / metrics_log.EVENTS
+    events = workdir / location.EVENTS
     lines = events.read_text().splitlines(keepends=True)
     events.write_text("".join(line for line in lines if f'"step": {step},' not in line))
 
@@ -132,13 +163,8 @@ def test_a_step_without_a_manifest_is_removed(saved):
     assert not (saved / "set_aside").exists()
 
 
-def test_a_manifest_that_the_network_prevented_is_written_with_the_next(tmp_path, monkeypatch):
-    """The step is not saved again: that would begin with its removal."""
-    write, saves = manifest.write, []
-    orbax_save = checkpoint.ocp.save_async
-    monkeypatch.setattr(
-        checkpoint.ocp, "save_async", lambda *a, **k: saves.append(a[0]) or orbax_save(*a, **k)
-    )
+def test_a_save_without_a_manifest_is_removed_after_the_next(tmp_path, monkeypatch):
+    write = manifest.write
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
 
     def fail(*_, **__):
@@ -146,15 +172,28 @@ def test_a_manifest_that_the_network_prevented_is_written_with_the_next(tmp_path
 
     state = numbers(_CONFIG, step=2).to_mesh(mesh_of(1))
     monkeypatch.setattr(manifest, "write", fail)
-    for _ in range(2):
+    for _ in range(2):  # the second time, over the files of the first
         checkpoints.save(state, step=2)
         with pytest.raises(Unreachable):
             checkpoints.wait()
-    assert checkpoint.steps(tmp_path) == [] and len(saves) == 1
+    assert checkpoint.steps(tmp_path) == [] and checkpoint.incomplete_steps(tmp_path) == [2]
     monkeypatch.setattr(manifest, "write", write)
     checkpoints.save(state, step=3)
     checkpoints.close()
-    assert checkpoint.steps(tmp_path) == [2, 3] and len(saves) == 2
+    assert checkpoint.steps(tmp_path) == [3] and checkpoint.incomplete_steps(tmp_path) == []
+
+
+def test_a_removal_that_was_cut_short_is_completed(saved, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(location.at(saved).root), "rmtree", _interrupted)
+        checkpoint.remove(saved, 4)
+    assert step_of(saved, 4).is_dir() and checkpoint.steps(saved) == [8, 12]
+    assert recovery.prepare_resume(saved) == 12
+    assert not step_of(saved, 4).exists() and not (saved / "set_aside").exists()
+
+
+def _interrupted(*_, **__):
+    raise KeyboardInterrupt
 
 
 def test_nothing_good(saved):
@@ -206,7 +245,7 @@ def test_going_back(saved):
 def test_an_evaluation_that_is_owed_at_the_end(tmp_path, trained, corpus, capsys):
     """SIGTERM in the last evaluation: the next start evaluates, trains nothing, and tells all."""
     workdir = shutil.copytree(trained, tmp_path / "run")
-    log = workdir / metrics_log.METRICS
+    log = workdir / location.METRICS
     rows = log_reader.read_rows(workdir)
     assert rows[-1]["split"] == "validation"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
@@ -241,7 +280,7 @@ def test_a_workdir_whose_making_was_cut_short_is_free(tmp_path, trained, corpus,
     short = '[{"sequence_length": 32, "steps": 10, "global_batch_size": 16, "max_predictions": 5}]'
     command += ["--workdir", str(workdir), "--set", f"phases={short}"]
     command += ["--set", "optimizer.warmup_steps=2"]
-    # A folder of somebody's own.
+    # A folder of the user.
     assert main(command) == 2
     assert "is not empty and holds no run" in capsys.readouterr().err
     (workdir / "config.json.new").touch()
@@ -262,78 +301,22 @@ def test_the_verb(saved, capsys, trained):
     assert main(["checkpoints", "rollback", str(workdir)]) == 2
     assert main(["checkpoints", "rollback", str(workdir), "--step", "120"]) == 0
     assert checkpoint.steps(workdir) == [120]
-    # The report is that of the run as it is now.
+    # The log has the rows of the run as it is now.
     rows = log_reader.read_rows(trained)
     assert log_reader.read_rows(workdir) == [row for row in rows if row["step"] <= 120]
-    abandoned = log_reader.read_lines(workdir / metrics_log.DISCARDED)
+    abandoned = log_reader.read_lines(workdir / location.ASIDE)
     assert len(abandoned) == sum(row["step"] > 120 for row in rows) > 0
-    assert goodput.account(workdir)["step"] == 120
     assert main(["checkpoints", "list", str(workdir / "none")]) == 2
 
 
-# --- of somebody else's ---------------------------------------------------------------------------
+@pytest.mark.parametrize("text", ["5", "[1]", "[" * 100_000, "x", '{"step": 1.5}', '{"loss": 1}'])
+def test_a_log_with_a_line_that_no_run_has_written_is_refused(tmp_path, text):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2}}\n{text}\n{{"step": 2}}\n')
+    with pytest.raises(DataDamaged, match=r"metrics\.jsonl"):
+        log_reader.read_rows(tmp_path)
 
 
-def test_a_link_to_what_is_elsewhere_is_refused_before_anything_is_removed(saved, tmp_path):
-    victim = tmp_path / "photos"
-    (victim / "2019").mkdir(parents=True)
-    shutil.move(saved / "checkpoints", tmp_path / "own")
-    (saved / "checkpoints").symlink_to(victim)
-    with pytest.raises(UsageError, match="checkpoints is a link, and a run removes what is old"):
-        run_directory.holds(saved, _CONFIG, lambda path: [])
-    (saved / "checkpoints").unlink()
-    shutil.move(tmp_path / "own", saved / "checkpoints")
-    (saved / "checkpoints" / "450").symlink_to(victim)
-    with pytest.raises(UsageError, match="checkpoints/450 is a link"):
-        recovery.roll_back(saved, 8)
-    assert (victim / "2019").is_dir()
-    # A branch takes nothing along that is elsewhere.
-    (saved / "tokenizer").mkdir()
-    for place in (step_of(saved, 8) / "notes", saved / "expected.json"):
-        place.symlink_to("/etc/passwd")
-        with pytest.raises(UsageError, match=f"{place.name} is (a link|no plain file)"):
-            recovery.branch_off(saved, tmp_path / "branch", step=8)
-        place.unlink()
-    assert not (tmp_path / "branch").exists()
-
-
-@pytest.mark.parametrize(
-    "text", ["5", "[1]", "[" * 100_000, "9" * 5000, '{"lr": 1}', '{"step": 1, "loss": "x"}',
-             '{"step": 1, "split": "../../x"}', '{"step": 1, "split": 5}', '{"event": "start"}',
-             '{"event": [1], "time": 1}', '{"event": "start", "time": 1, "step": "x"}',
-             # Each was a traceback of whoever asked for the time, the skips or the best step.
-             '{"event": "save", "time": 1}', '{"event": "best", "time": 1, "step": null}',
-             '{"event": "start", "time": null}', '{"event": "open", "time": 1, "seconds": "x"}',
-             '{"event": "start", "time": 1, "versions": 5}', '{"step": 1, "time": null}',
-             '{"step": 1, "steps": ' + "9" * 400 + "}"],
-    ids=range(18),
-)  # fmt: skip
-def test_a_log_of_other_records_is_refused_by_its_line(tmp_path, text):
-    (tmp_path / "log").write_text(f'{{"step": 1, "split": "validation/a", "loss": 2}}\n{text}\n')
-    with pytest.raises(DataDamaged, match="log, line 2: not as it was written"):
-        log_reader.read_lines(tmp_path / "log")
-
-
-def test_what_a_hook_of_ones_own_writes_is_no_damage(tmp_path):
-    line = {"event": "mine", "time": 1.0, "step": None, "seconds": "few", "reason": [1]}
-    (tmp_path / "events.jsonl").write_text(
-        '{"event": "start", "time": 0.5, "step": 3}\n' + json.dumps(line) + "\n"
-    )
-    assert log_reader.read_events(tmp_path)[1] == line
-    assert goodput.account(tmp_path)["starts"] == 1
-    assert goodput.processes(tmp_path)[0]["to_step"] == 3
-
-
-def test_a_log_of_no_text_is_refused(tmp_path):
-    (tmp_path / "log").write_bytes(b'{"step": 1}\n\xff\n')
-    with pytest.raises(DataDamaged, match="line 2"):
-        log_reader.read_lines(tmp_path / "log")
-    (tmp_path / "pipe").symlink_to("/dev/zero")
-    with pytest.raises(DataDamaged, match="is no plain file"):
-        log_reader.read_lines(tmp_path / "pipe")
-
-
-@pytest.mark.parametrize("text", ["5", "[1]", "[" * 200_000, ""], ids=range(4))
+@pytest.mark.parametrize("text", ["5", "[" * 200_000, ""], ids=range(3))
 @pytest.mark.parametrize("name", ["state/_METADATA", "_CHECKPOINT_METADATA"])
 def test_a_step_that_orbax_cannot_read_is_named(saved, name, text):
     (step_of(saved, 8) / name).write_text(text)
@@ -344,28 +327,11 @@ def test_a_step_that_orbax_cannot_read_is_named(saved, name, text):
             assert "checkpoints/8 cannot be read" in str(error)
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [{"corpus": "x"}, {"corpus": {"directory": 5}}, {"corpus": {"sources": [5]}}, {"task": 5},
-     {"corpus": {"unigram_entropy_nats": "x"}}, {"corpus": {"corpora": {"a": 5}}}, {"sources": 5},
-     {"versions": 5}, {"init_from": 5}, {"recipe": [1]}, {"rows": [1]}, {"task": {"metrics": 5}},
-     {"task": {"metrics": [{}]}}, {"task": {"name": {}}}],
-    ids=str,
-)  # fmt: skip
-def test_what_a_run_says_of_itself_is_of_its_kind(tmp_path, facts):
-    (tmp_path / "config.json").write_text(json.dumps({"config": {}} | facts))
-    with pytest.raises(UsageError, match=r"config\.json is damaged: `[a-z_]+` is "):
-        run_directory.stored(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "result",
-    [{"scores": {}}, {"steps": "x"}, {"steps": 1, "scores": [1]}, {"steps": 1, "scores": {"a": 1}},
-     {"steps": 1, "scores": {"a": {"f1": None}}}],
-    ids=str,
-)  # fmt: skip
-def test_a_result_is_one(tmp_path, result):
-    assert run_directory.result_of(tmp_path) == {}
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    with pytest.raises(UsageError, match=r"result\.json is damaged"):
-        run_directory.result_of(tmp_path)
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+def test_a_document_that_is_not_an_object_is_refused(tmp_path, name):
+    read = {"config.json": run_directory.stored, "result.json": run_directory.result_of}[name]
+    assert read(tmp_path) == {}
+    for text in ("", "[1]", "{"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UsageError, match=re.escape(name)):
+            read(tmp_path)

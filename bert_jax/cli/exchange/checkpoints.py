@@ -42,7 +42,7 @@ def run(options: CheckpointsOptions) -> int:
     if (options.output is not None) != (options.what == "branch"):
         raise UsageError("--output DIR is the workdir of a 'branch', and is needed for one")
     from bert_jax.workdir import checkpoint, location, recovery, run_directory
-    from bert_jax.workdir.lease import only_trainer
+    from bert_jax.workdir.lock import only_trainer
 
     directory = run_directory_of(options.workdir)
     if options.output is not None:
@@ -57,9 +57,9 @@ def run(options: CheckpointsOptions) -> int:
     if options.what == "rollback":
         if options.step is None:
             raise UsageError("checkpoints rollback needs --step N, the step to go back to")
-        with only_trainer(options.workdir) as lease:
-            # Another trainer may have written since the directory was looked at.
-            place = location.opened_to_write(options.workdir, process=0, lease=lease)
+        with only_trainer(options.workdir) as guard:
+            # A trainer may have written since the directory was read.
+            place = location.opened(options.workdir, guard=guard)
             recovery.roll_back(place.path, options.step)
         tell(f"{options.workdir} is back at step {options.step}")
         return 0

@@ -10,7 +10,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -380,6 +380,10 @@ class Bucket:
         return False
 
     is_dir = exists
+
+    def iterdir(self) -> Iterator["Bucket"]:
+        self.exists()
+        return iter(())
 
     def write_text(self, text: str) -> None:
         self.exists()
