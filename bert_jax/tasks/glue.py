@@ -84,9 +84,9 @@ def _read(task: Task, sources: Sources) -> Splits:
         )
     if sources.train is not None or sources.dev is not None:
         raise UsageError(f"`task` {name} takes its rows from `data`, not `train` or `dev`")
-    glue, reading = TASKS[name], sources.reading
-    train = read_split(glue, sources.data, "train.tsv", "train", reading)
-    return train, {n: read_split(glue, sources.data, *rest, reading) for n, *rest in glue.dev}
+    glue, data, reading = TASKS[name], sources.data, sources.reading
+    train = read_split(glue, data, "train.tsv", "train", reading)
+    return train, {n: read_split(glue, data, *rest, reading=reading) for n, *rest in glue.dev}
 
 
 def read_split(

@@ -235,22 +235,6 @@ def test_each_file_of_a_folder_is_read_or_named(mixed, tmp_path, capsys):
     assert "loop (links to folders)" in line and "pipe.txt (not plain files)" in line
 
 
-def test_a_reason_that_several_files_have_is_said_once(mixed, tmp_path, capsys):
-    for name in ("x.txt", "y.txt"):
-        (mixed / name).write_bytes(b"a b\n\ncaf\xe9 " + name.encode())
-    (mixed / "f.csv").write_text("id,body\n")
-    assert main(_command(mixed, tmp_path / "c")) == 2
-    said = capsys.readouterr().err
-    head, *lines = said[said.index("error: ") :].splitlines()
-    assert head == "error: 3 files cannot be read:" and len(lines) == 5
-    assert lines[0].startswith(
-        f"  {mixed}/f.csv, line 1: no column 'text', only id, body. --text-field"
-    )
-    assert lines[1].startswith("  2 of them: not UTF-8; --skip-bad leaves it out; if Windows")
-    assert lines[2:4] == [f"    {mixed}/{name}.txt, line 3" for name in "xy"]
-    assert lines[4] == "fix them, or leave them out with --skip-bad"
-
-
 def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, capsys):
     assert main(_command(mixed, tmp_path / "good")) == 0
     (mixed / "a.txt").write_bytes(b"Some good words.\n\nthe cat caf\xe9\n")
