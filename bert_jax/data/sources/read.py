@@ -146,14 +146,15 @@ def read_text(source: Path | str, reading: SourceOptions | None = None) -> str:
 
 @contextlib.contextmanager
 def opened_source(
-    source: Path | str, reading: SourceOptions
+    source: Path | str, reading: SourceOptions, findings: Findings | None = None
 ) -> Iterator[tuple[AnyFile, SourceStream]]:
     """Opens one file of any name, at a path or an address, or standard input. Standard input is
     held.
     """
     if str(source) == STDIN:
         name = Path("standard input")
-        yield name, SourceStream(io.BytesIO(sys.stdin.buffer.read()), name, reading=reading)
+        held = io.BytesIO(sys.stdin.buffer.read())
+        yield name, SourceStream(held, name, reading=reading, findings=findings)
         return
     path: AnyFile = Path(source)
     if is_address(str(source)) and not path.exists():
@@ -163,7 +164,7 @@ def opened_source(
         path = found[0]
     packing = packing_of(path.name)
     require_packages({packing: path})
-    with opened(path, ("", packing), reading=reading) as stream:
+    with opened(path, ("", packing), reading=reading, findings=findings) as stream:
         yield path, stream
 
 

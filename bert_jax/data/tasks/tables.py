@@ -35,8 +35,6 @@ from bert_jax.progress import note
 _PLAIN = ".txt"
 # A row with one of these for a label has none: SNLI marks so what its judges did not agree on.
 _UNLABELLED = ("", "-")
-# The columns of plain text: a text per line, or two texts and a tab between them.
-_OF_PLAIN = {1: ("a text",), 2: ("the first text", "the second text")}
 _REMEDY = (
     "name one of these; if the first line is not a header, name the columns with `columns` a,b,c; "
     "the character between cells is `delimiter`"
@@ -147,7 +145,7 @@ def _rows(
         for row in tfds_rows(source, records, columns):
             yield row, None
     elif source == STDIN:
-        with opened_source(source, reading) as (path, stream):
+        with opened_source(source, reading, findings) as (path, stream):
             stream.ending = _kind_of_stdin(stream, columns)
             yield from _of_file(path, stream, columns)
     else:
@@ -169,12 +167,11 @@ def _of_file(
         for row in rows(path, stream, columns):
             yield row, None
         return
-    names = _OF_PLAIN[len(columns.names)]
-    stream.ending, stream.reading = (
-        ".tsv",
-        dataclasses.replace(stream.reading, columns=names, delimiter="\t", quoting=UNQUOTED),
-    )
-    write = f"write {' and '.join(names)}, with a tab between them, or a table with a header"
+    # Plain text: a text per line, or two texts and a tab between them.
+    names = tuple(f"text {number}" for number in range(1, len(columns.names) + 1))
+    plain = {"columns": names, "delimiter": "\t", "quoting": UNQUOTED}
+    stream.ending, stream.reading = ".tsv", dataclasses.replace(stream.reading, **plain)
+    write = f"write {' and '.join(names)}, with a tab between two, or a table with a header"
     for row in rows(path, stream, Columns([(name,) for name in names], _REMEDY, write)):
         yield row, _number_of(row) - 1
 

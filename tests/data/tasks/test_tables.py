@@ -282,7 +282,7 @@ def test_standard_input_is_what_its_first_line_says(monkeypatch):
         ("A bad one, too.",),
     ]
     assert piped("a\tb\n", "one", "two") == [("a", "b")]
-    with pytest.raises(UsageError, match=r"line 2: 1 cells .* write the first text and the second"):
+    with pytest.raises(UsageError, match=r"line 2: 1 cells .* write text 1 and text 2"):
         piped("a\tb\nc\n", "one", "two")
 
 
