@@ -171,11 +171,9 @@ class SourceStream(io.BufferedReader, Records):
                 after_return = False
                 continue
             after_return = line[-1] == "\r"
-            if after_return:
-                line = line[:-1] + "\n"
-            elif line[-2:] == "\r\n":
-                line = line[:-2] + "\n"
-            elif len(line) < longest and line[-1] != "\n":
+            if after_return or line[-2:] == "\r\n":
+                line = line.rstrip("\r\n") + "\n"
+            elif line[-1] != "\n" and len(line) < longest:
                 line += "\n"
             self.line += begins
             begins = line[-1] == "\n"
