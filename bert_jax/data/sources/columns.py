@@ -39,13 +39,10 @@ def no_column(where: str, names: Sequence[str], there: Iterable[Any], remedy: st
     """Returns the error of a column that a file or a record at `where` does not have."""
     found = [*map(str, there)]
     return UsageError(
-        f"{where}: no column {either(names)}, only {listed(found) or 'empty objects'}."
+        f"{where}: no column {' or '.join(map(repr, names))}, only "
+        f"{listed(found) or 'empty objects'}."
         f"{did_you_mean(names[0], found)} {remedy[0].upper()}{remedy[1:]}"
     )
-
-
-def either(names: Sequence[str]) -> str:
-    return " or ".join(map(repr, names))
 
 
 def listed(names: Sequence[str]) -> str:
