@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         TrainConfig,
     )
     from bert_jax.config_loader import load_config, override
-    from bert_jax.data.corpus.append import append
     from bert_jax.data.corpus.prepare import prepare
     from bert_jax.data.corpus.store import open_corpus
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer

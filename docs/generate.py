@@ -61,7 +61,7 @@ class Stage(NamedTuple):
 # Each row is read from left to right, and the rows from top to bottom.
 _FROM_TEXT = (
     Stage("text", "data/sources/read.py", "FORMATS"),
-    Stage("documents", "data/corpus/dedup.py", note="each of them once"),
+    Stage("documents", "data/corpus/decide.py", note="each of them once"),
     Stage("sentences, ids", "data/corpus/encode.py", note="by data/tokenizer"),
     Stage("corpus directory", "data/corpus/store.py", note="NumPy arrays, checksums"),
 )

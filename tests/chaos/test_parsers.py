@@ -531,23 +531,9 @@ def _require_opened_clearly(corpus: Path) -> None:
 def test_corpus_json(corpus, data):
     whole = (corpus / "corpus.json").read_bytes()
     changed = mutated(json.loads(whole))
-    found = data.draw(changed.map(dump) | changed.map(_with_fingerprint).map(dump) | damaged(whole))
+    found = data.draw(changed.map(dump) | damaged(whole))
     with replaced(corpus / "corpus.json", found):
         _require_opened_clearly(corpus)
-
-
-@pytest.mark.parametrize("array", ["tokens", "sentences", "documents"])
-@examples(100)
-@given(data=st.data())
-def test_arrays_that_their_checksums_agree_with(corpus, array, data):
-    """The manifest of who damaged them says the same: the arrays must fit together all the same."""
-    file = corpus / f"train/00000.{array}.npy"
-    found = data.draw(damaged(file.read_bytes()[:256]).map(lambda d: d + file.read_bytes()[256:]))
-    manifest = json.loads((corpus / "corpus.json").read_bytes())
-    with replaced(file, found):
-        manifest["files"][f"train/{file.name}"] = store.describe_file(file)
-        with replaced(corpus / "corpus.json", dump(_with_fingerprint(manifest))):
-            _require_opened_clearly(corpus)
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ def built(tmp_path_factory) -> Path:
     ]
     (folder / "source.txt").write_text("\n\n".join(documents))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.data.corpus.dedup.PART_BYTES", 1000)
-        patch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 1)
+        patch.setattr("bert_jax.data.corpus.job.PART_BYTES", 1000)
+        patch.setattr("bert_jax.data.corpus.job.SHARD_TOKENS", 1)
         prepare(
             [str(folder / "source.txt")],
             folder / "corpus",

@@ -35,16 +35,16 @@ _LINE = re.compile(r"interrupted|received SIGTERM|the terminal was closed \(SIGH
 # The line of a process that needs longer than a second comes before the last one.
 _WAITS = "saves and ends after this"
 # (verb, moment) -> what makes it long enough to be met, and what is said of what is kept.
-_PREPARE = "bert_jax.data.corpus.prepare"
-_PARTS, _NOTHING = "the parts that are encoded, if any are", "nothing was saved"
+_PREPARE = "bert_jax.data.corpus"
+_PARTS, _NOTHING = "the same command resumes with the parts", "nothing was saved"
 _RUNS = "the runs that have ended are kept"
 _NOT_YET = r"nothing was saved yet|nothing is lost"
 _MOMENTS = {
     ("prepare", "import"): ("say=numpy", _PARTS),
-    ("prepare", "read"): (f"at={_PREPARE}:preview:1", _PARTS),
-    ("prepare", "tokenizer"): (f"at={_PREPARE}:train_or_find:1", _PARTS),
-    ("prepare", "encode"): (f"at={_PREPARE}:encode_units:1", _PARTS),
-    ("prepare", "join"): (f"at={_PREPARE}:JoinedSplit.join:1", _PARTS),
+    ("prepare", "read"): (f"at={_PREPARE}.decide:assign:1", _PARTS),
+    ("prepare", "tokenizer"): (f"at={_PREPARE}.vocabulary:train:1", _PARTS),
+    ("prepare", "encode"): (f"at={_PREPARE}.decide:begun:1", _PARTS),
+    ("prepare", "join"): (f"at={_PREPARE}.shards:cut:1", _PARTS),
     ("pretrain", "import"): ("say=import", _NOT_YET),
     ("pretrain", "begin"): ("at=bert_jax.training.run:_restore:5", _NOT_YET),
     ("pretrain", "compile"): ("say=compile", _NOT_YET),

@@ -1,12 +1,22 @@
-"""Sources as `prepare` looks through them, in this process."""
+"""The documents that `prepare` keeps of sources, decided in this process."""
 
+import hashlib
+import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from bert_jax.data.corpus.dedup import Survey
+from bert_jax.data.corpus.decide import Fate, added_up, decided_of
+from bert_jax.data.corpus.folder import Folder
+from bert_jax.data.corpus.job import UNIT_BYTES, Job, units_of
+from bert_jax.data.corpus.local import LocalEngine
+from bert_jax.data.corpus.look import Found
+from bert_jax.data.corpus.options import CorpusOptions
+from bert_jax.data.corpus.pipeline import decided_units
 from bert_jax.data.corpus.store import SPLITS
-from bert_jax.data.corpus.survey import Looked, look_through, texts_of, units_of
+from bert_jax.data.pool import Pool
 from bert_jax.data.sources.stream import SourceOptions
+from bert_jax.errors import UsageError
 
 
 def survey(
@@ -15,26 +25,29 @@ def survey(
     validation_fraction: float,
     seed: int,
     reading: SourceOptions | None = None,
-) -> tuple[Survey, list[tuple[str, str]]]:
-    """Returns what is decided of sources, and the text and side of each document that is kept."""
-    looked = Looked(
-        fraction=validation_fraction,
-        salt=seed.to_bytes(8, "little"),
-        folder=Path("/nowhere"),
-        budget=0,
-        draws=True,
-        skips_files=False,
-    )
-    decided = Survey(sources, validation_fraction=validation_fraction)
-    units = units_of([(sources, reading or SourceOptions())])
-    for unit in units:
-        decided.take(unit, look_through(looked, unit, None))
-    for error in decided.findings.files.values():
-        raise error
-    kept = [
-        (text.decode(), SPLITS[decision])
-        for unit, order in zip(units, decided.orders(), strict=True)
-        for text, decision in zip(texts_of(unit), order.decisions, strict=True)
-        if decision < len(SPLITS)
-    ]
-    return decided, kept
+) -> tuple[Any, list[tuple[str, str]]]:
+    """Returns counts by split (`documents`, `duplicates`) and `source_hash`, the hash of all texts;
+    and the text and split of each document that is kept.
+    """
+    options = CorpusOptions(source=sources, validation_fraction=validation_fraction, seed=seed)  # type: ignore[arg-type]
+    units = units_of([(sources, reading or SourceOptions())], UNIT_BYTES)
+    with tempfile.TemporaryDirectory() as folder, Pool(1) as pool:
+        job = Job(options=options, output=Folder(folder), described={}, by_character=False)
+        pool.shared = job
+        numbered = [(unit.number, unit) for unit in units]
+        whole = added_up(decided_units(LocalEngine(job, pool), job, numbered))
+        for why in whole.counts.files.values():
+            raise UsageError(why)
+        kept: list[tuple[str, str]] = []
+        digest = hashlib.sha256()
+        for unit in units:
+            digest.update(Found.load(job, unit.number).digest)
+            for text, decided in zip(unit.texts(()), decided_of(job, unit.number), strict=True):
+                if decided["fate"] == Fate.KEPT:
+                    kept.append((text.decode(), SPLITS[decided["split"]]))
+    counts = whole.counts
+    return SimpleNamespace(
+        source_hash=digest.hexdigest(),
+        documents=counts.of(Fate.KEPT),
+        duplicates=counts.of(Fate.DUPLICATE),
+    ), kept

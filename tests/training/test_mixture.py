@@ -197,7 +197,7 @@ def test_held_out_text_that_another_source_trains_on(
     more = tmp_path / "more"
     prepare(
         [str(text)], more, tokenizer=str(corpora["tales"]), workers=1,
-        validation_sources=[str(tmp_path / "own.txt")],
+        validation_source=[str(tmp_path / "own.txt")],
     )  # fmt: skip
     if is_large:  # offsets are read where they are asked for
         monkeypatch.setattr(store, "_READ_AT_ONCE", 1)

@@ -1,7 +1,7 @@
-"""Beam's runner for this machine, and worker processes that leave the terminal to the command.
+"""Beam's runner for this machine, with worker processes that leave the terminal to the command.
 
-Beam's own would answer Ctrl-C, and print each error, with a traceback, on the terminal of whoever
-has begun them; the command says it in a line.
+Beam's worker processes would react to Ctrl-C, and print each error with a traceback on the
+terminal; the command reports the error in one line.
 """
 
 import os
@@ -18,12 +18,12 @@ from apache_beam.runners.worker import sdk_worker_main  # pyright: ignore[report
 
 
 class DirectRunner(FnApiRunner):
-    """Begins this module where it would begin a worker process of Beam's."""
+    """Starts this module instead of a worker process of Beam."""
 
     def run_via_runner_api(self, pipeline_proto: Any, options: Any) -> Any:
         for environment in pipeline_proto.components.environments.values():
             if environment.urn == python_urns.SUBPROCESS_SDK:
-                # In the place of the shell, which a terminal that closes would end.
+                # It replaces the shell, which would end with a terminal that closes.
                 command = f"exec {shlex.quote(sys.executable)} -m {__name__}"
                 environment.payload = command.encode()
         return super().run_via_runner_api(pipeline_proto, options)
@@ -32,5 +32,5 @@ class DirectRunner(FnApiRunner):
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with open(os.devnull, "w") as sys.stderr:  # what is native still has the terminal
+    with open(os.devnull, "w") as sys.stderr:  # native code still writes to the terminal
         sdk_worker_main.main(sys.argv)

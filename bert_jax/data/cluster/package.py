@@ -1,7 +1,7 @@
-"""The package that workers install: this one as it runs here, with what its stages need alone.
+"""The package that workers install: this package, with the requirements of its stages.
 
-A worker reads, cuts and encodes text; it has no use for jax or TensorFlow. The packages that decide
-the bytes of a corpus have the versions that they have here.
+A worker reads and encodes text; it does not need jax or TensorFlow. The packages that decide the
+bytes of a corpus have the same versions as here.
 
     python -m bert_jax.data.cluster.package FOLDER [EXTRA ...]
 """
@@ -15,17 +15,18 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import requires, version
 from pathlib import Path
 
-# Packages that the stages import; the first decide the bytes of a corpus.
+# Packages that the stages import; those of the first list decide the bytes of a corpus.
 _DECISIVE = ("tokenizers", "sentencex", "sentencepiece")
-_OTHERS = ("numpy", "fsspec", "huggingface-hub", "protobuf")
+_OTHERS = ("numpy", "fsspec", "filelock", "huggingface-hub", "protobuf")
 _EXTRAS = ("crawl", "formats")
 _EPOCH = (2020, 1, 1, 0, 0, 0)
 
 
 def write_wheel(folder: Path, extras: Sequence[str] = ()) -> Path:
-    """Writes the wheel to a folder, and returns its place. Equal code makes equal bytes.
+    """Writes the wheel to a folder, and returns its path. Equal code makes equal bytes.
 
-    `extras` are those of bert-jax, beside the formats of sources, that sources and output need.
+    `extras` are the extras of bert-jax that the sources and the output need; those of the formats
+    are always included.
     """
     here = Path(__file__).parents[2]
     name, number = f"{here.name}-{version('bert-jax')}", version("bert-jax")

@@ -1,9 +1,8 @@
-"""The signs that machines of a job give to the one that has begun it: that they live, their notes
-for the person watching, and the error that ends the job.
+"""The reports of a job's machines to the command: signs of life, notes for the person watching, and
+the error that ends the job.
 """
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -11,74 +10,62 @@ import logging
 import os
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from bert_jax import errors
-from bert_jax.data.cluster.shared import Shared
+from bert_jax.data.corpus.folder import Folder
+from bert_jax.data.corpus.job import Job
 from bert_jax.errors import BertJaxError, shown
 
-# Seconds between two signs of life of a process.
+# Seconds between two signs of life of a stage.
 BEAT = 5.0
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-_ERROR, _GOES_ON = "error.json", "job"
-# Of a job: how many of its stages this process is at.
-_at_stages: Counter[Shared] = Counter()
-# The thread that gives its signs of life, and what ends the thread.
-_beating: dict[Shared, tuple[threading.Thread, threading.Event]] = {}
-_lock = threading.Lock()
-# Stages whose notes are kept, and the level of the log without them.
-_hearing, _usual_level = 0, logging.NOTSET
-# Lines that this process has logged itself, which are notes of its own stages.
+_T = TypeVar("_T")
+_ERROR, _RUNNING = "error.json", "job"
+# Lines that this process has logged: in the command's process they are shown already.
 _logged: set[str] = set()
 
 
-def reported(stage: _Function) -> _Function:
-    """Makes a stage, whose first argument is its Job, report to the folder of this try."""
-
-    @functools.wraps(stage)
-    def call(job: Any, *arguments: Any) -> Any:
-        folder = job.scratch / "reports"
-        lines: list[str] = []
-        try:
-            job.require_versions()
-            with _at_work(folder), _noted(lines):
-                return stage(job, *arguments)
-        except BertJaxError as error:
-            said = {"kind": type(error).__name__, "lines": [*map(str, error.args)]}
-            folder.write(_ERROR, json.dumps(said).encode())
-            raise
-        finally:
-            if lines:
-                name = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-                (folder / "notes").write(f"{name}.json", json.dumps(lines).encode())
-
-    return call  # pyright: ignore
+def reported(job: Job, stage: Callable[..., _T], *arguments: Any) -> _T:
+    """Runs a stage, and reports on it in the folder of this attempt."""
+    folder = job.scratch / "reports"
+    lines: list[str] = []
+    try:
+        job.require_versions()
+        with _alive(folder), _noted(lines):
+            return stage(job, *arguments)
+    except BertJaxError as error:
+        report = {"kind": type(error).__name__, "lines": [*map(str, error.args)]}
+        folder.write(_ERROR, json.dumps(report).encode())
+        raise
+    finally:
+        if lines:
+            name = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+            (folder / "notes").write(f"{name}.json", json.dumps(lines).encode())
 
 
-def error_of(folder: Shared) -> BertJaxError | None:
-    """Returns the error that a stage has reported, if one has."""
+def error_of(folder: Folder) -> BertJaxError | None:
+    """Returns the error that a stage has reported, if one has. `folder` is that of the attempt."""
     if not (folder / "reports").has(_ERROR):
         return None
-    said = json.loads((folder / "reports").read(_ERROR))
-    kind = getattr(errors, str(said["kind"]), None)
+    report = json.loads((folder / "reports").read(_ERROR))
+    kind = getattr(errors, str(report["kind"]), None)
     if not (isinstance(kind, type) and issubclass(kind, BertJaxError)):
         kind = BertJaxError
-    # Whoever writes to the folder could have written it.
-    return kind(*(shown(str(line)) for line in said["lines"]))
+    # Anyone with access to the folder could have written the report.
+    return kind(*(shown(str(line)) for line in report["lines"]))
 
 
 class Reports:
-    """The reports of a job, as they come. `folder` is that of the try."""
+    """The reports of a job, as they come. `folder` is that of the attempt."""
 
-    def __init__(self, folder: Shared) -> None:
+    def __init__(self, folder: Folder) -> None:
         self._folder = folder / "reports"
         self._shown: set[str] = set()
-        self._folder.write(_GOES_ON, b"")
+        self._folder.write(_RUNNING, b"")
 
     def notes(self) -> Iterator[str]:
-        """Yields the lines that came since it was called last."""
+        """Yields the lines that came since the last call."""
         for name in sorted((self._folder / "notes").names().keys() - self._shown):
             self._shown.add(name)
             for line in json.loads((self._folder / "notes").read(name)):
@@ -86,7 +73,7 @@ class Reports:
                     yield shown(str(line))
 
     def alive(self) -> dict[str, Any]:
-        """Returns the processes that are at work, and of each what a sign of life changes."""
+        """Returns the stages that are at work, each with a value that a sign of life changes."""
         return (self._folder / "alive").names()
 
 
@@ -103,53 +90,35 @@ class _Lines(logging.Handler):
 
 @contextlib.contextmanager
 def _noted(lines: list[str]) -> Iterator[None]:
-    global _hearing, _usual_level
-    logger, heard = logging.getLogger("bert_jax"), _Lines(lines)
-    with _lock:
-        _hearing += 1
-        if _hearing == 1:
-            _usual_level = logger.level
-        logger.setLevel(logging.INFO)
-        logger.addHandler(heard)
+    """Adds to `lines` what is noted inside. The log keeps the level of notes afterwards."""
+    logger, handler = logging.getLogger("bert_jax"), _Lines(lines)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        with _lock:
-            logger.removeHandler(heard)
-            _hearing -= 1
-            if _hearing == 0:  # no other stage of this process is still at work
-                logger.setLevel(_usual_level)
+        logger.removeHandler(handler)
 
 
 @contextlib.contextmanager
-def _at_work(folder: Shared) -> Iterator[None]:
-    """Gives signs of life meanwhile: a file that is written again and again, and is removed when
-    this process is at no stage of the job any more.
-    """
-    with _lock:
-        _at_stages[folder] += 1
-        if _at_stages[folder] == 1:
-            ended = threading.Event()
-            thread = threading.Thread(target=_beat, args=(folder, ended), daemon=True, name="beat")
-            _beating[folder] = thread, ended
-            thread.start()
+def _alive(folder: Folder) -> Iterator[None]:
+    """Gives signs of life: a file that is written repeatedly, and is removed at the end."""
+    ended = threading.Event()
+    name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
+    thread = threading.Thread(target=_beat, args=(folder, name, ended), daemon=True, name="beat")
+    thread.start()
     try:
         yield
     finally:
-        with _lock:
-            _at_stages[folder] -= 1
-            if not _at_stages[folder]:
-                thread, ended = _beating.pop(folder)
-                ended.set()
-                # A thread that is left behind would ask the network for a job that is over.
-                thread.join()
+        ended.set()
+        # A remaining thread would use the network after the end of the job.
+        thread.join()
 
 
-def _beat(folder: Shared, ended: threading.Event) -> None:
-    name = f"{socket.gethostname()}-{os.getpid()}"
+def _beat(folder: Folder, name: str, ended: threading.Event) -> None:
     for number in itertools.count():
-        with contextlib.suppress(BertJaxError, OSError):  # the next one may succeed
-            if number and not folder.has(_GOES_ON):
+        with contextlib.suppress(BertJaxError, OSError):  # the next sign may succeed
+            if number and not folder.has(_RUNNING):
                 return
             (folder / "alive").write(name, str(number).encode())
         if ended.wait(BEAT):

@@ -1,25 +1,22 @@
 """Several corpora as one, to be trained on together: a mixture of sources.
 
-Their splits lie one after the other, and each source is a part of these: its documents, whose spans
-are those of the whole. So who reads the tokens of a row need not know its source.
+The splits of the sources follow each other, and the documents of a source have the spans of the
+whole. So a reader of the tokens of a row need not know the source.
 """
 
 import dataclasses
 import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpus.store import SPLITS, Corpus, Split, Starts, open_corpus
+from bert_jax.data.corpus.store import SPLITS, Corpus, Split, Starts, open_corpus, read_keys
 from bert_jax.data.offsets import Offsets
 from bert_jax.errors import UsageError
 
-# Documents that are looked at together, and the tokens of each by which it is looked for.
-_TOGETHER, _TOKENS = 1 << 16, 8
 # A corpus directory, or several by the names of the sources.
 CorpusPlace = Path | str | Mapping[str, Path] | Mapping[str, str]
 
@@ -27,7 +24,8 @@ CorpusPlace = Path | str | Mapping[str, Path] | Mapping[str, str]
 def open_corpora(place: CorpusPlace, *, verify: Collection[str] = ()) -> Corpus:
     """Opens one corpus, or several as one, as `open_corpus` does.
 
-    Raises UsageError, beside what that raises, where two have different tokenizers or are the same.
+    Raises as `open_corpus` does, and UsageError where two corpora have different tokenizers or are
+    the same.
     """
     if not isinstance(place, Mapping):
         return open_corpus(place, verify=verify)
@@ -40,17 +38,17 @@ def open_corpora(place: CorpusPlace, *, verify: Collection[str] = ()) -> Corpus:
 
 
 def mixed(sources: Mapping[str, Corpus]) -> Corpus:
-    """Returns two corpora or more, each with its name, as one whose `sources` are these.
+    """Returns corpora as one with these `sources`.
 
-    Its `manifest` has what is asked of one: counts, the means of entropy and unknown text over all
-    training tokens, languages and origins. Raises UsageError where they do not go together.
+    The `manifest` has counts, the mean entropy, the mean share of unknown tokens over all training
+    tokens, the language and the origins. Raises UsageError for corpora that do not go together.
     """
     (name, first), *others = sources.items()
     for i, (other_name, other) in enumerate(others):
         if other.tokenizer_hash != first.tokenizer_hash:
             raise UsageError(
                 f"the corpora {name} ({first.directory}) and {other_name} ({other.directory}) have "
-                f"different tokenizers: {first.vocab_size:,} sub-words with hash "
+                f"different tokenizers: {first.vocab_size:,} tokens with hash "
                 f"{first.tokenizer_hash[:12]}, and {other.vocab_size:,} with hash "
                 f"{other.tokenizer_hash[:12]}; prepare {other_name} again with "
                 f"`tokenizer` {first.directory}"
@@ -82,44 +80,17 @@ def mixed(sources: Mapping[str, Corpus]) -> Corpus:
 def trained_elsewhere(
     held_out: Mapping[str, Corpus], trained: Mapping[str, Corpus]
 ) -> dict[tuple[str, str], int]:
-    """Returns how many held-out documents of each corpus are training text of another one that is
-    `trained` on, by the names of both. Documents of the same ids count.
-
-    Corpora that were drawn alike have each document on the same side, and are not compared. What
-    decides is read of the others: a few tokens of each document.
+    """Returns how many held-out documents of each corpus are training text of another corpus that
+    is `trained` on, by the names of both.
     """
     found: dict[tuple[str, str], int] = {}
     for name, source in held_out.items():
-        others = {
-            other: corpus
-            for other, corpus in trained.items()
-            if corpus.fingerprint != source.fingerprint and not _are_drawn_alike(corpus, source)
-        }
-        if not others:
-            continue
-        looked_for: dict[int, set[bytes]] = defaultdict(set)
-        for keys, starts in _looked_for(source.validation):
-            for number, key in enumerate(keys.tolist()):
-                looked_for[key].add(_ids(source.validation, starts[number : number + 2]))
-        wanted = np.array([*looked_for], np.int64)
-        for other, corpus in others.items():
-            split, seen = corpus.train, set[bytes]()
-            for keys, starts in _looked_for(split):
-                for number in np.flatnonzero(np.isin(keys, wanted)).tolist():
-                    ids = _ids(split, starts[number : number + 2])
-                    seen |= {ids} & looked_for[int(keys[number])]
-            if seen:
-                found[name, other] = len(seen)
+        keys = read_keys(source.directory, "validation")
+        for other, corpus in trained.items():
+            if corpus.fingerprint != source.fingerprint:
+                count = int(np.isin(keys, read_keys(corpus.directory, "train")).sum())
+                found |= {(name, other): count} if count else {}
     return found
-
-
-def _are_drawn_alike(one: Corpus, other: Corpus) -> bool:
-    """Returns whether the draw assigned each document to the same split in both corpora."""
-    drawn = [
-        [corpus.manifest["options"][name] for name in ("validation_fraction", "seed")]
-        for corpus in (one, other)
-    ]
-    return drawn[0] == drawn[1] and drawn[0][0] is not None
 
 
 def compared_entropy(
@@ -137,30 +108,6 @@ def compared_entropy(
         return described["unigram_entropy_nats"]
     each = [source["unigram_entropy_nats"] for source in sources.values()]
     return float(np.average(each, weights=counts))
-
-
-def _looked_for(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields what documents are looked for by, int64 `[D]`, and where their tokens start, and end,
-    int64 `[D + 1]`.
-    """
-    factors = 2 * np.arange(_TOKENS + 1, dtype=np.int64) ** 5 + 0x9E3779B97F4A7
-    for first in range(0, split.document_starts.size - 1, _TOGETHER):
-        starts = split.sentence_starts[split.document_starts[first : first + _TOGETHER + 1]]
-        shard_of = np.searchsorted(split.shard_starts, starts[:-1], side="right") - 1
-        keys = np.diff(starts) * factors[-1]
-        for shard in np.unique(shard_of).tolist():
-            (here,) = np.nonzero(shard_of == shard)
-            places = starts[here, None] + np.arange(_TOKENS)
-            places = np.minimum(places, starts[here + 1, None] - 1) - split.shard_starts[shard]
-            keys[here] += split.shards[shard][places].astype(np.int64) @ factors[:-1]
-        yield keys, starts
-
-
-def _ids(split: Split, ends: np.ndarray) -> bytes:
-    """Returns the digest of the tokens between two ends, which lie in one shard."""
-    shard = int(np.searchsorted(split.shard_starts, ends[0], side="right")) - 1
-    first, end = (ends - split.shard_starts[shard]).tolist()
-    return hashlib.blake2b(split.shards[shard][first:end].tobytes(), digest_size=16).digest()
 
 
 def _joined(split: str, sources: Mapping[str, Corpus]) -> Split:

@@ -1,7 +1,8 @@
-"""A tokenised corpus on disk: its format, and reading it.
+"""A tokenized corpus on disk: its format, and reading it.
 
     corpus.json               written last: counts, options, tokenizer, size and checksum of files
-    digests/00000.u64         what its documents are known by, for those that are added later
+    keys/train.u64            a hash of each document, ascending, by which equal documents are found
+    keys/validation.u64       in other corpora
     tokenizer/                loadable by transformers.AutoTokenizer
     train/ validation/
       00000.tokens.npy        token ids of a shard, document after document, no special tokens;
@@ -10,8 +11,8 @@
       00000.documents.npy     which of the shard's sentences each of its documents starts with,
                               and the end
 
-A shard holds whole documents. Tokens are memory-mapped. Offsets are read, and made global; those of
-a large split when they are asked for (data/offsets.py).
+A corpus is never changed. A shard holds whole documents. Tokens are memory-mapped. Offsets are
+read, and made global; those of a large split are read when they are asked for (data/offsets.py).
 """
 
 import dataclasses
@@ -39,10 +40,10 @@ MANIFEST = "corpus.json"
 # The arrays of a shard, and what their names begin with.
 _ARRAYS = ("tokens", "sentences", "documents")
 _BY_PIECE = "pieces"
-_STEM = re.compile(rf"({'|'.join(SPLITS)})/[0-9]{{5,}}")
+_FILE = re.compile(rf"({'|'.join(SPLITS)})/[0-9]{{5,}}\.({'|'.join(_ARRAYS)})\.npy")
 
 
-# Of a large split they are no array, and can be used as one.
+# Of a large split they are not in memory, and can be used as an array.
 Starts = np.ndarray | Offsets
 # Offsets of a split that are read at once: 128 MiB.
 _READ_AT_ONCE = 1 << 24
@@ -50,7 +51,7 @@ _READ_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The documents of one side of the split.
+    """The documents of one split.
 
     Token t, counted over the whole split, is `shards[s][t - shard_starts[s]]`. Sentence i is the
     tokens from `sentence_starts[i]` to `sentence_starts[i + 1]`, document d the sentences from
@@ -63,11 +64,11 @@ class Split:
     shard_starts: np.ndarray  # int64[shards + 1]
     sentence_starts: Starts  # int64[sentences + 1]
     document_starts: Starts  # int64[documents + 1]
-    is_piece: bool = False  # of a split, of which others are planned apart
+    is_piece: bool = False  # of a split; the other pieces are planned separately
 
     @property
     def tokens(self) -> int:
-        """The tokens of its documents; a part of a split has the shards of all of it."""
+        """The tokens of its documents; a part of a split has the shards of the whole split."""
         return int(self.sentence_starts[-1] - self.sentence_starts[0])
 
     def sentence(self, number: int) -> np.ndarray:
@@ -78,7 +79,7 @@ class Split:
         return self.shards[shard][first : first + end - start]
 
     def starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `sentence_starts` and `document_starts` as arrays, read whole."""
+        """Returns `sentence_starts` and `document_starts` as arrays in memory."""
         return np.asarray(self.sentence_starts), np.asarray(self.document_starts)
 
 
@@ -95,8 +96,7 @@ class Corpus:
     begins_word: np.ndarray
     train: Split
     validation: Split
-    # Of a mixture (several.py): the corpora that it is made of, by name, each with its parts of the
-    # splits.
+    # Of a mixture (several.py): its corpora by name, each with its parts of the splits.
     sources: Mapping[str, "Corpus"] = field(default_factory=dict)
 
     @property
@@ -108,10 +108,10 @@ def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpu
     """Checks and maps a corpus directory.
 
     Raises UsageError where there is no corpus, or one of another format version, and DataDamaged
-    where the manifest was altered, a file is missing or has another size than the manifest says (to
-    read a mapped file past its end kills the process), or the tokenizer is not the one that the ids
-    are from. The files of the splits in `verify` are read whole, too, before they are mapped, and
-    the first whose checksum is another raises DataDamaged.
+    where the manifest was altered, a file is missing or has another size than in the manifest (to
+    read a mapped file past its end kills the process), or the ids are from another tokenizer. The
+    files of the splits in `verify` are also read in full, before they are mapped; the first file
+    with another checksum raises DataDamaged.
     """
     directory = local(directory)
     manifest = read_manifest(directory)
@@ -149,7 +149,7 @@ def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpu
     )
 
 
-# Tokens, of which NumPy makes a copy of eight bytes each.
+# NumPy copies so many tokens, at eight bytes each.
 _COUNTED_AT_ONCE = 1 << 22
 # Bytes that take about a second.
 _WORTH_A_BAR = 2_000_000_000
@@ -195,26 +195,34 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"{directory} is a corpus of format {version}, this bert-jax reads {FORMAT_VERSION}: "
             "delete it and run prepare again"
         )
-    if problem := _problem(manifest):
-        raise _damaged(file, problem)
+    try:
+        is_written = manifest["fingerprint"] == fingerprint(manifest)
+        is_inside = all(map(_FILE.fullmatch, manifest["files"]))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise _damaged(file, "was altered: it lacks what prepare writes") from error
+    if not is_written:
+        raise _damaged(file, "was altered: its content has another fingerprint")
+    if not is_inside:
+        raise _damaged(file, "was altered: it names files that are no shards")
     return manifest
 
 
-def _problem(manifest: dict[str, Any]) -> str | None:
-    """Returns how a manifest differs from the one that was written: its fingerprint, or a file that
-    is not a shard of the corpus; None if it does not differ.
+def keys_file(split: str) -> str:
+    """Returns the name of the file with the keys of a split."""
+    return f"keys/{split}.u64"
+
+
+def read_keys(directory: Path, split: str) -> np.ndarray:
+    """Returns the keys of the documents of a split: uint64, ascending. Equal documents have equal
+    keys in all corpora.
+
+    Raises UsageError and DataDamaged as `open_corpus` does.
     """
-    try:
-        if manifest["fingerprint"] != fingerprint(manifest):
-            return "was altered: its content has another fingerprint"
-        files, stems = manifest["files"], {name.split(".")[0] for name in manifest["files"]}
-        if files.keys() != {f"{stem}.{array}.npy" for stem in stems for array in _ARRAYS}:
-            return "was altered: it does not list three files a shard"
-        if not all(map(_STEM.fullmatch, stems)):
-            return "was altered: it names files that are no shards"
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        return f"was altered: it lacks what prepare writes ({type(error).__name__}: {error})"
-    return None
+    file = directory / keys_file(split)
+    expected = read_manifest(directory).get("keys", {}).get(split)
+    if not file.is_file() or describe_file(file) != expected:
+        raise _damaged(file, "is missing, or was altered")
+    return np.fromfile(file, "<u8").astype(np.uint64)
 
 
 def token_counts(split: Split, vocab_size: int) -> np.ndarray:
@@ -228,7 +236,7 @@ def token_counts(split: Split, vocab_size: int) -> np.ndarray:
 
 
 def shard_files(manifest: dict[str, Any], split: str) -> dict[str, dict[str, int]]:
-    """Returns the files of one side of the split, as the manifest has them."""
+    """Returns the files of one split, as the manifest has them."""
     return {n: e for n, e in manifest["files"].items() if n.startswith(f"{split}/")}
 
 
@@ -238,9 +246,7 @@ def describe_file(file: Path) -> dict[str, int]:
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:
-    """Returns sha256 over what decides the content of a corpus; no path, date or library version in
-    it.
-    """
+    """Returns the SHA-256 of what decides the content of a corpus: no path, date or version."""
     decisive = {
         "format_version": manifest["format_version"],
         "tokenizer": manifest["tokenizer"]["hash"],
@@ -249,18 +255,16 @@ def fingerprint(manifest: dict[str, Any]) -> str:
         "counts": manifest["counts"],
         "files": manifest["files"],
     }
-    # Of two corpora with the same ids, one may have other words to mask.
+    # Two corpora with the same ids may have different words to mask.
     if "words" in manifest["tokenizer"]:
         decisive["words"] = manifest["tokenizer"]["words"]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 def describe_tokenizer(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, Any]:
-    """Returns what the manifest says of a tokenizer; `counts` are those of the training tokens.
+    """Returns the manifest's description of a tokenizer; `counts` are those of the training tokens.
 
     `words` is present if whole-word masks treat each piece of a script without spaces as a word.
-    `strip_accents` is present if it differs from the default: `lowercase` for WordPiece, false for
-    other kinds.
     """
     described: dict[str, Any] = {
         "kind": tokenizer.kind,
@@ -268,9 +272,8 @@ def describe_tokenizer(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, An
         "vocab_size": tokenizer.vocab_size,
         "special_ids": dataclasses.asdict(tokenizer.special),
         "lowercase": tokenizer.lowercase,
+        "strip_accents": tokenizer.strips_accents,
     }
-    if tokenizer.strips_accents != (tokenizer.kind == "wordpiece" and tokenizer.lowercase):
-        described["strip_accents"] = tokenizer.strips_accents
     if is_by_piece(tokenizer, counts):
         described["words"] = _BY_PIECE
     return described
@@ -290,8 +293,6 @@ def _open_split(directory: Path, name: str, manifest: dict[str, Any]) -> Split:
     shards, sentences, documents = (
         [_map(directory / f"{stem}.{array}.npy") for stem in stems] for array in _ARRAYS
     )
-    for stem, *arrays in zip(stems, shards, sentences, documents, strict=True):
-        _require_fit(directory / stem, *arrays)
     return Split(
         name=name,
         shards=tuple(shards),
@@ -314,24 +315,7 @@ def _map(file: Path) -> np.ndarray:
         raise
     except Exception as error:  # whatever NumPy's reader of headers meets in a damaged one
         raise _damaged(file, "is not a NumPy array") from error
-    if array.ndim != 1 or array.dtype not in (np.uint16, np.uint32):
-        raise _damaged(file, f"is not a row of ids or offsets, but {array.dtype}{[*array.shape]}")
     return array
-
-
-def _require_fit(
-    stem: Path, tokens: np.ndarray, sentences: np.ndarray, documents: np.ndarray
-) -> None:
-    """Checks that no damaged header gives another length.
-
-    Offsets in between are not looked at.
-    """
-    for name, offsets, end in (
-        ("sentences", sentences, len(tokens)),
-        ("documents", documents, len(sentences) - 1),
-    ):
-        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end:
-            raise _damaged(Path(f"{stem}.{name}.npy"), f"does not go from 0 to {end}")
 
 
 def _damaged(file: Path, what: str) -> DataDamaged:

@@ -1,66 +1,45 @@
-"""Documents that are nearly another one: MinHash finds pairs to look at, and their words decide.
+"""Documents that are nearly equal: MinHash finds pairs to compare, and their words decide.
 
 Two documents are compared by the runs of five words in them: their Jaccard similarity is the share
-of common runs among all. A document is dropped where it is at least as similar as asked for to one
-that comes before it and stays. The signatures (Broder 1997) are those of the package `rensa`; they
-are cut into bands, and two documents that agree in a band are looked at (Leskovec, Rajaraman and
-Ullman, "Mining of Massive Datasets", section 3.4), by a reading of the sources of its own.
+of common runs among all. A document is dropped where it is at least as similar as asked for to an
+earlier document that stays. The signatures (Broder 1997) are those of the package `rensa`. They
+are cut into bands, and two documents that agree in a band are compared (Leskovec, Rajaraman and
+Ullman, "Mining of Massive Datasets", section 3.4).
 """
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from bert_jax.data import counter_rng
-from bert_jax.data.matching.identity import beginning
 from bert_jax.data.matching.shingles import shingles, words
 from bert_jax.errors import UsageError, install_command
 
 WORDS = 5
 _SEED = 1
 # Rows of a band by the similarity asked for, and how many bands: a pair that is just as similar is
-# looked at with a chance of 0.998 and more, 1 - (1 - similarity ** rows) ** bands.
+# compared with a probability of 0.998 and more, 1 - (1 - similarity ** rows) ** bands.
 _BANDS = ((0.9, 10, 20), (0.8, 6, 24), (0.7, 4, 28), (0.5, 3, 64), (0.3, 2, 72))
 FEWEST_ALIKE = _BANDS[-1][0]
-# Documents are signed together that have so many runs of words.
+# Runs of words of the documents that are signed at once.
 _TOGETHER = 1 << 20
-# So many that agree in a band and stay are compared with the next.
+# The most documents that agree in a band and stay with which the next document is compared.
 _COMPARED = 100
 
 
-class Near(NamedTuple):
-    """A document to drop: its number, how it begins, how the one before it does that it is nearly,
-    and how similar they are.
-    """
-
-    number: int
-    text: str
-    other: str
-    similarity: float
-
-
-class NearDuplicates:
-    """Looks at documents twice: `add` takes all, `find` takes those again that are `shared`.
-
-    A document is its number, which ascends, and its text in UTF-8.
-    """
+class Signer:
+    """Computes the keys of documents: two documents that share a key are worth comparing."""
 
     def __init__(self, similarity: float) -> None:
-        """Raises UsageError where the package is not installed."""
-        self.similarity = similarity
         self._rows, self._bands = next((r, b) for s, r, b in _BANDS if similarity >= s)
-        self._numbers: list[int] = []
         self._waiting: list[np.ndarray] = []
         self._waiting_runs = 0
-        self._keys: list[np.ndarray] = []  # uint64 [documents, bands]
-        require_rensa()
+        self._keys = [np.empty((0, self._bands), np.uint64)]
 
-    def add(self, number: int, text: bytes) -> None:
-        self._numbers.append(number)
+    def add(self, text: bytes) -> None:
+        """Adds the next document, in UTF-8."""
         runs = runs_of(text)
         self._waiting.append(runs)
         self._waiting_runs += len(runs)
@@ -68,38 +47,10 @@ class NearDuplicates:
             self._sign()
 
     def signed(self) -> np.ndarray:
-        """Returns what was taken since, for `extend` in another process: uint64 [documents, bands].
-
-        It is forgotten here.
-        """
+        """Returns the keys of all documents: uint64 [documents, bands]."""
         if self._waiting:
             self._sign()
-        keys = np.concatenate([*self._keys, np.empty((0, self._bands), np.uint64)])
-        self._keys, self._numbers = [], []
-        return keys
-
-    def extend(self, numbers: Iterable[int], keys: np.ndarray) -> None:
-        """Takes documents that were signed elsewhere, as `add` does."""
-        self._numbers += numbers
-        self._keys.append(keys)
-
-    @cached_property
-    def shared(self) -> dict[int, list[int]]:
-        """Returns the documents that may be alike: those whose texts `find` needs."""
-        return self._shared_keys()
-
-    def find(self, documents: Iterable[tuple[int, bytes]]) -> Iterator[Near]:
-        """Yields those to drop; `documents` are those of `shared`, or more, in order."""
-        keys, beginnings = self.shared, dict[int, str]()
-
-        def shared() -> Iterator[tuple[int, Sequence[int], np.ndarray]]:
-            for number, text in documents:
-                if number in keys:
-                    beginnings[number] = beginning(text)
-                    yield number, keys[number], runs_of(text)
-
-        for number, other, similarity in nearly(shared(), self.similarity):
-            yield Near(number, beginnings.pop(number), beginnings[other], similarity)
+        return np.concatenate(self._keys)
 
     def _sign(self) -> None:
         from rensa import RMinHash
@@ -115,45 +66,26 @@ class NearDuplicates:
         self._keys.append(keys)
         self._waiting, self._waiting_runs = [], 0
 
-    def _shared_keys(self) -> dict[int, list[int]]:
-        """Returns, of each document that agrees with another one in some band, the keys of these
-        bands.
-        """
-        if self._waiting:
-            self._sign()
-        found: dict[int, list[int]] = defaultdict(list)
-        if not self._keys:
-            return found
-        numbers, keys = np.array(self._numbers), np.concatenate(self._keys)
-        self._keys = []
-        for band in keys.T:
-            _, where, counts = np.unique(band, return_inverse=True, return_counts=True)
-            for at in np.flatnonzero(counts[where] > 1):
-                found[int(numbers[at])].append(int(band[at]))
-        return found
-
 
 def nearly(
     documents: Iterable[tuple[int, Iterable[int], np.ndarray]], similarity: float
-) -> Iterator[tuple[int, int, float]]:
-    """Yields documents to drop, with the one before it that each nearly is, and how similar they
-    are.
+) -> Iterator[int]:
+    """Yields the numbers of the documents to drop.
 
-    A document is its number, its keys and its runs of words; two that share no key are not
-    compared.
+    A document is its number, its keys and its runs of words (`runs_of`), in the order of the
+    sources; two documents that share no key are not compared.
     """
     kept: dict[int, np.ndarray] = {}
-    there: defaultdict[int, list[int]] = defaultdict(list)  # by key, those that stay
+    there: defaultdict[int, list[int]] = defaultdict(list)  # key -> documents that stay
     for number, keys, all_runs in documents:
         keys, runs = [*keys], np.unique(all_runs)
-        for other in dict.fromkeys(n for key in keys for n in there[key][-_COMPARED:]):
-            if (found := jaccard(runs, kept[other])) >= similarity:
-                yield number, other, found
-                break
-        else:
-            kept[number] = runs
-            for key in keys:
-                there[key].append(number)
+        others = dict.fromkeys(n for key in keys for n in there[key][-_COMPARED:])
+        if any(jaccard(runs, kept[other]) >= similarity for other in others):
+            yield number
+            continue
+        kept[number] = runs
+        for key in keys:
+            there[key].append(number)
 
 
 def runs_of(text: bytes) -> np.ndarray:
@@ -167,7 +99,12 @@ def jaccard(a: np.ndarray, b: np.ndarray) -> float:
     return common / (len(a) + len(b) - common) if common else 0.0
 
 
-def require_rensa() -> None:
-    """Raises UsageError where the package that signs documents is not installed."""
+def require_possible(similarity: float) -> None:
+    """Raises UsageError for a similarity out of range, and where rensa is not installed."""
+    if not FEWEST_ALIKE <= similarity <= 1:
+        raise UsageError(
+            f"`near_duplicates` {similarity} is not between {FEWEST_ALIKE} and 1: it is the share "
+            "of common runs of words from which two documents count as one"
+        )
     if importlib.util.find_spec("rensa") is None:
         raise UsageError(f"`near_duplicates` needs rensa: {install_command('rensa')}")

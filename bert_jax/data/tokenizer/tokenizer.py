@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import compress, groupby
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,18 +194,6 @@ class Tokenizer:
             )
         encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
-
-    def unknown_characters(self, sentences: list[str]) -> int:
-        """Returns how many characters of sentences, white space left out, are under an unknown
-        token. The same one over and over, as in rules of tables, is one.
-        """
-        count = 0
-        encodings = self._backend.encode_batch(sentences, add_special_tokens=False)
-        for sentence, encoding in zip(sentences, encodings, strict=True):
-            for id_, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
-                if id_ == self.special.unk:
-                    count += sum(1 for _ in groupby("".join(sentence[first:end].split())))
-        return count
 
     def decode(self, ids: list[int]) -> str:
         """Returns readable text, without special tokens and what normalization removed."""

@@ -1,77 +1,47 @@
-"""The stages of a job run one after the other in this process: an engine of the fewest lines."""
+"""An engine that runs each stage several times, in an order that is drawn."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from bert_jax.data.cluster import alike, stages
-from bert_jax.data.cluster.values import Candidates, Decided, Job, UnitCounts
-from bert_jax.data.corpus.survey import Unit
+from bert_jax.data.corpus.job import Job, Unit
+from bert_jax.data.corpus.local import LocalEngine
+from bert_jax.data.corpus.pipeline import Stage, build, listed
+from bert_jax.data.pool import Pool
+
+
+class Repeated(LocalEngine):
+    """Runs each stage `times` times per element, as an engine may that has lost a worker."""
+
+    def __init__(self, job: Job, times: int, seed: int) -> None:
+        super().__init__(job, Pool(1, job))
+        self._times, self._draw = times, np.random.default_rng(seed)
+
+    def _each(self, stage: Stage, elements: Iterable[Any], *values: Any) -> Iterator[Any]:
+        found = [*elements]
+        repeated = np.repeat(np.arange(len(found)), self._times)
+        results = {
+            number: listed(self._job, stage, *found[number], *values)
+            for number in self._draw.permutation(repeated).tolist()
+        }
+        for result in results.values():
+            yield from result
+
+    def one(self, stage: Stage, elements: Iterable[Any], *values: Any) -> Any:
+        found = [*elements]
+        for _ in range(self._times):
+            order = self._draw.permutation(len(found)).tolist()
+            result = super().one(stage, [found[number] for number in order], *values)
+        return result
+
+    def merged(
+        self, stage: Stage, merge: Callable[[Iterable[Any]], Any], elements: Iterable[Any]
+    ) -> Any:
+        results = [*self._each(stage, elements)]
+        return merge([merge(results[::2]), merge(results[1::2])])
 
 
 def make(job: Job, units: Sequence[Unit], *, times: int = 1, seed: int = 0) -> str:
-    """Makes a corpus, each stage run so many times, in an order that is drawn. Returns its
-    fingerprint.
-    """
-    draw = np.random.default_rng(seed)
-
-    def each(function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
-        found = [*arguments]
-        order = draw.permutation(np.repeat(np.arange(len(found)), times)).tolist()
-        made = {number: function(job, *found[number]) for number in order}
-        return [made[number] for number in dict.fromkeys(order)]
-
-    def one(function: Callable[..., Any], *arguments: Any) -> Any:
-        return each(function, [arguments])[0]
-
-    of_number = {unit.number: unit for unit in units}
-    words = defaultdict(list)
-    for found in each(stages.look, [(unit,) for unit in units]):
-        for of, several in found:
-            words[of].append(several)
-    duplicates = defaultdict(list)
-    for found in each(stages.losers, words.items()):
-        for unit, numbers in found:
-            duplicates[unit].append(numbers)
-    decided = each(stages.decide_unit, [(unit, duplicates[unit.number]) for unit in units])
-    if job.request.near_duplicates is not None:
-        decided = _without_near_duplicates(job, each, of_number, decided)
-    lines = [UnitCounts(of.unit, of.kept, of.totals) for of in decided]
-    whole = one(stages.assign, lines)
-    halves = [Candidates.lowest(job.sample_bytes, [of.sample]) for of in decided]
-    sample = Candidates.lowest(job.sample_bytes, halves)
-    wanted = [(of_number[unit], numbers) for unit, numbers in stages.wanted(sample)]
-    vocabulary = one(stages.vocabulary, sample, each(stages.gather_unit, wanted), whole)
-    encoded = each(
-        stages.encode,
-        [(of_number[of.unit], of, whole.begun[of.unit], vocabulary) for of in decided],
-    )
-    shards = stages.cut_shards(piece for pieces in encoded for piece in pieces)
-    written = each(stages.write, [(*shard, vocabulary) for shard in shards])
-    return one(stages.finish, written, vocabulary, whole)
-
-
-def _without_near_duplicates(
-    job: Job,
-    each: Callable[..., list[Any]],
-    of_number: dict[int, Unit],
-    decided: list[Decided],
-) -> list[Decided]:
-    keys = defaultdict(list)
-    for found in each(alike.keys, [(of,) for of in decided]):
-        for of, several in found:
-            keys[of].append(several)
-    pairs = each(alike.pairs, keys.items())
-    groups = alike.groups([alike.groups(pairs[::2]), alike.groups(pairs[1::2])])
-    runs = defaultdict(list)
-    wanted = [(of_number[unit], rows) for unit, rows in alike.groups_by_unit(groups)]
-    for found in each(alike.runs, wanted):
-        for group, of in found:
-            runs[group].insert(0, of)
-    dropped = defaultdict(list)
-    for found in each(alike.near, runs.items()):
-        for unit, numbers in found:
-            dropped[unit].append(numbers)
-    return [alike.drop(of, dropped[of.unit]) for of in decided]
+    """Makes a corpus. Returns its fingerprint."""
+    return build(Repeated(job, times, seed), job, units)["fingerprint"]

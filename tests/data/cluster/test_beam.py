@@ -20,9 +20,12 @@ from pathlib import Path
 import pytest
 
 from bert_jax.data.cluster import run
-from bert_jax.data.cluster.shared import Shared
-from bert_jax.data.cluster.values import Job
+from bert_jax.data.corpus.folder import Folder
+from bert_jax.data.corpus.job import Job
+from bert_jax.data.corpus.options import CorpusOptions
+from bert_jax.data.corpus.pipeline import build
 from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.matching.contamination import Contamination
 from bert_jax.errors import BertJaxError, UsageError
 from tests.data.corpus.test_prepare import files_of, text_of
 from tests.limits import HUNG
@@ -33,28 +36,32 @@ pytestmark = pytest.mark.beam
 
 PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 THREADS = ("--direct_running_mode=multi_threading", "--direct_num_workers=4")
-STAGES = ("look", "encode", "write")
+STAGES = ("look.look", "encode.encode", "shards.write")
 if os.environ.get("BERT_JAX_CHAOS") == "long":
-    STAGES += ("losers", "decide_unit", "assign", "gather_unit", "vocabulary", "finish")
+    STAGES += ("decide.duplicates", "decide.decide", "decide.assign", "vocabulary.gather",
+               "vocabulary.train", "shards.finish")  # fmt: skip
 # Parts, shards and units of little text, everywhere.
-SMALL = {"dedup.PART_BYTES": 6000, "join.SHARD_TOKENS": 6000, "survey._UNIT_BYTES": 12_000}
+SMALL = {"PART_BYTES": 6000, "SHARD_TOKENS": 6000, "UNIT_BYTES": 12_000}
 # What every Python process of a job begins with. The first worker that begins a stage is killed.
 BEGINNING = f"""
-import os, sys
-from bert_jax.data.cluster import run, stages
-from bert_jax.data.corpus import dedup, join, survey
+import functools, importlib, os, sys
+from bert_jax.data.cluster import run
+from bert_jax.data.corpus import job
 run._PATIENCE = 40
-{"; ".join(f"{name} = {value}" for name, value in SMALL.items())}
+{"; ".join(f"job.{name} = {value}" for name, value in SMALL.items())}
 stage, marker = os.environ.get("FAULT_STAGE"), os.environ.get("FAULT_MARKER")
 if stage and "cluster.direct_runner" in " ".join(sys.orig_argv):
-    real = getattr(stages, stage)
+    module, name = stage.split(".")
+    module = importlib.import_module("bert_jax.data.corpus." + module)
+    real = getattr(module, name)
+    @functools.wraps(real)
     def dies(*arguments):
         try:
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return real(*arguments)
         os.kill(os.getpid(), 9)
-    setattr(stages, stage, dies)
+    setattr(module, name, dies)
 # A job service gives each job one worker, whatever is asked of it; here as many as a test says.
 if workers := os.environ.get("SERVICE_WORKERS"):
     words = " ".join(sys.orig_argv)
@@ -86,7 +93,7 @@ def here(tmp_path_factory, sources) -> Path:
     output = tmp_path_factory.mktemp("here") / "corpus"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SMALL.items():
-            patch.setattr(f"bert_jax.data.corpus.{name}", value)
+            patch.setattr(f"bert_jax.data.corpus.job.{name}", value)
         corpus = prepare(sources, output, workers=1, **OPTIONS)
     assert len(corpus.train.shards) > 2
     return output
@@ -106,10 +113,7 @@ def beginning(tmp_path_factory) -> dict[str, str]:
 
 
 def is_equal(output: Path, here: Path) -> bool:
-    def all_of(folder: Path) -> dict[str, bytes]:
-        return {name: data for name, data in files_of(folder).items() if name != ".lock"}
-
-    return all_of(output) == all_of(here)
+    return files_of(output) == files_of(here)
 
 
 def command(
@@ -140,7 +144,7 @@ def test_beam_makes_the_bytes_of_one_machine(tmp_path, sources, here, beginning,
 def test_near_duplicates_are_those_of_one_machine(tmp_path, sources, beginning, monkeypatch):
     pytest.importorskip("rensa")
     for name, value in SMALL.items():
-        monkeypatch.setattr(f"bert_jax.data.corpus.{name}", value)
+        monkeypatch.setattr(f"bert_jax.data.corpus.job.{name}", value)
     texts = text_of(200).split("\n\n")
     (tmp_path / "edited.txt").write_text(
         "\n\n".join(f"{text} edit{number}" for number, text in enumerate(texts))
@@ -165,16 +169,18 @@ def test_a_worker_that_is_killed(tmp_path, sources, here, beginning, stage):
     died = command(sources, output, "DirectRunner", *PROCESSES, environment=beginning | fault)
     assert marker.exists() and died.returncode == 1
     assert time.monotonic() - began < 150
-    # Threads of the engine may say something after it.
-    said = [line for line in died.stderr.splitlines() if line.startswith("bert-jax prepare: error")]
-    assert len(said) == 1
-    assert re.search("the same command goes on where (it|this one) stopped", said[0])
+    # Threads of the engine may log something after it.
+    lines = [
+        line for line in died.stderr.splitlines() if line.startswith("bert-jax prepare: error")
+    ]
+    assert len(lines) == 1 and "the same command resumes" in lines[0]
     pieces = output / ".parts/pieces"
     kept = {piece.name for piece in pieces.iterdir()} if pieces.exists() else set()
-    if stage in ("write", "finish"):
+    if stage.startswith("shards."):
         assert len(kept) > 10
-        # One that encoded a piece again would die of it.
-        beginning = beginning | {"FAULT_STAGE": "encode_to_file", "FAULT_MARKER": str(marker) + "2"}
+        # A worker that encoded a piece again would die.
+        fault = {"FAULT_STAGE": "encode.encode_piece", "FAULT_MARKER": f"{marker}2"}
+        beginning = beginning | fault
     again = command(sources, output, "DirectRunner", *PROCESSES, environment=beginning)
     assert again.returncode == 0, again.stderr
     assert is_equal(output, here)
@@ -190,7 +196,7 @@ def test_an_error_of_a_stage_is_one_line(tmp_path, sources, beginning):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 42)])
 def test_workers_end_with_the_command(tmp_path, sources, beginning, number, code):
-    """Ctrl-C, or a terminal that closes, which all of its processes hear."""
+    """Ctrl-C, or a terminal that closes: all processes get the signal."""
     words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", "DirectRunner"]
     words += ["--source", sources[0], "--output", str(tmp_path / "c"), "--", *PROCESSES]
     with subprocess.Popen(
@@ -285,13 +291,15 @@ def test_a_job_service_and_a_pool_of_workers(
 
 
 def test_a_pool_whose_workers_do_not_begin(tmp_path, sources, service, monkeypatch):
-    """It takes the jobs, and nothing comes of them."""
+    """The pool accepts jobs, and never starts a worker."""
     monkeypatch.setattr(run, "_PATIENCE", 8.0)
     with socket.create_server(("localhost", 0)) as silent:
         port = silent.getsockname()[1]
         flags = [*service[:2], f"--environment_config=localhost:{port}"]
         began = time.monotonic()
-        with pytest.raises(BertJaxError, match="no worker has begun for more than 8 s: see that"):
+        with pytest.raises(
+            BertJaxError, match="no worker has given a sign of life for more than 8 s"
+        ):
             run.prepare_on("PortableRunner", flags, sources, str(tmp_path / "c"), **OPTIONS)
         assert time.monotonic() - began < 40
 
@@ -315,22 +323,26 @@ def test_the_options_of_a_runner_come_before_the_sources(tmp_path):
 
 
 def test_the_description_of_a_dataflow_job(tmp_path, sources):
-    """No text is in it; one worker has what six steps need, and no other."""
+    """It has no text; six steps run on one worker, and no other."""
     pytest.importorskip("google.cloud.storage")
     pytest.importorskip("apache_beam.runners.dataflow.internal.apiclient")
-    from bert_jax.data.cluster.graph import build
+    from bert_jax.data.cluster.beam import BeamEngine
 
     tests = tmp_path / "tests.txt"
     tests.write_text(text_of(5, seed=7))
-    options = {**OPTIONS, "decontaminate": [str(tests)], "near_duplicates": 0.8}
-    request, _ = run.request_of(sources, "gs://bucket/corpus", options)
-    job = Job(request=request, output=Shared("gs://bucket/corpus"), sample_bytes=1000, ranges=4)
+    options = CorpusOptions(
+        source=sources, decontaminate=[str(tests)], near_duplicates=0.8, **OPTIONS
+    )  # type: ignore[arg-type]
+    reading = options.reading(outside=None)
+    job, units = Job(
+        options=options, output=Folder("gs://bucket/corpus"), described={}, by_character=False,
+        contamination=Contamination(options.decontaminate, reading),
+    ).cut(reading)  # fmt: skip
     flags = ("--project=some-project", "--region=europe-west4", "--temp_location=gs://bucket/tmp",
              "--dry_run=True", "--no_auth")  # fmt: skip
-    units = request.units(request.reading)
-    extras = run._extras(request, job.output)
-    pipeline, patience = run._pipeline("DataflowRunner", flags, extras, tmp_path)
-    build(pipeline, job, units)
+    extras = run.extras_of(options, job.output)
+    pipeline, patience = run.pipeline_of("DataflowRunner", flags, extras, tmp_path)
+    build(BeamEngine(job, pipeline), job, units)
     assert patience == float("inf")
     proto = pipeline.run().job.proto_pipeline
 
@@ -338,18 +350,21 @@ def test_the_description_of_a_dataflow_job(tmp_path, sources):
     payloads = [each.spec.payload for each in transforms]
     assert sum(map(len, payloads)) < 300_000
     functions = [each for payload in payloads for each in unpacked(payload)]
-    assert sum(b"bert_jax.data.cluster.graph" in each for each in functions) > 10
+    assert sum(b"bert_jax.data.cluster" in each for each in functions) > 10
     for payload in [*payloads, *functions]:
         for word in (b"hears", b"likes", b"river"):
             assert word not in payload
     grouped = {each.unique_name.partition("/")[0] for each in transforms
                if each.spec.urn in (COMBINE, GROUP)}  # fmt: skip
     alone = {each.unique_name.partition("/")[0] for each in transforms if each.spec.urn == COMBINE}
-    assert alone == {"lines", "groups", "sample", "gathered", "pieces", "written"}
+    assert alone == {
+        "all for assign", "all for train", "all for cut", "all for finish", "merge pairs",
+        "merge candidates",
+    }  # fmt: skip
     assert grouped - alone == {
         "words by range", "duplicates by unit", "keys by range", "groups by unit", "runs by group",
-        "near duplicates by unit", "units of the sample", "all of a unit", "spread units",
-        "spread shards",
+        "near duplicates by unit", "sample by unit", "begun by unit", "spread", "spread groups",
+        "spread wanted", "spread begun", "spread shards",
     }  # fmt: skip
     (environment,) = proto.components.environments.values()
     staged = [dependency.type_payload for dependency in environment.dependencies]

@@ -1,13 +1,14 @@
 """Sentences have the ids that they have inside of their text."""
 
-import contextlib
+import dataclasses
 import re
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from bert_jax.data.corpus.encode import encode_documents, read_part, tokens_of
+from bert_jax.data.corpus.encode import EncodedPart, encode_documents, piece_file, read_piece
+from bert_jax.data.corpus.folder import Folder
 from bert_jax.data.tokenizer import tokenizer, training
 from bert_jax.errors import DataDamaged
 
@@ -91,28 +92,32 @@ def test_a_sentence_that_is_cut_has_a_space_only_where_the_text_has():
 
 
 def test_a_piece_with_any_bit_altered_is_what_was_written_or_removed(tmp_path):
-    """Whatever the library makes of it, of sizes, places and kinds of packing that nobody wrote."""
-    arrays = {
-        "counts": np.arange(6),
-        "tokens": np.arange(20, dtype=np.uint16),
-        "sentences": np.array([12, 8], np.uint32),
-        "documents": np.array([2], np.uint32),
-    }
-    np.savez(tmp_path / "whole.npz", **arrays)
-    whole, path = (tmp_path / "whole.npz").read_bytes(), tmp_path / "a.npz"
-    removed = 0
+    """Whatever the library makes of sizes, offsets and kinds of packing that were not written."""
+    folder = Folder(str(tmp_path))
+    written = EncodedPart(
+        tokens=np.arange(20, dtype=np.uint16),
+        sentences=np.array([12, 8], np.uint32),
+        documents=np.array([2], np.uint32),
+        words=7,
+        empty_documents=1,
+        stripped_marks=3,
+    )
+    written.save(folder, piece_file("a"))
+    path = tmp_path / piece_file("a")
+    whole, removed = path.read_bytes(), 0
     for at in range(len(whole)):
         for bit in (0, 3, 7):
             altered = bytearray(whole)
             altered[at] ^= 1 << bit
             path.write_bytes(altered)
-            with contextlib.suppress(DataDamaged):
-                tokens_of(path)
-                part = read_part(path)
-                for name in ("tokens", "sentences", "documents"):
-                    np.testing.assert_array_equal(getattr(part, name), arrays[name])
-                assert (part.words, part.empty_documents, *part.text) == tuple(range(6))
+            try:
+                part = read_piece(folder, "a")
+            except DataDamaged:
+                assert not path.exists()
+                removed += 1
                 continue
-            assert not path.exists()
-            removed += 1
+            for field in dataclasses.fields(written):
+                np.testing.assert_array_equal(
+                    getattr(part, field.name), getattr(written, field.name)
+                )
     assert removed > len(whole)

@@ -1,4 +1,3 @@
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -37,8 +36,8 @@ def built(tmp_path_factory, vocabulary):
     source = folder / "source.txt"
     source.write_text("\n\n".join(" ".join(document) for document in documents))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.data.corpus.dedup.PART_BYTES", 200)
-        patch.setattr("bert_jax.data.corpus.join.SHARD_TOKENS", 500)
+        patch.setattr("bert_jax.data.corpus.job.PART_BYTES", 200)
+        patch.setattr("bert_jax.data.corpus.job.SHARD_TOKENS", 500)
         prepare(
             [str(source)],
             folder / "corpus",
@@ -193,21 +192,17 @@ def test_a_manifest_that_cannot_be_read_is_refused(corpus_folder, text):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
-        (lambda m: m["counts"]["train"].update(tokens=1), "was altered: its content has another"),
-        (lambda m: m.pop("counts"), "lacks what prepare writes (KeyError: 'counts')"),
+        (lambda m: m["counts"]["train"].update(tokens=1), "another fingerprint"),
+        (lambda m: m.pop("counts"), "lacks what prepare writes"),
         (lambda m: m.update(files=3), "lacks what prepare writes"),
-        (lambda m: m["files"].pop("train/00000.documents.npy"), "three files a shard"),
     ],
 )
 def test_an_altered_manifest_is_refused(corpus_folder, change, message):
     file = corpus_folder / "corpus.json"
     manifest = json.loads(file.read_text())
     change(manifest)
-    if "another" not in message:
-        with contextlib.suppress(KeyError, TypeError):
-            manifest["fingerprint"] = fingerprint(manifest)
     file.write_text(json.dumps(manifest))
     with pytest.raises(DataDamaged) as caught:
         open_corpus(corpus_folder)
@@ -223,7 +218,7 @@ def test_a_manifest_names_only_its_own_shards(corpus_folder, place):
         manifest["files"][f"{place}/00000.{array}.npy"] = moved
     manifest["fingerprint"] = fingerprint(manifest)
     file.write_text(json.dumps(manifest))
-    with pytest.raises(DataDamaged, match=r"three files a shard|names files that are no shards"):
+    with pytest.raises(DataDamaged, match="names files that are no shards"):
         open_corpus(corpus_folder)
 
 

@@ -76,8 +76,8 @@ def test_no_mark_is_lost_unless_it_is_asked_for(tmp_path, kind, code, caplog):
     tokenizer = load_tokenizer(tmp_path / "auto")
     assert ("are kept; `strip_accents` yes" in caplog.text) == (kind == "wordpiece")
     assert tokenizer.lowercase and not tokenizer.strips_accents
-    assert corpus.manifest["tokenizer"].get("strip_accents", True) == (kind != "wordpiece")
-    assert "marks" not in corpus.manifest.get("lost", {})
+    assert not corpus.manifest["tokenizer"]["strip_accents"]
+    assert corpus.manifest["stripped_marks"] == 0
     before = after = 0
     for line in lines[:20]:
         before += _marks(line)
@@ -88,11 +88,11 @@ def test_no_mark_is_lost_unless_it_is_asked_for(tmp_path, kind, code, caplog):
 
     caplog.clear()
     stripped = prepare(
-        [source], tmp_path / "yes", vocab_size=sizes[1], strip_accents=True, **options
+        [source], tmp_path / "yes", vocab_size=sizes[1], strip_accents="yes", **options
     )
-    assert stripped.manifest["options"]["strip_accents"] is True
+    assert stripped.manifest["options"]["strip_accents"] == "yes"
     text = "".join(lines)
-    assert stripped.manifest["lost"]["marks"] >= 0.95 * _marks(text)  # of duplicates dropped
+    assert stripped.manifest["stripped_marks"] >= 0.95 * _marks(text)  # duplicates are dropped
     tokenizer = load_tokenizer(tmp_path / "yes")
     bert = BertNormalizer(lowercase=True, strip_accents=True)
     for line in lines[:20]:
@@ -109,16 +109,14 @@ def test_english_strips_them_as_ever(tmp_path, caplog):
     lines = [f"{line} Number {i}." for i, line in enumerate(lines * 20)]
     corpus = prepare([_source(tmp_path, lines)], tmp_path / "c", vocab_size=200, workers=1,
                      validation_fraction=0.2)  # fmt: skip
-    assert corpus.manifest["tokenizer"].keys() == {
-        "kind", "hash", "vocab_size", "special_ids", "lowercase"
-    }  # fmt: skip
-    assert "kept" not in caplog.text and "strip_accents" not in corpus.manifest["options"]
-    assert corpus.manifest["lost"]["marks"] == sum("é" in line for line in lines)
+    assert corpus.manifest["tokenizer"]["strip_accents"]
+    assert "kept" not in caplog.text and corpus.manifest["options"]["strip_accents"] == "auto"
+    assert corpus.manifest["stripped_marks"] == sum("é" in line for line in lines)
     files = json.loads((tmp_path / "c/tokenizer/tokenizer_config.json").read_text())
     assert files["strip_accents"] is None and files["tokenizer_class"] == "BertTokenizer"
     kept = prepare([_source(tmp_path, lines)], tmp_path / "d", vocab_size=200, workers=1,
-                   validation_fraction=0.2, strip_accents=False)  # fmt: skip
-    assert kept.manifest["options"]["strip_accents"] is False
+                   validation_fraction=0.2, strip_accents="no")  # fmt: skip
+    assert kept.manifest["options"]["strip_accents"] == "no"
     tokenizer = load_tokenizer(tmp_path / "d")
     assert tokenizer.lowercase and "é" in tokenizer.decode(tokenizer.encode("CAFÉ"))
 
@@ -182,8 +180,8 @@ def test_long_runs_of_a_script_without_spaces_are_cut(tmp_path):
     assert cut > 40
 
 
-def test_characters_under_unknown_tokens_are_counted(tmp_path, caplog):
-    """A sub-word in fifty hides a sixth of the text."""
+def test_few_unknown_tokens_that_hide_much_text_are_warned_of(tmp_path, caplog):
+    """A token in seventy hides a sixth of the text."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     (tmp_path / "vocab.txt").write_text("\n".join([*special, "the", "cat", "sees", "."]) + "\n")
     draw = random.Random(5)
@@ -199,9 +197,9 @@ def test_characters_under_unknown_tokens_are_counted(tmp_path, caplog):
                      tokenizer=str(tmp_path / "vocab.txt"), validation_fraction=0.1)  # fmt: skip
     total = sum(len("".join(line.split())) for line in lines)
     assert corpus.manifest["counts"]["total"]["duplicate_documents"] == 0
-    assert corpus.manifest["lost"] == {"of_characters": total, "unknown_characters": hidden}
-    assert corpus.manifest["unknown_share"]["total"] < 0.02 < 0.15 < hidden / total
-    assert f"warning: {100 * hidden / total:.1f} % of the characters" in caplog.text
+    share = corpus.manifest["unknown_share"]["total"]
+    assert share < 0.02 < 0.15 < hidden / total
+    assert f"warning: {100 * share:.1f} % of the tokens of the corpus are [UNK]" in caplog.text
 
 
 def _rates(corpus, kind: str, vocabulary, *, length: int = 64) -> tuple[float, int]:
@@ -226,19 +224,15 @@ def _rates(corpus, kind: str, vocabulary, *, length: int = 64) -> tuple[float, i
 
 
 @pytest.mark.parametrize("code", _SPACELESS)
-def test_masks_of_words_find_words_where_there_are_no_spaces(tmp_path, code, capsys):
+def test_masks_of_words_find_words_where_there_are_no_spaces(tmp_path, code):
     from bert_jax.__main__ import main
 
     lines = _lines(_SPACELESS[code], 400, between="", words=40)
     command = ["prepare", "--source", _source(tmp_path, lines), "--output", str(tmp_path / "c")]
     command += ["--tokenizer", "sentencepiece", "--vocab-size", "90", "--language", code]
     assert main([*command, "--validation-fraction", "0.1", "--workers", "1"]) == 0
-    said = capsys.readouterr().out
-    assert " characters " in said and " words " not in said
     corpus = open_corpus(tmp_path / "c")
     assert corpus.manifest["tokenizer"]["words"] == "pieces"
-    total = sum(corpus.manifest["characters"].values())
-    assert total == sum(map(len, lines))
     for kind in ("whole_words", "spans"):
         rate, without = _rates(corpus, kind, corpus.vocabulary)
         assert without == 0

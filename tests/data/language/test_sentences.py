@@ -290,13 +290,13 @@ def test_a_corpus_keeps_its_language_and_english_ones_compare_equal(tmp_path, ca
     assert said.count("--language de") == 1 and "looks like German (de)" in said
     english, said = prepare("english", "--language", "en")
     assert "looks like" not in said
-    assert "language" not in english["options"] and english["options"] == plain["options"]
+    assert english["options"] == plain["options"] | {"language": "en"}
     assert english["fingerprint"] == plain["fingerprint"]
     german, said = prepare("german", "--language", "de_DE")
     assert "looks like" not in said and german["options"]["language"] == "de"
     assert german["counts"]["total"]["sentences"] == 80 < plain["counts"]["total"]["sentences"]
     # As it is finished already.
-    assert "nothing to do" in prepare("german", "--language", "de")[1]
+    assert "is finished already" in prepare("german", "--language", "de")[1]
     assert main([*command, "--output", str(tmp_path / "german")]) == 2
     assert "language" in capsys.readouterr().err
     assert main([*command, "--output", str(tmp_path / "x"), "--language", "german"]) == 2

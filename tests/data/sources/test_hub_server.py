@@ -103,7 +103,7 @@ def test_a_data_set_of_the_hub_is_the_text_of_its_files(tmp_path, hub):
     assert done.returncode == 0, done.stderr
     files = tmp_path / "hub/org/name/data"
     here = prepare(
-        [str(files)], tmp_path / "here", validation_sources=[str(files)], vocab_size=140, workers=1
+        [str(files)], tmp_path / "here", validation_source=[str(files)], vocab_size=140, workers=1
     )
     assert open_corpus(tmp_path / "c").fingerprint == here.fingerprint
 

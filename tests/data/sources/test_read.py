@@ -225,7 +225,7 @@ def test_each_file_of_a_folder_is_read_or_named(mixed, tmp_path, capsys):
     skipped = said.err.replace("\n", " ")
     assert "skipped 3 files: " in skipped and ".DS_Store (hidden)" in skipped
     assert "readme.md, sub/scan.pdf (of no kind that is read)" in skipped
-    assert "sample text: 120 documents" in said.err
+    assert "read sources: 120 documents" in said.err
     for i in range(20):
         (mixed / f"{i}.png").touch()
     (mixed / "loop").symlink_to(mixed)
@@ -256,25 +256,21 @@ def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, c
     assert "--encoding cp1252" in error and error.endswith("leave them out with --skip-bad\n")
     assert not (tmp_path / "bad/tokenizer").exists()
 
+    skipping = ("--skip-bad", "--skip-bad-limit", "0.1")
     for again in (False, True):
-        assert main(_command(mixed, tmp_path / "bad", "--skip-bad")) == 0
+        assert main(_command(mixed, tmp_path / "bad", *skipping)) == 0
         said = capsys.readouterr()
-        assert "left out: 4 bad file(s), which corpus.json names" in said.out
-        assert ("nothing to do" in said.err) == again
+        assert "left out: 2 bad file(s)" in said.out and "left out: 2 bad record(s)" in said.out
+        assert ("is finished already" in said.err) == again
     manifest = json.loads((tmp_path / "bad/corpus.json").read_text())
-    assert [name.rsplit("/")[-1] for name in manifest["skipped_files"]] == [
-        "a.txt", "d.jsonl", "e.txt.gz", "f.csv",
-    ]  # fmt: skip
-    assert "line 3: not UTF-8" in manifest["skipped_files"][str(mixed / "a.txt")]
-    # Not even what came before the bad place is taken.
-    whole = json.loads((tmp_path / "good/corpus.json").read_text())
-    assert manifest["fingerprint"] == whole["fingerprint"]
+    assert manifest["skipped_files"].keys() == {str(mixed / n) for n in ("e.txt.gz", "f.csv")}
+    assert manifest["skipped_records"] == {str(mixed / n): 1 for n in ("a.txt", "d.jsonl")}
 
 
 def test_a_single_bad_file_is_one_line(mixed, tmp_path, capsys):
     (mixed / "a.csv").write_text("id,body\n")
     assert main(_command(mixed, tmp_path / "c")) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith("; --skip-bad leaves the file out")
+    assert capsys.readouterr().err.splitlines()[-1].endswith("; or leave it out with --skip-bad")
 
 
 @pytest.mark.parametrize("source", ["-", "stdin:.JSONL.gz"])
@@ -286,7 +282,7 @@ def test_standard_input(mixed, tmp_path, monkeypatch, capsys, source):
         packed = data if source == "-" else gzip.compress(data)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed)))
         assert main(_command(source, tmp_path / "piped")) == 0
-        assert ("nothing to do" in capsys.readouterr().err) == again
+        assert ("is finished already" in capsys.readouterr().err) == again
     found, expected = (
         json.loads((tmp_path / output / "corpus.json").read_text()) for output in ("piped", "file")
     )
@@ -318,8 +314,8 @@ def test_too_few_documents_are_said_before_anything_is_encoded(tmp_path, monkeyp
     def encoded(*_, **__):
         raise AssertionError("encoded")
 
-    monkeypatch.setattr("bert_jax.data.corpus.prepare.encode_units", encoded)
-    monkeypatch.setattr("bert_jax.data.corpus.trained_tokenizer.train_wordpiece", encoded)
+    monkeypatch.setattr("bert_jax.data.corpus.encode.encode_documents", encoded)
+    monkeypatch.setattr("bert_jax.data.tokenizer.training.train_wordpiece", encoded)
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nThree.\n")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one"]
     (tmp_path / "vocab.txt").write_text("\n".join(special))
@@ -371,7 +367,7 @@ def test_folders_of_hubs(tmp_path, layout, vocabulary):
         tmp_path / "corpus",
         tokenizer=vocabulary,
         workers=1,
-        validation_sources=[str(folder)],
+        validation_source=[str(folder)],
     )
     counts = corpus.manifest["counts"]
     assert counts["validation"]["documents"] == 9 and counts["train"]["documents"] == 40
@@ -388,7 +384,7 @@ def test_held_out_text_is_dropped_from_the_training_text(tmp_path, vocabulary):
         tmp_path / "corpus",
         tokenizer=vocabulary,
         workers=1,
-        validation_sources=[str(tmp_path / "own.txt")],
+        validation_source=[str(tmp_path / "own.txt")],
     )
     counts = corpus.manifest["counts"]
     assert counts["validation"]["documents"] == 7
@@ -400,7 +396,7 @@ def test_bad_records_are_counted_and_limited(tmp_path, vocabulary):
     (tmp_path / "b.txt").write_text("\n\n".join(texts(70)))
     source = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]
     out = tmp_path.parent / f"{tmp_path.name}-corpus"
-    common = {"tokenizer": vocabulary, "workers": 1, "skip_bad": "record"}
+    common = {"tokenizer": vocabulary, "workers": 1, "skip_bad": True}
     with pytest.raises(UsageError, match=r"2 of 1,070 records .* `skip_bad_limit` 0.001:"):
         prepare(source, out, skip_bad_limit=0.001, **common)  # type: ignore[arg-type]
     corpus = prepare(source, out, **common)  # type: ignore[arg-type]
@@ -419,7 +415,7 @@ def test_a_full_disk_is_called_so(tmp_path, vocabulary, monkeypatch):
         raise OSError("739857 requested and 157632 written")
 
     (tmp_path / "a.txt").write_text("\n\n".join(texts(90)))
-    monkeypatch.setattr("bert_jax.data.corpus.join.np.save", full)
+    monkeypatch.setattr("bert_jax.data.corpus.shards.np.save", full)
     with pytest.raises(StorageFailed, match="No space left on device"):
         prepare(
             [str(tmp_path / "a.txt")],

@@ -8,8 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from bert_jax.__main__ import main
-from bert_jax.data.corpus.append import append
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_characters
@@ -165,7 +163,7 @@ def test_no_letter_is_lost_in_long_lines(tmp_path, capsys):
         corpus = prepare([tmp_path / name], tmp_path / f"{name}{more}", **options, **more)
         kept = [*text_of(corpus, "train"), *text_of(corpus, "validation")]
         assert sorted(kept) == sorted(found)
-        assert "unknown_share" not in corpus.manifest and "lost" not in corpus.manifest
+        assert not corpus.manifest["unknown_share"]["total"]
         first = (tmp_path / f"{name}{more}/tokenizer/tokenizer.json").read_bytes()
         assert first == (corpus.directory / "tokenizer/tokenizer.json").read_bytes()
         tokenizer = load_tokenizer(corpus.directory)
@@ -173,25 +171,27 @@ def test_no_letter_is_lost_in_long_lines(tmp_path, capsys):
     assert "wrapped" not in capsys.readouterr().err
 
 
-def test_documents_are_compared_exactly(tmp_path, capsys):
+def test_documents_are_compared_exactly(tmp_path):
     """Case, bonds and charges make another molecule; white space does not."""
     found = ["c1ccccc1", "C1CCCCC1", "CC=O", "CCO", "C[O-]", "CC(O)C", "CC#N", "CCN", "C=CC", "CCC"]
     (tmp_path / "a.txt").write_text("\n".join([*found, "CCO", " CCN"]))
     options = {"document": "line", "validation_fraction": 0.3, "seed": 1}
-    command = ["--source", str(tmp_path / "a.txt"), "--output", str(tmp_path / "c")]
-    flags = [f for name, value in options.items() for f in (f"--{name.replace('_', '-')}", value)]
-    assert main(["prepare", *command, "--tokenizer", "characters", *map(str, flags)]) == 0
-    assert "padding of sentence pairs" not in capsys.readouterr().out
-    (tmp_path / "b.txt").write_text("CCCC\nCCc\nCCO\n")
-    corpus = append([tmp_path / "b.txt"], tmp_path / "c")
+    corpus = prepare([tmp_path / "a.txt"], tmp_path / "c", tokenizer="characters", **options)
     total = corpus.manifest["counts"]["total"]
-    assert total["documents"] == len(found) + 2 and total["duplicate_documents"] == 3
+    assert total["documents"] == len(found) and total["duplicate_documents"] == 2
+    (tmp_path / "b.txt").write_text("".join(f"{'C' * n}\n" for n in range(5, 25)) + "CCc\nCCO\n")
+    corpus = prepare(
+        [tmp_path / "b.txt"], tmp_path / "d", tokenizer=tmp_path / "c", known=[tmp_path / "c"],
+        **options,
+    )  # fmt: skip
+    total = corpus.manifest["counts"]["total"]
+    assert total["documents"] == 21 and total["duplicate_documents"] == 1
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"tokenizer": "characters", "strip_accents": True}, "characters keeps accents"),
+        ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes is not for"),
         ({"tokenizer": "characters", "near_duplicates": 0.8}, "compares words"),
         ({"tokenizer": "character"}, "Did you mean 'characters'"),
     ],
@@ -207,5 +207,5 @@ def test_wordpiece_on_sequences_proposes_characters(tmp_path, capsys):
     options = {"document": "line", "validation_fraction": 0.2}
     prepare([tmp_path / "a.txt"], tmp_path / "c", tokenizer="wordpiece", **options)
     said = capsys.readouterr().err
-    assert "of the characters of the corpus are [UNK]" in said
-    assert "`tokenizer` characters is for sequences such as DNA, proteins and SMILES" in said
+    assert "of the tokens of the corpus are [UNK]" in said
+    assert "`tokenizer` characters, for sequences such as DNA" in said

@@ -1,0 +1,293 @@
+"""The documents that a corpus keeps, and their split: each document once, on one side.
+
+Duplicates and splits depend on the words of a document (`matching/identity.py`). The first document
+in the order of the sources stays; the sources of the validation split come first.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.corpus.job import Hashes, Job, Unit, by_range, by_unit
+from bert_jax.data.corpus.look import Found
+from bert_jax.data.corpus.store import SPLITS
+from bert_jax.data.language.guess import note_other_language
+from bert_jax.data.matching.contamination import FEWEST
+from bert_jax.errors import UsageError
+from bert_jax.progress import note
+
+
+class Fate(enum.IntEnum):
+    """The decision about a document."""
+
+    KEPT, DUPLICATE, NEAR_DUPLICATE, CONTAMINATED = range(4)
+
+
+# Bad files that are listed; of more, their number is given.
+_LISTED = 100
+# Text by which the language is guessed.
+_LOOKED_AT_BYTES = 1 << 20
+# Per document: its split, as a place in SPLITS, and its `Fate`.
+DECIDED = np.dtype([("split", "u1"), ("fate", "u1")])
+
+
+# --- duplicates -----------------------------------------------------------------------------------
+
+
+def _known_file(of: int) -> str:
+    return f"known/{of:06}.u64"
+
+
+def keep_known(job: Job, keys: Sequence[np.ndarray]) -> None:
+    """Writes the keys of known corpora, by range: arrays of uint64."""
+    if keys:
+        together = np.unique(np.concatenate(keys))
+        for of, at in by_range(job, together):
+            job.scratch.write(_known_file(of), together[at].tobytes())
+
+
+def duplicates(job: Job, of: int, several: Iterable[Hashes]) -> list[tuple[int, bytes]]:
+    """Returns the numbers of the duplicates in one range by unit: uint32. Writes the new hashes of
+    each split.
+
+    Duplicates are all documents of a known corpus, and all but the first document, in the order of
+    the sources, of each hash.
+    """
+    units, rows = Hashes.joined(several)
+    hashes = rows["hash"]
+    is_new = np.append(True, hashes[1:] != hashes[:-1])
+    if job.options.known and job.scratch.has(_known_file(of)):
+        is_new &= ~np.isin(hashes, np.frombuffer(job.scratch.read(_known_file(of)), np.uint64))
+    for at, split in enumerate(SPLITS):
+        keys = hashes[is_new & (rows["split"] == at)]
+        job.scratch.write(f"keys/{split}/{of:06}.u64", keys.tobytes())
+    lost = rows["number"][~is_new]
+    return [(unit, numbers.tobytes()) for unit, numbers in by_unit(units[~is_new], lost)]
+
+
+# --- units ----------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """Counts of documents, of one unit or of all."""
+
+    # Documents by split and fate: int64 [splits, fates].
+    documents: np.ndarray = field(default_factory=lambda: np.zeros((len(SPLITS), len(Fate)), int))
+    # Bytes of the text that is kept: int64 [splits].
+    kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(len(SPLITS), int))
+    files: dict[str, str] = field(default_factory=dict)
+    first_bad: dict[str, str] = field(default_factory=dict)
+    bad_records: Counter[str] = field(default_factory=Counter)
+    without_text: int = 0
+    contaminated: set[int] = field(default_factory=set)  # records of test sets that were found
+
+    def add(self, other: "Counts") -> None:
+        """Adds the counts of the next unit."""
+        self.documents = self.documents + other.documents
+        self.kept_bytes = self.kept_bytes + other.kept_bytes
+        self.files = self.files | other.files
+        self.first_bad = other.first_bad | self.first_bad
+        self.bad_records = self.bad_records + other.bad_records
+        self.without_text += other.without_text
+        self.contaminated = self.contaminated | other.contaminated
+
+    def of(self, fate: Fate) -> dict[str, int]:
+        """Returns the documents of a fate by split."""
+        return {split: int(self.documents[at, fate]) for at, split in enumerate(SPLITS)}
+
+    @property
+    def total(self) -> int:
+        """Returns the number of documents that were read."""
+        return int(self.documents.sum())
+
+
+def _counts(found: Found, decided: np.ndarray) -> Counts:
+    counts = Counts(files=found.files, first_bad=found.first_bad, without_text=found.without_text)
+    counts.bad_records.update(found.bad_records)
+    for at in range(len(SPLITS)):
+        fates = decided["fate"][decided["split"] == at]
+        counts.documents[at] = np.bincount(fates, minlength=len(Fate))
+        kept = (decided["split"] == at) & (decided["fate"] == Fate.KEPT)
+        counts.kept_bytes[at] = found.documents["size"][kept].sum(dtype=np.int64)
+    for number, records in found.contaminated.items():
+        if decided["fate"][number] == Fate.CONTAMINATED:
+            counts.contaminated |= {*records}
+    return counts
+
+
+def _decided_file(unit: int, *, is_last: bool) -> str:
+    return f"{'kept' if is_last else 'decided'}/{unit:06}.u16"
+
+
+def decided_of(job: Job, unit: int, *, is_last: bool = True) -> np.ndarray:
+    """Returns what becomes of the documents of a unit: DECIDED [documents].
+
+    Without `is_last` it is the decision before near duplicates are dropped.
+    """
+    is_last = is_last or job.options.near_duplicates is None
+    return np.frombuffer(job.scratch.read(_decided_file(unit, is_last=is_last)), DECIDED)
+
+
+def decide(job: Job, number: int, _: Unit, duplicates: Iterable[bytes]) -> list[tuple[int, Counts]]:
+    """Decides what becomes of the documents of a unit, and writes the decisions. Returns counts."""
+    found = Found.load(job, number)
+    decided = np.zeros(len(found.documents), DECIDED)
+    decided["split"] = found.documents["split"]
+    decided["fate"][np.array([*found.contaminated], np.int64)] = Fate.CONTAMINATED
+    for numbers in duplicates:
+        decided["fate"][np.frombuffer(numbers, np.uint32)] = Fate.DUPLICATE
+    is_last = job.options.near_duplicates is None
+    job.scratch.write(_decided_file(number, is_last=is_last), decided.tobytes())
+    return [(number, _counts(found, decided))]
+
+
+def drop(
+    job: Job, number: int, _: Unit, near_duplicates: Iterable[bytes]
+) -> list[tuple[int, Counts]]:
+    """Decides again, of a unit with near duplicates. Returns counts."""
+    decided = decided_of(job, number, is_last=False).copy()
+    for numbers in near_duplicates:
+        decided["fate"][np.frombuffer(numbers, np.uint32)] = Fate.NEAR_DUPLICATE
+    job.scratch.write(_decided_file(number, is_last=True), decided.tobytes())
+    return [(number, _counts(Found.load(job, number), decided))]
+
+
+# --- all units ------------------------------------------------------------------------------------
+
+
+class Whole(NamedTuple):
+    """The counts of all units, and where the text of each begins."""
+
+    counts: Counts
+    begun: dict[int, tuple[int, ...]]  # unit -> bytes of each split that are kept before it
+
+
+def begun(whole: Whole) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns where each unit begins."""
+    return [*whole.begun.items()]
+
+
+def added_up(lines: Iterable[tuple[int, Counts]]) -> Whole:
+    """Returns the counts of all units."""
+    whole = Whole(Counts(), {})
+    for unit, counts in sorted(lines, key=lambda line: line[0]):
+        whole.begun[unit] = tuple(whole.counts.kept_bytes.tolist())
+        whole.counts.add(counts)
+    return whole
+
+
+def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
+    """Raises UsageError for a split with fewer than two documents: a next-sentence pair takes text
+    of another document. `documents` are those of each split.
+    """
+    options = job.options
+    where = ", ".join(options.source)
+    total = sum(documents.values())
+    if total == 0 and counts.total:
+        dropped = ", ".join(
+            f"{number:,} {fate.name.lower().replace('_', ' ')}"
+            for fate in Fate
+            if (number := sum(counts.of(fate).values()))
+        )
+        raise UsageError(f"{where}: no document is left of {counts.total:,} ({dropped})")
+    if total == 0:
+        raise UsageError(f"{where}: empty: no document with text")
+    if total == 1:
+        raise UsageError(
+            f"{where}: only one document; next-sentence pairs need another document. Documents in "
+            ".txt files are separated by a blank line; `document` line makes one of each line, "
+            "`document` file of each file"
+        )
+    for split, number in documents.items():
+        if number < 2:
+            fix = (
+                "add documents to it"
+                if options.validation_source
+                else f"{'raise' if split == 'validation' else 'lower'} `validation_fraction` "
+                f"{options.validation_fraction}, or name held-out text with `validation_source`"
+            )
+            raise UsageError(
+                f"{where}: {split} would get {number} of {total} documents and needs at least 2: "
+                f"{fix}"
+            )
+
+
+def assign(job: Job, lines: Iterable[tuple[int, Counts]]) -> Whole:
+    """Returns the counts of all units, and where the text of each begins.
+
+    Raises UsageError for sources that cannot be read, and for too few documents.
+    """
+    whole = added_up(lines)
+    _note_bad(job, whole.counts)
+    if job.contamination is not None:
+        for source, found in job.contamination.counts(whole.counts.contaminated).items():
+            short = found["records"] - found["looked_for"]
+            aside = f" ({short:,} of fewer than {FEWEST} words are not looked for)" if short else ""
+            share = f"{found['found']:,} of {found['records']:,}"
+            note(f"{source}: {share} records are in the text{aside}")
+    require_two(job, whole.counts.of(Fate.KEPT), whole.counts)
+    if job.options.language is None:
+        beginnings = (Found.load(job, unit).beginning for unit in sorted(whole.begun)[:16])
+        note_other_language("\n".join(beginnings)[:_LOOKED_AT_BYTES])
+    return whole
+
+
+def _note_bad(job: Job, counts: Counts) -> None:
+    """Notes files and records that are left out.
+
+    Raises UsageError where nothing may be left out, or where too many records are bad.
+    """
+    if counts.files and not job.options.skip_bad:
+        if len(counts.files) == 1:
+            (why,) = counts.files.values()
+            raise UsageError(f"{why}; or leave it out with `skip_bad`" if counts.total else why)
+        raise UsageError(
+            *_listed(counts.files, "cannot be read"), "fix them, or leave them out with `skip_bad`"
+        )
+    if counts.files:
+        for line in _listed(counts.files, "left out, since they cannot be read"):
+            note(line)
+    bad = sum(counts.bad_records.values())
+    if bad:
+        total = bad + counts.total + counts.without_text
+        files = [
+            f"  {number:,} in {name}; the first: {counts.first_bad[name]}"
+            for name, number in counts.bad_records.most_common(_LISTED)
+        ]
+        limit = job.options.skip_bad_limit
+        if bad > limit * total:
+            raise UsageError(
+                f"{bad:,} of {total:,} records cannot be read, more than the share "
+                f"`skip_bad_limit` {limit:g}:",
+                *files,
+            )
+        for line in (f"left out {bad:,} of {total:,} records, which cannot be read:", *files):
+            note(line)
+
+
+def _listed(bad: dict[str, str], what: str) -> list[str]:
+    more = [f"  and {len(bad) - _LISTED:,} more"] if len(bad) > _LISTED else []
+    reasons = [f"  {why}" for why in [*bad.values()][:_LISTED]]
+    return [f"{len(bad):,} file{'s' * (len(bad) > 1)} {what}:", *reasons, *more]
+
+
+def parts_of(
+    job: Job, found: Found, decided: np.ndarray, begun: Sequence[int]
+) -> dict[str, dict[int, int]]:
+    """Returns of each split the number, in the unit, of a part's last document -> the part.
+
+    Of each split, `begun` bytes are kept before the unit.
+    """
+    parts: dict[str, dict[int, int]] = {}
+    for at, split in enumerate(SPLITS):
+        (where,) = np.nonzero((decided["split"] == at) & (decided["fate"] == Fate.KEPT))
+        sizes = found.documents["size"][where].astype(np.int64)
+        part = (begun[at] + np.cumsum(sizes) - sizes) // job.part_bytes
+        is_last = np.append(part[1:] != part[:-1], [True])[: len(part)]
+        parts[split] = dict(zip(where[is_last].tolist(), part[is_last].tolist(), strict=True))
+    return parts

@@ -1,0 +1,250 @@
+"""The folder of a corpus while it is made: its files, on a disk or in a bucket, which every process
+of a job sees; its lock, and what must not be there.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax import file_lock, files
+from bert_jax.data.corpus.store import MANIFEST
+from bert_jax.data.sources import address
+from bert_jax.errors import StorageFailed, UsageError, reason_of
+
+# What is in the folder while a corpus is made, and is removed at the end.
+PARTS, LOCK = ".parts", ".lock"
+# The ending of files on a disk that are being written.
+_UNFINISHED = ".new"
+_AT_ONCE = 32
+# The fields by which file systems tell that a file was written again.
+_VERSIONS = ("generation", "ETag", "etag", "LastModified", "updated", "mtime", "created")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder by its address or path. A file in it is complete or absent; a file that is written
+    again replaces the old one.
+
+    Raises UsageError, or Unreachable, for failures at an address, OSError on a disk.
+    """
+
+    place: str
+
+    def __truediv__(self, name: str) -> "Folder":
+        return Folder(f"{self.place.rstrip('/')}/{name}")
+
+    def __str__(self) -> str:
+        return self.place
+
+    @property
+    def is_address(self) -> bool:
+        return address.is_address(self.place)
+
+    @property
+    def path(self) -> Path:
+        """Returns the path of a folder on a disk."""
+        return Path(self.place)
+
+    def has(self, name: str) -> bool:
+        """Returns whether there is a file of this name."""
+        if not self.is_address:
+            return (self.path / name).is_file()
+        with address.failures(self.place):
+            return self._system.exists(self._remote(name))
+
+    def names(self) -> dict[str, Any]:
+        """Returns the names of the files in the folder, each with a value that changes when it is
+        written again.
+        """
+        if not self.is_address:
+            if not self.path.is_dir():
+                return {}
+            found: dict[str, Any] = {}
+            for entry in os.scandir(self.path):
+                with contextlib.suppress(FileNotFoundError):  # removed in the meantime
+                    if entry.is_file() and not entry.name.endswith(_UNFINISHED):
+                        found[entry.name] = entry.stat().st_mtime_ns
+            return found
+        return {
+            name: [str(entry[key]) for key in _VERSIONS if key in entry]
+            for entry in self._listed()
+            if (name := entry["name"].rpartition("/")[2]) and entry["type"] == "file"
+        }
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file."""
+        if not self.is_address:
+            return (self.path / name).read_bytes()
+        with address.failures(f"{self.place}/{name}"):
+            return self._system.cat_file(self._remote(name))
+
+    def read_several(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Yields the content of files, reading some of them at the same time."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for start in range(0, len(names), _AT_ONCE):
+                yield from pool.map(self.read, names[start : start + _AT_ONCE])
+
+    def write(self, name: str, data: bytes, *, is_synced: bool = False) -> None:
+        """Writes a file; `is_synced` waits until it is on the disk."""
+        if self.is_address:
+            with address.failures(f"{self.place}/{name}"):
+                self._system.pipe_file(self._remote(name), data)
+        else:
+            with self.writing(name) as file, file.open("wb") as stream:
+                stream.write(data)
+                if is_synced:
+                    stream.flush()
+                    os.fsync(stream.fileno())
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Yields a path on this machine; its content becomes the file at the end of the block."""
+        if self.is_address:
+            with tempfile.TemporaryDirectory() as folder:
+                yield (file := files.inside(Path(folder), name.rpartition("/")[2]))
+                with address.failures(f"{self.place}/{name}"):
+                    self._system.put_file(str(file), self._remote(name))
+            return
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Two processes may write the file at the same time.
+        own = f"{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        unfinished = file.with_name(f"{file.name}.{own}{_UNFINISHED}")
+        try:
+            with files.writing(file):
+                yield unfinished
+            unfinished.replace(file)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    @contextlib.contextmanager
+    def fetched(self, names: Sequence[str]) -> Iterator[list[Path]]:
+        """Yields the paths of files on this machine: of a disk the files themselves, of a bucket
+        copies in one folder.
+        """
+        if not self.is_address:
+            yield [self.path / name for name in names]
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            copies: list[Path] = []
+            for name in names:
+                copies.append(files.inside(Path(folder), name.rpartition("/")[2]))
+                copies[-1].write_bytes(self.read(name))
+            yield copies
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Removes files, some of which may be absent."""
+        for name in names:
+            if not self.is_address:
+                (self.path / name).unlink(missing_ok=True)
+            elif self.has(name):
+                with address.failures(self.place):
+                    self._system.rm_file(self._remote(name))
+
+    def remove_all(self) -> None:
+        """Removes the folder with everything in it."""
+        if not self.is_address:
+            shutil.rmtree(self.place, ignore_errors=True)
+            return
+        with address.failures(self.place):
+            if self._system.exists(self._remote("")):
+                self._system.rm(self._remote(""), recursive=True)
+
+    def remove_unfinished(self) -> None:
+        """Removes the files on a disk that a process was writing when it was killed."""
+        if not self.is_address:
+            for file in self.path.rglob(f"*{_UNFINISHED}"):
+                file.unlink(missing_ok=True)
+
+    def entries(self) -> set[str]:
+        """Returns the names of the files and folders in the folder."""
+        if not self.is_address:
+            return {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+        return {entry["name"].rstrip("/").rpartition("/")[2] for entry in self._listed()}
+
+    def _listed(self) -> list[dict[str, Any]]:
+        with address.failures(self.place):
+            try:
+                return self._system.ls(self._remote(""), detail=True)
+            except FileNotFoundError:
+                return []
+
+    def _remote(self, name: str) -> str:
+        return f"{self._system._strip_protocol(self.place).rstrip('/')}/{name}".rstrip("/")
+
+    @property
+    def _system(self) -> Any:
+        system = address.file_system(self.place.partition("://")[0])
+        system.invalidate_cache()  # other machines write to the folder
+        return system
+
+
+# --- the folder that `prepare` writes to ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def storage_failures(output: Path) -> Iterator[None]:
+    """Raises StorageFailed for each OSError inside."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"{error.filename or output}: {reason_of(error)}") from error
+
+
+@contextlib.contextmanager
+def only_writer(output: Path) -> Iterator[None]:
+    """Holds the lock of a corpus directory; an OSError inside becomes StorageFailed.
+
+    A directory that is made for the lock, and into which nothing is written, is removed. Raises
+    UsageError where another process has the lock.
+    """
+    remedy = "wait until it has ended, or choose another `output`"
+    with storage_failures(output):
+        was_there = output.exists()
+        try:
+            with file_lock.hold_or_refuse(output / LOCK, f"is writing {output}", remedy):
+                try:
+                    yield
+                finally:
+                    # The error from inside is the one to report.
+                    with contextlib.suppress(OSError):
+                        # With more in it, the folder of parts marks the directory as a corpus.
+                        if {path.name for path in output.iterdir()} <= {PARTS, LOCK}:
+                            (output / PARTS).rmdir()
+        finally:
+            if not was_there:
+                with contextlib.suppress(OSError):  # it is not empty
+                    output.rmdir()
+
+
+def require_outside(sources: Sequence[str], output: Folder) -> None:
+    """Raises UsageError for a corpus directory within a folder that is read."""
+    for source in sources:
+        if output.is_address:
+            folder = source.partition("**")[0].rstrip("/")
+            is_inside = f"{output.place.rstrip('/')}/".startswith(f"{folder}/")
+        else:
+            place = output.path.resolve()
+            is_inside = Path(source).is_dir() and place.is_relative_to(Path(source).resolve())
+        if is_inside:
+            raise UsageError(
+                f"`output` {output} is inside of `source` {source}, and would itself be read as "
+                "text; choose a place outside"
+            )
+
+
+def require_own(output: Folder) -> None:
+    """Raises UsageError where there is something that `prepare` did not make."""
+    is_file = not output.is_address and output.path.is_file()
+    found = set() if is_file else output.entries() - {LOCK}
+    if is_file or (found and not found & {MANIFEST, PARTS}):
+        raise UsageError(f"{output} exists and is not a corpus: choose another `output`")

@@ -1,0 +1,119 @@
+"""The stages of a corpus, run by processes of this machine."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from bert_jax.data.corpus import encode, look, near, shards, vocabulary
+from bert_jax.data.corpus.job import Job, Unit
+from bert_jax.data.corpus.pipeline import Stage, build, listed
+from bert_jax.data.pool import Pool
+from bert_jax.progress import Progress
+
+# The stages that are shown: those that count documents, and those that are shown by elements where
+# there are enough of them to take some seconds.
+_BY_DOCUMENT = {look.look: "read sources", encode.encode: "prepare"}
+_BY_ELEMENT = {
+    vocabulary.gather: "gather the sample",
+    near.runs: "compare near duplicates",
+    shards.write: "write shards",
+}
+_SHOWN = 8
+
+
+def make(job: Job, units: Sequence[Unit], workers: int) -> dict[str, Any]:
+    """Makes a corpus with so many processes. Returns the content of corpus.json."""
+    with Pool(workers, job) as pool:
+        return build(LocalEngine(job, pool), job, units)
+
+
+class LocalEngine:
+    """An engine: elements are lists, and stages are run at once."""
+
+    def __init__(self, job: Job, pool: Pool) -> None:
+        self._job, self._pool = job, pool
+        # Documents that were read, and the bytes of their texts.
+        self._documents: int | None = None
+        self._bytes = 0
+
+    def spread(self, elements: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        return [*elements]
+
+    def each(self, stage: Stage, elements: Iterable[Any], *values: Any) -> list[Any]:
+        return [*self._each(stage, elements, *values)]
+
+    def _each(self, stage: Stage, elements: Iterable[Any], *values: Any) -> Iterator[Any]:
+        found = [*elements]
+        with self._shown(stage, len(found)) as progress:
+
+            def watch() -> None:
+                if stage in _BY_DOCUMENT:
+                    progress.advance(self._pool.counts[0] - progress.done)
+
+            # Starting a process takes a second: as long as the stages of a short text, which are
+            # run here, as is a task that has no others next to it.
+            is_short = self._documents is not None and self._bytes < 2 * self._job.part_bytes
+            is_alone = len(found) == 1 and stage is not encode.encode
+            is_here = (lambda _: True) if is_short or is_alone else _is_here
+            arguments = ((stage, *element, *values) for element in found)
+            for result in self._pool.map(listed, arguments, is_here=is_here, watch=watch):
+                yield from result
+                if stage in _BY_ELEMENT:
+                    progress.advance()
+            watch()
+        if stage is look.look:
+            self._documents, self._bytes, _ = self._pool.counts
+
+    def _shown(self, stage: Stage, elements: int) -> Progress:
+        if stage not in _BY_DOCUMENT:
+            is_hidden = stage not in _BY_ELEMENT or elements < _SHOWN
+            return Progress(_BY_ELEMENT.get(stage, ""), total=elements, hidden=is_hidden)
+        progress = Progress(_BY_DOCUMENT[stage], total=self._documents)
+        began = time.monotonic()
+
+        def describe() -> str:
+            documents, tokens, kept = self._pool.counts
+            if stage is look.look:
+                return f"{documents:,} documents"
+            seconds = time.monotonic() - began
+            return (
+                f"{documents:,} documents ({(documents - kept) / seconds:,.0f}/s), "
+                f"{tokens:,} tokens ({tokens / seconds:,.0f}/s)"
+                + (f", {kept:,} documents from before" if kept else "")
+            )
+
+        progress.describe = describe
+        return progress
+
+    def each_of(self, name: str, split: Callable[[Any], list[Any]], value: Any) -> list[Any]:
+        del name
+        return split(value)
+
+    def grouped(self, name: str, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, list[Any]]]:
+        del name
+        groups: dict[Any, list[Any]] = defaultdict(list)
+        for key, value in pairs:
+            groups[key].append(value)
+        return [*groups.items()]
+
+    def joined(
+        self, name: str, units: Iterable[tuple[int, Unit]], pairs: Iterable[tuple[int, Any]]
+    ) -> list[tuple[int, Unit, list[Any]]]:
+        of_unit = dict(self.grouped(name, pairs))
+        return [(number, unit, of_unit.get(number, [])) for number, unit in units]
+
+    def one(self, stage: Stage, elements: Iterable[Any], *values: Any) -> Any:
+        return stage(self._job, elements, *values)
+
+    def merged(
+        self, stage: Stage, merge: Callable[[Iterable[Any]], Any], elements: Iterable[Any]
+    ) -> Any:
+        found = merge([])
+        for result in self._each(stage, elements):
+            found = merge([found, result])
+        return found
+
+
+def _is_here(arguments: tuple[Any, ...]) -> bool:
+    return any(isinstance(each, Unit) and each.is_here for each in arguments)

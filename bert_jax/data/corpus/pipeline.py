@@ -1,0 +1,91 @@
+"""The stages of a corpus in their order, over what an engine offers.
+
+Two engines run them: processes of this machine (`local.py`) and Apache Beam (`data/cluster`). A
+stage is a function of the job, an element and the values of earlier stages, and returns the
+elements that it makes. An element is a tuple that begins with its key: the number of a unit, a
+range of hashes, the first document of a group, or the name of a shard.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from bert_jax.data.corpus import decide, encode, look, near, shards, vocabulary
+from bert_jax.data.corpus.job import Job, Unit
+
+# In Beam both are there later: a PCollection of elements, and a PCollection of one value.
+Elements = Any
+Value = Any
+Stage = Callable[..., Any]
+
+
+class Engine(Protocol):
+    """The operations that a pipeline is made of."""
+
+    def spread(self, elements: Sequence[tuple[Any, ...]]) -> Elements:
+        """Returns elements that the command has."""
+
+    def each(self, stage: Stage, elements: Elements, *values: Value) -> Elements:
+        """Runs a stage on each element: `stage(job, *element, *values)`."""
+
+    def each_of(self, name: str, split: Callable[[Any], list[Any]], value: Value) -> Elements:
+        """Returns the elements of a value."""
+
+    def grouped(self, name: str, pairs: Elements) -> Elements:
+        """Returns each key with all of its values."""
+
+    def joined(self, name: str, units: Elements, pairs: Elements) -> Elements:
+        """Returns each unit with all values of its number, after all pairs are there."""
+
+    def one(self, stage: Stage, elements: Elements, *values: Value) -> Value:
+        """Runs a stage on all elements at once: `stage(job, elements, *values)`."""
+
+    def merged(
+        self, stage: Stage, merge: Callable[[Iterable[Any]], Any], elements: Elements
+    ) -> Value:
+        """Merges what a stage returns of each element, a few at a time, in any order."""
+
+
+def listed(job: Job, stage: Stage, *arguments: Any) -> list[Any]:
+    """Returns what a stage makes of an element."""
+    return [*stage(job, *arguments)]
+
+
+def build(engine: Engine, job: Job, units: Sequence[Unit]) -> Value:
+    """Runs the stages, or describes them to an engine. Returns the content of corpus.json."""
+    numbered = engine.spread([(unit.number, unit) for unit in units])
+    decided = decided_units(engine, job, numbered)
+    whole = engine.one(decide.assign, decided)
+    if job.options.trains:
+        lowest = functools.partial(vocabulary.lowest, job.sample_bytes)
+        sample = engine.merged(vocabulary.candidates, lowest, decided)
+        wanted = engine.each_of("wanted", vocabulary.wanted, sample)
+        sampled = engine.joined("sample by unit", numbered, wanted)
+        texts = engine.each(vocabulary.gather, sampled)
+        tokenizer = engine.one(vocabulary.train, texts, sample, whole)
+    else:
+        tokenizer = engine.one(vocabulary.given, decided, whole)
+    begun = engine.joined("begun by unit", numbered, engine.each_of("begun", decide.begun, whole))
+    pieces = engine.each(encode.encode, begun, tokenizer)
+    cut = engine.each_of("shards", list, engine.one(shards.cut, pieces))
+    written = engine.each(shards.write, cut, tokenizer)
+    return engine.one(shards.finish, written, tokenizer, whole)
+
+
+def decided_units(engine: Engine, job: Job, numbered: Elements) -> Elements:
+    """Runs the stages that decide which documents are kept. Returns the counts of each unit."""
+    words = engine.grouped("words by range", engine.each(look.look, numbered))
+    lost = engine.each(decide.duplicates, words)
+    decided = engine.each(decide.decide, engine.joined("duplicates by unit", numbered, lost))
+    if job.options.near_duplicates is not None:
+        decided = _without_near_duplicates(engine, numbered, decided)
+    return decided
+
+
+def _without_near_duplicates(engine: Engine, numbered: Elements, decided: Elements) -> Elements:
+    keys = engine.grouped("keys by range", engine.each(near.keys, decided))
+    together = engine.merged(near.pairs, near.groups, keys)
+    groups = engine.each_of("groups", near.groups_by_unit, together)
+    runs = engine.each(near.runs, engine.joined("groups by unit", numbered, groups))
+    lost = engine.each(near.near, engine.grouped("runs by group", runs))
+    return engine.each(decide.drop, engine.joined("near duplicates by unit", numbered, lost))

@@ -1,0 +1,212 @@
+"""The tokenizer of a corpus: given, or trained on a sample of the documents."""
+
+import functools
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.corpus.decide import Counts, Fate, Whole, decided_of
+from bert_jax.data.corpus.folder import Folder
+from bert_jax.data.corpus.job import Job, Unit, by_unit
+from bert_jax.data.corpus.look import Found
+from bert_jax.data.corpus.options import VOCAB_SIZE
+from bert_jax.data.corpus.store import SPLITS
+from bert_jax.data.language import marks
+from bert_jax.data.language.sentences import sentences_of
+from bert_jax.data.tokenizer import training
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.errors import BertJaxError
+from bert_jax.progress import note
+
+# Words that may lose a mark: in English those of other languages, well below this share.
+_FEW_MARKED = 0.01
+
+
+class SharedTokenizer(NamedTuple):
+    """The tokenizer in the corpus's folder."""
+
+    hash: str
+    size: int
+    files: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=1)
+def loaded(folder: Folder, of: SharedTokenizer) -> Tokenizer:
+    """Returns the tokenizer in a folder. Raises BertJaxError where it is another tokenizer."""
+    with folder.fetched(of.files) as files:
+        tokenizer = load_tokenizer(files[0].parent)
+    if tokenizer.hash != of.hash:
+        raise BertJaxError(f"{folder} is written by another job: run the command again")
+    return tokenizer
+
+
+def keep_given(job: Job, tokenizer: Tokenizer) -> None:
+    """Writes a given tokenizer to the folder of this attempt."""
+    for name, data in _files_of(tokenizer).items():
+        (job.scratch / "given").write(name, data)
+
+
+def given(job: Job, _: Iterable[tuple[int, Counts]], __: Whole) -> SharedTokenizer:
+    """Puts the given tokenizer into the corpus's folder, once the sources are found right."""
+    folder = job.scratch / "given"
+    names = sorted(folder.names())
+    with folder.fetched(names) as files:
+        return _put(job, load_tokenizer(files[0].parent), {n: folder.read(n) for n in names})
+
+
+def _files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(Path(folder))
+        return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
+
+
+def _put(job: Job, tokenizer: Tokenizer, files: Mapping[str, bytes]) -> SharedTokenizer:
+    """Writes a tokenizer to the corpus's folder, in place of any other."""
+    job.folder.remove([f"trained/{name}" for name in (job.folder / "trained").names()])
+    for name, data in files.items():
+        job.tokenizer.write(name, data)
+    job.tokenizer.remove([name for name in job.tokenizer.names() if name not in files])
+    return SharedTokenizer(tokenizer.hash, tokenizer.vocab_size, tuple(files))
+
+
+# --- the sample -----------------------------------------------------------------------------------
+
+# A training document that may be in the sample.
+_SAMPLED = np.dtype([("priority", "<u8"), ("digest", "<u8"), ("size", "<u4"), ("unit", "<u4"),
+                     ("number", "<u4"), ("is_dropped", "?")])  # fmt: skip
+
+
+def candidates(job: Job, number: int, _: Counts) -> list[bytes]:
+    """Returns the training documents of a unit that may be in the sample: _SAMPLED [documents].
+
+    A near duplicate takes its place in the sample, and is left out at the end.
+    """
+    found, decided = Found.load(job, number).documents, decided_of(job, number)
+    is_new = np.isin(decided["fate"], (Fate.KEPT, Fate.NEAR_DUPLICATE))
+    (trained_on,) = np.nonzero(is_new & (decided["split"] == SPLITS.index("train")))
+    rows = np.empty(len(trained_on), _SAMPLED)
+    for name in ("priority", "digest", "size"):
+        rows[name] = found[name][trained_on]
+    rows["unit"], rows["number"] = number, trained_on
+    rows["is_dropped"] = decided["fate"][trained_on] == Fate.NEAR_DUPLICATE
+    return [lowest(job.sample_bytes, [rows.tobytes()])]
+
+
+def lowest(budget: int, several: Iterable[bytes]) -> bytes:
+    """Returns the candidates of the lowest priorities, up to and with the one that fills a budget
+    of bytes; the lowest come first. The result does not depend on the order of merging.
+    """
+    rows = np.frombuffer(b"".join(several), _SAMPLED)
+    # Pieces of one long document have one priority.
+    rows = rows[np.lexsort((~rows["digest"], rows["priority"]))]
+    before = np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
+    return rows[before < budget].tobytes()
+
+
+def _chosen(sample: bytes) -> np.ndarray:
+    rows = np.frombuffer(sample, _SAMPLED)
+    return rows[~rows["is_dropped"]]
+
+
+def wanted(sample: bytes) -> list[tuple[int, list[int]]]:
+    """Returns the documents of the sample by unit."""
+    rows = _chosen(sample)
+    return [(unit, numbers.tolist()) for unit, numbers in by_unit(rows["unit"], rows["number"])]
+
+
+def gather(
+    job: Job, number: int, unit: Unit, wanted: Iterable[Sequence[int]]
+) -> list[dict[tuple[int, int], int]]:
+    """Writes the texts of some documents of a unit to a file, one after the other. Returns their
+    sizes by unit and number.
+    """
+    numbers = {each for several in wanted for each in several}
+    if not numbers:
+        return []
+    last, sizes = max(numbers), dict[tuple[int, int], int]()
+    with job.scratch.writing(_texts(number)) as file, file.open("wb") as stream:
+        for at, text in enumerate(unit.texts(Found.load(job, number).files)):
+            if at in numbers:
+                sizes[number, at] = stream.write(text)
+            if at == last:
+                break
+    return [sizes]
+
+
+def _texts(unit: int) -> str:
+    return f"texts/{unit:06}"
+
+
+def train(
+    job: Job, gathered: Iterable[dict[tuple[int, int], int]], sample: bytes, whole: Whole
+) -> SharedTokenizer:
+    """Trains the tokenizer on the sample, or finds it trained by an earlier attempt."""
+    texts: dict[tuple[int, int], bytes] = {}
+    for sizes in gathered:
+        data, end = memoryview(job.scratch.read(_texts(next(iter(sizes))[0]))), 0
+        for place, size in sizes.items():
+            texts[place], end = bytes(data[end : end + size]), end + size
+    places = [(int(row["unit"]), int(row["number"])) for row in _chosen(sample)]
+    in_order = [texts.pop(place) for place in places]
+    key = hashlib.sha256(json.dumps(job.described, sort_keys=True).encode())
+    for text in in_order:
+        key.update(hashlib.blake2b(text, digest_size=16).digest())
+    marker = f"tokenizer-{key.hexdigest()}"
+    if (job.folder / "trained").has(marker):
+        digest, size, files = json.loads((job.folder / "trained").read(marker))
+        return SharedTokenizer(digest, size, tuple(files))
+    documents = whole.counts.of(Fate.KEPT)["train"]
+    note(
+        f"train {job.options.tokenizer} on {sum(map(len, in_order)) / 1e6:.1f} MB of text "
+        f"({len(in_order):,} of {documents:,} training documents)"
+    )
+    tokenizer = _trained(job, in_order)
+    shared = _put(job, tokenizer, _files_of(tokenizer))
+    (job.folder / "trained").write(marker, json.dumps(shared).encode())
+    return shared
+
+
+def _trained(job: Job, texts: Sequence[bytes]) -> Tokenizer:
+    options = job.options
+    kind, size = options.tokenizer, options.vocab_size or VOCAB_SIZE
+    sentences = [
+        piece if kind == "bpe" else piece.lstrip(" ")
+        for text in texts
+        # In a text a word comes with the space before it, which is a part of it in byte-level BPE.
+        for pieces in sentences_of(text.decode(), options.rules)
+        for piece in pieces
+    ]
+    if kind == "bpe":
+        return training.train_byte_level_bpe(sentences, vocab_size=size)
+    case, accents = options.folds_case, options.strips_accents
+    if kind == "characters":
+        return training.train_characters(sentences, vocab_size=size, lowercase=case)
+    if kind == "sentencepiece":
+        return training.train_sentencepiece(
+            sentences, vocab_size=size, lowercase=case, strip_accents=bool(accents)
+        )
+    if accents is None and case:
+        accents = _loses_few_marks(sentences)
+    return training.train_wordpiece(
+        sentences, vocab_size=size, lowercase=case, strip_accents=accents
+    )
+
+
+def _loses_few_marks(lines: Sequence[str]) -> bool:
+    """Returns whether few words would lose a mark, as in English, where BERT's uncased vocabularies
+    strip accents. Notes the other case.
+    """
+    found = marks.words(lines)
+    if found.losing <= _FEW_MARKED * found.total:
+        return True
+    note(
+        f"{found.losing / found.total:.1%} of the words have marks that lower-casing would strip "
+        f"({', '.join(found.examples)}): they are kept; `strip_accents` yes strips them, as BERT's "
+        "uncased vocabularies do"
+    )
+    return False

@@ -1,0 +1,95 @@
+"""The pool of processes: results in order, one error for a killed worker, work that is shared."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from bert_jax.data.pool import Pool, count, offer
+from bert_jax.errors import BertJaxError, UsageError
+from tests.limits import HUNG
+
+
+def _refuses(_: object, name: str) -> None:
+    raise UsageError(f"tokenizer {name} is missing")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_a_task_is_raised(workers):
+    with Pool(workers) as pool, pytest.raises(UsageError, match="tokenizer a is missing"):
+        list(pool.map(_refuses, [("a",)] * 9))
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _dies(_: object, number: int) -> int:
+    time.sleep(0.01)  # all workers have begun by the time one dies
+    if number == 60:
+        _die()
+    return number
+
+
+class _Fatal:
+    """Kills the process that it is sent to."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _die, ()
+
+
+@pytest.mark.parametrize("shared", [None, _Fatal()], ids=["at work", "at its start"])
+def test_a_killed_worker_is_reported(shared):
+    """Once, and the pool can be left although the error is handled inside of it."""
+    with Pool(2, shared) as pool, pytest.raises(BertJaxError, match="a worker process was killed"):
+        list(pool.map(_dies, ((number,) for number in range(1000))))
+
+
+def _sleeps(_: object, seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_workers_end_at_once_with_an_error_here():
+    """Whatever they do: a file of a hundred gigabytes is one task."""
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Pool(2) as pool:
+        for _ in pool.map(_sleeps, [(0,), (HUNG,), (HUNG,)]):
+            raise KeyboardInterrupt
+    assert time.monotonic() - begun < HUNG / 2
+
+
+def _counts(_: object, number: int) -> int:
+    count(1, number)
+    return number
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_order_and_counts_are_seen(workers):
+    """A task that only this process can run keeps its place among the others."""
+    with Pool(workers) as pool:
+        for _ in range(2):
+            jobs = [(number,) for number in range(30)]
+            found = pool.map(_counts, jobs, is_here=lambda job: job[0] % 7 == 3)
+            assert list(found) == [*range(30)]
+            assert pool.counts == [30, sum(range(30)), 0]
+
+
+def _splits(_: object, numbers: list[int]) -> list[tuple[int, int]]:
+    left = [number for number in numbers if not offer(_squares, number)]
+    return [each for number in left for each in _squares(None, number)]
+
+
+def _squares(_: object, number: int) -> list[tuple[int, int]]:
+    time.sleep(0.05)
+    return [(number * number, os.getpid())]
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_a_task_hands_work_to_idle_processes(is_here):
+    with Pool(3) as pool:
+        results = pool.map(_splits, [([*range(40)],)], is_here=lambda _: is_here)
+        found = [each for result in results for each in result]
+    assert sorted(square for square, _ in found) == [number * number for number in range(40)]
+    assert len({process for _, process in found}) >= 3
