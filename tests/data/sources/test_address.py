@@ -256,7 +256,7 @@ def test_a_hub_that_may_not_be_asked(monkeypatch):
 def test_a_bare_name_is_answered_with_what_to_type(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "--source", "org/name", "--output", "corpus"]) == 2
-    assert capsys.readouterr().err.endswith("of the hub, write hf:org/name\n")
+    assert capsys.readouterr().err.endswith("write hf:org/name\n")
     assert main(["prepare", "--source", "texts/a.WARC.gz", "--output", "corpus"]) == 2
     assert "texts/a.WARC.gz: no such file or folder" in capsys.readouterr().err
 
