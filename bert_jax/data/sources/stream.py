@@ -26,8 +26,6 @@ TRAIN, HELD_OUT, TESTS = "train", "held-out", "tests"
 MORE = "..."
 # Cells with a delimiter, a quote or a line break are quoted; or quotes are letters.
 QUOTED, UNQUOTED = QUOTINGS = ("double", "none")
-# The fix of text that is not UTF-8.
-OF_WINDOWS = "if Windows wrote it in a western language, `encoding` cp1252 reads it"
 # The longer marks first: the mark of UTF-32 begins with that of UTF-16.
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -210,7 +208,10 @@ class SourceStream(io.BufferedReader, Records):
         """Returns the error of text at `where` that is not in the file's encoding."""
         name = self._text.encoding
         if name.startswith("utf-8"):
-            return UsageError(f"{where}: not UTF-8; {OF_WINDOWS}")
+            return UsageError(
+                f"{where}: not UTF-8; if Windows wrote it in a western language, `encoding` cp1252 "
+                "reads it"
+            )
         return UsageError(f"{where}: not {name}; name another `encoding`, or convert it to UTF-8")
 
 
