@@ -132,6 +132,7 @@ class Location:
             # neither free nor a run.
             for name in there - {OWNER, _TOKENIZER, *_READ}:
                 (self.path / name).touch()
+                self._stamps[name] = _stamp(self.path / name)
             return
         names = [name for name in _READ if name in there]
         if _TOKENIZER in there:

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from bert_jax.config import CheckpointConfig, ModelConfig, TrainConfig
 from bert_jax.errors import NoUsableCheckpoint
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import checkpoint, recovery
+from bert_jax.workdir import checkpoint
 from bert_jax.workdir.checkpoint import Checkpoints
 from tests.batches import mesh_of
 from tests.limits import HUNG
@@ -106,22 +106,14 @@ def test_what_is_saved_is_what_was_there_when_save_returned(tmp_path):
     assert_same(loaded, expected)
 
 
-def test_the_newest_and_every_nth_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_last=2, keep_every=4))
+@pytest.mark.parametrize(("keep_every", "kept"), [(4, [4, 8, 10, 12]), (0, [10, 12])])
+def test_the_newest_and_every_nth_are_kept(tmp_path, keep_every, kept):
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_last=2, keep_every=keep_every))
     state = numbers(_CONFIG, step=0).to_mesh(mesh_of(1))
-    for step in range(2, 19, 2):
+    for step in range(2, 13, 2):
         checkpoints.save(state, step=step)
     checkpoints.close()
-    assert checkpoint.steps(tmp_path) == [4, 8, 12, 16, 18]
-
-
-def test_without_keep_every_only_the_newest_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_last=2))
-    state = numbers(_CONFIG, step=0).to_mesh(mesh_of(1))
-    for step in (5, 10, 15):
-        checkpoints.save(state, step=step)
-    checkpoints.close()
-    assert checkpoint.steps(tmp_path) == [10, 15]
+    assert checkpoint.steps(tmp_path) == kept
 
 
 def test_a_new_workdir_has_no_step(tmp_path):
@@ -170,7 +162,7 @@ from bert_jax import config as configs
 from bert_jax import config_loader
 from bert_jax.errors import BertJaxError
 from bert_jax.model import sharding
-from bert_jax.workdir import checkpoint, recovery
+from bert_jax.workdir import checkpoint
 
 config = config_loader.load_config_json(Path(sys.argv[1]))
 mesh = sharding.make_mesh(fsdp=-1, tensor=1)
@@ -220,13 +212,6 @@ def test_a_damaged_step_is_reported(tmp_path, two_steps):
         for _, message in errors:
             assert message.startswith(f"checkpoint {workdir}/checkpoints/2 cannot be read: ")
             assert "\n" not in message and "there are 1" in message
-
-
-def test_without_the_damaged_step_the_one_before_it_is_the_newest(saved):
-    shutil.rmtree(saved / "checkpoints" / "2")
-    assert recovery.newest_good_step(saved) == 1
-    loaded = checkpoint.load_state(saved, step=1, config=_CONFIG, mesh=mesh_of(8))
-    assert_same(loaded, numbers(_CONFIG, step=1))
 
 
 def test_a_step_of_another_model_is_reported(tmp_path, saved):
