@@ -100,13 +100,12 @@ def test_of_two_at_once_one_holds_it(tmp_path, address, place):
 def test_of_two_runs_one_trains(tmp_path, corpus, address, place):
     """The real command; the one that trains is killed, and the next one resumes."""
     control(address, faults={}, latency=0.0, stream=0.0)
-    own = {"workdir": str(tmp_path / "run")}
-    if place == "bucket":
-        own = {"workdir": "gs://bucket/two-runs"}
+    workdir = "gs://bucket/two-runs" if place == "bucket" else str(tmp_path / "run")
 
     def start(name: str) -> Started:
         variables = environment(address)
-        return Started(tmp_path / name, corpus, faults=["step=0.3"], variables=variables, **own)
+        return Started(tmp_path / name, corpus, faults=["step=0.3"], variables=variables,
+                       workdir=workdir)  # fmt: skip
 
     two = [start("one"), start("other")]
     while all(run.processes[0].poll() is None for run in two):
